@@ -1,0 +1,55 @@
+# Finds what Trireme stands on and says in three lines what to type when it is missing.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG" CACHE STRING "Flags of Release")
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # Precompiled headers need these two; without them ccache only passes through.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_NOHASHDIR=1 ${CCACHE_PROGRAM})
+endif()
+
+find_package(Threads REQUIRED)
+find_package(nlohmann_json 3.9 QUIET)
+find_package(CLI11 2.1 QUIET)
+find_path(XXHASH_INCLUDE_DIR xxhash.h)
+find_library(XXHASH_LIBRARY xxhash)
+find_package(ZLIB QUIET)
+if(NOT nlohmann_json_FOUND OR NOT CLI11_FOUND OR NOT XXHASH_INCLUDE_DIR OR NOT XXHASH_LIBRARY OR NOT ZLIB_FOUND)
+  message(FATAL_ERROR "Trireme needs nlohmann-json, CLI11, xxHash and zlib.\n"
+          "On Debian or Ubuntu: apt-get install nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev\n"
+          "Or run ./quickstart, which installs everything.")
+endif()
+
+# libtorch: CMAKE_PREFIX_PATH first, then the project's .venv, then any python3 that has torch.
+if(NOT Torch_DIR AND NOT "$ENV{Torch_DIR}")
+  foreach(python "${PROJECT_SOURCE_DIR}/.venv/bin/python" python3)
+    execute_process(
+      COMMAND ${python} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+      OUTPUT_VARIABLE torch_root OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed ERROR_QUIET)
+    if(NOT failed)
+      list(APPEND CMAKE_PREFIX_PATH "${torch_root}/share/cmake")
+    endif()
+  endforeach()
+endif()
+# kineto is a static part of the wheel that TorchConfig warns about when its .a is absent; nothing here uses it.
+set(saved_log_level "${CMAKE_MESSAGE_LOG_LEVEL}")
+set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
+find_package(Torch 2.7 QUIET)
+set(CMAKE_MESSAGE_LOG_LEVEL "${saved_log_level}")
+if(NOT Torch_FOUND)
+  message(FATAL_ERROR "libtorch 2.7 or newer was not found.\n"
+          "Type: python3 -m venv .venv && .venv/bin/pip install torch==2.13.0   (or run ./quickstart)\n"
+          "Or point at yours: cmake -DCMAKE_PREFIX_PATH=/path/to/libtorch ...")
+endif()
+find_package(OpenMP REQUIRED COMPONENTS CXX) # at::parallel_for is inline OpenMP
+message(STATUS "libtorch ${Torch_VERSION} at ${TORCH_INSTALL_PREFIX}")

@@ -1,0 +1,59 @@
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+
+#include <gmock/gmock.h>
+
+#include <csignal>
+#include <fstream>
+#include <sys/resource.h>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+class FileTest : public testing::Test {
+ protected:
+  FileTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_file_", ::getpid())) {
+    fs::create_directories(folder_);
+  }
+  ~FileTest() override {
+    fs::remove_all(folder_);
+  }
+  fs::path folder_;
+};
+
+TEST_F(FileTest, WritesAndReplaces) {
+  write_file_atomically(folder_ / "latest", "one");
+  write_file_atomically(folder_ / "latest", "two");
+  EXPECT_EQ(read_file(folder_ / "latest"), "two");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+}
+
+TEST_F(FileTest, MissingFileIsTheUsersInput) {
+  EXPECT_THROW(read_file(folder_ / "absent"), InputError);
+  EXPECT_THROW(read_file(folder_), InputError);
+}
+
+TEST_F(FileTest, AFailedWriteLeavesTheOldContent) {
+  write_file_atomically(folder_ / "latest", "old");
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit tight = before;
+  tight.rlim_cur = 1000;
+  setrlimit(RLIMIT_FSIZE, &tight);
+  std::string message;
+  try {
+    write_file_atomically(folder_ / "latest", std::string(5000, 'x'));
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_THAT(message, testing::AllOf(testing::HasSubstr("latest"), testing::HasSubstr("needs 5.00 kB")));
+  EXPECT_EQ(read_file(folder_ / "latest"), "old");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+}
+
+} // namespace
+} // namespace trireme

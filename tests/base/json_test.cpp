@@ -1,0 +1,89 @@
+#include <trireme/base/error.h>
+#include <trireme/base/json.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string error_of(const std::string& text) {
+  try {
+    JsonNode::parse(text, "run.json");
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(JsonTest, KnowsWhereEachValueStands) {
+  const auto root = JsonNode::parse("{\n  \"a\": 12,\n  \"b\": {\"c\\\"d\": [true, \"x\\\\\", 1.5]}\n}", "run.json");
+  EXPECT_EQ(root.where(), "run.json:1:1");
+  EXPECT_EQ(root.find("a")->where(), "run.json:2:8");
+  const JsonNode& list = *root.find("b")->find("c\"d");
+  EXPECT_EQ(list.where(), "run.json:3:17");
+  EXPECT_EQ(list.elements()[0].where(), "run.json:3:18");
+  EXPECT_EQ(list.elements()[1].where(), "run.json:3:24");
+  EXPECT_EQ(list.elements()[1].as_string(), "x\\");
+  EXPECT_EQ(list.elements()[2].where(), "run.json:3:31");
+  EXPECT_EQ(list.elements()[2].path(), "b.c\"d[2]");
+}
+
+TEST(JsonTest, AcceptsComments) {
+  const auto root = JsonNode::parse("// DeepSpeed's files have them\n{\"a\": /* here too */ 5e8}", "run.json");
+  EXPECT_EQ(root.find("a")->as_integer(), 500000000);
+}
+
+TEST(JsonTest, RefusesDuplicateKeysWithBothPlaces) {
+  EXPECT_THAT(error_of("{\"lr\": 1,\n \"lr\": 2}"), AllOf(HasSubstr("run.json:2:2"), HasSubstr("\"lr\" appears twice"), HasSubstr("run.json:1:8")));
+}
+
+TEST(JsonTest, RefusesWhatIsNotJson) {
+  EXPECT_THAT(error_of("{\"a\": 1,}"), HasSubstr("run.json:1:9: this is not JSON"));
+  EXPECT_THAT(error_of("{\"a\": 1"), HasSubstr("ends too early"));
+  EXPECT_THAT(error_of(""), HasSubstr("ends too early"));
+  EXPECT_THAT(error_of("{} {}"), HasSubstr("run.json:1:4"));
+  EXPECT_THAT(error_of("{\"a\": tru}"), HasSubstr("not JSON"));
+  EXPECT_THAT(error_of("\"\xff\""), HasSubstr("not JSON"));
+  EXPECT_THAT(error_of(std::string(5000, '[')), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{\"a\": 18446744073709551615}"), HasSubstr("too large"));
+}
+
+TEST(JsonTest, ReaderRefusesUnknownKeys) {
+  const auto root = JsonNode::parse("{\"gradient_clipp1ng\": 1.0, \"_comment\": \"fine\"}", "ds.json");
+  ObjectReader reader(root);
+  reader.get("gradient_clipping", 1.0);
+  try {
+    reader.finish();
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("ds.json:1:23: gradient_clipp1ng: unknown key"), HasSubstr("Did you mean \"gradient_clipping\"?")));
+  }
+}
+
+TEST(JsonTest, ReaderNamesTheWrongKind) {
+  const auto root = JsonNode::parse("{\"steps\": \"many\", \"n\": 1.5, \"list\": [1, 2.0]}", "run.json");
+  ObjectReader reader(root);
+  EXPECT_THROW(reader.get<int64_t>("steps", 0), InputError);
+  EXPECT_THROW(reader.get<int64_t>("n", 0), InputError);
+  EXPECT_EQ(reader.get<std::vector<int64_t>>("list", {}), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(reader.maybe<bool>("absent"), std::nullopt);
+  EXPECT_THROW(reader.require("absent"), InputError);
+}
+
+TEST(JsonTest, SetReplacesAndCreates) {
+  auto root = JsonNode::parse("{\"training\": {\"steps\": 10}}", "run.json");
+  root.set("training.steps", "20");
+  root.set("engine.optimizer.type", "Adam");
+  EXPECT_EQ(root.find("training")->find("steps")->as_integer(), 20);
+  EXPECT_EQ(root.find("engine")->find("optimizer")->find("type")->as_string(), "Adam");
+  EXPECT_EQ(root.find("training")->find("steps")->where(), "--set training.steps");
+  EXPECT_THROW(root.set("training.steps.more", "1"), InputError);
+  EXPECT_THROW(root.set("training..steps", "1"), InputError);
+  EXPECT_EQ(root.plain().dump(), R"({"training":{"steps":20},"engine":{"optimizer":{"type":"Adam"}}})");
+}
+
+} // namespace
+} // namespace trireme

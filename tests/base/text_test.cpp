@@ -1,0 +1,36 @@
+#include <trireme/base/text.h>
+#include <trireme/base/units.h>
+
+#include <gtest/gtest.h>
+
+namespace trireme {
+namespace {
+
+TEST(TextTest, NearestFindsSlipsOnly) {
+  const std::vector<std::string> keys = {"steps", "seed", "eval_every", "checkpoint_every"};
+  EXPECT_EQ(nearest("setps", keys), "steps");
+  EXPECT_EQ(nearest("checkpoint_evry", keys), "checkpoint_every");
+  EXPECT_EQ(nearest("Eval_Every", keys), "eval_every");
+  EXPECT_EQ(nearest("optimizer", keys), "");
+  EXPECT_EQ(did_you_mean("optimizer", {"a", "b"}), "Known: a, b.");
+}
+
+TEST(TextTest, SplitAndJoinAreInverse) {
+  EXPECT_EQ(split("a..b", '.'), (std::vector<std::string>{"a", "", "b"}));
+  EXPECT_EQ(join(split("x.y.z", '.'), "."), "x.y.z");
+}
+
+TEST(UnitsTest, ThreeSignificantDigits) {
+  EXPECT_EQ(format_bytes(512), "512 B");
+  EXPECT_EQ(format_bytes(26214400), "26.2 MB");
+  EXPECT_EQ(format_bytes(999900), "1.00 MB");
+  EXPECT_EQ(format_count(4024950), "4.02M");
+  EXPECT_EQ(format_count(950), "950");
+  EXPECT_EQ(format_seconds(0.00095), "950 us");
+  EXPECT_EQ(format_seconds(0.0412), "41.2 ms");
+  EXPECT_EQ(format_seconds(245), "4 min 05 s");
+  EXPECT_EQ(format_seconds(7380), "2 h 03 min");
+}
+
+} // namespace
+} // namespace trireme

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace trireme::env {
+
+/// The variable's text; nullopt when unset or empty.
+std::optional<std::string> text(const char* name);
+
+/// The variable as a whole number. Throws InputError naming the variable when it is not one.
+std::optional<int64_t> integer(const char* name);
+
+/// "1", "true", "yes", "on" and their opposites; throws InputError on anything else.
+bool flag(const char* name, bool otherwise = false);
+
+} // namespace trireme::env

@@ -1,0 +1,18 @@
+#include <trireme/base/error.h>
+
+namespace trireme {
+namespace {
+
+std::string sentence(std::string_view part, std::string happened, const std::string& next) {
+  if (!happened.empty() && std::string_view(".!?:").find(happened.back()) == std::string_view::npos) {
+    happened += '.';
+  }
+  return concat('[', part, "] ", happened, next.empty() ? "" : " ", next);
+}
+
+} // namespace
+
+Error::Error(std::string_view part, const std::string& happened, const std::string& next)
+    : std::runtime_error(sentence(part, happened, next)) {}
+
+} // namespace trireme

@@ -1,0 +1,105 @@
+#include <trireme/base/file.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/units.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Descriptor {
+ public:
+  Descriptor(const fs::path& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
+  ~Descriptor() {
+    if (fd_ >= 0) {
+      ::close(fd_);
+    }
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const {
+    return fd_;
+  }
+
+ private:
+  int fd_;
+};
+
+} // namespace
+
+std::string read_file(const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error)) {
+    throw InputError("file", concat(path.string(), " does not exist"), "Check the path.");
+  }
+  if (fs::is_directory(path, error)) {
+    throw InputError("file", concat(path.string(), " is a folder, a file is needed"));
+  }
+  std::ifstream in(path, std::ios::binary);
+  std::string content((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  if (!in.good() && !in.eof()) {
+    throw InputError("file", concat("cannot read ", path.string(), ": ", std::strerror(errno)));
+  }
+  return content;
+}
+
+std::string describe_write_failure(int code, const fs::path& path, uint64_t needed_bytes) {
+  std::string text = std::strerror(code);
+  if (code == ENOSPC || code == EDQUOT || code == EFBIG) {
+    std::error_code error;
+    const auto folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    const auto space = fs::space(folder, error);
+    text += concat(" (needs ", format_bytes(static_cast<double>(needed_bytes)));
+    text += error ? ")" : concat(", ", format_bytes(static_cast<double>(space.available)), " free)");
+  }
+  return text;
+}
+
+void sync_folder(const fs::path& folder) {
+  const Descriptor descriptor(folder.empty() ? fs::path(".") : folder, O_RDONLY | O_DIRECTORY);
+  if (descriptor.get() < 0 || ::fsync(descriptor.get()) != 0) {
+    throw Error("file", concat("cannot sync folder ", folder.string(), ": ", std::strerror(errno)));
+  }
+}
+
+void write_file_atomically(const fs::path& path, std::string_view content) {
+  const fs::path temporary = path.parent_path() / concat('.', path.filename().string(), ".tmp.", ::getpid());
+  const auto fail = [&](const char* what) {
+    const std::string reason = describe_write_failure(errno, path, content.size());
+    ::unlink(temporary.c_str());
+    throw Error("file", concat("cannot ", what, ' ', path.string(), ": ", reason), "The previous content, if any, is untouched.");
+  };
+  {
+    const Descriptor out(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+    if (out.get() < 0) {
+      fail("create");
+    }
+    for (size_t done = 0; done < content.size();) {
+      const ssize_t n = ::write(out.get(), content.data() + done, content.size() - done);
+      if (n < 0 && errno == EINTR) {
+        continue;
+      }
+      if (n < 0) {
+        fail("write");
+      }
+      done += static_cast<size_t>(n);
+    }
+    if (::fsync(out.get()) != 0) {
+      fail("sync");
+    }
+  }
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    fail("replace");
+  }
+  sync_folder(path.parent_path());
+}
+
+} // namespace trireme

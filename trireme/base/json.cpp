@@ -1,0 +1,476 @@
+#include <trireme/base/json.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/text.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+namespace trireme {
+namespace {
+
+constexpr size_t kMaxDepth = 100;
+
+// nlohmann's SAX interface does not say where an event stood. Its lexer reads the
+// input strictly forward through iterators, so an iterator that counts does.
+class CountingIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  CountingIterator(const char* at, const char** furthest) : at_(at), furthest_(furthest) {}
+  reference operator*() const {
+    return *at_;
+  }
+  CountingIterator& operator++() {
+    ++at_;
+    *furthest_ = std::max(*furthest_, at_);
+    return *this;
+  }
+  CountingIterator operator++(int) {
+    CountingIterator before = *this;
+    ++*this;
+    return before;
+  }
+  bool operator==(const CountingIterator& other) const {
+    return at_ == other.at_;
+  }
+  bool operator!=(const CountingIterator& other) const {
+    return at_ != other.at_;
+  }
+
+ private:
+  const char* at_;
+  const char** furthest_;
+};
+
+const char* kind_name(JsonNode::Kind kind) {
+  switch (kind) {
+    case JsonNode::Kind::null:
+      return "null";
+    case JsonNode::Kind::boolean:
+      return "true or false";
+    case JsonNode::Kind::integer:
+      return "a whole number";
+    case JsonNode::Kind::real:
+      return "a number";
+    case JsonNode::Kind::string:
+      return "a string";
+    case JsonNode::Kind::array:
+      return "an array";
+    case JsonNode::Kind::object:
+      return "an object";
+  }
+  return "?";
+}
+
+std::string child_path(const std::string& parent, const std::string& key) {
+  return parent.empty() ? key : parent + "." + key;
+}
+
+} // namespace
+
+// Receives nlohmann's SAX events and grows the tree.
+class JsonBuilder {
+ public:
+  using number_integer_t = nlohmann::json::number_integer_t;
+  using number_unsigned_t = nlohmann::json::number_unsigned_t;
+  using number_float_t = nlohmann::json::number_float_t;
+  using string_t = nlohmann::json::string_t;
+  using binary_t = nlohmann::json::binary_t;
+
+  JsonBuilder(std::string_view text, const std::string& source) : text_(text), source_(source), furthest_(text.data()) {}
+
+  JsonNode build() {
+    const CountingIterator begin(text_.data(), &furthest_);
+    const CountingIterator end(text_.data() + text_.size(), &furthest_);
+    nlohmann::json::sax_parse(begin, end, this, nlohmann::json::input_format_t::json, true, true);
+    return std::move(root_);
+  }
+
+  bool null() {
+    return scalar(JsonNode::Kind::null, nullptr);
+  }
+  bool boolean(bool value) {
+    return scalar(JsonNode::Kind::boolean, value);
+  }
+  bool number_integer(number_integer_t value) {
+    return scalar(JsonNode::Kind::integer, value);
+  }
+  bool number_unsigned(number_unsigned_t value) {
+    if (value > static_cast<number_unsigned_t>(INT64_MAX)) {
+      fail_at(token_start(false), concat("the number ", value, " is too large"));
+    }
+    return scalar(JsonNode::Kind::integer, static_cast<number_integer_t>(value));
+  }
+  bool number_float(number_float_t value, const string_t&) {
+    return scalar(JsonNode::Kind::real, value);
+  }
+  bool string(string_t& value) {
+    return scalar(JsonNode::Kind::string, value);
+  }
+  bool binary(binary_t&) {
+    return false;
+  }
+  bool start_object(size_t) {
+    open(JsonNode::Kind::object);
+    return true;
+  }
+  bool start_array(size_t) {
+    open(JsonNode::Kind::array);
+    return true;
+  }
+  bool end_object() {
+    open_.pop_back();
+    return true;
+  }
+  bool end_array() {
+    open_.pop_back();
+    return true;
+  }
+  bool key(string_t& name) {
+    const JsonNode& object = *open_.back();
+    if (const JsonNode* earlier = object.find(name)) {
+      fail_at(token_start(true), concat("the key \"", name, "\" appears twice in one object, first at ", earlier->where()),
+              "Keep one of them.");
+    }
+    key_ = name;
+    return true;
+  }
+  bool parse_error(size_t, const std::string& token, const nlohmann::json::exception& error) {
+    const size_t end = offset();
+    // nlohmann's text ends with the reason: "...; expected ',' or '}'".
+    std::string reason = error.what();
+    const size_t colon = reason.find(": ");
+    reason = colon == std::string::npos ? reason : reason.substr(colon + 2);
+    const size_t dash = reason.find(" - ");
+    const size_t semicolon = reason.rfind("; last read");
+    std::string expected;
+    if (const size_t at = reason.rfind("; expected "); at != std::string::npos) {
+      expected = reason.substr(at + 2);
+    } else if (dash != std::string::npos) {
+      expected = reason.substr(dash + 3, semicolon == std::string::npos ? std::string::npos : semicolon - dash - 3);
+    }
+    const bool at_end = end >= text_.size() && (token.empty() || reason.find("end of input") != std::string::npos);
+    fail_at(end == 0 ? 0 : end - 1,
+            concat("this is not JSON: ", at_end ? "the text ends too early" : concat("unexpected \"", printable(token), '"'),
+                   expected.empty() ? "" : concat(" (", expected, ")")),
+            "A trailing comma or a missing quote is the usual cause.");
+    return false;
+  }
+
+ private:
+  static std::string printable(const std::string& token) {
+    std::string out;
+    for (unsigned char c : token.substr(token.size() > 40 ? token.size() - 40 : 0)) {
+      out += c < 0x20 || c >= 0x7f ? '?' : static_cast<char>(c);
+    }
+    return out;
+  }
+
+  size_t offset() const {
+    return static_cast<size_t>(furthest_ - text_.data());
+  }
+
+  // Offset of the first character of the token whose last character was read just now.
+  size_t token_start(bool is_string) const {
+    size_t end = std::min(offset(), text_.size());
+    if (is_string) {
+      size_t quote = text_.rfind('"', end == 0 ? 0 : end - 1);
+      while (quote != std::string_view::npos && quote > 0) {
+        const size_t before = text_.rfind('"', quote - 1);
+        if (before == std::string_view::npos) {
+          return quote;
+        }
+        size_t slashes = 0;
+        while (slashes < before && text_[before - 1 - slashes] == '\\') {
+          ++slashes;
+        }
+        if (slashes % 2 == 0) {
+          return before;
+        }
+        quote = before;
+      }
+      return quote == std::string_view::npos ? 0 : quote;
+    }
+    const auto ends_token = [](char c) { return std::string_view(" \t\r\n,:[]{}/").find(c) != std::string_view::npos; };
+    while (end > 0 && ends_token(text_[end - 1])) {
+      --end; // a number is known to end only when the next character was read
+    }
+    while (end > 0 && !ends_token(text_[end - 1])) {
+      --end;
+    }
+    return end;
+  }
+
+  std::string position(size_t at) const {
+    const std::string_view before = text_.substr(0, std::min(at, text_.size()));
+    const size_t line = 1 + static_cast<size_t>(std::count(before.begin(), before.end(), '\n'));
+    const size_t newline = before.rfind('\n');
+    const size_t column = newline == std::string_view::npos ? before.size() + 1 : before.size() - newline;
+    return concat(source_, ':', line, ':', column);
+  }
+
+  [[noreturn]] void fail_at(size_t at, const std::string& happened, const std::string& next = "") const {
+    throw InputError("json", concat(position(at), ": ", happened), next);
+  }
+
+  JsonNode& add(size_t at) {
+    if (open_.size() > kMaxDepth) {
+      fail_at(at, concat("nested deeper than ", kMaxDepth, " levels"));
+    }
+    JsonNode* node = &root_;
+    std::string path;
+    if (!open_.empty()) {
+      JsonNode& parent = *open_.back();
+      if (parent.kind_ == JsonNode::Kind::object) {
+        path = child_path(parent.path_, key_);
+        node = &parent.members_.emplace_back(key_, JsonNode()).second;
+      } else {
+        path = concat(parent.path_, '[', parent.elements_.size(), ']');
+        node = &parent.elements_.emplace_back();
+      }
+    }
+    node->path_ = path;
+    node->where_ = position(at);
+    return *node;
+  }
+
+  bool scalar(JsonNode::Kind kind, nlohmann::json value) {
+    JsonNode& node = add(token_start(kind == JsonNode::Kind::string));
+    node.kind_ = kind;
+    node.scalar_ = std::move(value);
+    return true;
+  }
+
+  void open(JsonNode::Kind kind) {
+    JsonNode& node = add(offset() == 0 ? 0 : offset() - 1);
+    node.kind_ = kind;
+    open_.push_back(&node);
+  }
+
+  std::string_view text_;
+  std::string source_;
+  const char* furthest_;
+  std::string key_;
+  JsonNode root_;
+  // Pointers stay valid: a parent grows no sibling while a child is open.
+  std::vector<JsonNode*> open_;
+};
+
+JsonNode JsonNode::parse(std::string_view text, const std::string& source) {
+  return JsonBuilder(text, source).build();
+}
+
+JsonNode JsonNode::parse_file(const std::filesystem::path& file) {
+  return parse(read_file(file), file.string());
+}
+
+void JsonNode::fail(const std::string& happened, const std::string& next) const {
+  throw InputError("config", concat(where_, ": ", path_.empty() ? "" : path_ + ": ", happened), next);
+}
+
+void JsonNode::expect(Kind kind) const {
+  if (kind_ != kind) {
+    fail(concat("must be ", kind_name(kind), ", found ", kind_name(kind_),
+                kind_ == Kind::string ? concat(" (", scalar_.dump(), ")") : ""));
+  }
+}
+
+const std::vector<JsonNode::Member>& JsonNode::members() const {
+  expect(Kind::object);
+  return members_;
+}
+
+const std::vector<JsonNode>& JsonNode::elements() const {
+  expect(Kind::array);
+  return elements_;
+}
+
+const JsonNode* JsonNode::find(std::string_view key) const {
+  for (const Member& member : members()) {
+    if (member.first == key) {
+      return &member.second;
+    }
+  }
+  return nullptr;
+}
+
+bool JsonNode::as_bool() const {
+  expect(Kind::boolean);
+  return scalar_.get<bool>();
+}
+
+int64_t JsonNode::as_integer() const {
+  if (kind_ == Kind::real) {
+    const double value = scalar_.get<double>();
+    if (std::floor(value) == value && std::abs(value) < 9e15) {
+      return static_cast<int64_t>(value);
+    }
+  }
+  expect(Kind::integer);
+  return scalar_.get<int64_t>();
+}
+
+double JsonNode::as_real() const {
+  if (kind_ == Kind::integer) {
+    return static_cast<double>(scalar_.get<int64_t>());
+  }
+  expect(Kind::real);
+  return scalar_.get<double>();
+}
+
+const std::string& JsonNode::as_string() const {
+  expect(Kind::string);
+  return scalar_.get_ref<const std::string&>();
+}
+
+nlohmann::ordered_json JsonNode::plain() const {
+  if (kind_ == Kind::object) {
+    auto out = nlohmann::ordered_json::object();
+    for (const Member& member : members_) {
+      out[member.first] = member.second.plain();
+    }
+    return out;
+  }
+  if (kind_ == Kind::array) {
+    auto out = nlohmann::ordered_json::array();
+    for (const JsonNode& element : elements_) {
+      out.push_back(element.plain());
+    }
+    return out;
+  }
+  return scalar_;
+}
+
+void JsonNode::place(const std::string& path, const std::string& where) {
+  path_ = path;
+  where_ = where;
+  for (Member& member : members_) {
+    member.second.place(child_path(path, member.first), where);
+  }
+  for (size_t i = 0; i < elements_.size(); ++i) {
+    elements_[i].place(concat(path, '[', i, ']'), where);
+  }
+}
+
+void JsonNode::set(std::string_view dotted_path, const std::string& text) {
+  const std::string where = concat("--set ", dotted_path);
+  JsonNode* node = this;
+  std::string path;
+  for (const std::string& key : split(dotted_path, '.')) {
+    if (key.empty()) {
+      throw InputError("config", concat(where, ": the path has an empty part"), "Write it as a.b.c=value.");
+    }
+    if (node->kind_ != Kind::object) {
+      throw InputError("config", concat(where, ": ", path, " is ", kind_name(node->kind_), ", it has no keys"));
+    }
+    path = child_path(path, key);
+    const auto found = std::find_if(node->members_.begin(), node->members_.end(), [&](const Member& m) { return m.first == key; });
+    if (found != node->members_.end()) {
+      node = &found->second;
+      continue;
+    }
+    JsonNode created;
+    created.kind_ = Kind::object;
+    created.place(path, where);
+    node = &node->members_.emplace_back(key, std::move(created)).second;
+  }
+  JsonNode value;
+  if (nlohmann::json::accept(text)) {
+    value = parse(text, where);
+  } else {
+    value.kind_ = Kind::string;
+    value.scalar_ = text;
+  }
+  value.place(path, where);
+  *node = std::move(value);
+}
+
+ObjectReader::ObjectReader(const JsonNode& node) : node_(node) {
+  node.members(); // fails when it is not an object
+}
+
+const JsonNode* ObjectReader::find(const std::string& key) {
+  known_.push_back(key);
+  return node_.find(key);
+}
+
+const JsonNode& ObjectReader::require(const std::string& key) {
+  const JsonNode* found = find(key);
+  if (found == nullptr) {
+    node_.fail(concat("the key \"", key, "\" is missing"));
+  }
+  return *found;
+}
+
+std::string ObjectReader::word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed) {
+  const JsonNode* found = find(key);
+  if (found == nullptr || found->is_null()) {
+    return otherwise;
+  }
+  const std::string& text = found->as_string();
+  if (std::find(allowed.begin(), allowed.end(), text) == allowed.end()) {
+    found->fail(concat('"', text, "\" is not one of the choices"), did_you_mean(text, allowed));
+  }
+  return text;
+}
+
+void ObjectReader::finish() const {
+  for (const auto& [key, value] : node_.members()) {
+    const bool note = key.rfind("x_", 0) == 0 || key.rfind("_comment", 0) == 0 || key == "$schema";
+    if (!note && std::find(known_.begin(), known_.end(), key) == known_.end()) {
+      value.fail("unknown key", did_you_mean(key, known_));
+    }
+  }
+}
+
+template <>
+bool ObjectReader::convert<bool>(const JsonNode& node) {
+  return node.as_bool();
+}
+template <>
+int64_t ObjectReader::convert<int64_t>(const JsonNode& node) {
+  return node.as_integer();
+}
+template <>
+double ObjectReader::convert<double>(const JsonNode& node) {
+  return node.as_real();
+}
+template <>
+std::string ObjectReader::convert<std::string>(const JsonNode& node) {
+  return node.as_string();
+}
+
+namespace {
+
+template <typename T, typename Convert>
+std::vector<T> convert_all(const JsonNode& node, Convert convert) {
+  std::vector<T> out;
+  for (const JsonNode& element : node.elements()) {
+    out.push_back(convert(element));
+  }
+  return out;
+}
+
+} // namespace
+
+template <>
+std::vector<int64_t> ObjectReader::convert<std::vector<int64_t>>(const JsonNode& node) {
+  return convert_all<int64_t>(node, [](const JsonNode& n) { return n.as_integer(); });
+}
+template <>
+std::vector<double> ObjectReader::convert<std::vector<double>>(const JsonNode& node) {
+  return convert_all<double>(node, [](const JsonNode& n) { return n.as_real(); });
+}
+template <>
+std::vector<std::string> ObjectReader::convert<std::vector<std::string>>(const JsonNode& node) {
+  return convert_all<std::string>(node, [](const JsonNode& n) { return n.as_string(); });
+}
+
+} // namespace trireme

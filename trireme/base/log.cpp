@@ -1,0 +1,74 @@
+#include <trireme/base/log.h>
+
+#include <trireme/base/env.h>
+#include <trireme/base/text.h>
+
+#include <unistd.h>
+
+#include <atomic>
+
+namespace trireme::log {
+namespace {
+
+Level level_from_environment() {
+  const auto word = env::text("TRIREME_LOG");
+  if (!word) {
+    return Level::info;
+  }
+  const std::vector<std::string> names = {"debug", "info", "warning", "error", "silent"};
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (lower(*word) == names[i]) {
+      return static_cast<Level>(i);
+    }
+  }
+  throw InputError("log", concat("TRIREME_LOG is \"", *word, '"'), did_you_mean(*word, names));
+}
+
+std::atomic<int> current_rank{0};
+std::atomic<int> current_world_size{1};
+std::atomic<int> current_level{-1};
+
+} // namespace
+
+void set_rank(int rank, int world_size) {
+  current_rank = rank;
+  current_world_size = world_size;
+}
+
+void set_level(Level level) {
+  current_level = static_cast<int>(level);
+}
+
+Level level() {
+  int value = current_level;
+  if (value < 0) {
+    value = static_cast<int>(level_from_environment());
+    current_level = value;
+  }
+  return static_cast<Level>(value);
+}
+
+void write(Level line_level, const std::string& text) {
+  if (line_level < level()) {
+    return;
+  }
+  static const bool all_ranks = env::flag("TRIREME_LOG_ALL_RANKS");
+  if (line_level < Level::warning && current_rank != 0 && !all_ranks) {
+    return;
+  }
+  std::string line;
+  if (current_world_size > 1) {
+    line = concat("[rank ", current_rank.load(), "] ");
+  }
+  if (line_level == Level::warning) {
+    line += "warning: ";
+  } else if (line_level == Level::error) {
+    line += "error: ";
+  }
+  line += text;
+  line += '\n';
+  // A failed write to stderr has nowhere to be reported.
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+} // namespace trireme::log

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+namespace trireme {
+
+/// Something whose small state belongs into a checkpoint: a sampler's position,
+/// a schedule's step, a loss scale. Tensors do not go here; they are saved as
+/// shards of flat buffers (checkpoint/).
+class Stateful {
+ public:
+  virtual ~Stateful() = default;
+  virtual nlohmann::json state() const = 0;
+  /// Throws InputError when `state` was written by something else.
+  virtual void load_state(const nlohmann::json& state) = 0;
+};
+
+} // namespace trireme
