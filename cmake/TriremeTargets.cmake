@@ -10,12 +10,11 @@ if(TRIREME_SANITIZE)
   target_link_options(trireme_flags INTERFACE -fsanitize=${TRIREME_SANITIZE})
 endif()
 
-# libtorch with its headers as system headers (their warnings are not ours) and gloo's c10d class enabled.
+# libtorch; imported targets count as system headers, so their warnings are not ours.
 add_library(trireme_torch INTERFACE)
 add_library(trireme::torch ALIAS trireme_torch)
 set_target_properties(trireme_torch PROPERTIES EXPORT_NAME torch)
 target_link_libraries(trireme_torch INTERFACE ${TORCH_LIBRARIES} OpenMP::OpenMP_CXX)
-target_include_directories(trireme_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
 
 # One precompiled header for every torch target that includes <torch/torch.h> somewhere.
 file(WRITE "${CMAKE_BINARY_DIR}/pch.cpp" "")

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <unordered_set>
 
 namespace trireme {
 namespace {
@@ -127,16 +128,16 @@ class JsonBuilder {
   }
   bool end_object() {
     open_.pop_back();
+    names_.pop_back();
     return true;
   }
   bool end_array() {
-    open_.pop_back();
-    return true;
+    return end_object();
   }
   bool key(string_t& name) {
-    const JsonNode& object = *open_.back();
-    if (const JsonNode* earlier = object.find(name)) {
-      fail_at(token_start(true), concat("the key \"", name, "\" appears twice in one object, first at ", earlier->where()),
+    if (!names_.back().insert(name).second) {
+      fail_at(token_start(true),
+              concat("the key \"", name, "\" appears twice in one object, first at ", open_.back()->find(name)->where()),
               "Keep one of them.");
     }
     key_ = name;
@@ -208,15 +209,23 @@ class JsonBuilder {
     return end;
   }
 
-  std::string position(size_t at) const {
-    const std::string_view before = text_.substr(0, std::min(at, text_.size()));
-    const size_t line = 1 + static_cast<size_t>(std::count(before.begin(), before.end(), '\n'));
-    const size_t newline = before.rfind('\n');
-    const size_t column = newline == std::string_view::npos ? before.size() + 1 : before.size() - newline;
-    return concat(source_, ':', line, ':', column);
+  // Asked for ever later places, so that lines are counted once: files may have 100,000 values.
+  std::string position(size_t at) {
+    at = std::min(at, text_.size());
+    if (at < counted_) {
+      counted_ = line_start_ = 0;
+      line_ = 1;
+    }
+    for (; counted_ < at; ++counted_) {
+      if (text_[counted_] == '\n') {
+        ++line_;
+        line_start_ = counted_ + 1;
+      }
+    }
+    return source_ + ':' + std::to_string(line_) + ':' + std::to_string(at - line_start_ + 1);
   }
 
-  [[noreturn]] void fail_at(size_t at, const std::string& happened, const std::string& next = "") const {
+  [[noreturn]] void fail_at(size_t at, const std::string& happened, const std::string& next = "") {
     throw InputError("json", concat(position(at), ": ", happened), next);
   }
 
@@ -232,7 +241,7 @@ class JsonBuilder {
         path = child_path(parent.path_, key_);
         node = &parent.members_.emplace_back(key_, JsonNode()).second;
       } else {
-        path = concat(parent.path_, '[', parent.elements_.size(), ']');
+        path = parent.path_ + '[' + std::to_string(parent.elements_.size()) + ']';
         node = &parent.elements_.emplace_back();
       }
     }
@@ -252,6 +261,7 @@ class JsonBuilder {
     JsonNode& node = add(offset() == 0 ? 0 : offset() - 1);
     node.kind_ = kind;
     open_.push_back(&node);
+    names_.emplace_back();
   }
 
   std::string_view text_;
@@ -261,6 +271,12 @@ class JsonBuilder {
   JsonNode root_;
   // Pointers stay valid: a parent grows no sibling while a child is open.
   std::vector<JsonNode*> open_;
+  // The keys of each open object; JsonNode::find looks at one member after the other.
+  std::vector<std::unordered_set<std::string>> names_;
+  // What position() has counted so far.
+  size_t counted_ = 0;
+  size_t line_ = 1;
+  size_t line_start_ = 0;
 };
 
 JsonNode JsonNode::parse(std::string_view text, const std::string& source) {

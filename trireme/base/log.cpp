@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <mutex>
 
 namespace trireme::log {
 namespace {
@@ -28,7 +29,22 @@ std::atomic<int> current_rank{0};
 std::atomic<int> current_world_size{1};
 std::atomic<int> current_level{-1};
 
+struct Destination {
+  std::mutex mutex;
+  std::function<void(const std::string&)> sink;
+};
+
+Destination& destination() {
+  static auto* const leaked = new Destination;  // threads may log while statics are destroyed
+  return *leaked;
+}
+
 } // namespace
+
+void set_sink(std::function<void(const std::string& line)> sink) {
+  const std::lock_guard lock(destination().mutex);
+  destination().sink = std::move(sink);
+}
 
 void set_rank(int rank, int world_size) {
   current_rank = rank;
@@ -57,7 +73,8 @@ void write(Level line_level, const std::string& text) {
     return;
   }
   std::string line;
-  if (current_world_size > 1) {
+  const bool usual = current_rank == 0 && line_level < Level::warning; // what rank 0 tells for all
+  if (current_world_size > 1 && !usual) {
     line = concat("[rank ", current_rank.load(), "] ");
   }
   if (line_level == Level::warning) {
@@ -67,6 +84,13 @@ void write(Level line_level, const std::string& text) {
   }
   line += text;
   line += '\n';
+  {
+    const std::lock_guard lock(destination().mutex);
+    if (destination().sink) {
+      destination().sink(line);
+      return;
+    }
+  }
   // A failed write to stderr has nowhere to be reported.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }

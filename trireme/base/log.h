@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 
+#include <functional>
 #include <string>
 
 namespace trireme::log {
@@ -9,7 +10,8 @@ namespace trireme::log {
 enum class Level { debug, info, warning, error, silent };
 
 /// Lines start with "[rank r] " once the rank is known and the world has more
-/// than one. Below `warning`, only rank 0 speaks unless TRIREME_LOG_ALL_RANKS=1.
+/// than one, except what rank 0 tells for all. Below `warning`, only rank 0 speaks
+/// unless TRIREME_LOG_ALL_RANKS=1.
 /// TRIREME_LOG=debug|info|warning|error|silent sets the level (default info).
 void set_rank(int rank, int world_size);
 void set_level(Level level);
@@ -17,6 +19,11 @@ Level level();
 
 /// Writes one whole line to stderr in one write(2), so lines of several ranks never mix.
 void write(Level level, const std::string& line);
+
+/// Sends every whole line (with its line end) to `sink` instead of stderr, so that a live progress line can be
+/// cleared around it; nullptr restores stderr. When this returns, no thread is inside the old sink any more.
+/// The sink must not log.
+void set_sink(std::function<void(const std::string& line)> sink);
 
 template <typename... Args>
 void debug(const Args&... args) {

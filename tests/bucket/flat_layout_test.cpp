@@ -1,0 +1,85 @@
+#include <trireme/base/error.h>
+#include <trireme/bucket/flat_layout.h>
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <random>
+
+namespace trireme::bucket {
+namespace {
+
+std::vector<TensorInfo> vectors(const std::vector<int64_t>& lengths) {
+  std::vector<TensorInfo> tensors;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    tensors.push_back({"t" + std::to_string(i), {lengths[i]}});
+  }
+  return tensors;
+}
+
+std::vector<int64_t> in_order(size_t n) {
+  std::vector<int64_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
+TEST(FlatLayoutTest, CutsBucketsByBytesAndKeepsTheFirstSmall) {
+  LayoutOptions options;
+  options.first_bucket_bytes = 4 * 100;
+  options.bucket_bytes = 4 * 300;
+  const FlatLayout layout(vectors({60, 60, 60, 200, 90, 1000, 5}), in_order(7), options);
+  // 60 + pad = 64, a second 60 would pass 100 elements; 64 + 200 = 264 < 300; 1000 stands alone.
+  ASSERT_EQ(layout.buckets().size(), 5u);
+  EXPECT_EQ(layout.bucket_of(0), 0);
+  EXPECT_EQ(layout.bucket_of(1), 1);
+  EXPECT_EQ(layout.bucket_of(2), 1);
+  EXPECT_EQ(layout.bucket_of(3), 2);
+  EXPECT_EQ(layout.bucket_of(4), 2);
+  EXPECT_EQ(layout.bucket_of(5), 3);
+  EXPECT_EQ(layout.bucket_of(6), 4);
+}
+
+// Whatever the sizes: slots are aligned, disjoint and inside their bucket; buckets tile the buffer and divide among the shards.
+TEST(FlatLayoutTest, HoldsItsPropertiesForRandomTensors) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<int64_t> lengths(1 + random() % 20);
+    for (int64_t& length : lengths) {
+      length = random() % 500;
+    }
+    std::vector<int64_t> order = in_order(lengths.size());
+    std::shuffle(order.begin(), order.end(), random);
+    LayoutOptions options;
+    options.shards = 1 + random() % 5;
+    options.bucket_bytes = 4 * (1 + random() % 1000);
+    options.first_bucket_bytes = 4 * (1 + random() % 200);
+    const FlatLayout layout(vectors(lengths), order, options);
+    int64_t end = 0;
+    for (const Bucket& bucket : layout.buckets()) {
+      EXPECT_EQ(bucket.begin, end);
+      EXPECT_EQ(bucket.numel() % (16 * options.shards), 0);
+      EXPECT_LT(bucket.first_slot, bucket.last_slot);
+      int64_t slot_end = bucket.begin;
+      for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
+        const Slot& slot = layout.slots()[s];
+        EXPECT_EQ(slot.tensor, order[s]);
+        EXPECT_EQ(slot.begin % 16, 0);
+        EXPECT_GE(slot.begin, slot_end);
+        EXPECT_EQ(slot.end - slot.begin, lengths[slot.tensor]);
+        slot_end = slot.end;
+      }
+      EXPECT_LE(slot_end, bucket.end);
+      end = bucket.end;
+    }
+    EXPECT_EQ(layout.numel(), end);
+  }
+}
+
+TEST(FlatLayoutTest, RefusesAnOrderThatIsNoPermutation) {
+  EXPECT_THROW(FlatLayout(vectors({1, 2}), {0, 0}, {}), Error);
+  EXPECT_THROW(FlatLayout(vectors({1, 2}), {0, 2}, {}), Error);
+  EXPECT_THROW(FlatLayout(vectors({1, 2}), {0}, {}), Error);
+}
+
+} // namespace
+} // namespace trireme::bucket

@@ -1,0 +1,133 @@
+#include <trireme/base/error.h>
+#include <trireme/bucket/flat_parameters.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace trireme::bucket {
+namespace {
+
+at::Tensor allocate(int64_t numel, at::ScalarType type) {
+  return torch::empty({numel}, type);
+}
+
+struct Model {
+  torch::nn::Linear first{5, 7};
+  torch::nn::Linear second{7, 3};
+
+  NamedTensors parameters() {
+    return {{"first.weight", first->weight}, {"first.bias", first->bias}, {"second.weight", second->weight}, {"second.bias", second->bias}};
+  }
+  at::Tensor loss(const at::Tensor& x) {
+    return second->forward(torch::tanh(first->forward(x))).pow(2).sum();
+  }
+};
+
+Model copy_of(Model& model) {
+  torch::NoGradGuard no_grad;
+  Model copy;
+  const auto from = model.parameters();
+  const auto to = copy.parameters();
+  for (size_t i = 0; i < from.size(); ++i) {
+    to[i].second.copy_(from[i].second);
+  }
+  return copy;
+}
+
+class FlatParametersTest : public testing::Test {
+ protected:
+  FlatParametersTest() {
+    torch::manual_seed(3);
+    options_.first_bucket_bytes = 16;
+    options_.bucket_bytes = 200;
+  }
+  LayoutOptions options_;
+};
+
+TEST_F(FlatParametersTest, ParametersAreViewsWithTheirValues) {
+  Model model;
+  Model reference = copy_of(model);
+  FlatParameters flat(model.parameters(), options_, allocate);
+  for (int64_t i = 0; i < flat.count(); ++i) {
+    EXPECT_TRUE(flat.parameter(i).equal(reference.parameters()[i].second)) << flat.name(i);
+    const auto* base = flat.flat_data().const_data_ptr<float>();
+    EXPECT_EQ(flat.parameter(i).const_data_ptr<float>(), base + flat.layout().slot_of(i).begin);
+  }
+  const at::Tensor x = torch::randn({4, 5});
+  EXPECT_TRUE(model.loss(x).equal(reference.loss(x)));
+}
+
+TEST_F(FlatParametersTest, GradientsAccumulateIntoTheBufferBitForBit) {
+  Model model;
+  Model reference = copy_of(model);
+  FlatParameters flat(model.parameters(), options_, allocate);
+  for (int step = 0; step < 3; ++step) {
+    flat.clear_grads();
+    for (const auto& [name, parameter] : reference.parameters()) {
+      parameter.mutable_grad().reset();
+    }
+    for (int micro = 0; micro < 3; ++micro) {
+      const at::Tensor x = torch::randn({4, 5});
+      model.loss(x).backward();
+      reference.loss(x).backward();
+      for (int64_t i = 0; i < flat.count(); ++i) {
+        flat.attach_grad(i);
+      }
+    }
+    for (int64_t i = 0; i < flat.count(); ++i) {
+      const Slot& slot = flat.layout().slot_of(i);
+      EXPECT_TRUE(flat.flat_grad().slice(0, slot.begin, slot.end).equal(reference.parameters()[i].second.grad().flatten())) << flat.name(i);
+    }
+  }
+}
+
+TEST_F(FlatParametersTest, ReorderKeepsParametersGradientsAndRiders) {
+  Model model;
+  FlatParameters flat(model.parameters(), options_, allocate);
+  model.loss(torch::randn({4, 5})).backward();
+  for (int64_t i = 0; i < flat.count(); ++i) {
+    flat.attach_grad(i);
+  }
+  flat.riders()[3] = 42;
+  Model before = copy_of(model);
+  std::vector<at::Tensor> grads;
+  for (int64_t i = 0; i < flat.count(); ++i) {
+    grads.push_back(flat.parameter(i).grad().clone());
+  }
+  flat.reorder({1, 3, 0, 2});
+  EXPECT_EQ(flat.layout().order(), (std::vector<int64_t>{1, 3, 0, 2}));
+  EXPECT_EQ(flat.riders()[3].item<float>(), 42);
+  for (int64_t i = 0; i < flat.count(); ++i) {
+    EXPECT_TRUE(flat.parameter(i).equal(before.parameters()[i].second));
+    EXPECT_TRUE(flat.parameter(i).grad().equal(grads[i]));
+    EXPECT_EQ(flat.parameter(i).grad().const_data_ptr<float>(), flat.flat_grad().const_data_ptr<float>() + flat.layout().slot_of(i).begin);
+  }
+}
+
+TEST_F(FlatParametersTest, BucketsTileTheGradientsAndTheFirstHasTheRiders) {
+  Model model;
+  FlatParameters flat(model.parameters(), options_, allocate);
+  ASSERT_GT(flat.layout().buckets().size(), 1u);
+  EXPECT_EQ(flat.bucket_grad(0).numel(), flat.layout().buckets()[0].numel() + FlatParameters::kRiders);
+  EXPECT_EQ(flat.bucket_grad(0).const_data_ptr<float>(), flat.riders().const_data_ptr<float>());
+  EXPECT_EQ(flat.bucket_grad(1).numel(), flat.layout().buckets()[1].numel());
+}
+
+TEST_F(FlatParametersTest, RelayoutMovesEveryTensor) {
+  Model model;
+  FlatParameters flat(model.parameters(), options_, allocate);
+  const FlatLayout other(flat.layout().tensors(), {2, 0, 3, 1}, flat.layout().options());
+  const at::Tensor moved = relayout(flat.flat_data(), flat.layout(), other, allocate);
+  for (int64_t i = 0; i < flat.count(); ++i) {
+    const Slot& slot = other.slot_of(i);
+    EXPECT_TRUE(moved.slice(0, slot.begin, slot.end).equal(flat.parameter(i).detach().flatten()));
+  }
+}
+
+TEST_F(FlatParametersTest, RefusesMixedTypes) {
+  EXPECT_THROW(FlatParameters({{"a", torch::zeros({2})}, {"b", torch::zeros({2}, torch::kDouble)}}, options_, allocate), Error);
+  EXPECT_THROW(FlatParameters({}, options_, allocate), Error);
+}
+
+} // namespace
+} // namespace trireme::bucket

@@ -1,0 +1,212 @@
+#include "hand_made.h"
+
+#include <tests/support/run_ranks.h>
+#include <trireme/checkpoint/folder.h>
+
+#include <sys/resource.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+namespace trireme::checkpoint {
+namespace {
+
+using nlohmann::json;
+using test::run_ranks;
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::UnorderedElementsAre;
+
+class SaveRanksTest : public FolderTest {
+ protected:
+  static at::Tensor weight(int64_t step) {
+    return at::arange(101, at::kFloat) + static_cast<double>(1000 * step);
+  }
+  // Uneven: rank r of n ends at 101 (r + 1)^2 / n^2.
+  static TensorShard part(int64_t step, int rank, int size) {
+    const auto cut = [&](int64_t r) { return 101 * r * r / (size * size); };
+    return part_of("w", weight(step), cut(rank), cut(rank + 1));
+  }
+  // Rank 0 also holds what is the same everywhere.
+  void save_step(int64_t step, const comm::Group& group) const {
+    std::vector<TensorShard> mine{part(step, group.rank(), group.size())};
+    if (group.rank() == 0) {
+      mine.push_back(whole_of("norm", at::full({3}, static_cast<double>(step)), "buffer"));
+    }
+    save(folder_, step_tag(step), group, mine, {{"step", step}, {"from", group.rank()}}, {{"rank", group.rank()}});
+  }
+  static void expect_step(const Checkpoint& opened, int64_t step) {
+    EXPECT_EQ(opened.step(), step);
+    EXPECT_TRUE(at::equal(opened.read("w"), weight(step)));
+    EXPECT_TRUE(at::equal(opened.read("norm"), at::full({3}, static_cast<double>(step))));
+    EXPECT_EQ(opened.state().at("step"), step);
+    EXPECT_EQ(opened.state().at("from"), 0) << "rank 0's state counts";
+  }
+  void damage(const fs::path& file) const {
+    std::string content = content_of(file);
+    content[content.size() - 2] ^= 4;
+    put_content(file, content);
+  }
+};
+
+class SaveRanksOfSizeTest : public SaveRanksTest, public testing::WithParamInterface<std::pair<int, int>> {};
+
+TEST_P(SaveRanksOfSizeTest, AnyNumberOfRanksReadsWhatAnyNumberSaved) {
+  const auto [writers, readers] = GetParam();
+  ASSERT_THAT(run_ranks(writers, [&](comm::World& world) { save_step(5, world.group()); }), IsEmpty());
+  EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step5", "latest"));
+  EXPECT_EQ(names_in(folder_ / "global_step5").size(), static_cast<size_t>(writers) + 1);
+  ASSERT_THAT(run_ranks(readers,
+                        [&, writers = writers](comm::World& world) {
+                          const Checkpoint opened = Checkpoint::open(folder_, "", world.group());
+                          expect_step(opened, 5);
+                          EXPECT_EQ(opened.world_size(), writers);
+                          for (int rank = 0; rank < writers; ++rank) {
+                            EXPECT_EQ(opened.rank_state(rank).at("rank"), rank);
+                          }
+                          const TensorShard mine = part(5, world.rank(), world.size());
+                          EXPECT_TRUE(at::equal(opened.read_range("w", mine.begin, mine.begin + mine.data.numel()), mine.data));
+                        }),
+              IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(WritersReaders, SaveRanksOfSizeTest,
+                         testing::Values(std::pair{1, 3}, std::pair{2, 1}, std::pair{2, 4}, std::pair{3, 2}, std::pair{4, 3}),
+                         [](const auto& info) { return concat(info.param.first, "_", info.param.second); });
+
+TEST_F(SaveRanksTest, ARankWithoutTensorsWritesNoFile) {
+  ASSERT_THAT(run_ranks(3,
+                        [&](comm::World& world) {
+                          const std::vector<TensorShard> mine =
+                              world.rank() == 1 ? std::vector<TensorShard>{whole_of("w", weight(1)), whole_of("norm", at::ones({3}))}
+                                                : std::vector<TensorShard>{};
+                          save(folder_, "global_step1", world.group(), mine, {{"step", 1}, {"from", world.rank()}}, {{"rank", world.rank()}});
+                        }),
+              IsEmpty());
+  EXPECT_THAT(names_in(folder_ / "global_step1"), UnorderedElementsAre("rank00001.safetensors", "manifest.json"));
+  const Checkpoint opened = Checkpoint::open(folder_);
+  expect_step(opened, 1);
+  EXPECT_EQ(opened.rank_state(2).at("rank"), 2);
+}
+
+TEST_F(SaveRanksTest, AFailureOfOneRankIsTheSameErrorOnAllAndChangesNothing) {
+  ASSERT_THAT(run_ranks(3,
+                        [&](comm::World& world) {
+                          save_step(1, world.group());
+                          rlimit before{};
+                          getrlimit(RLIMIT_FSIZE, &before);
+                          rlimit tight = before;
+                          tight.rlim_cur = 50;
+                          if (world.rank() == 1) {
+                            setrlimit(RLIMIT_FSIZE, &tight);
+                          }
+                          const std::string message = message_of<Error>([&] { save_step(2, world.group()); });
+                          setrlimit(RLIMIT_FSIZE, &before);
+                          EXPECT_THAT(message, AllOf(HasSubstr("rank 1: cannot write"), HasSubstr("rank00001.safetensors"), HasSubstr("File too large"),
+                                                     testing::Not(HasSubstr("rank 0:"))))
+                              << "on rank " << world.rank();
+                          world.group().barrier().wait();
+                          EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step1", "latest"));
+                          expect_step(Checkpoint::open(folder_), 1);
+                          world.group().barrier().wait();
+                          save_step(3, world.group()); // and the job goes on
+                        }),
+              IsEmpty());
+  expect_step(Checkpoint::open(folder_), 3);
+}
+
+TEST_F(SaveRanksTest, OverlappingOrMissingPartsAreRefusedOnEveryRank) {
+  ASSERT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          const int64_t r = world.rank();
+                          EXPECT_THAT(message_of<InputError>([&] {
+                                        save(folder_, "a", world.group(), {part_of("w", weight(1), 40 * r, 60 + 41 * r)});
+                                      }),
+                                      HasSubstr("\"w\" has elements [40, 60) twice"));
+                          EXPECT_THAT(message_of<InputError>([&] {
+                                        save(folder_, "a", world.group(), {part_of("w", weight(1), 60 * r, 50 + 51 * r)});
+                                      }),
+                                      HasSubstr("\"w\" lacks elements [50, 60)"));
+                          EXPECT_THAT(message_of<InputError>([&] { save(folder_, "a", world.group(), {}, {}, {{"x", std::nan("")}}); }),
+                                      AllOf(HasSubstr("rank 0: rank state.x is nan"), HasSubstr("rank 1: rank state.x is nan")));
+                        }),
+              IsEmpty());
+  EXPECT_THAT(names_in(folder_), IsEmpty());
+}
+
+TEST_F(SaveRanksTest, DifferentTagsAreRefusedOrRankZerosWins) {
+  ASSERT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          const std::string tag = concat("tag", world.rank());
+                          const std::vector<TensorShard> mine{part(1, world.rank(), 2)};
+                          SaveOptions options;
+                          options.tag_validation = TagValidation::fail;
+                          EXPECT_THAT(message_of<InputError>([&] { save(folder_, tag, world.group(), mine, {}, {}, options); }),
+                                      HasSubstr("rank 1 saves under the tag \"tag1\", rank 0 under \"tag0\""));
+                          options.tag_validation = TagValidation::ignore;
+                          save(folder_, tag, world.group(), mine, {}, {}, options);
+                        }),
+              IsEmpty());
+  EXPECT_THAT(names_in(folder_), UnorderedElementsAre("tag0", "latest"));
+  EXPECT_TRUE(at::equal(Checkpoint::open(folder_).read("w"), weight(1)));
+}
+
+TEST_F(SaveRanksTest, LatestWaitsForTheSlowestRank) {
+  ASSERT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          save_step(1, world.group());
+                          if (world.rank() == 1) {
+                            std::this_thread::sleep_for(std::chrono::milliseconds(300)); // rank 0 is inside save() meanwhile
+                            EXPECT_EQ(content_of(folder_ / "latest"), "global_step1\n");
+                            EXPECT_FALSE(fs::exists(folder_ / "global_step2"));
+                          }
+                          save_step(2, world.group());
+                          EXPECT_EQ(content_of(folder_ / "latest"), "global_step2\n") << "save() returns when it is durable";
+                        }),
+              IsEmpty());
+}
+
+TEST_F(SaveRanksTest, AllRanksFallBackTogetherWhenOneFindsDamage) {
+  ASSERT_THAT(run_ranks(3,
+                        [&](comm::World& world) {
+                          save_step(1, world.group());
+                          save_step(2, world.group());
+                        }),
+              IsEmpty());
+  damage(folder_ / "global_step2" / "rank00002.safetensors"); // rank 2 hashes this one
+  ASSERT_THAT(run_ranks(3, [&](comm::World& world) { expect_step(Checkpoint::open(folder_, "", world.group()), 1); }), IsEmpty());
+  damage(folder_ / "global_step1" / "rank00001.safetensors");
+  ASSERT_THAT(run_ranks(3,
+                        [&](comm::World& world) {
+                          EXPECT_THAT(message_of<InputError>([&] { Checkpoint::open(folder_, "", world.group()); }),
+                                      AllOf(HasSubstr("no checkpoint is whole"), HasSubstr("rank 2: "), HasSubstr("global_step1/rank00001.safetensors: hash")));
+                        }),
+              IsEmpty());
+}
+
+TEST_F(SaveRanksTest, ARankKilledDuringTheSaveLeavesTheEarlierCheckpoint) {
+  test::RunOptions options;
+  options.timeout = std::chrono::milliseconds(5000);
+  const std::vector<std::string> lines = run_ranks(
+      3,
+      [&](comm::World& world) {
+        save_step(1, world.group());
+        if (world.rank() == 1) {
+          std::raise(SIGKILL);
+        }
+        EXPECT_NE(message_of<PeerError>([&] { save_step(2, world.group()); }), "");
+      },
+      options);
+  EXPECT_THAT(lines, ElementsAre(HasSubstr("rank 1")));
+  expect_step(Checkpoint::open(folder_), 1);
+  EXPECT_FALSE(fs::exists(folder_ / "global_step2"));
+  ASSERT_THAT(run_ranks(2, [&](comm::World& world) { save_step(3, world.group()); }), IsEmpty());
+  EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step1", "global_step3", "latest"));
+}
+
+} // namespace
+} // namespace trireme::checkpoint

@@ -1,0 +1,278 @@
+#include "hand_made.h"
+
+#include <trireme/base/log.h>
+
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <csignal>
+#include <functional>
+#include <random>
+
+// Every call below changes the disk. While `calls_left` counts, the process is killed
+// in front of the call that brings it to zero; `refuse_exchange` plays a file system
+// without RENAME_EXCHANGE. These definitions stand before libc's for the whole program.
+namespace {
+int calls_left = 0;
+bool refuse_exchange = false;
+
+void count_call() {
+  if (calls_left > 0 && --calls_left == 0) {
+    ::kill(::getpid(), SIGKILL);
+  }
+}
+} // namespace
+
+extern "C" {
+ssize_t write(int fd, const void* data, size_t bytes) {
+  count_call();
+  return ::syscall(SYS_write, fd, data, bytes);
+}
+int fsync(int fd) {
+  count_call();
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
+int fallocate(int fd, int mode, off_t offset, off_t bytes) {
+  count_call();
+  return static_cast<int>(::syscall(SYS_fallocate, fd, mode, offset, bytes));
+}
+int rename(const char* from, const char* to) noexcept {
+  count_call();
+  return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
+  count_call();
+  if (refuse_exchange && flags != 0) {
+    errno = EINVAL;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
+}
+int unlink(const char* path) noexcept {
+  count_call();
+  return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, 0));
+}
+int unlinkat(int folder, const char* path, int flags) noexcept {
+  count_call();
+  return static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
+}
+int mkdir(const char* path, mode_t mode) noexcept {
+  count_call();
+  return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
+}
+}
+
+namespace trireme::checkpoint {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::UnorderedElementsAre;
+
+class TornSaveTest : public FolderTest {
+ protected:
+  // Two tensors and a state that must belong together. Children only copy memory: torch's threads do not survive a fork.
+  static void save_value(const fs::path& root, const std::string& tag, float value, const SaveOptions& options) {
+    static at::Tensor w = at::empty({1000});
+    static at::Tensor m = at::empty({500});
+    std::fill_n(w.data_ptr<float>(), 1000, value);
+    std::fill_n(m.data_ptr<float>(), 500, -value);
+    save(root, tag, comm::Group(), {whole_of("w", w), whole_of("m", m)}, {{"value", value}}, json::object(), options);
+  }
+
+  // The value of the checkpoint that open() gives, after checking that it is of one piece.
+  static float loaded_value(const fs::path& root) {
+    const Checkpoint opened = Checkpoint::open(root);
+    const float value = opened.state().at("value");
+    EXPECT_TRUE(at::equal(opened.read("w"), at::full({1000}, value)));
+    EXPECT_TRUE(at::equal(opened.read("m"), at::full({500}, -value)));
+    return value;
+  }
+
+  // Runs the save in a child that dies at its k-th change of the disk. True when it died.
+  template <typename F>
+  static bool dies_at(int k, F&& action) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      calls_left = k;
+      int code = 0;
+      try {
+        action();
+      } catch (...) {
+        code = 1;
+      }
+      calls_left = 0;
+      ::_exit(code);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0) << "a save into a folder with leftovers failed";
+    return WIFSIGNALED(status);
+  }
+
+  // Kills a save of `tag` at every change it makes to the disk, each time in the folder
+  // that the deaths before left behind; returns how many moments there were.
+  int kill_at_every_moment(const std::function<std::string(int)>& tag, const SaveOptions& options) {
+    float last = 0;
+    save_value(folder_, "global_step0", last, options);
+    for (int k = 1; k < 1000; ++k) {
+      const bool died = dies_at(k, [&] { save_value(folder_, tag(k), static_cast<float>(k), options); });
+      const float found = loaded_value(folder_);
+      EXPECT_TRUE(found == last || found == static_cast<float>(k)) << "killed at call " << k << ": found " << found << ", before " << last;
+      if (!died) {
+        EXPECT_EQ(found, static_cast<float>(k));
+        return k - 1;
+      }
+      last = found;
+    }
+    return -1;
+  }
+
+  void SetUp() override {
+    log::set_level(log::Level::error); // warnings about what was left are expected here
+  }
+  void TearDown() override {
+    log::set_level(log::Level::warning);
+  }
+};
+
+TEST_F(TornSaveTest, KilledAtEveryChangeOfTheDisk) {
+  SaveOptions options;
+  options.keep_last = 2;
+  const int moments = kill_at_every_moment([](int k) { return step_tag(k); }, options);
+  EXPECT_GT(moments, 15);
+  EXPECT_LE(names_in(folder_).size(), 3U) << "leftovers are cleaned up";
+}
+
+TEST_F(TornSaveTest, KilledAtEveryChangeWhileReplacingATag) {
+  const int moments = kill_at_every_moment([](int) { return "global_step0"; }, {});
+  EXPECT_GT(moments, 15);
+  EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step0", "latest"));
+}
+
+TEST_F(TornSaveTest, KilledAtEveryChangeWhileReplacingWithoutAtomicExchange) {
+  refuse_exchange = true;
+  const int moments = kill_at_every_moment([](int) { return "global_step0"; }, {});
+  refuse_exchange = false;
+  EXPECT_GT(moments, 15);
+  EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step0", "latest"));
+}
+
+TEST_F(TornSaveTest, KilledAtRandomMomentsWhatWasReportedSavedIsThere) {
+  SaveOptions options;
+  options.keep_last = 2;
+  at::Tensor w = at::empty({1 << 20});
+  std::fill_n(w.data_ptr<float>(), w.numel(), 0.0F);
+  std::mt19937 random(2);
+  int64_t reported = 0;
+  save(folder_, step_tag(0), comm::Group(), {whole_of("w", w)});
+  for (int trial = 0; trial < 20; ++trial) {
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (int64_t step = reported + 1;; ++step) {
+        std::fill_n(w.data_ptr<float>(), w.numel(), static_cast<float>(step));
+        save(folder_, step_tag(step), comm::Group(), {whole_of("w", w)}, {}, {}, options);
+        if (::write(ends[1], &step, sizeof step) != sizeof step) {
+          ::_exit(1);
+        }
+      }
+    }
+    ::close(ends[1]);
+    ::usleep(static_cast<useconds_t>(random() % 40'000));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    for (int64_t step = 0; ::read(ends[0], &step, sizeof step) == sizeof step;) {
+      reported = step;
+    }
+    ::close(ends[0]);
+    const Checkpoint opened = Checkpoint::open(folder_);
+    ASSERT_GE(opened.step(), reported);
+    ASSERT_LE(opened.step(), reported + 1);
+    ASSERT_TRUE(at::equal(opened.read("w"), at::full({1 << 20}, static_cast<double>(opened.step()))));
+    reported = opened.step();
+  }
+}
+
+TEST_F(TornSaveTest, AFileSizeLimitIsAnErrorAndNotADeath) {
+  save_value(folder_, "global_step1", 1, {});
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  for (const rlim_t bytes : {0, 100, 3000, 6100}) { // the safetensors file has about 6.2 kB
+    rlimit tight = before;
+    tight.rlim_cur = bytes;
+    setrlimit(RLIMIT_FSIZE, &tight);
+    const std::string message = message_of<Error>([&] { save_value(folder_, "global_step2", 2, {}); });
+    setrlimit(RLIMIT_FSIZE, &before);
+    EXPECT_THAT(message, AllOf(HasSubstr("cannot write"), HasSubstr("rank00000.safetensors"), HasSubstr("File too large (needs 6.")));
+    EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step1", "latest"));
+    EXPECT_EQ(loaded_value(folder_), 1);
+  }
+  save_value(folder_, "global_step2", 2, {});
+  EXPECT_EQ(loaded_value(folder_), 2);
+}
+
+class FullDiskTest : public TornSaveTest {
+ protected:
+  void SetUp() override {
+    TornSaveTest::SetUp();
+    disk_ = folder_ / "disk";
+    fs::create_directories(disk_);
+    is_mounted_ = ::geteuid() == 0 && ::mount("tmpfs", disk_.c_str(), "tmpfs", 0, "size=256k") == 0;
+    if (!is_mounted_) {
+      GTEST_SKIP() << "needs root and the right to mount a tmpfs";
+    }
+  }
+  void TearDown() override {
+    TornSaveTest::TearDown();
+    if (is_mounted_) {
+      ::umount2(disk_.c_str(), MNT_DETACH);
+    }
+  }
+  fs::path disk_;
+  bool is_mounted_ = false;
+};
+
+TEST_F(FullDiskTest, NamesNeededAndFreeBytesAndKeepsWhatWasThere) {
+  at::Tensor large = at::zeros({25'000}); // 100 kB: two fit, three do not
+  save(disk_, "global_step1", comm::Group(), {whole_of("w", large)});
+  save(disk_, "global_step2", comm::Group(), {whole_of("w", large)});
+  const std::string message = message_of<Error>([&] { save(disk_, "global_step3", comm::Group(), {whole_of("w", large)}); });
+  EXPECT_THAT(message, AllOf(HasSubstr("rank00000.safetensors"), HasSubstr("No space left on device (needs 100 kB, "), HasSubstr("kB free)")));
+  EXPECT_THAT(names_in(disk_), UnorderedElementsAre("global_step1", "global_step2", "latest"));
+  EXPECT_EQ(Checkpoint::open(disk_).step(), 2);
+  fs::remove_all(disk_ / "global_step1");
+  save(disk_, "global_step3", comm::Group(), {whole_of("w", large)});
+  EXPECT_EQ(Checkpoint::open(disk_).step(), 3);
+}
+
+TEST_F(FullDiskTest, WhereverItRunsFullNothingIsLost) {
+  save_value(disk_, "global_step1", 1, {});
+  int num_failed = 0;
+  for (int pages_left = 0; pages_left < 12; ++pages_left) {
+    put_content(disk_ / "filler", "");
+    const auto free = fs::space(disk_).available;
+    put_content(disk_ / "filler", std::string(free - std::min<uintmax_t>(free, static_cast<uintmax_t>(pages_left) * 4096), 'x'));
+    const float before = loaded_value(disk_);
+    const std::string message = message_of<Error>([&] { save_value(disk_, "global_step2", static_cast<float>(pages_left) + 2, {}); });
+    num_failed += message.empty() ? 0 : 1;
+    const float found = loaded_value(disk_);
+    EXPECT_TRUE(found == before || found == static_cast<float>(pages_left) + 2);
+    EXPECT_TRUE(message.empty() || message.find("No space left") != std::string::npos) << message;
+    for (const std::string& name : names_in(disk_)) {
+      EXPECT_THAT(name, testing::Not(testing::StartsWith(".")));
+    }
+  }
+  EXPECT_GE(num_failed, 3);
+  EXPECT_LT(num_failed, 12);
+}
+
+} // namespace
+} // namespace trireme::checkpoint

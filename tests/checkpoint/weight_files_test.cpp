@@ -1,0 +1,85 @@
+#include "folder_fixture.h"
+
+#include <trireme/checkpoint/weight_files.h>
+
+#include <ATen/ATen.h>
+
+namespace trireme::checkpoint {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class WeightFilesTest : public FolderTest {
+ protected:
+  void write_two() {
+    write_safetensors(folder_ / "model-00001-of-00002.safetensors", {{"a", at::ones({2})}, {"b", at::full({3}, 2.0)}});
+    write_safetensors(folder_ / "model-00002-of-00002.safetensors", {{"c", at::full({4}, 3.0)}});
+  }
+  fs::path index(const std::string& weight_map) {
+    put_content(folder_ / "model.safetensors.index.json", concat(R"({"metadata":{"total_size":36},"weight_map":)", weight_map, "}"));
+    return folder_ / "model.safetensors.index.json";
+  }
+  std::string refusal() {
+    return message_of<InputError>([&] { WeightFiles::open(folder_); });
+  }
+};
+
+TEST_F(WeightFilesTest, ReadsAnIndexOverTwoFiles) {
+  write_two();
+  const fs::path file = index(R"({"a":"model-00001-of-00002.safetensors","b":"model-00001-of-00002.safetensors","c":"model-00002-of-00002.safetensors"})");
+  for (const fs::path& path : {folder_, file}) {
+    const WeightFiles weights = WeightFiles::open(path);
+    EXPECT_THAT(weights.names(), ElementsAre("a", "b", "c"));
+    EXPECT_TRUE(at::equal(weights.tensor("b"), at::full({3}, 2.0)));
+    EXPECT_TRUE(at::equal(weights.tensor("c"), at::full({4}, 3.0)));
+    EXPECT_EQ(weights.info("c").dtype, "F32");
+    EXPECT_FALSE(weights.has("d"));
+    EXPECT_THAT(message_of<InputError>([&] { weights.tensor("d"); }), HasSubstr("no tensor \"d\""));
+  }
+}
+
+TEST_F(WeightFilesTest, ReadsOneFileByNameOrFromItsFolder) {
+  write_safetensors(folder_ / "other.safetensors", {{"a", at::ones({2})}});
+  EXPECT_TRUE(WeightFiles::open(folder_).has("a"));
+  EXPECT_TRUE(WeightFiles::open(folder_ / "other.safetensors").has("a"));
+  write_safetensors(folder_ / "model.safetensors", {{"m", at::ones({2})}});
+  EXPECT_TRUE(WeightFiles::open(folder_).has("m"));
+}
+
+TEST_F(WeightFilesTest, AFolderWithoutWeightsSaysWhatWasLookedFor) {
+  EXPECT_THAT(refusal(), HasSubstr("neither model.safetensors nor model.safetensors.index.json"));
+}
+
+TEST_F(WeightFilesTest, AnIndexNeverReachesOutOfItsFolder) {
+  write_two();
+  write_safetensors(folder_.string() + "_secret.safetensors", {{"a", at::ones({2})}});
+  const std::string secret = folder_.filename().string() + "_secret.safetensors";
+  for (const std::string& name : {"../" + secret, folder_.string() + "_secret.safetensors", std::string(".."), std::string("."), std::string(""),
+                                  std::string("sub/model.safetensors"), std::string("..\\\\x"), std::string("a\\u0000b")}) {
+    index(concat(R"({"a":")", name, "\"}"));
+    EXPECT_THAT(refusal(), HasSubstr("must be in a file of the same folder")) << name;
+  }
+  fs::remove(folder_.string() + "_secret.safetensors");
+}
+
+TEST_F(WeightFilesTest, WrongIndexesAreRefused) {
+  write_two();
+  index(R"({"a":"model-00002-of-00002.safetensors"})");
+  EXPECT_THAT(refusal(), HasSubstr("where it is not"));
+  index(R"({"a":"model-00003-of-00002.safetensors"})");
+  EXPECT_THAT(refusal(), HasSubstr("No such file"));
+  index(R"({"a":7})");
+  EXPECT_THAT(refusal(), HasSubstr("found 7"));
+  index(R"({"a":"model-00001-of-00002.safetensors","a":"model-00002-of-00002.safetensors"})");
+  EXPECT_THAT(refusal(), HasSubstr("\"a\" appears twice"));
+  index("[]");
+  EXPECT_THAT(refusal(), HasSubstr("no \"weight_map\""));
+  put_content(folder_ / "model.safetensors.index.json", "{");
+  EXPECT_THAT(refusal(), HasSubstr("not valid JSON"));
+  put_content(folder_ / "model.safetensors.index.json", std::string(200'000, '['));
+  EXPECT_THAT(refusal(), HasSubstr("nested deeper"));
+}
+
+} // namespace
+} // namespace trireme::checkpoint

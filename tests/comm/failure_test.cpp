@@ -1,0 +1,258 @@
+#include <trireme/comm/recorder.h>
+#include <trireme/comm/world.h>
+
+#include "tests/support/run_ranks.h"
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <thread>
+
+namespace trireme::comm {
+namespace {
+
+using test::run_ranks;
+using test::RunOptions;
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// The PeerError that the call throws.
+std::string peer_error(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const PeerError& error) {
+    return error.what();
+  }
+  return "no PeerError";
+}
+
+RunOptions soon() {
+  RunOptions options;
+  options.timeout = std::chrono::milliseconds(1500);
+  options.deadline = std::chrono::milliseconds(40'000);
+  return options;
+}
+
+TEST(TimeoutTest, NamesTheRankThatDidNotCome) {
+  EXPECT_THAT(run_ranks(3,
+                        [](World& world) {
+                          auto loss = torch::ones({1});
+                          world.group().all_reduce(loss, ReduceOp::sum, "loss").wait();
+                          if (world.rank() == 1) {
+                            std::this_thread::sleep_for(std::chrono::milliseconds(4000));
+                            return;
+                          }
+                          auto bucket = torch::ones({250});
+                          const auto start = Clock::now();
+                          const std::string error = peer_error([&] { world.group().all_reduce(bucket, ReduceOp::sum, "bucket 3").wait(); });
+                          EXPECT_THAT(error, AllOf(HasSubstr("[comm] all_reduce #2 (\"bucket 3\", 1.00 kB) in group \"world\""),
+                                                   HasSubstr(concat("on rank ", world.rank(), " of 3")),
+                                                   HasSubstr("rank 1 has not come (rank 1 last did all_reduce #1 (\"loss\", 4 B))"),
+                                                   HasSubstr("TRIREME_TIMEOUT")));
+                          EXPECT_LT(seconds_since(start), 3.9) << "came to its end before rank 1 did anything";
+                          const auto record = Recorder::process().records().back();
+                          EXPECT_EQ(record.state, OpState::failed);
+                          EXPECT_EQ(record.what, "bucket 3");
+                        },
+                        soon()),
+              IsEmpty());
+}
+
+TEST(TimeoutTest, SubgroupsNameWorldRanks) {
+  EXPECT_THAT(run_ranks(3,
+                        [](World& world) {
+                          const Group pair = world.subgroup({1, 2}, "pipe");
+                          if (world.rank() == 1) {
+                            auto tensor = torch::ones({4});
+                            EXPECT_THAT(peer_error([&] { pair.recv(tensor, 1, 0, "activations").wait(); }),
+                                        AllOf(HasSubstr("recv #1 from rank 2 (\"activations\", 16 B) in group \"pipe\""),
+                                              HasSubstr("is not done after 1.50 s on rank 1 of 3"),
+                                              HasSubstr("rank 2 has not come (rank 2 has done nothing in this group)")));
+                          } else {
+                            std::this_thread::sleep_for(std::chrono::milliseconds(3500));
+                          }
+                        },
+                        soon()),
+              IsEmpty());
+}
+
+TEST(TimeoutTest, ASkippedCollectiveIsSeenAtTheEnd) {
+  EXPECT_THAT(run_ranks(2,
+                        [](World& world) {
+                          auto tensor = torch::ones({8});
+                          world.group().all_reduce(tensor, ReduceOp::sum, "a").wait();
+                          if (world.rank() == 0) {
+                            EXPECT_THAT(peer_error([&] { world.group().all_reduce(tensor, ReduceOp::sum, "b").wait(); }),
+                                        AllOf(HasSubstr("all_reduce #2 (\"b\""), HasSubstr("rank 1 has left already (rank 1 last did all_reduce #1 (\"a\"")));
+                          }
+                        },
+                        soon()),
+              IsEmpty());
+}
+
+TEST(TimeoutTest, TheGroupStaysBrokenAndSaysWhy) {
+  EXPECT_THAT(run_ranks(2,
+                        [](World& world) {
+                          auto tensor = torch::ones({8});
+                          if (world.rank() == 0) {
+                            auto first = world.group().all_reduce(tensor, ReduceOp::sum, "first");
+                            auto second = world.group().all_reduce(tensor, ReduceOp::sum, "second");
+                            EXPECT_THAT(peer_error([&] { first.wait(); }), HasSubstr("all_reduce #1 (\"first\""));
+                            const auto start = Clock::now();
+                            EXPECT_THAT(peer_error([&] { second.wait(); }), AllOf(HasSubstr("all_reduce #2 (\"second\""), HasSubstr("as an operation before it")));
+                            EXPECT_THAT(peer_error([&] { world.group().barrier(); }), HasSubstr("the group has failed before"));
+                            EXPECT_LT(seconds_since(start), 1.0) << "nobody asks twice";
+                          } else {
+                            std::this_thread::sleep_for(std::chrono::milliseconds(4000));
+                          }
+                        },
+                        soon()),
+              IsEmpty());
+}
+
+TEST(LostPeerTest, AKilledRankIsNoticedAndNamed) {
+  for (int victim = 0; victim < 3; ++victim) {
+    RunOptions options;
+    options.timeout = std::chrono::milliseconds(30'000);
+    const auto lines = run_ranks(
+        3,
+        [victim](World& world) {
+          auto tensor = torch::ones({1000});
+          world.group().all_reduce(tensor, ReduceOp::sum, "warm").wait();
+          if (world.rank() == victim) {
+            raise(SIGKILL);
+          }
+          const auto start = Clock::now();
+          const std::string error = peer_error([&] {
+            for (int step = 0; step < 100; ++step) {
+              world.group().all_reduce(tensor, ReduceOp::sum, "bucket").wait();
+            }
+          });
+          EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #2 (\"bucket\", 4.00 kB) in group \"world\" failed on rank"),
+                                   HasSubstr(concat("rank ", victim)), HasSubstr("not answer any more")));
+          EXPECT_LT(seconds_since(start), 10) << "long before the timeout of 30 s";
+        },
+        options);
+    EXPECT_THAT(lines, ElementsAre(concat("rank ", victim, ": ended by signal 9 (Killed)")));
+  }
+}
+
+TEST(LostPeerTest, AKilledRankEndsAPipelinesReceive) {
+  const auto lines = run_ranks(3, [](World& world) {
+    auto tensor = torch::ones({1000});
+    if (world.rank() == 2) {
+      usleep(300'000);
+      raise(SIGKILL);
+    }
+    // Rank 0 waits for rank 1, which waits for rank 2: both have to hear of it.
+    const std::string error = peer_error([&] { world.group().recv(tensor, world.rank() + 1, 0, "activations").wait(); });
+    EXPECT_THAT(error, AllOf(HasSubstr("recv #1 from rank"), HasSubstr("rank 2 does not answer any more")));
+  });
+  EXPECT_THAT(lines, ElementsAre("rank 2: ended by signal 9 (Killed)"));
+}
+
+TEST(LostPeerTest, AStoppedRankIsNamedAfterTheTimeout) {
+  for (const int victim : {0, 2}) {
+    const auto lines = run_ranks(
+        3,
+        [victim](World& world) {
+          auto tensor = torch::ones({1000});
+          world.group().all_reduce(tensor).wait();
+          if (world.rank() == victim) {
+            raise(SIGSTOP);
+          }
+          EXPECT_THAT(peer_error([&] { world.group().all_reduce(tensor, ReduceOp::sum, "x").wait(); }),
+                      AllOf(HasSubstr("all_reduce #2"), HasSubstr(concat("rank ", victim)), HasSubstr("not answer any more")));
+          // The parent kills the stopped one at its deadline.
+        },
+        {.deadline = std::chrono::milliseconds(12'000), .timeout = std::chrono::milliseconds(1500)});
+    EXPECT_THAT(lines, ElementsAre(HasSubstr("killed"))) << "victim " << victim;
+  }
+}
+
+TEST(LostPeerTest, AnExceptionInOneRankEndsTheOthersWithItsName) {
+  const auto lines = run_ranks(3, [](World& world) {
+    auto tensor = torch::ones({1000});
+    world.group().all_reduce(tensor).wait();
+    if (world.rank() == 1) {
+      throw InputError("data", "the file ends too early.");
+    }
+    const auto start = Clock::now();
+    EXPECT_THAT(peer_error([&] { world.group().all_reduce(tensor).wait(); }), AllOf(HasSubstr("rank 1"), HasSubstr("ended with an error")));
+    EXPECT_LT(seconds_since(start), 10);
+  });
+  EXPECT_THAT(lines, ElementsAre("rank 1: [data] the file ends too early."));
+}
+
+TEST(LostPeerTest, AnExceptionWhileAnOperationIsUnderWayDoesNotWaitForTheTimeout) {
+  const auto start = Clock::now();
+  const auto lines = run_ranks(2, [](World& world) {
+    auto tensor = torch::ones({1000});
+    if (world.rank() == 1) {
+      auto collective = world.group().all_reduce(tensor);
+      auto other = torch::ones({2});
+      auto message = world.group().recv(other, 0);
+      throw Error("test", "in between.");
+    }
+    usleep(500'000);
+    EXPECT_THAT(peer_error([&] { world.group().barrier().wait(); }), HasSubstr("rank 1"));
+  });
+  EXPECT_THAT(lines, ElementsAre("rank 1: [test] in between."));
+  EXPECT_LT(seconds_since(start), 20) << "the timeout is 30 s";
+}
+
+TEST(MismatchTest, DifferentSizesAreNamedOnBothSides) {
+  const auto lines = run_ranks(
+      2,
+      [](World& world) {
+        auto warm = torch::ones({4});
+        world.group().all_reduce(warm, ReduceOp::sum, "warm").wait();
+        auto tensor = torch::ones({world.rank() == 0 ? 1000 : 400});
+        const std::string error = peer_error([&] {
+          world.group().all_reduce(tensor, ReduceOp::sum, "bucket").wait();
+          world.group().all_reduce(warm, ReduceOp::sum, "next").wait();
+          world.group().all_reduce(warm, ReduceOp::sum, "next").wait();
+        });
+        EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #2 (\"bucket\", "), HasSubstr("4.00 kB"), HasSubstr("1.60 kB")));
+      },
+      soon());
+  EXPECT_THAT(lines, IsEmpty());
+}
+
+TEST(MismatchTest, DifferentOperationsAreNamed) {
+  const auto lines = run_ranks(
+      2,
+      [](World& world) {
+        auto tensor = torch::ones({64});
+        auto whole = torch::ones({128});
+        const std::string error = peer_error([&] {
+          if (world.rank() == 0) {
+            world.group().all_gather(whole, tensor, "parameters").wait();
+          } else {
+            world.group().broadcast(tensor, 1, "weights").wait();
+          }
+          world.group().barrier().wait();
+        });
+        EXPECT_THAT(error, AllOf(HasSubstr("all_gather #1 (\"parameters\", 512 B)"), HasSubstr("broadcast #1 (\"weights\", 256 B)")));
+      },
+      soon());
+  EXPECT_THAT(lines, IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::comm

@@ -1,0 +1,83 @@
+#include <trireme/comm/world.h>
+
+#include "tests/support/run_ranks.h"
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::comm {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(NullGroupTest, AGroupOfOneDoesEverythingAtOnce) {
+  const Group group;
+  EXPECT_EQ(group.size(), 1);
+  EXPECT_EQ(group.rank(), 0);
+  EXPECT_STREQ(group.backend(), "null");
+  auto in = torch::arange(6, torch::kFloat32);
+  auto out = torch::zeros({6});
+  group.all_reduce(in).wait();
+  group.reduce_scatter(out, in).wait();
+  EXPECT_TRUE(torch::equal(out, in));
+  out.zero_();
+  group.all_gather(out, in).wait();
+  EXPECT_TRUE(torch::equal(out, in));
+  out.zero_();
+  group.all_to_all(out, in).wait();
+  EXPECT_TRUE(torch::equal(out, in));
+  group.broadcast(in, 0).wait();
+  EXPECT_TRUE(group.barrier().done());
+  EXPECT_EQ(group.bytes_sent(), 0);
+  EXPECT_EQ(group.allocate(10, torch::kHalf).numel(), 10);
+}
+
+TEST(TensorCheckTest, SaysWhatIsWrongWithATensor) {
+  const Group group;
+  EXPECT_THAT(refusal([&] { group.all_reduce(torch::ones({2, 3}).t(), ReduceOp::sum, "weights"); }),
+              testing::AllOf(HasSubstr("all_reduce \"weights\" in group \"self\""), HasSubstr("not contiguous"), HasSubstr(".contiguous()")));
+  EXPECT_THAT(refusal([&] { group.all_reduce(at::Tensor()); }), HasSubstr("undefined"));
+  EXPECT_THAT(refusal([&] { group.broadcast(torch::ones({2}), 1); }), HasSubstr("rank 1 is not in a group of 1"));
+  EXPECT_THAT(refusal([&] { group.broadcast(torch::ones({2}), -1); }), HasSubstr("rank -1"));
+  EXPECT_THAT(refusal([&] { group.send(torch::ones({2}), 0); }), HasSubstr("this rank itself"));
+  EXPECT_THAT(refusal([&] { group.all_gather(torch::ones({3}), torch::ones({2})); }), HasSubstr("1 x 2 elements, it has 3"));
+  EXPECT_THAT(refusal([&] { group.all_gather(torch::ones({2}), torch::ones({2}, torch::kHalf)); }), HasSubstr("Float, Half"));
+  EXPECT_THAT(refusal([&] { group.all_reduce(torch::ones({2}, torch::device(torch::kMeta))); }), HasSubstr("meta"));
+}
+
+TEST(TensorCheckTest, RefusesWhatDoesNotDivide) {
+  EXPECT_THAT(test::run_ranks(2,
+                              [](World& world) {
+                                const Group& group = world.group();
+                                auto three = torch::ones({3});
+                                auto other = torch::ones({3});
+                                EXPECT_THAT(refusal([&] { group.reduce_scatter(torch::ones({1}), three); }), HasSubstr("2 x 1 elements, it has 3"));
+                                EXPECT_THAT(refusal([&] { group.all_to_all(other, three); }), HasSubstr("3 elements do not divide among 2"));
+                                EXPECT_THAT(refusal([&] { group.all_to_all(three.narrow(0, 0, 2), three.narrow(0, 0, 2)); }), HasSubstr("same memory"));
+                                EXPECT_THAT(refusal([&] { world.subgroup({0, 2}, "bad"); }), HasSubstr("different ranks between 0 and 1"));
+                                EXPECT_THAT(refusal([&] { world.subgroup({0, 0}, "bad"); }), HasSubstr("\"bad\""));
+                                EXPECT_THAT(refusal([&] { world.subgroup({}, "bad"); }), HasSubstr("\"bad\""));
+                                // None of these has used up a number or disturbed the others.
+                                group.all_reduce(three).wait();
+                                EXPECT_EQ(three[0].item<float>(), 2.0F);
+                                world.close();
+                                world.close();
+                                EXPECT_THAT(refusal([&] { group.all_reduce(three); }), HasSubstr("after its world was closed"));
+                                EXPECT_THAT(refusal([&] { world.subgroup({0, 1}, "late"); }), HasSubstr("closed world"));
+                              }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::comm

@@ -1,0 +1,333 @@
+#include <trireme/base/error.h>
+#include <trireme/config/deepspeed_json.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::config {
+namespace {
+
+using optim::OptimizerOptions;
+using optim::ScheduleOptions;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+EngineConfig read(const std::string& text) {
+  return read_deepspeed(JsonNode::parse(text, "ds.json"));
+}
+
+std::string error_of(const std::string& text) {
+  try {
+    read(text);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct Bad {
+  const char* text;
+  const char* place; // position and path
+  const char* what;
+  const char* next;
+};
+
+void expect_errors(const std::vector<Bad>& all) {
+  for (const Bad& bad : all) {
+    SCOPED_TRACE(bad.text);
+    EXPECT_THAT(error_of(bad.text), AllOf(HasSubstr(std::string("[config] ds.json:") + bad.place), HasSubstr(bad.what),
+                                          HasSubstr(bad.next)));
+  }
+}
+
+TEST(DeepSpeedJsonTest, EmptyConfigHasDeepSpeedsDefaults) {
+  const EngineConfig config = read("{}");
+  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_FALSE(config.optimizer.has_value());
+  EXPECT_EQ(config.schedule.kind, ScheduleOptions::Kind::constant);
+  EXPECT_EQ(config.zero_stage, 0);
+  EXPECT_EQ(config.data_parallel.bucket_bytes, 25 << 20);
+  EXPECT_EQ(config.data_parallel.first_bucket_bytes, 1 << 20);
+  EXPECT_FALSE(config.steps_per_print.has_value());
+  EXPECT_EQ(config.csv_monitor.job_name, "DeepSpeedJobName");
+  EXPECT_EQ(config.checkpoint.tag_validation, checkpoint::TagValidation::warn);
+  EXPECT_THAT(config.notes, IsEmpty());
+}
+
+TEST(DeepSpeedJsonTest, ReadsAConfigAsInDeepSpeedsTutorials) {
+  const EngineConfig config = read(R"(
+// as in the tutorials, with everything that is not built yet switched off
+{
+  "train_batch_size": 16,
+  "train_micro_batch_size_per_gpu": 4,
+  "steps_per_print": 2000,
+  "optimizer": {
+    "type": "Adam",
+    "params": {"lr": 0.001, "betas": [0.8, 0.99], "eps": 1e-8, "weight_decay": 3e-7}
+  },
+  "scheduler": {
+    "type": "WarmupLR",
+    "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.002, "warmup_num_steps": 500, "warmup_type": "linear"}
+  },
+  "gradient_clipping": 0.5,
+  "prescale_gradients": true,
+  "gradient_predivide_factor": 2,
+  "gradient_allreduce_op": "sum",
+  "communication_data_type": "fp32",
+  "bf16": {"enabled": false},
+  "fp16": {"enabled": false, "loss_scale": 0, "loss_scale_window": 500, "hysteresis": 2, "min_loss_scale": 1, "initial_scale_power": 15},
+  "amp": {"enabled": false, "opt_level": "O1"},
+  "wall_clock_breakdown": true,
+  "memory_breakdown": true,
+  "dump_state": true,
+  "log_level": "warning",
+  "dataloader_drop_last": true,
+  "zero_optimization": {
+    "stage": 0,
+    "allgather_partitions": true, "reduce_scatter": true, "allgather_bucket_size": 5e8, "reduce_bucket_size": 1e6,
+    "contiguous_gradients": true,
+    "offload_optimizer": {"device": "none", "nvme_path": "/local_nvme", "pin_memory": true, "buffer_count": 8, "fast_init": true},
+    "offload_param": {"device": "none", "buffer_size": 1e8, "max_in_cpu": 1e9}
+  },
+  "pipeline": {"stages": 1, "partition": "best", "seed_layers": false},
+  "activation_checkpointing": {"partition_activations": false, "cpu_checkpointing": false, "number_checkpoints": null},
+  "aio": {"block_size": 1048576, "queue_depth": 8, "single_submit": false, "overlap_events": true},
+  "flops_profiler": {"enabled": false, "profile_step": 5, "module_depth": -1, "top_modules": 3, "detailed": true, "output_file": null},
+  "comms_logger": {"enabled": false, "verbose": true, "prof_ops": ["all_reduce"]},
+  "elasticity": {"enabled": false, "micro_batch_sizes": [8, 12]},
+  "curriculum_learning": {"enabled": false, "curriculum_type": "seqlen"},
+  "data_efficiency": {"enabled": false, "seed": 7},
+  "tensorboard": {"enabled": true, "output_path": "tb", "job_name": "a"},
+  "csv_monitor": {"enabled": true, "output_path": "csv", "job_name": "b"},
+  "wandb": {"enabled": false, "project": "p"},
+  "checkpoint": {"tag_validation": "FAIL", "load_universal": false, "parallel_write": {"pipeline_stage": false}},
+  "data_types": {"grad_accum_dtype": "fp32"},
+  "_comment": "notes are allowed", "x_mine": [1]
+})");
+  EXPECT_EQ(config.batch_for(2), (BatchTriple{16, 4, 2}));
+  EXPECT_EQ(config.batch.where, "ds.json:4:23");
+  EXPECT_EQ(config.steps_per_print, 2000);
+  ASSERT_TRUE(config.optimizer.has_value());
+  EXPECT_EQ(config.optimizer->kind, OptimizerOptions::Kind::adam);
+  EXPECT_TRUE(config.optimizer->adam.decoupled_weight_decay) << "Adam means AdamW";
+  EXPECT_EQ(config.optimizer->adam.beta1, 0.8);
+  EXPECT_EQ(config.optimizer->adam.beta2, 0.99);
+  EXPECT_EQ(config.optimizer->adam.weight_decay, 3e-7);
+  EXPECT_EQ(config.schedule.kind, ScheduleOptions::Kind::warmup);
+  EXPECT_EQ(config.schedule.warmup_max_lr, 0.002);
+  EXPECT_EQ(config.schedule.warmup_num_steps, 500);
+  EXPECT_EQ(config.schedule.warmup_type, ScheduleOptions::Warmup::linear);
+  EXPECT_EQ(config.gradient_clipping, 0.5);
+  EXPECT_TRUE(config.data_parallel.prescale_gradients);
+  EXPECT_EQ(config.data_parallel.gradient_predivide_factor, 2);
+  EXPECT_EQ(config.data_parallel.op, parallel::DataParallelOptions::Op::sum);
+  EXPECT_EQ(config.data_parallel.bucket_bytes, 4000000);
+  EXPECT_TRUE(config.wall_clock_breakdown && config.memory_breakdown && config.dump_state &&
+              config.dataloader_drop_last);
+  EXPECT_EQ(config.log_level, "warning");
+  EXPECT_TRUE(config.tensorboard.enabled && config.csv_monitor.enabled);
+  EXPECT_EQ(config.tensorboard.output_path, "tb");
+  EXPECT_EQ(config.csv_monitor.job_name, "b");
+  EXPECT_EQ(config.checkpoint.tag_validation, checkpoint::TagValidation::fail);
+  EXPECT_THAT(config.notes, IsEmpty());
+  EXPECT_EQ(config.source["zero_optimization"]["reduce_bucket_size"], 1e6);
+}
+
+TEST(DeepSpeedJsonTest, NotesSayWhatHasNoEffect) {
+  EXPECT_THAT(
+      read(R"({"disable_allgather": true, "zero_optimization": {"overlap_comm": false}})").notes,
+      ElementsAre(AllOf(HasSubstr("ds.json:1:67: zero_optimization.overlap_comm has no effect"),
+                        HasSubstr("during the backward pass")),
+                  HasSubstr("ds.json:1:23: disable_allgather has no effect: DeepSpeed reads it and never uses it.")));
+  EXPECT_THAT(read(R"({"zero_optimization": {"reduce_bucket_size": 5e8}})").notes,
+              ElementsAre(AllOf(HasSubstr("zero_optimization.reduce_bucket_size"), HasSubstr("2.00 GB"))));
+  EXPECT_THAT(read(R"({"optimizer": {"type": "Adam", "params": {"torch_adam": true}}})").notes,
+              ElementsAre(HasSubstr("optimizer.params.torch_adam has no effect")));
+}
+
+// clang-format off: a fixture is a line.
+
+TEST(DeepSpeedJsonTest, MisspeltKeysAreRefusedEverywhere) {
+  expect_errors({
+      {R"({"gradient_clipp1ng": 1.0})", "1:23: gradient_clipp1ng:", "unknown key", "Did you mean \"gradient_clipping\"?"},
+      {R"({"zero_optimisation": {}})", "1:23: zero_optimisation:", "unknown key", "\"zero_optimization\""},
+      {R"({"zero_optimization": {"stages": 1}})", "1:34: zero_optimization.stages:", "unknown key", "\"stage\""},
+      {"{\"optimizer\":\n {\"type\": \"Adam\", \"params\": {\"learning_rate\": 1}}}", "2:47: optimizer.params.learning_rate:", "unknown key", "Known: lr, betas"},
+      {R"({"optimizer": {"type": "Adam", "param": {}}})", "1:41: optimizer.param:", "unknown key", "\"params\""},
+      {R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.99]}}})", "1:51: optimizer.params.betas:", "unknown key", "Known: lr, momentum"},
+      {R"({"activation_checkpointing": {"partitioned_activations": true}})", "1:58: activation_checkpointing.partitioned_activations:", "unknown key", "\"partition_activations\""},
+      {R"({"fp16": {"enabled": false, "los_scale": 1}})", "1:42: fp16.los_scale:", "unknown key", "\"loss_scale\""},
+      {R"({"checkpoint": {"parallel_write": {"pipe_stage": true}}})", "1:50: checkpoint.parallel_write.pipe_stage:", "unknown key", "Known: pipeline_stage."},
+      {R"({"scheduler": {"type": "WarmupLR", "params": {"warm_num_steps": 10}}})", "1:65: scheduler.params.warm_num_steps:", "unknown key", "\"warmup_num_steps\""},
+      {R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 10}}})", "1:66: scheduler.params.total_num_steps:", "unknown key", ""},
+      {R"({"train_batch_sise": 8})", "1:22: train_batch_sise:", "unknown key", "\"train_batch_size\""},
+  });
+}
+
+TEST(DeepSpeedJsonTest, ValuesOfTheWrongKindOrRangeAreRefused) {
+  expect_errors({
+      {R"([1])", "1:1:", "must be an object, found an array", ""},
+      {R"({"train_batch_size": "16"})", "1:22: train_batch_size:", "must be a whole number, found a string (\"16\")", ""},
+      {R"({"train_batch_size": 1.5})", "1:22: train_batch_size:", "must be a whole number", ""},
+      {R"({"train_batch_size": 0})", "1:22: train_batch_size:", "must be a whole number >= 1, found 0", ""},
+      {R"({"gradient_clipping": -1})", "1:23: gradient_clipping:", "must be a number >= 0, found -1", ""},
+      {R"({"gradient_clipping": true})", "1:23: gradient_clipping:", "must be a number, found true or false", ""},
+      {R"({"gradient_predivide_factor": 0})", "1:31: gradient_predivide_factor:", "must be a number > 0, found 0", ""},
+      {R"({"gradient_allreduce_op": "avg"})", "1:27: gradient_allreduce_op:", "\"avg\" is not one of the choices", "Known: mean, sum."},
+      {R"({"log_level": "warn"})", "1:15: log_level:", "not one of the choices", "Known: debug, info, warning, error."},
+      {R"({"optimizer": "Adam"})", "1:15: optimizer:", "must be an object, found a string", ""},
+      {R"({"wall_clock_breakdown": 1})", "1:26: wall_clock_breakdown:", "must be true or false, found a whole number", ""},
+      {R"({"optimizer": {"type": "Adam", "params": {"lr": -1}}})", "1:49: optimizer.params.lr:", "must be a number >= 0", ""},
+      {R"({"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}})", "1:49: optimizer.params.lr:", "found a string (\"1e-3\")", ""},
+      {R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9, 1.0]}}})", "1:58: optimizer.params.betas[1]:", "from 0 to below 1, found 1.0", ""},
+      {R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}})", "1:52: optimizer.params.betas:", "must be two numbers, found 1", "[0.9, 0.999]"},
+      {R"({"checkpoint": {"tag_validation": "Wern"}})", "1:35: checkpoint.tag_validation:", "\"Wern\" is not one of the choices", "\"Warn\""},
+      {R"({"zero_optimization": {"stage": 4}})", "1:33: zero_optimization.stage:", "must be a whole number from 0 to 3, found 4", ""},
+      {R"({"fp16": {"enabled": false, "loss_scale_window": 0}})", "1:50: fp16.loss_scale_window:", "must be a whole number >= 1", ""},
+      {R"({"fp16": {"enabled": "yes"}})", "1:22: fp16.enabled:", "must be true or false", ""},
+      {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": [0, 0]}}})", "1:64: scheduler.params.warmup_min_lr:", "must be a number, found an array", ""},
+  });
+}
+
+TEST(DeepSpeedJsonTest, WhatIsNotBuiltSaysNotYet) {
+  expect_errors({
+      {R"({"zero_optimization": {"stage": 2}})", "1:33: zero_optimization.stage:", "not yet: ", "Leave it out or write 0."},
+      {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})", "1:56: zero_optimization.offload_optimizer.device:", "not yet: ", "write \"none\""},
+      {R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/n"}}})", "1:52: zero_optimization.offload_param.device:", "not yet: ", ""},
+      {R"({"fp16": {"enabled": true, "loss_scale": 0}})", "1:22: fp16.enabled:", "not yet: ", "write false"},
+      {R"({"bf16": {"enabled": true}})", "1:22: bf16.enabled:", "not yet: ", "write false"},
+      {R"({"torch_autocast": {"enabled": true, "dtype": "bfloat16"}})", "1:32: torch_autocast.enabled:", "not yet: ", ""},
+      {R"({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}})", "1:24: optimizer.type:", "not yet: Lamb is not among Adam, AdamW, SGD", "use AdamW"},
+      {R"({"optimizer": {"type": "OneBitAdam"}})", "1:24: optimizer.type:", "not yet: OneBitAdam", "uncompressed"},
+      {R"({"optimizer": {"type": "ZeroOneAdam"}})", "1:24: optimizer.type:", "not yet: ZeroOneAdam", ""},
+      {R"({"optimizer": {"type": "lion"}})", "1:24: optimizer.type:", "not yet: Lion", ""},
+      {R"({"optimizer": {"type": "Adagrad"}})", "1:24: optimizer.type:", "not yet: Adagrad", ""},
+      {R"({"optimizer": {"type": "RMSprop"}})", "1:24: optimizer.type:", "not yet: RMSprop", ""},
+      {R"({"pipeline": {"stages": 2}})", "1:25: pipeline.stages:", "not yet: ", "\"auto\" or 1"},
+      {R"({"activation_checkpointing": {"cpu_checkpointing": true}})", "1:52: activation_checkpointing.cpu_checkpointing:", "not yet: ", ""},
+      {R"({"sparse_attention": {"mode": "fixed"}})", "1:22: sparse_attention:", "not yet: attention is dense", "Leave it out."},
+      {R"({"flops_profiler": {"enabled": true}})", "1:32: flops_profiler.enabled:", "not yet: ", "wall_clock_breakdown"},
+      {R"({"tensor_parallel": {"autotp_size": 2}})", "1:37: tensor_parallel.autotp_size:", "not yet: ", ""},
+      {R"({"elasticity": {"enabled": true}})", "1:28: elasticity.enabled:", "not yet: ", "train_batch_size"},
+      {R"({"curriculum_learning": {"enabled": true}})", "1:25: curriculum_learning:", "not yet: ", ""},
+      {R"({"communication_data_type": "fp16"})", "1:29: communication_data_type:", "not yet: ", "\"fp32\""},
+      {R"({"data_types": {"grad_accum_dtype": "bf16"}})", "1:37: data_types.grad_accum_dtype:", "not yet: ", "\"fp32\""},
+      {R"({"sparse_gradients": true})", "1:22: sparse_gradients:", "not yet: ", "write false"},
+      {R"({"checkpoint": {"writer": {"type": "fast"}}})", "1:27: checkpoint.writer:", "not yet: ", ""},
+  });
+}
+
+TEST(DeepSpeedJsonTest, WhatIsOutsideSaysWhatToDoInstead) {
+  expect_errors({
+      {R"({"amp": {"enabled": true}})", "1:21: amp.enabled:", "not supported: apex is a Python package", "fp16"},
+      {R"({"bfloat16": {"enabled": true}})", "1:14: bfloat16:", "not supported: ", "\"bf16\""},
+      {R"({"zero_optimization": true})", "1:23: zero_optimization:", "long deprecated", R"({"stage": 0})"},
+      {R"({"zero_optimization": {"cpu_offload": true}})", "1:39: zero_optimization.cpu_offload:", "not supported: ", R"("offload_optimizer": {"device": "cpu"})"},
+      {R"({"zero_optimization": {"cpu_offload_param": true}})", "1:45: zero_optimization.cpu_offload_param:", "not supported: ", "offload_param"},
+      {R"({"zero_optimization": {"stage3_gather_fp16_weights_on_model_save": true}})", "1:68: zero_optimization.stage3_gather_fp16", "not supported: ", "stage3_gather_16bit_weights_on_model_save"},
+      {R"({"zero_optimization": {"zero_quantized_weights": true}})", "1:50: zero_optimization.zero_quantized_weights:", "ZeRO++", "Leave it out"},
+      {R"({"zero_optimization": {"offload_optimizer": {"device": "none", "super_offload": true}, "mics_shard_size": 2}})", "1:107: zero_optimization.mics_shard_size:", "MiCS", ""},
+      {R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}})", "1:60: optimizer.params.max_grad_norm:", "not supported: ", "\"gradient_clipping\""},
+      {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "1:54: optimizer.params.amsgrad:", "not supported: ", ""},
+      {R"({"optimizer": {"type": "Muon"}})", "1:24: optimizer.type:", "not supported: Muon", "AdamW"},
+      {R"({"optimizer": {"type": "Adem"}})", "1:24: optimizer.type:", "not one of the choices", "Did you mean \"Adam\"?"},
+      {R"({"optimizer": {"type": "NovoGrad"}})", "1:24: optimizer.type:", "not one of the choices", "Known: Adam, AdamW, SGD."},
+      {R"({"scheduler": {"type": "StepLR"}})", "1:24: scheduler.type:", "not one of the choices", "Known: WarmupLR"},
+      {R"({"fp32_allreduce": true})", "1:20: fp32_allreduce:", "not supported: ", "communication_data_type"},
+      {R"({"wandb": {"enabled": true}})", "1:11: wandb:", "not supported: ", "tensorboard"},
+      {R"({"autotuning": {"enabled": true}})", "1:16: autotuning:", "not supported: ", "trireme estimate"},
+      {R"({"compression_training": {"weight_quantization": {}}})", "1:26: compression_training:", "not supported: ", ""},
+      {R"({"aio": {"thread_count": 4}})", "1:26: aio.thread_count:", "not supported: ", "intra_op_parallelism"},
+      {R"({"bf16": {"enabled": true}, "fp16": {"enabled": true}})", "1:22: bf16.enabled:", "fp16 is enabled as well, at ds.json:1:49", "Enable one"},
+      {R"({"train_batch_size": "auto"})", "1:22: train_batch_size:", "Hugging Face", "Write a whole number >= 1, or leave the key out."},
+      {R"({"gradient_clipping": "auto"})", "1:23: gradient_clipping:", "Hugging Face", ""},
+      {R"({"zero_optimization": {"reduce_bucket_size": "auto"}})", "1:46: zero_optimization.reduce_bucket_size:", "Hugging Face", ""},
+      {R"({"fp16": {"enabled": "auto"}})", "1:22: fp16.enabled:", "Hugging Face", ""},
+  });
+}
+
+TEST(DeepSpeedJsonTest, SettingsThatContradictEachOther) {
+  expect_errors({
+      {R"({"optimizer": {"params": {}}})", "1:15: optimizer:", "the key \"type\" is missing", ""},
+      {R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})", "1:59: optimizer.params.adam_w_mode:", "ds.json:1:24 asks for AdamW", "\"type\": \"Adam\""},
+      {R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", "1:54: optimizer.params.nesterov:", "needs momentum > 0", ""},
+      {R"({"scheduler": {"type": "WarmupDecayLR"}})", "1:15: scheduler:", "WarmupDecayLR needs \"params\": {\"total_num_steps\"", ""},
+      {R"({"scheduler": {"type": "WarmupCosineLR", "params": {"cos_min_ratio": 0}}})", "1:52: scheduler.params:", "\"total_num_steps\" is missing", ""},
+      {R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1}}})", "1:46: scheduler.params:", "\"cycle_max_lr\" is missing", ""},
+      {R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.01}}})", "1:63: scheduler.params.cycle_min_lr:", "is more than cycle_max_lr, 0.01, at ds.json:1:84", ""},
+      {R"({"scheduler": {"params": {}}})", "1:15: scheduler:", "the key \"type\" is missing", ""},
+  });
+}
+
+// clang-format on
+
+TEST(DeepSpeedJsonTest, AdamModes) {
+  const auto adam = [](const char* text) { return read(text).optimizer->adam; };
+  EXPECT_TRUE(adam(R"({"optimizer": {"type": "adamw"}})").decoupled_weight_decay);
+  EXPECT_TRUE(adam(R"({"optimizer": {"type": "ADAM"}})").decoupled_weight_decay);
+  EXPECT_FALSE(adam(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})").decoupled_weight_decay);
+  EXPECT_FALSE(adam(R"({"optimizer": {"type": "Adam", "params": {"bias_correction": false}}})").bias_correction);
+  EXPECT_EQ(adam(R"({"optimizer": {"type": "Adam", "params": null}})").lr, 1e-3);
+}
+
+TEST(DeepSpeedJsonTest, Sgd) {
+  const auto config = read(
+      R"({"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": true, "weight_decay": 1e-4}}})");
+  EXPECT_EQ(config.optimizer->kind, OptimizerOptions::Kind::sgd);
+  EXPECT_EQ(config.optimizer->lr(), 0.1);
+  EXPECT_EQ(config.optimizer->sgd.momentum, 0.9);
+  EXPECT_TRUE(config.optimizer->sgd.nesterov);
+  EXPECT_EQ(config.optimizer->weight_decay(), 1e-4);
+}
+
+TEST(DeepSpeedJsonTest, SchedulesAndTheirDefaults) {
+  const auto schedule = [](const std::string& type, const std::string& params) {
+    return read(R"({"scheduler": {"type": ")" + type + R"(", "params": )" + params + "}}").schedule;
+  };
+  const auto warmup = schedule("WarmupLR", "{}");
+  EXPECT_EQ(warmup.warmup_max_lr, std::nullopt);
+  EXPECT_EQ(warmup.warmup_num_steps, 1000);
+  EXPECT_EQ(warmup.warmup_type, ScheduleOptions::Warmup::log);
+  const auto decay = schedule("WarmupDecayLR", R"({"total_num_steps": 5000})");
+  EXPECT_EQ(decay.kind, ScheduleOptions::Kind::warmup_decay);
+  EXPECT_EQ(decay.total_num_steps, 5000);
+  EXPECT_EQ(decay.warmup_max_lr, 0.001);
+  const auto cosine = schedule("WarmupCosineLR", R"({"total_num_steps": 5000, "warmup_min_ratio": 0.1})");
+  EXPECT_EQ(cosine.kind, ScheduleOptions::Kind::warmup_cosine);
+  EXPECT_EQ(cosine.warmup_min_ratio, 0.1);
+  EXPECT_EQ(cosine.cos_min_ratio, 1e-4);
+  const auto cycle = schedule("onecycle", R"({"cycle_min_lr": 0.1, "cycle_max_lr": 1, "cycle_second_step_size": 30})");
+  EXPECT_EQ(cycle.kind, ScheduleOptions::Kind::one_cycle);
+  EXPECT_EQ(cycle.cycle_second_step_size, 30);
+  EXPECT_EQ(cycle.cycle_second_stair_count, std::nullopt);
+  EXPECT_EQ(cycle.cycle_max_mom, 0.9);
+  const auto range = schedule("LRRangeTest", R"({"lr_range_test_staircase": true})");
+  EXPECT_EQ(range.kind, ScheduleOptions::Kind::lr_range_test);
+  EXPECT_EQ(range.lr_range_test_min_lr, 1e-3);
+  EXPECT_TRUE(range.lr_range_test_staircase);
+}
+
+TEST(DeepSpeedJsonTest, ScheduleNotes) {
+  EXPECT_THAT(
+      read(
+          R"({"optimizer": {"type": "Adam", "params": {"lr": 3e-4}}, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 5000}}})")
+          .notes,
+      ElementsAre(AllOf(HasSubstr("rises to 0.001"), HasSubstr("0.0003"), HasSubstr("warmup_max_lr"))));
+  EXPECT_THAT(read(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 500}}})").notes,
+              ElementsAre(AllOf(HasSubstr("ds.json:1:72: scheduler.params.total_num_steps"), HasSubstr("step 1000"))));
+}
+
+TEST(DeepSpeedJsonTest, WhatWasUnderstoodReadsBackTheSame) {
+  for (
+      const char* text :
+      {"{}", R"({"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"adam_w_mode": false, "lr": 0.1}}})",
+       R"({"optimizer": {"type": "SGD"}, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}}})",
+       R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 2000}}, "checkpoint": {"tag_validation": "ignore"}})"}) {
+    const auto once = to_json(read(text));
+    EXPECT_EQ(to_json(read(once.dump())), once);
+  }
+}
+
+} // namespace
+} // namespace trireme::config

@@ -1,0 +1,184 @@
+#include <trireme/data/tokenizer.h>
+
+#include <trireme/base/error.h>
+
+#include "temporary_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace trireme::data {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr const char* kTiny = R"({
+  "version": "1.0",
+  "truncation": null,
+  "added_tokens": [
+    {"id": 6, "content": "<e>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}
+  ],
+  "normalizer": null,
+  "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+  "post_processor": {"type": "ByteLevel"},
+  "decoder": {"type": "ByteLevel"},
+  "model": {
+    "type": "BPE", "dropout": null, "unk_token": null, "fuse_unk": false, "byte_fallback": false,
+    "vocab": {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4, "abab": 5},
+    "merges": [
+      "a b",
+      ["Ġ", "ab"],
+      "ab ab"
+    ]
+  }
+})";
+
+class TokenizerFileTest : public TemporaryFolderTest {
+ protected:
+  // Reads kTiny with `from` replaced by `to` and returns the complaint, "" when there is none.
+  std::string complaint(const std::string& from, const std::string& to) {
+    std::string content = kTiny;
+    const size_t at = content.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    content.replace(at, from.size(), to);
+    return complaint_of(write("tokenizer.json", content));
+  }
+
+  static std::string complaint_of(const std::string& spec) {
+    return input_error([&] { make_tokenizer(spec); });
+  }
+};
+
+TEST_F(TokenizerFileTest, ReadsAFileByHand) {
+  const auto tokenizer = make_tokenizer(write("tokenizer.json", kTiny));
+  EXPECT_THAT(tokenizer->encode("abab ab<e>ba"), ElementsAre(5, 4, 6, 1, 0));
+  EXPECT_THAT(tokenizer->encode("ababab"), ElementsAre(5, 3));
+  EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{5, 4, 6, 1, 0}), "abab ab<e>ba");
+  EXPECT_EQ(tokenizer->vocab_size(), 7);
+  EXPECT_THAT(tokenizer->describe(), AllOf(HasSubstr("7 tokens"), HasSubstr("tokenizer.json")));
+}
+
+TEST_F(TokenizerFileTest, OutOfTwoFilesWithTheSameNamesAsGpt2) {
+  const std::string vocab = R"({"a": 0, "b": 1, "ab": 3, "<|endoftext|>": 7})";
+  for (const auto& [vocab_name, merges_name] : {std::pair("vocab.json", "merges.txt"), std::pair("encoder.json", "vocab.bpe")}) {
+    write(vocab_name, vocab);
+    write(merges_name, "#version: 0.2\r\na b\r\n\n");
+    const auto tokenizer = make_tokenizer(folder_);
+    EXPECT_THAT(tokenizer->encode("aba<|endoftext|>"), ElementsAre(3, 0, 7));
+    EXPECT_EQ(tokenizer->vocab_size(), 8);
+    EXPECT_THROW(tokenizer->decode(std::vector<int32_t>{2}), InputError); // a hole in the ids
+    EXPECT_EQ(complaint_of((folder_ / vocab_name).string()), "");
+    std::filesystem::remove(folder_ / merges_name);
+    EXPECT_THAT(complaint_of(folder_.string()), AllOf(HasSubstr(vocab_name), HasSubstr(merges_name)));
+    EXPECT_THAT(complaint_of((folder_ / vocab_name).string()), HasSubstr("merges"));
+    std::filesystem::remove(folder_ / vocab_name);
+  }
+}
+
+TEST_F(TokenizerFileTest, AByteWithoutTokenIsAnError) {
+  const auto tokenizer = make_tokenizer(write("tokenizer.json", kTiny));
+  try {
+    tokenizer->encode("ab abc");
+    FAIL() << "c has no token";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("byte 99"), HasSubstr("tokenizer.json")));
+  }
+}
+
+TEST_F(TokenizerFileTest, RefusesByNameWhatWouldChangeTheIds) {
+  const std::pair<const char*, const char*> model[] = {
+      {R"("type": "BPE")", R"("type": "WordPiece")"}, {R"("type": "BPE")", R"("type": "Unigram")"}, {R"("type": "BPE")", R"("type": "WordLevel")"}};
+  for (const auto& [from, to] : model) {
+    EXPECT_THAT(complaint(from, to), AllOf(HasSubstr(std::string(to).substr(9)), HasSubstr("json:11:12"), HasSubstr("Supported: model BPE")));
+  }
+  EXPECT_THAT(complaint(R"("normalizer": null)", R"("normalizer": {"type": "NFC"})"), AllOf(HasSubstr("NFC"), HasSubstr("json:7:")));
+  EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Whitespace", "add)"), AllOf(HasSubstr("Whitespace"), HasSubstr("json:8:")));
+  EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Sequence", "add)"), HasSubstr("\"Sequence\""));
+  EXPECT_THAT(complaint(R"("decoder": {"type": "ByteLevel"})", R"("decoder": {"type": "WordPiece"})"), HasSubstr("decoder \"WordPiece\""));
+  EXPECT_THAT(complaint(R"("dropout": null)", R"("dropout": 0.1)"), HasSubstr("dropout 0.1"));
+  EXPECT_THAT(complaint(R"("byte_fallback": false)", R"("byte_fallback": true)"), HasSubstr("byte_fallback"));
+  EXPECT_THAT(complaint(R"("fuse_unk": false)", R"("continuing_subword_prefix": "##")"), HasSubstr("continuing_subword_prefix"));
+  EXPECT_THAT(complaint(R"("fuse_unk": false)", R"("end_of_word_suffix": "</w>")"), HasSubstr("end_of_word_suffix"));
+  EXPECT_THAT(complaint(R"("single_word": false)", R"("single_word": true)"), AllOf(HasSubstr("single_word"), HasSubstr("<e>")));
+  EXPECT_EQ(complaint(R"("dropout": null)", R"("dropout": 0.0, "continuing_subword_prefix": "", "end_of_word_suffix": null)"), "");
+  EXPECT_EQ(complaint(R"("type": "BPE", )", ""), ""); // old files do not say it
+}
+
+TEST_F(TokenizerFileTest, NamesFileLineAndTokenOfWhatIsWrong) {
+  EXPECT_THAT(complaint("\"a b\"", "\"a c\""), AllOf(HasSubstr("tokenizer.json:15:7"), HasSubstr("\"c\"")));
+  EXPECT_THAT(complaint("\"a b\"", "\"b a\""), AllOf(HasSubstr("json:15:"), HasSubstr("\"ba\"")));
+  EXPECT_THAT(complaint("\"a b\"", "\"ab\""), AllOf(HasSubstr("json:15:"), HasSubstr("two tokens")));
+  EXPECT_THAT(complaint("\"a b\"", "\"a  b\""), HasSubstr("two tokens"));
+  EXPECT_THAT(complaint("\"a b\"", "[\"a\"]"), AllOf(HasSubstr("json:15:"), HasSubstr("found 1")));
+  EXPECT_THAT(complaint("\"a b\"", "7"), HasSubstr("json:15:"));
+  EXPECT_THAT(complaint("\"a b\"", "[1, 2]"), HasSubstr("json:15:"));
+  EXPECT_THAT(complaint("\"merges\"", "\"mergers\""), HasSubstr("merges"));
+  EXPECT_THAT(complaint("\"vocab\"", "\"vocabulary\""), HasSubstr("vocab"));
+  EXPECT_THAT(complaint("\"b\": 1", "\"b\": 0"), HasSubstr("two tokens have the id 0"));
+  EXPECT_THAT(complaint("\"b\": 1", "\"b\": -1"), HasSubstr("-1"));
+  EXPECT_THAT(complaint("\"b\": 1", "\"b\": 4294967296"), HasSubstr("4294967296"));
+  EXPECT_THAT(complaint("\"b\": 1", "\"b\": 2147483647"), HasSubstr("2147483647"));
+  EXPECT_THAT(complaint("\"b\": 1", "\"b\": 1.5"), HasSubstr("json:13:"));
+  EXPECT_THAT(complaint("\"b\": 1", "\"a\": 1"), HasSubstr("twice"));
+  EXPECT_THAT(complaint("\"id\": 6", "\"id\": 8"), AllOf(HasSubstr("json:5:"), HasSubstr("the id 8"), HasSubstr("6")));
+  EXPECT_THAT(complaint("\"content\": \"<e>\"", "\"content\": \"ab\""), AllOf(HasSubstr("the id 6"), HasSubstr("3")));
+  EXPECT_THAT(complaint("\"add_prefix_space\": false, ", ""), HasSubstr("add_prefix_space"));
+
+  const std::string vocab = write("vocab.json", R"({"a": 0, "b": 1, "ab": 2})");
+  write("merges.txt", "#version: 0.2\na b\nab c\n");
+  EXPECT_THAT(complaint_of(vocab), AllOf(HasSubstr("merges.txt:3"), HasSubstr("\"c\"")));
+  write("merges.txt", "a b\n\nab a\n");
+  EXPECT_THAT(complaint_of(vocab), HasSubstr("merges.txt:2"));
+  write("vocab.json", "{}");
+  EXPECT_THAT(complaint_of(vocab), HasSubstr("empty"));
+  write("vocab.json", "[\"a\"]");
+  EXPECT_THAT(complaint_of(vocab), HasSubstr("vocab.json:1:1"));
+}
+
+TEST_F(TokenizerFileTest, NamesWhatASpecMayBe) {
+  EXPECT_THAT(complaint_of("byte"), AllOf(HasSubstr("Did you mean \"bytes\""), HasSubstr("tokenizer.json")));
+  EXPECT_THAT(complaint_of(""), HasSubstr("neither"));
+  EXPECT_THAT(complaint_of((folder_ / "missing.json").string()), HasSubstr("missing.json"));
+  EXPECT_THAT(complaint_of(folder_.string()), HasSubstr("has no tokenizer"));
+}
+
+TEST_F(TokenizerFileTest, DamagedFilesAreInputErrorsAndNothingElse) {
+  const std::string whole = kTiny;
+  const auto complaint_about = [&](const std::string& content) {
+    // Some file systems write a file that is shortened to nothing to the disk at once; a new one is quick.
+    std::filesystem::remove(folder_ / "tokenizer.json");
+    return complaint_of(write("tokenizer.json", content));
+  };
+  for (size_t size = 0; size + 1 < whole.size(); ++size) {
+    EXPECT_NE(complaint_about(whole.substr(0, size)), "") << size;
+  }
+  std::mt19937 random(99);
+  int accepted = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::string content = whole;
+    for (uint32_t left = 1 + random() % 3; left > 0; --left) {
+      const size_t at = random() % content.size();
+      switch (random() % 3) {
+        case 0:
+          content[at] = static_cast<char>(random());
+          break;
+        case 1:
+          content.erase(at, 1 + random() % 8);
+          break;
+        default:
+          content.insert(at, content.substr(random() % content.size(), 1 + random() % 12));
+      }
+    }
+    // Anything but InputError leaves the test as a failure.
+    accepted += complaint_about(content).empty();
+  }
+  EXPECT_GT(accepted, 0);
+  EXPECT_LT(accepted, 2000);
+}
+
+} // namespace
+} // namespace trireme::data

@@ -1,0 +1,138 @@
+#include "small_run.h"
+
+#include <trireme/base/error.h>
+#include <trireme/checkpoint/checkpoint.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using test::run_ranks;
+using testing::IsEmpty;
+
+class ResumeTest : public testing::TestWithParam<int> {
+ protected:
+  ResumeTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_resume_", ::getpid())) {}
+  ~ResumeTest() override {
+    fs::remove_all(folder_);
+  }
+  fs::path folder_;
+};
+
+// Shuffled data and dropout: position and random state must come back too.
+TEST_P(ResumeTest, ContinuesBitForBit) {
+  const fs::path folder = folder_;
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [folder](comm::World& world) {
+                          torch::manual_seed(77 + world.rank());
+                          SmallRun whole(world, small_config(48, 2), true, 0.2);
+                          std::vector<double> losses;
+                          for (int step = 0; step < 9; ++step) {
+                            losses.push_back(whole.engine().train_batch().item<double>());
+                          }
+                          torch::manual_seed(77 + world.rank());
+                          {
+                            SmallRun first(world, small_config(48, 2), true, 0.2);
+                            for (int step = 0; step < 5; ++step) {
+                              first.engine().train_batch();
+                            }
+                            first.engine().save_checkpoint(folder, "", {{"note", "hello"}});
+                            first.engine().train_batch(); // what happens after the save must not matter
+                          }
+                          torch::manual_seed(5);
+                          SmallRun second(world, small_config(48, 2), true, 0.2);
+                          const auto client = second.engine().load_checkpoint(folder);
+                          ASSERT_TRUE(client.has_value());
+                          EXPECT_EQ((*client)["note"], "hello");
+                          EXPECT_EQ(second.engine().global_steps(), 5);
+                          for (int step = 5; step < 9; ++step) {
+                            EXPECT_EQ(second.engine().train_batch().item<double>(), losses[step]) << "step " << step;
+                          }
+                          const auto a = whole.model->parameters();
+                          const auto b = second.model->parameters();
+                          for (size_t i = 0; i < a.size(); ++i) {
+                            EXPECT_TRUE(a[i].equal(b[i])) << "parameter " << i;
+                          }
+                        }),
+              IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ResumeTest, testing::Values(1, 2, 3));
+
+// Another number of ranks continues with the same weights, states and data position.
+TEST_F(ResumeTest, AnotherNumberOfRanksGoesOn) {
+  const fs::path folder = folder_;
+  EXPECT_THAT(run_ranks(3,
+                        [folder](comm::World& world) {
+                          SmallRun run(world, small_config(48, 1));
+                          for (int step = 0; step < 4; ++step) {
+                            run.engine().train_batch();
+                          }
+                          run.engine().save_checkpoint(folder);
+                        }),
+              IsEmpty());
+  EXPECT_THAT(run_ranks(2,
+                        [folder](comm::World& world) {
+                          SmallRun whole(world, small_config(48, 1));
+                          for (int step = 0; step < 4; ++step) {
+                            whole.engine().train_batch();
+                          }
+                          SmallRun resumed(world, small_config(48, 1));
+                          ASSERT_TRUE(resumed.engine().load_checkpoint(folder));
+                          for (int step = 4; step < 8; ++step) {
+                            const double expected = whole.engine().train_batch().item<double>();
+                            EXPECT_NEAR(resumed.engine().train_batch().item<double>(), expected, 2e-5 * expected) << "step " << step;
+                          }
+                        }),
+              IsEmpty());
+}
+
+TEST_F(ResumeTest, NothingSavedYetIsNotAnError) {
+  const fs::path folder = folder_;
+  EXPECT_THAT(run_ranks(1,
+                        [folder](comm::World& world) {
+                          SmallRun run(world, small_config(48, 1));
+                          EXPECT_FALSE(run.engine().load_checkpoint(folder));
+                        }),
+              IsEmpty());
+}
+
+TEST_F(ResumeTest, AnotherModelOrOptimizerIsRefusedByName) {
+  const fs::path folder = folder_;
+  EXPECT_THAT(run_ranks(1,
+                        [folder](comm::World& world) {
+                          SmallRun run(world, small_config(48, 1));
+                          run.engine().train_batch();
+                          run.engine().save_checkpoint(folder);
+                          config::EngineConfig sgd = small_config(48, 1);
+                          sgd.optimizer->kind = optim::OptimizerOptions::Kind::sgd;
+                          SmallRun other(world, sgd);
+                          try {
+                            other.engine().load_checkpoint(folder);
+                            ADD_FAILURE() << "accepted";
+                          } catch (const InputError& error) {
+                            EXPECT_THAT(error.what(), HasSubstr("optimizer"));
+                          }
+                        }),
+              IsEmpty());
+}
+
+TEST_F(ResumeTest, SavingInTheMiddleOfAStepIsRefused) {
+  const fs::path folder = folder_;
+  EXPECT_THAT(run_ranks(1,
+                        [folder](comm::World& world) {
+                          SmallRun run(world, small_config(48, 2));
+                          run.engine().backward(run.engine().forward(run.made.loader->next()));
+                          run.engine().step();
+                          EXPECT_THROW(run.engine().save_checkpoint(folder), InputError);
+                        }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::engine

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <trireme/base/json.h>
+#include <trireme/config/deepspeed_json.h>
+#include <trireme/engine/initialize.h>
+#include <trireme/models/gpt.h>
+
+#include <torch/torch.h>
+
+namespace trireme::engine {
+
+/// 192 short sequences that can be learned: counting upwards with a stride.
+class Counting : public data::Dataset {
+ public:
+  int64_t size() const override {
+    return 192;
+  }
+  data::Batch get(std::span<const int64_t> indices) const override {
+    std::vector<at::Tensor> rows;
+    for (const int64_t i : indices) {
+      rows.push_back((torch::arange(9) * (1 + i % 5) + i * 7) % 31);
+    }
+    const at::Tensor tokens = torch::stack(rows);
+    return {{tokens.slice(1, 0, 8)}, {tokens.slice(1, 1, 9)}, static_cast<int64_t>(indices.size())};
+  }
+  std::string describe() const override {
+    return "counting";
+  }
+};
+
+inline models::GptOptions small_gpt(double dropout = 0) {
+  models::GptOptions options;
+  options.layers = 2;
+  options.hidden = 16;
+  options.heads = 2;
+  options.sequence_length = 8;
+  options.vocab_size = 31;
+  options.dropout = dropout;
+  return options;
+}
+
+/// A DeepSpeed configuration as text with the parts that tests vary.
+inline config::EngineConfig small_config(int64_t global_batch, int64_t accumulation, double clipping = 1.0) {
+  const std::string text = concat(R"({"train_batch_size": )", global_batch, R"(, "gradient_accumulation_steps": )", accumulation, R"(, "gradient_clipping": )", clipping,
+                                  R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}}})");
+  config::EngineConfig config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
+  config.data_parallel.bucket_bytes = 4000; // several buckets
+  config.data_parallel.first_bucket_bytes = 1000;
+  return config;
+}
+
+struct SmallRun {
+  models::Gpt model;
+  Initialized made;
+
+  SmallRun(comm::World& world, const config::EngineConfig& config, bool shuffle = false, double dropout = 0) : model(small_gpt(dropout)) {
+    InitializeOptions options;
+    options.model = model.ptr();
+    options.loss = [gpt = model](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
+    options.config = config;
+    options.training_data = std::make_shared<Counting>();
+    options.shuffle = shuffle;
+    made = initialize(world, options);
+  }
+  Engine& engine() {
+    return *made.engine;
+  }
+};
+
+} // namespace trireme::engine

@@ -1,0 +1,20 @@
+// The README's five lines in a stranger's project.
+#include <torch/torch.h>
+#include <trireme/trireme.h>
+
+#include <cstdio>
+
+int main() {
+  auto world = trireme::World::connect();
+  torch::nn::Linear model(4, 1);
+  trireme::DataParallel parallel(*model, world.group());
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  trireme::TorchSampler sampler(100, world);
+  sampler.reset();
+  while (auto batch = sampler.next(10)) {
+    optimizer.zero_grad();
+    model->forward(torch::ones({10, 4})).pow(2).mean().backward();
+    optimizer.step();
+  }
+  std::printf("rank %d of %d: %.6f\n", world.rank(), world.size(), model->weight.abs().sum().item<double>());
+}

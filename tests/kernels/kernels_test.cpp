@@ -1,0 +1,203 @@
+#include <trireme/kernels/kernels.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace trireme::kernels {
+namespace {
+
+constexpr int64_t kLargest = 200;
+constexpr int64_t kRoom = kLargest + 32;
+constexpr float kUntouched = 12345.5f;
+
+std::vector<Simd> wide_sets() {
+  std::vector<Simd> sets;
+  for (Simd simd : {Simd::avx2, Simd::avx512}) {
+    if (supported(simd)) {
+      sets.push_back(simd);
+    }
+  }
+  return sets;
+}
+
+/// Four arrays of which [offset, offset + n) is to be worked on; the rest must stay as it is.
+struct Arrays {
+  Arrays(int64_t offset, int64_t n, unsigned seed) {
+    std::mt19937 generator(seed);
+    std::normal_distribution<float> normal;
+    for (auto* array : {&param, &grad, &first, &second}) {
+      array->assign(kRoom, kUntouched);
+      for (int64_t i = offset; i < offset + n; ++i) {
+        (*array)[i] = normal(generator) * std::exp2(static_cast<float>(generator() % 24) - 16.0f);
+      }
+    }
+    for (float& x : second) {
+      x = std::abs(x);
+    }
+  }
+
+  std::vector<float> param, grad, first, second;
+
+  bool same_bits(const Arrays& other) const {
+    const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+      return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    return same(param, other.param) && same(grad, other.grad) && same(first, other.first) && same(second, other.second);
+  }
+};
+
+AdamArgs adam_args(Arrays& a, bool decay_in_gradient) {
+  AdamArgs args;
+  args.param = a.param.data();
+  args.grad = a.grad.data();
+  args.exp_avg = a.first.data();
+  args.exp_avg_sq = a.second.data();
+  args.grad_scale = 0.37f;
+  args.weight_decay = decay_in_gradient ? 0.013f : 0;
+  args.param_scale = decay_in_gradient ? 1 : 0.9987f;
+  args.one_minus_beta1 = 0.1f;
+  args.beta2 = 0.95f;
+  args.one_minus_beta2 = 0.05f;
+  args.step_size = 3e-3f;
+  args.root_scale = 1.7f;
+  args.eps = 1e-8f;
+  return args;
+}
+
+SgdArgs sgd_args(Arrays& a) {
+  SgdArgs args;
+  args.param = a.param.data();
+  args.grad = a.grad.data();
+  args.momentum_buffer = a.first.data();
+  args.grad_scale = 0.37f;
+  args.weight_decay = 0.013f;
+  args.lr = 0.07f;
+  args.momentum = 0.9f;
+  args.one_minus_dampening = 0.8f;
+  return args;
+}
+
+// Begins 0..16 cover every alignment of a 64-byte register.
+template <class F>
+void for_each_range(const F& f) {
+  for (int64_t n = 0; n <= kLargest; ++n) {
+    for (int64_t begin : {0, 1, 3, 8, 16}) {
+      f(begin, n);
+    }
+  }
+}
+
+TEST(KernelsTest, AdamHasTheSameBitsInEverySet) {
+  for (Simd simd : wide_sets()) {
+    for (bool decay_in_gradient : {false, true}) {
+      for_each_range([&](int64_t begin, int64_t n) {
+        Arrays ours(begin, n, 7), scalar(begin, n, 7);
+        kernel_set(simd).adam(adam_args(ours, decay_in_gradient), begin, begin + n);
+        kernel_set(Simd::scalar).adam(adam_args(scalar, decay_in_gradient), begin, begin + n);
+        ASSERT_TRUE(ours.same_bits(scalar)) << name(simd) << " n " << n << " begin " << begin;
+      });
+    }
+  }
+}
+
+TEST(KernelsTest, SgdHasTheSameBitsInEverySet) {
+  for (Simd simd : wide_sets()) {
+    for (int variant = 0; variant < 4; ++variant) {
+      for_each_range([&](int64_t begin, int64_t n) {
+        Arrays ours(begin, n, 8), scalar(begin, n, 8);
+        const auto run = [&](Simd set, Arrays& arrays) {
+          SgdArgs args = sgd_args(arrays);
+          args.first = variant == 1;
+          args.nesterov = variant == 2;
+          if (variant == 3) {
+            args.momentum_buffer = nullptr;
+          }
+          kernel_set(set).sgd(args, begin, begin + n);
+        };
+        run(simd, ours);
+        run(Simd::scalar, scalar);
+        ASSERT_TRUE(ours.same_bits(scalar)) << name(simd) << " variant " << variant << " n " << n << " begin " << begin;
+      });
+    }
+  }
+}
+
+TEST(KernelsTest, SquaredNormHasTheSameBitsInEverySet) {
+  for (Simd simd : wide_sets()) {
+    for_each_range([&](int64_t begin, int64_t n) {
+      const Arrays arrays(begin, n, 9);
+      const float* x = arrays.grad.data() + begin;
+      ASSERT_EQ(kernel_set(simd).squared_norm(x, n), kernel_set(Simd::scalar).squared_norm(x, n)) << name(simd) << ' ' << n;
+    });
+  }
+}
+
+// The formula of the header in double: fp32 may differ by the roundings of its few operations.
+TEST(KernelsTest, AdamIsTheFormula) {
+  for (Simd simd : {Simd::scalar, active_simd()}) {
+    for (bool decay_in_gradient : {false, true}) {
+      const Arrays before(0, kLargest, 10);
+      Arrays after = before;
+      const AdamArgs args = adam_args(after, decay_in_gradient);
+      kernel_set(simd).adam(args, 0, kLargest);
+      for (int64_t i = 0; i < kLargest; ++i) {
+        const double p = before.param[i];
+        const double g = static_cast<double>(before.grad[i]) * args.grad_scale + static_cast<double>(args.weight_decay) * p;
+        const double m = before.first[i] + args.one_minus_beta1 * (g - before.first[i]);
+        const double v = static_cast<double>(args.beta2) * before.second[i] + args.one_minus_beta2 * g * g;
+        const double change = args.step_size * m / (std::sqrt(v) * args.root_scale + args.eps);
+        const double size_m = std::abs(g) + std::abs(before.first[i]);
+        EXPECT_NEAR(after.first[i], m, 2e-7 * size_m);
+        EXPECT_NEAR(after.second[i], v, 4e-7 * v);
+        EXPECT_NEAR(
+            after.param[i], p * args.param_scale - change, 2e-7 * std::abs(p) + 1e-6 * args.step_size * size_m / std::sqrt(v));
+      }
+    }
+  }
+}
+
+TEST(KernelsTest, SgdFirstStepIgnoresTheBuffer) {
+  Arrays arrays(0, kLargest, 11);
+  const Arrays before = arrays;
+  arrays.first.assign(kRoom, std::numeric_limits<float>::quiet_NaN());
+  SgdArgs args = sgd_args(arrays);
+  args.first = true;
+  args.weight_decay = 0;
+  active_kernels().sgd(args, 0, kLargest);
+  for (int64_t i = 0; i < kLargest; ++i) {
+    EXPECT_EQ(arrays.first[i], before.grad[i] * args.grad_scale);
+    EXPECT_EQ(arrays.param[i], std::fma(-args.lr, arrays.first[i], before.param[i]));
+  }
+}
+
+TEST(KernelsTest, SquaredNormIsTheSum) {
+  const Arrays arrays(0, kLargest, 12);
+  double sum = 0;
+  for (int64_t i = 0; i < kLargest; ++i) {
+    sum += static_cast<double>(arrays.grad[i]) * arrays.grad[i];
+  }
+  EXPECT_NEAR(active_kernels().squared_norm(arrays.grad.data(), kLargest), sum, 1e-14 * sum);
+  EXPECT_EQ(active_kernels().squared_norm(nullptr, 0), 0.0);
+}
+
+TEST(KernelsTest, NotANumberStaysVisible) {
+  for (Simd simd : {Simd::scalar, active_simd()}) {
+    Arrays arrays(0, kLargest, 13);
+    arrays.grad[5] = std::numeric_limits<float>::quiet_NaN();
+    arrays.grad[199] = std::numeric_limits<float>::infinity();
+    kernel_set(simd).adam(adam_args(arrays, false), 0, kLargest);
+    EXPECT_TRUE(std::isnan(arrays.param[5]));
+    EXPECT_TRUE(std::isnan(arrays.param[199]));
+    EXPECT_TRUE(std::isfinite(arrays.param[6]));
+    EXPECT_TRUE(std::isnan(kernel_set(simd).squared_norm(arrays.grad.data(), kLargest)));
+  }
+}
+
+} // namespace
+} // namespace trireme::kernels

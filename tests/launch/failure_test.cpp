@@ -1,0 +1,169 @@
+// A rank fails: who is named, what is stopped, what is started again.
+#include "launch_process.h"
+
+#include <trireme/base/error.h>
+
+#include <gmock/gmock.h>
+
+#include <signal.h>
+
+namespace trireme::launch {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::MatchesRegex;
+using testing::Not;
+using testing::StartsWith;
+
+class FailureTest : public LaunchTest {
+ protected:
+  // The text between two others.
+  static std::string without_numbers(std::string text) {
+    std::string plain;
+    for (const char c : text) {
+      if (c >= '0' && c <= '9') {
+        plain += plain.ends_with('#') ? "" : "#";
+      } else {
+        plain += c;
+      }
+    }
+    return plain;
+  }
+};
+
+TEST_F(FailureTest, NamesTheRankAndItsLastWords) {
+  LaunchProcess launch(probes(3, {"*:pid", "1:lines=30", "1:err=ValueError: no such column", "1:exit=3", "*:sleep=60000"}), folder());
+  EXPECT_EQ(launch.wait(), 3);
+  const std::string err = launch.err();
+  EXPECT_THAT(err, StartsWith(concat("[launch] rank 1 ended with exit code 3 (pid ", pid_of("pid.rank.1.0"), ") ")));
+  EXPECT_THAT(err, AllOf(HasSubstr(" after start\n[launch] | line 12\n"), HasSubstr("[launch] | line 30\n[launch] | ValueError: no such column\n"),
+                         HasSubstr(concat("[launch] all it wrote: ", (folder() / "logs/rank1.log").string(), "\n")), Not(HasSubstr("line 11\n"))));
+  EXPECT_THAT(launch.out(), IsEmpty());
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(FailureTest, WhatWasShownIsNotRepeated) {
+  LaunchProcess launch(probes(2, {"0:err=my last words\n", "0:exit=7", "1:sleep=60000"}), folder());
+  EXPECT_EQ(launch.wait(), 7);
+  EXPECT_THAT(launch.err(), MatchesRegex("my last words\n\\[launch\\] rank 0 ended with exit code 7 \\(pid [0-9]+\\) [^\n]* after start\n"
+                                         "\\[launch\\] all it wrote: [^\n]*/rank0.log\n"));
+}
+
+TEST_F(FailureTest, AKilledRankEndsTheOthers) {
+  LaunchProcess launch(probes(3, {"*:pid", "*:sleep=60000"}), folder());
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(appears(concat("pid.rank.", rank, ".0")));
+  }
+  ::kill(pid_of("pid.rank.2.0"), SIGKILL);
+  EXPECT_EQ(launch.wait(), 137);
+  EXPECT_THAT(launch.err(), StartsWith(concat("[launch] rank 2 was killed by SIGKILL (pid ", pid_of("pid.rank.2.0"), ") ")));
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(FailureTest, AKillIsTheCauseAnExitCodeTheConsequence) {
+  LaunchProcess launch(probes(2, {"*:pid", "1:kill=11", "0:await=go", "0:exit=1"}), folder());
+  EXPECT_EQ(launch.wait(), 139);
+  EXPECT_THAT(launch.err(), StartsWith("[launch] rank 1 was killed by SIGSEGV"));
+}
+
+TEST_F(FailureTest, TheOthersMayTidyUp) {
+  LaunchProcess launch(probes(2, {"0:answer=15", "0:pid", "1:await=pid.rank.0.0", "1:exit=4", "0:sleep=60000"}), folder());
+  EXPECT_EQ(launch.wait(), 4);
+  EXPECT_EQ(launch.out(), "got 15\n");
+  EXPECT_THAT(launch.err(), Not(HasSubstr("did not end")));
+}
+
+TEST_F(FailureTest, AStubbornRankIsKilled) {
+  LaunchOptions options = probes(2, {"0:stubborn", "0:pid", "1:await=pid.rank.0.0", "1:exit=4", "0:sleep=60000"});
+  options.grace_seconds = 0.2;
+  LaunchProcess launch(options, folder());
+  EXPECT_EQ(launch.wait(), 4);
+  EXPECT_THAT(launch.err(), HasSubstr("[launch] rank 0 did not end within 200 ms of SIGTERM and was killed\n"));
+}
+
+TEST_F(FailureTest, AStoppedRankEndsToo) {
+  LaunchProcess launch(probes(2, {"*:pid", "0:kill=19", "1:await=go", "1:exit=4"}), folder());
+  ASSERT_TRUE(appears("pid.rank.0.0"));
+  ASSERT_TRUE(appears("pid.rank.1.0"));
+  touch("go");
+  EXPECT_EQ(launch.wait(), 4);
+  EXPECT_THAT(launch.err(), Not(HasSubstr("did not end")));
+}
+
+TEST_F(FailureTest, ChildrenOfRanksEndWithThem) {
+  LaunchProcess launch(probes(2, {"*:child", "*:daemon", "1:await=pid.daemon.0.0", "1:exit=5", "0:sleep=60000"}), folder());
+  EXPECT_EQ(launch.wait(), 5);
+  EXPECT_EQ(all_pids().size(), 4u);
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(FailureTest, ChildrenDoNotOutliveASuccessEither) {
+  LaunchProcess launch(probes(2, {"*:child", "*:daemon"}), folder());
+  EXPECT_EQ(launch.wait(), 0);
+  EXPECT_EQ(all_pids().size(), 4u);
+  EXPECT_TRUE(nothing_runs());
+}
+
+// Exit code 2 means that the user's input is wrong.
+TEST_F(FailureTest, WrongInputIsSaidOnce) {
+  LaunchOptions options = probes(2, {"*:err=run.json:3:14: \"stepz\" is unknown\n", "*:exit=2"});
+  options.max_restarts = 3;
+  LaunchProcess launch(options, folder());
+  EXPECT_EQ(launch.wait(), 2);
+  EXPECT_EQ(launch.err(), "run.json:3:14: \"stepz\" is unknown\n");
+}
+
+TEST_F(FailureTest, WrongInputOfAnotherRankIsSaidInOneLine) {
+  LaunchProcess launch(probes(2, {"1:err=usage: x\nshard 1 is missing\n", "1:exit=2", "*:sleep=60000"}), folder());
+  EXPECT_EQ(launch.wait(), 2);
+  EXPECT_EQ(launch.err(), "[launch] rank 1 ended with exit code 2: shard 1 is missing\n");
+}
+
+TEST_F(FailureTest, RankZeroMaySayItLater) {
+  LaunchProcess launch(probes(2, {"1:exit=2", "0:sleep=100", "0:err=the file is empty\n", "0:exit=2"}), folder());
+  EXPECT_EQ(launch.wait(), 2);
+  EXPECT_EQ(launch.err(), "the file is empty\n");
+}
+
+TEST_F(FailureTest, StartsAllAgain) {
+  LaunchOptions options = probes(2, {"*:pid", "*:env=TORCHELASTIC_RESTART_COUNT", "*:env=TORCHELASTIC_MAX_RESTARTS", "*:env=TRIREME_RESTART",
+                                     "*:child", "1:exit=3", "0:sleep=60000"});
+  options.max_restarts = 2;
+  LaunchProcess launch(options, folder());
+  EXPECT_EQ(launch.wait(), 3);
+  EXPECT_EQ(launch.out(),
+            "TORCHELASTIC_RESTART_COUNT=0\nTORCHELASTIC_MAX_RESTARTS=2\nTRIREME_RESTART is not set\n"
+            "TORCHELASTIC_RESTART_COUNT=1\nTORCHELASTIC_MAX_RESTARTS=2\nTRIREME_RESTART=1\n"
+            "TORCHELASTIC_RESTART_COUNT=2\nTORCHELASTIC_MAX_RESTARTS=2\nTRIREME_RESTART=1\n");
+  const std::string err = without_numbers(launch.err());
+  const std::string again = "[launch] starting all ranks again: attempt # of # (the last one ran ";
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr("attempt 2 of 3"), HasSubstr("attempt 3 of 3"), HasSubstr("giving up after attempt 3 of 3\n")));
+  EXPECT_NE(err.find(again), std::string::npos) << err;
+  EXPECT_THAT(log(1), HasSubstr(", attempt 2 of 3 ----\n"));
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(FailureTest, ARestartThatWorksIsASuccess) {
+  LaunchOptions options = probes(2, {"1:daemon", "1:kill=9", "0:sleep=60000"});
+  // The second attempt finds the first one's trace and does nothing else.
+  options.command = {"/bin/sh", "-c", R"(test "$TRIREME_RESTART" = 1 && exit 0; test $RANK = 1 && kill -9 $$; sleep 60)"};
+  options.max_restarts = 1;
+  LaunchProcess launch(options, folder());
+  EXPECT_EQ(launch.wait(), 0);
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr("rank 1 was killed by SIGKILL"), HasSubstr("attempt 2 of 2"), Not(HasSubstr("giving up"))));
+}
+
+TEST_F(FailureTest, EachStartHasItsOwnSocketAndOneRunId) {
+  LaunchOptions options = probes(1, {"*:env=TRIREME_RUN_ID", "*:fds", "*:exit=3"});
+  options.max_restarts = 1;
+  LaunchProcess launch(options, folder());
+  EXPECT_EQ(launch.wait(), 3);
+  const std::string out = launch.out();
+  const std::string half = out.substr(0, out.size() / 2);
+  EXPECT_EQ(out, half + half) << "same run, same number of descriptors";
+}
+
+} // namespace
+} // namespace trireme::launch

@@ -1,0 +1,195 @@
+// The launcher itself is told to stop, or killed.
+#include "launch_process.h"
+
+#include <trireme/base/error.h>
+#include <trireme/launch/descriptor.h>
+
+#include <gmock/gmock.h>
+
+#include <fcntl.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+namespace trireme::launch {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class StopTest : public LaunchTest {
+ protected:
+  void wait_for_ranks(int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      ASSERT_TRUE(appears(concat("pid.rank.", rank, ".0")));
+    }
+  }
+};
+
+TEST_F(StopTest, PassesOnWhatItIsTold) {
+  const struct {
+    int told;
+    int passed_on;
+    int exit_code;
+  } cases[] = {{SIGINT, SIGINT, 130}, {SIGTERM, SIGTERM, 143}, {SIGHUP, SIGTERM, 129}};
+  for (const auto& c : cases) {
+    for (const pid_t pid : all_pids()) {
+      ASSERT_FALSE(is_running(pid));
+    }
+    std::filesystem::remove_all(folder() / "logs");
+    std::filesystem::remove(folder() / "pid.rank.0.0");
+    std::filesystem::remove(folder() / "pid.rank.1.0");
+    LaunchOptions options = probes(2, {"*:answer=15", "*:answer=2", "*:pid", "*:sleep=60000"});
+    options.max_restarts = 3;
+    LaunchProcess launch(options, folder());
+    wait_for_ranks(2);
+    ::kill(launch.pid(), c.told);
+    EXPECT_EQ(launch.wait(), c.exit_code);
+    EXPECT_EQ(launch.out(), concat("got ", c.passed_on, "\n"));
+    EXPECT_EQ(log(1), concat("got ", c.passed_on, "\n"));
+    EXPECT_THAT(launch.err(), IsEmpty());
+    EXPECT_TRUE(nothing_runs());
+  }
+}
+
+TEST_F(StopTest, RanksThatDieOfItAreNoFailure) {
+  LaunchProcess launch(probes(2, {"*:pid", "*:child", "*:daemon", "*:sleep=60000"}), folder());
+  ASSERT_TRUE(appears("pid.daemon.0.0"));
+  ASSERT_TRUE(appears("pid.daemon.1.0"));
+  ::kill(launch.pid(), SIGTERM);
+  EXPECT_EQ(launch.wait(), 143);
+  EXPECT_THAT(launch.err(), IsEmpty());
+  EXPECT_EQ(all_pids().size(), 6u);
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(StopTest, ASecondSignalKills) {
+  LaunchOptions options = probes(2, {"*:stubborn", "*:pid", "*:sleep=60000"});
+  options.grace_seconds = 1000;
+  LaunchProcess launch(options, folder());
+  wait_for_ranks(2);
+  ::kill(launch.pid(), SIGINT);
+  // Within 0.3 s it would be the same request: timeout(1) signals a process and then its group.
+  ::kill(launch.pid(), SIGINT);
+  ::usleep(400'000);
+  EXPECT_TRUE(is_running(pid_of("pid.rank.0.0")));
+  ::kill(launch.pid(), SIGINT);
+  EXPECT_EQ(launch.wait(), 130);
+  EXPECT_THAT(launch.err(), IsEmpty());
+  EXPECT_TRUE(nothing_runs());
+}
+
+TEST_F(StopTest, AfterTheGraceItKills) {
+  LaunchOptions options = probes(2, {"1:stubborn", "*:pid", "*:sleep=60000"});
+  options.grace_seconds = 0.2;
+  LaunchProcess launch(options, folder());
+  wait_for_ranks(2);
+  ::kill(launch.pid(), SIGTERM);
+  EXPECT_EQ(launch.wait(), 143);
+  EXPECT_EQ(launch.err(), "[launch] rank 1 did not end within 200 ms of SIGTERM and was killed\n");
+}
+
+TEST_F(StopTest, UserSignalsReachAllRanks) {
+  LaunchProcess launch(probes(2, {"*:answer=10", "*:pid", "*:await=go"}), folder());
+  wait_for_ranks(2);
+  ::kill(launch.pid(), SIGUSR1);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_TRUE(eventually([&] { return log(rank) == "got 10\n"; })) << rank;
+  }
+  touch("go");
+  EXPECT_EQ(launch.wait(), 0);
+}
+
+TEST_F(StopTest, NoHangupUnderNohup) {
+  LaunchProcess launch(probes(2, {"*:pid", "*:await=go"}), folder(), [] { ::signal(SIGHUP, SIG_IGN); });
+  wait_for_ranks(2);
+  ::kill(launch.pid(), SIGHUP);
+  ::usleep(100'000);
+  touch("go");
+  EXPECT_EQ(launch.wait(), 0);
+}
+
+// A terminal of its own for the launcher; returns the other side.
+class Terminal {
+ public:
+  Terminal() {
+    int near = -1;
+    int far = -1;
+    EXPECT_EQ(::openpty(&near, &far, nullptr, nullptr, nullptr), 0);
+    near_ = Descriptor(near);
+    far_ = Descriptor(far);
+  }
+  void adopt() const {
+    ::setsid();
+    ::ioctl(far_.get(), TIOCSCTTY, 0);
+  }
+  void press_interrupt() const {
+    EXPECT_EQ(::write(near_.get(), "\x03", 1), 1);
+  }
+
+ private:
+  Descriptor near_;
+  Descriptor far_;
+};
+
+TEST_F(StopTest, TheInterruptKeyStopsTheJob) {
+  const Terminal terminal;
+  LaunchProcess launch(probes(2, {"*:answer=2", "*:pid", "*:sleep=60000"}), folder(), [&] { terminal.adopt(); });
+  wait_for_ranks(2);
+  terminal.press_interrupt();
+  EXPECT_EQ(launch.wait(), 130);
+  EXPECT_EQ(launch.out(), "got 2\n") << "once, from the launcher";
+}
+
+// What a shell script starts with & ignores SIGINT: the key is not meant for it, kill -INT is.
+TEST_F(StopTest, TheInterruptKeyDoesNotReachBackgroundJobs) {
+  const Terminal terminal;
+  LaunchProcess launch(probes(2, {"*:answer=2", "*:pid", "*:sleep=60000"}), folder(), [&] {
+    terminal.adopt();
+    ::signal(SIGINT, SIG_IGN);
+  });
+  wait_for_ranks(2);
+  terminal.press_interrupt();
+  ::usleep(100'000);
+  EXPECT_TRUE(is_running(pid_of("pid.rank.0.0")));
+  EXPECT_THAT(launch.out(), IsEmpty());
+  ::kill(launch.pid(), SIGINT);
+  EXPECT_EQ(launch.wait(), 130);
+  EXPECT_EQ(launch.out(), "got 2\n") << "ranks do not inherit the ignoring";
+}
+
+TEST_F(StopTest, NothingSurvivesAKilledLauncher) {
+  for (int round = 0; round < 3; ++round) {
+    LaunchProcess launch(probes(3, {"*:stubborn", "*:pid", "*:child", "*:sleep=60000"}), folder());
+    for (int rank = 0; rank < 3; ++rank) {
+      ASSERT_TRUE(appears(concat("pid.child.", rank, ".0")));
+    }
+    EXPECT_EQ(all_pids().size(), 6u);
+    ::kill(launch.pid(), SIGKILL);
+    EXPECT_EQ(launch.wait(), 137);
+    EXPECT_TRUE(eventually([&] { return bool(nothing_runs()); })) << nothing_runs().message();
+    for (int rank = 0; rank < 3; ++rank) {
+      std::filesystem::remove(folder() / concat("pid.rank.", rank, ".0"));
+      std::filesystem::remove(folder() / concat("pid.child.", rank, ".0"));
+    }
+  }
+}
+
+TEST_F(StopTest, TheLifelineShowsThatTheLauncherIsGone) {
+  LaunchOptions options = probes(1, {});
+  // Out of the reach of the launcher's guardian: a session of its own.
+  options.command = {"/bin/sh", "-c",
+                     R"(setsid sh -c 'echo $$ > "$PROBE_DIR/pid.watcher.0.0"; eval "cat <&$TRIREME_LIFELINE_FD"; touch "$PROBE_DIR/gone"' & sleep 60)"};
+  LaunchProcess launch(options, folder());
+  ASSERT_TRUE(appears("pid.watcher.0.0"));
+  ::usleep(50'000);
+  EXPECT_FALSE(std::filesystem::exists(folder() / "gone"));
+  ::kill(launch.pid(), SIGKILL);
+  EXPECT_EQ(launch.wait(), 137);
+  EXPECT_TRUE(appears("gone"));
+  EXPECT_TRUE(eventually([&] { return bool(nothing_runs()); }));
+}
+
+} // namespace
+} // namespace trireme::launch

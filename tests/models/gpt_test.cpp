@@ -1,0 +1,141 @@
+#include <trireme/base/error.h>
+#include <trireme/checkpoint/safetensors.h>
+#include <trireme/models/gpt.h>
+#include <trireme/models/gpt2_weights.h>
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+namespace trireme::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+GptOptions small(bool tied = true) {
+  GptOptions options;
+  options.layers = 2;
+  options.hidden = 16;
+  options.heads = 4;
+  options.sequence_length = 12;
+  options.vocab_size = 50;
+  options.tie_embeddings = tied;
+  return options;
+}
+
+class Gpt2FilesTest : public testing::TestWithParam<bool> {
+ protected:
+  Gpt2FilesTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_gpt2_", ::getpid())) {
+    fs::create_directories(folder_);
+  }
+  ~Gpt2FilesTest() override {
+    fs::remove_all(folder_);
+  }
+  fs::path folder_;
+};
+
+// The reference forward pass is Python's; see reference_gpt2.py.
+TEST_P(Gpt2FilesTest, LogitsEqualPytorchsOnTheSameWeights) {
+  const std::string command = concat(TRIREME_SOURCE_DIR "/.venv/bin/python " TRIREME_SOURCE_DIR "/tests/models/reference_gpt2.py ", folder_.string(), ' ',
+                                     GetParam() ? 1 : 0);
+  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  Gpt model(small(GetParam()));
+  load_gpt2(model, folder_ / "model.safetensors");
+  model->eval();
+  const auto expected = checkpoint::Safetensors::open(folder_ / "expected.safetensors");
+  const torch::NoGradGuard no_grad;
+  const at::Tensor logits = model->forward(expected.tensor("tokens"));
+  EXPECT_LT((logits - expected.tensor("logits")).abs().max().item<double>(), 2e-5);
+  // And out again: the same file content.
+  save_gpt2(model, folder_ / "copy.safetensors");
+  const auto original = checkpoint::Safetensors::open(folder_ / "model.safetensors");
+  const auto copy = checkpoint::Safetensors::open(folder_ / "copy.safetensors");
+  ASSERT_EQ(copy.tensors().size(), original.tensors().size());
+  for (const auto& info : original.tensors()) {
+    EXPECT_TRUE(copy.tensor(info.name).equal(original.tensor(info.name))) << info.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tied, Gpt2FilesTest, testing::Bool());
+
+TEST_P(Gpt2FilesTest, AWrongShapeIsNamed) {
+  Gpt model(small(GetParam()));
+  save_gpt2(model, folder_ / "model.safetensors");
+  GptOptions other = small(GetParam());
+  other.vocab_size = 51;
+  Gpt wide(other);
+  try {
+    load_gpt2(wide, folder_);
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("transformer.wte.weight"), testing::HasSubstr("[50, 16]"), testing::HasSubstr("[51, 16]")));
+  }
+  other = small(GetParam());
+  other.layers = 1;
+  Gpt shallow(other);
+  EXPECT_THROW(load_gpt2(shallow, folder_), InputError) << "tensors without a place";
+  other.layers = 3;
+  Gpt deep(other);
+  EXPECT_THROW(load_gpt2(deep, folder_), InputError) << "missing tensors";
+}
+
+TEST(GptTest, TheSeedAloneDecidesTheWeights) {
+  torch::manual_seed(1);
+  Gpt a(small());
+  torch::manual_seed(2);
+  torch::randn({7});
+  Gpt b(small());
+  GptOptions other = small();
+  other.seed = 99;
+  Gpt c(other);
+  for (const auto& item : a->named_parameters()) {
+    EXPECT_TRUE(item.value().equal(b->named_parameters()[item.key()])) << item.key();
+  }
+  EXPECT_FALSE(a->transformer->embedding->wte->weight.equal(c->transformer->embedding->wte->weight));
+}
+
+TEST(GptTest, NamesAreHuggingFaces) {
+  Gpt model(small(false));
+  const auto parameters = model->named_parameters();
+  EXPECT_TRUE(parameters.contains("transformer.h.1.attn.c_attn.weight"));
+  EXPECT_TRUE(parameters.contains("transformer.h.0.mlp.c_proj.bias"));
+  EXPECT_TRUE(parameters.contains("transformer.ln_f.bias"));
+  EXPECT_TRUE(parameters.contains("lm_head.weight"));
+  EXPECT_EQ(parameters.size(), 2u + 2 * 12 + 2 + 1);
+}
+
+TEST(GptTest, LaterTokensDoNotChangeEarlierLogits) {
+  const torch::NoGradGuard no_grad;
+  Gpt model(small());
+  model->eval();
+  at::Tensor tokens = torch::arange(12).view({1, 12});
+  const at::Tensor before = model->forward(tokens);
+  tokens[0][9] = 3;
+  const at::Tensor after = model->forward(tokens);
+  EXPECT_TRUE(before.slice(1, 0, 9).allclose(after.slice(1, 0, 9), 1e-6, 1e-6));
+  EXPECT_FALSE(before.slice(1, 9).allclose(after.slice(1, 9), 1e-3, 1e-3));
+}
+
+TEST(GptTest, DropoutActsInTrainingOnly) {
+  GptOptions options = small();
+  options.dropout = 0.5;
+  Gpt model(options);
+  const at::Tensor tokens = torch::arange(12).view({1, 12});
+  const torch::NoGradGuard no_grad;
+  EXPECT_FALSE(model->forward(tokens).equal(model->forward(tokens)));
+  model->eval();
+  EXPECT_TRUE(model->forward(tokens).equal(model->forward(tokens)));
+}
+
+TEST(GptTest, RefusesImpossibleShapes) {
+  GptOptions options = small();
+  options.heads = 3;
+  EXPECT_THROW(Gpt{options}, InputError);
+  Gpt model(small());
+  EXPECT_THROW(model->forward(torch::zeros({1, 13}, torch::kInt64)), InputError);
+}
+
+} // namespace
+} // namespace trireme::models

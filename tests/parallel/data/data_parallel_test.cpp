@@ -1,0 +1,176 @@
+#include "toy.h"
+
+#include <trireme/base/error.h>
+#include <trireme/parallel/data/data_parallel.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::parallel {
+namespace {
+
+using test::run_ranks;
+using testing::IsEmpty;
+
+constexpr int64_t kGlobalRows = 12; // divides by 1, 2, 3 and 4
+
+DataParallelOptions small_buckets() {
+  DataParallelOptions options;
+  options.bucket_bytes = 300;
+  options.first_bucket_bytes = 64;
+  return options;
+}
+
+// One process on the whole batch: what every parallel run must equal.
+Toy train_alone(int steps) {
+  Toy model(1);
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    model->loss(toy_batch(step, kGlobalRows)).backward();
+    optimizer.step();
+  }
+  return model;
+}
+
+class DataParallelTest : public testing::TestWithParam<int> {};
+
+TEST_P(DataParallelTest, AnOrdinaryLoopEqualsOneProcess) {
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [](comm::World& world) {
+                          Toy model(1 + world.rank()); // other weights on every rank: construction hands out rank 0's
+                          DataParallel parallel(*model, world.group(), small_buckets());
+                          torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
+                          const int64_t rows = kGlobalRows / world.size();
+                          for (int step = 0; step < 20; ++step) {
+                            optimizer.zero_grad(); // sets gradients to none: the views come back by themselves
+                            const at::Tensor mine = toy_batch(step, kGlobalRows).slice(0, world.rank() * rows, (world.rank() + 1) * rows);
+                            model->loss(mine).backward();
+                            optimizer.step();
+                          }
+                          Toy reference = train_alone(20);
+                          EXPECT_LT(largest_difference(*model, *reference), 1e-5);
+                          EXPECT_TRUE(model->offset.equal(reference->offset)) << "buffers are rank 0's";
+                        }),
+              IsEmpty());
+}
+
+TEST_P(DataParallelTest, NoSyncAccumulatesBeforeOneReduction) {
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [](comm::World& world) {
+                          Toy model(1);
+                          DataParallel parallel(*model, world.group(), small_buckets());
+                          torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
+                          const int64_t rows = kGlobalRows / world.size();
+                          for (int step = 0; step < 10; ++step) {
+                            parallel.zero_grad();
+                            const at::Tensor mine = toy_batch(step, kGlobalRows).slice(0, world.rank() * rows, (world.rank() + 1) * rows);
+                            const int64_t half = rows / 2 > 0 ? rows / 2 : rows;
+                            const int64_t before = world.group().bytes_sent();
+                            {
+                              const auto guard = parallel.no_sync();
+                              (model->loss(mine.slice(0, 0, half)) * half / rows).backward();
+                              EXPECT_EQ(world.group().bytes_sent(), before) << "no communication before the boundary";
+                            }
+                            (model->loss(mine.slice(0, half, rows)) * (rows - half) / rows).backward();
+                            optimizer.step();
+                          }
+                          EXPECT_LT(largest_difference(*model, *train_alone(10)), 1e-5);
+                        }),
+              IsEmpty());
+}
+
+// Ranks that use different layers must neither hang nor disagree: absent gradients count as zero.
+TEST_P(DataParallelTest, UnusedParametersTakePartWithZeros) {
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [](comm::World& world) {
+                          Toy model(1);
+                          DataParallel parallel(*model, world.group(), small_buckets());
+                          torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05));
+                          Toy reference(1);
+                          for (int step = 0; step < 6; ++step) {
+                            const auto uses = [&](int rank) { return (step + rank) % 2 == 0; };
+                            optimizer.zero_grad();
+                            model->loss(toy_batch(step * 10 + world.rank(), 3), uses(world.rank())).backward();
+                            optimizer.step();
+                            reference->zero_grad();
+                            for (int rank = 0; rank < world.size(); ++rank) {
+                              (reference->loss(toy_batch(step * 10 + rank, 3), uses(rank)) / world.size()).backward();
+                            }
+                            torch::NoGradGuard no_grad;
+                            for (at::Tensor& parameter : reference->parameters()) {
+                              if (parameter.grad().defined()) {
+                                parameter.sub_(parameter.grad() * 0.05);
+                              }
+                            }
+                          }
+                          EXPECT_LT(largest_difference(*model, *reference), 1e-5);
+                        }),
+              IsEmpty());
+}
+
+TEST_P(DataParallelTest, RanksThatRunOutOfDataJoinTheRest) {
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [](comm::World& world) {
+                          Toy model(1);
+                          DataParallel parallel(*model, world.group(), small_buckets());
+                          torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05));
+                          const auto batches_of = [](int rank) { return 3 + 2 * rank; };
+                          for (int step = 0; step < batches_of(world.rank()); ++step) {
+                            parallel.zero_grad();
+                            model->loss(toy_batch(step * 10 + world.rank(), 3)).backward();
+                            optimizer.step();
+                          }
+                          parallel.join();
+                          // The mean is over the ranks that still had a batch.
+                          Toy reference(1);
+                          for (int step = 0; step < batches_of(world.size() - 1); ++step) {
+                            reference->zero_grad();
+                            int active = 0;
+                            for (int rank = 0; rank < world.size(); ++rank) {
+                              active += step < batches_of(rank) ? 1 : 0;
+                            }
+                            for (int rank = 0; rank < world.size(); ++rank) {
+                              if (step < batches_of(rank)) {
+                                (reference->loss(toy_batch(step * 10 + rank, 3)) / active).backward();
+                              }
+                            }
+                            torch::NoGradGuard no_grad;
+                            for (at::Tensor& parameter : reference->parameters()) {
+                              if (parameter.grad().defined()) {
+                                parameter.sub_(parameter.grad() * 0.05);
+                              }
+                            }
+                          }
+                          EXPECT_LT(largest_difference(*model, *reference), 1e-5);
+                        }),
+              IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DataParallelTest, testing::Values(1, 2, 3, 4));
+
+TEST(DataParallelErrorTest, DifferentModelsAreRefusedOnEveryRank) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          torch::nn::Linear model(3, 3 + world.rank());
+                          try {
+                            DataParallel parallel(*model, world.group());
+                            ADD_FAILURE() << "accepted";
+                          } catch (const InputError& error) {
+                            EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 built another model than rank 0"));
+                          }
+                        }),
+              IsEmpty());
+}
+
+TEST(DataParallelErrorTest, AFrozenModelIsRefused) {
+  torch::nn::Linear model(3, 3);
+  for (at::Tensor& parameter : model->parameters()) {
+    parameter.set_requires_grad(false);
+  }
+  EXPECT_THROW(DataParallel(*model, comm::Group()), InputError);
+}
+
+} // namespace
+} // namespace trireme::parallel

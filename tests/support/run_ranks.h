@@ -1,0 +1,34 @@
+#pragma once
+
+#include <trireme/comm/world.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace trireme::test {
+
+struct RunOptions {
+  /// Ranks that still run after this long are killed and reported.
+  std::chrono::milliseconds deadline{60'000};
+  /// Of the world: its operations time out after this long.
+  std::chrono::milliseconds timeout{30'000};
+};
+
+/// Forks `world_size` ranks that meet over gloo on a socket of this process, runs `body` in each
+/// and returns one line per rank that did not end well: the text of its exception, its failed
+/// expectations, its signal or the deadline. Empty: all is well.
+///
+///   EXPECT_THAT(run_ranks(3, [](comm::World& world) { ... }), IsEmpty());
+///
+/// Expectations inside the body count. The parent must not have started threads: keep
+/// torch out of it, apart from tensors too small for a thread pool. Children leave by _exit, so
+/// nothing of the parent runs twice.
+std::vector<std::string> run_ranks(int world_size, const std::function<void(comm::World&)>& body, const RunOptions& options = {});
+
+/// The same without a world: the environment of every rank is set (RANK, WORLD_SIZE, LOCAL_RANK,
+/// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TRIREME_LISTEN_FD) and the body does the rest.
+std::vector<std::string> run_processes(int world_size, const std::function<void(int rank)>& body, const RunOptions& options = {});
+
+} // namespace trireme::test

@@ -1,0 +1,51 @@
+#include <trireme/base/file.h>
+#include <trireme/base/text.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> sources() {
+  std::vector<fs::path> found;
+  for (const char* top : {"trireme", "tools", "tests", "examples", "benchmarks"}) {
+    if (!fs::exists(fs::path(TRIREME_SOURCE_DIR) / top)) {
+      continue;
+    }
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(TRIREME_SOURCE_DIR) / top)) {
+      const std::string extension = entry.path().extension();
+      if (extension == ".h" || extension == ".cpp" || extension == ".cu") {
+        found.push_back(entry.path());
+      }
+    }
+  }
+  return found;
+}
+
+// Past 500 lines ask which second noun lives there.
+TEST(SourcesTest, FilesHoldOneNoun) {
+  ASSERT_GT(sources().size(), 50u);
+  for (const fs::path& file : sources()) {
+    const std::string text = read_file(file);
+    EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 500) << file;
+  }
+}
+
+TEST(SourcesTest, HeadersHaveAGuardAndNoUsingNamespace) {
+  for (const fs::path& file : sources()) {
+    if (file.extension() != ".h" || file.string().find("/declarations/") != std::string::npos) {
+      continue;
+    }
+    const std::string text = read_file(file);
+    EXPECT_NE(text.find("#pragma once"), std::string::npos) << file;
+    EXPECT_EQ(text.find("\nusing namespace"), std::string::npos) << file;
+  }
+}
+
+} // namespace
+} // namespace trireme

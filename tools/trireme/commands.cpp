@@ -1,0 +1,142 @@
+#include "commands.h"
+
+#include <trireme/base/error.h>
+#include <trireme/base/text.h>
+
+#include <CLI/CLI.hpp>
+
+#include <iostream>
+#include <optional>
+
+namespace trireme::tools {
+namespace {
+
+// Adds one sub-command whose parsing fills `command` and makes it the result.
+template <typename T>
+CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, const char* name, const char* what, const std::string& example) {
+  CLI::App* app = parent.add_subcommand(name, what);
+  app->footer("Example:\n  " + example);
+  app->callback([&result, &command] { result = command; });
+  return app;
+}
+
+struct Parser {
+  CLI::App app{"Trireme: distributed training for the PyTorch C++ frontend", "trireme"};
+  std::optional<Command> result;
+  TrainCommand train;
+  LaunchCommand launch;
+  GenerateCommand generate;
+  InspectCommand inspect;
+  DoctorCommand doctor;
+  DataFetchCommand fetch;
+  BenchOptimCommand bench_optim;
+
+  Parser() {
+    app.set_version_flag("--version", TRIREME_VERSION);
+    app.require_subcommand(1);
+    app.footer("Exit status: 0 done, 2 the input is wrong, 1 anything else.\nHelp for one command: trireme COMMAND --help");
+    add_train();
+    add_launch();
+    add_generate();
+    add_rest();
+  }
+
+  void add_train() {
+    CLI::App* c = add(app, result, train, "train", "Train the model that a run file describes", "trireme train examples/austen/run.json -n 2 --set training.steps=100");
+    c->add_option("run_file", train.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
+    c->add_option("-n,--ranks", train.ranks, "Ranks to start on this machine (default: what \"parallel\" asks for)")->check(CLI::PositiveNumber);
+    c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->expected(1)->take_all();
+    c->add_option("--resume", train.resume_from, "Continue from the newest checkpoint of the run folder (auto) or from a checkpoint")
+        ->type_name("[auto|PATH]")
+        ->expected(0, 1)
+        ->each([this](const std::string&) { train.resume = true; });
+    c->add_option("--max-restarts", train.max_restarts, "Start again from the newest checkpoint this often when a rank dies")->check(CLI::NonNegativeNumber);
+    c->add_option("--out", train.out, "Run folder (default runs/<name of the run file>)")->type_name("DIR");
+    c->add_flag("--all-output", train.all_output, "Show the output of all ranks, not only of rank 0");
+    c->callback([this, c] {
+      train.resume = c->count("--resume") > 0;
+      result = train;
+    });
+  }
+
+  void add_launch() {
+    CLI::App* c = add(app, result, launch, "launch", "Start a program as several ranks, watch it and clean up after it", "trireme launch -n 4 -- ./my_training --epochs 3");
+    c->add_option("-n,--ranks", launch.ranks, "Ranks to start on this machine")->required()->check(CLI::PositiveNumber);
+    c->add_option("--max-restarts", launch.max_restarts, "Start all ranks again this often when one fails")->check(CLI::NonNegativeNumber);
+    c->add_option("--log-dir", launch.log_dir, "Folder for the output of every rank (default: a new one under the temporary folder)")->type_name("DIR");
+    c->add_flag("--all-output", launch.all_output, "Show the output of all ranks, not only of rank 0");
+    c->add_option("program", launch.program, "The program and its arguments, after --")->required()->type_name("PROGRAM [ARG...]");
+    c->positionals_at_end();
+    c->prefix_command(false);
+  }
+
+  void add_generate() {
+    CLI::App* c = add(app, result, generate, "generate", "Let a trained GPT write", "trireme generate runs/austen --prompt \"It is a truth\" --tokens 300");
+    c->add_option("checkpoint", generate.checkpoint, "A run folder, a checkpoint folder or one checkpoint")->required();
+    c->add_option("--prompt", generate.prompt, "The beginning of the text")->type_name("TEXT");
+    c->add_option("--tokens", generate.tokens, "Tokens to add")->check(CLI::NonNegativeNumber)->capture_default_str();
+    c->add_option("--temperature", generate.temperature, "0: always the most likely token")->check(CLI::NonNegativeNumber)->capture_default_str();
+    c->add_option("--top-k", generate.top_k, "Choose among this many most likely tokens (0: all)")->check(CLI::NonNegativeNumber)->capture_default_str();
+    c->add_option("--seed", generate.seed, "Seed of the choice")->capture_default_str();
+    c->add_flag("--json", generate.json, "One JSON object instead of text");
+  }
+
+  void add_rest() {
+    CLI::App* c = add(app, result, inspect, "inspect", "List what is in a safetensors file or a checkpoint", "trireme inspect runs/austen/checkpoints");
+    c->add_option("path", inspect.path, "A .safetensors file, its folder or index, or a checkpoint")->required();
+    c->add_flag("--json", inspect.json, "One JSON object instead of a table");
+
+    c = add(app, result, doctor, "doctor", "Say what this machine and this build can do", "trireme doctor");
+    c->add_flag("--json", doctor.json, "One JSON object instead of text");
+
+    CLI::App* data = app.add_subcommand("data", "Get data sets");
+    data->require_subcommand(1);
+    c = add(*data, result, fetch, "fetch", "Fetch a data set: austen (six novels) or fashion-mnist (70,000 images)", "trireme data fetch austen --out data");
+    c->add_option("name", fetch.name, "austen or fashion-mnist")->required();
+    c->add_option("--out", fetch.out, "Folder to put it into")->type_name("DIR")->capture_default_str();
+    c->add_option("--from", fetch.from, "Use this package or folder instead of downloading")->type_name("PATH");
+    c->add_flag("--no-check", fetch.no_check, "Accept content with another SHA-256 than expected");
+
+    CLI::App* bench = app.add_subcommand("bench", "Measure a part of Trireme on this machine");
+    bench->require_subcommand(1);
+    c = add(*bench, result, bench_optim, "optim", "One Adam step against the machine's memory bandwidth", "trireme bench optim --params 50000000 --threads 1,2 --json");
+    c->add_option("--params", bench_optim.params, "Numbers of parameters")->delimiter(',')->check(CLI::PositiveNumber);
+    c->add_option("--threads", bench_optim.threads, "Numbers of threads (default: all cores)")->delimiter(',')->check(CLI::PositiveNumber);
+    c->add_option("--repeats", bench_optim.repeats, "Measurements of each; the median is printed")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_flag("--json", bench_optim.json, "One JSON object a line instead of a table");
+  }
+
+  // CLI11 says "The following argument was not expected: trian"; people want to know what was meant.
+  std::string hint(const std::vector<std::string>& words) const {
+    if (words.empty()) {
+      return "Try: trireme --help";
+    }
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+      names.push_back(command->get_name());
+      if (command->get_name() == words.front()) {
+        return concat("Try: trireme ", words.front(), " --help");
+      }
+    }
+    return did_you_mean(words.front(), names);
+  }
+};
+
+} // namespace
+
+Command parse(int argc, char** argv) {
+  Parser parser;
+  std::vector<std::string> words(argv + 1, argv + argc);
+  try {
+    parser.app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) { // --help, --version
+      parser.app.exit(error);
+      throw ExitNow{0};
+    }
+    throw InputError("command line", error.what(), parser.hint(words));
+  }
+  return *parser.result;
+}
+
+} // namespace trireme::tools

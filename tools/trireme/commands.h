@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <variant>
+#include <vector>
+
+// The command line as data. Both programs read it with the same parser: `trireme`, which
+// has no libtorch in it and does what needs none, and `trireme-rank`, which it starts for the rest.
+namespace trireme::tools {
+
+struct TrainCommand {
+  std::filesystem::path run_file;
+  int64_t ranks = 0; ///< 0: what the run file's "parallel" asks for, at least 1
+  std::vector<std::string> overrides;
+  bool resume = false;
+  std::string resume_from = "auto";
+  int64_t max_restarts = 0;
+  std::filesystem::path out;
+  bool all_output = false;
+};
+
+struct LaunchCommand {
+  int64_t ranks = 1;
+  int64_t max_restarts = 0;
+  std::filesystem::path log_dir;
+  bool all_output = false;
+  std::vector<std::string> program;
+};
+
+struct GenerateCommand {
+  std::filesystem::path checkpoint;
+  std::string prompt;
+  int64_t tokens = 200;
+  double temperature = 0.8;
+  int64_t top_k = 0;
+  int64_t seed = 0;
+  bool json = false;
+};
+
+struct InspectCommand {
+  std::filesystem::path path;
+  bool json = false;
+};
+
+struct DoctorCommand {
+  bool json = false;
+};
+
+struct DataFetchCommand {
+  std::string name;
+  std::filesystem::path out = "data";
+  std::filesystem::path from;
+  bool no_check = false;
+};
+
+struct BenchOptimCommand {
+  std::vector<int64_t> params = {50'000'000};
+  std::vector<int64_t> threads;
+  int64_t repeats = 11;
+  bool json = false;
+};
+
+using Command = std::variant<TrainCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand>;
+
+/// What the arguments ask for. Help and version are printed here and end in ExitNow(0).
+/// Errors: InputError with the words that were wrong and what would be right.
+Command parse(int argc, char** argv);
+
+/// Thrown by parse() when everything has been said.
+struct ExitNow {
+  int code;
+};
+
+} // namespace trireme::tools

@@ -1,0 +1,86 @@
+#include "doctor.h"
+
+#include <trireme/base/units.h>
+#include <trireme/comm/backends.h>
+#include <trireme/kernels/simd.h>
+#include <trireme/monitor/resources.h>
+
+#include <nlohmann/json.hpp>
+#include <torch/torch.h>
+#include <torch/version.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+namespace trireme::tools {
+namespace {
+
+struct Line {
+  std::string what;
+  std::string found;
+  bool good = true;
+};
+
+std::string cpu_model() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind("model name", 0) == 0) {
+      return line.substr(line.find(':') + 2);
+    }
+  }
+  return "unknown";
+}
+
+int64_t total_memory() {
+  std::ifstream in("/proc/meminfo");
+  std::string key;
+  int64_t kilobytes = 0;
+  in >> key >> kilobytes;
+  return kilobytes * 1024;
+}
+
+// A product of ones: whether libtorch computes at all.
+bool libtorch_works() {
+  return torch::ones({64, 64}).matmul(torch::ones({64, 64})).eq(64).all().item<bool>();
+}
+
+std::vector<Line> examine() {
+  std::vector<Line> lines;
+  lines.push_back({"trireme", TRIREME_VERSION});
+  lines.push_back({"libtorch", TORCH_VERSION, libtorch_works()});
+  lines.push_back({"cpu", cpu_model()});
+  lines.push_back({"cores", std::to_string(monitor::usable_cores())});
+  lines.push_back({"memory", format_bytes(static_cast<double>(total_memory()))});
+  lines.push_back({"kernels", kernels::name(kernels::active_simd())});
+  lines.push_back({"cuda", torch::cuda::is_available() ? concat(torch::cuda::device_count(), " devices") : "none"});
+  for (const comm::BackendEntry& backend : comm::backends()) {
+    lines.push_back({concat("backend ", backend.name), backend.available() ? backend.description : "not available here"});
+  }
+  std::error_code error;
+  const auto space = std::filesystem::space(".", error);
+  lines.push_back({"free disk here", error ? "unknown" : format_bytes(static_cast<double>(space.available)), !error && space.available > 1'000'000'000});
+  return lines;
+}
+
+} // namespace
+
+int doctor(const DoctorCommand& command) {
+  const std::vector<Line> lines = examine();
+  bool good = true;
+  nlohmann::ordered_json json;
+  for (const Line& line : lines) {
+    good = good && line.good;
+    json[line.what] = line.found;
+    if (!command.json) {
+      std::cout << (line.good ? "  ok  " : " BAD  ") << line.what << std::string(line.what.size() < 18 ? 18 - line.what.size() : 1, ' ') << line.found << '\n';
+    }
+  }
+  if (command.json) {
+    json["good"] = good;
+    std::cout << json.dump() << '\n';
+  }
+  return good ? 0 : 1;
+}
+
+} // namespace trireme::tools

@@ -1,0 +1,77 @@
+// `trireme-rank`: the part of the command line that has libtorch in it. `trireme` starts
+// it as the ranks of a training, or becomes it for generate, inspect, bench and doctor.
+#include "bench_optim.h"
+#include "commands.h"
+#include "doctor.h"
+#include "generate_text.h"
+#include "train_run.h"
+
+#include <trireme/base/error.h>
+#include <trireme/base/log.h>
+#include <trireme/checkpoint/describe.h>
+
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <iostream>
+
+namespace trireme::tools {
+namespace {
+
+int inspect(const InspectCommand& command) {
+  if (command.json) {
+    std::cout << checkpoint::describe_json(command.path).dump() << '\n';
+  } else {
+    std::cout << checkpoint::describe(command.path);
+  }
+  return 0;
+}
+
+struct Run {
+  int operator()(const TrainCommand& command) const {
+    return train(command);
+  }
+  int operator()(const GenerateCommand& command) const {
+    return generate_text(command);
+  }
+  int operator()(const InspectCommand& command) const {
+    return inspect(command);
+  }
+  int operator()(const DoctorCommand& command) const {
+    return doctor(command);
+  }
+  int operator()(const BenchOptimCommand& command) const {
+    BenchOptimArgs args;
+    args.params = command.params;
+    args.threads.assign(command.threads.begin(), command.threads.end());
+    args.repeats = static_cast<int>(command.repeats);
+    args.json = command.json;
+    return bench_optim(args, std::cout);
+  }
+  int operator()(const LaunchCommand&) const {
+    throw Error("trireme-rank", "launch is done by trireme");
+  }
+  int operator()(const DataFetchCommand&) const {
+    throw Error("trireme-rank", "data fetch is done by trireme");
+  }
+};
+
+} // namespace
+} // namespace trireme::tools
+
+int main(int argc, char** argv) {
+  try {
+    return std::visit(trireme::tools::Run(), trireme::tools::parse(argc, argv));
+  } catch (const trireme::tools::ExitNow& done) {
+    return done.code;
+  } catch (const trireme::Error& error) {
+    trireme::log::error(error.what());
+    return error.exit_code();
+  } catch (const c10::Error& error) { // without the C++ stack that what() carries
+    trireme::log::error(error.what_without_backtrace());
+    return 1;
+  } catch (const std::exception& error) {
+    trireme::log::error(error.what());
+    return 1;
+  }
+}

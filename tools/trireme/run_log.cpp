@@ -1,0 +1,133 @@
+#include "run_log.h"
+
+#include <trireme/base/file.h>
+#include <trireme/base/log.h>
+#include <trireme/base/units.h>
+#include <trireme/monitor/report.h>
+
+#include <torch/torch.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace trireme::tools {
+namespace {
+
+std::string decimals(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3f", value);
+  return text;
+}
+
+int64_t count_parameters(engine::Engine& engine) {
+  int64_t count = 0;
+  for (const at::Tensor& parameter : engine.module().parameters()) {
+    count += parameter.numel();
+  }
+  return count;
+}
+
+std::string describe_model(const config::RunConfig& run) {
+  if (run.model.kind == config::ModelConfig::Kind::cnn) {
+    return "CNN";
+  }
+  const models::GptOptions& gpt = run.model.gpt;
+  return concat("GPT, ", gpt.layers, " layers, hidden ", gpt.hidden, ", ", gpt.heads, " heads, ", gpt.sequence_length, " tokens");
+}
+
+std::string loss_unit(const config::RunConfig& run) {
+  switch (run.data.kind) {
+    case data::DataOptions::Kind::text:
+      return "nats/byte";
+    case data::DataOptions::Kind::tokens:
+      return "nats/token";
+    default:
+      return "nats";
+  }
+}
+
+} // namespace
+
+RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
+               std::optional<int64_t> resumed_step)
+    : folder_(folder),
+      run_(run),
+      engine_(engine),
+      datasets_(datasets),
+      metrics_(folder / "metrics.jsonl", resumed_step),
+      tensorboard_(folder / "tensorboard", resumed_step),
+      started_(monitor::unix_seconds()),
+      parameters_(count_parameters(engine)) {
+  write_file_atomically(folder / "run.json", run.resolved.dump(2) + "\n");
+  const comm::Group& group = engine.group();
+  log::info(describe_model(run), ", ", format_count(static_cast<double>(parameters_)), " parameters; ", datasets.train->describe());
+  log::info(group.size(), group.size() == 1 ? " rank" : " data-parallel ranks over ", group.size() == 1 ? "" : group.backend(), ", ",
+            at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each", "; batch ", engine.train_batch_size(), " = ",
+            engine.train_micro_batch_size_per_gpu(), " x ", engine.gradient_accumulation_steps(), " accumulated x ", group.size(), " ranks");
+  tensorboard_.text("config", "```json\n" + run.resolved.dump(2) + "\n```", resumed_step.value_or(0));
+  monitor::ProgressOptions options;
+  options.total_steps = run.training.steps;
+  options.first_step = resumed_step.value_or(0);
+  progress_.emplace(options);
+}
+
+void RunLog::step(const monitor::StepMetrics& metrics) {
+  metrics_.write(metrics);
+  tensorboard_.step(metrics);
+  progress_->update(metrics);
+  const auto keep = last_;
+  last_ = metrics;
+  last_.val_loss = metrics.val_loss ? metrics.val_loss : keep.val_loss;
+  last_.val_accuracy = metrics.val_accuracy ? metrics.val_accuracy : keep.val_accuracy;
+}
+
+void RunLog::status(const char* text) {
+  progress_->status(text);
+}
+
+void RunLog::finish(const std::string& sample) {
+  progress_.reset();
+  tensorboard_.flush();
+  const auto steps = monitor::read_metrics(folder_ / "metrics.jsonl");
+  for (auto step = steps.rbegin(); step != steps.rend() && !last_.val_loss; ++step) { // a resumed run that had nothing left to do
+    last_.val_loss = step->val_loss;
+    last_.val_accuracy = step->val_accuracy;
+    last_.loss = last_.loss ? last_.loss : step->loss;
+  }
+  monitor::RunSummary summary;
+  summary.title = folder_.filename().string();
+  summary.status = "finished";
+  summary.started = monitor::format_utc(started_);
+  summary.loss_unit = loss_unit(run_);
+  summary.ranks = engine_.group().size();
+  summary.layout = concat("data parallel, ", engine_.group().backend());
+  summary.num_parameters = parameters_;
+  summary.model = describe_model(run_);
+  summary.device = "CPU";
+  summary.device_detail = concat(monitor::usable_cores(), " cores");
+  summary.unigram_entropy = datasets_.unigram_entropy_per_byte;
+  summary.config = run_.resolved;
+  summary.environment = {{"host", monitor::host_name()}, {"libtorch", TORCH_VERSION}, {"trireme", TRIREME_VERSION},
+                         {"threads a rank", std::to_string(at::get_num_threads())}, {"data", datasets_.train->describe()}};
+  if (!sample.empty()) {
+    const std::string& prompt = run_.training.sample->prompt;
+    const size_t shared = sample.compare(0, prompt.size(), prompt) == 0 ? prompt.size() : 0;
+    summary.samples.push_back({prompt, sample.substr(shared)});
+  }
+  monitor::write_report(folder_ / "report.html", summary, steps);
+
+  if (last_.val_loss) {
+    log::info("validation loss ", decimals(*last_.val_loss), ' ', loss_unit(run_),
+              datasets_.unigram_entropy_per_byte ? concat(" (letter frequencies alone: ", decimals(*datasets_.unigram_entropy_per_byte), ')') : "");
+  }
+  if (last_.val_accuracy) {
+    log::info("validation accuracy ", decimals(*last_.val_accuracy * 100), " %");
+  }
+  if (!sample.empty()) {
+    log::info("the model writes:\n", sample, '\n');
+  }
+  log::info("report: ", (folder_ / "report.html").string(), "   checkpoints: ", (folder_ / "checkpoints").string());
+}
+
+} // namespace trireme::tools

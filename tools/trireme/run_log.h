@@ -1,0 +1,43 @@
+#pragma once
+
+#include <trireme/config/run_file.h>
+#include <trireme/data/make_dataset.h>
+#include <trireme/engine/engine.h>
+#include <trireme/monitor/metrics.h>
+#include <trireme/monitor/metrics_writer.h>
+#include <trireme/monitor/progress.h>
+#include <trireme/monitor/resources.h>
+#include <trireme/monitor/tensorboard_writer.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace trireme::tools {
+
+/// What rank 0 shows and writes while training: the progress line, metrics.jsonl,
+/// TensorBoard events, run.json and, at the end, report.html.
+class RunLog {
+ public:
+  RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
+         std::optional<int64_t> resumed_step);
+
+  void step(const monitor::StepMetrics& metrics);
+  void status(const char* text);
+  /// Ends the progress line, writes the report and prints the result with `sample`.
+  void finish(const std::string& sample);
+
+ private:
+  std::filesystem::path folder_;
+  const config::RunConfig& run_;
+  engine::Engine& engine_;
+  const data::Datasets& datasets_;
+  monitor::MetricsWriter metrics_;
+  monitor::TensorBoardWriter tensorboard_;
+  std::optional<monitor::Progress> progress_;
+  monitor::StepMetrics last_;
+  double started_;
+  int64_t parameters_;
+};
+
+} // namespace trireme::tools

@@ -1,0 +1,52 @@
+#include "task.h"
+
+#include <trireme/checkpoint/weight_files.h>
+#include <trireme/models/cnn.h>
+#include <trireme/models/gpt2_weights.h>
+
+#include <torch/torch.h>
+
+namespace trireme::tools {
+namespace {
+
+Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets) {
+  Task task;
+  task.gpt = models::Gpt(run.model.gpt);
+  if (!run.model.gpt.init_from.empty()) {
+    models::load_gpt2(task.gpt, run.model.gpt.init_from);
+  }
+  task.model = task.gpt.ptr();
+  task.loss = [gpt = task.gpt](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
+  task.tokens_per_sample = run.model.gpt.sequence_length;
+  task.loss_divisor = datasets.bytes_per_token.value_or(1);
+  return task;
+}
+
+Task cnn_task(const config::RunConfig& run) {
+  Task task;
+  models::Cnn cnn(run.model.cnn);
+  if (!run.model.cnn.init_from.empty()) {
+    const torch::NoGradGuard no_grad;
+    const auto weights = checkpoint::WeightFiles::open(run.model.cnn.init_from);
+    for (const auto& item : cnn->named_parameters()) {
+      item.value().copy_(weights.tensor(item.key()));
+    }
+  }
+  task.model = cnn.ptr();
+  task.loss = [cnn](const data::Batch& batch) mutable { return cnn->loss(batch.input(), batch.target()); };
+  task.count_right = [cnn](const data::Batch& batch) mutable {
+    const torch::NoGradGuard no_grad;
+    cnn->eval();
+    const at::Tensor chosen = cnn->forward(batch.input().narrow(0, 0, batch.samples)).argmax(1);
+    return chosen.eq(batch.target().narrow(0, 0, batch.samples)).sum().item<int64_t>();
+  };
+  return task;
+}
+
+} // namespace
+
+Task make_task(const config::RunConfig& run, const data::Datasets& datasets) {
+  return run.model.kind == config::ModelConfig::Kind::gpt ? gpt_task(run, datasets) : cnn_task(run);
+}
+
+} // namespace trireme::tools

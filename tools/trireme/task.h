@@ -1,0 +1,29 @@
+#pragma once
+
+#include <trireme/config/run_file.h>
+#include <trireme/data/make_dataset.h>
+#include <trireme/engine/engine.h>
+#include <trireme/models/gpt.h>
+
+#include <memory>
+
+namespace trireme::tools {
+
+/// A model with what a run needs to know about its losses.
+struct Task {
+  std::shared_ptr<torch::nn::Module> model;
+  engine::LossFunction loss;
+  /// Tokens of one sample; 0 where samples are counted.
+  int64_t tokens_per_sample = 0;
+  /// Divides a loss to express it in nats a byte (text), else 1.
+  double loss_divisor = 1;
+  /// Set when the model is a GPT.
+  models::Gpt gpt{nullptr};
+  /// Set for classifiers: how many of the batch's real rows are right.
+  std::function<int64_t(const data::Batch&)> count_right;
+};
+
+/// Builds the model of `run`, from its init_from file where one is named.
+Task make_task(const config::RunConfig& run, const data::Datasets& datasets);
+
+} // namespace trireme::tools

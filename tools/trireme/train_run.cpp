@@ -1,0 +1,221 @@
+#include "train_run.h"
+
+#include "run_log.h"
+#include "task.h"
+
+#include <trireme/base/env.h>
+#include <trireme/base/file.h>
+#include <trireme/base/log.h>
+#include <trireme/base/units.h>
+#include <trireme/comm/world.h>
+#include <trireme/config/run_file.h>
+#include <trireme/data/make_dataset.h>
+#include <trireme/data/tokenizer.h>
+#include <trireme/engine/initialize.h>
+#include <trireme/generate/sample.h>
+
+#include <torch/torch.h>
+
+#include <optional>
+
+namespace trireme::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TrainRun {
+ public:
+  TrainRun(const TrainCommand& command, comm::World& world)
+      : command_(command),
+        world_(world),
+        run_(config::read_run_file(command.run_file, command.overrides)),
+        datasets_(data::make_datasets(run_.data)),
+        task_((torch::manual_seed(run_.training.seed + world.rank()), make_task(run_, datasets_))) {
+    engine::InitializeOptions options;
+    options.model = task_.model;
+    options.loss = task_.loss;
+    options.config = run_.engine;
+    options.config.dataloader_drop_last = run_.data.drop_last;
+    options.config.seed = run_.data.seed;
+    options.training_data = datasets_.train;
+    options.shuffle = run_.data.shuffle;
+    options.stored_config = run_.resolved;
+    engine_ = engine::initialize(world, options).engine;
+    resume();
+    if (datasets_.validation) {
+      validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
+                                            world.rank(), world.size()));
+    }
+    if (world.rank() == 0) {
+      log_.emplace(command.out, run_, *engine_, datasets_, resumed_step_);
+    }
+  }
+
+  int train();
+
+ private:
+  void resume();
+  void save();
+  monitor::StepMetrics metrics();
+  void evaluate(monitor::StepMetrics& metrics);
+  void measure_memory();
+  std::string write_sample();
+  void set_status(const char* text) {
+    if (log_) {
+      log_->status(text);
+    }
+  }
+  static bool due(int64_t step, int64_t every) {
+    return every > 0 && step % every == 0;
+  }
+
+  const TrainCommand& command_;
+  comm::World& world_;
+  config::RunConfig run_;
+  data::Datasets datasets_;
+  Task task_;
+  std::shared_ptr<engine::Engine> engine_;
+  std::optional<data::DataLoader> validation_;
+  std::optional<int64_t> resumed_step_;
+  std::optional<RunLog> log_; // rank 0
+  int64_t last_saved_ = -1;
+  int64_t bytes_before_ = 0;
+  int64_t peak_rss_ = 0;
+  std::optional<std::string> failed_save_;
+};
+
+void TrainRun::resume() {
+  const bool restarted = env::flag("TRIREME_RESTART");
+  if (!command_.resume && !restarted) {
+    return;
+  }
+  const bool newest = command_.resume_from == "auto" || restarted;
+  const fs::path from = newest ? command_.out / "checkpoints" : fs::path(command_.resume_from);
+  if (engine_->load_checkpoint(from)) {
+    resumed_step_ = engine_->global_steps();
+    last_saved_ = *resumed_step_;
+  } else if (!newest) {
+    throw InputError("train", concat("there is no checkpoint in ", from.string()));
+  }
+}
+
+// A full disk must not end the training: say it, go on, and fail at the end if it stays so.
+void TrainRun::save() {
+  if (last_saved_ == engine_->global_steps()) {
+    return;
+  }
+  set_status("saving checkpoint");
+  try {
+    engine_->save_checkpoint(command_.out / "checkpoints", "", nlohmann::json::object(), run_.training.keep_checkpoints);
+    last_saved_ = engine_->global_steps();
+    failed_save_.reset();
+  } catch (const PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    failed_save_ = error.what();
+    if (world_.rank() == 0) {
+      log::error("checkpoint at step ", engine_->global_steps(), " failed, training goes on: ", error.what());
+    }
+  }
+  set_status("");
+}
+
+void TrainRun::measure_memory() {
+  at::Tensor peak = torch::tensor({monitor::peak_rss_bytes()}, torch::kInt64);
+  world_.group().all_reduce(peak, comm::ReduceOp::max, "peak memory").wait();
+  peak_rss_ = peak.item<int64_t>();
+}
+
+monitor::StepMetrics TrainRun::metrics() {
+  const double seconds = engine_->times().total;
+  const auto samples = static_cast<double>(engine_->train_batch_size());
+  const int64_t bytes = world_.group().bytes_sent();
+  monitor::StepMetrics m;
+  m.step = engine_->global_steps();
+  m.loss = engine_->loss() / task_.loss_divisor;
+  m.lr = engine_->get_lr();
+  m.grad_norm = engine_->get_global_grad_norm();
+  m.step_ms = seconds * 1e3;
+  if (task_.tokens_per_sample > 0) {
+    m.tokens_per_s = samples * static_cast<double>(task_.tokens_per_sample) / seconds;
+  } else {
+    m.samples_per_s = samples / seconds;
+  }
+  m.peak_rss_bytes = peak_rss_;
+  m.comm_bytes = bytes - bytes_before_;
+  bytes_before_ = bytes;
+  return m;
+}
+
+void TrainRun::evaluate(monitor::StepMetrics& metrics) {
+  if (!validation_) {
+    return;
+  }
+  set_status("evaluating");
+  metrics.val_loss = engine_->evaluate(*validation_, run_.training.eval_batches) / task_.loss_divisor;
+  if (task_.count_right) {
+    at::Tensor right = torch::zeros({2}, torch::kInt64);
+    validation_->start_epoch(0);
+    while (const auto batch = validation_->next()) {
+      right[0] += batch->samples > 0 ? task_.count_right(*batch) : 0;
+      right[1] += batch->samples;
+    }
+    world_.group().all_reduce(right, comm::ReduceOp::sum, "accuracy").wait();
+    metrics.val_accuracy = right[0].item<double>() / right[1].item<double>();
+  }
+  bytes_before_ = world_.group().bytes_sent();
+  set_status("");
+}
+
+std::string TrainRun::write_sample() {
+  if (!run_.training.sample || !task_.gpt || !datasets_.tokenizer) {
+    return "";
+  }
+  const config::SampleConfig& wanted = *run_.training.sample;
+  generate::SampleOptions options;
+  options.tokens = wanted.tokens;
+  options.temperature = wanted.temperature;
+  options.top_k = wanted.top_k;
+  options.seed = run_.training.seed;
+  return datasets_.tokenizer->decode(generate::sample(task_.gpt, datasets_.tokenizer->encode(wanted.prompt), options));
+}
+
+int TrainRun::train() {
+  const int64_t steps = run_.training.steps;
+  measure_memory();
+  bytes_before_ = world_.group().bytes_sent();
+  while (engine_->global_steps() < steps) {
+    engine_->train_batch();
+    const int64_t step = engine_->global_steps();
+    monitor::StepMetrics m = metrics();
+    if (due(step, run_.training.eval_every) || step == steps) {
+      evaluate(m);
+      measure_memory();
+      m.peak_rss_bytes = peak_rss_;
+    }
+    if (log_) {
+      log_->step(m);
+    }
+    if (due(step, run_.training.checkpoint_every)) {
+      save();
+    }
+  }
+  save();
+  if (log_) {
+    log_->finish(write_sample());
+  }
+  if (failed_save_) {
+    throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_),
+                last_saved_ < 0 ? "Make room and run again." : concat("Make room and continue from step ", last_saved_, " with --resume."));
+  }
+  return 0;
+}
+
+} // namespace
+
+int train(const TrainCommand& command) {
+  comm::World world = comm::World::connect();
+  return TrainRun(command, world).train();
+}
+
+} // namespace trireme::tools

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::bucket {
+
+/// A tensor that shall live in a flat buffer.
+struct TensorInfo {
+  std::string name;
+  std::vector<int64_t> sizes;
+
+  int64_t numel() const;
+};
+
+/// Where a tensor lies in the flat buffer, in elements.
+struct Slot {
+  int64_t tensor = 0; ///< index into the list that the layout was made from
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+/// What one collective moves: the elements [begin, end) with the slots [first_slot, last_slot).
+struct Bucket {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t first_slot = 0;
+  int64_t last_slot = 0;
+
+  int64_t numel() const {
+    return end - begin;
+  }
+};
+
+struct LayoutOptions {
+  int64_t element_bytes = 4;
+  /// A bucket closes before it would grow past this; a larger tensor gets a bucket of its own.
+  int64_t bucket_bytes = 25 << 20;
+  /// The first bucket is smaller so that communication starts early.
+  int64_t first_bucket_bytes = 1 << 20;
+  /// Each bucket's length is a multiple of shards * 64 bytes, so that it divides evenly.
+  int64_t shards = 1;
+};
+
+/// Orders tensors one after another, each on a 64-byte boundary, and cuts the
+/// result into buckets. Gaps are zero and stay zero. Pure arithmetic: every rank
+/// computes the same layout from the same list.
+///
+/// `order` is the order in the buffer (indices into `tensors`): the order in which
+/// gradients become ready, so that buckets fill from the front during backward.
+class FlatLayout {
+ public:
+  FlatLayout() = default;
+  /// Throws Error when `order` is not a permutation of the tensors.
+  FlatLayout(std::vector<TensorInfo> tensors, std::vector<int64_t> order, const LayoutOptions& options);
+
+  const std::vector<TensorInfo>& tensors() const {
+    return tensors_;
+  }
+  /// In buffer order.
+  const std::vector<Slot>& slots() const {
+    return slots_;
+  }
+  /// The slot of tensor `tensor` (index in tensors()).
+  const Slot& slot_of(int64_t tensor) const {
+    return slots_[position_[tensor]];
+  }
+  const std::vector<Bucket>& buckets() const {
+    return buckets_;
+  }
+  int64_t bucket_of(int64_t tensor) const {
+    return bucket_of_[tensor];
+  }
+  const std::vector<int64_t>& order() const {
+    return order_;
+  }
+  const LayoutOptions& options() const {
+    return options_;
+  }
+  /// Length of the buffer with all gaps.
+  int64_t numel() const {
+    return buckets_.empty() ? 0 : buckets_.back().end;
+  }
+
+ private:
+  std::vector<TensorInfo> tensors_;
+  std::vector<int64_t> order_;
+  LayoutOptions options_;
+  std::vector<Slot> slots_;
+  std::vector<int64_t> position_;
+  std::vector<Bucket> buckets_;
+  std::vector<int64_t> bucket_of_;
+};
+
+} // namespace trireme::bucket

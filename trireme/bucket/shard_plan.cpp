@@ -1,0 +1,27 @@
+#include <trireme/bucket/shard_plan.h>
+
+#include <trireme/base/error.h>
+
+namespace trireme::bucket {
+
+ShardPlan::ShardPlan(const FlatLayout& layout, int rank, int size, bool sharded)
+    : buckets_(layout.buckets()), rank_(rank), size_(size), sharded_(sharded && size > 1), state_offset_{0} {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (sharded_ && buckets_[b].numel() % size_ != 0) {
+      throw Error("bucket", concat("bucket ", b, " has ", buckets_[b].numel(), " elements, which ", size_,
+                                   " ranks cannot share evenly; the layout was made for ", layout.options().shards));
+    }
+    state_offset_.push_back(state_offset_.back() + mine(static_cast<int64_t>(b)).numel());
+  }
+}
+
+Range ShardPlan::range(int64_t bucket, int rank) const {
+  const Bucket& whole = buckets_[bucket];
+  if (!sharded_) {
+    return {whole.begin, whole.end};
+  }
+  const int64_t part = whole.numel() / size_;
+  return {whole.begin + part * rank, whole.begin + part * (rank + 1)};
+}
+
+} // namespace trireme::bucket

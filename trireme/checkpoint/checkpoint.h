@@ -1,0 +1,115 @@
+#pragma once
+
+#include <trireme/checkpoint/manifest.h>
+#include <trireme/checkpoint/options.h>
+#include <trireme/comm/group.h>
+
+#include <ATen/core/Tensor.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::checkpoint {
+
+/// A rank's part of a logical tensor.
+struct TensorShard {
+  std::string name;
+  /// "parameter", "buffer", "master", "optimizer", "rng", ...: for people and filters.
+  std::string kind;
+  /// Shape of the whole logical tensor.
+  std::vector<int64_t> global_shape;
+  /// First element of `data`, counted in the row-major tensor (or in the box, if one is given).
+  int64_t begin = 0;
+  /// The elements, any device, any strides; its own shape does not matter.
+  at::Tensor data;
+  /// Both empty, or the box of the tensor that `begin` counts in (tensor parallel).
+  std::vector<int64_t> box_offset;
+  std::vector<int64_t> box_size;
+};
+
+/// Saves `mine` of every rank as the checkpoint `root/tag`. Collective over `group`.
+///
+/// Every element of every logical tensor must come from exactly one rank; who holds what
+/// does not matter to a later reader. `state` and `config` count on rank 0, `rank_state` is
+/// kept for each rank. The state that is saved is the one at the call.
+///
+/// Every rank writes root/.tmp-<tag>/rank<r>.safetensors and fsyncs it; rank 0 writes
+/// manifest.json, renames the folder to root/<tag>, and then points root/latest to it. A
+/// process killed at any moment leaves earlier checkpoints and `latest` as they were.
+/// Memory: see write_safetensors. Cost: about the time the disk needs; the hash adds 2-5 %.
+/// Errors: Error, the same on every rank, naming the ranks that failed, the file and the
+///         reason; the partial folder is removed. InputError (on every rank) when shards
+///         leave out or repeat elements. PeerError when a rank is lost.
+void save(const std::filesystem::path& root,
+          const std::string& tag,
+          const comm::Group& group,
+          const std::vector<TensorShard>& mine,
+          const nlohmann::json& state = nlohmann::json::object(),
+          const nlohmann::json& rank_state = nlohmann::json::object(),
+          const SaveOptions& options = {},
+          const nlohmann::json& config = nlohmann::json::object());
+
+/// "global_step<N>", the usual tag.
+std::string step_tag(int64_t step);
+
+/// A checkpoint, opened for reading: logical tensors, whoever saved which part.
+class Checkpoint {
+ public:
+  /// Opens `path`: a checkpoint folder as it is, or the folder above.
+  ///
+  /// In the folder above, `latest` names the checkpoint, or `tag` if given. When `latest`
+  /// is missing or stale or its checkpoint damaged, the newest whole one is taken and a
+  /// warning says what was wrong. A checkpoint that was asked for by path or tag is taken
+  /// or refused, never replaced by another.
+  /// Cost: with hashes, one read of all files.
+  /// Errors: InputError when nothing whole is there, with what is wrong with each.
+  static Checkpoint open(const std::filesystem::path& path, const std::string& tag = "", const OpenOptions& options = {});
+
+  /// The same on every rank of a group: each hashes a part of the files, and all take the same checkpoint.
+  static Checkpoint open(const std::filesystem::path& path,
+                         const std::string& tag,
+                         const comm::Group& group,
+                         const OpenOptions& options = {});
+
+  /// The folder this was read from.
+  const std::filesystem::path& folder() const;
+  const Manifest& manifest() const;
+  int64_t step() const;
+  int64_t world_size() const;
+
+  bool has(std::string_view name) const;
+  /// InputError with the nearest name when there is none like it.
+  const TensorEntry& entry(std::string_view name) const;
+  /// Sorted; all of them, or those of one kind.
+  std::vector<std::string> names(std::string_view kind = "") const;
+
+  /// The whole logical tensor, assembled in new memory.
+  at::Tensor read(std::string_view name) const;
+  /// Elements [begin, end) of the row-major tensor as a new 1-D tensor. Opens only the files that hold them.
+  at::Tensor read_range(std::string_view name, int64_t begin, int64_t end) const;
+  /// Fills `out` (contiguous, any device) with elements [begin, begin + out.numel()), converting the dtype if it differs.
+  void read_into(std::string_view name, int64_t begin, at::Tensor out) const;
+
+  const nlohmann::json& state() const;
+  /// What rank `rank` saved. InputError when the checkpoint has fewer ranks.
+  const nlohmann::json& rank_state(int rank) const;
+  const nlohmann::json& config() const;
+
+ private:
+  struct Content;
+  friend class Opener;
+  explicit Checkpoint(std::shared_ptr<const Content> content);
+  std::shared_ptr<const Content> content_;
+};
+
+/// Folder of the checkpoint that open() would try first; nullopt when there is no
+/// checkpoint in `root` at all (nothing saved yet), damaged ones counting as there.
+std::optional<std::filesystem::path> find_newest(const std::filesystem::path& root);
+
+} // namespace trireme::checkpoint

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <string>
+
+namespace trireme::checkpoint {
+
+/// Lists a safetensors file, an index or folder of them, a checkpoint, or a folder of
+/// checkpoints (each in a line, the newest whole one in full).
+///
+/// {"kind": "safetensors"|"weights"|"checkpoint"|"checkpoints", "path", "bytes",
+///  "tensors": [{"name", "dtype", "shape", "bytes", "kind"?, "shards"?}], "metadata"? , "files"?:
+///  [{"name", "rank", "bytes", "hash", "ok", "problem"?}], "about"?, "state"?, "config"?}
+/// Errors: InputError when `path` is none of these or cannot be read; a damaged file of a
+/// checkpoint is listed with "ok": false.
+nlohmann::ordered_json describe_json(const std::filesystem::path& path, bool verify_hashes = true);
+
+/// The same for people: aligned columns, one tensor a line, the sum at the end.
+std::string describe(const std::filesystem::path& path, bool verify_hashes = true);
+
+} // namespace trireme::checkpoint

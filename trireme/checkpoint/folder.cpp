@@ -1,0 +1,183 @@
+#include <trireme/checkpoint/folder.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/log.h>
+#include <trireme/checkpoint/hash.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace trireme::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kTemporary = ".tmp-";
+constexpr std::string_view kReplaced = ".old-";
+constexpr size_t kMaxTagBytes = 200;
+
+bool starts_with(const std::string& text, std::string_view start) {
+  return text.compare(0, start.size(), start) == 0;
+}
+
+void rename_or_throw(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    throw Error("checkpoint", concat("cannot rename ", from.string(), " to ", to.filename().string(), ": ", std::strerror(errno)));
+  }
+}
+
+// Under a temporary name first: a removal that is cut short must not look like a damaged checkpoint.
+void remove_checkpoint(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  fs::path doomed = folder;
+  if (!starts_with(name, kTemporary)) {
+    doomed = folder.parent_path() / concat(kTemporary, "removed-", name);
+    fs::remove_all(doomed);
+    rename_or_throw(folder, doomed);
+  }
+  fs::remove_all(doomed);
+}
+
+// What was damaged, with the tensors it takes away: "…; it holds a, b and 4 more".
+std::string held_by(const Manifest& manifest, size_t file) {
+  std::string names;
+  size_t count = 0;
+  for (const auto& [name, tensor] : manifest.tensors) {
+    for (const StoredShard& shard : tensor.shards) {
+      if (shard.file == file) {
+        names += ++count <= 3 ? concat(count > 1 ? ", " : "", name) : "";
+        break;
+      }
+    }
+  }
+  return concat(" (it holds ", names, count > 3 ? concat(" and ", count - 3, " more") : "", ")");
+}
+
+} // namespace
+
+std::string tag_problem(const std::string& tag) {
+  if (tag.empty() || tag.size() > kMaxTagBytes) {
+    return concat("a tag has 1 to ", kMaxTagBytes, " characters, this one has ", tag.size());
+  }
+  const bool is_plain = std::all_of(tag.begin(), tag.end(), [](unsigned char c) { return c > 0x20 && c < 0x7f && c != '/' && c != '\\'; });
+  if (!is_plain || tag[0] == '.' || tag == kLatestName) {
+    return "a tag becomes a folder's name: visible ASCII without '/' or space, not starting with '.', not \"latest\"";
+  }
+  return "";
+}
+
+int64_t step_of(const std::string& tag) {
+  const size_t last = tag.find_last_not_of("0123456789");
+  const std::string digits = tag.substr(last == std::string::npos ? 0 : last + 1);
+  return digits.empty() || digits.size() > 18 ? -1 : std::stoll(digits);
+}
+
+std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
+  std::vector<FoundCheckpoint> found;
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(root, error); !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::error_code ignored;
+    if (!entry->is_directory(ignored) || (name[0] == '.' && !starts_with(name, kReplaced))) {
+      continue;
+    }
+    const std::optional<About> about = read_about(entry->path());
+    // A folder without manifest and with a foreign name is somebody else's.
+    if (about || fs::exists(entry->path() / kManifestName, ignored) || starts_with(name, "global_step")) {
+      found.push_back({entry->path(), about});
+    }
+  }
+  const auto serial = [](const FoundCheckpoint& one) { return one.about ? one.about->serial : -1; };
+  std::sort(found.begin(), found.end(), [&](const FoundCheckpoint& a, const FoundCheckpoint& b) {
+    return serial(a) != serial(b) ? serial(a) > serial(b) : a.folder > b.folder;
+  });
+  return found;
+}
+
+std::string read_latest(const fs::path& root) {
+  std::error_code error;
+  if (!fs::is_regular_file(root / kLatestName, error) || fs::file_size(root / kLatestName, error) > 2 * kMaxTagBytes) {
+    return "";
+  }
+  std::string tag = read_file(root / kLatestName);
+  while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r' || tag.back() == ' ')) {
+    tag.pop_back();
+  }
+  return tag_problem(tag).empty() ? tag : "";
+}
+
+fs::path temporary_folder(const fs::path& root, const std::string& tag) {
+  return root / concat(kTemporary, tag);
+}
+
+void remove_leftovers(const fs::path& root) {
+  std::vector<fs::path> leftovers;
+  for (const auto& entry : fs::directory_iterator(root)) {
+    const std::string name = entry.path().filename().string();
+    if (starts_with(name, kTemporary) || starts_with(name, concat('.', kLatestName, ".tmp."))) {
+      leftovers.push_back(entry.path());
+    }
+  }
+  for (const fs::path& leftover : leftovers) {
+    fs::remove_all(leftover);
+  }
+}
+
+void put_in_place(const fs::path& temporary, const fs::path& folder) {
+  std::error_code error;
+  const fs::path root = folder.parent_path();
+  if (!fs::exists(folder, error)) {
+    rename_or_throw(temporary, folder);
+  } else if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE) != 0) {
+    // A file system without the exchange (NFS): two renames, and list_checkpoints() knows the name between them.
+    const fs::path replaced = root / concat(kReplaced, folder.filename().string());
+    fs::remove_all(replaced);
+    rename_or_throw(folder, replaced);
+    sync_folder(root);
+    rename_or_throw(temporary, folder);
+  }
+  sync_folder(root);
+}
+
+void remove_old(const fs::path& root, const std::string& tag, int64_t keep_last) noexcept {
+  try {
+    fs::remove_all(temporary_folder(root, tag)); // after an exchange the old one is there
+    int64_t kept = 0;
+    for (const FoundCheckpoint& one : list_checkpoints(root)) {
+      const bool is_replaced = starts_with(one.folder.filename().string(), kReplaced);
+      const bool is_own = one.folder.filename() == tag;
+      kept += one.about && !is_replaced ? 1 : 0;
+      if (is_replaced || (one.about && !is_own && keep_last > 0 && kept > keep_last)) {
+        remove_checkpoint(one.folder);
+      }
+    }
+  } catch (const std::exception& error) {
+    log::warning("old checkpoints in ", root.string(), " could not be removed: ", error.what());
+  }
+}
+
+std::string file_problem(const fs::path& folder, const Manifest& manifest, size_t file, bool verify_hash) {
+  const ShardFile& expected = manifest.files[file];
+  const fs::path path = folder / expected.name;
+  std::error_code error;
+  const uint64_t bytes = fs::file_size(path, error);
+  if (error) {
+    return concat(path.string(), " is missing", held_by(manifest, file));
+  }
+  if (bytes != expected.bytes) {
+    return concat(path.string(), " has ", bytes, " bytes, must have ", expected.bytes, held_by(manifest, file));
+  }
+  if (verify_hash) {
+    if (const std::string hash = hash_of_file(path); hash != expected.hash) {
+      return concat(path.string(), ": hash is ", hash, ", must be ", expected.hash, held_by(manifest, file));
+    }
+  }
+  return "";
+}
+
+} // namespace trireme::checkpoint

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <trireme/checkpoint/manifest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+// The folder of checkpoints on disk: global_step<N>/ ..., latest, and what a killed save leaves
+// (.tmp-* is never read, .old-* is a whole checkpoint that was being replaced).
+namespace trireme::checkpoint {
+
+inline constexpr const char* kLatestName = "latest";
+
+/// Why the text cannot be a tag, or "".
+std::string tag_problem(const std::string& tag);
+/// Digits at the end of the tag, -1 without any.
+int64_t step_of(const std::string& tag);
+
+struct FoundCheckpoint {
+  std::filesystem::path folder;
+  /// nullopt when the manifest cannot be read.
+  std::optional<About> about;
+};
+
+/// Every checkpoint in `root`, newest first, those without a readable manifest last.
+std::vector<FoundCheckpoint> list_checkpoints(const std::filesystem::path& root);
+
+/// The tag in root/latest, "" when there is none that makes sense.
+std::string read_latest(const std::filesystem::path& root);
+
+std::filesystem::path temporary_folder(const std::filesystem::path& root, const std::string& tag);
+
+/// Removes what killed saves left under temporary names.
+void remove_leftovers(const std::filesystem::path& root);
+
+/// Puts `temporary` in the place of `folder`, which may exist: one of the two is whole
+/// under a name that list_checkpoints() finds, at every moment. Durable when it returns.
+/// Errors: Error with the reason.
+void put_in_place(const std::filesystem::path& temporary, const std::filesystem::path& folder);
+
+/// Removes all but the `keep_last` newest and `tag`, and replaced ones. Damaged folders stay.
+/// Never throws: a checkpoint that cannot be removed is a warning.
+void remove_old(const std::filesystem::path& root, const std::string& tag, int64_t keep_last) noexcept;
+
+/// What is wrong with one file of a checkpoint, with the tensors it holds, or "".
+/// Cost: with the hash, one read of the file.
+std::string file_problem(const std::filesystem::path& folder, const Manifest& manifest, size_t file, bool verify_hash);
+
+} // namespace trireme::checkpoint

@@ -1,0 +1,280 @@
+#include <trireme/checkpoint/checkpoint.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/log.h>
+#include <trireme/base/text.h>
+#include <trireme/checkpoint/exchange.h>
+#include <trireme/checkpoint/folder.h>
+#include <trireme/checkpoint/safetensors.h>
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <mutex>
+
+namespace trireme::checkpoint {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct Checkpoint::Content {
+  fs::path folder;
+  Manifest manifest;
+  mutable std::mutex mutex;
+  mutable std::vector<std::shared_ptr<const Safetensors>> files;
+
+  // Opens a file when first needed and checks that it is the one the manifest means.
+  const Safetensors& file(size_t index) const {
+    const std::lock_guard lock(mutex);
+    if (!files[index]) {
+      const ShardFile& expected = manifest.files[index];
+      auto opened = std::make_shared<const Safetensors>(Safetensors::open(folder / expected.name));
+      const auto id = opened->metadata().find("trireme_save_id");
+      if (opened->file_bytes() != expected.bytes || id == opened->metadata().end() || id->second != manifest.about.save_id) {
+        throw InputError("checkpoint", concat((folder / expected.name).string(), " belongs to another save"), "Restore the file or use another checkpoint.");
+      }
+      files[index] = std::move(opened);
+    }
+    return *files[index];
+  }
+
+  void fill(const TensorEntry& tensor, int64_t begin, int64_t end, char* out) const {
+    for (const StoredShard& shard : tensor.shards) {
+      const std::vector<Run> wanted = runs(shard.region, tensor.shape, begin, end);
+      if (wanted.empty()) {
+        continue;
+      }
+      const Safetensors& from = file(shard.file);
+      const TensorInfo& info = from.info(shard.key);
+      if (info.dtype != tensor.dtype || info.numel() != shard.region.end - shard.region.begin) {
+        throw InputError("checkpoint", concat(from.path().string(), ": \"", shard.key, "\" is not the part of tensor \"", tensor.name,
+                                              "\" that the manifest says"));
+      }
+      const int64_t first = wanted.front().in_shard;
+      const at::Tensor source = from.range(shard.key, first, wanted.back().in_shard + wanted.back().numel);
+      const auto element = static_cast<int64_t>(source.element_size());
+      for (const Run& run : wanted) {
+        std::memcpy(out + (run.in_tensor - begin) * element,
+                    static_cast<const char*>(source.data_ptr()) + (run.in_shard - first) * element,
+                    static_cast<size_t>(run.numel * element));
+      }
+    }
+  }
+};
+
+// Chooses which checkpoint to open, together with the other ranks.
+class Opener {
+ public:
+  Opener(const fs::path& path, const std::string& tag, const comm::Group& group, const OpenOptions& options)
+      : path_(path), tag_(tag), group_(group), options_(options) {}
+
+  Checkpoint open() {
+    const json choice = decide(group_, json::object(), [&](const std::vector<json>&) { return candidates(); });
+    std::string problems;
+    for (const std::string candidate : choice.at("folders")) {
+      json report;
+      auto content = std::make_shared<Checkpoint::Content>();
+      try {
+        load(candidate, *content);
+      } catch (const PeerError&) {
+        throw;
+      } catch (const std::exception& error) {
+        report = {{"problem", to_json(Problem::of(error))}};
+      }
+      const json verdict = decide(group_, report, [](const std::vector<json>& reports) {
+        std::vector<Problem> of_ranks;
+        for (const json& one : reports) {
+          of_ranks.push_back(one.contains("problem") ? problem_from(one["problem"]) : Problem{});
+        }
+        return to_json(joined(of_ranks));
+      });
+      if (verdict.is_null()) {
+        if (group_.rank() == 0 && !(problems.empty() && choice.at("stale").get<std::string>().empty())) {
+          log::warning("[checkpoint] ", choice.at("stale").get<std::string>(), problems, "taking ", candidate, " (step ",
+                       content->manifest.about.step, ")");
+        }
+        return Checkpoint(content);
+      }
+      problems += concat(verdict.at("happened").get<std::string>(), "; ");
+    }
+    problems.resize(problems.size() - 2);
+    throw InputError("checkpoint", concat(choice.at("folders").size() == 1 ? "the checkpoint is damaged: " : "no checkpoint is whole: ", problems),
+                     "Nothing was loaded.");
+  }
+
+  json candidates() const {
+    std::error_code error;
+    if (!fs::exists(path_, error)) {
+      throw InputError("checkpoint", concat("there is no folder ", path_.string()), "Check the path.");
+    }
+    if (fs::exists(path_ / kManifestName, error)) {
+      return {{"folders", {path_.string()}}, {"stale", ""}};
+    }
+    if (!tag_.empty()) {
+      if (!tag_problem(tag_).empty() || !fs::exists(path_ / tag_ / kManifestName, error)) {
+        throw InputError("checkpoint", concat("there is no checkpoint \"", tag_, "\" in ", path_.string()), did_you_mean(tag_, tags()));
+      }
+      return {{"folders", {(path_ / tag_).string()}}, {"stale", ""}};
+    }
+    json folders = json::array();
+    const std::string latest = read_latest(path_);
+    for (const FoundCheckpoint& one : list_checkpoints(path_)) {
+      const bool is_latest = one.folder.filename() == latest;
+      folders.insert(is_latest ? folders.begin() : folders.end(), one.folder.string());
+    }
+    if (folders.empty()) {
+      throw InputError("checkpoint", concat("there is no checkpoint in ", path_.string()), "Give the folder that holds global_step<N> folders.");
+    }
+    std::string stale;
+    if (latest.empty() || fs::path(folders[0].get<std::string>()).filename() != latest) {
+      stale = concat((path_ / kLatestName).string(), latest.empty() ? " is missing or empty; " : concat(" names ", latest, ", which is not there; "));
+    }
+    return {{"folders", folders}, {"stale", stale}};
+  }
+
+ private:
+  std::vector<std::string> tags() const {
+    std::vector<std::string> all;
+    for (const FoundCheckpoint& one : list_checkpoints(path_)) {
+      all.push_back(one.folder.filename().string());
+    }
+    return all;
+  }
+
+  // Every rank checks all sizes and hashes its share of the files.
+  void load(const fs::path& folder, Checkpoint::Content& content) const {
+    content.folder = folder;
+    content.manifest = Manifest::read(folder);
+    content.files.resize(content.manifest.files.size());
+    const auto size = static_cast<size_t>(group_.size());
+    for (size_t file = 0; file < content.files.size(); ++file) {
+      const bool verify_hash = options_.verify_hashes && file % size == static_cast<size_t>(group_.rank());
+      if (const std::string problem = file_problem(folder, content.manifest, file, verify_hash); !problem.empty()) {
+        throw InputError("checkpoint", problem);
+      }
+    }
+  }
+
+  fs::path path_;
+  std::string tag_;
+  comm::Group group_;
+  OpenOptions options_;
+};
+
+Checkpoint::Checkpoint(std::shared_ptr<const Content> content) : content_(std::move(content)) {}
+
+Checkpoint Checkpoint::open(const fs::path& path, const std::string& tag, const OpenOptions& options) {
+  return open(path, tag, comm::Group(), options);
+}
+
+Checkpoint Checkpoint::open(const fs::path& path, const std::string& tag, const comm::Group& group, const OpenOptions& options) {
+  return Opener(path, tag, group, options).open();
+}
+
+const fs::path& Checkpoint::folder() const {
+  return content_->folder;
+}
+
+const Manifest& Checkpoint::manifest() const {
+  return content_->manifest;
+}
+
+int64_t Checkpoint::step() const {
+  return manifest().about.step;
+}
+
+int64_t Checkpoint::world_size() const {
+  return manifest().about.world_size;
+}
+
+bool Checkpoint::has(std::string_view name) const {
+  return manifest().tensors.find(name) != manifest().tensors.end();
+}
+
+const TensorEntry& Checkpoint::entry(std::string_view name) const {
+  const auto found = manifest().tensors.find(name);
+  if (found == manifest().tensors.end()) {
+    const std::string like = nearest(name, names());
+    throw InputError("checkpoint", concat(folder().string(), " has no tensor \"", name, '"'),
+                     like.empty() ? "List them with: trireme inspect CHECKPOINT" : concat("Did you mean \"", like, "\"?"));
+  }
+  return found->second;
+}
+
+std::vector<std::string> Checkpoint::names(std::string_view kind) const {
+  std::vector<std::string> all;
+  for (const auto& [name, tensor] : manifest().tensors) {
+    if (kind.empty() || tensor.kind == kind) {
+      all.push_back(name);
+    }
+  }
+  return all;
+}
+
+at::Tensor Checkpoint::read(std::string_view name) const {
+  const TensorEntry& tensor = entry(name);
+  return read_range(name, 0, tensor.numel()).view(tensor.shape);
+}
+
+at::Tensor Checkpoint::read_range(std::string_view name, int64_t begin, int64_t end) const {
+  const TensorEntry& tensor = entry(name);
+  const std::string where = concat(folder().string(), ": tensor \"", name, '"');
+  if (begin < 0 || begin > end || end > tensor.numel()) {
+    throw InputError("checkpoint", concat(where, " has ", tensor.numel(), " elements, [", begin, ", ", end, ") was asked for"));
+  }
+  at::Tensor out = at::empty({end - begin}, scalar_type(tensor.dtype, where));
+  content_->fill(tensor, begin, end, static_cast<char*>(out.data_ptr()));
+  return out;
+}
+
+void Checkpoint::read_into(std::string_view name, int64_t begin, at::Tensor out) const {
+  const TensorEntry& tensor = entry(name);
+  const std::string where = concat(folder().string(), ": tensor \"", name, '"');
+  if (!out.is_contiguous() || begin < 0 || out.numel() > tensor.numel() || begin > tensor.numel() - out.numel()) {
+    throw InputError("checkpoint", concat(where, " has ", tensor.numel(), " elements, a contiguous tensor of ", out.numel(), " cannot be filled from element ", begin));
+  }
+  if (out.device().is_cpu() && out.scalar_type() == scalar_type(tensor.dtype, where)) {
+    content_->fill(tensor, begin, begin + out.numel(), static_cast<char*>(out.data_ptr()));
+  } else {
+    out.detach().view({-1}).copy_(read_range(name, begin, begin + out.numel()));
+  }
+}
+
+const json& Checkpoint::state() const {
+  return manifest().state;
+}
+
+const json& Checkpoint::rank_state(int rank) const {
+  if (rank < 0 || static_cast<size_t>(rank) >= manifest().rank_states.size()) {
+    throw InputError("checkpoint", concat(folder().string(), " was saved by ", world_size(), " ranks, the state of rank ", rank, " was asked for"),
+                     "Resume with at most that many ranks, or without per-rank state.");
+  }
+  return manifest().rank_states[static_cast<size_t>(rank)];
+}
+
+const json& Checkpoint::config() const {
+  return manifest().config;
+}
+
+std::optional<fs::path> find_newest(const fs::path& root) {
+  std::error_code error;
+  if (!fs::is_directory(root, error)) {
+    return std::nullopt;
+  }
+  if (fs::exists(root / kManifestName, error)) {
+    return root;
+  }
+  const std::vector<FoundCheckpoint> all = list_checkpoints(root);
+  if (all.empty()) {
+    return std::nullopt;
+  }
+  const std::string latest = read_latest(root);
+  for (const FoundCheckpoint& one : all) {
+    if (one.folder.filename() == latest) {
+      return one.folder;
+    }
+  }
+  return all.front().folder;
+}
+
+} // namespace trireme::checkpoint

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+
+namespace trireme::checkpoint {
+
+/// What to do when ranks call save() with different tags (DeepSpeed's checkpoint.tag_validation).
+/// `fail` refuses on every rank; the other two save under rank 0's tag.
+enum class TagValidation { ignore, warn, fail };
+
+struct CheckpointOptions {
+  /// Checkpoints kept in the folder; older ones are removed once the new one is durable. 0 keeps all.
+  int64_t keep_last = 3;
+  /// Hash every file when opening. XXH3-128, several GB/s, bound by reading the file; sizes are always checked.
+  bool verify_hashes = true;
+  TagValidation tag_validation = TagValidation::warn;
+};
+
+struct SaveOptions {
+  int64_t keep_last = 3;
+  /// Refuse to save under a tag that exists. By default the old checkpoint is replaced in one atomic exchange.
+  bool fail_if_exists = false;
+  TagValidation tag_validation = TagValidation::warn;
+
+  SaveOptions() = default;
+  /// Takes what the run's options say about saving.
+  explicit SaveOptions(const CheckpointOptions& options)
+      : keep_last(options.keep_last), tag_validation(options.tag_validation) {}
+};
+
+struct OpenOptions {
+  bool verify_hashes = true;
+
+  OpenOptions() = default;
+  explicit OpenOptions(const CheckpointOptions& options) : verify_hashes(options.verify_hashes) {}
+};
+
+} // namespace trireme::checkpoint

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <trireme/checkpoint/safetensors.h>
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::checkpoint {
+
+inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+
+struct Header {
+  /// Sorted by offset.
+  std::vector<TensorInfo> tensors;
+  std::map<std::string, std::string> metadata;
+  /// Where tensor bytes begin in the file.
+  uint64_t data_start = 0;
+};
+
+/// Reads and checks the header at the start of a whole file. Errors: see Safetensors.
+Header parse_header(std::string_view file, const std::string& path);
+
+/// Length, JSON and padding, to be followed by the tensors' bytes. `tensors` have their
+/// offsets. Errors: InputError for a name or a value that is not UTF-8.
+std::string header_text(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata);
+
+/// Bytes of one element, 0 for a dtype that is unknown.
+uint64_t dtype_bytes(std::string_view dtype);
+
+} // namespace trireme::checkpoint

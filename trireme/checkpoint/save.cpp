@@ -1,0 +1,239 @@
+#include <trireme/checkpoint/checkpoint.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/log.h>
+#include <trireme/checkpoint/exchange.h>
+#include <trireme/checkpoint/folder.h>
+#include <trireme/checkpoint/safetensors.h>
+#include <trireme/checkpoint/size_signal.h>
+
+#include <cstdio>
+#include <ctime>
+#include <random>
+#include <set>
+
+namespace trireme::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::string file_name(int rank) {
+  char name[40];
+  std::snprintf(name, sizeof name, "rank%05d.safetensors", rank);
+  return name;
+}
+
+std::string random_id() {
+  std::random_device source;
+  std::string id;
+  for (int i = 0; i < 4; ++i) {
+    char digits[9];
+    std::snprintf(digits, sizeof digits, "%08x", source());
+    id += digits;
+  }
+  return id;
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+// The first exchange: one tag for all, and a folder to write to.
+json agree(const fs::path& root, const std::vector<json>& reports, const SaveOptions& options) {
+  const std::string tag = reports[0].at("tag");
+  for (size_t rank = 1; rank < reports.size(); ++rank) {
+    const std::string other = reports[rank].at("tag");
+    if (other != tag && options.tag_validation != TagValidation::ignore) {
+      const std::string happened = concat("rank ", rank, " saves under the tag \"", other, "\", rank 0 under \"", tag, '"');
+      if (options.tag_validation == TagValidation::fail) {
+        throw InputError("checkpoint", happened, "Pass the same tag on every rank.");
+      }
+      log::warning(happened, "; all save under rank 0's");
+      break;
+    }
+  }
+  if (const std::string problem = tag_problem(tag); !problem.empty()) {
+    throw InputError("checkpoint", concat("cannot save under the tag \"", tag, "\": ", problem));
+  }
+  std::error_code error;
+  if (options.fail_if_exists && fs::exists(root / tag, error)) {
+    throw InputError("checkpoint", concat((root / tag).string(), " exists"), "Choose another tag or allow replacing it.");
+  }
+  if (fs::exists(root / tag, error) && !fs::exists(root / tag / kManifestName, error) && !fs::is_empty(root / tag, error)) {
+    throw InputError("checkpoint", concat((root / tag).string(), " exists and is no checkpoint"), "Move it away or choose another tag.");
+  }
+  About about;
+  about.tag = tag;
+  about.step = step_of(tag);
+  about.world_size = static_cast<int64_t>(reports.size());
+  about.save_id = random_id();
+  fs::create_directories(root);
+  remove_leftovers(root);
+  fs::create_directory(temporary_folder(root, tag));
+  for (const FoundCheckpoint& one : list_checkpoints(root)) {
+    about.serial = std::max(about.serial, one.about ? one.about->serial + 1 : 0);
+  }
+  return {{"tag", tag}, {"step", about.step}, {"serial", about.serial}, {"world_size", about.world_size}, {"save_id", about.save_id}};
+}
+
+// Writes this rank's file, and tells where each shard went.
+json write_shards(const fs::path& folder, int rank, const std::string& save_id, const std::vector<TensorShard>& mine) {
+  json report = {{"shards", json::array()}};
+  std::vector<NamedTensor> tensors;
+  std::set<std::string> keys;
+  for (const TensorShard& shard : mine) {
+    const auto fail = [&](const std::string& happened) {
+      throw InputError("checkpoint", concat("tensor \"", shard.name, "\": ", happened));
+    };
+    check_storable(json(shard.name), "a tensor's name");
+    check_storable(json(shard.kind), "a tensor's kind");
+    if (!shard.data.defined() || shard.name.empty()) {
+      fail(shard.name.empty() ? "a tensor needs a name" : "is undefined");
+    }
+    const Region region{shard.box_offset, shard.box_size, shard.begin, shard.begin + shard.data.numel()};
+    if (const std::string problem = region_problem(region, shard.global_shape); !problem.empty()) {
+      fail(problem);
+    }
+    // A whole tensor keeps its name and shape, so that any reader of safetensors can use the file.
+    const bool is_whole = shard.box_size.empty() && shard.data.numel() == checked_numel(shard.global_shape);
+    std::string key = is_whole ? shard.name : concat(shard.name, '@', shard.begin);
+    while (key == "__metadata__" || !keys.insert(key).second) {
+      key += '\'';
+    }
+    tensors.push_back({key, is_whole ? shard.data.reshape(shard.global_shape) : shard.data});
+    report["shards"].push_back({{"name", shard.name},
+                                {"kind", shard.kind},
+                                {"dtype", dtype_name(shard.data.scalar_type())},
+                                {"shape", shard.global_shape},
+                                {"key", key},
+                                {"range", {region.begin, region.end}},
+                                {"offset", shard.box_offset},
+                                {"size", shard.box_size}});
+  }
+  if (!tensors.empty()) {
+    fs::create_directories(folder);
+    const fs::path file = folder / file_name(rank);
+    const WrittenFile written = write_safetensors(file, tensors, {{"trireme_save_id", save_id}, {"format", "pt"}});
+    report["bytes"] = written.bytes;
+    report["hash"] = written.hash;
+  }
+  return report;
+}
+
+void add_shard(Manifest& manifest, const json& shard, size_t file, size_t rank) {
+  const std::string name = shard.at("name");
+  const auto [at, is_new] = manifest.tensors.try_emplace(name);
+  TensorEntry& tensor = at->second;
+  TensorEntry given{name, shard.at("kind"), shard.at("dtype"), shard.at("shape").get<std::vector<int64_t>>(), {}};
+  if (is_new) {
+    tensor = given;
+  } else if (tensor.kind != given.kind || tensor.dtype != given.dtype || tensor.shape != given.shape) {
+    const auto text = [](const TensorEntry& one) { return concat(one.kind, ' ', one.dtype, ' ', json(one.shape).dump()); };
+    throw InputError("checkpoint", concat("tensor \"", name, "\" is ", text(tensor), " on one rank and ", text(given), " on rank ", rank));
+  }
+  StoredShard stored;
+  stored.file = file;
+  stored.key = shard.at("key");
+  stored.region = {shard.at("offset"), shard.at("size"), shard.at("range").at(0), shard.at("range").at(1)};
+  tensor.shards.push_back(std::move(stored));
+}
+
+// The second exchange: all files are written; makes the checkpoint visible.
+void commit(const fs::path& root, const json& agreed, const std::vector<json>& reports, const json& state, const json& config) {
+  std::vector<Problem> problems;
+  for (const json& report : reports) {
+    problems.push_back(report.contains("problem") ? problem_from(report["problem"]) : Problem{});
+  }
+  if (const Problem problem = joined(problems)) {
+    problem.raise();
+  }
+  Manifest manifest;
+  manifest.about = {kFormatVersion, agreed.at("tag"), agreed.at("step"), agreed.at("serial"), utc_now(), agreed.at("world_size"), agreed.at("save_id")};
+  manifest.state = state;
+  manifest.config = config;
+  const fs::path temporary = temporary_folder(root, manifest.about.tag);
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const json& report = reports[rank];
+    manifest.rank_states.push_back(report.at("state"));
+    if (report.contains("bytes")) {
+      const std::string name = file_name(static_cast<int>(rank));
+      std::error_code error;
+      if (fs::file_size(temporary / name, error) != report["bytes"] || error) {
+        throw Error("checkpoint", concat("rank ", rank, " wrote ", name, ", but rank 0 does not see it in ", temporary.string()),
+                    "Save to a folder that all hosts share.");
+      }
+      manifest.files.push_back({name, static_cast<int>(rank), report["bytes"], report.at("hash")});
+    }
+    for (const json& shard : report.at("shards")) {
+      add_shard(manifest, shard, manifest.files.size() - 1, rank);
+    }
+  }
+  for (const auto& [name, tensor] : manifest.tensors) {
+    check_coverage(tensor, "the shards of all ranks");
+  }
+  write_file_atomically(temporary / kManifestName, manifest.to_text());
+  put_in_place(temporary, root / manifest.about.tag);
+  write_file_atomically(root / kLatestName, manifest.about.tag + "\n");
+}
+
+} // namespace
+
+std::string step_tag(int64_t step) {
+  return concat("global_step", step);
+}
+
+void save(const fs::path& root,
+          const std::string& tag,
+          const comm::Group& group,
+          const std::vector<TensorShard>& mine,
+          const json& state,
+          const json& rank_state,
+          const SaveOptions& options,
+          const json& config) {
+  const SizeSignalBlock block;
+  const json agreed =
+      decide(group, {{"tag", tag}}, [&](const std::vector<json>& reports) { return agree(root, reports, options); });
+  const std::string common_tag = agreed.at("tag");
+  const fs::path temporary = temporary_folder(root, common_tag);
+
+  json report;
+  try {
+    report = write_shards(temporary, group.rank(), agreed.at("save_id"), mine);
+    check_storable(rank_state, "rank state");
+    report["state"] = rank_state;
+  } catch (const PeerError&) {
+    throw;
+  } catch (const std::exception& error) {
+    report = {{"problem", to_json(Problem::of(error))}};
+  }
+  const auto give_up = [&]() {
+    std::error_code ignored;
+    if (group.rank() == 0) {
+      fs::remove_all(temporary, ignored);
+    }
+  };
+  try {
+    decide(group, report, [&](const std::vector<json>& reports) {
+      try {
+        commit(root, agreed, reports, state, config);
+      } catch (...) {
+        give_up();
+        throw;
+      }
+      remove_old(root, common_tag, options.keep_last);
+      return json();
+    });
+  } catch (const PeerError&) {
+    give_up();
+    throw;
+  }
+}
+
+} // namespace trireme::checkpoint

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <csignal>
+#include <ctime>
+#include <pthread.h>
+
+namespace trireme::checkpoint {
+
+/// Turns "file larger than the process may write" (RLIMIT_FSIZE) into the errno EFBIG for
+/// the calling thread while it lives. The kernel also sends SIGXFSZ, which by default ends
+/// the process in the middle of a save.
+class SizeSignalBlock {
+ public:
+  SizeSignalBlock() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~SizeSignalBlock() {
+    if (sigismember(&before_, SIGXFSZ) == 0) {
+      const timespec now{};
+      while (sigtimedwait(&signal_, nullptr, &now) == SIGXFSZ) {
+      }
+      pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    }
+  }
+  SizeSignalBlock(const SizeSignalBlock&) = delete;
+  SizeSignalBlock& operator=(const SizeSignalBlock&) = delete;
+
+ private:
+  sigset_t signal_{};
+  sigset_t before_{};
+};
+
+} // namespace trireme::checkpoint

@@ -1,0 +1,109 @@
+#include <trireme/checkpoint/weight_files.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/text.h>
+#include <trireme/checkpoint/strict_json.h>
+
+namespace trireme::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path choose(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    return path;
+  }
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+    if (fs::exists(path / name, error)) {
+      return path / name;
+    }
+  }
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(path, error)) {
+    if (entry.path().extension() == ".safetensors") {
+      files.push_back(entry.path());
+    }
+  }
+  if (files.size() != 1) {
+    throw InputError("safetensors",
+                     concat(path.string(), " has neither model.safetensors nor model.safetensors.index.json, and ", files.size(),
+                            " other .safetensors files"),
+                     "Name the file.");
+  }
+  return files.front();
+}
+
+// Only a plain name may stand there: an index comes from the network and must not reach files elsewhere.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+}
+
+} // namespace
+
+WeightFiles WeightFiles::open(const fs::path& path) {
+  WeightFiles weights;
+  weights.path_ = choose(path);
+  if (weights.path_.extension() != ".json") {
+    weights.files_.push_back(Safetensors::open(weights.path_));
+    for (const TensorInfo& tensor : weights.files_[0].tensors()) {
+      weights.file_of_.emplace(tensor.name, 0);
+    }
+    return weights;
+  }
+  const std::string where = weights.path_.string();
+  const nlohmann::json index = parse_strict_json(read_file(weights.path_), where);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+    throw InputError("safetensors", concat(where, " has no \"weight_map\" object"), "Give a model.safetensors.index.json.");
+  }
+  std::map<std::string, size_t> opened;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    if (!file.is_string() || !is_plain_name(file.get<std::string>())) {
+      throw InputError("safetensors", concat(where, ": tensor \"", name, "\" must be in a file of the same folder, found ", file.dump(
+                                             -1, ' ', true, nlohmann::json::error_handler_t::replace)));
+    }
+    const auto [at, is_new] = opened.emplace(file.get<std::string>(), weights.files_.size());
+    if (is_new) {
+      weights.files_.push_back(Safetensors::open(weights.path_.parent_path() / at->first));
+    }
+    if (!weights.files_[at->second].has(name)) {
+      throw InputError("safetensors", concat(where, " says that \"", name, "\" is in ", at->first, ", where it is not"),
+                       "Index and files do not belong together; fetch them again.");
+    }
+    weights.file_of_.emplace(name, at->second);
+  }
+  return weights;
+}
+
+std::vector<std::string> WeightFiles::names() const {
+  std::vector<std::string> all;
+  for (const auto& [name, file] : file_of_) {
+    all.push_back(name);
+  }
+  return all;
+}
+
+bool WeightFiles::has(std::string_view name) const {
+  return file_of_.find(name) != file_of_.end();
+}
+
+const Safetensors& WeightFiles::file_of(std::string_view name) const {
+  const auto found = file_of_.find(name);
+  if (found == file_of_.end()) {
+    const std::string like = nearest(name, names());
+    throw InputError("safetensors", concat(path_.string(), " has no tensor \"", name, '"'),
+                     like.empty() ? "List them with: trireme inspect FILE" : concat("Did you mean \"", like, "\"?"));
+  }
+  return files_[found->second];
+}
+
+const TensorInfo& WeightFiles::info(std::string_view name) const {
+  return file_of(name).info(name);
+}
+
+at::Tensor WeightFiles::tensor(std::string_view name) const {
+  return file_of(name).tensor(name);
+}
+
+} // namespace trireme::checkpoint

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <trireme/base/error.h>
+#include <trireme/comm/work.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace trireme::comm {
+
+enum class ReduceOp { sum, max, min };
+
+/// What a backend's Pending throws; Group turns it into the message that people read.
+class Trouble : public PeerError {
+ public:
+  enum class Kind {
+    deadline,    ///< not done in time
+    lost,        ///< a connection broke
+    interrupted, ///< interrupt() was called
+  };
+  Trouble(Kind kind, const std::string& happened) : PeerError("comm", happened), kind(kind), happened(happened) {}
+  Kind kind;
+  std::string happened;
+};
+
+/// One way of moving tensors between the ranks of one group. One folder per
+/// implementation; Group is what everybody else uses.
+///
+/// Tensors are contiguous, 1-D or more, and alive until the Pending is done.
+/// Every rank of the group calls the same operations in the same order. A null Pending
+/// means that the operation is done already.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  /// "null", "gloo", "shm", "mpi", "nccl".
+  virtual const char* name() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  virtual std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) = 0;
+  /// `in` is [size * n], `out` is [n]: rank r receives the reduction of slice r. `out` may be slice r of `in`.
+  virtual std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) = 0;
+  /// `in` is [n], `out` is [size * n]. `in` may be slice r of `out`.
+  virtual std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) = 0;
+  virtual std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) = 0;
+  /// Both [size * n]: slice j of `in` arrives as slice rank() of rank j's `out`.
+  virtual std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) = 0;
+  virtual std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) = 0;
+  virtual std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) = 0;
+  virtual std::shared_ptr<Pending> barrier() = 0;
+
+  /// Memory that this backend's collectives can use without a copy (shared memory,
+  /// pinned memory). Uninitialised, 64-byte aligned, `numel` elements of `type`.
+  virtual at::Tensor allocate(int64_t numel, at::ScalarType type) = 0;
+
+  /// Bytes of tensors this rank has sent so far, by the closed form of the algorithms in use.
+  virtual int64_t bytes_sent() const = 0;
+
+  /// Makes every wait() in progress or to come throw Trouble. Any thread may call it.
+  virtual void interrupt() = 0;
+
+  /// Ends outstanding operations with an error and joins every thread. Idempotent.
+  virtual void close() = 0;
+};
+
+} // namespace trireme::comm

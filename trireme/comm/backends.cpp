@@ -1,0 +1,48 @@
+#include <trireme/comm/backends.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/text.h>
+#include <trireme/comm/gloo/gloo_backend.h>
+#include <trireme/comm/null/null_backend.h>
+
+namespace trireme::comm {
+namespace {
+
+bool always() {
+  return true;
+}
+
+std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
+  if (setup.size != 1) {
+    throw InputError("comm", concat("backend \"null\" is for one rank, group \"", setup.name, "\" has ", setup.size, "."),
+                     "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or the run file).");
+  }
+  return make_null_backend();
+}
+
+} // namespace
+
+const std::vector<BackendEntry>& backends() {
+  static const std::vector<BackendEntry> table = {
+      {"gloo", "TCP between ranks of any hosts, CPU tensors", always, connect_gloo},
+      {"null", "a world of one rank", always, connect_null},
+  };
+  return table;
+}
+
+const BackendEntry& find_backend(const std::string& name) {
+  std::vector<std::string> names = {"auto"};
+  for (const auto& entry : backends()) {
+    if (name == entry.name) {
+      if (!entry.available()) {
+        throw InputError("comm", concat("backend \"", name, "\" is not available on this machine."), "Use \"auto\".");
+      }
+      return entry;
+    }
+    names.push_back(entry.name);
+  }
+  throw InputError("comm", concat("there is no backend \"", name, "\"."),
+                   concat(did_you_mean(name, names).substr(1), " It comes from TRIREME_BACKEND or the run file."));
+}
+
+} // namespace trireme::comm

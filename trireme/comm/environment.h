@@ -1,0 +1,48 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::comm {
+
+/// What the process's environment says about its job.
+struct Environment {
+  int rank = 0;
+  int size = 1;
+  /// Rank and ranks on this host; -1: not said, the ranks find out when they meet.
+  int local_rank = -1;
+  int local_size = -1;
+  /// Where the ranks meet. Empty host: rank 0 writes its address into `meeting_file`.
+  std::string host;
+  int port = 0;
+  std::string meeting_file;
+  /// A listening socket that the launcher opened for rank 0.
+  std::optional<int> listen_fd;
+  /// The store at host:port is run by torchrun's agent, so that rank 0 is a client too.
+  bool store_of_agent = false;
+  /// Separates the keys of restarts and jobs that share one store.
+  std::string key_prefix;
+  /// Who has started this process, for people: "torchrun", "Slurm", "" for nobody.
+  std::string source;
+};
+
+/// Gives a variable's text, or nullopt when it is unset or empty.
+using Lookup = std::function<std::optional<std::string>(const std::string& name)>;
+
+/// Reads the variables of, in this order: RANK and WORLD_SIZE (trireme launch, torchrun, Kubeflow's
+/// PyTorchJob, plain shells), Open MPI, MVAPICH2, PMI and PMIx (MPICH, Intel MPI), Slurm, Kubeflow's
+/// PET_*, TF_CONFIG. The first that is there decides rank and size; none: one rank.
+/// MASTER_ADDR and MASTER_PORT say where to meet, whoever has started the ranks. Without them:
+/// mpirun on one host: a file of the session; Slurm: the job's first host and port 15000 + job id
+/// modulo 10000; PET_MASTER_*; TF_CONFIG: the first task's host and port.
+/// Slurm counts only in job steps: not for SLURM_JOB_NAME bash or interactive.
+/// Pure but for `lookup`. Errors: InputError naming the variable and what to set.
+Environment read_environment(const Lookup& lookup);
+
+/// Host names of a Slurm list: "gpu[01-03,7],login" gives gpu01 gpu02 gpu03 gpu7 login.
+/// Errors: InputError when brackets or ranges are broken.
+std::vector<std::string> expand_host_list(const std::string& list);
+
+} // namespace trireme::comm

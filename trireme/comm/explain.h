@@ -1,0 +1,30 @@
+#pragma once
+
+#include <trireme/comm/backend.h>
+#include <trireme/comm/progress.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace trireme::comm {
+
+/// Who asks why an operation failed.
+struct Asker {
+  std::string group;
+  /// World ranks of the group.
+  std::vector<int> members;
+  int world_rank = 0;
+  int world_size = 1;
+  std::chrono::milliseconds timeout{0};
+};
+
+/// Writes the error of an operation that did not end well: what it was, which ranks are
+/// missing, dead, gone or doing something else, and what to do next. Ranks are world ranks.
+/// Pure: everything it knows is in the arguments.
+PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& trouble, const RollCall& roll_call);
+
+/// "rank 5", "ranks 5 and 7", "ranks 1, 2 and 3".
+std::string name_ranks(const std::vector<int>& ranks);
+
+} // namespace trireme::comm

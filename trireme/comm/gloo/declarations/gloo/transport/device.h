@@ -1,0 +1,9 @@
+#pragma once
+
+#include <memory>
+
+namespace gloo::transport {
+
+class Device;
+
+} // namespace gloo::transport

@@ -1,0 +1,265 @@
+#include <trireme/comm/gloo/gloo_backend.h>
+
+#include <trireme/base/env.h>
+#include <trireme/base/text.h>
+#include <trireme/comm/gloo/gloo_pending.h>
+#include <trireme/comm/store_handle.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <omp.h>
+
+#include <atomic>
+
+namespace trireme::comm {
+namespace {
+
+/// One listening socket and one gloo thread a process serve all groups.
+std::shared_ptr<gloo::transport::Device> shared_device(const GroupSetup& setup) {
+  static std::mutex mutex;
+  static std::weak_ptr<gloo::transport::Device> device;
+  const std::lock_guard lock(mutex);
+  auto found = device.lock();
+  if (!found) {
+    const auto interface = env::text("GLOO_SOCKET_IFNAME");
+    try {
+      found = interface ? c10d::ProcessGroupGloo::createDeviceForInterface(split(*interface, ',').front())
+                        : c10d::ProcessGroupGloo::createDeviceForHostname(setup.one_host ? "127.0.0.1" : setup.address);
+    } catch (const std::exception& error) {
+      throw InputError("comm", concat("cannot listen on ", interface ? "interface " + *interface : setup.address, ": ", plain_text(error), "."),
+                       "Set GLOO_SOCKET_IFNAME to the network interface that reaches the other hosts (ip addr lists them).");
+    }
+    device = found;
+  }
+  return found;
+}
+
+/// Gives access to the connections, which c10d can only close by ending the process group.
+class OpenGloo : public c10d::ProcessGroupGloo {
+ public:
+  using c10d::ProcessGroupGloo::ProcessGroupGloo;
+  void break_connections() {
+    for (auto& context : contexts_) {
+      context->closeConnections();
+    }
+  }
+};
+
+c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::max:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::min:
+      return c10d::ReduceOp::MIN;
+  }
+  return c10d::ReduceOp::SUM;
+}
+
+/// Reduces `parts` [size, n] into `out` [n], first rank first.
+void reduce_in_rank_order(at::Tensor out, const at::Tensor& parts, ReduceOp op) {
+  at::NoGradGuard no_grad;
+  // On gloo's worker threads OpenMP would otherwise start a second team of compute threads.
+  omp_set_num_threads(1);
+  const bool narrow = out.scalar_type() == at::kHalf || out.scalar_type() == at::kBFloat16;
+  at::Tensor sum = narrow ? parts[0].to(at::kFloat) : out;
+  if (!narrow) {
+    sum.copy_(parts[0]);
+  }
+  for (int64_t rank = 1; rank < parts.size(0); ++rank) {
+    if (op == ReduceOp::sum) {
+      sum.add_(parts[rank]);
+    } else if (op == ReduceOp::max) {
+      at::maximum_out(sum, sum, parts[rank].to(sum.scalar_type()));
+    } else {
+      at::minimum_out(sum, sum, parts[rank].to(sum.scalar_type()));
+    }
+  }
+  if (narrow) {
+    out.copy_(sum);
+  }
+}
+
+class GlooBackend : public Backend {
+ public:
+  explicit GlooBackend(const GroupSetup& setup)
+      : rank_(setup.rank), size_(setup.size), timeout_(setup.timeout), shared_(std::make_shared<GlooShared>()) {
+    auto options = c10d::ProcessGroupGloo::Options::create();
+    // A second more than ours: our deadline names the ranks, gloo's only ends its threads.
+    options->timeout = setup.timeout + std::chrono::seconds(1);
+    options->devices.push_back(shared_device(setup));
+    options->threads = 2;
+    auto store = c10::make_intrusive<c10d::PrefixStore>(setup.store.prefix(), setup.store.handle().store);
+    try {
+      gloo_ = c10::make_intrusive<OpenGloo>(store, rank_, size_, options);
+    } catch (const std::exception& error) {
+      throw Trouble(Trouble::Kind::lost, plain_text(error));
+    }
+    shared_->break_connections = [gloo = gloo_.get()] { gloo->break_connections(); };
+    // gloo may put off its last handshakes to the first operation, where they can outlast the deadline.
+    barrier()->wait();
+    bytes_sent_ = 0;
+  }
+
+  ~GlooBackend() override {
+    GlooBackend::close();
+  }
+
+  const char* name() const override {
+    return "gloo";
+  }
+  int rank() const override {
+    return rank_;
+  }
+  int size() const override {
+    return size_;
+  }
+
+  std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d_op(op);
+    count(2 * share(tensor));
+    std::vector<at::Tensor> tensors = {flat(tensor)};
+    return collective([&](OpenGloo& gloo) { return gloo.allreduce(tensors, options); });
+  }
+
+  std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
+    count(share(in));
+    at::Tensor source = flat(in);
+    at::Tensor parts = at::empty_like(source);
+    std::vector<int64_t> equal;
+    return collective([&](OpenGloo& gloo) { return gloo.alltoall_base(parts, source, equal, equal); },
+                      [out = flat(out), parts, op, size = size_] { reduce_in_rank_order(out, parts.view({size, -1}), op); });
+  }
+
+  std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) override {
+    count(share(out));
+    at::Tensor target = flat(out);
+    at::Tensor source = flat(in);
+    return collective([&](OpenGloo& gloo) { return gloo._allgather_base(target, source); });
+  }
+
+  std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) override {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    count(children_in_binomial_tree((rank_ - root + size_) % size_) * static_cast<int64_t>(tensor.nbytes()));
+    std::vector<at::Tensor> tensors = {flat(tensor)};
+    return collective([&](OpenGloo& gloo) { return gloo.broadcast(tensors, options); });
+  }
+
+  std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override {
+    count(share(in));
+    at::Tensor target = flat(out);
+    at::Tensor source = flat(in);
+    std::vector<int64_t> equal;
+    return collective([&](OpenGloo& gloo) { return gloo.alltoall_base(target, source, equal, equal); });
+  }
+
+  std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
+    count(static_cast<int64_t>(tensor.nbytes()));
+    std::vector<at::Tensor> tensors = {flat(tensor)};
+    return message([&](OpenGloo& gloo) { return gloo.send(tensors, to, tag); });
+  }
+
+  std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
+    std::vector<at::Tensor> tensors = {flat(tensor)};
+    return message([&](OpenGloo& gloo) { return gloo.recv(tensors, from, tag); });
+  }
+
+  std::shared_ptr<Pending> barrier() override {
+    // Not gloo's own barrier: that one first waits for everything before it on a worker thread, without a deadline.
+    return all_reduce(at::zeros({1}, at::kByte), ReduceOp::max);
+  }
+
+  at::Tensor allocate(int64_t numel, at::ScalarType type) override {
+    return at::empty({numel}, at::TensorOptions(type));
+  }
+
+  int64_t bytes_sent() const override {
+    return bytes_sent_;
+  }
+
+  void interrupt() override {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->interrupted = true;
+    for (auto* message : shared_->waiting) {
+      message->abort_locked();
+    }
+    shared_->changed.notify_all();
+  }
+
+  void close() override {
+    const std::lock_guard closing(close_mutex_);
+    if (!gloo_) {
+      return;
+    }
+    interrupt();
+    {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->break_connections();
+      shared_->break_connections = [] {};
+    }
+    gloo_.reset();
+  }
+
+ private:
+  static at::Tensor flat(const at::Tensor& tensor) {
+    return tensor.detach().view(-1);
+  }
+  void count(int64_t bytes) {
+    bytes_sent_ += bytes;
+  }
+  /// What a rank sends of a whole of these bytes when each of the others gets, or passes on, one of `size` slices.
+  int64_t share(const at::Tensor& whole) const {
+    return static_cast<int64_t>(whole.nbytes()) * (size_ - 1) / size_;
+  }
+  int64_t children_in_binomial_tree(int distance_from_root) const {
+    // gloo's rank v (counted from the root) sends to v + 2^i for every 2^i > v.
+    int64_t children = 0;
+    for (int bit = 1; bit < size_; bit <<= 1) {
+      children += bit > distance_from_root && distance_from_root + bit < size_ ? 1 : 0;
+    }
+    return children;
+  }
+
+  template <typename Start>
+  c10::intrusive_ptr<c10d::Work> start(const Start& begin) {
+    if (!gloo_) {
+      throw Trouble(Trouble::Kind::lost, "the group is closed");
+    }
+    try {
+      return begin(*gloo_);
+    } catch (const std::exception& error) {
+      throw Trouble(Trouble::Kind::lost, plain_text(error));
+    }
+  }
+  template <typename Start>
+  std::shared_ptr<Pending> collective(const Start& begin, std::function<void()> after = nullptr) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout_;
+    return std::make_shared<GlooCollective>(start(begin), shared_, deadline, std::move(after));
+  }
+  template <typename Start>
+  std::shared_ptr<Pending> message(const Start& begin) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout_;
+    return std::make_shared<GlooMessage>(start(begin), shared_, deadline);
+  }
+
+  int rank_;
+  int size_;
+  std::chrono::milliseconds timeout_;
+  std::shared_ptr<GlooShared> shared_;
+  std::mutex close_mutex_;
+  c10::intrusive_ptr<OpenGloo> gloo_;
+  std::atomic<int64_t> bytes_sent_{0};
+};
+
+} // namespace
+
+std::shared_ptr<Backend> connect_gloo(const GroupSetup& setup) {
+  return std::make_shared<GlooBackend>(setup);
+}
+
+} // namespace trireme::comm

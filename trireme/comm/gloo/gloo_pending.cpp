@@ -1,0 +1,169 @@
+#include <trireme/comm/gloo/gloo_pending.h>
+
+#include <trireme/comm/store_handle.h>
+
+#include <ATen/core/ivalue.h>
+
+namespace trireme::comm {
+namespace {
+
+constexpr std::chrono::seconds kPatienceAfterBreak{5};
+
+/// gloo reports deadlines and broken connections with one exception type; only the text tells them apart.
+Trouble trouble_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Trouble& trouble) {
+    return trouble;
+  } catch (const std::exception& problem) {
+    const std::string text = plain_text(problem);
+    const bool late = text.find("imed out") != std::string::npos;
+    return Trouble(late ? Trouble::Kind::deadline : Trouble::Kind::lost, text);
+  } catch (...) {
+    return Trouble(Trouble::Kind::lost, "gloo failed without saying why");
+  }
+}
+
+} // namespace
+
+GlooCollective::GlooCollective(const c10::intrusive_ptr<c10d::Work>& work, std::shared_ptr<GlooShared> shared, Deadline deadline,
+                               std::function<void()> after)
+    : shared_(std::move(shared)), outcome_(std::make_shared<Outcome>()), deadline_(deadline),
+      exceptions_at_start_(std::uncaught_exceptions()) {
+  work->getFuture()->addCallback([shared = shared_, outcome = outcome_, after = std::move(after)](c10::ivalue::Future& future) {
+    std::exception_ptr error = future.hasError() ? future.exception_ptr() : nullptr;
+    if (!error && after) {
+      try {
+        after();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    const std::lock_guard lock(shared->mutex);
+    outcome->done = true;
+    outcome->error = error;
+    shared->changed.notify_all();
+  });
+}
+
+GlooCollective::~GlooCollective() {
+  // The tensors belong to the caller again after this, so gloo has to be finished with them.
+  std::unique_lock lock(shared_->mutex);
+  const auto over = [&] { return outcome_->done || shared_->wedged; };
+  if (over()) {
+    return;
+  }
+  const bool in_trouble = gave_up_ || shared_->interrupted || std::uncaught_exceptions() > exceptions_at_start_;
+  if (in_trouble || !shared_->changed.wait_until(lock, deadline_, over)) {
+    shared_->break_connections();
+    shared_->changed.wait_for(lock, kPatienceAfterBreak, over);
+  }
+}
+
+void GlooCollective::wait() {
+  std::unique_lock lock(shared_->mutex);
+  shared_->changed.wait_until(lock, deadline_, [&] { return outcome_->done || shared_->interrupted; });
+  if (outcome_->done) {
+    if (outcome_->error) {
+      throw trouble_of(outcome_->error);
+    }
+    return;
+  }
+  gave_up_ = true;
+  if (shared_->interrupted) {
+    throw Trouble(Trouble::Kind::interrupted, "interrupted");
+  }
+  throw Trouble(Trouble::Kind::deadline, "not done in time");
+}
+
+bool GlooCollective::done() {
+  const std::lock_guard lock(shared_->mutex);
+  return outcome_->done || shared_->interrupted;
+}
+
+GlooMessage::GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared, Deadline deadline)
+    : work_(std::move(work)), shared_(std::move(shared)), deadline_(deadline), exceptions_at_start_(std::uncaught_exceptions()) {}
+
+GlooMessage::~GlooMessage() {
+  try {
+    const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
+    if (!finished_ && unwinding) {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->break_connections();
+    }
+    wait();
+  } catch (...) {
+    // Nobody is left to hear it; what matters here is that gloo has let go of the tensor.
+  }
+}
+
+void GlooMessage::abort_locked() {
+  try {
+    work_->abort();
+  } catch (...) {
+  }
+}
+
+void GlooMessage::block() {
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->interrupted) {
+      throw Trouble(Trouble::Kind::interrupted, "interrupted");
+    }
+    shared_->waiting.insert(this);
+  }
+  std::exception_ptr error;
+  bool complete = false;
+  try {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
+    complete = work_->wait(std::max(left, std::chrono::milliseconds(1)));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const std::lock_guard lock(shared_->mutex);
+  shared_->waiting.erase(this);
+  if (error) {
+    throw trouble_of(error);
+  }
+  if (!complete) {
+    throw Trouble(Trouble::Kind::interrupted, "interrupted");
+  }
+}
+
+void GlooMessage::wait() {
+  if (waiter_.joinable()) {
+    waiter_.join();
+  }
+  if (!finished_) {
+    try {
+      block();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    finished_ = true;
+    work_.reset();
+  }
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+}
+
+bool GlooMessage::done() {
+  const std::lock_guard lock(shared_->mutex);
+  if (!finished_ && !waiter_.joinable()) {
+    waiter_ = std::thread([this] {
+      std::exception_ptr error;
+      try {
+        block();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      const std::lock_guard lock(shared_->mutex);
+      error_ = error;
+      finished_ = true;
+    });
+  }
+  return finished_;
+}
+
+} // namespace trireme::comm

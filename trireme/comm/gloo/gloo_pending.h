@@ -1,0 +1,77 @@
+#pragma once
+
+#include <trireme/comm/backend.h>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <thread>
+
+namespace trireme::comm {
+
+class GlooMessage;
+
+/// What the operations of one gloo group share.
+struct GlooShared {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool interrupted = false;
+  /// gloo's own thread died holding locks (see terminate_guard.h): touch nothing of gloo any more.
+  bool wedged = false;
+  /// Messages in someone's wait().
+  std::set<GlooMessage*> waiting;
+  /// Breaks all connections, which ends every operation in flight with an error. Called with the mutex held.
+  std::function<void()> break_connections;
+};
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// A collective that runs on gloo's worker threads.
+class GlooCollective : public Pending {
+ public:
+  /// `after` runs on the worker thread when gloo is done, before anyone sees it as done.
+  GlooCollective(const c10::intrusive_ptr<c10d::Work>& work, std::shared_ptr<GlooShared> shared, Deadline deadline,
+                 std::function<void()> after);
+  ~GlooCollective() override;
+  void wait() override;
+  bool done() override;
+
+ private:
+  struct Outcome {
+    bool done = false;
+    std::exception_ptr error;
+  };
+  std::shared_ptr<GlooShared> shared_;
+  std::shared_ptr<Outcome> outcome_;
+  Deadline deadline_;
+  int exceptions_at_start_;
+  bool gave_up_ = false;
+};
+
+/// A send or recv. gloo completes it without a thread of ours but offers no way to ask whether
+/// it is done, so the first done() on it starts a thread that waits.
+class GlooMessage : public Pending {
+ public:
+  GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared, Deadline deadline);
+  ~GlooMessage() override;
+  void wait() override;
+  bool done() override;
+  /// Wakes up a wait() with an error. The caller holds the shared mutex.
+  void abort_locked();
+
+ private:
+  void block();
+
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::shared_ptr<GlooShared> shared_;
+  Deadline deadline_;
+  int exceptions_at_start_;
+  bool finished_ = false;
+  std::exception_ptr error_;
+  std::thread waiter_;
+};
+
+} // namespace trireme::comm

@@ -1,0 +1,208 @@
+#include <trireme/comm/group.h>
+
+#include <trireme/comm/group_state.h>
+#include <trireme/comm/null/null_backend.h>
+
+namespace trireme::comm {
+namespace {
+
+constexpr const char* kBarrier = "barrier";
+
+/// Adds numbers, records and explained errors to what a backend returns.
+class TrackedPending : public Pending {
+ public:
+  TrackedPending(std::shared_ptr<Group::State> state, Group::State::Ticket ticket, std::shared_ptr<Pending> inner)
+      : state_(std::move(state)), ticket_(std::move(ticket)), inner_(std::move(inner)) {}
+
+  ~TrackedPending() override {
+    if (!inner_) {
+      return;
+    }
+    inner_.reset(); // waits
+    state_->abandoned(ticket_);
+  }
+
+  void wait() override {
+    if (error_) {
+      std::rethrow_exception(error_);
+    }
+    if (!inner_) {
+      return;
+    }
+    try {
+      inner_->wait();
+    } catch (const Trouble& trouble) {
+      error_ = std::make_exception_ptr(state_->failed(ticket_, trouble));
+      inner_.reset();
+      std::rethrow_exception(error_);
+    }
+    inner_.reset();
+    state_->succeeded(ticket_);
+  }
+
+  bool done() override {
+    return !inner_ || inner_->done();
+  }
+
+ private:
+  std::shared_ptr<Group::State> state_;
+  Group::State::Ticket ticket_;
+  std::shared_ptr<Pending> inner_;
+  std::exception_ptr error_;
+};
+
+template <typename Start>
+Work run(const std::shared_ptr<Group::State>& state, const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer,
+         const Start& start) {
+  auto ticket = state->begin(op, bytes, dtype, what, peer);
+  try {
+    const bool nothing_to_move = bytes == 0 && op != kBarrier;
+    auto pending = nothing_to_move ? nullptr : start(state->backend());
+    if (!pending) {
+      state->succeeded(ticket);
+      return Work();
+    }
+    Recorder::process().change(ticket.record, OpState::started);
+    return Work(std::make_shared<TrackedPending>(state, std::move(ticket), std::move(pending)));
+  } catch (const Trouble& trouble) {
+    throw state->failed(ticket, trouble);
+  }
+}
+
+[[noreturn]] void refuse(const Group::State& state, const char* op, std::string_view what, const std::string& happened,
+                         const std::string& next) {
+  throw Error("comm",
+              concat(op, what.empty() ? "" : concat(" \"", what, "\""), " in group \"", state.name(), "\": ", happened), next);
+}
+
+void check_tensor(const Group::State& state, const char* op, std::string_view what, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    refuse(state, op, what, "the tensor is undefined.", "Give a tensor that has memory.");
+  }
+  if (!tensor.is_contiguous()) {
+    refuse(state, op, what, "the tensor is not contiguous in memory.", "Pass tensor.contiguous(), or a view of a flat buffer.");
+  }
+  if (!tensor.device().is_cpu()) {
+    refuse(state, op, what, concat("the tensor is on ", tensor.device().str(), ", backend ", state.backend().name(), " moves CPU tensors."),
+           "Move it with tensor.cpu().");
+  }
+}
+
+/// `whole` must have size() times the elements of `part`.
+void check_pair(const Group::State& state, const char* op, std::string_view what, const at::Tensor& whole, const at::Tensor& part,
+                int64_t times) {
+  check_tensor(state, op, what, whole);
+  check_tensor(state, op, what, part);
+  if (whole.scalar_type() != part.scalar_type()) {
+    refuse(state, op, what, concat("input and output have different types (", c10::toString(whole.scalar_type()), ", ",
+                                   c10::toString(part.scalar_type()), ")."),
+           "Convert one of them.");
+  }
+  if (whole.numel() != part.numel() * times) {
+    refuse(state, op, what, concat("the whole must have ", times, " x ", part.numel(), " elements, it has ", whole.numel(), "."),
+           "Pad the buffer to a multiple of the group's size.");
+  }
+}
+
+void check_rank(const Group::State& state, const char* op, std::string_view what, int rank, bool other) {
+  if (rank < 0 || rank >= state.backend().size()) {
+    refuse(state, op, what, concat("rank ", rank, " is not in a group of ", state.backend().size(), "."),
+           "Ranks here count within the group, from 0.");
+  }
+  if (other && rank == state.backend().rank()) {
+    refuse(state, op, what, concat("rank ", rank, " is this rank itself."), "Messages go to another rank.");
+  }
+}
+
+} // namespace
+
+Group::Group()
+    : state_(std::make_shared<State>("self", "self", std::vector<int>{0}, make_null_backend(), std::chrono::milliseconds(0), nullptr, 1)) {}
+
+Group::Group(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+int Group::rank() const {
+  return state_->backend().rank();
+}
+
+int Group::size() const {
+  return state_->backend().size();
+}
+
+const std::string& Group::name() const {
+  return state_->name();
+}
+
+const char* Group::backend() const {
+  return state_->backend().name();
+}
+
+const std::vector<int>& Group::members() const {
+  return state_->members();
+}
+
+Work Group::all_reduce(at::Tensor tensor, ReduceOp op, std::string_view what) const {
+  check_tensor(*state_, "all_reduce", what, tensor);
+  return run(state_, "all_reduce", tensor.nbytes(), tensor.scalar_type(), what, -1,
+             [&](Backend& backend) { return backend.all_reduce(tensor, op); });
+}
+
+Work Group::reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op, std::string_view what) const {
+  check_pair(*state_, "reduce_scatter", what, in, out, size());
+  return run(state_, "reduce_scatter", in.nbytes(), in.scalar_type(), what, -1,
+             [&](Backend& backend) { return backend.reduce_scatter(out, in, op); });
+}
+
+Work Group::all_gather(at::Tensor out, at::Tensor in, std::string_view what) const {
+  check_pair(*state_, "all_gather", what, out, in, size());
+  return run(state_, "all_gather", out.nbytes(), out.scalar_type(), what, -1,
+             [&](Backend& backend) { return backend.all_gather(out, in); });
+}
+
+Work Group::broadcast(at::Tensor tensor, int root, std::string_view what) const {
+  check_tensor(*state_, "broadcast", what, tensor);
+  check_rank(*state_, "broadcast", what, root, false);
+  return run(state_, "broadcast", tensor.nbytes(), tensor.scalar_type(), what, -1,
+             [&](Backend& backend) { return backend.broadcast(tensor, root); });
+}
+
+Work Group::all_to_all(at::Tensor out, at::Tensor in, std::string_view what) const {
+  check_pair(*state_, "all_to_all", what, in, out, 1);
+  if (in.numel() % size() != 0) {
+    refuse(*state_, "all_to_all", what, concat(in.numel(), " elements do not divide among ", size(), " ranks."),
+           "Pad the buffer to a multiple of the group's size.");
+  }
+  if (in.data_ptr() == out.data_ptr() && in.numel() != 0 && size() > 1) {
+    refuse(*state_, "all_to_all", what, "input and output are the same memory.", "Give it a second buffer.");
+  }
+  return run(state_, "all_to_all", in.nbytes(), in.scalar_type(), what, -1,
+             [&](Backend& backend) { return backend.all_to_all(out, in); });
+}
+
+Work Group::send(at::Tensor tensor, int to, int tag, std::string_view what) const {
+  check_tensor(*state_, "send", what, tensor);
+  check_rank(*state_, "send", what, to, true);
+  return run(state_, "send", tensor.nbytes(), tensor.scalar_type(), what, to,
+             [&](Backend& backend) { return backend.send(tensor, to, tag); });
+}
+
+Work Group::recv(at::Tensor tensor, int from, int tag, std::string_view what) const {
+  check_tensor(*state_, "recv", what, tensor);
+  check_rank(*state_, "recv", what, from, true);
+  return run(state_, "recv", tensor.nbytes(), tensor.scalar_type(), what, from,
+             [&](Backend& backend) { return backend.recv(tensor, from, tag); });
+}
+
+Work Group::barrier(std::string_view what) const {
+  return run(state_, kBarrier, 0, at::kByte, what, -1, [&](Backend& backend) { return backend.barrier(); });
+}
+
+at::Tensor Group::allocate(int64_t numel, at::ScalarType type) const {
+  return state_->backend().allocate(numel, type);
+}
+
+int64_t Group::bytes_sent() const {
+  return state_->backend().bytes_sent();
+}
+
+} // namespace trireme::comm

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <trireme/comm/backend.h>
+#include <trireme/comm/work.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::comm {
+
+/// Ranks that communicate with each other: the world, or an axis of the mesh.
+///
+/// A small value: copies mean the same group. Every operation is recorded
+/// (recorder.h) under this group's name and a running number, is asynchronous, and
+/// returns the Work to wait on. `what` names the tensor for people: "bucket 3",
+/// "loss". Ranks here are ranks in the group, 0 <= r < size().
+/// Cost, P bytes and N ranks: all_reduce sends 2P(N-1)/N a rank, reduce_scatter and
+/// all_gather P(N-1)/N (P: the whole), broadcast P at the root.
+/// Errors: PeerError from wait() (lost peer, deadline), Error for a tensor that is
+/// not contiguous or of the wrong size.
+class Group {
+ public:
+  /// A group of one over the null backend.
+  Group();
+
+  int rank() const;
+  int size() const;
+  const std::string& name() const;
+  /// "null", "gloo", ...
+  const char* backend() const;
+  /// World rank of each member, in group order.
+  const std::vector<int>& members() const;
+
+  Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::sum, std::string_view what = "") const;
+  Work reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op = ReduceOp::sum, std::string_view what = "") const;
+  Work all_gather(at::Tensor out, at::Tensor in, std::string_view what = "") const;
+  Work broadcast(at::Tensor tensor, int root, std::string_view what = "") const;
+  Work all_to_all(at::Tensor out, at::Tensor in, std::string_view what = "") const;
+  Work send(at::Tensor tensor, int to, int tag = 0, std::string_view what = "") const;
+  Work recv(at::Tensor tensor, int from, int tag = 0, std::string_view what = "") const;
+  Work barrier(std::string_view what = "") const;
+
+  /// Memory the backend can move without a copy; see Backend::allocate.
+  at::Tensor allocate(int64_t numel, at::ScalarType type) const;
+
+  /// Bytes this rank has sent through this group so far (closed form of the
+  /// algorithm in use, not headers).
+  int64_t bytes_sent() const;
+
+  class State;
+  explicit Group(std::shared_ptr<State> state);
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+} // namespace trireme::comm

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <trireme/comm/explain.h>
+#include <trireme/comm/group.h>
+#include <trireme/comm/recorder.h>
+#include <trireme/comm/watch.h>
+
+#include <atomic>
+#include <mutex>
+
+namespace trireme::comm {
+
+/// What all copies of a Group share. Internal to comm/.
+class Group::State : public Watched, public std::enable_shared_from_this<Group::State> {
+ public:
+  /// `key` is unique in the world; `watch` is null where nobody else could be asked.
+  State(std::string name, std::string key, std::vector<int> members, std::shared_ptr<Backend> backend,
+        std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size);
+
+  const std::string& name() const {
+    return name_;
+  }
+  Backend& backend() const {
+    return *backend_;
+  }
+
+  /// An operation under way: its summary and its ticket at the recorder.
+  struct Ticket {
+    OpSummary op;
+    uint64_t record = 0;
+  };
+  /// Numbers and records an operation. Errors: PeerError when the group has failed before, Error when it is closed.
+  Ticket begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer);
+  void succeeded(const Ticket& ticket);
+  /// Finds out who is to blame, tells the other ranks and returns what to throw.
+  PeerError failed(const Ticket& ticket, const Trouble& trouble);
+  /// Notes a failure that nobody is told about.
+  void abandoned(const Ticket& ticket);
+
+  const std::string& key() const override {
+    return key_;
+  }
+  const std::vector<int>& members() const override {
+    return members_;
+  }
+  GroupProgress progress() const override;
+  int64_t version() const override {
+    return version_;
+  }
+  void interrupt() override {
+    backend_->interrupt();
+  }
+  void close();
+
+ private:
+  const std::string name_;
+  const std::string key_;
+  const std::vector<int> members_;
+  const std::shared_ptr<Backend> backend_;
+  const std::chrono::milliseconds timeout_;
+  const std::shared_ptr<Watch> watch_;
+  const int world_size_;
+
+  mutable std::mutex mutex_;
+  GroupProgress progress_;
+  std::atomic<int64_t> version_{0};
+  std::mutex failing_;
+  /// The first failure, "" while all is well.
+  std::string broken_;
+  bool closed_ = false;
+};
+
+} // namespace trireme::comm

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <trireme/comm/sockets.h>
+
+#include <chrono>
+#include <string>
+
+namespace trireme::comm {
+
+/// How ranks of one host find each other under an mpirun that gives no address: rank 0 writes
+/// where it listens into a file that all of them know. `file` is a path, or "parent" for one
+/// in a private folder (0700) named after the common parent process and its start time.
+
+/// Writes the address atomically and marks the file for removal when the process ends well.
+/// Errors: Error when the folder cannot be made or is not the user's own.
+void publish_meeting(const std::string& file, const Endpoint& endpoint);
+
+/// Polls for the file. Errors: PeerError when it is not there in time.
+Endpoint read_meeting(const std::string& file, std::chrono::steady_clock::time_point deadline);
+
+} // namespace trireme::comm

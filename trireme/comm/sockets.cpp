@@ -1,0 +1,156 @@
+#include <trireme/comm/sockets.h>
+
+#include <trireme/base/error.h>
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <memory>
+
+namespace trireme::comm {
+namespace {
+
+constexpr int kBacklog = 2048;
+constexpr int kConnectPatienceMs = 1000;
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+Addresses resolve(const Endpoint& endpoint, bool required) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int code = getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
+  if (code != 0 && required) {
+    throw InputError("comm", concat("the host name \"", endpoint.host, "\" (MASTER_ADDR) is unknown: ", gai_strerror(code), "."),
+                     "Set MASTER_ADDR to a name or address that all hosts know.");
+  }
+  return Addresses(code == 0 ? found : nullptr, freeaddrinfo);
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() {
+    if (number_ >= 0) {
+      close(number_);
+    }
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const {
+    return number_;
+  }
+  int release() {
+    const int number = number_;
+    number_ = -1;
+    return number;
+  }
+
+ private:
+  int number_;
+};
+
+} // namespace
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+int listen_on(const Endpoint& endpoint) {
+  const Addresses addresses = resolve(endpoint, true);
+  int code = 0;
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    Descriptor socket_fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int yes = 1;
+    if (socket_fd.get() >= 0 && setsockopt(socket_fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
+        bind(socket_fd.get(), address->ai_addr, address->ai_addrlen) == 0 && listen(socket_fd.get(), kBacklog) == 0) {
+      return socket_fd.release();
+    }
+    code = errno;
+    if (code == EADDRINUSE) {
+      break;
+    }
+  }
+  if (code == EADDRINUSE) {
+    throw InputError("comm", concat("port ", endpoint.port, " on ", endpoint.host, " is in use by another program."),
+                     "Choose another MASTER_PORT, or start with trireme launch, which finds a free one.");
+  }
+  throw InputError("comm", concat("rank 0 cannot listen on ", endpoint.host, ":", endpoint.port, ": ", std::strerror(code), "."),
+                   "MASTER_ADDR must be an address of the host that runs rank 0, MASTER_PORT a port above 1023.");
+}
+
+int bound_port(int descriptor) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  int listening = 0;
+  socklen_t flag_length = sizeof(listening);
+  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
+      getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listening, &flag_length) != 0 || listening == 0) {
+    return 0;
+  }
+  if (address.ss_family == AF_INET) {
+    return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
+  }
+  return address.ss_family == AF_INET6 ? ntohs(reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port) : 0;
+}
+
+bool accepts_connections(const Endpoint& endpoint) {
+  const Addresses addresses = resolve(endpoint, false);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    const Descriptor socket_fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (socket_fd.get() < 0) {
+      continue;
+    }
+    if (connect(socket_fd.get(), address->ai_addr, address->ai_addrlen) == 0) {
+      return true;
+    }
+    pollfd waiting{socket_fd.get(), POLLOUT, 0};
+    if (errno == EINPROGRESS && poll(&waiting, 1, kConnectPatienceMs) == 1) {
+      int error = 0;
+      socklen_t length = sizeof(error);
+      if (getsockopt(socket_fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+std::string own_address_towards(const std::string& host) {
+  if (is_loopback(host)) {
+    return "127.0.0.1";
+  }
+  const Addresses addresses = resolve({host, 9}, true);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    // A datagram socket picks its route at connect without sending anything.
+    const Descriptor socket_fd(socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage own{};
+    socklen_t length = sizeof(own);
+    char text[NI_MAXHOST];
+    if (socket_fd.get() >= 0 && connect(socket_fd.get(), address->ai_addr, address->ai_addrlen) == 0 &&
+        getsockname(socket_fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
+      return text;
+    }
+  }
+  throw InputError("comm", concat("there is no route to \"", host, "\" (MASTER_ADDR)."), "Check the network, or set MASTER_ADDR to another address.");
+}
+
+std::string host_identity() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  return concat(name, "/", boot);
+}
+
+} // namespace trireme::comm

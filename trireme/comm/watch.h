@@ -1,0 +1,60 @@
+#pragma once
+
+#include <trireme/comm/progress.h>
+#include <trireme/comm/store.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme::comm {
+
+/// A group as its watch sees it.
+class Watched {
+ public:
+  virtual ~Watched() = default;
+  /// The same on all ranks, unique in the world.
+  virtual const std::string& key() const = 0;
+  virtual const std::vector<int>& members() const = 0;
+  virtual GroupProgress progress() const = 0;
+  /// Grows whenever progress() changes.
+  virtual int64_t version() const = 0;
+  /// Makes waiting operations fail.
+  virtual void interrupt() = 0;
+};
+
+/// Tells the other ranks where this one is, and asks where they are.
+///
+/// A thread with a store connection of its own publishes the progress of all groups when
+/// it has changed, at most every 200 ms, and looks as often whether another rank calls the
+/// roll or reports a failure; a failure of a member interrupts the groups that it is in.
+/// Cost: five small round trips a second to the store, nothing per operation.
+/// Never throws because the store is gone; it says so in the roll call.
+class Watch {
+ public:
+  Watch(Store store, int rank, int size, int store_host);
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  void add(std::weak_ptr<Watched> group);
+
+  /// Asks these ranks for a sign of life and their progress in group `key`. Returns when all have
+  /// answered, at the latest after `patience` and a little.
+  RollCall roll_call(const std::vector<int>& ranks, const std::string& key, std::chrono::milliseconds patience);
+
+  /// Tells all ranks that this one has failed, and which ranks it has found silent.
+  void report(const std::string& error, const std::vector<int>& silent);
+
+  /// Says good-bye. With no `error` it then waits until the others have left too, so that nothing
+  /// on its way to them is lost, unless one of them fails, does not answer or needs longer than
+  /// `patience`. With an error only the store's host waits, a moment, for the others to read it.
+  void leave(const std::string& error, std::chrono::milliseconds patience);
+
+ private:
+  class Loop;
+  std::shared_ptr<Loop> loop_;
+};
+
+} // namespace trireme::comm

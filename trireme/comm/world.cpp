@@ -1,0 +1,204 @@
+#include <trireme/comm/world.h>
+
+#include <trireme/base/env.h>
+#include <trireme/base/log.h>
+#include <trireme/base/units.h>
+#include <trireme/comm/backends.h>
+#include <trireme/comm/group_state.h>
+#include <trireme/comm/null/null_backend.h>
+#include <trireme/comm/rendezvous.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace trireme::comm {
+namespace {
+
+constexpr std::chrono::milliseconds kDefaultTimeout{60'000};
+
+std::chrono::milliseconds timeout_from(const WorldOptions& options) {
+  const auto text = env::text("TRIREME_TIMEOUT");
+  if (!text || options.timeout != kDefaultTimeout) {
+    return options.timeout;
+  }
+  char* end = nullptr;
+  const double seconds = std::strtod(text->c_str(), &end);
+  if (*end != '\0' || !(seconds > 0) || seconds > 1e8) {
+    throw InputError("comm", concat("TRIREME_TIMEOUT must be a number of seconds above 0, it is \"", *text, "\"."),
+                     "Unset it for 60 seconds.");
+  }
+  return std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(seconds * 1000)));
+}
+
+std::string backend_from(const WorldOptions& options) {
+  return options.backend == "auto" ? env::text("TRIREME_BACKEND").value_or("auto") : options.backend;
+}
+
+} // namespace
+
+class World::Impl {
+ public:
+  explicit Impl(const WorldOptions& options)
+      : environment_(read_environment([](const std::string& name) { return env::text(name.c_str()); })), timeout_(timeout_from(options)),
+        backend_(backend_from(options)), exceptions_at_start_(std::uncaught_exceptions()) {
+    log::set_rank(environment_.rank, environment_.size);
+    if (backend_ != "auto") {
+      find_backend(backend_); // complains before anybody waits
+    }
+    if (environment_.size > 1) {
+      meeting_ = std::make_unique<Meeting>(meet(environment_, timeout_));
+      watch_ = std::make_shared<Watch>(meeting_->watch_store, environment_.rank, environment_.size, meeting_->store_host);
+    }
+    std::vector<int> all(environment_.size);
+    std::iota(all.begin(), all.end(), 0);
+    world_ = open(all, "world");
+  }
+
+  ~Impl() {
+    close();
+  }
+
+  Group open(const std::vector<int>& ranks, const std::string& name) {
+    if (closed_) {
+      throw Error("comm", concat("group \"", name, "\" asked of a closed world."), "Make groups before World::close().");
+    }
+    const int number = opened_++;
+    const auto place = std::find(ranks.begin(), ranks.end(), environment_.rank);
+    if (place == ranks.end() || ranks.size() == 1) {
+      return keep(std::make_shared<Group::State>(name, concat(name, "/", number), std::vector<int>{environment_.rank}, make_null_backend(),
+                                                 timeout_, nullptr, environment_.size));
+    }
+    const std::string key = concat(name, "/", number);
+    GroupSetup setup{.name = name,
+                     .store = meeting_->store.scoped("group/" + key + "/"),
+                     .rank = static_cast<int>(place - ranks.begin()),
+                     .size = static_cast<int>(ranks.size()),
+                     .members = ranks,
+                     .one_host = meeting_->one_host,
+                     .address = meeting_->address,
+                     .timeout = timeout_};
+    gather(setup);
+    const BackendEntry& entry = backend_ == "auto" ? backends().front() : find_backend(backend_);
+    std::shared_ptr<Backend> backend;
+    try {
+      backend = entry.connect(setup);
+    } catch (const Trouble& trouble) {
+      throw PeerError("comm", concat("group \"", name, "\" (world ranks ", name_ranks(ranks).substr(6), ") could not be connected over ", entry.name,
+                                     ": ", trouble.happened, "."),
+                      "Look at the output of the other ranks; between hosts check GLOO_SOCKET_IFNAME and the firewall.");
+    }
+    auto state = std::make_shared<Group::State>(name, key, ranks, std::move(backend), timeout_, watch_, environment_.size);
+    watch_->add(state);
+    return keep(std::move(state));
+  }
+
+  void close() {
+    if (closed_) {
+      return;
+    }
+    closed_ = true;
+    if (watch_) {
+      const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
+      watch_->leave(unwinding ? "an exception ended it; see its output" : "", timeout_);
+    }
+    for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
+      (*state)->close();
+    }
+    watch_.reset();
+    meeting_.reset();
+  }
+
+  const Environment& environment() const {
+    return environment_;
+  }
+  const Meeting* meeting() const {
+    return meeting_.get();
+  }
+  const Group& world() const {
+    return world_;
+  }
+
+ private:
+  /// Waits for every member, so that a missing one is named instead of a broken handshake.
+  void gather(GroupSetup& setup) {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < setup.size; ++rank) {
+      keys.push_back("come/" + std::to_string(rank));
+    }
+    setup.store.set(keys[setup.rank], "1");
+    if (setup.store.wait(keys, timeout_)) {
+      return;
+    }
+    std::vector<int> missing;
+    for (int rank = 0; rank < setup.size; ++rank) {
+      if (!setup.store.find(keys[rank])) {
+        missing.push_back(setup.members[rank]);
+      }
+    }
+    throw PeerError("comm", concat("group \"", setup.name, "\" is not open after ", format_seconds(static_cast<double>(timeout_.count()) / 1000),
+                                   " on rank ", environment_.rank, " of ", environment_.size, ": ", name_ranks(missing),
+                                   missing.size() == 1 ? " has" : " have", " not come."),
+                    "Every rank of the world must make the same groups in the same order; look at the output of the missing ones.");
+  }
+
+  Group keep(std::shared_ptr<Group::State> state) {
+    states_.push_back(state);
+    return Group(std::move(state));
+  }
+
+  Environment environment_;
+  std::chrono::milliseconds timeout_;
+  std::string backend_;
+  int exceptions_at_start_;
+  std::unique_ptr<Meeting> meeting_;
+  std::shared_ptr<Watch> watch_;
+  std::vector<std::shared_ptr<Group::State>> states_;
+  Group world_;
+  int opened_ = 0;
+  bool closed_ = false;
+};
+
+World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+World::World(World&&) noexcept = default;
+World& World::operator=(World&&) noexcept = default;
+World::~World() = default;
+
+World World::connect(const WorldOptions& options) {
+  return World(std::make_unique<Impl>(options));
+}
+
+int World::rank() const {
+  return impl_->environment().rank;
+}
+
+int World::size() const {
+  return impl_->environment().size;
+}
+
+int World::local_rank() const {
+  return impl_->meeting() != nullptr ? impl_->meeting()->local_rank : std::max(0, impl_->environment().local_rank);
+}
+
+int World::local_size() const {
+  return impl_->meeting() != nullptr ? impl_->meeting()->local_size : 1;
+}
+
+const Group& World::group() const {
+  return impl_->world();
+}
+
+Group World::subgroup(const std::vector<int>& ranks, const std::string& name) {
+  const std::set<int> different(ranks.begin(), ranks.end());
+  if (ranks.empty() || different.size() != ranks.size() || *different.begin() < 0 || *different.rbegin() >= size()) {
+    throw Error("comm", concat("group \"", name, "\" must be made of different ranks between 0 and ", size() - 1, "."),
+                "Correct the list of ranks.");
+  }
+  return impl_->open(ranks, name);
+}
+
+void World::close() {
+  impl_->close();
+}
+
+} // namespace trireme::comm

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <trireme/comm/group.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme::comm {
+
+struct WorldOptions {
+  /// "auto" takes null for one rank and gloo otherwise; TRIREME_BACKEND overrides "auto".
+  std::string backend = "auto";
+  /// A collective that is not done after this long fails naming the ranks that did
+  /// not come. TRIREME_TIMEOUT (seconds) overrides the default.
+  std::chrono::milliseconds timeout{60'000};
+};
+
+/// All ranks of the job. Created once near the top of main() and destroyed before
+/// main() returns: the destructor ends every group made from it and joins all
+/// communication threads, so a process never dies in a static destructor.
+class World {
+ public:
+  /// Finds rank, size and meeting point in the environment (launch environment of
+  /// trireme, torchrun, Kubeflow, Open MPI/PMI, Slurm, TF_CONFIG; none of them = one
+  /// rank), meets the others and opens the world group.
+  /// Errors: InputError for contradicting or missing variables (which, and what to
+  /// set), PeerError when not all ranks come in time (which are missing).
+  static World connect(const WorldOptions& options = {});
+
+  World(World&&) noexcept;
+  World& operator=(World&&) noexcept;
+  ~World();
+
+  int rank() const;
+  int size() const;
+  /// Rank and number of ranks on this host.
+  int local_rank() const;
+  int local_size() const;
+
+  /// The group of all ranks, named "world".
+  const Group& group() const;
+  /// Makes a group of these world ranks. Collective: every rank of the world calls it
+  /// with the same ranks and name in the same order; ranks that are not members get
+  /// a group of one.
+  Group subgroup(const std::vector<int>& ranks, const std::string& name);
+
+  /// Ends all groups. Idempotent; the destructor calls it.
+  void close();
+
+ private:
+  class Impl;
+  explicit World(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+} // namespace trireme::comm

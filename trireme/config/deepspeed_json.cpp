@@ -1,0 +1,121 @@
+#include <trireme/config/deepspeed_json.h>
+
+#include <trireme/base/text.h>
+#include <trireme/base/units.h>
+#include <trireme/config/key_check.h>
+#include <trireme/config/optimizer_json.h>
+
+#include <limits>
+
+namespace trireme::config {
+namespace {
+
+// Beyond this a model's gradients are one or two buckets, and nothing overlaps.
+constexpr int64_t kLargeBucketBytes = int64_t{256} << 20;
+constexpr int64_t kGradientBytes = 4; // fp32
+
+// Mistakes whose own message would lead astray.
+void check_common_mistakes(const JsonNode& node) {
+  const JsonNode* zero = node.find("zero_optimization");
+  if (zero != nullptr && zero->kind() == JsonNode::Kind::boolean) {
+    zero->fail("not supported: the form with true or false is long deprecated", R"(Write {"stage": 0}.)");
+  }
+  const auto enabled = [&](const char* section) {
+    const JsonNode* found = node.find(section);
+    const JsonNode* value = found != nullptr && found->is_object() ? found->find("enabled") : nullptr;
+    return value != nullptr && value->kind() == JsonNode::Kind::boolean && value->as_bool() ? value : nullptr;
+  };
+  const JsonNode* fp16 = enabled("fp16");
+  if (const JsonNode* bf16 = enabled("bf16"); fp16 != nullptr && bf16 != nullptr) {
+    bf16->fail(concat("fp16 is enabled as well, at ", fp16->where()), "Enable one of the two.");
+  }
+}
+
+BatchKeys read_batch(const Values& values) {
+  BatchKeys out;
+  const auto read = [&](const char* key) {
+    const JsonNode* found = values.find(key);
+    if (found != nullptr && out.where.empty()) {
+      out.where = found->where();
+    }
+    return found == nullptr ? std::nullopt : std::optional<int64_t>(found->as_integer());
+  };
+  out.train = read("train_batch_size");
+  out.micro = read("train_micro_batch_size_per_gpu");
+  out.accumulation = read("gradient_accumulation_steps");
+  if (out.where.empty()) {
+    out.where = values.node().where();
+  }
+  return out;
+}
+
+MonitorSection read_monitor(const Values& values) {
+  MonitorSection out;
+  out.enabled = values.get("enabled", out.enabled);
+  out.output_path = values.get("output_path", out.output_path);
+  out.job_name = values.get("job_name", out.job_name);
+  return out;
+}
+
+parallel::DataParallelOptions read_data_parallel(const Values& values, std::vector<std::string>& notes) {
+  parallel::DataParallelOptions out;
+  out.prescale_gradients = values.get("prescale_gradients", out.prescale_gradients);
+  out.gradient_predivide_factor = values.get("gradient_predivide_factor", out.gradient_predivide_factor);
+  const std::string op = values.get<std::string>("gradient_allreduce_op", "mean");
+  out.op = op == "sum" ? parallel::DataParallelOptions::Op::sum : parallel::DataParallelOptions::Op::mean;
+
+  const JsonNode* elements = values.section("zero_optimization").find("reduce_bucket_size");
+  if (elements != nullptr) {
+    constexpr int64_t most = std::numeric_limits<int64_t>::max() / kGradientBytes;
+    out.bucket_bytes = std::min(elements->as_integer(), most) * kGradientBytes;
+    out.first_bucket_bytes = std::min(out.first_bucket_bytes, out.bucket_bytes);
+    if (out.bucket_bytes > kLargeBucketBytes) {
+      notes.push_back(
+          concat(elements->where(), ": ", elements->path(), ": buckets of ",
+                 format_bytes(static_cast<double>(out.bucket_bytes)),
+                 " are full only when the backward pass is nearly over, so little communication overlaps with it. "
+                 "Leave the key out for buckets of 25 MiB."));
+    }
+  }
+  return out;
+}
+
+checkpoint::TagValidation read_tag_validation(const Values& values) {
+  const std::string word = lower(values.get<std::string>("tag_validation", "Warn"));
+  using checkpoint::TagValidation;
+  return word == "ignore" ? TagValidation::ignore : word == "fail" ? TagValidation::fail : TagValidation::warn;
+}
+
+} // namespace
+
+EngineConfig read_deepspeed(const JsonNode& node) {
+  EngineConfig out;
+  out.source = node.plain();
+  node.members(); // fails when it is not an object
+  check_common_mistakes(node);
+  check_keys(node, "engine", "", out.notes);
+
+  const Values values(&node, "engine");
+  out.batch = read_batch(values);
+  out.gradient_clipping = values.get("gradient_clipping", out.gradient_clipping);
+  out.optimizer = read_optimizer(values.find("optimizer"));
+  out.schedule = read_schedule(values.find("scheduler"), out.optimizer, out.notes);
+  out.data_parallel = read_data_parallel(values, out.notes);
+  out.zero_stage = static_cast<int>(values.section("zero_optimization").get<int64_t>("stage", 0));
+  out.dataloader_drop_last = values.get("dataloader_drop_last", out.dataloader_drop_last);
+  out.steps_per_print = values.maybe<int64_t>("steps_per_print");
+  out.wall_clock_breakdown = values.get("wall_clock_breakdown", out.wall_clock_breakdown);
+  out.memory_breakdown = values.get("memory_breakdown", out.memory_breakdown);
+  out.dump_state = values.get("dump_state", out.dump_state);
+  out.log_level = values.maybe<std::string>("log_level");
+  out.csv_monitor = read_monitor(values.section("csv_monitor"));
+  out.tensorboard = read_monitor(values.section("tensorboard"));
+  out.checkpoint.tag_validation = read_tag_validation(values.section("checkpoint"));
+  return out;
+}
+
+EngineConfig read_deepspeed_file(const std::filesystem::path& file) {
+  return read_deepspeed(JsonNode::parse_file(file));
+}
+
+} // namespace trireme::config

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <trireme/base/json.h>
+#include <trireme/config/engine_config.h>
+
+#include <filesystem>
+
+namespace trireme::config {
+
+/// Reads a DeepSpeed configuration. docs/configuration.md lists what becomes of each key:
+/// honoured, no effect (a sentence in `notes`), not yet, or refused.
+///
+/// A key that asks for nothing (a section that is disabled, a value that is the default)
+/// is accepted whatever its verdict. null counts as absent.
+/// Errors: InputError "file:line:column: key.path: what. What to do instead."
+EngineConfig read_deepspeed(const JsonNode& node);
+
+/// The same from a file; // and /* */ comments are allowed.
+EngineConfig read_deepspeed_file(const std::filesystem::path& file);
+
+} // namespace trireme::config

@@ -1,0 +1,58 @@
+#include <trireme/config/engine_config.h>
+
+#include <trireme/config/optimizer_json.h>
+
+namespace trireme::config {
+namespace {
+
+using nlohmann::ordered_json;
+
+template <typename T>
+ordered_json or_null(const std::optional<T>& value) {
+  return value ? ordered_json(*value) : ordered_json(nullptr);
+}
+
+ordered_json to_json(const MonitorSection& section) {
+  return {{"enabled", section.enabled}, {"output_path", section.output_path}, {"job_name", section.job_name}};
+}
+
+const char* tag_validation_name(checkpoint::TagValidation value) {
+  switch (value) {
+    case checkpoint::TagValidation::ignore:
+      return "Ignore";
+    case checkpoint::TagValidation::warn:
+      return "Warn";
+    case checkpoint::TagValidation::fail:
+      return "Fail";
+  }
+  return "?";
+}
+
+} // namespace
+
+ordered_json to_json(const EngineConfig& config) {
+  const parallel::DataParallelOptions& data = config.data_parallel;
+  return {
+      {"train_batch_size", or_null(config.batch.train)},
+      {"train_micro_batch_size_per_gpu", or_null(config.batch.micro)},
+      {"gradient_accumulation_steps", or_null(config.batch.accumulation)},
+      {"gradient_clipping", config.gradient_clipping},
+      {"optimizer", to_json(config.optimizer)},
+      {"scheduler", to_json(config.schedule)},
+      {"zero_optimization", {{"stage", config.zero_stage}, {"reduce_bucket_size", data.bucket_bytes / 4}}},
+      {"prescale_gradients", data.prescale_gradients},
+      {"gradient_predivide_factor", data.gradient_predivide_factor},
+      {"gradient_allreduce_op", data.op == parallel::DataParallelOptions::Op::sum ? "sum" : "mean"},
+      {"dataloader_drop_last", config.dataloader_drop_last},
+      {"steps_per_print", or_null(config.steps_per_print)},
+      {"wall_clock_breakdown", config.wall_clock_breakdown},
+      {"memory_breakdown", config.memory_breakdown},
+      {"dump_state", config.dump_state},
+      {"log_level", or_null(config.log_level)},
+      {"csv_monitor", to_json(config.csv_monitor)},
+      {"tensorboard", to_json(config.tensorboard)},
+      {"checkpoint", {{"tag_validation", tag_validation_name(config.checkpoint.tag_validation)}}},
+  };
+}
+
+} // namespace trireme::config

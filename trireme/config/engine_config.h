@@ -1,0 +1,68 @@
+#pragma once
+
+#include <trireme/checkpoint/options.h>
+#include <trireme/config/batch_size.h>
+#include <trireme/optim/options.h>
+#include <trireme/parallel/data/options.h>
+
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::config {
+
+/// One of DeepSpeed's monitors: csv_monitor or tensorboard.
+struct MonitorSection {
+  bool enabled = false;
+  /// Folder; empty: the run's own.
+  std::string output_path;
+  std::string job_name = "DeepSpeedJobName";
+};
+
+/// Everything an engine needs, as a DeepSpeed JSON says it. The defaults are DeepSpeed's.
+struct EngineConfig {
+  BatchKeys batch;
+  /// The batch sizes for so many data-parallel ranks; see solve().
+  BatchTriple batch_for(int64_t data_ranks) const {
+    return solve(batch, data_ranks);
+  }
+
+  /// Largest global gradient norm; 0: no clipping.
+  double gradient_clipping = 1.0;
+  /// Absent: the caller brings an optimizer.
+  std::optional<optim::OptimizerOptions> optimizer;
+  /// Kind `constant` when the JSON has no scheduler.
+  optim::ScheduleOptions schedule;
+  parallel::DataParallelOptions data_parallel;
+  int zero_stage = 0;
+
+  bool dataloader_drop_last = false;
+  /// The JSON has no seed; a run file sets it from training.seed.
+  int64_t seed = 1234;
+
+  /// Steps between progress reports; absent: the engine's choice.
+  std::optional<int64_t> steps_per_print;
+  bool wall_clock_breakdown = false;
+  bool memory_breakdown = false;
+  /// Print the configuration as understood, to_json(), at the start.
+  bool dump_state = false;
+  /// debug, info, warning or error; absent: TRIREME_LOG or info.
+  std::optional<std::string> log_level;
+  MonitorSection csv_monitor;
+  MonitorSection tensorboard;
+  /// tag_validation from the JSON; the rest a run file sets.
+  checkpoint::CheckpointOptions checkpoint;
+
+  /// One sentence for each key that has no effect here, or less than one may think; to be logged once.
+  std::vector<std::string> notes;
+  /// The JSON as it was read: to be stored with a run or a checkpoint and read again.
+  nlohmann::ordered_json source = nlohmann::ordered_json::object();
+};
+
+/// Writes out every value as understood, defaults included, under DeepSpeed's names.
+nlohmann::ordered_json to_json(const EngineConfig& config);
+
+} // namespace trireme::config

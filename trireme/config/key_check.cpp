@@ -1,0 +1,262 @@
+#include <trireme/config/key_check.h>
+
+#include <trireme/base/text.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme::config {
+namespace {
+
+using Kind = JsonNode::Kind;
+
+std::string child(std::string_view path, std::string_view key) {
+  return path.empty() ? std::string(key) : concat(path, '.', key);
+}
+
+bool has_text(const JsonNode& node, std::string_view text) {
+  return node.kind() == Kind::string && node.as_string() == text;
+}
+
+std::string type_of(const JsonNode& node) {
+  const JsonNode* type = node.is_object() ? node.find("type") : nullptr;
+  return type != nullptr && type->kind() == Kind::string ? type->as_string() : "";
+}
+
+void check_number(const JsonNode& node, const ValueType& type) {
+  const double value = type.kind == ValueType::Kind::integer ? static_cast<double>(node.as_integer()) : node.as_real();
+  if (!std::isfinite(value) || !type.in_range(value)) {
+    node.fail(concat("must be ", type.describe(), ", found ", node.plain().dump()));
+  }
+}
+
+// Names the choices that work; a known name that does not says why.
+void check_choice(const JsonNode& node, std::string_view path) {
+  const Section& section = *find_section(path, "");
+  const std::string& name = node.as_string();
+  std::vector<std::string> names;
+  std::vector<std::string> working;
+  for (const Key& key : section.keys) {
+    names.emplace_back(key.name);
+    if (key.verdict == Verdict::honoured) {
+      working.emplace_back(key.name);
+    }
+  }
+  const std::string canonical = canonical_choice(path, name);
+  if (canonical.empty()) {
+    const std::string near = nearest(name, names);
+    node.fail(concat('"', name, "\" is not one of the choices"),
+              near.empty() ? did_you_mean(name, working) : concat("Did you mean \"", near, "\"?"));
+  }
+  const Key& key =
+      *std::find_if(section.keys.begin(), section.keys.end(), [&](const Key& k) { return k.name == canonical; });
+  if (key.verdict != Verdict::honoured) {
+    node.fail(concat(key.verdict == Verdict::not_yet ? "not yet: " : "not supported: ", canonical, " is not among ",
+                     join(working, ", "), "; ", key.text));
+  }
+}
+
+void check_value(const JsonNode& node, const ValueType& type, const std::string& path) {
+  using Type = ValueType::Kind;
+  if (has_text(node, "auto")) {
+    if (type.or_auto) {
+      return;
+    }
+    if (type.kind != Type::text && type.kind != Type::texts && type.kind != Type::path && type.kind != Type::paths) {
+      node.fail(
+          "\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; nobody does that "
+          "here",
+          concat("Write ", type.describe(), ", or leave the key out."));
+    }
+  }
+  switch (type.kind) {
+    case Type::boolean:
+      node.as_bool();
+      break;
+    case Type::text:
+    case Type::path:
+      node.as_string();
+      break;
+    case Type::texts:
+    case Type::paths:
+      if (node.kind() != Kind::string) {
+        for (const JsonNode& element : node.elements()) {
+          element.as_string();
+        }
+      }
+      break;
+    case Type::reals:
+      for (const JsonNode& element : node.elements()) {
+        check_number(element, type);
+      }
+      break;
+    case Type::object_or_path:
+      if (node.kind() == Kind::string) {
+        break;
+      }
+      [[fallthrough]];
+    case Type::object:
+    case Type::switch_:
+      node.members();
+      break;
+    case Type::integer:
+    case Type::real:
+      check_number(node, type);
+      break;
+    case Type::word:
+      if (std::find(type.words.begin(), type.words.end(), node.as_string()) == type.words.end()) {
+        node.fail(concat('"', node.as_string(), "\" is not one of the choices"),
+                  did_you_mean(node.as_string(), type.words));
+      }
+      break;
+    case Type::choice:
+      check_choice(node, path);
+      break;
+  }
+}
+
+// An object whose own "type" says which keys it has.
+void check_type(const JsonNode& object, const std::string& type, const std::string& path) {
+  if (type.empty() || find_section(path, type) != nullptr) {
+    return;
+  }
+  std::vector<std::string> types;
+  for (const Section& section : all_sections()) {
+    if (section.path == path) {
+      types.emplace_back(section.when);
+    }
+  }
+  object.find("type")->fail(concat('"', type, "\" is not one of the choices"), did_you_mean(type, types));
+}
+
+bool asks_for_nothing(const JsonNode& node, const Key& key, const ValueType& type) {
+  if (type.kind == ValueType::Kind::switch_) {
+    const JsonNode* enabled = node.find("enabled");
+    return enabled == nullptr || enabled->is_null() || !enabled->as_bool();
+  }
+  if (type.kind == ValueType::Kind::object && node.members().empty()) {
+    return true;
+  }
+  const nlohmann::json value = node.plain();
+  const std::vector<nlohmann::json> harmless = harmless_values(key);
+  return std::find(harmless.begin(), harmless.end(), value) != harmless.end();
+}
+
+// Throws or notes what the verdict demands of a value that asks for something.
+void apply_verdict(const JsonNode& node, const Key& key, std::vector<std::string>& notes) {
+  std::string fine;
+  for (const nlohmann::json& value : harmless_values(key)) {
+    fine += value.is_null() ? "" : concat(fine.empty() ? "" : " or ", value.dump());
+  }
+  const std::string leave_out = concat("Leave it out", fine.empty() ? "" : concat(" or write ", fine), '.');
+  switch (key.verdict) {
+    case Verdict::honoured:
+      return;
+    case Verdict::no_effect:
+      notes.push_back(concat(node.where(), ": ", node.path(), " has no effect: ", key.text));
+      return;
+    case Verdict::not_yet:
+      node.fail(concat("not yet: ", key.text), leave_out);
+    case Verdict::refused:
+      node.fail(concat("not supported: ", key.text));
+  }
+}
+
+void check_key(const JsonNode& object, const JsonNode& value, const Key& key, std::string_view path,
+               bool verdict_counts, std::vector<std::string>& notes) {
+  const ValueType type = ValueType::parse(key.type);
+  const std::string below = child(path, key.name);
+  check_value(value, type, below);
+  if (type.kind == ValueType::Kind::object && find_section(below, "") != nullptr) {
+    const std::string own = type_of(value);
+    check_type(value, own, below);
+    check_keys(value, below, own.empty() ? type_of(object) : own, notes);
+  } else if (verdict_counts && !asks_for_nothing(value, key, type)) {
+    apply_verdict(value, key, notes);
+  }
+}
+
+} // namespace
+
+void check_keys(const JsonNode& node, std::string_view path, std::string_view type, std::vector<std::string>& notes) {
+  const Section* section = find_section(path, type);
+  if (section == nullptr) {
+    throw std::logic_error(concat("key table: no section ", path, " for type ", type));
+  }
+  ObjectReader reader(node);
+  for (const Key& key : section->keys) {
+    const std::string name(key.name);
+    // A refused key that is absent must not turn up in "Known: ...".
+    if (key.verdict != Verdict::refused || node.find(name) != nullptr) {
+      reader.find(name);
+    }
+  }
+  reader.finish();
+  bool off = false;
+  for (size_t i = 0; i < section->keys.size(); ++i) {
+    const Key& key = section->keys[i];
+    const JsonNode* value = node.find(key.name);
+    const bool absent = value == nullptr || value->is_null();
+    if (absent && key.otherwise == "required") {
+      node.fail(concat("the key \"", key.name, "\" is missing"),
+                concat("It is ", ValueType::parse(key.type).describe(), ": ", key.text));
+    }
+    if (section->gated && i == 0) {
+      off = absent || asks_for_nothing(*value, key, ValueType::parse(key.type));
+    }
+    if (!absent) {
+      check_key(node, *value, key, path, !off, notes);
+    }
+  }
+}
+
+std::string canonical_choice(std::string_view path, std::string_view name) {
+  for (const Key& key : find_section(path, "")->keys) {
+    if (lower(key.name) == lower(name)) {
+      return std::string(key.name);
+    }
+  }
+  return "";
+}
+
+Values::Values(const JsonNode* node, std::string_view path, std::string_view type)
+    : node_(node == nullptr || node->is_null() ? nullptr : node), path_(path), section_(find_section(path, type)) {
+  if (section_ == nullptr) {
+    throw std::logic_error(concat("key table: no section ", path, " for type ", type));
+  }
+}
+
+const JsonNode* Values::find(const std::string& key) const {
+  const bool known =
+      std::any_of(section_->keys.begin(), section_->keys.end(), [&](const Key& k) { return k.name == key; });
+  if (!known) {
+    throw std::logic_error(concat("key table: ", path_, " has no key ", key));
+  }
+  const JsonNode* found = node_ == nullptr ? nullptr : node_->find(key);
+  return found == nullptr || found->is_null() ? nullptr : found;
+}
+
+Values Values::section(const std::string& key, std::string_view type) const {
+  return Values(find(key), child(path_, key), type);
+}
+
+std::vector<std::string> Values::convert(const JsonNode* node, const std::vector<std::string>&) {
+  if (node->kind() == Kind::string) {
+    return {node->as_string()};
+  }
+  std::vector<std::string> out;
+  for (const JsonNode& element : node->elements()) {
+    out.push_back(element.as_string());
+  }
+  return out;
+}
+
+std::vector<double> Values::convert(const JsonNode* node, const std::vector<double>&) {
+  std::vector<double> out;
+  for (const JsonNode& element : node->elements()) {
+    out.push_back(element.as_real());
+  }
+  return out;
+}
+
+} // namespace trireme::config

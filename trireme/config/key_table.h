@@ -1,0 +1,108 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::config {
+
+/// What becomes of a key.
+///
+/// honoured: it does what its text says. no_effect: accepted, with a note. not_yet and
+/// refused: an error, unless the value asks for nothing (the default, null, a disabled section).
+enum class Verdict { honoured, no_effect, not_yet, refused };
+
+/// "honoured", "no effect", "not yet", "refused".
+std::string_view verdict_name(Verdict verdict);
+
+/// One key of one object: a line of the contract between a configuration and the program.
+/// The reader, docs/run.schema.json and docs/configuration.md all come from these lines.
+struct Key {
+  std::string_view name;
+  Verdict verdict;
+  /// See ValueType.
+  std::string_view type;
+  /// The default as JSON text; "" where there is none; "required".
+  std::string_view otherwise;
+  /// honoured: what it does. Else: why not, and what to do instead.
+  std::string_view text;
+  /// A JSON array of further values that ask for nothing.
+  std::string_view harmless = "[]";
+};
+
+/// One object of the configuration.
+struct Section {
+  /// Path from the top of a run file: "engine.zero_optimization"; "" is the run file itself.
+  std::string_view path;
+  /// The `type`s for which this object looks like this, separated by spaces; "" for all.
+  std::string_view when;
+  std::string_view text;
+  /// true: as long as the first key asks for nothing, the others do not either.
+  bool gated = false;
+  std::vector<Key> keys;
+};
+
+/// The sections of each part, in the order of the page.
+std::vector<Section> run_sections();
+std::vector<Section> engine_sections();
+std::vector<Section> optimizer_sections();
+std::vector<Section> zero_sections();
+std::vector<Section> later_sections();
+
+/// All of the above.
+const std::vector<Section>& all_sections();
+
+/// The section of this path for this `type`, or nullptr. With type "" the first of the path.
+const Section* find_section(std::string_view path, std::string_view type);
+
+/// true when the path has one section for each `type`.
+bool depends_on_type(std::string_view path);
+
+/// A value's type, parsed from the table's short form:
+///
+///   "bool"  "text"  "texts"  "path"  "paths"  "reals"  "object"  "object_or_path"
+///   "int >= 1"  "real 0..1"  "real 0..<1"  "int|auto >= 1"   a number and its range
+///   "word a|b|c"    one of these strings, compared exactly
+///   "choice"        one of the keys of the section with this path, whatever the case
+///   "switch"        an object that asks for something only when its "enabled" is true
+struct ValueType {
+  enum class Kind {
+    boolean,
+    text,
+    texts,
+    path,
+    paths,
+    reals,
+    object,
+    object_or_path,
+    integer,
+    real,
+    word,
+    choice,
+    switch_
+  };
+  Kind kind = Kind::text;
+  std::vector<std::string> words;
+  std::optional<double> least;
+  std::optional<double> most;
+  bool above_least = false; // least itself is not allowed
+  bool below_most = false;
+  bool or_auto = false;
+
+  static ValueType parse(std::string_view text);
+
+  /// "a whole number >= 1", for people.
+  std::string describe() const;
+  bool is_number() const {
+    return kind == Kind::integer || kind == Kind::real;
+  }
+  bool in_range(double value) const;
+};
+
+/// The default and the other harmless values of a key.
+std::vector<nlohmann::json> harmless_values(const Key& key);
+
+} // namespace trireme::config

@@ -1,0 +1,128 @@
+#include <trireme/config/key_table.h>
+
+// clang-format off: a line of the table is a line.
+namespace trireme::config {
+namespace {
+
+constexpr auto H = Verdict::honoured;
+constexpr auto N = Verdict::no_effect;
+constexpr auto L = Verdict::not_yet;
+constexpr auto R = Verdict::refused;
+
+Section top_level() {
+  return {"engine", "", "A DeepSpeed configuration: an object, or the path of a file that holds one.", false, {
+    {"train_batch_size", H, "int >= 1", "", "Samples of one optimizer step over all ranks: micro-batch size x accumulation steps x data ranks. Any two of the three give the third."},
+    {"train_micro_batch_size_per_gpu", H, "int >= 1", "", "Samples of one forward pass of one rank."},
+    {"gradient_accumulation_steps", H, "int >= 1", "", "Micro-batches of one rank in one optimizer step; 1 unless it follows from the other two."},
+    {"gradient_clipping", H, "real >= 0", "1.0", "Largest global gradient norm; 0 turns clipping off."},
+    {"optimizer", H, "object", "null", "The optimizer; without it the program brings its own."},
+    {"scheduler", H, "object", "null", "The learning-rate schedule; without it the rate is constant."},
+    {"zero_optimization", H, "object", "null", "What the data ranks share among them instead of each holding it."},
+    {"steps_per_print", H, "int >= 1", "null", "Steps between two progress reports."},
+    {"wall_clock_breakdown", H, "bool", "false", "Time forward, backward, communication and step one by one."},
+    {"memory_breakdown", H, "bool", "false", "Report the memory in use at each report."},
+    {"dump_state", H, "bool", "false", "Print the configuration as understood at the start."},
+    {"log_level", H, "word debug|info|warning|error", "null", "How much is logged; without it TRIREME_LOG decides."},
+    {"prescale_gradients", H, "bool", "false", "Divide gradients by the number of data ranks before the sum instead of after it."},
+    {"gradient_predivide_factor", H, "real > 0", "1.0", "Divide gradients by this before the sum and undo it after."},
+    {"gradient_allreduce_op", H, "word mean|sum", "\"mean\"", "Average or add the gradients of the data ranks."},
+    {"dataloader_drop_last", H, "bool", "false", "Leave out the last, incomplete batch of an epoch instead of filling it up."},
+    {"csv_monitor", H, "object", "null", "Metrics as CSV files."},
+    {"tensorboard", H, "object", "null", "Metrics as TensorBoard event files."},
+    {"checkpoint", H, "object", "null", "How checkpoints are written."},
+    {"data_types", H, "object", "null", "Element types of gradients, parameters and buffers."},
+    {"communication_data_type", L, "word fp16|bf16|fp32", "null", "gradients travel in their own type, fp32.", R"(["fp32"])"},
+    {"sparse_gradients", L, "bool", "false", "embedding gradients travel as whole tensors."},
+    {"managed_gradient_accumulation", L, "bool", "true", "the engine counts the micro-batches of a step itself."},
+    {"fp16", H, "object", "null", "Half precision with loss scaling."},
+    {"bf16", H, "object", "null", "bfloat16 parameters with fp32 master copies."},
+    {"bfloat16", R, "object", "null", "the section is called \"bf16\"."},
+    {"torch_autocast", H, "object", "null", "Automatic mixed precision by operation."},
+    {"amp", H, "object", "null", "NVIDIA apex."},
+    {"pipeline", H, "object", "null", "Pipeline stages."},
+    {"activation_checkpointing", H, "object", "null", "Recompute activations in the backward pass instead of keeping them."},
+    {"sparse_attention", L, "object", "null", "attention is dense."},
+    {"aio", H, "object", "null", "Asynchronous file access for offload to NVMe."},
+    {"flops_profiler", H, "object", "null", "Count floating-point operations by layer."},
+    {"comms_logger", H, "object", "null", "A log of the collectives."},
+    {"timers", H, "object", "null", "Timers."},
+    {"elasticity", H, "object", "null", "Batch sizes that fit many numbers of ranks."},
+    {"tensor_parallel", H, "object", "null", "Layers cut across ranks."},
+    {"curriculum_learning", L, "switch", "null", "every step sees the full sequence length."},
+    {"disable_allgather", N, "bool", "false", "DeepSpeed reads it and never uses it."},
+    {"vocabulary_size", N, "int >= 1", "null", "it only makes DeepSpeed warn about sizes that are not a multiple of 8."},
+    {"zero_allow_untested_optimizer", N, "bool", "false", "every optimizer here may be used with every ZeRO stage."},
+    {"zero_force_ds_cpu_optimizer", N, "bool", "true", "there is one optimizer of each kind, and it runs wherever its state is."},
+    {"use_node_local_storage", R, "bool", "false", "it belongs into \"checkpoint\"."},
+    {"max_grad_norm", R, "real", "null", "write \"gradient_clipping\" instead."},
+    {"fp32_allreduce", R, "bool", "false", "write \"communication_data_type\": \"fp32\" instead."},
+    {"allgather_size", R, "int", "500000000", "write \"allgather_bucket_size\" in \"zero_optimization\" instead."},
+    {"seq_parallel_communication_data_type", R, "word fp16|bf16|fp32", "null", "there is no sequence parallelism (Ulysses). Leave it out.", R"(["fp32"])"},
+    {"sequence_parallel_size", R, "int", "1", "there is no sequence parallelism (Ulysses). Leave it out."},
+    {"graph_harvesting", R, "bool", "false", "there are no CUDA graphs. Leave it out."},
+    {"use_data_before_expert_parallelism", R, "bool", "false", "there are no experts (MoE). Leave it out."},
+    {"data_efficiency", R, "switch", "null", "data sampling and random layer-token drop are not part of this engine. Set \"enabled\" to false."},
+    {"progressive_layer_drop", R, "switch", "null", "layers are never dropped. Set \"enabled\" to false."},
+    {"eigenvalue", R, "switch", "null", "there is no quantization that needs it. Set \"enabled\" to false."},
+    {"quantize_training", R, "switch", "null", "there is no quantization-aware training. Leave the section out."},
+    {"compression_training", R, "object", "null", "models are not compressed. Leave the section out."},
+    {"weight_quantization", R, "object", "null", "models are not quantized. Leave the section out."},
+    {"expert_parallel", R, "switch", "null", "there are no experts (MoE). Leave the section out."},
+    {"moe", R, "switch", "null", "there are no experts (MoE). Leave the section out."},
+    {"hybrid_engine", R, "switch", "null", "training and generation are two programs: train, then \"trireme generate\". Set \"enabled\" to false."},
+    {"compile", R, "switch", "null", "torch.compile needs Python. Leave the section out."},
+    {"autotuning", R, "switch", "null", "a run does not tune itself: set the batch sizes, or ask \"trireme estimate\". Set \"enabled\" to false."},
+    {"nebula", R, "switch", "null", "it is a service of Azure; checkpoints are written by this engine. Set \"enabled\" to false."},
+    {"datastates_ckpt", R, "object", "null", "checkpoints are written by this engine. Leave the section out."},
+    {"wandb", R, "switch", "null", "use \"tensorboard\" or \"csv_monitor\"; metrics.jsonl is always written. Set \"enabled\" to false."},
+    {"comet", R, "switch", "null", "use \"tensorboard\" or \"csv_monitor\"; metrics.jsonl is always written. Set \"enabled\" to false."},
+  }};
+}
+
+Section monitor(std::string_view path, std::string_view text) {
+  return {path, "", text, false, {
+    {"enabled", H, "bool", "false", "Write it."},
+    {"output_path", H, "path", "\"\"", "Folder; empty: the folder of the run."},
+    {"job_name", H, "text", "\"DeepSpeedJobName\"", "Name of the sub-folder."},
+  }};
+}
+
+} // namespace
+
+std::vector<Section> engine_sections() {
+  return {
+    top_level(),
+    monitor("engine.csv_monitor", "Metrics as CSV files."),
+    monitor("engine.tensorboard", "Metrics as TensorBoard event files."),
+    {"engine.checkpoint", "", "Checkpoints. Every one can be read by any number of ranks.", false, {
+      {"tag_validation", H, "choice", "\"Warn\"", "What happens when the ranks do not save under the same tag."},
+      {"load_universal", N, "bool", "false", "every checkpoint fits any number of ranks."},
+      {"checkpoint_serialization", N, "bool", "true", "tensors are written as safetensors in any case."},
+      {"use_node_local_storage", L, "bool", "false", "all ranks write to one folder they share."},
+      {"parallel_write", H, "object", "null", "Who writes."},
+      {"writer", L, "object", "null", "files are written by the rank that holds the data, before the next step."},
+    }},
+    {"engine.checkpoint.tag_validation", "", "What happens when the ranks do not save under the same tag.", false, {
+      {"Ignore", H, "", "", "Rank 0's tag is taken."},
+      {"Warn", H, "", "", "Rank 0's tag is taken, with a warning."},
+      {"Fail", H, "", "", "Nothing is saved, every rank gets the error."},
+    }},
+    {"engine.checkpoint.parallel_write", "", "Who writes a checkpoint.", false, {
+      {"pipeline_stage", N, "bool", "false", "every rank writes its own part in any case."},
+    }},
+    {"engine.data_types", "", "Element types. Everything is fp32 for now.", false, {
+      {"grad_accum_dtype", L, "word fp32|fp16|bf16", "null", "gradients are accumulated in fp32.", R"(["fp32"])"},
+      {"param_dtype", L, "word fp32|fp16|bf16", "null", "parameters keep the type the model gave them.", R"(["fp32"])"},
+      {"buffer_dtype", L, "word fp32|fp16|bf16", "null", "buffers keep the type the model gave them.", R"(["fp32"])"},
+    }},
+    {"engine.timers", "", "Timers.", false, {
+      {"throughput", H, "object", "null", "The throughput timer."},
+    }},
+    {"engine.timers.throughput", "", "The throughput timer.", false, {
+      {"enabled", N, "bool", "true", "throughput is always measured; it costs two clock reads a step."},
+      {"synchronized", N, "bool", "true", "the time of a step is taken after its result is known."},
+    }},
+  };
+}
+
+} // namespace trireme::config

@@ -1,0 +1,144 @@
+#include <trireme/config/key_table.h>
+
+// Sections of capabilities that are not built yet, or never will be: they may be there, switched off.
+// clang-format off: a line of the table is a line.
+namespace trireme::config {
+namespace {
+
+constexpr auto N = Verdict::no_effect;
+constexpr auto L = Verdict::not_yet;
+constexpr auto R = Verdict::refused;
+
+constexpr std::string_view kFp16 = "it belongs to fp16.";
+constexpr std::string_view kBf16 = "it belongs to bf16.";
+constexpr std::string_view kAmp = "apex is a Python package. Use \"fp16\", \"bf16\" or \"torch_autocast\" once they are here.";
+constexpr std::string_view kOneStage = "the model is one pipeline stage.";
+constexpr std::string_view kNvme = "it matters with offload to NVMe, which is not built yet.";
+constexpr std::string_view kProfiler = "it belongs to the profiler.";
+constexpr std::string_view kElastic = "it belongs to elasticity.";
+constexpr std::string_view kTensor = "it belongs to tensor parallelism.";
+constexpr std::string_view kComms = "it belongs to the log of collectives.";
+
+std::vector<Section> precision() {
+  return {
+    {"engine.fp16", "", "Half precision with loss scaling. Micikevicius et al. 2018, arXiv:1710.03740.", true, {
+      {"enabled", L, "bool", "false", "training is in fp32."},
+      {"auto_cast", L, "bool", "false", kFp16},
+      {"loss_scale", L, "real >= 0", "0", kFp16},
+      {"initial_scale_power", L, "int >= 0", "16", kFp16},
+      {"loss_scale_window", L, "int >= 1", "1000", kFp16},
+      {"hysteresis", L, "int >= 1", "2", kFp16},
+      {"consecutive_hysteresis", L, "bool", "false", kFp16},
+      {"min_loss_scale", L, "real > 0", "1", kFp16},
+      {"fp16_master_weights_and_grads", L, "bool", "false", kFp16},
+    }},
+    {"engine.bf16", "", "bfloat16 parameters with fp32 master copies.", true, {
+      {"enabled", L, "bool", "false", "training is in fp32."},
+      {"immediate_grad_update", L, "bool", "false", kBf16},
+      {"check_grad_overflow", L, "bool", "true", kBf16},
+      {"check_overflow", R, "bool", "true", "it is called \"check_grad_overflow\"."},
+      {"bf16_master_weights_and_grads", L, "bool", "false", kBf16},
+      {"bf16_optimizer_states", L, "bool", "false", kBf16},
+    }},
+    {"engine.torch_autocast", "", "Automatic mixed precision by operation.", true, {
+      {"enabled", L, "bool", "false", "training is in fp32."},
+      {"dtype", L, "text", "null", "it belongs to torch_autocast."},
+      {"lower_precision_safe_modules", L, "texts", "null", "it belongs to torch_autocast."},
+    }},
+    {"engine.amp", "", "NVIDIA apex.", true, {
+      {"enabled", R, "bool", "false", kAmp},
+      {"opt_level", R, "text", "null", kAmp},
+      {"loss_scale", R, "text", "null", kAmp},
+      {"keep_batchnorm_fp32", R, "bool", "null", kAmp},
+      {"master_weights", R, "bool", "null", kAmp},
+      {"min_loss_scale", R, "real", "null", kAmp},
+      {"max_loss_scale", R, "real", "null", kAmp},
+    }},
+  };
+}
+
+std::vector<Section> pipeline_and_memory() {
+  return {
+    {"engine.pipeline", "", "Pipeline stages.", false, {
+      {"stages", L, "int|auto >= 1", "\"auto\"", kOneStage, "[1]"},
+      {"partition", N, "text", "\"best\"", "there is nothing to divide: the model is one pipeline stage."},
+      {"seed_layers", N, "bool", "false", kOneStage},
+      {"activation_checkpoint_interval", L, "int >= 0", "0", "all activations are kept."},
+      {"pipe_partitioned", N, "bool", "true", kOneStage},
+      {"grad_partitioned", N, "bool", "true", kOneStage},
+      {"use_reentrant", N, "bool", "true", "it is about Python's autograd."},
+    }},
+    {"engine.activation_checkpointing", "", "Recompute activations in the backward pass. Chen et al. 2016, arXiv:1604.06174.", false, {
+      {"partition_activations", L, "bool", "false", "all activations are kept, each by its rank."},
+      {"number_checkpoints", L, "int >= 1", "null", "all activations are kept."},
+      {"contiguous_memory_optimization", L, "bool", "false", "all activations are kept."},
+      {"cpu_checkpointing", L, "bool", "false", "activations stay where the model is."},
+      {"synchronize_checkpoint_boundary", L, "bool", "false", "there are no boundaries: all activations are kept."},
+      {"profile", L, "bool", "false", "there is nothing to profile: all activations are kept."},
+    }},
+    {"engine.aio", "", "Asynchronous file access for offload to NVMe.", false, {
+      {"block_size", N, "int >= 512", "1048576", kNvme},
+      {"queue_depth", N, "int >= 1", "8", kNvme},
+      {"intra_op_parallelism", N, "int >= 1", "1", kNvme},
+      {"thread_count", R, "int", "1", "it is called \"intra_op_parallelism\"."},
+      {"single_submit", N, "bool", "false", kNvme},
+      {"overlap_events", N, "bool", "true", kNvme},
+      {"use_gds", R, "bool", "false", "GPUDirect Storage is not used. Leave it out."},
+    }},
+    {"engine.tensor_parallel", "", "Layers cut across ranks. Shoeybi et al. 2019, arXiv:1909.08053.", false, {
+      {"autotp_size", L, "int >= 0", "0", "each rank holds whole layers.", "[1]"},
+      {"tp_size", L, "int >= 1", "1", "each rank holds whole layers."},
+      {"tp_grain_size", N, "int >= 1", "1", kTensor},
+      {"dtype", N, "text", "\"fp16\"", kTensor},
+      {"tp_overlap_comm", N, "bool", "false", kTensor},
+      {"partition_config", L, "object", "null", "each rank holds whole layers."},
+      {"preset_model", L, "text", "null", "each rank holds whole layers."},
+    }},
+  };
+}
+
+std::vector<Section> observation_and_elasticity() {
+  return {
+    {"engine.flops_profiler", "", "Count floating-point operations by layer.", true, {
+      {"enabled", L, "bool", "false", "use \"wall_clock_breakdown\"."},
+      {"recompute_fwd_factor", L, "real >= 0", "0", kProfiler},
+      {"profile_step", L, "int >= 1", "1", kProfiler},
+      {"module_depth", L, "int >= -1", "-1", kProfiler},
+      {"top_modules", L, "int >= 1", "1", kProfiler},
+      {"detailed", L, "bool", "true", kProfiler},
+      {"output_file", L, "path", "null", kProfiler},
+    }},
+    {"engine.comms_logger", "", "A log of the collectives. Unlike in DeepSpeed the mere presence of the section does not turn it on.", true, {
+      {"enabled", L, "bool", "false", "metrics.jsonl has the bytes of each step."},
+      {"verbose", L, "bool", "false", kComms},
+      {"prof_all", L, "bool", "true", kComms},
+      {"debug", L, "bool", "false", kComms},
+      {"prof_ops", L, "texts", "null", kComms},
+    }},
+    {"engine.elasticity", "", "Batch sizes that fit many numbers of ranks.", true, {
+      {"enabled", L, "bool", "false", "set \"train_batch_size\"; a resumed run may have another number of ranks."},
+      {"max_train_batch_size", L, "int >= 1", "2000", kElastic},
+      {"micro_batch_sizes", L, "reals > 0", "[2, 4, 6]", kElastic},
+      {"min_gpus", L, "int >= 1", "1", kElastic},
+      {"max_gpus", L, "int >= 1", "10000", kElastic},
+      {"num_gpus_per_node", L, "int >= 1", "1", kElastic},
+      {"model_parallel_size", L, "int >= 1", "1", kElastic},
+      {"min_time", L, "int >= 0", "0", kElastic},
+      {"prefer_larger_batch", L, "bool", "true", kElastic},
+      {"ignore_non_elastic_batch_info", L, "bool", "false", kElastic},
+      {"version", L, "real > 0", "0.2", kElastic},
+    }},
+  };
+}
+
+} // namespace
+
+std::vector<Section> later_sections() {
+  std::vector<Section> out;
+  for (const auto& part : {precision(), pipeline_and_memory(), observation_and_elasticity()}) {
+    out.insert(out.end(), part.begin(), part.end());
+  }
+  return out;
+}
+
+} // namespace trireme::config

@@ -1,0 +1,124 @@
+#include <trireme/config/key_table.h>
+
+// clang-format off: a line of the table is a line.
+namespace trireme::config {
+namespace {
+
+constexpr auto H = Verdict::honoured;
+constexpr auto N = Verdict::no_effect;
+constexpr auto L = Verdict::not_yet;
+constexpr auto R = Verdict::refused;
+
+const Key kLr = {"lr", H, "real >= 0", "0.001", "Learning rate; a scheduler replaces it."};
+const Key kWeightDecay = {"weight_decay", H, "real >= 0", "0", "Weight decay."};
+const Key kMaxGradNorm = {"max_grad_norm", R, "real", "null", "clipping is the engine's. Write \"gradient_clipping\" at the top level instead.", "[0]"};
+const Key kLastBatch = {"last_batch_iteration", R, "int", "-1", "a checkpoint brings its position along. Leave it out and resume."};
+const Key kWarmupMin = {"warmup_min_lr", H, "real >= 0", "0", "Rate at the start. As in DeepSpeed the first two steps run at it."};
+const Key kWarmupSteps = {"warmup_num_steps", H, "int >= 0", "1000", "Steps until the largest rate is reached."};
+const Key kWarmupType = {"warmup_type", H, "word log|linear", "\"log\"", "Shape of the rise."};
+const Key kTotalSteps = {"total_num_steps", H, "int >= 1", "required", "Step at which the decay ends."};
+
+Section choices(std::string_view path, std::string_view text, std::vector<Key> keys) {
+  return {path, "", text, false, std::move(keys)};
+}
+
+} // namespace
+
+std::vector<Section> optimizer_sections() {
+  return {
+    {"engine.optimizer", "", "The optimizer.", false, {
+      {"type", H, "choice", "required", "Its name, in any case."},
+      {"params", H, "object", "null", "Its settings."},
+      {"legacy_fusion", R, "bool", "false", "parameters always lie in flat buffers. Leave it out."},
+    }},
+    choices("engine.optimizer.type", "Optimizers.", {
+      {"Adam", H, "", "", "Adam with decoupled weight decay: AdamW, unless adam_w_mode is false. Kingma & Ba 2015; Loshchilov & Hutter 2019."},
+      {"AdamW", H, "", "", "The same by its own name."},
+      {"SGD", H, "", "", "Stochastic gradient descent with momentum as in torch.optim.SGD."},
+      {"Lamb", L, "", "", "use AdamW with a warm-up."},
+      {"FusedLamb", L, "", "", "use AdamW with a warm-up."},
+      {"Lion", L, "", "", "use AdamW."},
+      {"Adagrad", L, "", "", "use AdamW or SGD."},
+      {"RMSprop", L, "", "", "use AdamW or SGD."},
+      {"OneBitAdam", L, "", "", "use AdamW; gradients travel uncompressed."},
+      {"OneBitLamb", L, "", "", "use AdamW; gradients travel uncompressed."},
+      {"ZeroOneAdam", L, "", "", "use AdamW; gradients travel uncompressed."},
+      {"Muon", R, "", "", "use AdamW."},
+      {"MuAdam", R, "", "", "muP is not part of this engine; use AdamW."},
+      {"MuAdamW", R, "", "", "muP is not part of this engine; use AdamW."},
+      {"MuSGD", R, "", "", "muP is not part of this engine; use SGD."},
+    }),
+    {"engine.optimizer.params", "Adam AdamW", "", false, {
+      kLr,
+      {"betas", H, "reals 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."},
+      {"eps", H, "real >= 0", "1e-8", "Added to the root of the second moment."},
+      kWeightDecay,
+      {"bias_correction", H, "bool", "true", "Correct the moments' start at zero."},
+      {"adam_w_mode", H, "bool", "true", "true: decay acts on the weight; false: it is added to the gradient, and the type must be \"Adam\"."},
+      {"torch_adam", N, "bool", "false", "there is one implementation; its results are torch's."},
+      {"fp32_optimizer_states", L, "bool", "true", "both moments are fp32."},
+      {"amsgrad", R, "bool", "false", "it is not implemented. Leave it out."},
+      kMaxGradNorm,
+    }},
+    {"engine.optimizer.params", "SGD", "", false, {
+      kLr,
+      {"momentum", H, "real 0..<1", "0", "Share of the last step that is kept."},
+      {"dampening", H, "real 0..1", "0", "Share of the gradient that does not enter the momentum."},
+      kWeightDecay,
+      {"nesterov", H, "bool", "false", "Look ahead; needs momentum > 0 and dampening 0."},
+      kMaxGradNorm,
+    }},
+    {"engine.scheduler", "", "The learning-rate schedule, one step for each optimizer step.", false, {
+      {"type", H, "choice", "required", "Its name."},
+      {"params", H, "object", "null", "Its settings."},
+    }},
+    choices("engine.scheduler.type", "Schedules.", {
+      {"WarmupLR", H, "", "", "Rise, then constant."},
+      {"WarmupDecayLR", H, "", "", "Rise, then linearly down to 0."},
+      {"WarmupCosineLR", H, "", "", "Rise, then down along a cosine."},
+      {"OneCycle", H, "", "", "One rise and fall, momentum the other way, then decay. Smith & Topin 2018, arXiv:1708.07120."},
+      {"LRRangeTest", H, "", "", "An ever growing rate, to find the largest usable one."},
+    }),
+    {"engine.scheduler.params", "WarmupLR", "", false, {
+      kWarmupMin,
+      {"warmup_max_lr", H, "real >= 0", "null", "Rate after the rise; without it the optimizer's."},
+      kWarmupSteps, kWarmupType, kLastBatch,
+    }},
+    {"engine.scheduler.params", "WarmupDecayLR", "", false, {
+      kTotalSteps, kWarmupMin,
+      {"warmup_max_lr", H, "real >= 0", "0.001", "Rate after the rise."},
+      kWarmupSteps, kWarmupType, kLastBatch,
+    }},
+    {"engine.scheduler.params", "WarmupCosineLR", "", false, {
+      kTotalSteps,
+      {"warmup_min_ratio", H, "real >= 0", "0", "Rate at the start as a share of the optimizer's."},
+      kWarmupSteps,
+      {"cos_min_ratio", H, "real >= 0", "0.0001", "Rate at the end as a share of the optimizer's."},
+      kWarmupType, kLastBatch,
+    }},
+    {"engine.scheduler.params", "OneCycle", "", false, {
+      {"cycle_min_lr", H, "real >= 0", "required", "Rate at the start and the end of the cycle."},
+      {"cycle_max_lr", H, "real >= 0", "required", "Rate at its top."},
+      {"decay_lr_rate", H, "real >= 0", "0", "Decay of the rate after the cycle."},
+      {"cycle_first_step_size", H, "int >= 1", "2000", "Steps of the rise."},
+      {"cycle_second_step_size", H, "int >= 1", "null", "Steps of the fall; without it those of the rise."},
+      {"cycle_first_stair_count", H, "int >= 0", "0", "Stairs of the rise; 0: a ramp."},
+      {"cycle_second_stair_count", H, "int >= 0", "null", "Stairs of the fall; without it those of the rise."},
+      {"decay_step_size", H, "int >= 0", "0", "Steps of one decay interval after the cycle; 0: no decay."},
+      {"cycle_momentum", H, "bool", "true", "Move the momentum (Adam: beta1) against the rate."},
+      {"cycle_min_mom", H, "real 0..<1", "0.8", "Momentum at the top of the rate."},
+      {"cycle_max_mom", H, "real 0..<1", "0.9", "Momentum at the start and the end."},
+      {"decay_mom_rate", H, "real >= 0", "0", "Growth of the momentum after the cycle."},
+      kLastBatch,
+    }},
+    {"engine.scheduler.params", "LRRangeTest", "", false, {
+      {"lr_range_test_min_lr", H, "real >= 0", "0.001", "Rate at the start."},
+      {"lr_range_test_step_size", H, "int >= 1", "2000", "Steps of one interval."},
+      {"lr_range_test_step_rate", H, "real >= 0", "1.0", "Growth in one interval, as a share of the start."},
+      {"lr_range_test_staircase", H, "bool", "false", "Grow once an interval instead of every step."},
+      kLastBatch,
+    }},
+  };
+}
+
+} // namespace trireme::config

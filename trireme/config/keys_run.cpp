@@ -1,0 +1,113 @@
+#include <trireme/config/key_table.h>
+
+// clang-format off: a line of the table is a line.
+namespace trireme::config {
+namespace {
+
+constexpr auto H = Verdict::honoured;
+constexpr auto L = Verdict::not_yet;
+constexpr auto N = Verdict::no_effect;
+
+const Key kShuffle = {"shuffle", H, "bool", "true", "A new order in every epoch. false: the order of the file."};
+const Key kPrefetch = {"prefetch", H, "int >= 0", "2", "Micro-batches made ahead of time by a thread."};
+const Key kSequence = {"sequence_length", H, "int >= 1", "null", "Tokens of one sample; must equal the model's, which is the default."};
+const Key kDropout = {"dropout", H, "real 0..<1", "0", "Probability with which a value is set to zero while training."};
+
+Section model_gpt() {
+  return {"model", "gpt", "A GPT: pre-norm, learned positions, GELU.", false, {
+    {"type", H, "text", "required", "\"gpt\" or \"cnn\"."},
+    {"layers", H, "int >= 1", "4", "Transformer blocks."},
+    {"hidden", H, "int >= 1", "128", "Width."},
+    {"heads", H, "int >= 1", "4", "Attention heads; divides hidden."},
+    {"sequence_length", H, "int >= 1", "128", "Tokens of one sample."},
+    {"vocab_size", H, "int >= 1", "null", "Number of different tokens; without it the tokenizer's."},
+    {"tie_embeddings", H, "bool", "true", "The output layer shares the embedding's weight."},
+    kDropout,
+    {"init_from", H, "path", "null", "Weights to start from: safetensors with Hugging Face's GPT-2 names."},
+  }};
+}
+
+Section model_cnn() {
+  return {"model", "cnn", "A small convolutional classifier of images.", false, {
+    {"type", H, "text", "required", "\"gpt\" or \"cnn\"."},
+    {"channels", H, "int >= 1", "1", "Channels of an image."},
+    {"side", H, "int >= 4", "28", "Height and width of an image; a multiple of 4."},
+    {"classes", H, "int >= 2", "10", "Number of different labels."},
+    {"width", H, "int >= 1", "32", "Filters of the first convolution."},
+    kDropout,
+    {"init_from", H, "path", "null", "Weights to start from: safetensors with this model's own names."},
+  }};
+}
+
+std::vector<Section> data() {
+  return {
+    {"data", "tokens", "Tokens, ready made.", false, {
+      {"type", H, "text", "required", "\"tokens\", \"text\" or \"images\"."},
+      {"train", H, "paths", "required", "Files of little-endian 16-bit tokens (nanoGPT's format); several count as one."},
+      {"validation", H, "paths", "null", "The same for the evaluations."},
+      {"tokenizer", H, "path", "null", "How these tokens become text, for samples: \"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt."},
+      kSequence, kShuffle, kPrefetch,
+    }},
+    {"data", "text", "Text files.", false, {
+      {"type", H, "text", "required", "\"tokens\", \"text\" or \"images\"."},
+      {"train", H, "paths", "required", "Text files; several count as one."},
+      {"validation", H, "paths", "null", "The same for the evaluations."},
+      {"validation_fraction", H, "real 0..<1", "0", "Without validation files: the last share of the text that is kept for the evaluations."},
+      {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt."},
+      kSequence, kShuffle, kPrefetch,
+    }},
+    {"data", "images", "Images with labels in IDX files (MNIST's format), also compressed (.gz).", false, {
+      {"type", H, "text", "required", "\"tokens\", \"text\" or \"images\"."},
+      {"train", H, "paths", "required", "Files of images."},
+      {"train_labels", H, "paths", "required", "One file of labels for each file of images."},
+      {"validation", H, "paths", "null", "The same for the evaluations."},
+      {"validation_labels", H, "paths", "null", "The same for the evaluations."},
+      {"mean", H, "real", "0", "Subtracted from each pixel, which is in 0..1."},
+      {"std", H, "real > 0", "1", "Each pixel is divided by it, after that."},
+      kShuffle, kPrefetch,
+    }},
+  };
+}
+
+} // namespace
+
+std::vector<Section> run_sections() {
+  std::vector<Section> out = {
+    {"", "", "A run file: what \"trireme train\" does.", false, {
+      {"model", H, "object", "required", "The model."},
+      {"data", H, "object", "required", "What it learns from."},
+      {"parallel", H, "object", "null", "How the ranks are used."},
+      {"training", H, "object", "required", "How long, and what happens on the way."},
+      {"engine", H, "object_or_path", "required", "A DeepSpeed configuration, or the path of a file that holds one."},
+    }},
+    model_gpt(),
+    model_cnn(),
+  };
+  for (Section& section : data()) {
+    out.push_back(std::move(section));
+  }
+  out.push_back({"parallel", "", "How the ranks are used: pipe x tensor x data of them.", false, {
+    {"pipe", L, "int >= 1", "1", "the model is one pipeline stage."},
+    {"tensor", L, "int >= 1", "1", "each rank holds whole layers."},
+    {"data", H, "int|auto >= 1", "\"auto\"", "Data-parallel replicas; \"auto\": as many as there are ranks for."},
+    {"schedule", N, "word naive|gpipe|1f1b|interleaved|zero-bubble", "\"1f1b\"", "the model is one pipeline stage."},
+  }});
+  out.push_back({"training", "", "How long, and what happens on the way.", false, {
+    {"steps", H, "int >= 1", "required", "Optimizer steps of the whole run."},
+    {"seed", H, "int >= 0", "1234", "Decides initial weights, order of the data and dropout."},
+    {"eval_every", H, "int >= 0", "0", "Steps between two evaluations; 0: only at the end."},
+    {"eval_batches", H, "int >= 0", "0", "Micro-batches of each rank in one evaluation; 0: all validation data."},
+    {"checkpoint_every", H, "int >= 0", "0", "Steps between two checkpoints; 0: only at the end."},
+    {"keep_checkpoints", H, "int >= 0", "3", "Older checkpoints than these are removed; 0: none is."},
+    {"sample", H, "object", "null", "A text that the model writes at the end."},
+  }});
+  out.push_back({"training.sample", "", "A text that the model writes at the end.", false, {
+    {"prompt", H, "text", "\"\"", "Its beginning."},
+    {"tokens", H, "int >= 1", "200", "Its length after the prompt."},
+    {"temperature", H, "real >= 0", "0.8", "0: always the most likely token."},
+    {"top_k", H, "int >= 0", "0", "Choose among this many most likely tokens; 0: among all."},
+  }});
+  return out;
+}
+
+} // namespace trireme::config

@@ -1,0 +1,96 @@
+#include <trireme/config/key_table.h>
+
+// clang-format off: a line of the table is a line.
+namespace trireme::config {
+namespace {
+
+constexpr auto H = Verdict::honoured;
+constexpr auto N = Verdict::no_effect;
+constexpr auto L = Verdict::not_yet;
+constexpr auto R = Verdict::refused;
+
+constexpr std::string_view kStages123 = "it matters from ZeRO stage 1 on.";
+constexpr std::string_view kStage3 = "it matters at ZeRO stage 3.";
+constexpr std::string_view kPlusPlus = "ZeRO++ is not part of this engine. Leave it out.";
+constexpr std::string_view kMics = "MiCS is not part of this engine. Leave it out.";
+constexpr std::string_view kOffloadOnly = "it belongs to the offload.";
+
+} // namespace
+
+std::vector<Section> zero_sections() {
+  return {
+    {"engine.zero_optimization", "", "What the data ranks share among them. Rajbhandari et al. 2020, arXiv:1910.02054.", false, {
+      {"stage", L, "int 0..3", "0", "each data rank holds everything (stage 0)."},
+      {"reduce_bucket_size", H, "int >= 1", "null", "Largest number of elements one gradient all-reduce moves. Without it buckets hold 25 MiB."},
+      {"allgather_bucket_size", N, "int >= 1", "500000000", kStages123},
+      {"overlap_comm", N, "bool", "null", "at stage 0 gradients always travel during the backward pass."},
+      {"contiguous_gradients", N, "bool", "true", "gradients always lie in flat buffers."},
+      {"reduce_scatter", N, "bool", "true", kStages123},
+      {"allgather_partitions", N, "bool", "true", kStages123},
+      {"use_multi_rank_bucket_allreduce", N, "bool", "true", "a bucket is always reduced by one collective."},
+      {"round_robin_gradients", N, "bool", "false", kStages123},
+      {"load_from_fp32_weights", N, "bool", "true", kStages123},
+      {"elastic_checkpoint", N, "bool", "false", "every checkpoint fits any number of ranks."},
+      {"ignore_unused_parameters", N, "bool", "true", "a parameter without a gradient is always allowed."},
+      {"offload_param", H, "object", "null", "Where parameters live."},
+      {"offload_optimizer", H, "object", "null", "Where optimizer state lives."},
+      {"sub_group_size", N, "int >= 1", "1000000000", kStage3},
+      {"stage3_prefetch_bucket_size", N, "int >= 0", "50000000", kStage3},
+      {"prefetch_bucket_size", N, "int >= 0", "50000000", kStage3},
+      {"stage3_param_persistence_threshold", N, "int >= 0", "100000", kStage3},
+      {"param_persistence_threshold", N, "int >= 0", "100000", kStage3},
+      {"stage3_model_persistence_threshold", N, "int >= 0", "9223372036854775807", kStage3},
+      {"stage3_max_live_parameters", N, "int >= 0", "1000000000", kStage3},
+      {"stage3_max_reuse_distance", N, "int >= 0", "1000000000", kStage3},
+      {"stage3_gather_16bit_weights_on_model_save", N, "bool", "false", kStage3},
+      {"stage3_module_granularity_threshold", N, "int >= 0", "0", kStage3},
+      {"stage3_use_all_reduce_for_fetch_params", N, "bool", "false", kStage3},
+      {"stage3_allgather_sequential", N, "bool", "false", kStage3},
+      {"memory_efficient_linear", N, "bool", "true", kStage3},
+      {"pipeline_loading_checkpoint", N, "bool", "false", "a rank reads only what it owns in any case."},
+      {"override_module_apply", N, "bool", "true", "C++ modules are not patched."},
+      {"log_trace_cache_warnings", N, "bool", "false", kStage3},
+      {"enable_sanity_checks", N, "bool", "false", "the checks that exist are always on."},
+      {"leaf_module", L, "object", "null", "it belongs to ZeRO stage 3."},
+      {"cpu_offload", R, "bool", "false", "write \"offload_optimizer\": {\"device\": \"cpu\"} instead."},
+      {"cpu_offload_params", R, "bool", "false", "write \"offload_param\": {\"device\": \"cpu\"} instead."},
+      {"cpu_offload_param", R, "bool", "false", "write \"offload_param\": {\"device\": \"cpu\"} instead."},
+      {"cpu_offload_use_pin_memory", R, "bool", "false", "write \"pin_memory\" in \"offload_optimizer\" or \"offload_param\" instead."},
+      {"stage3_gather_fp16_weights_on_model_save", R, "bool", "false", "write \"stage3_gather_16bit_weights_on_model_save\" instead."},
+      {"grad_hooks", R, "bool", "null", "no version of the program reads it. Leave it out."},
+      {"legacy_stage1", R, "bool", "false", "there is one stage 1. Leave it out."},
+      {"zero_hpz_partition_size", R, "int", "1", kPlusPlus},
+      {"zero_quantized_weights", R, "bool", "false", kPlusPlus},
+      {"zero_quantized_nontrainable_weights", R, "bool", "false", kPlusPlus},
+      {"zero_quantized_gradients", R, "bool", "false", kPlusPlus},
+      {"zeropp_loco_param", R, "object", "null", kPlusPlus},
+      {"mics_shard_size", R, "int", "-1", kMics},
+      {"mics_hierarchical_params_gather", R, "bool", "false", kMics},
+      {"save_muon_momentum_buffer_in_memory", R, "bool", "false", "there is no Muon. Leave it out."},
+      {"zenflow", R, "object", "null", "ZenFlow is not part of this engine. Leave it out."},
+    }},
+    {"engine.zero_optimization.offload_param", "", "Where parameters live.", true, {
+      {"device", L, "word none|cpu|nvme", "\"none\"", "parameters stay where the model is."},
+      {"nvme_path", L, "path", "null", kOffloadOnly},
+      {"buffer_count", L, "int >= 1", "5", kOffloadOnly},
+      {"buffer_size", L, "int >= 1", "100000000", kOffloadOnly},
+      {"max_in_cpu", L, "int >= 0", "1000000000", kOffloadOnly},
+      {"pin_memory", L, "bool", "true", kOffloadOnly},
+    }},
+    {"engine.zero_optimization.offload_optimizer", "", "Where optimizer state lives.", true, {
+      {"device", L, "word none|cpu|nvme", "\"none\"", "optimizer state stays where the parameters are."},
+      {"nvme_path", L, "path", "null", kOffloadOnly},
+      {"buffer_count", L, "int >= 1", "4", kOffloadOnly},
+      {"pin_memory", L, "bool", "true", kOffloadOnly},
+      {"pipeline_read", L, "bool", "false", kOffloadOnly},
+      {"pipeline_write", L, "bool", "false", kOffloadOnly},
+      {"fast_init", L, "bool", "false", kOffloadOnly},
+      {"ratio", L, "real 0..1", "1.0", kOffloadOnly},
+      {"buffer_size", R, "int", "null", "it belongs into \"offload_param\"; here it is \"buffer_count\"."},
+      {"super_offload", R, "bool", "false", "SuperOffload needs Grace Hopper. Leave it out."},
+      {"cpuadam_cores_perc", R, "real", "0.8", "it belongs to SuperOffload. Leave it out."},
+    }},
+  };
+}
+
+} // namespace trireme::config

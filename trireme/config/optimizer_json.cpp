@@ -1,0 +1,239 @@
+#include <trireme/config/optimizer_json.h>
+
+#include <trireme/config/key_check.h>
+
+#include <set>
+
+namespace trireme::config {
+namespace {
+
+using nlohmann::ordered_json;
+using optim::OptimizerOptions;
+using optim::ScheduleOptions;
+
+std::string canonical_type(const JsonNode& section, const char* path) {
+  return canonical_choice(path, section.find("type")->as_string());
+}
+
+void read_adam(const Values& values, const JsonNode& section, const std::string& type, optim::AdamOptions& out) {
+  out.lr = values.get("lr", out.lr);
+  const auto betas = values.get("betas", std::vector<double>{out.beta1, out.beta2});
+  if (betas.size() != 2) {
+    values.find("betas")->fail(concat("must be two numbers, found ", betas.size()), "Write [0.9, 0.999].");
+  }
+  out.beta1 = betas[0];
+  out.beta2 = betas[1];
+  out.eps = values.get("eps", out.eps);
+  out.weight_decay = values.get("weight_decay", out.weight_decay);
+  out.bias_correction = values.get("bias_correction", out.bias_correction);
+  out.decoupled_weight_decay = values.get("adam_w_mode", out.decoupled_weight_decay);
+  if (!out.decoupled_weight_decay && type == "AdamW") {
+    values.find("adam_w_mode")
+        ->fail(concat("is false, but ", section.find("type")->where(), " asks for AdamW"),
+               "Write \"type\": \"Adam\", or leave adam_w_mode out.");
+  }
+}
+
+void read_sgd(const Values& values, optim::SgdOptions& out) {
+  out.lr = values.get("lr", out.lr);
+  out.momentum = values.get("momentum", out.momentum);
+  out.dampening = values.get("dampening", out.dampening);
+  out.weight_decay = values.get("weight_decay", out.weight_decay);
+  out.nesterov = values.get("nesterov", out.nesterov);
+  if (out.nesterov && (out.momentum <= 0 || out.dampening != 0)) {
+    values.find("nesterov")
+        ->fail(concat("needs momentum > 0 and dampening 0, found momentum ", out.momentum, " and dampening ",
+                      out.dampening));
+  }
+}
+
+void read_warmup(const Values& values, ScheduleOptions& out) {
+  out.warmup_num_steps = values.get("warmup_num_steps", out.warmup_num_steps);
+  const std::string shape = values.get<std::string>("warmup_type", "log");
+  out.warmup_type = shape == "linear" ? ScheduleOptions::Warmup::linear : ScheduleOptions::Warmup::log;
+}
+
+void read_warmup_lr(const Values& values, ScheduleOptions& out) {
+  out.warmup_min_lr = values.get("warmup_min_lr", out.warmup_min_lr);
+  out.warmup_max_lr = values.maybe<double>("warmup_max_lr");
+}
+
+void read_one_cycle(const Values& values, ScheduleOptions& out) {
+  out.cycle_min_lr = values.get("cycle_min_lr", out.cycle_min_lr);
+  out.cycle_max_lr = values.get("cycle_max_lr", out.cycle_max_lr);
+  out.decay_lr_rate = values.get("decay_lr_rate", out.decay_lr_rate);
+  out.cycle_first_step_size = values.get("cycle_first_step_size", out.cycle_first_step_size);
+  out.cycle_second_step_size = values.maybe<int64_t>("cycle_second_step_size");
+  out.cycle_first_stair_count = values.get("cycle_first_stair_count", out.cycle_first_stair_count);
+  out.cycle_second_stair_count = values.maybe<int64_t>("cycle_second_stair_count");
+  out.decay_step_size = values.get("decay_step_size", out.decay_step_size);
+  out.cycle_momentum = values.get("cycle_momentum", out.cycle_momentum);
+  out.cycle_min_mom = values.get("cycle_min_mom", out.cycle_min_mom);
+  out.cycle_max_mom = values.get("cycle_max_mom", out.cycle_max_mom);
+  out.decay_mom_rate = values.get("decay_mom_rate", out.decay_mom_rate);
+  if (out.cycle_min_lr > out.cycle_max_lr) {
+    values.find("cycle_min_lr")
+        ->fail(concat(out.cycle_min_lr, " is more than cycle_max_lr, ", out.cycle_max_lr, ", at ",
+                      values.find("cycle_max_lr")->where()));
+  }
+}
+
+void read_range_test(const Values& values, ScheduleOptions& out) {
+  out.lr_range_test_min_lr = values.get("lr_range_test_min_lr", out.lr_range_test_min_lr);
+  out.lr_range_test_step_size = values.get("lr_range_test_step_size", out.lr_range_test_step_size);
+  out.lr_range_test_step_rate = values.get("lr_range_test_step_rate", out.lr_range_test_step_rate);
+  out.lr_range_test_staircase = values.get("lr_range_test_staircase", out.lr_range_test_staircase);
+}
+
+void check_decay_end(const Values& values, const ScheduleOptions& schedule, std::vector<std::string>& notes) {
+  if (schedule.total_num_steps < schedule.warmup_num_steps) {
+    const JsonNode& total = *values.find("total_num_steps");
+    notes.push_back(concat(total.where(), ": ", total.path(), " (", schedule.total_num_steps,
+                           ") is before the end of the warm-up, step ", schedule.warmup_num_steps,
+                           ": the rate never reaches its top."));
+  }
+}
+
+} // namespace
+
+std::optional<OptimizerOptions> read_optimizer(const JsonNode* section) {
+  if (section == nullptr) {
+    return std::nullopt;
+  }
+  const std::string type = canonical_type(*section, "engine.optimizer.type");
+  const Values values = Values(section, "engine.optimizer").section("params", type);
+  OptimizerOptions out;
+  if (type == "SGD") {
+    out.kind = OptimizerOptions::Kind::sgd;
+    read_sgd(values, out.sgd);
+  } else {
+    out.kind = OptimizerOptions::Kind::adam;
+    read_adam(values, *section, type, out.adam);
+  }
+  return out;
+}
+
+ScheduleOptions read_schedule(const JsonNode* section, const std::optional<OptimizerOptions>& optimizer,
+                              std::vector<std::string>& notes) {
+  ScheduleOptions out;
+  if (section == nullptr) {
+    return out;
+  }
+  const std::string type = canonical_type(*section, "engine.scheduler.type");
+  const Values values = Values(section, "engine.scheduler").section("params", type);
+  for (const Key& key : find_section("engine.scheduler.params", type)->keys) {
+    if (key.otherwise == "required" && values.find(std::string(key.name)) == nullptr) {
+      section->fail(concat(type, " needs \"params\": {\"", key.name, "\": ...}"), std::string(key.text));
+    }
+  }
+  using Kind = ScheduleOptions::Kind;
+  if (type == "WarmupLR") {
+    out.kind = Kind::warmup;
+    read_warmup(values, out);
+    read_warmup_lr(values, out);
+  } else if (type == "WarmupDecayLR") {
+    out.kind = Kind::warmup_decay;
+    out.total_num_steps = values.get<int64_t>("total_num_steps", 0);
+    read_warmup(values, out);
+    read_warmup_lr(values, out);
+    if (!out.warmup_max_lr) {
+      out.warmup_max_lr = 0.001; // DeepSpeed's default is not the optimizer's rate here
+      if (optimizer && optimizer->lr() != *out.warmup_max_lr) {
+        notes.push_back(concat(section->where(), ": ", section->path(),
+                               ": WarmupDecayLR rises to 0.001 as in DeepSpeed, not to the optimizer's lr ",
+                               optimizer->lr(), ". Write \"warmup_max_lr\" to choose."));
+      }
+    }
+    check_decay_end(values, out, notes);
+  } else if (type == "WarmupCosineLR") {
+    out.kind = Kind::warmup_cosine;
+    out.total_num_steps = values.get<int64_t>("total_num_steps", 0);
+    out.warmup_min_ratio = values.get("warmup_min_ratio", out.warmup_min_ratio);
+    out.cos_min_ratio = values.get("cos_min_ratio", out.cos_min_ratio);
+    read_warmup(values, out);
+    check_decay_end(values, out, notes);
+  } else if (type == "OneCycle") {
+    out.kind = Kind::one_cycle;
+    read_one_cycle(values, out);
+  } else {
+    out.kind = Kind::lr_range_test;
+    read_range_test(values, out);
+  }
+  return out;
+}
+
+ordered_json to_json(const std::optional<OptimizerOptions>& optimizer) {
+  if (!optimizer) {
+    return nullptr;
+  }
+  if (optimizer->kind == OptimizerOptions::Kind::sgd) {
+    const optim::SgdOptions& sgd = optimizer->sgd;
+    return {{"type", "SGD"},
+            {"params",
+             {{"lr", sgd.lr},
+              {"momentum", sgd.momentum},
+              {"dampening", sgd.dampening},
+              {"weight_decay", sgd.weight_decay},
+              {"nesterov", sgd.nesterov}}}};
+  }
+  const optim::AdamOptions& adam = optimizer->adam;
+  return {{"type", adam.decoupled_weight_decay ? "AdamW" : "Adam"},
+          {"params",
+           {{"lr", adam.lr},
+            {"betas", ordered_json::array({adam.beta1, adam.beta2})},
+            {"eps", adam.eps},
+            {"weight_decay", adam.weight_decay},
+            {"bias_correction", adam.bias_correction},
+            {"adam_w_mode", adam.decoupled_weight_decay}}}};
+}
+
+ordered_json to_json(const ScheduleOptions& s) {
+  using Kind = ScheduleOptions::Kind;
+  const auto number = [](const auto& value) { return value ? ordered_json(*value) : ordered_json(nullptr); };
+  const char* warmup_type = s.warmup_type == ScheduleOptions::Warmup::linear ? "linear" : "log";
+  const auto section = [](const char* type, ordered_json params) {
+    return ordered_json{{"type", type}, {"params", std::move(params)}};
+  };
+  switch (s.kind) {
+    case Kind::constant:
+      return nullptr;
+    case Kind::warmup:
+      return section("WarmupLR", {{"warmup_min_lr", s.warmup_min_lr},
+                                  {"warmup_max_lr", number(s.warmup_max_lr)},
+                                  {"warmup_num_steps", s.warmup_num_steps},
+                                  {"warmup_type", warmup_type}});
+    case Kind::warmup_decay:
+      return section("WarmupDecayLR", {{"total_num_steps", s.total_num_steps},
+                                       {"warmup_min_lr", s.warmup_min_lr},
+                                       {"warmup_max_lr", number(s.warmup_max_lr)},
+                                       {"warmup_num_steps", s.warmup_num_steps},
+                                       {"warmup_type", warmup_type}});
+    case Kind::warmup_cosine:
+      return section("WarmupCosineLR", {{"total_num_steps", s.total_num_steps},
+                                        {"warmup_min_ratio", s.warmup_min_ratio},
+                                        {"warmup_num_steps", s.warmup_num_steps},
+                                        {"cos_min_ratio", s.cos_min_ratio},
+                                        {"warmup_type", warmup_type}});
+    case Kind::one_cycle:
+      return section("OneCycle", {{"cycle_min_lr", s.cycle_min_lr},
+                                  {"cycle_max_lr", s.cycle_max_lr},
+                                  {"decay_lr_rate", s.decay_lr_rate},
+                                  {"cycle_first_step_size", s.cycle_first_step_size},
+                                  {"cycle_second_step_size", number(s.cycle_second_step_size)},
+                                  {"cycle_first_stair_count", s.cycle_first_stair_count},
+                                  {"cycle_second_stair_count", number(s.cycle_second_stair_count)},
+                                  {"decay_step_size", s.decay_step_size},
+                                  {"cycle_momentum", s.cycle_momentum},
+                                  {"cycle_min_mom", s.cycle_min_mom},
+                                  {"cycle_max_mom", s.cycle_max_mom},
+                                  {"decay_mom_rate", s.decay_mom_rate}});
+    case Kind::lr_range_test:
+      return section("LRRangeTest", {{"lr_range_test_min_lr", s.lr_range_test_min_lr},
+                                     {"lr_range_test_step_size", s.lr_range_test_step_size},
+                                     {"lr_range_test_step_rate", s.lr_range_test_step_rate},
+                                     {"lr_range_test_staircase", s.lr_range_test_staircase}});
+  }
+  return nullptr;
+}
+
+} // namespace trireme::config

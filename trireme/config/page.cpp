@@ -1,0 +1,103 @@
+#include <trireme/config/reference.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/text.h>
+#include <trireme/config/key_table.h>
+
+#include <algorithm>
+
+namespace trireme::config {
+namespace {
+
+constexpr std::string_view kHead = R"(# Configuration
+
+`trireme train RUN.json` reads one file. Its `engine` section is a DeepSpeed configuration, inline or as the path of
+a file; a C++ program hands the same section to `initialize()`. This page lists every key and what becomes of it:
+
+| | |
+|---|---|
+| **honoured** | does what DeepSpeed's documentation says, and what stands here |
+| no effect | accepted; a sentence in the log says why it changes nothing |
+| *not yet* | an error, until the capability is built |
+| *refused* | an error that says what to do instead |
+
+The last two are errors only when the value asks for something: the default, `null` and a section that is switched
+off are accepted. An unknown key is an error with the nearest known one. `null` counts as absent. Keys that begin
+with `x_` or `_comment` are notes to oneself; `//` and `/* */` comments are allowed. `"auto"`, the placeholder of
+Hugging Face's Trainer, is an error except where it is listed.
+
+- **Batch sizes**: train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data ranks.
+  Two give the third; train or micro alone have accumulation 1.
+- **Overrides**: `--set training.steps=500 --set engine.optimizer.params.lr=1e-4`; the value is JSON, or else a string.
+- **Paths** in a run file start at its folder; what is not there is looked up in the working directory.
+- **Editors**: write `"$schema": "path/to/docs/run.schema.json"` at the top of a run file to get completion and checks.
+
+This page and `run.schema.json` are written from the table that the reader uses (`trireme/config/keys_*.cpp`);
+a test compares them. After a change: `TRIREME_WRITE_DOCS=1 build/release/tests/config/config_test`.
+)";
+
+std::string code(std::string_view text) {
+  return concat('`', text, '`');
+}
+
+std::string verdict_text(Verdict verdict) {
+  const std::string_view name = verdict_name(verdict);
+  return verdict == Verdict::honoured    ? concat("**", name, "**")
+         : verdict == Verdict::no_effect ? std::string(name)
+                                         : concat('*', name, '*');
+}
+
+std::string heading(const Section& section) {
+  const std::string path = section.path.empty() ? "The run file" : code(section.path);
+  return section.when.empty() ? concat("\n## ", path, '\n')
+                              : concat("\n## ", path, " of type ", join(split(section.when, ' '), ", "), '\n');
+}
+
+std::string default_text(const Key& key) {
+  if (key.otherwise == "required") {
+    return "required";
+  }
+  return key.otherwise.empty() || key.otherwise == "null" ? "" : code(key.otherwise);
+}
+
+std::string sentence(std::string_view text) {
+  std::string out(text);
+  out[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(out[0])));
+  return out;
+}
+
+void add_choices(const Section& section, std::string& out) {
+  out += "\n| name | | |\n|---|---|---|\n";
+  for (const Key& key : section.keys) {
+    out += concat("| ", code(key.name), " | ", verdict_text(key.verdict), " | ", sentence(key.text), " |\n");
+  }
+}
+
+void add_keys(const Section& section, std::string& out) {
+  out += "\n| key | value | default | | |\n|---|---|---|---|---|\n";
+  for (const Key& key : section.keys) {
+    out += concat("| ", code(key.name), " | ", ValueType::parse(key.type).describe(), " | ", default_text(key), " | ",
+                  verdict_text(key.verdict), " | ", sentence(key.text), " |\n");
+  }
+}
+
+} // namespace
+
+std::string configuration_page() {
+  std::string out(kHead);
+  for (const Section& section : all_sections()) {
+    out += heading(section);
+    if (!section.text.empty()) {
+      out += concat('\n', section.text, '\n');
+    }
+    if (section.gated) {
+      out += concat("While ", code(section.keys.front().name),
+                    " asks for nothing, the other keys are only checked for their type.\n");
+    }
+    const bool choices = section.keys.front().type.empty();
+    choices ? add_choices(section, out) : add_keys(section, out);
+  }
+  return out;
+}
+
+} // namespace trireme::config

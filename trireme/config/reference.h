@@ -1,0 +1,16 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <string>
+
+namespace trireme::config {
+
+/// Writes the JSON Schema (draft 2020-12) of run files, engine section included:
+/// docs/run.schema.json. Editors use it to complete and check.
+nlohmann::ordered_json run_schema();
+
+/// Writes the page that lists every key and what becomes of it: docs/configuration.md.
+std::string configuration_page();
+
+} // namespace trireme::config

@@ -1,0 +1,221 @@
+#include <trireme/config/run_checks.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/text.h>
+#include <trireme/config/key_check.h>
+
+namespace trireme::config {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int64_t kBytesVocabulary = 256;
+
+// The value of section.key, or the section where the key is absent: both have a place.
+const JsonNode& place(const JsonNode& root, const char* section, const char* key) {
+  const JsonNode* found = root.find(section);
+  if (found == nullptr) {
+    return root;
+  }
+  const JsonNode* value = found->find(key);
+  return value == nullptr ? *found : *value;
+}
+
+std::string named(const JsonNode& node) {
+  return concat(node.path(), " at ", node.where());
+}
+
+void check_kinds_fit(const JsonNode& root, const RunConfig& run) {
+  const bool images = run.data.kind == data::DataOptions::Kind::images;
+  const bool cnn = run.model.kind == ModelConfig::Kind::cnn;
+  if (images != cnn) {
+    place(root, "model", "type")
+        .fail(concat("a ", cnn ? "cnn" : "gpt", " cannot learn from ", place(root, "data", "type").as_string(),
+                     ", the ", named(place(root, "data", "type"))),
+              cnn ? "Use data of type \"images\"." : "Use data of type \"tokens\" or \"text\".");
+  }
+}
+
+void check_gpt(const JsonNode& root, RunConfig& run) {
+  models::GptOptions& gpt = run.model.gpt;
+  if (gpt.hidden % gpt.heads != 0) {
+    const JsonNode& heads = place(root, "model", "heads");
+    heads.fail(concat("heads must divide hidden, found ", gpt.heads, " heads and hidden ", gpt.hidden, ", ",
+                      named(place(root, "model", "hidden"))));
+  }
+  if (run.data.sequence_length != gpt.sequence_length) {
+    place(root, "data", "sequence_length")
+        .fail(concat(run.data.sequence_length, " is not the model's ", gpt.sequence_length, ", ",
+                     named(place(root, "model", "sequence_length"))),
+              "Leave out the one in \"data\".");
+  }
+  const JsonNode& tokenizer = place(root, "data", "tokenizer");
+  if (run.data.tokenizer == "bytes") {
+    if (gpt.vocab_size == 0) {
+      gpt.vocab_size = kBytesVocabulary;
+    }
+    if (gpt.vocab_size < kBytesVocabulary) {
+      place(root, "model", "vocab_size")
+          .fail(concat(gpt.vocab_size, " tokens are too few for the tokenizer \"bytes\", which has 256, ",
+                       named(tokenizer)),
+                "Leave it out.");
+    }
+  } else if (run.data.tokenizer.empty() && gpt.vocab_size == 0) {
+    root.find("model")->fail(
+        concat("\"vocab_size\" is missing, and there is no tokenizer to ask, ", named(place(root, "data", "type"))),
+        "Write it, or \"tokenizer\" in \"data\".");
+  }
+  if (run.training.sample && run.data.tokenizer.empty()) {
+    place(root, "training", "sample")
+        .fail(concat("a sample needs a tokenizer, there is none in ", named(*root.find("data"))),
+              "Write \"tokenizer\" in \"data\".");
+  }
+}
+
+void check_cnn(const JsonNode& root, const RunConfig& run) {
+  const auto count = [&](const char* images, size_t n_images, const char* labels, size_t n_labels) {
+    if (n_images != n_labels) {
+      place(root, "data", labels)
+          .fail(concat(n_labels, " files of labels for ", n_images, " of images, ", named(place(root, "data", images))),
+                "Write one for each, in the same order.");
+    }
+  };
+  count("train", run.data.train.size(), "train_labels", run.data.train_labels.size());
+  count("validation", run.data.validation.size(), "validation_labels", run.data.validation_labels.size());
+  if (run.model.cnn.side % 4 != 0) {
+    place(root, "model", "side")
+        .fail(concat("must be a multiple of 4, because images are halved twice; found ", run.model.cnn.side));
+  }
+  if (run.training.sample) {
+    place(root, "training", "sample")
+        .fail(concat("a cnn writes no text, ", named(place(root, "model", "type"))), "Leave it out.");
+  }
+}
+
+void check_training(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
+  const data::DataOptions& data = run.data;
+  const bool no_validation = data.validation.empty() && data.validation_fraction == 0;
+  if (run.training.eval_every > 0 && no_validation) {
+    place(root, "training", "eval_every")
+        .fail(concat("there is nothing to evaluate on: no \"validation\" in ", named(*root.find("data"))),
+              "Add it, or leave eval_every out.");
+  }
+  if (!data.validation.empty() && data.validation_fraction > 0) {
+    place(root, "data", "validation_fraction")
+        .fail(concat("there are validation files already, ", named(place(root, "data", "validation"))),
+              "Keep one of the two.");
+  }
+  if (!run.engine.optimizer) {
+    engine.fail("a run needs an optimizer", R"(Add "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}.)");
+  }
+  const int64_t end = run.engine.schedule.total_num_steps;
+  if (end > 0 && end < run.training.steps) {
+    const JsonNode& scheduler = *engine.find("scheduler");
+    run.notes.push_back(concat(scheduler.where(), ": ", scheduler.path(), ": the schedule ends at step ", end,
+                               ", but the run has ", run.training.steps, " (", named(place(root, "training", "steps")),
+                               "): the rate stays at its end from there."));
+  }
+  // Fails when no batch size is given; whether it fits the ranks is known only when their number is.
+  if (run.parallel.data || (!run.engine.batch.train && !run.engine.batch.micro)) {
+    run.engine.batch_for(run.parallel.data.value_or(1));
+  }
+}
+
+ordered_json path_or_null(const std::filesystem::path& path) {
+  return path.empty() ? ordered_json(nullptr) : ordered_json(path.string());
+}
+
+ordered_json paths(const std::vector<std::filesystem::path>& all) {
+  ordered_json out = ordered_json::array();
+  for (const auto& path : all) {
+    out.push_back(path.string());
+  }
+  return out;
+}
+
+ordered_json write_model(const ModelConfig& model) {
+  if (model.kind == ModelConfig::Kind::cnn) {
+    const models::CnnOptions& cnn = model.cnn;
+    return {{"type", "cnn"},
+            {"channels", cnn.channels},
+            {"side", cnn.side},
+            {"classes", cnn.classes},
+            {"width", cnn.width},
+            {"dropout", cnn.dropout},
+            {"init_from", path_or_null(cnn.init_from)}};
+  }
+  const models::GptOptions& gpt = model.gpt;
+  return {{"type", "gpt"},
+          {"layers", gpt.layers},
+          {"hidden", gpt.hidden},
+          {"heads", gpt.heads},
+          {"sequence_length", gpt.sequence_length},
+          {"vocab_size", gpt.vocab_size == 0 ? ordered_json(nullptr) : ordered_json(gpt.vocab_size)},
+          {"tie_embeddings", gpt.tie_embeddings},
+          {"dropout", gpt.dropout},
+          {"init_from", path_or_null(gpt.init_from)}};
+}
+
+ordered_json write_data(const data::DataOptions& data) {
+  using Kind = data::DataOptions::Kind;
+  const char* type = data.kind == Kind::images ? "images" : data.kind == Kind::text ? "text" : "tokens";
+  ordered_json out = {{"type", type}, {"train", paths(data.train)}, {"validation", paths(data.validation)}};
+  if (data.kind == Kind::images) {
+    out.update({{"train_labels", paths(data.train_labels)},
+                {"validation_labels", paths(data.validation_labels)},
+                {"mean", data.mean},
+                {"std", data.std}});
+  } else {
+    if (data.kind == Kind::text) {
+      out["validation_fraction"] = data.validation_fraction;
+    }
+    out["tokenizer"] = path_or_null(data.tokenizer);
+    out["sequence_length"] = data.sequence_length;
+  }
+  out["shuffle"] = data.shuffle;
+  out["prefetch"] = data.prefetch;
+  return out;
+}
+
+ordered_json write_training(const TrainingConfig& training) {
+  ordered_json out = {{"steps", training.steps},
+                      {"seed", training.seed},
+                      {"eval_every", training.eval_every},
+                      {"eval_batches", training.eval_batches},
+                      {"checkpoint_every", training.checkpoint_every},
+                      {"keep_checkpoints", training.keep_checkpoints}};
+  if (const auto& sample = training.sample) {
+    out["sample"] = {{"prompt", sample->prompt},
+                     {"tokens", sample->tokens},
+                     {"temperature", sample->temperature},
+                     {"top_k", sample->top_k}};
+  }
+  return out;
+}
+
+} // namespace
+
+void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
+  check_kinds_fit(root, run);
+  if (run.model.kind == ModelConfig::Kind::gpt) {
+    check_gpt(root, run);
+  } else {
+    check_cnn(root, run);
+  }
+  check_training(root, engine, run);
+}
+
+ordered_json write_out(const RunConfig& run) {
+  const ParallelConfig& parallel = run.parallel;
+  return {{"model", write_model(run.model)},
+          {"data", write_data(run.data)},
+          {"parallel",
+           {{"pipe", parallel.pipe},
+            {"tensor", parallel.tensor},
+            {"data", parallel.data ? ordered_json(*parallel.data) : ordered_json("auto")},
+            {"schedule", parallel.schedule}}},
+          {"training", write_training(run.training)},
+          {"engine", run.engine.source}};
+}
+
+} // namespace trireme::config

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <trireme/base/json.h>
+#include <trireme/config/run_file.h>
+
+#include <nlohmann/json.hpp>
+
+namespace trireme::config {
+
+/// Checks what keys demand of each other, fills in what follows from another key
+/// (vocab_size of the tokenizer "bytes") and adds to run.notes.
+/// Errors: InputError that names both places.
+void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run);
+
+/// Writes the run file that says what `run` says.
+nlohmann::ordered_json write_out(const RunConfig& run);
+
+} // namespace trireme::config

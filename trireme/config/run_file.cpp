@@ -1,0 +1,226 @@
+#include <trireme/config/run_file.h>
+
+#include <trireme/base/text.h>
+#include <trireme/config/deepspeed_json.h>
+#include <trireme/config/key_check.h>
+#include <trireme/config/run_checks.h>
+
+#include <algorithm>
+
+namespace trireme::config {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kBytes = "bytes";
+
+// Turns the paths of a run file into absolute ones.
+class Paths {
+ public:
+  Paths(fs::path folder, bool must_exist) : folder_(std::move(folder)), must_exist_(must_exist) {}
+
+  fs::path find(const JsonNode& node, const std::string& text) const {
+    if (text.empty()) {
+      node.fail("the path is empty");
+    }
+    const fs::path beside = fs::absolute(folder_ / text).lexically_normal();
+    const fs::path here = fs::absolute(text).lexically_normal();
+    std::error_code ignored;
+    if (fs::exists(beside, ignored)) {
+      return beside;
+    }
+    if (fs::exists(here, ignored)) {
+      return here;
+    }
+    if (must_exist_) {
+      node.fail(concat("there is no file ", beside.string(),
+                       here == beside ? "" : concat(", and no ", here.string(), " either")),
+                "A relative path starts at the folder of the run file, else at the working directory. \"trireme data "
+                "fetch\" gets the data of the examples.");
+    }
+    return beside;
+  }
+
+  fs::path one(const Values& values, const std::string& key) const {
+    const JsonNode* node = values.find(key);
+    return node == nullptr ? fs::path() : find(*node, node->as_string());
+  }
+
+  std::vector<fs::path> all(const Values& values, const std::string& key) const {
+    std::vector<fs::path> out;
+    for (const std::string& text : values.get(key, std::vector<std::string>())) {
+      out.push_back(find(*values.find(key), text));
+    }
+    return out;
+  }
+
+ private:
+  fs::path folder_;
+  bool must_exist_;
+};
+
+std::string type_of(const JsonNode& root, const char* section) {
+  return root.find(section)->find("type")->as_string();
+}
+
+ModelConfig read_model(const JsonNode& root, const Paths& paths) {
+  ModelConfig out;
+  const std::string type = type_of(root, "model");
+  const Values values = Values(&root, "").section("model", type);
+  if (type == "cnn") {
+    out.kind = ModelConfig::Kind::cnn;
+    models::CnnOptions& cnn = out.cnn;
+    cnn.channels = values.get("channels", cnn.channels);
+    cnn.side = values.get("side", cnn.side);
+    cnn.classes = values.get("classes", cnn.classes);
+    cnn.width = values.get("width", cnn.width);
+    cnn.dropout = values.get("dropout", cnn.dropout);
+    cnn.init_from = paths.one(values, "init_from");
+    return out;
+  }
+  models::GptOptions& gpt = out.gpt;
+  gpt.layers = values.get("layers", gpt.layers);
+  gpt.hidden = values.get("hidden", gpt.hidden);
+  gpt.heads = values.get("heads", gpt.heads);
+  gpt.sequence_length = values.get("sequence_length", gpt.sequence_length);
+  gpt.vocab_size = values.get<int64_t>("vocab_size", 0);
+  gpt.tie_embeddings = values.get("tie_embeddings", gpt.tie_embeddings);
+  gpt.dropout = values.get("dropout", gpt.dropout);
+  gpt.init_from = paths.one(values, "init_from");
+  return out;
+}
+
+data::DataOptions read_data(const JsonNode& root, const ModelConfig& model, const Paths& paths) {
+  data::DataOptions out;
+  const std::string type = type_of(root, "data");
+  const Values values = Values(&root, "").section("data", type);
+  out.train = paths.all(values, "train");
+  out.validation = paths.all(values, "validation");
+  out.shuffle = values.get("shuffle", out.shuffle);
+  out.prefetch = values.get("prefetch", out.prefetch);
+  if (type == "images") {
+    out.kind = data::DataOptions::Kind::images;
+    out.train_labels = paths.all(values, "train_labels");
+    out.validation_labels = paths.all(values, "validation_labels");
+    out.mean = values.get("mean", out.mean);
+    out.std = values.get("std", out.std);
+    out.classes = model.cnn.classes;
+    return out;
+  }
+  out.kind = type == "text" ? data::DataOptions::Kind::text : data::DataOptions::Kind::tokens;
+  if (type == "text") {
+    out.validation_fraction = values.get("validation_fraction", out.validation_fraction);
+  }
+  out.tokenizer = values.get<std::string>("tokenizer", type == "text" ? kBytes : "");
+  if (!out.tokenizer.empty() && out.tokenizer != kBytes) {
+    out.tokenizer = paths.one(values, "tokenizer").string();
+  }
+  out.sequence_length = values.get("sequence_length", model.gpt.sequence_length);
+  return out;
+}
+
+ParallelConfig read_parallel(const Values& values) {
+  ParallelConfig out;
+  out.pipe = values.get("pipe", out.pipe);
+  out.tensor = values.get("tensor", out.tensor);
+  const JsonNode* data = values.find("data");
+  if (data != nullptr && data->kind() != JsonNode::Kind::string) {
+    out.data = data->as_integer();
+  }
+  out.schedule = values.get("schedule", out.schedule);
+  return out;
+}
+
+TrainingConfig read_training(const Values& values) {
+  TrainingConfig out;
+  out.steps = values.get("steps", out.steps);
+  out.seed = values.get("seed", out.seed);
+  out.eval_every = values.get("eval_every", out.eval_every);
+  out.eval_batches = values.get("eval_batches", out.eval_batches);
+  out.checkpoint_every = values.get("checkpoint_every", out.checkpoint_every);
+  out.keep_checkpoints = values.get("keep_checkpoints", out.keep_checkpoints);
+  if (const Values sample = values.section("sample"); sample.present()) {
+    out.sample.emplace();
+    out.sample->prompt = sample.get("prompt", out.sample->prompt);
+    out.sample->tokens = sample.get("tokens", out.sample->tokens);
+    out.sample->temperature = sample.get("temperature", out.sample->temperature);
+    out.sample->top_k = sample.get("top_k", out.sample->top_k);
+  }
+  return out;
+}
+
+// Splits "path=value".
+std::pair<std::string, std::string> split_override(const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    throw InputError("config", concat("--set ", text, ": this is not path=value"),
+                     "Write for example --set training.steps=100.");
+  }
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+// Applies the overrides and takes the engine's file into `root`, if it has one.
+// What an override says about the inside of such a file waits until it was read.
+JsonNode apply_overrides(JsonNode& root, const Paths& paths, const std::vector<std::string>& overrides) {
+  constexpr std::string_view prefix = "engine.";
+  std::vector<std::pair<std::string, std::string>> waiting;
+  const auto engine_is_file = [&] {
+    const JsonNode* engine = root.is_object() ? root.find("engine") : nullptr;
+    return engine != nullptr && engine->kind() == JsonNode::Kind::string;
+  };
+  for (const std::string& text : overrides) {
+    const auto [path, value] = split_override(text);
+    if (path.starts_with(prefix) && engine_is_file()) {
+      waiting.emplace_back(path.substr(prefix.size()), value);
+    } else {
+      root.set(path, value);
+    }
+  }
+  if (!engine_is_file()) {
+    return JsonNode();
+  }
+  const JsonNode& name = *root.find("engine");
+  JsonNode engine = JsonNode::parse_file(paths.find(name, name.as_string()));
+  for (const auto& [path, value] : waiting) {
+    engine.set(path, value);
+  }
+  return engine;
+}
+
+RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides,
+               bool files_must_exist) {
+  RunConfig out;
+  const JsonNode separate = apply_overrides(root, Paths(folder, true), overrides);
+  check_keys(root, "", "", out.notes); // not the engine's, read_deepspeed() does that
+
+  const Paths paths(folder, files_must_exist);
+  const JsonNode& engine = separate.is_null() ? *root.find("engine") : separate;
+  const Values values(&root, "");
+  out.model = read_model(root, paths);
+  out.data = read_data(root, out.model, paths);
+  out.parallel = read_parallel(values.section("parallel"));
+  out.training = read_training(values.section("training"));
+  out.engine = read_deepspeed(engine);
+  out.notes.insert(out.notes.end(), out.engine.notes.begin(), out.engine.notes.end());
+  check_run(root, engine, out);
+
+  const int64_t seed = out.training.seed;
+  out.engine.seed = out.model.gpt.seed = out.model.cnn.seed = out.data.seed = seed;
+  out.engine.checkpoint.keep_last = out.training.keep_checkpoints;
+  out.data.drop_last = out.engine.dataloader_drop_last;
+  out.data.vocab_size = out.model.kind == ModelConfig::Kind::gpt ? out.model.gpt.vocab_size : 0;
+  out.resolved = write_out(out);
+  return out;
+}
+
+} // namespace
+
+RunConfig read_run_file(const fs::path& path, const std::vector<std::string>& overrides) {
+  return read(JsonNode::parse_file(path), fs::absolute(path).parent_path(), overrides, true);
+}
+
+RunConfig read_run(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides) {
+  return read(std::move(root), folder, overrides, false);
+}
+
+} // namespace trireme::config

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <trireme/base/json.h>
+#include <trireme/config/engine_config.h>
+#include <trireme/data/options.h>
+#include <trireme/models/options.h>
+
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::config {
+
+struct ModelConfig {
+  enum class Kind { gpt, cnn };
+  Kind kind = Kind::gpt;
+  /// Filled for the kind that was asked for; the other keeps its defaults.
+  models::GptOptions gpt;
+  models::CnnOptions cnn;
+};
+
+struct ParallelConfig {
+  int64_t pipe = 1;
+  int64_t tensor = 1;
+  /// Data-parallel replicas; absent ("auto"): whatever the number of ranks allows.
+  std::optional<int64_t> data;
+  /// Pipeline schedule: naive, gpipe, 1f1b, interleaved or zero-bubble.
+  std::string schedule = "1f1b";
+};
+
+/// A text to be written by the trained model at the end of the run.
+struct SampleConfig {
+  std::string prompt;
+  int64_t tokens = 200;
+  /// 0: always the most likely token.
+  double temperature = 0.8;
+  /// Choose among this many most likely tokens; 0: among all.
+  int64_t top_k = 0;
+};
+
+struct TrainingConfig {
+  /// Optimizer steps of the whole run.
+  int64_t steps = 0;
+  int64_t seed = 1234;
+  /// Steps between evaluations on the validation data; 0: only at the end.
+  int64_t eval_every = 0;
+  /// Micro-batches a rank reads in one evaluation; 0: all of the validation data.
+  int64_t eval_batches = 0;
+  /// Steps between checkpoints; 0: only at the end.
+  int64_t checkpoint_every = 0;
+  /// How many checkpoints stay; 0: all.
+  int64_t keep_checkpoints = 3;
+  std::optional<SampleConfig> sample;
+};
+
+/// A run file: what `trireme train RUN.json` does.
+struct RunConfig {
+  ModelConfig model;
+  data::DataOptions data;
+  ParallelConfig parallel;
+  TrainingConfig training;
+  /// With engine.optimizer always present.
+  EngineConfig engine;
+
+  /// What has no effect or deserves a second look, engine.notes included.
+  std::vector<std::string> notes;
+
+  /// A run file that says the same from any folder: overrides applied, the engine's file
+  /// inlined, paths absolute, defaults written out. Reading it again gives this RunConfig.
+  /// To be stored in the run's folder and in each checkpoint.
+  nlohmann::ordered_json resolved;
+};
+
+/// Reads a run file. `overrides` are "path=value" as after --set: the path is dotted, the
+/// value is JSON or else taken as a string; the last one wins.
+///
+/// Relative paths in the file are relative to the folder of the file they stand in; what does not
+/// exist there is looked up in the working directory.
+/// Errors: InputError naming file, line, column and key; of two values that contradict each
+/// other it names both.
+RunConfig read_run_file(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
+
+/// Reads a run file's content, with relative paths relative to `folder`; for the `resolved`
+/// configuration that comes out of a checkpoint.
+RunConfig read_run(JsonNode root, const std::filesystem::path& folder, const std::vector<std::string>& overrides = {});
+
+} // namespace trireme::config

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::data {
+
+/// A token that is found in the text before anything else is done with it, "<|endoftext|>" for example.
+struct AddedToken {
+  std::string content;
+  int32_t id = 0;
+  /// Takes the white space before it, after it, along.
+  bool lstrip = false;
+  bool rstrip = false;
+  /// Looked for after all tokens that are not normalized.
+  bool normalized = false;
+};
+
+/// A part of a text: an added token, or (no id) what lies between two of them.
+struct TextPart {
+  std::string_view text;
+  std::optional<int32_t> id;
+};
+
+/// Finds added tokens: the leftmost first, of several at one place the longest, as an Aho-Corasick
+/// automaton would. Cost: one look per byte of text, plus the tokens that begin with that byte.
+class AddedTokens {
+ public:
+  AddedTokens() = default;
+  explicit AddedTokens(std::vector<AddedToken> tokens);
+
+  /// Cuts `text` into added tokens and non-empty rest, in order.
+  std::vector<TextPart> split(std::string_view text) const;
+
+ private:
+  const AddedToken* match(std::string_view rest) const;
+
+  /// By first byte, the longest first.
+  std::array<std::vector<AddedToken>, 256> by_first_;
+  bool empty_ = true;
+};
+
+} // namespace trireme::data

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <trireme/data/batch.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace trireme::data {
+
+/// Samples by number. `get` is called from the loader's thread: const and thread-safe.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual int64_t size() const = 0;
+  /// The samples stacked in the order of `indices`. Errors: InputError naming file and
+  /// position for content that cannot be used.
+  virtual Batch get(std::span<const int64_t> indices) const = 0;
+  /// "tokens: 4.02M in 31.4k samples of 128 (austen.bin)".
+  virtual std::string describe() const = 0;
+};
+
+} // namespace trireme::data

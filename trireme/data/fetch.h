@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme::data {
+
+/// A data set that `fetch` knows.
+struct FetchableData {
+  std::string name;
+  /// The Debian (and Ubuntu) package it comes in.
+  std::string package;
+  std::string about;
+};
+
+struct FetchOptions {
+  /// Where the data set is already: the package's .deb, the folder it was unpacked to, a folder
+  /// with the files themselves, or for austen the Rdata.rdb. Empty: the installed package if there
+  /// is one, else `apt-get download` (no root, nothing gets installed).
+  std::filesystem::path from;
+  /// Compare every file with the SHA-256 known to this program.
+  bool check = true;
+  /// Installed packages are looked for below this folder.
+  std::filesystem::path installed_root = "/";
+};
+
+struct FetchedFile {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string sha256;
+};
+
+struct FetchResult {
+  std::filesystem::path folder;
+  /// Everything was there and right; nothing was done.
+  bool already_there = false;
+  /// "package r-cran-janeaustenr, downloaded" or where else the data came from.
+  std::string source;
+  std::vector<FetchedFile> files;
+};
+
+/// The data sets by name.
+std::vector<FetchableData> fetchable_data();
+
+/// Brings data set `name` into the folder `destination`/`name` and verifies it.
+///
+/// austen: the six novels of Jane Austen, one UTF-8 file each (lines end in "\n"); train.txt has
+///   the first nine tenths of every novel, validation.txt the last tenths, cut between paragraphs,
+///   so both hold the same six styles and no sentence is in both; train.bin and validation.bin are
+///   the same bytes as little-endian uint16 tokens (vocabulary 256) for the `tokens` data set.
+/// fashion-mnist: the four IDX files of Zalando's Fashion-MNIST, unpacked (28x28 uint8, 10 classes,
+///   60000 for training and 10000 for tests).
+///
+/// Files appear whole or not at all: they are made in a hidden folder beside and renamed. Files of
+/// the user in the same folder stay. SHA256SUMS in the folder is for `sha256sum --check`.
+/// Cost: 1.6 MB of download and 16 MB of disk for austen, 31 MB and 55 MB for fashion-mnist.
+/// Errors: InputError for an unknown name, a `from` that has no such data, damaged content, or content
+/// with another SHA-256; Error when the package cannot be downloaded or a file not be written.
+FetchResult fetch(const std::string& name, const std::filesystem::path& destination, const FetchOptions& options = {});
+
+} // namespace trireme::data

@@ -1,0 +1,184 @@
+#include <trireme/data/loader.h>
+
+#include <trireme/base/error.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace trireme::data {
+namespace {
+
+Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& micro_batch) {
+  Batch batch = dataset.get(micro_batch.indices);
+  const auto rows = static_cast<int64_t>(micro_batch.indices.size());
+  for (const auto* tensors : {&batch.inputs, &batch.targets}) {
+    for (const auto& tensor : *tensors) {
+      if (!tensor.defined() || tensor.dim() < 1 || tensor.size(0) != rows) {
+        throw Error("data", concat("the dataset was asked for ", rows, " samples and returned a tensor whose first dim is not ", rows),
+                    concat("Dataset: ", dataset.describe()));
+      }
+    }
+  }
+  batch.samples = micro_batch.samples;
+  return batch;
+}
+
+} // namespace
+
+/// Makes the rest of one epoch's micro-batches in a thread, at most `depth` ahead.
+class DataLoader::Prefetcher {
+ public:
+  Prefetcher(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t per_rank, int64_t depth)
+      : dataset_(std::move(dataset)), sampler_(std::move(sampler)), per_rank_(per_rank), depth_(static_cast<size_t>(depth)),
+        thread_([this] { work(); }) {}
+
+  ~Prefetcher() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  /// Called at most as often as the epoch has micro-batches left, and not after a throw.
+  Batch take() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !ready_.empty() || failure_; });
+    if (ready_.empty()) {
+      std::rethrow_exception(failure_);
+    }
+    Batch batch = std::move(ready_.front());
+    ready_.pop_front();
+    lock.unlock();
+    changed_.notify_all();
+    return batch;
+  }
+
+ private:
+  void work() {
+    try {
+      while (const auto micro_batch = sampler_.next(per_rank_)) {
+        {
+          std::unique_lock lock(mutex_);
+          changed_.wait(lock, [this] { return stopping_ || ready_.size() < depth_; });
+          if (stopping_) {
+            return;
+          }
+        }
+        Batch batch = make_batch(*dataset_, *micro_batch);
+        {
+          const std::lock_guard lock(mutex_);
+          ready_.push_back(std::move(batch));
+        }
+        changed_.notify_all();
+      }
+    } catch (...) {
+      {
+        const std::lock_guard lock(mutex_);
+        failure_ = std::current_exception();
+      }
+      changed_.notify_all();
+    }
+  }
+
+  std::shared_ptr<const Dataset> dataset_;
+  DistributedSampler sampler_;
+  int64_t per_rank_;
+  size_t depth_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Batch> ready_;
+  std::exception_ptr failure_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch)
+    : dataset_(std::move(dataset)), sampler_(std::move(sampler)), micro_batch_size_(micro_batch_size), prefetch_(prefetch) {
+  if (dataset_ == nullptr) {
+    throw InputError("data", "a loader needs a dataset, got none");
+  }
+  if (prefetch < 0) {
+    throw InputError("data", concat("prefetch must be 0 or more micro-batches, got ", prefetch));
+  }
+  if (sampler_.size() != dataset_->size()) {
+    throw InputError("data", concat("the sampler counts ", sampler_.size(), " samples, the dataset ", dataset_->size()),
+                     "Make the sampler with the dataset's size().");
+  }
+  sampler_.micro_batches_per_epoch(micro_batch_size); // refuses a bad size now
+}
+
+DataLoader::~DataLoader() = default;
+DataLoader::DataLoader(DataLoader&&) noexcept = default;
+DataLoader& DataLoader::operator=(DataLoader&&) noexcept = default;
+
+std::optional<Batch> DataLoader::next() {
+  if (batches_left() == 0) {
+    prefetcher_.reset();
+    return std::nullopt;
+  }
+  if (prefetch_ == 0) {
+    DistributedSampler ahead = sampler_;
+    Batch batch = make_batch(*dataset_, *ahead.next(micro_batch_size_));
+    sampler_ = std::move(ahead);
+    return batch;
+  }
+  if (prefetcher_ == nullptr) {
+    prefetcher_ = std::make_unique<Prefetcher>(dataset_, sampler_, micro_batch_size_, prefetch_);
+  }
+  try {
+    Batch batch = prefetcher_->take();
+    sampler_.skip(micro_batch_size_);
+    return batch;
+  } catch (...) {
+    prefetcher_.reset();
+    throw;
+  }
+}
+
+void DataLoader::start_epoch(int64_t epoch) {
+  prefetcher_.reset();
+  sampler_.start_epoch(epoch);
+}
+
+int64_t DataLoader::batches_per_epoch() const {
+  return sampler_.micro_batches_per_epoch(micro_batch_size_);
+}
+
+int64_t DataLoader::batches_left() const {
+  return sampler_.micro_batches_left(micro_batch_size_);
+}
+
+nlohmann::json DataLoader::state() const {
+  return sampler_.state();
+}
+
+void DataLoader::load_state(const nlohmann::json& state) {
+  sampler_.load_state(state);
+  prefetcher_.reset();
+}
+
+RepeatingLoader::RepeatingLoader(DataLoader loader) : loader_(std::move(loader)) {
+  if (loader_.batches_per_epoch() == 0) {
+    const auto replicas = loader_.sampler().options().replicas;
+    throw InputError("data", concat(loader_.dataset().size(), " samples are fewer than one micro-batch of all ranks: ",
+                                    loader_.micro_batch_size(), " * ", replicas, " = ", loader_.micro_batch_size() * replicas),
+                     "Use a smaller micro-batch, more data, or drop_last: false.");
+  }
+}
+
+Batch RepeatingLoader::next() {
+  while (true) {
+    if (auto batch = loader_.next()) {
+      return *std::move(batch);
+    }
+    loader_.start_epoch(loader_.epoch() + 1);
+  }
+}
+
+} // namespace trireme::data

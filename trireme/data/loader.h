@@ -1,0 +1,95 @@
+#pragma once
+
+#include <trireme/base/stateful.h>
+#include <trireme/data/dataset.h>
+#include <trireme/data/sampler.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace trireme::data {
+
+/// Hands out this rank's micro-batches of one epoch after the other, made ahead by a thread.
+///
+///   while (auto batch = loader.next()) { ... }
+///   loader.start_epoch(loader.epoch() + 1);
+///
+/// The state is the position of what was handed out; what the thread has ready beyond that does not
+/// count and is made again after `load_state`. A failure of the dataset surfaces in the `next`
+/// that would have returned its batch; the position stays before that batch and a further `next` tries again.
+///
+/// Not for use by several threads at once. The destructor waits for at most one Dataset::get.
+class DataLoader : public Stateful {
+ public:
+  /// `prefetch` micro-batches are made ahead; 0: `next` makes each when asked, without a thread.
+  /// Errors: InputError for a micro-batch size below 1, a negative prefetch, or a sampler of another size.
+  DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch = 2);
+  ~DataLoader() override;
+  DataLoader(DataLoader&&) noexcept;
+  DataLoader& operator=(DataLoader&&) noexcept;
+
+  /// The next micro-batch; nullopt at the epoch's end, and again until `start_epoch`.
+  /// Always micro_batch_size rows, of which the first `Batch::samples` are real (0 is possible):
+  /// an evaluation uses `narrow(0, 0, samples)` and weighs by it.
+  std::optional<Batch> next();
+  /// Goes to the start of an epoch, also in the middle of another.
+  void start_epoch(int64_t epoch);
+
+  int64_t batches_per_epoch() const;
+  int64_t batches_left() const;
+  int64_t epoch() const {
+    return sampler_.epoch();
+  }
+  int64_t micro_batch_size() const {
+    return micro_batch_size_;
+  }
+  const Dataset& dataset() const {
+    return *dataset_;
+  }
+  const DistributedSampler& sampler() const {
+    return sampler_;
+  }
+
+  nlohmann::json state() const override;
+  void load_state(const nlohmann::json& state) override;
+
+ private:
+  class Prefetcher;
+
+  std::shared_ptr<const Dataset> dataset_;
+  DistributedSampler sampler_;
+  int64_t micro_batch_size_;
+  int64_t prefetch_;
+  std::unique_ptr<Prefetcher> prefetcher_;
+};
+
+/// A loader that never ends: after an epoch comes the next, with its own order.
+class RepeatingLoader : public Stateful {
+ public:
+  /// Errors: InputError when an epoch of `loader` has no micro-batch at all.
+  explicit RepeatingLoader(DataLoader loader);
+
+  Batch next();
+  DataLoader& loader() {
+    return loader_;
+  }
+  const DataLoader& loader() const {
+    return loader_;
+  }
+  int64_t epoch() const {
+    return loader_.epoch();
+  }
+
+  nlohmann::json state() const override {
+    return loader_.state();
+  }
+  void load_state(const nlohmann::json& state) override {
+    loader_.load_state(state);
+  }
+
+ private:
+  DataLoader loader_;
+};
+
+} // namespace trireme::data

@@ -1,0 +1,110 @@
+#include <trireme/data/make_dataset.h>
+
+#include <trireme/base/error.h>
+#include <trireme/data/idx_images.h>
+#include <trireme/data/text.h>
+#include <trireme/data/tokens.h>
+
+#include <string>
+#include <utility>
+
+namespace trireme::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string source_name(const std::vector<fs::path>& files) {
+  return files.size() == 1 ? files[0].string() : concat(files[0].string(), " and ", files.size() - 1, " more");
+}
+
+Datasets open_tokens(const DataOptions& options) {
+  Datasets result;
+  result.train = std::make_shared<TokensDataset>(options.train, options.sequence_length, options.vocab_size);
+  if (!options.validation.empty()) {
+    result.validation = std::make_shared<TokensDataset>(options.validation, options.sequence_length, options.vocab_size);
+  }
+  return result;
+}
+
+Datasets open_text(const DataOptions& options) {
+  Datasets result;
+  std::string text = read_texts(options.train);
+  std::string held_out;
+  std::string held_out_name;
+  if (!options.validation.empty()) {
+    held_out = read_texts(options.validation);
+    held_out_name = source_name(options.validation);
+  } else {
+    const size_t start = validation_start(text, options.validation_fraction);
+    held_out = text.substr(start);
+    held_out_name = concat("the validation part (validation_fraction ", options.validation_fraction, ") of ", source_name(options.train));
+    text.resize(start);
+  }
+  result.tokenizer = make_tokenizer(options.tokenizer);
+  const Tokenizer& tokenizer = *result.tokenizer;
+  if (options.vocab_size > 0 && tokenizer.vocab_size() > options.vocab_size) {
+    throw InputError("data", concat("the tokenizer ", tokenizer.describe(), " has ", tokenizer.vocab_size(), " tokens, the model's vocab_size is ",
+                                    options.vocab_size),
+                     concat("Set the model's vocab_size to ", tokenizer.vocab_size(), " or more."));
+  }
+  const auto train = std::make_shared<TextDataset>(text, tokenizer, options.sequence_length, source_name(options.train));
+  auto scored = train;
+  if (!held_out.empty()) {
+    scored = std::make_shared<TextDataset>(held_out, tokenizer, options.sequence_length, held_out_name);
+    result.validation = scored;
+  }
+  result.train = train;
+  result.bytes_per_token = scored->bytes_per_token();
+  result.unigram_entropy_per_byte = scored->unigram_entropy_per_byte(*train);
+  return result;
+}
+
+Datasets open_images(const DataOptions& options) {
+  const auto open = [&](const std::vector<fs::path>& images, const std::vector<fs::path>& labels) {
+    return std::make_shared<IdxImages>(IdxImages::Options{images, labels, options.mean, options.std, options.classes});
+  };
+  Datasets result;
+  result.train = open(options.train, options.train_labels);
+  if (!options.validation.empty() || !options.validation_labels.empty()) {
+    result.validation = open(options.validation, options.validation_labels);
+  }
+  return result;
+}
+
+} // namespace
+
+Datasets make_datasets(const DataOptions& options) {
+  if (options.train.empty()) {
+    throw InputError("data", "no train files are named", "Set data.train in the run file.");
+  }
+  switch (options.kind) {
+    case DataOptions::Kind::tokens:
+      return open_tokens(options);
+    case DataOptions::Kind::text:
+      return open_text(options);
+    case DataOptions::Kind::images:
+      return open_images(options);
+  }
+  throw Error("data", "unknown kind of data");
+}
+
+std::shared_ptr<const Dataset> make_dataset(const DataOptions& options, Split split) {
+  Datasets datasets = make_datasets(options);
+  return split == Split::train ? std::move(datasets.train) : std::move(datasets.validation);
+}
+
+DataLoader make_loader(std::shared_ptr<const Dataset> dataset, const DataOptions& options, Split split, int64_t micro_batch_size,
+                       int64_t rank, int64_t replicas) {
+  if (dataset == nullptr) {
+    throw InputError("data", "there is no validation data to read", "Set data.validation, or for text data.validation_fraction.");
+  }
+  SamplerOptions order{.shuffle = false, .drop_last = false, .seed = options.seed, .rank = rank, .replicas = replicas};
+  if (split == Split::train) {
+    order.shuffle = options.shuffle;
+    order.drop_last = options.drop_last;
+  }
+  const int64_t size = dataset->size();
+  return DataLoader(std::move(dataset), DistributedSampler(size, order), micro_batch_size, options.prefetch);
+}
+
+} // namespace trireme::data

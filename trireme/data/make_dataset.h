@@ -1,0 +1,43 @@
+#pragma once
+
+#include <trireme/data/dataset.h>
+#include <trireme/data/loader.h>
+#include <trireme/data/options.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace trireme::data {
+
+class Tokenizer;
+
+enum class Split { train, validation };
+
+/// What a run reads, with what is needed to express its losses in nats a byte.
+struct Datasets {
+  std::shared_ptr<const Dataset> train;
+  /// Null when the options name no validation data.
+  std::shared_ptr<const Dataset> validation;
+  /// Text only: what turned the text into tokens.
+  std::shared_ptr<const Tokenizer> tokenizer;
+  /// Text only: bytes a token of the validation text, else of the train text; a loss in nats a token
+  /// divided by it is in nats a byte.
+  std::optional<double> bytes_per_token;
+  /// Text only: what guessing each validation (else train) byte by its frequency in the train text costs, in nats.
+  std::optional<double> unigram_entropy_per_byte;
+};
+
+/// Opens the files of both splits; text is read and tokenized once.
+/// Errors: InputError naming the file or option.
+Datasets make_datasets(const DataOptions& options);
+
+/// Opens one split's files; null for validation data that the options do not name.
+std::shared_ptr<const Dataset> make_dataset(const DataOptions& options, Split split);
+
+/// Makes the loader of a split for one of `replicas` ranks: the train split as the options say, the
+/// validation split in order, to its end, the last micro-batch filled up.
+DataLoader make_loader(std::shared_ptr<const Dataset> dataset, const DataOptions& options, Split split, int64_t micro_batch_size,
+                       int64_t rank = 0, int64_t replicas = 1);
+
+} // namespace trireme::data

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <trireme/data/dataset.h>
+#include <trireme/data/tokenizer.h>
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::data {
+
+/// Text as tokens in memory (2 bytes each while they fit, else 4), cut into samples as TokensDataset does.
+/// Errors: InputError when it gives fewer than sequence_length + 1 tokens.
+class TextDataset : public Dataset {
+ public:
+  /// `source` names the text in messages.
+  TextDataset(std::string_view text, const Tokenizer& tokenizer, int64_t sequence_length, std::string source);
+
+  int64_t size() const override {
+    return size_;
+  }
+  Batch get(std::span<const int64_t> indices) const override;
+  std::string describe() const override;
+
+  int64_t num_tokens() const;
+  int64_t num_bytes() const {
+    return num_bytes_;
+  }
+  /// Divides a loss in nats a token to give nats a byte.
+  double bytes_per_token() const;
+  /// Scores every byte of this text by its frequency in `train`, in nats a byte: what a model that
+  /// knows nothing but how often each byte occurs would reach (the cross entropy; for the same
+  /// text its entropy). Each of the 256 counts is one more than found, so an unseen byte costs much
+  /// but not infinity.
+  double unigram_entropy_per_byte(const TextDataset& train) const;
+
+ private:
+  template <typename Token>
+  void read(const std::vector<Token>& tokens, int64_t start, std::span<int64_t> out) const;
+
+  std::string source_;
+  int64_t sequence_length_;
+  int64_t num_bytes_;
+  int64_t size_ = 0;
+  std::array<int64_t, 256> byte_counts_{};
+  std::vector<uint16_t> narrow_;
+  std::vector<int32_t> wide_;
+};
+
+/// Reads text files one after the other. Errors: InputError for a missing or empty one.
+std::string read_texts(const std::vector<std::filesystem::path>& files);
+
+/// Finds the byte where the validation text, the last `fraction` of `text`, begins; never inside a UTF-8 character.
+size_t validation_start(std::string_view text, double fraction);
+
+} // namespace trireme::data

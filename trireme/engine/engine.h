@@ -1,0 +1,110 @@
+#pragma once
+
+#include <trireme/comm/group.h>
+#include <trireme/config/engine_config.h>
+#include <trireme/data/batch.h>
+#include <trireme/data/loader.h>
+
+#include <ATen/core/Tensor.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace trireme::engine {
+
+/// Forward pass and loss of one micro-batch: a 0-dim tensor, the mean over its samples.
+using LossFunction = std::function<at::Tensor(const data::Batch&)>;
+
+/// Where the time of the last step went, in seconds.
+struct StepTimes {
+  double forward = 0;
+  double backward = 0;
+  /// Communication that backward did not hide.
+  double exposed_communication = 0;
+  double optimizer = 0;
+  double total = 0;
+};
+
+/// Trains one model on the ranks of one group: what initialize() returns.
+///
+/// Either train_batch(), or forward(), backward() and step() once for each micro-batch:
+/// both are the same computation, bit for bit. A step happens at the accumulation
+/// boundary: every gradient_accumulation_steps() micro-batches.
+///
+/// A step whose loss (or gradient norm, when clipping) is not finite on any rank is
+/// skipped on all ranks: weights, states and learning rate stay; skipped_steps() counts.
+/// Meanings are DeepSpeed's: the loss is divided by the accumulation steps, "Adam" is
+/// AdamW, gradient_clipping is 1.0 unless said otherwise.
+class Engine {
+ public:
+  class Impl; // what it is made of: engine_impl.h, for this folder only
+  explicit Engine(std::unique_ptr<Impl> impl);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// One optimizer step on gradient_accumulation_steps() micro-batches from the loader
+  /// (or from `next`). Returns the mean loss over micro-batches and data ranks, the same
+  /// on every rank.
+  at::Tensor train_batch();
+  at::Tensor train_batch(const std::function<data::Batch()>& next);
+
+  /// The micro-batch's loss, in training mode, with its graph.
+  at::Tensor forward(const data::Batch& batch);
+  void backward(const at::Tensor& loss);
+  /// Acts at the boundary only, and counts the micro-batch.
+  void step();
+
+  /// Mean loss of `batch` over its real samples and all ranks, in evaluation mode,
+  /// without gradients. Collective.
+  at::Tensor eval_batch(const data::Batch& batch);
+  /// Mean loss over all samples that `loader` yields on all ranks, at most `max_batches`
+  /// a rank (0: all). Collective; ranks may have different numbers of samples.
+  double evaluate(data::DataLoader& loader, int64_t max_batches = 0);
+
+  int64_t train_batch_size() const;
+  int64_t train_micro_batch_size_per_gpu() const;
+  int64_t gradient_accumulation_steps() const;
+  bool is_gradient_accumulation_boundary() const;
+
+  int64_t global_steps() const;
+  int64_t skipped_steps() const;
+  int64_t global_samples() const;
+  /// Learning rate of the last step.
+  double get_lr() const;
+  /// Gradient norm before clipping of the last step; absent when clipping is off and
+  /// want_grad_norm() was not asked for.
+  std::optional<double> get_global_grad_norm() const;
+  /// Computes the norm also without clipping: one more read of the gradients a step.
+  void want_grad_norm(bool on);
+  const StepTimes& times() const;
+  /// Mean loss of the last step, the same on every rank.
+  double loss() const;
+
+  const comm::Group& group() const;
+  torch::nn::Module& module();
+
+  /// Saves weights, optimizer, schedule, data position and random state as
+  /// `folder`/`tag` (default global_step<N>). Collective. Errors: Error, the same on every
+  /// rank; training may go on after it and earlier checkpoints are whole.
+  void save_checkpoint(const std::filesystem::path& folder, const std::string& tag = "", const nlohmann::json& client_state = nlohmann::json::object(),
+                       int64_t keep_last = 0);
+  /// Continues from `folder` (its newest whole checkpoint) or from one checkpoint.
+  /// Returns the client state, or nullopt when nothing was saved there yet. Collective.
+  /// With the same number of ranks the run goes on bit for bit as if never interrupted.
+  std::optional<nlohmann::json> load_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+} // namespace trireme::engine

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <trireme/config/batch_size.h>
+#include <trireme/engine/engine.h>
+#include <trireme/optim/flat_optimizer.h>
+#include <trireme/optim/schedule.h>
+#include <trireme/parallel/data/reducer.h>
+#include <trireme/parallel/data/replicas.h>
+
+#include <chrono>
+
+namespace trireme::engine {
+
+using Clock = std::chrono::steady_clock;
+
+/// The parts an engine is made of and where it is; private to this folder.
+class Engine::Impl {
+ public:
+  // What the engine is made of, by initialize().
+  std::shared_ptr<torch::nn::Module> model;
+  LossFunction loss_function;
+  comm::Group group; // the data axis
+  config::BatchTriple batch;
+  double clipping = 0;
+  parallel::FlatBuffers buffers;
+  std::unique_ptr<parallel::Reducer> reducer;
+  std::shared_ptr<optim::FlatOptimizer> optimizer;
+  std::shared_ptr<optim::Schedule> schedule;
+  std::shared_ptr<data::RepeatingLoader> loader;
+  nlohmann::ordered_json config;
+
+  // Where it is.
+  int64_t micro_steps = 0;
+  int64_t global_steps = 0;
+  int64_t skipped_steps = 0;
+  int64_t skips_in_a_row = 0;
+  int64_t global_samples = 0;
+  double loss_sum = 0; // of this step's micro-batches, over the accumulation steps
+  double mean_loss = 0;
+  double lr = 0;
+  std::optional<double> grad_norm;
+  bool norm_wanted = false;
+
+  StepTimes times;
+  StepTimes running;
+  Clock::time_point step_start;
+  double exposed_before = 0;
+
+  struct LossSum {
+    double loss = 0;
+    double samples = 0;
+  };
+
+  bool at_boundary() const;
+  at::Tensor forward(const data::Batch& micro_batch);
+  void backward(const at::Tensor& loss);
+  void step();
+  LossSum evaluate(const data::Batch& micro_batch);
+  double mean_over_ranks(const LossSum& sum) const;
+
+ private:
+  void update();
+  void skip();
+  void read_loss();
+};
+
+} // namespace trireme::engine

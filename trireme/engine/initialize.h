@@ -1,0 +1,45 @@
+#pragma once
+
+#include <trireme/comm/world.h>
+#include <trireme/config/engine_config.h>
+#include <trireme/data/dataset.h>
+#include <trireme/data/loader.h>
+#include <trireme/engine/engine.h>
+#include <trireme/optim/flat_optimizer.h>
+#include <trireme/optim/schedule.h>
+
+#include <filesystem>
+#include <memory>
+
+namespace trireme::engine {
+
+/// What initialize() needs; only `model`, `loss` and `config` are required.
+struct InitializeOptions {
+  std::shared_ptr<torch::nn::Module> model;
+  LossFunction loss;
+  config::EngineConfig config;
+  /// Given: initialize() builds the distributed loader and train_batch() reads from it.
+  std::shared_ptr<const data::Dataset> training_data;
+  bool shuffle = true;
+  /// Kept in every checkpoint; default: the engine's own JSON. A run keeps its whole run file here.
+  std::optional<nlohmann::ordered_json> stored_config;
+};
+
+/// An engine and what it is made of; usable with structured bindings:
+///   auto [engine, optimizer, loader, lr_scheduler] = trireme::initialize(world, {...});
+struct Initialized {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<optim::FlatOptimizer> optimizer;
+  /// nullptr without training_data.
+  std::shared_ptr<data::RepeatingLoader> loader;
+  std::shared_ptr<optim::Schedule> lr_scheduler;
+};
+
+/// Composes mesh, flat buffers, reducer, optimizer, schedule and loader as `config` says.
+/// Collective. Errors: InputError for a configuration that does not fit the number of ranks.
+Initialized initialize(comm::World& world, const InitializeOptions& options);
+
+/// Reads a DeepSpeed JSON file.
+config::EngineConfig read_config(const std::filesystem::path& file);
+
+} // namespace trireme::engine

@@ -1,0 +1,179 @@
+#include <trireme/engine/training_state.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/log.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <mutex>
+#include <set>
+
+namespace trireme::engine {
+namespace {
+
+std::string rng_name(int rank) {
+  return concat("rng/cpu/", rank);
+}
+
+at::Tensor get_rng_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_rng_state(const at::Tensor& state) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+// Hands whole tensors to ranks so that each writes about the same number of bytes.
+class Balance {
+ public:
+  explicit Balance(int ranks) : bytes_(ranks, 0) {}
+  int next(const at::Tensor& tensor) {
+    const auto least = std::min_element(bytes_.begin(), bytes_.end());
+    *least += static_cast<int64_t>(tensor.nbytes());
+    return static_cast<int>(least - bytes_.begin());
+  }
+
+ private:
+  std::vector<int64_t> bytes_;
+};
+
+std::vector<std::vector<int64_t>> orders_of(const parallel::FlatBuffers& buffers) {
+  std::vector<std::vector<int64_t>> orders;
+  for (const auto& buffer : buffers) {
+    orders.push_back(buffer->layout().order());
+  }
+  return orders;
+}
+
+} // namespace
+
+std::vector<checkpoint::TensorShard> TrainingState::shards() {
+  const int rank = engine_.group.rank();
+  std::vector<checkpoint::TensorShard> mine;
+  Balance balance(engine_.group.size());
+  std::set<const void*> seen; // a tied weight is saved once, under its first name
+  const auto add_whole = [&](const std::string& name, const char* kind, const at::Tensor& tensor) {
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second && balance.next(tensor) == rank) {
+      mine.push_back({name, kind, tensor.sizes().vec(), 0, tensor.detach(), {}, {}});
+    }
+  };
+  for (const auto& item : engine_.model->named_parameters()) {
+    add_whole(item.key(), "parameter", item.value());
+  }
+  for (const auto& item : engine_.model->named_buffers()) {
+    add_whole(item.key(), "buffer", item.value());
+  }
+  // Replicas hold the same states; each tensor's are written by one of them.
+  std::map<std::string, int> writer;
+  engine_.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+    const std::string name = concat(state, '/', tensor.name);
+    if (writer.try_emplace(name, balance.next(values)).first->second == rank) {
+      mine.push_back({name, "optimizer", tensor.sizes, begin, values, {}, {}});
+    }
+  });
+  const at::Tensor rng = get_rng_state();
+  mine.push_back({rng_name(rank), "rng", rng.sizes().vec(), 0, rng, {}, {}});
+  return mine;
+}
+
+nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
+  nlohmann::json state = {
+      {"global_steps", engine_.global_steps},
+      {"skipped_steps", engine_.skipped_steps},
+      {"global_samples", engine_.global_samples},
+      {"optimizer", {{"name", engine_.optimizer->rule().name()}, {"steps", engine_.optimizer->steps()}}},
+      {"schedule", engine_.schedule->state()},
+      {"client", client_state},
+  };
+  if (engine_.reducer->order_is_learned()) {
+    state["gradient_order"] = orders_of(engine_.buffers);
+  }
+  if (engine_.loader) {
+    state["loader"] = engine_.loader->state();
+  }
+  return state;
+}
+
+void TrainingState::save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state,
+                         const checkpoint::SaveOptions& options) {
+  if (engine_.micro_steps % engine_.batch.accumulation != 0) {
+    throw InputError("engine",
+                     concat("save_checkpoint() in the middle of a step: ", engine_.micro_steps % engine_.batch.accumulation, " of ",
+                            engine_.batch.accumulation, " micro-batches are done"),
+                     "Save after the step at the accumulation boundary.");
+  }
+  checkpoint::save(folder, tag, engine_.group, shards(), state(client_state), nlohmann::json::object(), options, engine_.config);
+}
+
+void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
+  const torch::NoGradGuard no_grad;
+  std::set<const void*> seen;
+  const auto read = [&](const std::string& name, const at::Tensor& tensor) {
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      return;
+    }
+    if (saved.entry(name).shape != tensor.sizes().vec()) {
+      throw InputError("checkpoint",
+                       concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(saved.entry(name).shape), ", the model needs ", tensor.sizes()),
+                       "Use the model configuration that the checkpoint was made with.");
+    }
+    if (tensor.is_contiguous()) {
+      saved.read_into(name, 0, tensor.detach());
+    } else {
+      tensor.detach().copy_(saved.read(name));
+    }
+  };
+  for (const auto& item : engine_.model->named_parameters()) {
+    read(item.key(), item.value());
+  }
+  for (const auto& item : engine_.model->named_buffers()) {
+    read(item.key(), item.value());
+  }
+  engine_.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+    saved.read_into(concat(state, '/', tensor.name), begin, values);
+  });
+}
+
+nlohmann::json TrainingState::load(const std::filesystem::path& folder, const std::string& tag) {
+  const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.group);
+  const nlohmann::json& state = saved.state();
+  if (state.at("optimizer").at("name") != engine_.optimizer->rule().name()) {
+    throw InputError("checkpoint",
+                     concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"], ", this run uses \"", engine_.optimizer->rule().name(), '"'),
+                     "Set engine.optimizer.type to the same, or start from the weights alone with model.init_from.");
+  }
+  if (state.contains("gradient_order")) {
+    const auto orders = state["gradient_order"].get<std::vector<std::vector<int64_t>>>();
+    if (orders.size() == engine_.buffers.size() && orders.front().size() == static_cast<size_t>(engine_.buffers.front()->count())) {
+      engine_.reducer->adopt_order(orders);
+    }
+  }
+  load_tensors(saved);
+  engine_.global_steps = state.at("global_steps");
+  engine_.skipped_steps = state.at("skipped_steps");
+  engine_.global_samples = state.at("global_samples");
+  engine_.micro_steps = engine_.global_steps * engine_.batch.accumulation;
+  engine_.optimizer->set_steps(state["optimizer"].at("steps"));
+  engine_.schedule->load_state(state.at("schedule"));
+  if (engine_.loader && state.contains("loader")) {
+    engine_.loader->load_state(state["loader"]);
+  }
+  const int rank = engine_.group.rank();
+  if (saved.world_size() == engine_.group.size()) {
+    set_rng_state(saved.read(rng_name(rank)));
+  } else {
+    // Another number of ranks has no states to continue; start new, reproducible streams.
+    torch::manual_seed(engine_.global_steps * 1000003 + rank);
+    log::info("the checkpoint is from ", saved.world_size(), " ranks, this run has ", engine_.group.size(), "; random states start anew");
+  }
+  log::info("continuing from ", saved.folder().string(), " at step ", engine_.global_steps);
+  return state.value("client", nlohmann::json::object());
+}
+
+} // namespace trireme::engine

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <trireme/checkpoint/checkpoint.h>
+#include <trireme/engine/engine_impl.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme::engine {
+
+/// Everything of an engine that a checkpoint holds: which rank saves which part, and
+/// how it is put back.
+///
+/// Tensor names: parameters and buffers as the module names them; "<state>/<parameter>" for the
+/// optimizer ("exp_avg/fc1.weight"); "rng/cpu/<rank>".
+/// Source: the layout-free index follows the idea of PyTorch's distributed checkpoint.
+class TrainingState {
+ public:
+  explicit TrainingState(Engine::Impl& engine) : engine_(engine) {}
+
+  void save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, const checkpoint::SaveOptions& options);
+  /// Returns the client state.
+  nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
+
+ private:
+  std::vector<checkpoint::TensorShard> shards();
+  nlohmann::json state(const nlohmann::json& client_state) const;
+  void load_tensors(const checkpoint::Checkpoint& saved);
+
+  Engine::Impl& engine_;
+};
+
+} // namespace trireme::engine

@@ -1,0 +1,32 @@
+#include <trireme/generate/load.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/json.h>
+#include <trireme/checkpoint/checkpoint.h>
+
+#include <torch/torch.h>
+
+namespace trireme::generate {
+
+TrainedGpt load(const std::filesystem::path& path) {
+  const std::filesystem::path below = path / "checkpoints";
+  const auto saved = checkpoint::Checkpoint::open(std::filesystem::is_directory(below) ? below : path);
+  const std::string where = (saved.folder() / "manifest.json").string();
+  TrainedGpt trained;
+  trained.run = config::read_run(JsonNode::parse(saved.config().dump(), where), saved.folder());
+  if (trained.run.model.kind != config::ModelConfig::Kind::gpt) {
+    throw InputError("generate", concat(saved.folder().string(), " holds a model that does not write text"), "Only \"gpt\" does.");
+  }
+  trained.run.model.gpt.init_from.clear();
+  trained.model = models::Gpt(trained.run.model.gpt);
+  for (const auto& item : trained.model->named_parameters()) {
+    saved.read_into(item.key(), 0, item.value().detach());
+  }
+  if (trained.run.data.kind == data::DataOptions::Kind::text) {
+    trained.tokenizer = data::make_tokenizer(trained.run.data.tokenizer);
+  }
+  trained.step = saved.step();
+  return trained;
+}
+
+} // namespace trireme::generate

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <trireme/config/run_file.h>
+#include <trireme/data/tokenizer.h>
+#include <trireme/models/gpt.h>
+
+#include <filesystem>
+#include <memory>
+
+namespace trireme::generate {
+
+/// A trained GPT, ready to write.
+struct TrainedGpt {
+  models::Gpt model{nullptr};
+  /// nullptr for a run on raw tokens.
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  config::RunConfig run;
+  int64_t step = 0;
+};
+
+/// Reads a run folder, its checkpoints folder, or one checkpoint: the newest whole one.
+/// Errors: InputError when there is none, or its model is not a GPT.
+TrainedGpt load(const std::filesystem::path& path);
+
+} // namespace trireme::generate

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <utility>
+
+namespace trireme::launch {
+
+/// Owns one file descriptor.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor() {
+    close();
+  }
+  int get() const {
+    return fd_;
+  }
+  explicit operator bool() const {
+    return fd_ >= 0;
+  }
+  void close();
+
+ private:
+  int fd_ = -1;
+};
+
+struct Pipe {
+  Descriptor read;
+  Descriptor write;
+};
+
+/// Makes a pipe that no program started later inherits. Throws Error when the system has no descriptors left.
+Pipe make_pipe();
+
+/// /dev/null for reading.
+Descriptor open_null();
+
+/// Reads of `fd` no longer wait. Only for ends that nobody else shares.
+void set_nonblocking(int fd);
+
+/// Between fork and exec: every descriptor from `first` on goes away with the exec. Allocates nothing.
+void close_on_exec_from(int first);
+
+/// In a forked process: closes every descriptor but `kept`. Allocates nothing.
+void close_all_but(int kept);
+
+/// Opens /dev/null for each of 0, 1 and 2 that is closed, so that no pipe of ours ever gets these numbers.
+void fill_standard_descriptors();
+
+/// A listening TCP socket on 127.0.0.1 with a free port that stays ours: nobody can take it between choosing and using it.
+struct MeetingPoint {
+  Descriptor socket;
+  int port = 0;
+};
+MeetingPoint open_meeting_point(int ranks);
+
+} // namespace trireme::launch

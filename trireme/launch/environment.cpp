@@ -1,0 +1,103 @@
+#include <trireme/launch/environment.h>
+
+#include <sched.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <map>
+
+namespace trireme::launch {
+namespace {
+
+// Said by a launcher around this one about its own processes; wrong for ours.
+constexpr const char* kForeign[] = {"TRIREME_LISTEN_FD", "TRIREME_LIFELINE_FD", "TRIREME_RESTART",
+                                    "TORCHELASTIC_USE_AGENT_STORE"};
+
+} // namespace
+
+std::vector<std::string> rank_environment(const RankPlace& place, const std::vector<std::string>& inherited,
+                                          const Variables& extra) {
+  std::map<std::string, std::string> all;
+  for (const std::string& entry : inherited) {
+    const size_t equals = entry.find('=', 1);  // from 1: a shell may pass odd names that start with '='
+    if (equals != std::string::npos) {
+      all.insert_or_assign(entry.substr(0, equals), entry.substr(equals + 1));
+    }
+  }
+  for (const char* name : kForeign) {
+    all.erase(name);
+  }
+  for (const auto& [name, value] : extra) {
+    all[name] = value;
+  }
+  const std::string threads = std::to_string(std::max(1, place.usable_cores / std::max(1, place.ranks)));
+  if (std::string& omp = all["OMP_NUM_THREADS"]; omp.empty()) {
+    omp = threads;
+  }
+  const auto set = [&](const char* name, auto value) {
+    if constexpr (std::is_arithmetic_v<decltype(value)>) {
+      all[name] = std::to_string(value);
+    } else {
+      all[name] = value;
+    }
+  };
+  set("RANK", place.rank);
+  set("LOCAL_RANK", place.rank);
+  set("WORLD_SIZE", place.ranks);
+  set("LOCAL_WORLD_SIZE", place.ranks);
+  set("GROUP_RANK", 0);
+  set("MASTER_ADDR", "127.0.0.1");
+  set("MASTER_PORT", place.port);
+  set("TORCHELASTIC_RESTART_COUNT", place.restarts);
+  set("TORCHELASTIC_MAX_RESTARTS", place.max_restarts);
+  set("TORCHELASTIC_RUN_ID", place.run_id);
+  set("TRIREME_RUN_ID", place.run_id);
+  set("TRIREME_LIFELINE_FD", place.lifeline_fd);
+  set("TRIREME_TTY", place.terminal_columns);
+  if (place.listen_fd >= 0) {
+    set("TRIREME_LISTEN_FD", place.listen_fd);
+  }
+  if (place.restarts > 0) {
+    set("TRIREME_RESTART", 1);
+  }
+  std::vector<std::string> entries;
+  entries.reserve(all.size());
+  for (const auto& [name, value] : all) {
+    entries.push_back(name + "=" + value);
+  }
+  return entries;
+}
+
+std::vector<std::string> own_environment() {
+  std::vector<std::string> entries;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    entries.emplace_back(*entry);
+  }
+  return entries;
+}
+
+int usable_cores() {
+  cpu_set_t mask;
+  // More than 1024 cores do not fit the fixed mask; then the count of those online.
+  const int cores = ::sched_getaffinity(0, sizeof(mask), &mask) == 0 ? CPU_COUNT(&mask)
+                                                                     : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  return std::max(1, cores);
+}
+
+std::string random_id() {
+  uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof(bits), 0) != static_cast<ssize_t>(sizeof(bits))) {
+    bits = static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()) ^
+           (static_cast<uint64_t>(::getpid()) << 40);
+  }
+  std::string text;
+  for (int digit = 0; digit < 16; ++digit, bits >>= 4) {
+    text += "0123456789abcdef"[bits & 15];
+  }
+  return text;
+}
+
+} // namespace trireme::launch

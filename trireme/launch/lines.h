@@ -1,0 +1,43 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace trireme::launch {
+
+/// Cuts a stream of bytes into lines (without their end). A line longer than 64 KiB is cut there.
+class LineSplitter {
+ public:
+  using Sink = std::function<void(std::string_view line)>;
+
+  void add(std::string_view bytes, const Sink& sink);
+  /// Hands over what came after the last line end, if anything.
+  void finish(const Sink& sink);
+
+ private:
+  std::string partial_;
+};
+
+/// What a terminal would show of a line that was redrawn with carriage returns: the last drawing.
+std::string_view last_drawing(std::string_view line);
+
+/// Keeps the last 20 lines, at most 2000 bytes of each.
+class LastLines {
+ public:
+  static constexpr size_t kLines = 20;
+  static constexpr size_t kBytes = 2000;
+
+  void add(std::string_view line);
+  const std::deque<std::string>& lines() const {
+    return lines_;
+  }
+  /// The last line with something in it, or "".
+  std::string last() const;
+
+ private:
+  std::deque<std::string> lines_;
+};
+
+} // namespace trireme::launch

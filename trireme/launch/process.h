@@ -1,0 +1,45 @@
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme::launch {
+
+/// The file that `name` stands for: itself when it has a slash, otherwise the first match in PATH.
+/// Errors: InputError "program not found: x", or that it is a folder or may not be run.
+std::filesystem::path find_program(const std::string& name);
+
+struct SpawnRequest {
+  std::filesystem::path program;
+  std::vector<std::string> arguments;    // with argument 0
+  std::vector<std::string> environment;  // NAME=value
+  /// Become 0, 1 and 2 of the child.
+  int stdin_fd = -1;
+  int stdout_fd = -1;
+  int stderr_fd = -1;
+  /// Stay open in the child under their numbers; everything else above 2 is closed.
+  std::vector<int> keep;
+  /// Gets the child's pid (see Guardian) before the program starts; -1 for none.
+  int guardian_fd = -1;
+  sigset_t signal_mask{};
+  struct sigaction on_broken_pipe {};
+};
+
+/// Starts the program in a session of its own, to be killed by the kernel when the calling thread is gone.
+/// Returns when the program runs. Errors: InputError when the kernel refuses the file, Error when it refuses a process.
+pid_t spawn(const SpawnRequest& request);
+
+/// "was killed by SIGKILL" or "ended with exit code 3", from a wait status.
+std::string describe_end(int wait_status);
+
+/// The exit code, or 128 + signal.
+int exit_code_of(int wait_status);
+
+/// "SIGTERM"; "signal 42" for one without a name.
+std::string signal_name(int number);
+
+} // namespace trireme::launch

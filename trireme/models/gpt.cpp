@@ -1,0 +1,128 @@
+#include <trireme/models/gpt.h>
+
+#include <trireme/base/error.h>
+#include <trireme/models/initialize.h>
+
+#include <torch/torch.h>
+
+#include <cmath>
+
+namespace trireme::models {
+namespace {
+
+namespace nn = torch::nn;
+
+at::Tensor drop(const at::Tensor& x, double probability, bool training) {
+  return probability > 0 && training ? at::dropout(x, probability, true) : x;
+}
+
+nn::LayerNorm layer_norm(int64_t hidden) {
+  return nn::LayerNorm(nn::LayerNormOptions({hidden}).eps(1e-5));
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+} // namespace
+
+GptEmbeddingImpl::GptEmbeddingImpl(const GptOptions& options)
+    : wte(nn::Embedding(options.vocab_size, options.hidden)),
+      wpe(nn::Embedding(options.sequence_length, options.hidden)),
+      dropout(options.dropout) {}
+
+at::Tensor GptEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
+  const int64_t length = tokens_BT.size(1);
+  if (length > wpe->weight.size(0)) {
+    throw InputError("gpt", concat("a sequence of ", length, " tokens was given to a model of sequence_length ", wpe->weight.size(0)));
+  }
+  return drop(wte->forward(tokens_BT) + wpe->weight.slice(0, 0, length), dropout, is_training());
+}
+
+GptAttentionImpl::GptAttentionImpl(const GptOptions& options)
+    : c_attn(register_module("c_attn", nn::Linear(options.hidden, 3 * options.hidden))),
+      c_proj(register_module("c_proj", nn::Linear(options.hidden, options.hidden))),
+      heads(options.heads),
+      dropout(options.dropout) {}
+
+at::Tensor GptAttentionImpl::forward(const at::Tensor& x_BTH) {
+  const int64_t B = x_BTH.size(0);
+  const int64_t T = x_BTH.size(1);
+  const int64_t H = x_BTH.size(2);
+  const auto qkv = c_attn->forward(x_BTH).split(H, 2);
+  const auto split_heads = [&](const at::Tensor& t) { return t.view({B, T, heads, H / heads}).transpose(1, 2); };
+  const at::Tensor y = at::scaled_dot_product_attention(split_heads(qkv[0]), split_heads(qkv[1]), split_heads(qkv[2]), {},
+                                                        is_training() ? dropout : 0.0, /*is_causal=*/true);
+  return drop(c_proj->forward(y.transpose(1, 2).reshape({B, T, H})), dropout, is_training());
+}
+
+GptMlpImpl::GptMlpImpl(const GptOptions& options)
+    : c_fc(register_module("c_fc", nn::Linear(options.hidden, 4 * options.hidden))),
+      c_proj(register_module("c_proj", nn::Linear(4 * options.hidden, options.hidden))),
+      dropout(options.dropout) {}
+
+at::Tensor GptMlpImpl::forward(const at::Tensor& x_BTH) {
+  return drop(c_proj->forward(at::gelu(c_fc->forward(x_BTH), "tanh")), dropout, is_training());
+}
+
+GptBlockImpl::GptBlockImpl(const GptOptions& options)
+    : ln_1(register_module("ln_1", layer_norm(options.hidden))),
+      attn(register_module("attn", GptAttention(options))),
+      ln_2(register_module("ln_2", layer_norm(options.hidden))),
+      mlp(register_module("mlp", GptMlp(options))) {}
+
+at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH) {
+  const at::Tensor x = x_BTH + attn->forward(ln_1->forward(x_BTH));
+  return x + mlp->forward(ln_2->forward(x));
+}
+
+GptTrunkImpl::GptTrunkImpl(const GptOptions& options) : embedding(options) {
+  register_module("wte", embedding->wte);
+  register_module("wpe", embedding->wpe);
+  h = register_module("h", nn::ModuleList());
+  for (int64_t i = 0; i < options.layers; ++i) {
+    h->push_back(GptBlock(options));
+  }
+  ln_f = register_module("ln_f", layer_norm(options.hidden));
+}
+
+at::Tensor GptTrunkImpl::forward(const at::Tensor& tokens_BT) {
+  embedding->train(is_training());
+  at::Tensor x = embedding->forward(tokens_BT);
+  for (const auto& block : *h) {
+    x = block->as<GptBlockImpl>()->forward(x);
+  }
+  return ln_f->forward(x);
+}
+
+GptImpl::GptImpl(const GptOptions& options) : options_(options) {
+  if (options.heads < 1 || options.hidden % options.heads != 0) {
+    throw InputError("gpt", concat("heads must divide hidden, got ", options.heads, " and ", options.hidden));
+  }
+  transformer = register_module("transformer", GptTrunk(options));
+  if (!options.tie_embeddings) {
+    lm_head = register_module(
+        "lm_head", nn::Linear(nn::LinearOptions(options.hidden, options.vocab_size).bias(false)));
+  }
+  const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(options.layers));
+  for (const auto& item : named_parameters()) {
+    const std::string& name = item.key();
+    if (item.value().dim() == 1) {
+      fill(item.value(), name.find(".ln_") != std::string::npos && ends_with(name, "weight") ? 1.0 : 0.0);
+    } else {
+      fill_normal(item.value(), ends_with(name, "c_proj.weight") ? residual : 0.02, options.seed, name);
+    }
+  }
+}
+
+at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
+  const at::Tensor x = transformer->forward(tokens_BT);
+  return options_.tie_embeddings ? at::linear(x, transformer->embedding->wte->weight) : lm_head->forward(x);
+}
+
+at::Tensor GptImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
+  const at::Tensor logits = forward(tokens_BT);
+  return at::cross_entropy_loss(logits.view({-1, logits.size(-1)}), targets_BT.reshape({-1}));
+}
+
+} // namespace trireme::models

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <trireme/models/options.h>
+
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+
+#include <filesystem>
+#include <string>
+
+// B batch, T tokens, H hidden, A heads, V vocabulary.
+namespace trireme::models {
+
+/// Token plus learned position embedding: [B, T] int64 -> [B, T, H].
+class GptEmbeddingImpl : public torch::nn::Module {
+ public:
+  explicit GptEmbeddingImpl(const GptOptions& options);
+  at::Tensor forward(const at::Tensor& tokens_BT);
+
+  torch::nn::Embedding wte{nullptr};
+  torch::nn::Embedding wpe{nullptr};
+  double dropout;
+};
+TORCH_MODULE(GptEmbedding);
+
+/// Causal self-attention: [B, T, H] -> [B, T, H].
+class GptAttentionImpl : public torch::nn::Module {
+ public:
+  explicit GptAttentionImpl(const GptOptions& options);
+  at::Tensor forward(const at::Tensor& x_BTH);
+
+  torch::nn::Linear c_attn{nullptr};
+  torch::nn::Linear c_proj{nullptr};
+  int64_t heads;
+  double dropout;
+};
+TORCH_MODULE(GptAttention);
+
+/// H -> 4H -> H with the tanh form of GELU.
+class GptMlpImpl : public torch::nn::Module {
+ public:
+  explicit GptMlpImpl(const GptOptions& options);
+  at::Tensor forward(const at::Tensor& x_BTH);
+
+  torch::nn::Linear c_fc{nullptr};
+  torch::nn::Linear c_proj{nullptr};
+  double dropout;
+};
+TORCH_MODULE(GptMlp);
+
+/// Pre-norm transformer block.
+class GptBlockImpl : public torch::nn::Module {
+ public:
+  explicit GptBlockImpl(const GptOptions& options);
+  at::Tensor forward(const at::Tensor& x_BTH);
+
+  torch::nn::LayerNorm ln_1{nullptr};
+  GptAttention attn{nullptr};
+  torch::nn::LayerNorm ln_2{nullptr};
+  GptMlp mlp{nullptr};
+};
+TORCH_MODULE(GptBlock);
+
+/// Everything below the head, under Hugging Face's name "transformer".
+class GptTrunkImpl : public torch::nn::Module {
+ public:
+  explicit GptTrunkImpl(const GptOptions& options);
+  at::Tensor forward(const at::Tensor& tokens_BT);
+
+  GptEmbedding embedding{nullptr}; ///< registered as wte and wpe
+  torch::nn::ModuleList h{nullptr};
+  torch::nn::LayerNorm ln_f{nullptr};
+};
+TORCH_MODULE(GptTrunk);
+
+/// GPT-2: [B, T] int64 tokens -> [B, T, V] logits.
+///
+/// Parameters carry Hugging Face GPT-2 names ("transformer.h.0.attn.c_attn.weight") in
+/// torch's Linear layout; save_gpt2/load_gpt2 turn them into GPT-2's [in, out] layout and back.
+/// Each parameter is initialised from a generator of its own, seeded by (seed, name):
+/// any part of the model can be built alone with the same values. Normal(0, 0.02),
+/// residual projections by 1/sqrt(2 layers), as GPT-2.
+/// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+class GptImpl : public torch::nn::Module {
+ public:
+  /// Errors: InputError for sizes that do not fit each other.
+  explicit GptImpl(const GptOptions& options);
+  at::Tensor forward(const at::Tensor& tokens_BT);
+  /// Mean cross-entropy in nats a token against targets [B, T].
+  at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT);
+
+  const GptOptions& options() const {
+    return options_;
+  }
+
+  GptTrunk transformer{nullptr};
+  torch::nn::Linear lm_head{nullptr}; ///< absent when tied to the token embedding
+
+ private:
+  GptOptions options_;
+};
+TORCH_MODULE(Gpt);
+
+} // namespace trireme::models

@@ -1,0 +1,76 @@
+#include <trireme/models/gpt2_weights.h>
+
+#include <trireme/base/error.h>
+#include <trireme/checkpoint/safetensors.h>
+#include <trireme/checkpoint/weight_files.h>
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <set>
+
+namespace trireme::models {
+namespace {
+
+constexpr std::string_view kPrefix = "transformer.";
+
+// GPT-2's linear layers inside the blocks are Conv1D modules: weight [in, out].
+bool is_transposed(const std::string& name, const at::Tensor& parameter) {
+  return parameter.dim() == 2 && name.find(".h.") != std::string::npos;
+}
+
+// Masks that old files carry; they are constants of the architecture.
+bool is_constant(const std::string& name) {
+  const auto ends_with = [&](std::string_view end) {
+    return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
+  };
+  return ends_with(".attn.bias") || ends_with(".attn.masked_bias");
+}
+
+} // namespace
+
+void load_gpt2(Gpt& model, const std::filesystem::path& weights) {
+  const torch::NoGradGuard no_grad;
+  const auto files = checkpoint::WeightFiles::open(weights);
+  std::set<std::string> used;
+  for (const auto& item : model->named_parameters()) {
+    std::string name = item.key();
+    if (!files.has(name) && name.rfind(kPrefix, 0) == 0) {
+      name = name.substr(kPrefix.size());
+    }
+    if (!files.has(name)) {
+      throw InputError("gpt", concat(weights.string(), " has no tensor \"", item.key(), '"'),
+                       item.key() == "lm_head.weight" ? "Set model.tie_embeddings to true if the file has tied embeddings."
+                                                      : "Check layers in \"model\"; names must be those of Hugging Face's GPT-2.");
+    }
+    used.insert(name);
+    const bool transposed = is_transposed(item.key(), item.value());
+    at::Tensor source = files.tensor(name);
+    if (transposed && source.dim() == 2) {
+      source = source.t();
+    }
+    if (source.sizes() != item.value().sizes()) {
+      throw InputError("gpt",
+                       concat(weights.string(), ": tensor \"", name, "\" has shape ", files.tensor(name).sizes(), ", the model needs ",
+                              transposed ? item.value().t().sizes() : item.value().sizes()),
+                       "Make layers, hidden, sequence_length and vocab_size in \"model\" those of the file.");
+    }
+    item.value().copy_(source);
+  }
+  for (const std::string& name : files.names()) {
+    if (used.count(name) == 0 && !is_constant(name) && name != "lm_head.weight") {
+      throw InputError("gpt", concat(weights.string(), ": the model has no place for tensor \"", name, '"'), "Check layers in \"model\".");
+    }
+  }
+}
+
+void save_gpt2(const Gpt& model, const std::filesystem::path& file) {
+  std::vector<checkpoint::NamedTensor> tensors;
+  for (const auto& item : model->named_parameters()) {
+    const at::Tensor value = item.value().detach();
+    tensors.push_back({item.key(), is_transposed(item.key(), value) ? value.t().contiguous() : value});
+  }
+  checkpoint::write_safetensors(file, tensors, {{"format", "pt"}});
+}
+
+} // namespace trireme::models

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <trireme/models/gpt.h>
+
+#include <filesystem>
+
+namespace trireme::models {
+
+/// Copies weights with Hugging Face GPT-2 names into `model`: a safetensors file, a folder
+/// with one, or an index of several. Names with and without "transformer." are
+/// understood; linear weights are [in, out] there (Conv1D) and transposed here.
+/// Errors: InputError naming the tensor that is missing or has another shape, and the
+/// tensors that the model has no place for.
+void load_gpt2(Gpt& model, const std::filesystem::path& weights);
+
+/// Writes `model` as one safetensors file with Hugging Face GPT-2 names and layouts.
+void save_gpt2(const Gpt& model, const std::filesystem::path& file);
+
+} // namespace trireme::models

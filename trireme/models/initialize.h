@@ -1,0 +1,16 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+namespace trireme::models {
+
+void fill(const at::Tensor& parameter, double value);
+
+/// Normal(0, std) from a generator seeded by (seed, crc32(name)): the same values
+/// in whatever order, on whatever rank and in whatever part of a model it is built.
+void fill_normal(const at::Tensor& parameter, double std, int64_t seed, const std::string& name);
+
+} // namespace trireme::models

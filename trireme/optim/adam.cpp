@@ -1,0 +1,58 @@
+#include <trireme/optim/adam.h>
+
+#include <trireme/kernels/kernels.h>
+#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/shard_check.h>
+
+#include <cmath>
+
+namespace trireme::optim {
+
+Adam::Adam(const AdamOptions& options) : options_(options) {
+  const auto check = [this](bool holds, const char* option, const char* range, double value) {
+    check_option(holds, name(), option, range, value);
+  };
+  check(options.lr >= 0, "lr", "at least 0", options.lr);
+  check(options.beta1 >= 0 && options.beta1 < 1, "betas[0]", "in [0, 1)", options.beta1);
+  check(options.beta2 >= 0 && options.beta2 < 1, "betas[1]", "in [0, 1)", options.beta2);
+  check(options.eps >= 0, "eps", "at least 0", options.eps);
+  check(options.weight_decay >= 0, "weight_decay", "at least 0", options.weight_decay);
+}
+
+const char* Adam::name() const {
+  return options_.decoupled_weight_decay ? "adamw" : "adam";
+}
+
+const std::vector<std::string>& Adam::state_names() const {
+  static const std::vector<std::string> names = {"exp_avg", "exp_avg_sq"};
+  return names;
+}
+
+void Adam::step(const ShardStep& shard) const {
+  check_shard(shard, name(), state_names());
+  const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
+  const double step = static_cast<double>(shard.step);
+  // In double, rounded once: 1 - beta2 in fp32 would lose four digits.
+  const double correction1 = options_.bias_correction ? 1 - std::pow(betas.beta1, step) : 1;
+  const double correction2 = options_.bias_correction ? 1 - std::pow(betas.beta2, step) : 1;
+  const bool decoupled = options_.decoupled_weight_decay;
+
+  kernels::AdamArgs args;
+  args.param = shard.param.mutable_data_ptr<float>();
+  args.grad = shard.grad.const_data_ptr<float>();
+  args.exp_avg = shard.states[0].mutable_data_ptr<float>();
+  args.exp_avg_sq = shard.states[1].mutable_data_ptr<float>();
+  args.grad_scale = static_cast<float>(shard.grad_scale);
+  args.weight_decay = decoupled ? 0 : static_cast<float>(shard.weight_decay);
+  args.param_scale = decoupled ? static_cast<float>(1 - shard.lr * shard.weight_decay) : 1;
+  args.one_minus_beta1 = static_cast<float>(1 - betas.beta1);
+  args.beta2 = static_cast<float>(betas.beta2);
+  args.one_minus_beta2 = static_cast<float>(1 - betas.beta2);
+  args.step_size = static_cast<float>(shard.lr / correction1);
+  args.root_scale = static_cast<float>(1 / std::sqrt(correction2));
+  args.eps = static_cast<float>(options_.eps);
+  const auto& kernels = kernels::active_kernels();
+  parallel_ranges(shard.param.numel(), [&](int64_t begin, int64_t end) { kernels.adam(args, begin, end); });
+}
+
+} // namespace trireme::optim

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <trireme/optim/optimizer.h>
+
+namespace trireme::optim {
+
+/// Adam and AdamW with fp32 parameters, gradients and moments; name() is "adam" or "adamw".
+///
+/// States: exp_avg, exp_avg_sq. After 100 steps the parameters are within a few ulps of
+/// torch.optim.Adam and AdamW (tests/optim/reference_optimizers.py).
+class Adam final : public Optimizer {
+ public:
+  /// Errors: InputError for betas outside [0, 1) or a negative lr, eps or weight_decay.
+  explicit Adam(const AdamOptions& options);
+
+  const char* name() const override;
+  const std::vector<std::string>& state_names() const override;
+  void step(const ShardStep& shard) const override;
+
+ private:
+  AdamOptions options_;
+};
+
+} // namespace trireme::optim

@@ -1,0 +1,88 @@
+#include <trireme/optim/schedule.h>
+
+#include <trireme/base/error.h>
+#include <trireme/optim/schedules.h>
+
+#include <string>
+
+namespace trireme::optim {
+
+double Schedule::lr_at(int64_t step) const {
+  if (step < 1) {
+    throw Error("optim", concat(name(), ": steps count from 1, got ", step, '.'));
+  }
+  return lr_of(step - 2);
+}
+
+std::optional<Betas> Schedule::betas_at(int64_t step) const {
+  if (step < 1) {
+    throw Error("optim", concat(name(), ": steps count from 1, got ", step, '.'));
+  }
+  return betas_of(step - 2);
+}
+
+std::optional<Betas> Schedule::betas_of(int64_t) const {
+  return std::nullopt;
+}
+
+nlohmann::json Schedule::state() const {
+  return {{"schedule", name()}, {"steps_taken", steps_taken_}};
+}
+
+void Schedule::load_state(const nlohmann::json& state) {
+  const auto member = [&](const char* key) {
+    return state.is_object() && state.contains(key) ? state.at(key) : nlohmann::json();
+  };
+  const nlohmann::json schedule = member("schedule");
+  const nlohmann::json steps = member("steps_taken");
+  if (!schedule.is_string() || !steps.is_number_integer() || steps.get<int64_t>() < 0) {
+    throw InputError(
+        "optim", concat("The checkpoint has no state of a learning-rate schedule, got ", state.dump(), '.'),
+        "Load the run's own checkpoint, or start without the schedule's state.");
+  }
+  if (schedule.get<std::string>() != name()) {
+    throw InputError(
+        "optim", concat("The checkpoint's schedule is ", schedule.get<std::string>(), ", this run's is ", name(), '.'),
+        "Use the same scheduler.type, or start without the schedule's state.");
+  }
+  steps_taken_ = steps.get<int64_t>();
+}
+
+namespace {
+
+class Constant final : public Schedule {
+ public:
+  explicit Constant(double lr) : lr_(lr) {}
+
+  const char* name() const override {
+    return "Constant";
+  }
+
+ private:
+  double lr_of(int64_t) const override {
+    return lr_;
+  }
+
+  double lr_;
+};
+
+} // namespace
+
+std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double optimizer_lr) {
+  using Kind = ScheduleOptions::Kind;
+  switch (options.kind) {
+    case Kind::lr_range_test:
+      return make_lr_range_test(options);
+    case Kind::one_cycle:
+      return make_one_cycle(options);
+    case Kind::warmup:
+    case Kind::warmup_decay:
+    case Kind::warmup_cosine:
+      return make_warmup(options, optimizer_lr);
+    case Kind::constant:
+      break;
+  }
+  return std::make_unique<Constant>(optimizer_lr);
+}
+
+} // namespace trireme::optim

@@ -1,0 +1,51 @@
+#include <trireme/optim/sgd.h>
+
+#include <trireme/base/error.h>
+#include <trireme/kernels/kernels.h>
+#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/shard_check.h>
+
+namespace trireme::optim {
+
+Sgd::Sgd(const SgdOptions& options) : options_(options) {
+  const auto check = [this](const char* option, double value) {
+    check_option(value >= 0, name(), option, "at least 0", value);
+  };
+  check("lr", options.lr);
+  check("momentum", options.momentum);
+  check("weight_decay", options.weight_decay);
+  if (options.nesterov && (options.momentum == 0 || options.dampening != 0)) {
+    throw InputError(
+        "optim",
+        concat("sgd: nesterov needs momentum above 0 and dampening 0, got ", options.momentum, " and ", options.dampening, '.'));
+  }
+}
+
+const char* Sgd::name() const {
+  return "sgd";
+}
+
+const std::vector<std::string>& Sgd::state_names() const {
+  static const std::vector<std::string> none;
+  static const std::vector<std::string> names = {"momentum_buffer"};
+  return options_.momentum == 0 ? none : names;
+}
+
+void Sgd::step(const ShardStep& shard) const {
+  check_shard(shard, name(), state_names());
+  kernels::SgdArgs args;
+  args.param = shard.param.mutable_data_ptr<float>();
+  args.grad = shard.grad.const_data_ptr<float>();
+  args.momentum_buffer = shard.states.empty() ? nullptr : shard.states[0].mutable_data_ptr<float>();
+  args.grad_scale = static_cast<float>(shard.grad_scale);
+  args.weight_decay = static_cast<float>(shard.weight_decay);
+  args.lr = static_cast<float>(shard.lr);
+  args.momentum = static_cast<float>(options_.momentum);
+  args.one_minus_dampening = static_cast<float>(1 - options_.dampening);
+  args.nesterov = options_.nesterov;
+  args.first = shard.step == 1;
+  const auto& kernels = kernels::active_kernels();
+  parallel_ranges(shard.param.numel(), [&](int64_t begin, int64_t end) { kernels.sgd(args, begin, end); });
+}
+
+} // namespace trireme::optim

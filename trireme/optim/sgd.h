@@ -1,0 +1,24 @@
+#pragma once
+
+#include <trireme/optim/optimizer.h>
+
+namespace trireme::optim {
+
+/// Stochastic gradient descent with momentum, dampening and Nesterov's form as torch.optim.SGD has them.
+///
+/// States: momentum_buffer with momentum, none without. The first step sets the buffer to the
+/// gradient (undamped), whatever the buffer held.
+class Sgd final : public Optimizer {
+ public:
+  /// Errors: InputError for a negative value, or nesterov without momentum or with dampening.
+  explicit Sgd(const SgdOptions& options);
+
+  const char* name() const override;
+  const std::vector<std::string>& state_names() const override;
+  void step(const ShardStep& shard) const override;
+
+ private:
+  SgdOptions options_;
+};
+
+} // namespace trireme::optim

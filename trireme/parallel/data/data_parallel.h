@@ -1,0 +1,65 @@
+#pragma once
+
+#include <trireme/comm/group.h>
+#include <trireme/parallel/data/options.h>
+
+#include <memory>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace trireme::parallel {
+
+/// Makes an ordinary libtorch training loop data parallel.
+///
+///   auto world = trireme::comm::World::connect();
+///   trireme::parallel::DataParallel parallel(*model, world.group());
+///   ... loss.backward(); optimizer.step(); ...      // as before
+///
+/// Construction broadcasts rank 0's parameters and buffers. After every backward()
+/// the gradients of all parameters are the mean over the ranks; nothing else in the
+/// loop changes. Each rank feeds its own part of the data (data::DistributedSampler).
+///
+/// Ranks may run out of data at different times: a rank that has no more batches
+/// calls join(), which takes part in the others' reductions with nothing to add (the
+/// mean is then over the ranks that still train) until all have joined, and ends with
+/// everybody holding the weights of a rank that trained longest.
+class DataParallel {
+ public:
+  /// Errors: InputError when no parameter requires a gradient or ranks built different models.
+  DataParallel(torch::nn::Module& model, comm::Group group, const DataParallelOptions& options = {});
+  ~DataParallel();
+  DataParallel(DataParallel&&) noexcept;
+  DataParallel& operator=(DataParallel&&) noexcept;
+
+  /// While it lives, backward only accumulates: all micro-batches of a step but the last.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(DataParallel& parallel);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    DataParallel& parallel_;
+    bool before_;
+  };
+  NoSync no_sync() {
+    return NoSync(*this);
+  }
+
+  /// Forgets all gradients without touching memory; faster than the optimizer's zero_grad().
+  void zero_grad();
+
+  /// Collective end of the data; see above. No backward() after it.
+  void join();
+
+  double exposed_seconds() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+} // namespace trireme::parallel

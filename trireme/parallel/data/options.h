@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+
+namespace trireme::parallel {
+
+/// How the gradients of the data-parallel ranks become one.
+///
+/// With `predivide` = gradient_predivide_factor and n ranks, `mean` multiplies by
+/// 1/predivide before and predivide/n after the sum; prescale_gradients multiplies by 1/n
+/// before and leaves the result alone. Both are the mean up to rounding.
+struct DataParallelOptions {
+  enum class Op { mean, sum };
+  Op op = Op::mean;
+  /// Gradients travel in buckets of at most this many bytes. Larger: fewer, later collectives.
+  int64_t bucket_bytes = 25 << 20;
+  /// The bucket that is ready first is smaller, so that communication starts early.
+  int64_t first_bucket_bytes = 1 << 20;
+  bool prescale_gradients = false;
+  double gradient_predivide_factor = 1.0;
+  /// Parameters and buffers of the group's rank 0 replace everybody else's at the start.
+  bool broadcast_at_start = true;
+};
+
+} // namespace trireme::parallel

@@ -1,0 +1,312 @@
+#include <trireme/parallel/data/reducer.h>
+
+#include <trireme/base/error.h>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace trireme::parallel {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+} // namespace
+
+class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
+ public:
+  Impl(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options, Reduce reduce)
+      : group_(std::move(group)), options_(options), reduce_(std::move(reduce)) {
+    for (bucket::FlatParameters* buffer : buffers) {
+      queues_.push_back(Queue{buffer, {}, {}, {}, 0});
+    }
+    reset_all();
+    learned_ = group_.size() == 1;
+  }
+
+  void install_hooks();
+  void remove_hooks();
+  void gradient_ready(size_t queue, int64_t parameter);
+  void end_of_backward();
+  void reduce_without_backward();
+  void wait(int64_t buffer, int64_t bucket);
+  void finish();
+  void adopt_order(const std::vector<std::vector<int64_t>>& order);
+
+  bool synchronising = true;
+  std::function<void()> on_end;
+  double exposed = 0;
+
+  double pre_scale() const {
+    return options_.prescale_gradients ? 1.0 / group_.size() : 1.0 / options_.gradient_predivide_factor;
+  }
+  double post_scale() const {
+    if (options_.op == DataParallelOptions::Op::sum) {
+      return options_.prescale_gradients ? group_.size() : options_.gradient_predivide_factor;
+    }
+    return options_.prescale_gradients ? 1.0 : options_.gradient_predivide_factor / group_.size();
+  }
+  bool learned() const {
+    return learned_;
+  }
+
+ private:
+  // One flat buffer and how far its buckets are in the current backward.
+  struct Queue {
+    bucket::FlatParameters* buffer;
+    std::vector<int64_t> missing; // gradients that bucket b still waits for
+    std::vector<bool> ready; // parameter i has its gradient
+    std::vector<comm::Work> works; // of buckets [0, next)
+    int64_t next; // first bucket not started
+    std::vector<int64_t> arrivals = {}; // parameters in the order of their gradients
+  };
+
+  void reset(Queue& queue);
+  void reset_all();
+  void start(Queue& queue, bool even_if_missing);
+  void start_rest();
+  void learn_order();
+
+  comm::Group group_;
+  DataParallelOptions options_;
+  Reduce reduce_;
+  std::vector<Queue> queues_;
+  bool in_backward_ = false;
+  bool learned_ = false;
+};
+
+namespace {
+
+class ReadyHook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit ReadyHook(std::function<void()> ready) : ready_(std::move(ready)) {}
+  void operator()(const torch::autograd::Variable&) override {
+    ready_();
+  }
+
+ private:
+  std::function<void()> ready_;
+};
+
+} // namespace
+
+void Reducer::Impl::install_hooks() {
+  for (size_t q = 0; q < queues_.size(); ++q) {
+    for (int64_t i = 0; i < queues_[q].buffer->count(); ++i) {
+      auto ready = [weak = weak_from_this(), q, i] {
+        if (const auto self = weak.lock()) {
+          self->gradient_ready(q, i);
+        }
+      };
+      torch::autograd::impl::set_post_acc_grad_hooks(queues_[q].buffer->parameter(i), std::make_unique<ReadyHook>(std::move(ready)));
+    }
+  }
+}
+
+void Reducer::Impl::remove_hooks() {
+  for (Queue& queue : queues_) {
+    for (int64_t i = 0; i < queue.buffer->count(); ++i) {
+      torch::autograd::impl::set_post_acc_grad_hooks(queue.buffer->parameter(i), nullptr);
+    }
+  }
+}
+
+void Reducer::Impl::reset(Queue& queue) {
+  const auto& layout = queue.buffer->layout();
+  queue.missing.clear();
+  for (const bucket::Bucket& bucket : layout.buckets()) {
+    queue.missing.push_back(bucket.last_slot - bucket.first_slot);
+  }
+  queue.ready.assign(queue.buffer->count(), false);
+  queue.works.clear();
+  queue.next = 0;
+}
+
+void Reducer::Impl::reset_all() {
+  for (Queue& queue : queues_) {
+    reset(queue);
+  }
+}
+
+void Reducer::Impl::gradient_ready(size_t q, int64_t parameter) {
+  Queue& queue = queues_[q];
+  if (queue.buffer->parameter(parameter).grad().is_sparse()) {
+    throw InputError("data parallel", concat("parameter ", queue.buffer->name(parameter), " has a sparse gradient"),
+                     "Build the embedding without sparse(true).");
+  }
+  queue.buffer->attach_grad(parameter);
+  if (!synchronising) {
+    return;
+  }
+  if (!in_backward_) {
+    in_backward_ = true;
+    reset_all();
+    torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) {
+        self->end_of_backward();
+      }
+    });
+  }
+  const int64_t bucket = queue.buffer->layout().bucket_of(parameter);
+  if (queue.ready[parameter]) {
+    if (bucket < queue.next) {
+      throw Error("data parallel",
+                  concat("parameter ", queue.buffer->name(parameter), " got a second gradient in one backward after its bucket was sent"),
+                  "Run that part under no_sync() and reduce in the last backward.");
+    }
+    return;
+  }
+  queue.ready[parameter] = true;
+  if (!learned_) {
+    queue.arrivals.push_back(parameter);
+  }
+  --queue.missing[bucket];
+  start(queue, false);
+}
+
+// Starts the next buckets in order, as far as they are complete.
+void Reducer::Impl::start(Queue& queue, bool even_if_missing) {
+  const auto& layout = queue.buffer->layout();
+  const auto buckets = static_cast<int64_t>(layout.buckets().size());
+  for (; queue.next < buckets && (even_if_missing || queue.missing[queue.next] == 0); ++queue.next) {
+    const bucket::Bucket& bucket = layout.buckets()[queue.next];
+    for (int64_t s = bucket.first_slot; even_if_missing && s < bucket.last_slot; ++s) {
+      const int64_t parameter = layout.slots()[s].tensor;
+      if (!queue.buffer->has_grad(parameter)) {
+        queue.buffer->attach_zero_grad(parameter);
+      }
+    }
+    if (group_.size() == 1) {
+      queue.works.emplace_back();
+      continue;
+    }
+    if (const double scale = pre_scale(); scale != 1) {
+      const torch::NoGradGuard no_grad;
+      queue.buffer->bucket_grad(queue.next).mul_(scale);
+    }
+    queue.works.push_back(reduce_(group_, *queue.buffer, queue.next));
+  }
+}
+
+void Reducer::Impl::start_rest() {
+  for (Queue& queue : queues_) {
+    start(queue, true);
+  }
+}
+
+void Reducer::Impl::reduce_without_backward() {
+  reset_all();
+  start_rest();
+}
+
+void Reducer::Impl::end_of_backward() {
+  in_backward_ = false;
+  start_rest();
+  if (on_end) {
+    on_end();
+  }
+}
+
+void Reducer::Impl::wait(int64_t buffer, int64_t bucket) {
+  const auto begin = Clock::now();
+  Queue& queue = queues_[buffer];
+  if (bucket < static_cast<int64_t>(queue.works.size())) {
+    queue.works[bucket].wait();
+  }
+  exposed += seconds_since(begin);
+}
+
+void Reducer::Impl::finish() {
+  for (size_t q = 0; q < queues_.size(); ++q) {
+    for (size_t b = 0; b < queues_[q].works.size(); ++b) {
+      wait(static_cast<int64_t>(q), static_cast<int64_t>(b));
+    }
+  }
+  if (!learned_) {
+    learn_order();
+  }
+}
+
+// Parameters that got no gradient keep their relative place behind those that did.
+void Reducer::Impl::learn_order() {
+  std::vector<std::vector<int64_t>> orders;
+  for (Queue& queue : queues_) {
+    std::vector<int64_t> order = queue.arrivals;
+    for (const int64_t parameter : queue.buffer->layout().order()) {
+      if (std::find(queue.arrivals.begin(), queue.arrivals.end(), parameter) == queue.arrivals.end()) {
+        order.push_back(parameter);
+      }
+    }
+    at::Tensor shared = torch::tensor(order, torch::kInt64);
+    group_.broadcast(shared, 0, "ready order").wait();
+    orders.emplace_back(shared.data_ptr<int64_t>(), shared.data_ptr<int64_t>() + shared.numel());
+  }
+  adopt_order(orders);
+}
+
+void Reducer::Impl::adopt_order(const std::vector<std::vector<int64_t>>& orders) {
+  for (size_t q = 0; q < queues_.size(); ++q) {
+    if (queues_[q].buffer->layout().order() != orders.at(q)) {
+      queues_[q].buffer->reorder(orders[q]);
+    }
+    reset(queues_[q]);
+    queues_[q].arrivals.clear();
+  }
+  learned_ = true;
+}
+
+comm::Work Reducer::all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
+  return group.all_reduce(buffer.bucket_grad(bucket), comm::ReduceOp::sum, "gradients");
+}
+
+Reducer::Reducer(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options, Reduce reduce)
+    : impl_(std::make_shared<Impl>(std::move(buffers), std::move(group), options, std::move(reduce))) {
+  impl_->install_hooks();
+}
+
+Reducer::~Reducer() {
+  impl_->remove_hooks();
+}
+
+void Reducer::set_synchronising(bool on) {
+  impl_->synchronising = on;
+}
+bool Reducer::synchronising() const {
+  return impl_->synchronising;
+}
+void Reducer::on_backward_end(std::function<void()> callback) {
+  impl_->on_end = std::move(callback);
+}
+void Reducer::wait(int64_t buffer, int64_t bucket) {
+  impl_->wait(buffer, bucket);
+}
+void Reducer::finish() {
+  impl_->finish();
+}
+void Reducer::reduce_without_backward() {
+  impl_->reduce_without_backward();
+}
+double Reducer::pre_scale() const {
+  return impl_->pre_scale();
+}
+double Reducer::post_scale() const {
+  return impl_->post_scale();
+}
+double Reducer::exposed_seconds() const {
+  return impl_->exposed;
+}
+bool Reducer::order_is_learned() const {
+  return impl_->learned();
+}
+void Reducer::adopt_order(const std::vector<std::vector<int64_t>>& order) {
+  impl_->adopt_order(order);
+}
+
+} // namespace trireme::parallel

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <trireme/bucket/flat_parameters.h>
+#include <trireme/comm/group.h>
+#include <trireme/parallel/data/options.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace trireme::parallel {
+
+/// Sends gradients bucket by bucket while backward is still computing the rest.
+///
+/// A hook on every parameter moves its fresh gradient into the flat buffer; the
+/// last one of a bucket starts the bucket's collective. Buckets start in their order
+/// on every rank, whatever order gradients arrive in, so ranks never disagree.
+/// Parameters without a gradient take part with zeros. The order in which rank 0's
+/// gradients became ready in the first backward becomes the layout of all ranks.
+///
+/// Cost: all-reduce of P gradient bytes a step, 2P(N-1)/N sent a rank, mostly hidden
+/// behind backward; exposed_seconds() says what was not.
+/// Source: Li et al. 2020, arXiv:2006.15704, section 3.
+class Reducer {
+ public:
+  /// How a ready bucket is reduced: all-reduce for replicas; ZeRO scatters instead.
+  using Reduce = std::function<comm::Work(const comm::Group&, bucket::FlatParameters&, int64_t bucket)>;
+  static comm::Work all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket);
+
+  /// Installs the hooks; the buffers must outlive the reducer.
+  Reducer(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options,
+          Reduce reduce = &Reducer::all_reduce);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// Off: backward only accumulates (all but the last micro-batch of a step).
+  void set_synchronising(bool on);
+  bool synchronising() const;
+
+  /// Called at the end of every synchronising backward, after the last bucket started.
+  void on_backward_end(std::function<void()> callback);
+
+  /// Waits for one bucket of the backward that has ended.
+  void wait(int64_t buffer, int64_t bucket);
+  /// Waits for all buckets; after the first backward also adopts the learned order.
+  void finish();
+  /// Starts every bucket with the gradients as they are (zeros where there are none),
+  /// as a backward without any parameter would.
+  void reduce_without_backward();
+
+  /// Factor applied to a bucket before it is sent (1 unless asked for).
+  double pre_scale() const;
+  /// Factor that turns the reduced sum into what the options ask for (the mean, by default).
+  double post_scale() const;
+  /// Time spent in wait() and finish() so far: communication that backward did not hide.
+  double exposed_seconds() const;
+
+  /// The order of parameters in each buffer, to be saved so that a resumed run adds
+  /// up in the same order, and whether it was learned yet.
+  bool order_is_learned() const;
+  /// Adopts a saved order instead of learning one.
+  void adopt_order(const std::vector<std::vector<int64_t>>& order);
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+} // namespace trireme::parallel

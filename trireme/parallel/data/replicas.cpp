@@ -1,0 +1,106 @@
+#include <trireme/parallel/data/replicas.h>
+
+#include <trireme/base/error.h>
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <set>
+
+namespace trireme::parallel {
+namespace {
+
+// FNV-1a, folded to 52 bits so that it survives a sum in double.
+int64_t fingerprint(const FlatBuffers& buffers) {
+  uint64_t hash = 1469598103934665603ull;
+  const auto mix = [&](const std::string& text) {
+    for (const unsigned char c : text) {
+      hash = (hash ^ c) * 1099511628211ull;
+    }
+  };
+  for (const auto& buffer : buffers) {
+    mix(concat(buffer->flat_data().scalar_type()));
+    for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
+      mix(tensor.name);
+      for (const int64_t size : tensor.sizes) {
+        mix(concat(',', size));
+      }
+    }
+  }
+  return static_cast<int64_t>(hash >> 12);
+}
+
+} // namespace
+
+bucket::NamedTensors trainable_parameters(const torch::nn::Module& model) {
+  bucket::NamedTensors found;
+  std::set<const void*> seen;
+  for (const auto& item : model.named_parameters()) {
+    if (item.value().requires_grad() && seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      found.emplace_back(item.key(), item.value());
+    }
+  }
+  if (found.empty()) {
+    throw InputError("data parallel", "the model has no parameter that requires a gradient");
+  }
+  return found;
+}
+
+FlatBuffers flatten(const bucket::NamedTensors& parameters, const comm::Group& group, const DataParallelOptions& options, int64_t shards) {
+  std::vector<bucket::NamedTensors> kinds;
+  for (const auto& named : parameters) {
+    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const bucket::NamedTensors& kind) {
+      return kind.front().second.scalar_type() == named.second.scalar_type() && kind.front().second.device() == named.second.device();
+    });
+    (same == kinds.end() ? kinds.emplace_back() : *same).push_back(named);
+  }
+  bucket::LayoutOptions layout;
+  layout.bucket_bytes = options.bucket_bytes;
+  layout.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
+  layout.shards = shards;
+  FlatBuffers buffers;
+  for (bucket::NamedTensors& kind : kinds) {
+    const at::Device device = kind.front().second.device();
+    const auto allocate = [group, device](int64_t numel, at::ScalarType type) {
+      return device.is_cpu() ? group.allocate(numel, type) : torch::empty({numel}, at::TensorOptions().dtype(type).device(device));
+    };
+    buffers.push_back(std::make_unique<bucket::FlatParameters>(std::move(kind), layout, allocate));
+  }
+  return buffers;
+}
+
+void check_same_model(const FlatBuffers& buffers, const comm::Group& group) {
+  if (group.size() == 1) {
+    return;
+  }
+  const int64_t mine = fingerprint(buffers);
+  at::Tensor all = torch::empty({group.size()}, torch::kInt64);
+  group.all_gather(all, torch::tensor({mine}, torch::kInt64), "model fingerprint").wait();
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (all[rank].item<int64_t>() != all[0].item<int64_t>()) {
+      throw InputError("data parallel", concat("rank ", rank, " built another model than rank 0 (parameter names, shapes or types differ)"),
+                       "Build the same model on every rank of the group.");
+    }
+  }
+}
+
+void broadcast_parameters(const FlatBuffers& buffers, const comm::Group& group, int root) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& buffer : buffers) {
+    group.broadcast(buffer->flat_data(), root, "parameters").wait();
+  }
+}
+
+void broadcast_buffers(torch::nn::Module& model, const comm::Group& group, int root) {
+  if (group.size() == 1) {
+    return;
+  }
+  const torch::NoGradGuard no_grad;
+  for (const auto& item : model.named_buffers()) {
+    at::Tensor whole = item.value().contiguous();
+    group.broadcast(whole, root, item.key()).wait();
+    item.value().copy_(whole);
+  }
+}
+
+} // namespace trireme::parallel

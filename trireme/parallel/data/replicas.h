@@ -1,0 +1,34 @@
+#pragma once
+
+#include <trireme/bucket/flat_parameters.h>
+#include <trireme/comm/group.h>
+#include <trireme/parallel/data/options.h>
+
+#include <memory>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace trireme::parallel {
+
+using FlatBuffers = std::vector<std::unique_ptr<bucket::FlatParameters>>;
+
+/// The parameters that require a gradient, each once, under their first name
+/// (a tied weight has two).
+bucket::NamedTensors trainable_parameters(const torch::nn::Module& model);
+
+/// One flat buffer for each dtype and device, in order of first appearance. `shards`
+/// is the number of ranks that each bucket must divide among (1: it need not).
+FlatBuffers flatten(const bucket::NamedTensors& parameters, const comm::Group& group, const DataParallelOptions& options, int64_t shards = 1);
+
+/// Throws InputError on every rank when names, shapes or dtypes differ between ranks.
+void check_same_model(const FlatBuffers& buffers, const comm::Group& group);
+
+/// Makes every rank's parameters those of `root`.
+void broadcast_parameters(const FlatBuffers& buffers, const comm::Group& group, int root = 0);
+/// The same for the module's buffers (running means and the like).
+void broadcast_buffers(torch::nn::Module& model, const comm::Group& group, int root = 0);
+
+} // namespace trireme::parallel

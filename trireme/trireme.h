@@ -1,0 +1,38 @@
+#pragma once
+
+// The public surface of Trireme on one page.
+//
+//   trireme::World world = trireme::World::connect();          // the ranks of this job
+//   trireme::DataParallel parallel(*model, world.group());     // an existing loop becomes data parallel
+//   auto [engine, optimizer, loader, schedule] = trireme::initialize(world, {...}); // or everything from one JSON
+//   engine->train_batch();
+
+#include <trireme/checkpoint/checkpoint.h>
+#include <trireme/checkpoint/safetensors.h>
+#include <trireme/comm/group.h>
+#include <trireme/comm/world.h>
+#include <trireme/data/loader.h>
+#include <trireme/data/sampler.h>
+#include <trireme/data/torch_sampler.h>
+#include <trireme/engine/engine.h>
+#include <trireme/engine/initialize.h>
+#include <trireme/mesh/mesh.h>
+#include <trireme/models/cnn.h>
+#include <trireme/models/gpt.h>
+#include <trireme/optim/flat_optimizer.h>
+#include <trireme/optim/schedule.h>
+#include <trireme/parallel/data/data_parallel.h>
+
+namespace trireme {
+
+using comm::Group;
+using comm::World;
+using data::TorchSampler;
+using engine::Engine;
+using engine::initialize;
+using engine::InitializeOptions;
+using engine::read_config;
+using mesh::Mesh;
+using parallel::DataParallel;
+
+} // namespace trireme
