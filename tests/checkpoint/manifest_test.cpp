@@ -167,6 +167,16 @@ TEST(TagTest, TagsAreFolderNames) {
   EXPECT_EQ(step_of("x99999999999999999999999"), -1);
 }
 
+TEST(StrictJsonTest, RefusesWhatNlohmannLetsPass) {
+  const auto refusal = [](const std::string& text) { return message_of<InputError>([&] { parse_strict_json(text, "x.json"); }); };
+  EXPECT_THAT(refusal(R"({"a":1,"b":{"c":1,"c":2}})"), HasSubstr("x.json: the key \"c\" appears twice"));
+  EXPECT_THAT(refusal(std::string("{}\0{", 4)), HasSubstr("at byte 3: a zero byte"));
+  EXPECT_THAT(refusal(std::string(101, '[')), HasSubstr("nested deeper than 100"));
+  EXPECT_THAT(refusal("{} x"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(refusal(""), HasSubstr("not valid JSON"));
+  EXPECT_THAT(refusal("[1e999]"), HasSubstr("not valid JSON"));
+}
+
 TEST(StrictJsonTest, EqualsNlohmannOnWhatIsRight) {
   const std::string text = R"({"a":[1,-2,3.5,true,null,"x",[],{}],"b":{"c":{"d":[[[{"e":18446744073709551615}]]]}},"":"\u00e9"})";
   EXPECT_EQ(parse_strict_json(text, "x"), json::parse(text));

@@ -6,9 +6,12 @@
 #include <ATen/ATen.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 
-int main() {
+// With "--throw-on R" rank R then fails and the others wait for it in vain.
+int main(int argc, char** argv) {
   using namespace trireme;
   try {
     comm::World world = comm::World::connect();
@@ -21,6 +24,12 @@ int main() {
     const float* sum = mine.data_ptr<float>();
     std::printf("rank %d of %d (local %d of %d): [%g, %g, %g]\n", world.rank(), world.size(), world.local_rank(), world.local_size(), sum[0],
                 sum[1], sum[2]);
+    if (argc == 3 && std::strcmp(argv[1], "--throw-on") == 0) {
+      if (std::atoi(argv[2]) == world.rank()) {
+        throw Error("demo", "fails on purpose.");
+      }
+      world.group().barrier("in vain").wait();
+    }
     return 0;
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -19,7 +19,6 @@ using testing::StartsWith;
 
 class FailureTest : public LaunchTest {
  protected:
-  // The text between two others.
   static std::string without_numbers(std::string text) {
     std::string plain;
     for (const char c : text) {
@@ -62,8 +61,15 @@ TEST_F(FailureTest, AKilledRankEndsTheOthers) {
   EXPECT_TRUE(nothing_runs());
 }
 
+// Two ends at once, seen only afterwards: the launcher itself is stopped meanwhile.
 TEST_F(FailureTest, AKillIsTheCauseAnExitCodeTheConsequence) {
-  LaunchProcess launch(probes(2, {"*:pid", "1:kill=11", "0:await=go", "0:exit=1"}), folder());
+  LaunchProcess launch(probes(2, {"*:pid", "*:await=go", "0:exit=1", "1:kill=11"}), folder());
+  ASSERT_TRUE(appears("pid.rank.0.0"));
+  ASSERT_TRUE(appears("pid.rank.1.0"));
+  ::kill(launch.pid(), SIGSTOP);
+  touch("go");
+  EXPECT_TRUE(eventually([this] { return bool(nothing_runs()); }));
+  ::kill(launch.pid(), SIGCONT);
   EXPECT_EQ(launch.wait(), 139);
   EXPECT_THAT(launch.err(), StartsWith("[launch] rank 1 was killed by SIGSEGV"));
 }
@@ -128,8 +134,8 @@ TEST_F(FailureTest, RankZeroMaySayItLater) {
 }
 
 TEST_F(FailureTest, StartsAllAgain) {
-  LaunchOptions options = probes(2, {"*:pid", "*:env=TORCHELASTIC_RESTART_COUNT", "*:env=TORCHELASTIC_MAX_RESTARTS", "*:env=TRIREME_RESTART",
-                                     "*:child", "1:exit=3", "0:sleep=60000"});
+  LaunchOptions options = probes(2, {"*:env=TORCHELASTIC_RESTART_COUNT", "*:env=TORCHELASTIC_MAX_RESTARTS", "*:env=TRIREME_RESTART",
+                                     "*:child", "*:pid", "1:await=pid.rank.0.%", "1:exit=3", "0:sleep=60000"});
   options.max_restarts = 2;
   LaunchProcess launch(options, folder());
   EXPECT_EQ(launch.wait(), 3);
@@ -146,8 +152,7 @@ TEST_F(FailureTest, StartsAllAgain) {
 }
 
 TEST_F(FailureTest, ARestartThatWorksIsASuccess) {
-  LaunchOptions options = probes(2, {"1:daemon", "1:kill=9", "0:sleep=60000"});
-  // The second attempt finds the first one's trace and does nothing else.
+  LaunchOptions options = probes(2, {});
   options.command = {"/bin/sh", "-c", R"(test "$TRIREME_RESTART" = 1 && exit 0; test $RANK = 1 && kill -9 $$; sleep 60)"};
   options.max_restarts = 1;
   LaunchProcess launch(options, folder());

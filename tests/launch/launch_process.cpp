@@ -75,11 +75,11 @@ int LaunchProcess::wait() {
 }
 
 std::string LaunchProcess::out() const {
-  return read_file(folder_ / "stdout");
+  return fs::exists(folder_ / "stdout") ? read_file(folder_ / "stdout") : "";
 }
 
 std::string LaunchProcess::err() const {
-  return read_file(folder_ / "stderr");
+  return fs::exists(folder_ / "stderr") ? read_file(folder_ / "stderr") : "";
 }
 
 LaunchTest::LaunchTest() {

@@ -26,8 +26,8 @@ using testing::IsEmpty;
 class LauncherTest : public LaunchTest {
  protected:
   std::string value(int rank, const std::string& name) const {
-    const std::string text = "\n" + log(rank);
-    const size_t at = text.find("\n" + name + "=");
+    const std::string text = concat("\n", log(rank));
+    const size_t at = text.find(concat("\n", name, "="));
     return at == std::string::npos ? "missing" : text.substr(at + name.size() + 2, text.find('\n', at + 1) - at - name.size() - 2);
   }
 };

@@ -7,7 +7,7 @@
 //   stubborn     ignores SIGTERM and SIGINT from here on
 //   answer=NUMBER              from here on writes "got NUMBER" when that signal comes, and ends with 0 unless it is SIGUSR1
 //   child        daemon        starts a process that sleeps: in its group; in a session of its own with no parent
-//   await=FILE                 until $PROBE_DIR/FILE exists
+//   await=FILE                 until $PROBE_DIR/FILE exists; % in it stands for the number of restarts
 //   read         writes "read: " and what stdin has
 #include <dirent.h>
 #include <signal.h>
@@ -92,7 +92,8 @@ void list_descriptors() {
   std::sort(open.begin(), open.end());
   std::string line = "fds";
   for (const int fd : open) {
-    line += " " + std::to_string(fd);
+    line += ' ';
+    line += std::to_string(fd);
   }
   put(1, line + "\n");
 }
@@ -126,7 +127,11 @@ void do_step(const std::string& verb, const std::string& argument) {
   } else if (verb == "child" || verb == "daemon") {
     start_process(verb == "daemon");
   } else if (verb == "await") {
-    while (::access(in_probe_dir(argument).c_str(), F_OK) != 0) {
+    std::string name = argument;
+    if (const size_t mark = name.find('%'); mark != std::string::npos) {
+      name.replace(mark, 1, variable("TORCHELASTIC_RESTART_COUNT"));
+    }
+    while (::access(in_probe_dir(name).c_str(), F_OK) != 0) {
       ::usleep(1000);
     }
   } else if (verb == "read") {

@@ -41,7 +41,9 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   adopt(initial_layout(parameters, typed));
 }
 
+// Plain tensors on the same memory, not views to autograd: optimizers detach gradients in place, which views refuse.
 at::Tensor FlatParameters::view(const at::Tensor& flat, int64_t i) const {
+  const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
   const Slot& slot = layout_.slot_of(i);
   return flat.slice(0, slot.begin, slot.end).view(layout_.tensors()[i].sizes);
 }

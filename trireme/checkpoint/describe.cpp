@@ -8,6 +8,7 @@
 #include <trireme/checkpoint/weight_files.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace trireme::checkpoint {
 namespace {

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <utility>
 
 namespace trireme::checkpoint {
 namespace {

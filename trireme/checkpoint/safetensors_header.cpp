@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 namespace trireme::checkpoint {
 namespace {
@@ -50,7 +52,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool string(string_t& value) override {
-    if (in_metadata_) {
+    if (in_metadata_ && depth_ == 2) {
       header_.metadata[metadata_key_] = std::move(value);
       return true;
     }
@@ -222,6 +224,10 @@ Header parse_header(std::string_view file, const std::string& path) {
   const std::string_view text = file.substr(8, length);
   if (text.empty() || text.front() != '{') {
     throw InputError("safetensors", concat(path, ": the header must start with '{'"), again);
+  }
+  // nlohmann takes a zero byte for the end of the text, behind which anything could hide.
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    throw InputError("safetensors", concat(path, ": the header is not valid JSON at byte ", zero + 1, ": a zero byte"), again);
   }
   Header header;
   header.data_start = 8 + length;

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <set>
+#include <utility>
 
 namespace trireme::checkpoint {
 namespace {

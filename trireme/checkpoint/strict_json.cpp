@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 
+#include <utility>
 #include <vector>
 
 namespace trireme::checkpoint {
@@ -97,6 +98,10 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
 } // namespace
 
 nlohmann::json parse_strict_json(std::string_view text, const std::string& source) {
+  // nlohmann takes a zero byte for the end of the text, behind which anything could hide.
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    throw InputError("checkpoint", concat(source, " is not valid JSON at byte ", zero + 1, ": a zero byte"));
+  }
   Builder builder(source);
   nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
   return std::move(builder.root);

@@ -13,6 +13,7 @@
 
 #include <unistd.h>
 
+#include <future>
 #include <thread>
 
 namespace trireme::comm {
@@ -25,22 +26,35 @@ constexpr milliseconds kRetry{10};
 /// Single calls to a store that answers are immediate; only waiting for ranks takes the user's timeout.
 constexpr milliseconds kStoreCall{30'000};
 
-Store open_store(const Endpoint& endpoint, std::optional<int> listen_fd, const std::string& prefix) {
+Store open_store(const Endpoint& endpoint, std::optional<int> listen_fd, const std::string& prefix, milliseconds patience) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(endpoint.port);
   options.isServer = listen_fd.has_value();
   options.masterListenFd = listen_fd;
   options.waitWorkers = false;
   options.timeout = kStoreCall;
-  try {
-    auto handle = std::make_shared<Store::Handle>();
-    handle->store = c10::make_intrusive<c10d::TCPStore>(endpoint.host, options);
-    return Store(std::move(handle), prefix);
-  } catch (const std::exception& error) {
-    throw PeerError("comm", concat("what listens on ", endpoint.host, ":", endpoint.port, " is not the meeting point of this job (",
-                                   plain_text(error), ")."),
-                    "Another program may use this port: choose another MASTER_PORT.");
+  // In a thread of its own: c10d waits for ever for the answer of a stranger that accepts and says nothing.
+  auto opened = std::make_shared<std::promise<std::shared_ptr<Store::Handle>>>();
+  auto result = opened->get_future();
+  std::thread([opened, options, host = endpoint.host] {
+    try {
+      auto handle = std::make_shared<Store::Handle>();
+      handle->store = c10::make_intrusive<c10d::TCPStore>(host, options);
+      opened->set_value(std::move(handle));
+    } catch (...) {
+      opened->set_exception(std::current_exception());
+    }
+  }).detach();
+  std::string problem = "it does not answer";
+  if (result.wait_for(patience) == std::future_status::ready) {
+    try {
+      return Store(result.get(), prefix);
+    } catch (const std::exception& error) {
+      problem = plain_text(error);
+    }
   }
+  throw PeerError("comm", concat("what listens on ", endpoint.host, ":", endpoint.port, " is not the meeting point of this job (", problem, ")."),
+                  "Another program may use this port: choose another MASTER_PORT. Or rank 0 has just ended: look at its output.");
 }
 
 /// Waits until someone listens, so that the store's client never meets a closed door (it would sleep a second).
@@ -61,7 +75,7 @@ struct Opened {
   int store_host;
 };
 
-Opened open_as_host(const Environment& environment, const std::string& prefix) {
+Opened open_as_host(const Environment& environment, const std::string& prefix, milliseconds timeout) {
   Endpoint endpoint{environment.host, environment.port};
   int descriptor = -1;
   if (environment.listen_fd) {
@@ -82,20 +96,20 @@ Opened open_as_host(const Environment& environment, const std::string& prefix) {
   } else {
     descriptor = listen_on(endpoint);
   }
-  return {open_store(endpoint, descriptor, prefix), endpoint, 0};
+  return {open_store(endpoint, descriptor, prefix, timeout), endpoint, 0};
 }
 
 Opened open_store_for(const Environment& environment, Clock::time_point deadline, milliseconds timeout) {
   const std::string prefix = "trireme/" + environment.key_prefix;
   if (environment.rank == 0 && !environment.store_of_agent) {
-    return open_as_host(environment, prefix);
+    return open_as_host(environment, prefix, timeout);
   }
   Endpoint endpoint{environment.host, environment.port};
   if (endpoint.host.empty()) {
     endpoint = read_meeting(environment.meeting_file, deadline);
   }
   wait_for_listener(endpoint, environment, deadline, timeout);
-  return {open_store(endpoint, std::nullopt, prefix), endpoint, environment.store_of_agent ? -1 : 0};
+  return {open_store(endpoint, std::nullopt, prefix, timeout), endpoint, environment.store_of_agent ? -1 : 0};
 }
 
 void claim(Store& store, const Environment& environment) {
@@ -112,6 +126,18 @@ std::string here_key(int rank) {
   return "here/" + std::to_string(rank);
 }
 
+/// The host of a rank that is here, after checking that it means the same world.
+std::string host_of(Store& store, const Environment& environment, int rank) {
+  const std::string here = store.find(here_key(rank)).value_or("");
+  const size_t space = here.find(' ');
+  if (here.substr(0, space) != std::to_string(environment.size)) {
+    throw InputError("comm", concat("rank ", rank, " says the world has ", here.substr(0, space), " ranks, rank ", environment.rank, " says ",
+                                    environment.size, "."),
+                     "Start all ranks with the same WORLD_SIZE.");
+  }
+  return here.substr(space + 1);
+}
+
 void wait_for_all(Store& store, const Environment& environment, Clock::time_point deadline, milliseconds timeout) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < environment.size; ++rank) {
@@ -125,28 +151,14 @@ void wait_for_all(Store& store, const Environment& environment, Clock::time_poin
   for (int rank = 0; rank < environment.size; ++rank) {
     if (!store.find(here_key(rank))) {
       missing.push_back(rank);
+    } else {
+      host_of(store, environment, rank);
     }
   }
   throw PeerError("comm", concat(name_ranks(missing), missing.size() == 1 ? " has" : " have", " not come within ",
                                  format_seconds(static_cast<double>(timeout.count()) / 1000), "; ", environment.size - missing.size(), " of ",
                                  environment.size, " ranks are here."),
                   "Look at the output of the missing ones, or whether they were started at all; TRIREME_TIMEOUT sets the seconds to wait.");
-}
-
-/// "size host" of every rank, checked against this rank's idea of the world.
-std::vector<std::string> hosts_of_all(Store& store, const Environment& environment) {
-  std::vector<std::string> hosts;
-  for (int rank = 0; rank < environment.size; ++rank) {
-    const std::string here = store.find(here_key(rank)).value_or("");
-    const size_t space = here.find(' ');
-    if (here.substr(0, space) != std::to_string(environment.size)) {
-      throw InputError("comm", concat("rank ", rank, " says the world has ", here.substr(0, space), " ranks, rank ", environment.rank, " says ",
-                                      environment.size, "."),
-                       "Start all ranks with the same WORLD_SIZE.");
-    }
-    hosts.push_back(here.substr(space + 1));
-  }
-  return hosts;
 }
 
 } // namespace
@@ -156,7 +168,10 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   Opened opened = open_store_for(environment, deadline, timeout);
   claim(opened.store, environment);
   wait_for_all(opened.store, environment, deadline, timeout);
-  const auto hosts = hosts_of_all(opened.store, environment);
+  std::vector<std::string> hosts;
+  for (int rank = 0; rank < environment.size; ++rank) {
+    hosts.push_back(host_of(opened.store, environment, rank));
+  }
 
   int before = 0;
   int local = 0;
@@ -168,7 +183,7 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   }
   const bool one_host = local == environment.size;
   return {.store = opened.store,
-          .watch_store = open_store(opened.endpoint, std::nullopt, opened.store.prefix()),
+          .watch_store = open_store(opened.endpoint, std::nullopt, opened.store.prefix(), timeout),
           .store_host = opened.store_host,
           .local_rank = environment.local_rank >= 0 ? environment.local_rank : before,
           .local_size = environment.local_size > 0 ? environment.local_size : local,

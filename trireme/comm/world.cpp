@@ -8,6 +8,8 @@
 #include <trireme/comm/null/null_backend.h>
 #include <trireme/comm/rendezvous.h>
 
+#include <c10/util/Logging.h>
+
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -34,6 +36,34 @@ std::chrono::milliseconds timeout_from(const WorldOptions& options) {
 std::string backend_from(const WorldOptions& options) {
   return options.backend == "auto" ? env::text("TRIREME_BACKEND").value_or("auto") : options.backend;
 }
+
+/// Keeps libtorch's own lines about broken connections ("recvValue failed on SocketImpl...") off
+/// stderr while a world lives: our errors name the rank, those a file descriptor. TORCH_CPP_LOG_LEVEL
+/// brings them back.
+class QuietLibtorch {
+ public:
+  QuietLibtorch() {
+#ifndef C10_USE_GLOG
+    if (!env::text("TORCH_CPP_LOG_LEVEL")) {
+      before_ = FLAGS_caffe2_log_level;
+      FLAGS_caffe2_log_level = std::max(before_, kErrorLevel);
+    }
+#endif
+  }
+  ~QuietLibtorch() {
+#ifndef C10_USE_GLOG
+    if (!env::text("TORCH_CPP_LOG_LEVEL")) {
+      FLAGS_caffe2_log_level = before_;
+    }
+#endif
+  }
+  QuietLibtorch(const QuietLibtorch&) = delete;
+  QuietLibtorch& operator=(const QuietLibtorch&) = delete;
+
+ private:
+  static constexpr int kErrorLevel = 2;
+  int before_ = 0;
+};
 
 } // namespace
 
@@ -147,6 +177,7 @@ class World::Impl {
     return Group(std::move(state));
   }
 
+  QuietLibtorch quiet_;
   Environment environment_;
   std::chrono::milliseconds timeout_;
   std::string backend_;

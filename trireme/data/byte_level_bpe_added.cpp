@@ -33,14 +33,13 @@ std::vector<TextPart> AddedTokens::split(std::string_view text) const {
       continue;
     }
     // The search goes on behind the token itself; only what is kept of the text shrinks by the white space.
-    const size_t start = token->lstrip ? std::max(space_before(text, at), done) : at;
+    const size_t start = token->lstrip ? space_before(text, at) : at;
     at += token->content.size();
-    const size_t end = token->rstrip ? space_after(text, at) : at;
     if (done < start) {
       parts.push_back({text.substr(done, start - done), std::nullopt});
     }
-    parts.push_back({text.substr(std::min(start, end), end - std::min(start, end)), token->id});
-    done = end;
+    parts.push_back({"", token->id});
+    done = token->rstrip ? space_after(text, at) : at;
   }
   if (done < text.size()) {
     parts.push_back({text.substr(done), std::nullopt});

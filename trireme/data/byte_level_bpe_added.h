@@ -20,7 +20,7 @@ struct AddedToken {
   bool normalized = false;
 };
 
-/// A part of a text: an added token, or (no id) what lies between two of them.
+/// A part of a text: an added token (its id, no text), or what lies between two of them (no id).
 struct TextPart {
   std::string_view text;
   std::optional<int32_t> id;

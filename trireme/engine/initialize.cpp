@@ -39,7 +39,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
   parallel::check_same_model(impl->buffers, impl->group);
   if (config.data_parallel.broadcast_at_start) {
     parallel::broadcast_parameters(impl->buffers, impl->group);
-    parallel::broadcast_buffers(*options.model, impl->group);
+    parallel::broadcast_untrained(*options.model, impl->group);
   }
   std::vector<bucket::FlatParameters*> buffers;
   for (const auto& buffer : impl->buffers) {

@@ -25,7 +25,7 @@ DataParallelOptions small_buckets() {
 // One process on the whole batch: what every parallel run must equal.
 Toy train_alone(int steps) {
   Toy model(1);
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0));
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
     model->loss(toy_batch(step, kGlobalRows)).backward();
@@ -41,7 +41,7 @@ TEST_P(DataParallelTest, AnOrdinaryLoopEqualsOneProcess) {
                         [](comm::World& world) {
                           Toy model(1 + world.rank()); // other weights on every rank: construction hands out rank 0's
                           DataParallel parallel(*model, world.group(), small_buckets());
-                          torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
+                          torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0));
                           const int64_t rows = kGlobalRows / world.size();
                           for (int step = 0; step < 20; ++step) {
                             optimizer.zero_grad(); // sets gradients to none: the views come back by themselves
@@ -61,7 +61,7 @@ TEST_P(DataParallelTest, NoSyncAccumulatesBeforeOneReduction) {
                         [](comm::World& world) {
                           Toy model(1);
                           DataParallel parallel(*model, world.group(), small_buckets());
-                          torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
+                          torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0));
                           const int64_t rows = kGlobalRows / world.size();
                           for (int step = 0; step < 10; ++step) {
                             parallel.zero_grad();

@@ -3,6 +3,7 @@
 #include <trireme/base/env.h>
 #include <trireme/base/text.h>
 #include <trireme/comm/gloo/gloo_pending.h>
+#include <trireme/comm/gloo/terminate_guard.h>
 #include <trireme/comm/store_handle.h>
 
 #include <ATen/ATen.h>
@@ -99,6 +100,7 @@ class GlooBackend : public Backend {
       throw Trouble(Trouble::Kind::lost, plain_text(error));
     }
     shared_->break_connections = [gloo = gloo_.get()] { gloo->break_connections(); };
+    guard_gloo_thread(shared_);
     // gloo may put off its last handshakes to the first operation, where they can outlast the deadline.
     barrier()->wait();
     bytes_sent_ = 0;
@@ -183,12 +185,7 @@ class GlooBackend : public Backend {
   }
 
   void interrupt() override {
-    const std::lock_guard lock(shared_->mutex);
-    shared_->interrupted = true;
-    for (auto* message : shared_->waiting) {
-      message->abort_locked();
-    }
-    shared_->changed.notify_all();
+    shared_->interrupt();
   }
 
   void close() override {
@@ -201,6 +198,10 @@ class GlooBackend : public Backend {
       const std::lock_guard lock(shared_->mutex);
       shared_->break_connections();
       shared_->break_connections = [] {};
+      if (shared_->wedged) {
+        gloo_.release(); // lost for the rest of the process
+        return;
+      }
     }
     gloo_.reset();
   }

@@ -26,6 +26,26 @@ Trouble trouble_of(const std::exception_ptr& error) {
 
 } // namespace
 
+void GlooShared::interrupt_locked() {
+  interrupted = true;
+  for (auto* message : waiting) {
+    message->abort_locked();
+  }
+  changed.notify_all();
+}
+
+void GlooShared::interrupt() {
+  const std::lock_guard lock(mutex);
+  interrupt_locked();
+}
+
+void GlooShared::wedge() {
+  const std::lock_guard lock(mutex);
+  wedged = true;
+  break_connections = [] {};
+  interrupt_locked();
+}
+
 GlooCollective::GlooCollective(const c10::intrusive_ptr<c10d::Work>& work, std::shared_ptr<GlooShared> shared, Deadline deadline,
                                std::function<void()> after)
     : shared_(std::move(shared)), outcome_(std::make_shared<Outcome>()), deadline_(deadline),
@@ -141,7 +161,10 @@ void GlooMessage::wait() {
       error_ = std::current_exception();
     }
     finished_ = true;
-    work_.reset();
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->wedged) {
+      work_.release(); // its destructor would wait for a lock that is never given back
+    }
   }
   if (error_) {
     std::rethrow_exception(error_);

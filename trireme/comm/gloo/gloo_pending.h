@@ -25,6 +25,14 @@ struct GlooShared {
   std::set<GlooMessage*> waiting;
   /// Breaks all connections, which ends every operation in flight with an error. Called with the mutex held.
   std::function<void()> break_connections;
+
+  /// Makes every wait() fail.
+  void interrupt();
+  /// interrupt() for when gloo's thread has died.
+  void wedge();
+
+ private:
+  void interrupt_locked();
 };
 
 using Deadline = std::chrono::steady_clock::time_point;

@@ -20,7 +20,7 @@ class DataParallel::Impl {
       : group_(std::move(group)), buffers_(flatten(trainable_parameters(model), group_, options)) {
     check_same_model(buffers_, group_);
     broadcast_parameters(buffers_, group_);
-    broadcast_buffers(model, group_);
+    broadcast_untrained(model, group_);
     std::vector<bucket::FlatParameters*> pointers;
     for (const auto& buffer : buffers_) {
       pointers.push_back(buffer.get());
@@ -75,8 +75,6 @@ class DataParallel::Impl {
     }
   }
 
-  std::unique_ptr<Reducer> reducer;
-
  private:
   at::Tensor riders() const {
     return buffers_.front()->riders();
@@ -86,9 +84,12 @@ class DataParallel::Impl {
   }
 
   comm::Group group_;
-  std::vector<std::unique_ptr<bucket::FlatParameters>> buffers_;
+  FlatBuffers buffers_;
   bool mean_ = true;
   int64_t steps_ = 0;
+
+ public:
+  std::unique_ptr<Reducer> reducer; // last: its destructor takes the hooks off the buffers
 };
 
 DataParallel::DataParallel(torch::nn::Module& model, comm::Group group, const DataParallelOptions& options)

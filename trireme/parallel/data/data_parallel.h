@@ -19,7 +19,8 @@ namespace trireme::parallel {
 ///
 /// Construction broadcasts rank 0's parameters and buffers. After every backward()
 /// the gradients of all parameters are the mean over the ranks; nothing else in the
-/// loop changes. Each rank feeds its own part of the data (data::DistributedSampler).
+/// loop changes. A parameter that no rank used gets a zero gradient, so an optimizer's
+/// weight decay still acts on it. Each rank feeds its own part of the data (data::DistributedSampler).
 ///
 /// Ranks may run out of data at different times: a rank that has no more batches
 /// calls join(), which takes part in the others' reductions with nothing to add (the

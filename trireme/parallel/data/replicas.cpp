@@ -91,15 +91,23 @@ void broadcast_parameters(const FlatBuffers& buffers, const comm::Group& group, 
   }
 }
 
-void broadcast_buffers(torch::nn::Module& model, const comm::Group& group, int root) {
+void broadcast_untrained(torch::nn::Module& model, const comm::Group& group, int root) {
   if (group.size() == 1) {
     return;
   }
   const torch::NoGradGuard no_grad;
+  const auto broadcast = [&](const std::string& name, at::Tensor tensor) {
+    at::Tensor whole = tensor.detach().contiguous();
+    group.broadcast(whole, root, name).wait();
+    tensor.detach().copy_(whole);
+  };
+  for (const auto& item : model.named_parameters()) {
+    if (!item.value().requires_grad()) {
+      broadcast(item.key(), item.value());
+    }
+  }
   for (const auto& item : model.named_buffers()) {
-    at::Tensor whole = item.value().contiguous();
-    group.broadcast(whole, root, item.key()).wait();
-    item.value().copy_(whole);
+    broadcast(item.key(), item.value());
   }
 }
 

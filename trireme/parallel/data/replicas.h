@@ -28,7 +28,7 @@ void check_same_model(const FlatBuffers& buffers, const comm::Group& group);
 
 /// Makes every rank's parameters those of `root`.
 void broadcast_parameters(const FlatBuffers& buffers, const comm::Group& group, int root = 0);
-/// The same for the module's buffers (running means and the like).
-void broadcast_buffers(torch::nn::Module& model, const comm::Group& group, int root = 0);
+/// The same for what is not trained: frozen parameters and the module's buffers.
+void broadcast_untrained(torch::nn::Module& model, const comm::Group& group, int root = 0);
 
 } // namespace trireme::parallel
