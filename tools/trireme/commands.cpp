@@ -48,13 +48,15 @@ struct Parser {
     c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->expected(1)->take_all();
     c->add_option("--resume", train.resume_from, "Continue from the newest checkpoint of the run folder (auto) or from a checkpoint")
         ->type_name("[auto|PATH]")
-        ->expected(0, 1)
-        ->each([this](const std::string&) { train.resume = true; });
+        ->expected(0, 1);
     c->add_option("--max-restarts", train.max_restarts, "Start again from the newest checkpoint this often when a rank dies")->check(CLI::NonNegativeNumber);
     c->add_option("--out", train.out, "Run folder (default runs/<name of the run file>)")->type_name("DIR");
     c->add_flag("--all-output", train.all_output, "Show the output of all ranks, not only of rank 0");
     c->callback([this, c] {
       train.resume = c->count("--resume") > 0;
+      if (train.resume_from.empty()) { // --resume without a value
+        train.resume_from = "auto";
+      }
       result = train;
     });
   }

@@ -72,9 +72,22 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
   progress_.emplace(options);
 }
 
+void RunLog::write(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    if (!complained_) {
+      log::error("what the run writes about itself is incomplete, training goes on: ", error.what());
+    }
+    complained_ = true;
+  }
+}
+
 void RunLog::step(const monitor::StepMetrics& metrics) {
-  metrics_.write(metrics);
-  tensorboard_.step(metrics);
+  write([&] {
+    metrics_.write(metrics);
+    tensorboard_.step(metrics);
+  });
   progress_->update(metrics);
   const auto keep = last_;
   last_ = metrics;
@@ -86,9 +99,7 @@ void RunLog::status(const char* text) {
   progress_->status(text);
 }
 
-void RunLog::finish(const std::string& sample) {
-  progress_.reset();
-  tensorboard_.flush();
+void RunLog::write_report(const std::string& sample) {
   const auto steps = monitor::read_metrics(folder_ / "metrics.jsonl");
   for (auto step = steps.rbegin(); step != steps.rend() && !last_.val_loss; ++step) { // a resumed run that had nothing left to do
     last_.val_loss = step->val_loss;
@@ -116,7 +127,14 @@ void RunLog::finish(const std::string& sample) {
     summary.samples.push_back({prompt, sample.substr(shared)});
   }
   monitor::write_report(folder_ / "report.html", summary, steps);
+}
 
+void RunLog::finish(const std::string& sample) {
+  progress_.reset();
+  write([&] {
+    tensorboard_.flush();
+    write_report(sample);
+  });
   if (last_.val_loss) {
     log::info("validation loss ", decimals(*last_.val_loss), ' ', loss_unit(run_),
               datasets_.unigram_entropy_per_byte ? concat(" (letter frequencies alone: ", decimals(*datasets_.unigram_entropy_per_byte), ')') : "");

@@ -10,13 +10,15 @@
 #include <trireme/monitor/tensorboard_writer.h>
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
 namespace trireme::tools {
 
 /// What rank 0 shows and writes while training: the progress line, metrics.jsonl,
-/// TensorBoard events, run.json and, at the end, report.html.
+/// TensorBoard events, run.json and, at the end, report.html. A file that cannot be
+/// written (a full disk) is complained about once and does not end the training.
 class RunLog {
  public:
   RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
@@ -28,6 +30,9 @@ class RunLog {
   void finish(const std::string& sample);
 
  private:
+  void write(const std::function<void()>& action);
+  void write_report(const std::string& sample);
+
   std::filesystem::path folder_;
   const config::RunConfig& run_;
   engine::Engine& engine_;
@@ -38,6 +43,7 @@ class RunLog {
   monitor::StepMetrics last_;
   double started_;
   int64_t parameters_;
+  bool complained_ = false;
 };
 
 } // namespace trireme::tools

@@ -1,0 +1,94 @@
+#include "shell.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+namespace trireme::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class BadInputTest : public RunFolder {
+ protected:
+  // Status 2 and one clear sentence, said once, from whichever rank.
+  void expect_refused(const Finished& run, const std::string& words, int status = 2) {
+    EXPECT_EQ(run.status, status) << run.output;
+    EXPECT_THAT(run.output, HasSubstr(words));
+    EXPECT_EQ(run.output.find("terminate called"), std::string::npos) << run.output;
+    EXPECT_EQ(run.output.find("frame #"), std::string::npos) << "no stack traces:\n" << run.output;
+    size_t count = 0;
+    for (size_t at = run.output.find(words); at != std::string::npos; at = run.output.find(words, at + 1)) {
+      ++count;
+    }
+    EXPECT_EQ(count, 1u) << run.output;
+  }
+};
+
+TEST_F(BadInputTest, ARunFileThatIsMissingOrNotJson) {
+  expect_refused(sh(kTrireme + " train " + path("absent.json")), "absent.json does not exist");
+  write_file_atomically(folder / "broken.json", "{\"model\": {\"type\": \"gpt\",}}");
+  expect_refused(sh(kTrireme + " train " + path("broken.json")), "broken.json:1:");
+}
+
+TEST_F(BadInputTest, AnUnknownKey) {
+  expect_refused(train("-n 2 --set engine.gradient_clipp1ng=1"), "Did you mean \"gradient_clipping\"?");
+  expect_refused(train("-n 2 --set engine.zero_optimization.stage=2"), "not yet");
+  expect_refused(train("-n 2 --set engine.fp16.enabled=true"), "not yet");
+}
+
+TEST_F(BadInputTest, BatchSizesThatDoNotFitTheRanks) {
+  expect_refused(train("-n 5"), "the batch sizes do not fit 5 data ranks");
+}
+
+TEST_F(BadInputTest, ZeroRanks) {
+  expect_refused(train("-n 0"), "ranks");
+}
+
+TEST_F(BadInputTest, AMissingDataFile) {
+  write_run("run.json", R"({"type": "gpt", "layers": 1, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50})", "absent.bin");
+  expect_refused(train("-n 2"), "there is no file");
+}
+
+TEST_F(BadInputTest, ATokenAboveTheVocabulary) {
+  std::vector<uint16_t> tokens(6000, 7);
+  tokens[1234] = 50;
+  write_tokens("tokens.bin", tokens);
+  expect_refused(train("-n 2"), "1234");
+}
+
+TEST_F(BadInputTest, WeightsThatAreTruncatedOrCorrupt) {
+  ASSERT_EQ(train("-n 1 --set training.steps=5").status, 0);
+  const fs::path checkpoint = folder / "out/checkpoints/global_step5";
+  const std::string weights = read_file(checkpoint / "rank00000.safetensors");
+  write_file_atomically(folder / "short.safetensors", weights.substr(0, weights.size() / 2));
+  write_file_atomically(folder / "noise.safetensors", std::string(1000, '\x7f'));
+  for (const char* file : {"short.safetensors", "noise.safetensors"}) {
+    const Finished run = sh(concat(kTrireme, " train ", path("run.json"), " -n 1 --out ", path("other"), " --set model.init_from=", path(file)));
+    expect_refused(run, file);
+    fs::remove_all(folder / "other");
+    expect_refused(sh(concat(kTrireme, " inspect ", path(file))), file);
+  }
+  // A damaged checkpoint is named and not loaded; there is no other.
+  std::string damaged = weights;
+  damaged[damaged.size() - 100] ^= 1;
+  write_file_atomically(checkpoint / "rank00000.safetensors", damaged);
+  const Finished resumed = train("-n 1 --resume");
+  EXPECT_EQ(resumed.status, 2) << resumed.output;
+  EXPECT_THAT(resumed.output, HasSubstr("rank00000.safetensors"));
+}
+
+TEST_F(BadInputTest, APortInUse) {
+  // Somebody listens on the port that torchrun-like variables name.
+  const std::string command = concat("python3 -c \"import socket,subprocess,os,sys; s=socket.socket(); s.bind((\\\"127.0.0.1\\\",0)); s.listen(); ",
+                                     "e=dict(os.environ,RANK=\\\"0\\\",WORLD_SIZE=\\\"2\\\",LOCAL_RANK=\\\"0\\\",MASTER_ADDR=\\\"127.0.0.1\\\",MASTER_PORT=str(s.getsockname()[1])); ",
+                                     "sys.exit(subprocess.call([\\\"", TRIREME_BINARY_DIR, "/bin/trireme-rank\\\",\\\"train\\\",\\\"", path("run.json"), "\\\",\\\"--out\\\",\\\"", path("out"),
+                                     "\\\"],env=e))\"");
+  const Finished run = sh(command, 60);
+  EXPECT_TRUE(run.status == 1 || run.status == 2) << run.output;
+  EXPECT_THAT(run.output, HasSubstr("in use"));
+}
+
+} // namespace
+} // namespace trireme::tools

@@ -1,0 +1,105 @@
+#include "shell.h"
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+namespace trireme::tools {
+namespace {
+
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+TEST(CommandLineTest, HelpHasAnExampleForEveryCommand) {
+  EXPECT_EQ(sh(kTrireme + " --help").status, 0);
+  for (const char* command : {"train", "launch", "generate", "inspect", "doctor", "data fetch", "bench optim"}) {
+    const Finished help = sh(concat(kTrireme, ' ', command, " --help"));
+    EXPECT_EQ(help.status, 0) << command;
+    EXPECT_THAT(help.output, HasSubstr("Example:\n  trireme ")) << command;
+  }
+}
+
+TEST(CommandLineTest, SlipsAreAnsweredWithWhatWasMeant) {
+  const Finished slip = sh(kTrireme + " trian run.json");
+  EXPECT_EQ(slip.status, 2);
+  EXPECT_THAT(slip.output, HasSubstr("Did you mean \"train\"?"));
+  EXPECT_EQ(sh(kTrireme).status, 2);
+  EXPECT_EQ(sh(kTrireme + " train").status, 2);
+  EXPECT_EQ(sh(kTrireme + " train x.json -n 0").status, 2);
+  EXPECT_EQ(sh(kTrireme + " launch -n 2").status, 2);
+}
+
+// The promise that launch and mistakes cost milliseconds: the program has no libtorch in it.
+TEST(CommandLineTest, TheProgramPeopleTypeHasNoTorch) {
+  const Finished libraries = sh("ldd " + kTrireme);
+  EXPECT_EQ(libraries.status, 0);
+  EXPECT_THAT(libraries.output, testing::Not(HasSubstr("torch")));
+}
+
+TEST(CommandLineTest, DoctorReports) {
+  const Finished doctor = sh(kTrireme + " doctor --json");
+  EXPECT_EQ(doctor.status, 0) << doctor.output;
+  const auto json = nlohmann::json::parse(doctor.output);
+  EXPECT_TRUE(json.at("good").get<bool>());
+  EXPECT_TRUE(json.contains("backend gloo"));
+}
+
+TEST(CommandLineTest, BenchOptimPrintsRows) {
+  const Finished bench = sh(kTrireme + " bench optim --params 100000 --threads 1,2 --repeats 3 --json");
+  EXPECT_EQ(bench.status, 0) << bench.output;
+  const auto first = nlohmann::json::parse(bench.output.substr(0, bench.output.find('\n')));
+  for (const char* key : {"impl", "params", "threads", "ms"}) {
+    EXPECT_TRUE(first.contains(key)) << key;
+  }
+}
+
+TEST(CommandLineTest, LaunchStartsAnyProgram) {
+  const Finished launched = sh(kTrireme + " launch -n 3 --all-output -- sh -c \"echo rank \\$RANK of \\$WORLD_SIZE\"");
+  EXPECT_EQ(launched.status, 0) << launched.output;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_THAT(launched.output, HasSubstr(concat("rank ", rank, " of 3")));
+  }
+  EXPECT_EQ(sh(kTrireme + " launch -n 2 -- sh -c \"exit 7\"").status, 7);
+}
+
+class WholeRunTest : public RunFolder {};
+
+TEST_F(WholeRunTest, TrainsEvaluatesSavesReportsAndGenerates) {
+  const Finished run = train("-n 2 --set data.validation=[\\\"" + path("tokens.bin") + "\\\"] --set training.eval_every=10");
+  ASSERT_EQ(run.status, 0) << run.output;
+  for (const char* file : {"metrics.jsonl", "report.html", "run.json", "checkpoints/latest", "checkpoints/global_step30/manifest.json", "logs/rank1.log"}) {
+    EXPECT_TRUE(fs::exists(folder / "out" / file)) << file;
+  }
+  EXPECT_FALSE(fs::is_empty(folder / "out/tensorboard"));
+  std::vector<nlohmann::json> steps;
+  for (std::string text = read_file(folder / "out/metrics.jsonl"); !text.empty(); text.erase(0, text.find('\n') + 1)) {
+    steps.push_back(nlohmann::json::parse(text.substr(0, text.find('\n'))));
+  }
+  ASSERT_EQ(steps.size(), 30u);
+  EXPECT_LT(steps.back()["loss"].get<double>(), 0.8 * steps.front()["loss"].get<double>());
+  EXPECT_TRUE(steps[9].contains("val_loss"));
+  EXPECT_FALSE(steps[10].contains("val_loss"));
+  for (const char* key : {"lr", "grad_norm", "tokens_per_s", "step_ms", "peak_rss_bytes", "comm_bytes"}) {
+    EXPECT_TRUE(steps.back().contains(key)) << key;
+  }
+  EXPECT_GT(steps.back()["comm_bytes"].get<int64_t>(), 0);
+
+  const Finished inspected = sh(kTrireme + " inspect --json " + path("out/checkpoints"));
+  EXPECT_EQ(inspected.status, 0) << inspected.output;
+  EXPECT_THAT(inspected.output, HasSubstr("transformer.h.1.mlp.c_fc.weight"));
+  const Finished text = sh(kTrireme + " generate " + path("out") + " --prompt \"1 2 3\" --tokens 5 --temperature 0 --json");
+  EXPECT_EQ(text.status, 0) << text.output;
+  EXPECT_EQ(nlohmann::json::parse(text.output)["tokens"].size(), 8u);
+}
+
+TEST_F(WholeRunTest, AnEarlierRunIsNeverOverwrittenUnasked) {
+  ASSERT_EQ(train("-n 1 --set training.steps=5").status, 0);
+  const Finished again = train("-n 1");
+  EXPECT_EQ(again.status, 2);
+  EXPECT_THAT(again.output, HasSubstr("already holds a run"));
+  const Finished resumed = train("-n 1 --resume");
+  EXPECT_EQ(resumed.status, 0) << resumed.output;
+  EXPECT_THAT(resumed.output, HasSubstr("at step 5"));
+}
+
+} // namespace
+} // namespace trireme::tools

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+namespace trireme::tools {
+
+/// The program under test.
+inline const std::string kTrireme = TRIREME_BINARY_DIR "/bin/trireme";
+
+struct Finished {
+  int status = -1; ///< exit status, or 128 + signal
+  std::string output; ///< stdout and stderr
+};
+
+/// Runs a shell command to its end; killed after `seconds`.
+inline Finished sh(const std::string& command, int seconds = 120) {
+  FILE* pipe = ::popen(concat("timeout -k 5 ", seconds, " sh -c '", command, "' 2>&1").c_str(), "r");
+  Finished finished;
+  std::array<char, 4096> buffer;
+  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
+    finished.output.append(buffer.data(), n);
+  }
+  const int status = ::pclose(pipe);
+  finished.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return finished;
+}
+
+/// A folder with a tiny data set and a run file on it.
+class RunFolder : public testing::Test {
+ protected:
+  RunFolder() : folder(std::filesystem::path(testing::TempDir()) / concat("trireme_tools_", ::getpid())) {
+    std::filesystem::create_directories(folder);
+    std::vector<uint16_t> tokens; // counting with strides: something a model learns in a few steps
+    for (int i = 0; i < 6000; ++i) {
+      tokens.push_back(static_cast<uint16_t>((i * (1 + i / 600)) % 50));
+    }
+    write_tokens("tokens.bin", tokens);
+    write_run("run.json", R"({"type": "gpt", "layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50})");
+  }
+  ~RunFolder() override {
+    std::filesystem::remove_all(folder);
+  }
+
+  void write_tokens(const std::string& name, const std::vector<uint16_t>& tokens) {
+    write_file_atomically(folder / name, std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
+  }
+  void write_run(const std::string& name, const std::string& model, const std::string& data_file = "tokens.bin") {
+    write_file_atomically(folder / name, concat(R"({"model": )", model, R"(,
+  "data": {"type": "tokens", "train": [")", data_file, R"("], "shuffle": true},
+  "training": {"steps": 30, "checkpoint_every": 5},
+  "engine": {"train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}})"));
+  }
+  std::string path(const std::string& name) const {
+    return (folder / name).string();
+  }
+  Finished train(const std::string& rest, int seconds = 120) const {
+    return sh(concat(kTrireme, " train ", path("run.json"), " --out ", path("out"), ' ', rest), seconds);
+  }
+
+  std::filesystem::path folder;
+};
+
+} // namespace trireme::tools
