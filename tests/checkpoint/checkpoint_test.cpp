@@ -14,7 +14,8 @@ using testing::UnorderedElementsAre;
 class CheckpointTest : public FolderTest {
  protected:
   void save_step(int64_t step, const SaveOptions& options = {}) {
-    save(folder_, step_tag(step), comm::Group(), {whole_of("w", at::full({3, 2}, static_cast<double>(step)))}, {{"step", step}}, json::object(), options);
+    save(folder_, step_tag(step), comm::Group(), {whole_of("w", at::full({3, 2}, static_cast<double>(step)))}, {{"step", step}},
+         json::object(), options);
   }
   int64_t loaded_step() {
     const Checkpoint opened = Checkpoint::open(folder_);
@@ -90,9 +91,10 @@ TEST_F(CheckpointTest, AnyCutOfAnySavingRanksReadsBackAnyRange) {
     const int64_t middle = upto(right.numel());
     const std::vector<int64_t> offset{0, column, 0};
     of_ranks[0].push_back({"boxed", "parameter", boxed.sizes().vec(), 0, left, {0, 0, 0}, left.sizes().vec()});
-    of_ranks[ranks - 1].push_back({"boxed", "parameter", boxed.sizes().vec(), 0, right.reshape({-1}).narrow(0, 0, middle), offset, right.sizes().vec()});
-    of_ranks[0].push_back({"boxed", "parameter", boxed.sizes().vec(), middle, right.reshape({-1}).narrow(0, middle, right.numel() - middle), offset,
-                           right.sizes().vec()});
+    of_ranks[ranks - 1].push_back(
+        {"boxed", "parameter", boxed.sizes().vec(), 0, right.reshape({-1}).narrow(0, 0, middle), offset, right.sizes().vec()});
+    of_ranks[0].push_back({"boxed", "parameter", boxed.sizes().vec(), middle,
+                           right.reshape({-1}).narrow(0, middle, right.numel() - middle), offset, right.sizes().vec()});
     const fs::path folder = folder_ / concat("global_step", trial);
     write_by_hand(folder, of_ranks, trial);
 
@@ -200,13 +202,15 @@ TEST_F(CheckpointTest, NeverReplacesAFolderThatIsNoCheckpoint) {
 TEST_F(CheckpointTest, RefusesShardsThatDoNotFitTogetherAndKeepsTheEarlierCheckpoint) {
   save_step(1);
   const at::Tensor w = at::arange(10, at::kFloat);
-  const auto refusal = [&](const std::vector<TensorShard>& shards, const json& state = json::object(), const std::string& tag = "global_step2") {
+  const auto refusal = [&](const std::vector<TensorShard>& shards, const json& state = json::object(),
+                           const std::string& tag = "global_step2") {
     return message_of<InputError>([&] { save(folder_, tag, comm::Group(), shards, state); });
   };
   EXPECT_THAT(refusal({part_of("x", w, 0, 4), part_of("x", w, 5, 10)}), HasSubstr("tensor \"x\" lacks elements [4, 5)"));
   EXPECT_THAT(refusal({part_of("x", w, 0, 6), part_of("x", w, 5, 10)}), HasSubstr("tensor \"x\" has elements [5, 6) twice"));
   EXPECT_THAT(refusal({whole_of("x", w), whole_of("x", w)}), HasSubstr("tensor \"x\" has elements [0, 10) twice"));
-  EXPECT_THAT(refusal({part_of("x", w, 0, 4), part_of("x", w.to(at::kInt), 4, 10)}), HasSubstr("parameter F32 [10] on one rank and parameter I32"));
+  EXPECT_THAT(refusal({part_of("x", w, 0, 4), part_of("x", w.to(at::kInt), 4, 10)}),
+              HasSubstr("parameter F32 [10] on one rank and parameter I32"));
   EXPECT_THAT(refusal({{"x", "p", {10}, 5, w, {}, {}}}), HasSubstr("lie outside"));
   EXPECT_THAT(refusal({{"x", "p", {10}, 0, at::Tensor(), {}, {}}}), HasSubstr("undefined"));
   EXPECT_THAT(refusal({{"", "p", {10}, 0, w, {}, {}}}), HasSubstr("needs a name"));
@@ -236,7 +240,8 @@ TEST_F(CheckpointTest, OpensByFolderOrTag) {
   put_content(folder_ / "latest", "global_step1"); // a person goes back
   EXPECT_EQ(Checkpoint::open(folder_).step(), 1);
   EXPECT_EQ(find_newest(folder_), folder_ / "global_step1");
-  EXPECT_THAT(message_of<InputError>([&] { Checkpoint::open(folder_, "global_step3"); }), AllOf(HasSubstr("global_step3"), HasSubstr("Did you mean")));
+  EXPECT_THAT(message_of<InputError>([&] { Checkpoint::open(folder_, "global_step3"); }),
+              AllOf(HasSubstr("global_step3"), HasSubstr("Did you mean")));
   EXPECT_THROW(Checkpoint::open(folder_, "../" + folder_.filename().string() + "/global_step1"), InputError);
 }
 

@@ -129,7 +129,8 @@ TEST_F(CheckpointDamageTest, AManifestOfAnotherSaveIsNoticed) {
 }
 
 TEST_F(CheckpointDamageTest, LatestMayBeMissingStaleOrNonsense) {
-  for (const std::string& text : {std::string(""), std::string("global_step9\n"), std::string("../x"), std::string("\0\xff", 2), std::string(100'000, 'x')}) {
+  for (const std::string& text : {std::string(""), std::string("global_step9\n"), std::string("../x"), std::string("\0\xff", 2),
+                                  std::string(100'000, 'x')}) {
     put_content(folder_ / "latest", text);
     EXPECT_EQ(loaded_step(), 2);
     EXPECT_THAT(warning_, HasSubstr("latest"));

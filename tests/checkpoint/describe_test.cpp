@@ -12,14 +12,16 @@ using testing::Not;
 class DescribeTest : public FolderTest {};
 
 TEST_F(DescribeTest, ListsASafetensorsFile) {
-  write_safetensors(folder_ / "m.safetensors", {{"wte", at::ones({4, 3})}, {"bad\x1b[31m", at::ones({2}, at::kBFloat16)}}, {{"format", "pt"}});
+  write_safetensors(folder_ / "m.safetensors", {{"wte", at::ones({4, 3})}, {"bad\x1b[31m", at::ones({2}, at::kBFloat16)}},
+                    {{"format", "pt"}});
   const auto json = describe_json(folder_ / "m.safetensors");
   EXPECT_EQ(json["kind"], "safetensors");
   EXPECT_EQ(json["bytes"], fs::file_size(folder_ / "m.safetensors"));
   EXPECT_EQ(json["metadata"]["format"], "pt");
   EXPECT_EQ(json["tensors"][0].dump(), R"({"name":"wte","dtype":"F32","shape":[4,3],"bytes":48})");
   const std::string text = describe(folder_ / "m.safetensors");
-  EXPECT_THAT(text, AllOf(HasSubstr("wte"), HasSubstr("F32"), HasSubstr("[4, 3]"), HasSubstr("48 B"), HasSubstr("2 tensors"), HasSubstr("format = pt")));
+  EXPECT_THAT(text, AllOf(HasSubstr("wte"), HasSubstr("F32"), HasSubstr("[4, 3]"), HasSubstr("48 B"), HasSubstr("2 tensors"),
+                          HasSubstr("format = pt")));
   EXPECT_THAT(text, Not(HasSubstr("\x1b"))) << "a name must not colour the terminal";
 }
 
@@ -59,7 +61,8 @@ TEST_F(DescribeTest, ListsAFolderOfCheckpoints) {
   ASSERT_EQ(json["checkpoints"].size(), 3U);
   EXPECT_EQ(json["checkpoints"][0]["about"]["step"], 2);
   EXPECT_EQ(json["checkpoints"][2]["ok"], false);
-  EXPECT_THAT(describe(folder_), AllOf(HasSubstr("latest global_step3"), HasSubstr("global_step3  DAMAGED"), HasSubstr("global_step1  ok  step 1")));
+  EXPECT_THAT(describe(folder_),
+              AllOf(HasSubstr("latest global_step3"), HasSubstr("global_step3  DAMAGED"), HasSubstr("global_step1  ok  step 1")));
 }
 
 TEST_F(DescribeTest, WhatIsNeitherIsRefused) {

@@ -137,7 +137,8 @@ TEST_F(FolderListTest, AboutIsReadWithoutTheRest) {
 }
 
 TEST_F(FolderListTest, NewestIsTheLastSavedNotTheHighestStep) {
-  for (const auto& [tag, serial] : {std::pair<const char*, int64_t>{"global_step9", 1}, {"global_step10", 2}, {"global_step5", 3}, {".old-x", 0}}) {
+  for (const auto& [tag, serial] :
+       {std::pair<const char*, int64_t>{"global_step9", 1}, {"global_step10", 2}, {"global_step5", 3}, {".old-x", 0}}) {
     Manifest manifest = example();
     manifest.about.serial = serial;
     fs::create_directories(folder_ / tag);
@@ -157,8 +158,9 @@ TEST(TagTest, TagsAreFolderNames) {
   for (const char* good : {"global_step10", "best", "epoch-3_loss=1.2"}) {
     EXPECT_EQ(tag_problem(good), "") << good;
   }
-  for (const std::string& bad : {std::string(), std::string(".."), std::string(".hidden"), std::string("a/b"), std::string("a b"), std::string("a\nb"),
-                                 std::string("latest"), std::string(201, 'x'), std::string("\0x", 2), std::string("caf\u00e9")}) {
+  for (const std::string& bad :
+       {std::string(), std::string(".."), std::string(".hidden"), std::string("a/b"), std::string("a b"), std::string("a\nb"),
+        std::string("latest"), std::string(201, 'x'), std::string("\0x", 2), std::string("caf\u00e9")}) {
     EXPECT_NE(tag_problem(bad), "") << bad;
   }
   EXPECT_EQ(step_of("global_step120"), 120);

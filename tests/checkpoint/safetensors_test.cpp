@@ -67,7 +67,10 @@ TEST_F(SafetensorsTest, StridedAndNarrowedTensorsAreWrittenInRowMajorOrder) {
 }
 
 TEST_F(SafetensorsTest, ViewsAreAlignedAndWithoutCopy) {
-  write_safetensors(file(), {{"odd", at::ones({3}, at::kByte)}, {"half", at::ones({3}, at::kHalf)}, {"w", at::ones({5})}, {"d", at::ones({2}, at::kDouble)}});
+  write_safetensors(file(), {{"odd", at::ones({3}, at::kByte)},
+                             {"half", at::ones({3}, at::kHalf)},
+                             {"w", at::ones({5})},
+                             {"d", at::ones({2}, at::kDouble)}});
   const Safetensors read = Safetensors::open(file());
   EXPECT_EQ(read.tensors().front().name, "d");
   for (const TensorInfo& tensor : read.tensors()) {
@@ -79,7 +82,8 @@ TEST_F(SafetensorsTest, ViewsAreAlignedAndWithoutCopy) {
 
 TEST_F(SafetensorsTest, UnalignedTensorsOfOtherWritersAreCopied) {
   // A one-byte tensor first, then floats at offset 1; header of 89 bytes, so floats lie at 98.
-  const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}})";
+  const std::string header =
+      R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}})";
   std::string content(8, '\0');
   content[0] = static_cast<char>(header.size());
   const float values[2] = {1.5F, -2.0F};
@@ -122,7 +126,8 @@ TEST_F(SafetensorsTest, RangesAreFlat) {
 
 TEST_F(SafetensorsTest, UnknownNamesGetTheNearest) {
   write_safetensors(file(), {{"h.0.attn.weight", at::ones({1})}, {"wte", at::ones({1})}});
-  EXPECT_THAT(message_of<InputError>([&] { Safetensors::open(file()).tensor("h.0.atn.weight"); }), HasSubstr("Did you mean \"h.0.attn.weight\"?"));
+  EXPECT_THAT(message_of<InputError>([&] { Safetensors::open(file()).tensor("h.0.atn.weight"); }),
+              HasSubstr("Did you mean \"h.0.attn.weight\"?"));
 }
 
 TEST_F(SafetensorsTest, TenThousandTensorsKeepTheirPlaces) {
@@ -147,7 +152,8 @@ TEST_F(SafetensorsTest, WriterRefusesBeforeTouchingTheFile) {
   EXPECT_THROW(write_safetensors(file(), {{"w", at::Tensor()}}), InputError);
   EXPECT_THROW(write_safetensors(file(), {{"bad\xff", one}}), InputError);
   EXPECT_THROW(write_safetensors(file(), {{"w", one}}, {{"key", "bad\xff"}}), InputError);
-  EXPECT_THAT(message_of<InputError>([&] { write_safetensors(file(), {{"w", at::ones({1}, at::kComplexDouble)}}); }), HasSubstr("no dtype for"));
+  EXPECT_THAT(message_of<InputError>([&] { write_safetensors(file(), {{"w", at::ones({1}, at::kComplexDouble)}}); }),
+              HasSubstr("no dtype for"));
   EXPECT_EQ(content_of(file()), before);
   EXPECT_THAT(message_of<Error>([&] { write_safetensors(folder_ / "absent" / "x", {{"w", one}}); }), HasSubstr("No such file"));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);

@@ -84,7 +84,8 @@ TEST_F(SaveRanksTest, ARankWithoutTensorsWritesNoFile) {
                           const std::vector<TensorShard> mine =
                               world.rank() == 1 ? std::vector<TensorShard>{whole_of("w", weight(1)), whole_of("norm", at::ones({3}))}
                                                 : std::vector<TensorShard>{};
-                          save(folder_, "global_step1", world.group(), mine, {{"step", 1}, {"from", world.rank()}}, {{"rank", world.rank()}});
+                          save(folder_, "global_step1", world.group(), mine, {{"step", 1}, {"from", world.rank()}},
+                               {{"rank", world.rank()}});
                         }),
               IsEmpty());
   EXPECT_THAT(names_in(folder_ / "global_step1"), UnorderedElementsAre("rank00001.safetensors", "manifest.json"));
@@ -106,8 +107,8 @@ TEST_F(SaveRanksTest, AFailureOfOneRankIsTheSameErrorOnAllAndChangesNothing) {
                           }
                           const std::string message = message_of<Error>([&] { save_step(2, world.group()); });
                           setrlimit(RLIMIT_FSIZE, &before);
-                          EXPECT_THAT(message, AllOf(HasSubstr("rank 1: cannot write"), HasSubstr("rank00001.safetensors"), HasSubstr("File too large"),
-                                                     testing::Not(HasSubstr("rank 0:"))))
+                          EXPECT_THAT(message, AllOf(HasSubstr("rank 1: cannot write"), HasSubstr("rank00001.safetensors"),
+                                                     HasSubstr("File too large"), testing::Not(HasSubstr("rank 0:"))))
                               << "on rank " << world.rank();
                           world.group().barrier().wait();
                           EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step1", "latest"));
@@ -183,7 +184,8 @@ TEST_F(SaveRanksTest, AllRanksFallBackTogetherWhenOneFindsDamage) {
   ASSERT_THAT(run_ranks(3,
                         [&](comm::World& world) {
                           EXPECT_THAT(message_of<InputError>([&] { Checkpoint::open(folder_, "", world.group()); }),
-                                      AllOf(HasSubstr("no checkpoint is whole"), HasSubstr("rank 2: "), HasSubstr("global_step1/rank00001.safetensors: hash")));
+                                      AllOf(HasSubstr("no checkpoint is whole"), HasSubstr("rank 2: "),
+                                            HasSubstr("global_step1/rank00001.safetensors: hash")));
                         }),
               IsEmpty());
 }

@@ -27,7 +27,8 @@ class WeightFilesTest : public FolderTest {
 
 TEST_F(WeightFilesTest, ReadsAnIndexOverTwoFiles) {
   write_two();
-  const fs::path file = index(R"({"a":"model-00001-of-00002.safetensors","b":"model-00001-of-00002.safetensors","c":"model-00002-of-00002.safetensors"})");
+  const fs::path file = index(
+      R"({"a":"model-00001-of-00002.safetensors","b":"model-00001-of-00002.safetensors","c":"model-00002-of-00002.safetensors"})");
   for (const fs::path& path : {folder_, file}) {
     const WeightFiles weights = WeightFiles::open(path);
     EXPECT_THAT(weights.names(), ElementsAre("a", "b", "c"));
@@ -55,8 +56,9 @@ TEST_F(WeightFilesTest, AnIndexNeverReachesOutOfItsFolder) {
   write_two();
   write_safetensors(folder_.string() + "_secret.safetensors", {{"a", at::ones({2})}});
   const std::string secret = folder_.filename().string() + "_secret.safetensors";
-  for (const std::string& name : {"../" + secret, folder_.string() + "_secret.safetensors", std::string(".."), std::string("."), std::string(""),
-                                  std::string("sub/model.safetensors"), std::string("..\\\\x"), std::string("a\\u0000b")}) {
+  for (const std::string& name :
+       {"../" + secret, folder_.string() + "_secret.safetensors", std::string(".."), std::string("."), std::string(""),
+        std::string("sub/model.safetensors"), std::string("..\\\\x"), std::string("a\\u0000b")}) {
     index(concat(R"({"a":")", name, "\"}"));
     EXPECT_THAT(refusal(), HasSubstr("must be in a file of the same folder")) << name;
   }

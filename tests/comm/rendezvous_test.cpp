@@ -11,6 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
+
 namespace trireme::comm {
 namespace {
 
@@ -148,8 +150,11 @@ TEST(RendezvousTest, FindsOutWhoIsOnThisHost) {
 
 TEST(RendezvousTest, RanksOfOneMpirunMeetOverAFile) {
   // As mpirun starts them: no address at all.
+  const std::string folder = testing::TempDir() + "trireme-mpirun-" + std::to_string(getpid());
+  std::filesystem::create_directory(folder);
   EXPECT_THAT(run_processes(3,
-                            [](int rank) {
+                            [&](int rank) {
+                              set("TMPDIR", folder);
                               for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRIREME_LISTEN_FD"}) {
                                 unsetenv(name);
                               }
@@ -160,6 +165,10 @@ TEST(RendezvousTest, RanksOfOneMpirunMeetOverAFile) {
                               meet_and_add(std::chrono::seconds(20));
                             }),
               IsEmpty());
+  const std::filesystem::path own = folder + "/trireme-" + std::to_string(getuid());
+  EXPECT_EQ(std::filesystem::status(own).permissions(), std::filesystem::perms::owner_all) << "private";
+  EXPECT_TRUE(std::filesystem::is_empty(own)) << "nothing is left behind";
+  std::filesystem::remove_all(folder);
 }
 
 TEST(RendezvousTest, RefusesADescriptorThatIsNoSocket) {

@@ -41,7 +41,8 @@ std::string charsxp(const std::string& text, uint32_t flags = kAscii) {
 
 // An R serialisation (XDR, version 3) of a character vector.
 std::string strsxp(const std::vector<std::string>& strings, uint32_t type = 16) {
-  std::string out = "X\n" + be32(3) + be32(0x040201) + be32(0x030500) + be32(5) + "UTF-8" + be32(type) + be32(static_cast<uint32_t>(strings.size()));
+  std::string out = "X\n" + be32(3) + be32(0x040201) + be32(0x030500) + be32(5) + "UTF-8";
+  out += be32(type) + be32(static_cast<uint32_t>(strings.size()));
   for (const std::string& text : strings) {
     out += text;
   }
@@ -166,7 +167,8 @@ TEST(RdbTest, DamageIsAlwaysAnInputError) {
 }
 
 TEST_F(FetchTest, AustenBecomesNovelsAndASplit) {
-  const auto files = make_austen({write("Rdata.rdb", tiny_database() + novel("../../etc/passwd", 1) + novel("first NOVEL", 3) + novel("\xe2\x80\x94", 2))});
+  const std::string odd = novel("../../etc/passwd", 1) + novel("first NOVEL", 3) + novel("\xe2\x80\x94", 2);
+  const auto files = make_austen({write("Rdata.rdb", tiny_database() + odd)});
   std::map<std::string, std::string> content(files.begin(), files.end());
   ASSERT_EQ(content.size(), files.size());
   std::vector<std::string> names;
@@ -177,7 +179,8 @@ TEST_F(FetchTest, AustenBecomesNovelsAndASplit) {
   }
   EXPECT_THAT(names, ElementsAre("first-novel.txt", "second-a-novel.txt", "etc-passwd.txt", "first-novel-4.txt", "novel-5.txt", "train.bin",
                                  "validation.bin", "train.txt", "validation.txt"));
-  EXPECT_THAT(content["second-a-novel.txt"], ::testing::StartsWith("\nSecond: a novel?\n\nSecond: a novel? paragraph 0 begins\nand ends.\n\n"));
+  EXPECT_THAT(content["second-a-novel.txt"],
+              ::testing::StartsWith("\nSecond: a novel?\n\nSecond: a novel? paragraph 0 begins\nand ends.\n\n"));
   const std::string& train = content["train.txt"];
   const std::string& validation = content["validation.txt"];
   EXPECT_EQ(train.size() + validation.size(), all.size());
@@ -240,7 +243,8 @@ TEST_F(FetchTest, OtherContentIsRefusedAndChangesNothing) {
   EXPECT_THAT(text, AllOf(HasSubstr("emma.txt"), HasSubstr("7c67b5985c6d0de1efaeb5d342d52cb82c38083c40e2295129e30e87ee690ebe"),
                           HasSubstr("no such file"), HasSubstr("--from"), HasSubstr("--no-check")));
   options_.from = write("emma.rdb", novel("EMMA", 9));
-  EXPECT_THAT(input_error([&] { fetch("austen", folder_ / "out", options_); }), ::testing::ContainsRegex("got [0-9a-f]{64} \\([0-9]+ bytes\\)"));
+  EXPECT_THAT(input_error([&] { fetch("austen", folder_ / "out", options_); }),
+              ::testing::ContainsRegex("got [0-9a-f]{64} \\([0-9]+ bytes\\)"));
   EXPECT_EQ(read_file(folder_ / "out/austen/train.txt"), "older");
   EXPECT_FALSE(fs::exists(folder_ / "out/austen/SHA256SUMS"));
   EXPECT_EQ(hidden_files(), 0);
@@ -275,7 +279,8 @@ TEST_F(FetchTest, FindsTheFilesInFoldersAndSaysWhatIsMissing) {
 }
 
 TEST_F(FetchTest, FashionMnistIsUnpacked) {
-  const std::vector<std::string> names = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
+  const std::vector<std::string> names = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
+                                          "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
   fs::create_directories(folder_ / "set");
   for (const std::string& name : names) {
     if (name == "t10k-labels-idx1-ubyte") {
@@ -301,7 +306,8 @@ TEST_F(FetchTest, DownloadsAndUnpacksThePackage) {
   options_.check = false;
   write("Rdata.rdb", tiny_database());
   use_programs({{"apt-get", "test \"$*\" = '--quiet download r-cran-janeaustenr' && echo package > r-cran-janeaustenr_1_all.deb"},
-                {"dpkg-deb", "d=\"$3/usr/lib/R/site-library/janeaustenr/data\"; mkdir -p \"$d\" && cp '" + (folder_ / "Rdata.rdb").string() + "' \"$d\""}});
+                {"dpkg-deb", "d=\"$3/usr/lib/R/site-library/janeaustenr/data\"; mkdir -p \"$d\" && cp '" +
+                                  (folder_ / "Rdata.rdb").string() + "' \"$d\""}});
   const FetchResult result = fetch("austen", folder_ / "out", options_);
   EXPECT_EQ(result.source, "package r-cran-janeaustenr, downloaded");
   EXPECT_EQ(result.files.size(), 6u);

@@ -101,7 +101,8 @@ TEST(SamplerTest, AnEpochIsEverySampleOnceForAnyLayout) {
     const bool shuffle = random() % 2 == 0;
     const bool drop_last = random() % 2 == 0;
     const int64_t seed = random();
-    SCOPED_TRACE(testing::Message() << size << " samples, " << replicas << " x " << per_rank << " shuffle " << shuffle << " drop " << drop_last);
+    SCOPED_TRACE(testing::Message() << size << " samples, " << replicas << " x " << per_rank << " shuffle "
+                                     << shuffle << " drop " << drop_last);
     auto ranks = all_ranks(size, replicas, shuffle, drop_last, seed);
     for (int64_t epoch = 0; epoch < 2; ++epoch) {
       for (auto& rank : ranks) {

@@ -91,12 +91,16 @@ TEST_F(TokenizerFileTest, AByteWithoutTokenIsAnError) {
 
 TEST_F(TokenizerFileTest, RefusesByNameWhatWouldChangeTheIds) {
   const std::pair<const char*, const char*> model[] = {
-      {R"("type": "BPE")", R"("type": "WordPiece")"}, {R"("type": "BPE")", R"("type": "Unigram")"}, {R"("type": "BPE")", R"("type": "WordLevel")"}};
+      {R"("type": "BPE")", R"("type": "WordPiece")"},
+      {R"("type": "BPE")", R"("type": "Unigram")"},
+      {R"("type": "BPE")", R"("type": "WordLevel")"}};
   for (const auto& [from, to] : model) {
-    EXPECT_THAT(complaint(from, to), AllOf(HasSubstr(std::string(to).substr(9)), HasSubstr("json:11:12"), HasSubstr("Supported: model BPE")));
+    EXPECT_THAT(complaint(from, to),
+                AllOf(HasSubstr(std::string(to).substr(9)), HasSubstr("json:11:12"), HasSubstr("Supported: model BPE")));
   }
   EXPECT_THAT(complaint(R"("normalizer": null)", R"("normalizer": {"type": "NFC"})"), AllOf(HasSubstr("NFC"), HasSubstr("json:7:")));
-  EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Whitespace", "add)"), AllOf(HasSubstr("Whitespace"), HasSubstr("json:8:")));
+  EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Whitespace", "add)"),
+              AllOf(HasSubstr("Whitespace"), HasSubstr("json:8:")));
   EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Sequence", "add)"), HasSubstr("\"Sequence\""));
   EXPECT_THAT(complaint(R"("decoder": {"type": "ByteLevel"})", R"("decoder": {"type": "WordPiece"})"), HasSubstr("decoder \"WordPiece\""));
   EXPECT_THAT(complaint(R"("dropout": null)", R"("dropout": 0.1)"), HasSubstr("dropout 0.1"));

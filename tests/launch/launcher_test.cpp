@@ -222,6 +222,19 @@ TEST_F(LauncherTest, MakesAPrivateLogFolder) {
   EXPECT_EQ(launch.err(), concat("[launch] output of the other ranks: ", made[0].string(), "/rank*.log\n"));
 }
 
+TEST_F(LauncherTest, KeepsNoLogsThatNobodyNeeds) {
+  fs::create_directories(folder() / "tmp");
+  LaunchOptions options = probes(2, {"*:out=words\n"});
+  options.log_dir.clear();
+  options.all_output = true;
+  const auto use_tmp = [this] { ::setenv("TMPDIR", (folder() / "tmp").c_str(), 1); };
+  EXPECT_EQ(LaunchProcess(options, folder(), use_tmp).wait(), 0);
+  EXPECT_TRUE(fs::is_empty(folder() / "tmp"));
+  options.command.back() = "1:exit=3";
+  EXPECT_EQ(LaunchProcess(options, folder(), use_tmp).wait(), 3);
+  EXPECT_FALSE(fs::is_empty(folder() / "tmp")) << "the report names the log";
+}
+
 TEST_F(LauncherTest, JobsSideBySideDoNotMeet) {
   for (int round = 0; round < 20; ++round) {
     std::vector<fs::path> folders;

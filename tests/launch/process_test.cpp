@@ -30,7 +30,8 @@ std::string complaint(const std::string& program) {
 TEST_F(ProcessTest, FindsProgramsAsAShellDoes) {
   EXPECT_EQ(find_program("sh").filename(), "sh");
   EXPECT_EQ(find_program("/bin/sh"), "/bin/sh");
-  EXPECT_EQ(complaint("no-such-program"), "[launch] program not found: no-such-program. It is not in PATH; a program in this folder is ./no-such-program");
+  EXPECT_EQ(complaint("no-such-program"),
+            "[launch] program not found: no-such-program. It is not in PATH; a program in this folder is ./no-such-program");
   EXPECT_THAT(complaint("./no-such-program"), HasSubstr("program not found: ./no-such-program"));
   EXPECT_THAT(complaint(""), HasSubstr("program not found"));
   EXPECT_THAT(complaint("/usr"), HasSubstr("/usr is a folder"));

@@ -2,6 +2,8 @@
 #include "launch_process.h"
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/launch/descendants.h>
 #include <trireme/launch/descriptor.h>
 
 #include <gmock/gmock.h>
@@ -17,6 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 class StopTest : public LaunchTest {
  protected:
@@ -70,14 +73,45 @@ TEST_F(StopTest, ASecondSignalKills) {
   LaunchProcess launch(options, folder());
   wait_for_ranks(2);
   ::kill(launch.pid(), SIGINT);
-  // Within 0.3 s it would be the same request: timeout(1) signals a process and then its group.
-  ::kill(launch.pid(), SIGINT);
   ::usleep(400'000);
   EXPECT_TRUE(is_running(pid_of("pid.rank.0.0")));
   ::kill(launch.pid(), SIGINT);
   EXPECT_EQ(launch.wait(), 130);
   EXPECT_THAT(launch.err(), IsEmpty());
   EXPECT_TRUE(nothing_runs());
+}
+
+// timeout(1) signals a process and then its group. On a busy machine the two may come apart: one of five tries counts.
+TEST_F(StopTest, TheSameSignalTwiceAtOnceIsOne) {
+  bool survived = false;
+  for (int round = 0; round < 5 && !survived; ++round) {
+    LaunchOptions options = probes(1, {"*:stubborn", "*:pid", "*:sleep=60000"});
+    options.grace_seconds = 1000;
+    LaunchProcess launch(options, folder());
+    wait_for_ranks(1);
+    ::kill(launch.pid(), SIGTERM);
+    ::usleep(30'000);
+    ::kill(launch.pid(), SIGTERM);
+    ::usleep(200'000);
+    survived = is_running(pid_of("pid.rank.0.0"));
+    ::usleep(200'000);
+    ::kill(launch.pid(), SIGTERM);
+    EXPECT_EQ(launch.wait(), 143);
+    std::filesystem::remove(folder() / "pid.rank.0.0");
+  }
+  EXPECT_TRUE(survived);
+}
+
+// A shell with a trap waits for the program it runs: only a signal to both ends them in time.
+TEST_F(StopTest, WrappersAndTheirProgramsAreTold) {
+  LaunchOptions options = probes(1, {});
+  options.command = {"/bin/sh", "-c", R"(trap : TERM; sh -c 'echo $$ > "$PROBE_DIR/pid.child.0.0"; exec sleep 60'; exit 0)"};
+  LaunchProcess launch(options, folder());
+  ASSERT_TRUE(appears("pid.child.0.0"));
+  ASSERT_TRUE(eventually([&] { return !read_file(folder() / "pid.child.0.0").empty(); }));
+  ::kill(launch.pid(), SIGTERM);
+  EXPECT_EQ(launch.wait(), 143);
+  EXPECT_THAT(launch.err(), Not(HasSubstr("did not end")));
 }
 
 TEST_F(StopTest, AfterTheGraceItKills) {
@@ -145,7 +179,7 @@ TEST_F(StopTest, TheInterruptKeyStopsTheJob) {
 // What a shell script starts with & ignores SIGINT: the key is not meant for it, kill -INT is.
 TEST_F(StopTest, TheInterruptKeyDoesNotReachBackgroundJobs) {
   const Terminal terminal;
-  LaunchProcess launch(probes(2, {"*:answer=2", "*:pid", "*:sleep=60000"}), folder(), [&] {
+  LaunchProcess launch(probes(2, {"0:answer=2", "*:pid", "*:sleep=60000"}), folder(), [&] {
     terminal.adopt();
     ::signal(SIGINT, SIG_IGN);
   });
@@ -156,7 +190,8 @@ TEST_F(StopTest, TheInterruptKeyDoesNotReachBackgroundJobs) {
   EXPECT_THAT(launch.out(), IsEmpty());
   ::kill(launch.pid(), SIGINT);
   EXPECT_EQ(launch.wait(), 130);
-  EXPECT_EQ(launch.out(), "got 2\n") << "ranks do not inherit the ignoring";
+  EXPECT_EQ(launch.out(), "got 2\n");
+  EXPECT_THAT(launch.err(), IsEmpty()) << "rank 1 inherits the ignoring";
 }
 
 TEST_F(StopTest, NothingSurvivesAKilledLauncher) {
@@ -176,13 +211,33 @@ TEST_F(StopTest, NothingSurvivesAKilledLauncher) {
   }
 }
 
+// The guardian may be lost (the kernel's out-of-memory killer): the job goes on, and the kernel still ends its ranks.
+TEST_F(StopTest, WithoutItsGuardianRanksStillEnd) {
+  LaunchProcess launch(probes(2, {"*:stubborn", "*:pid", "*:sleep=60000"}), folder());
+  wait_for_ranks(2);
+  pid_t guardian = -1;
+  for (const pid_t pid : descendants(launch.pid(), -1)) {
+    if (read_file(concat("/proc/", pid, "/comm")) == "trireme-guard\n") {
+      guardian = pid;
+    }
+  }
+  ASSERT_GT(guardian, 0);
+  ::kill(guardian, SIGKILL);
+  EXPECT_TRUE(eventually([&] { return !is_running(guardian); }));
+  EXPECT_TRUE(is_running(pid_of("pid.rank.1.0")));
+  ::kill(launch.pid(), SIGKILL);
+  EXPECT_EQ(launch.wait(), 137);
+  EXPECT_TRUE(eventually([&] { return bool(nothing_runs()); }));
+}
+
 TEST_F(StopTest, TheLifelineShowsThatTheLauncherIsGone) {
   LaunchOptions options = probes(1, {});
   // Out of the reach of the launcher's guardian: a session of its own.
-  options.command = {"/bin/sh", "-c",
-                     R"(setsid sh -c 'echo $$ > "$PROBE_DIR/pid.watcher.0.0"; eval "cat <&$TRIREME_LIFELINE_FD"; touch "$PROBE_DIR/gone"' & sleep 60)"};
+  const std::string watcher = R"(echo $$ > "$PROBE_DIR/pid.watcher.0.0"; eval "cat <&$TRIREME_LIFELINE_FD"; touch "$PROBE_DIR/gone")";
+  options.command = {"/bin/sh", "-c", concat("setsid sh -c '", watcher, "' & sleep 60")};
   LaunchProcess launch(options, folder());
   ASSERT_TRUE(appears("pid.watcher.0.0"));
+  ASSERT_TRUE(eventually([&] { return !read_file(folder() / "pid.watcher.0.0").empty(); }));
   ::usleep(50'000);
   EXPECT_FALSE(std::filesystem::exists(folder() / "gone"));
   ::kill(launch.pid(), SIGKILL);

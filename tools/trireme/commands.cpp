@@ -52,6 +52,9 @@ struct Parser {
     c->add_option("--max-restarts", train.max_restarts, "Start again from the newest checkpoint this often when a rank dies")->check(CLI::NonNegativeNumber);
     c->add_option("--out", train.out, "Run folder (default runs/<name of the run file>)")->type_name("DIR");
     c->add_flag("--all-output", train.all_output, "Show the output of all ranks, not only of rank 0");
+    c->add_option("--trace", train.trace_steps, "Record the first so many steps of every rank into trace.json (opens in ui.perfetto.dev)")
+        ->type_name("STEPS")
+        ->check(CLI::NonNegativeNumber);
     c->callback([this, c] {
       train.resume = c->count("--resume") > 0;
       if (train.resume_from.empty()) { // --resume without a value

@@ -19,6 +19,7 @@ struct TrainCommand {
   int64_t max_restarts = 0;
   std::filesystem::path out;
   bool all_output = false;
+  int64_t trace_steps = 0;
 };
 
 struct LaunchCommand {

@@ -85,6 +85,9 @@ int train(TrainCommand command) {
   for (const std::string& override : command.overrides) {
     options.command.insert(options.command.end(), {"--set", override});
   }
+  if (command.trace_steps > 0) {
+    options.command.insert(options.command.end(), {"--trace", std::to_string(command.trace_steps)});
+  }
   if (command.resume) {
     options.command.insert(options.command.end(), {"--resume", command.resume_from});
   }

@@ -7,12 +7,14 @@
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
+#include <trireme/comm/recorder.h>
 #include <trireme/comm/world.h>
 #include <trireme/config/run_file.h>
 #include <trireme/data/make_dataset.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/generate/sample.h>
+#include <trireme/monitor/chrome_trace.h>
 
 #include <torch/torch.h>
 
@@ -59,6 +61,7 @@ class TrainRun {
   monitor::StepMetrics metrics();
   void evaluate(monitor::StepMetrics& metrics);
   void measure_memory();
+  void finish_trace();
   std::string write_sample();
   void set_status(const char* text) {
     if (log_) {
@@ -126,6 +129,31 @@ void TrainRun::measure_memory() {
   peak_rss_ = peak.item<int64_t>();
 }
 
+// Joins what every rank recorded; collectives come from the recorder, which always runs.
+void TrainRun::finish_trace() {
+  for (const comm::Record& record : comm::Recorder::process().records()) {
+    if (record.finished_us > 0) {
+      const int64_t begin = comm::Recorder::process().begin_us();
+      monitor::tracer().add(monitor::Lane::communication, record.what.empty() ? record.op : concat(record.op, ' ', record.what),
+                            (begin + record.queued_us) * 1000, (begin + record.finished_us) * 1000, record.bytes);
+    }
+  }
+  monitor::tracer().stop();
+  monitor::tracer().write(command_.out / monitor::trace_part_name(world_.rank()));
+  world_.group().barrier("trace").wait();
+  if (world_.rank() == 0) {
+    std::vector<fs::path> parts;
+    for (int rank = 0; rank < world_.size(); ++rank) {
+      parts.push_back(command_.out / monitor::trace_part_name(rank));
+    }
+    monitor::merge_traces(parts, command_.out / "trace.json");
+    for (const fs::path& part : parts) {
+      fs::remove(part);
+    }
+    log::info("trace: ", (command_.out / "trace.json").string(), " (open it in ui.perfetto.dev)");
+  }
+}
+
 monitor::StepMetrics TrainRun::metrics() {
   const double seconds = engine_->times().total;
   const auto samples = static_cast<double>(engine_->train_batch_size());
@@ -184,6 +212,10 @@ int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
   bytes_before_ = world_.group().bytes_sent();
+  const int64_t first = engine_->global_steps();
+  if (command_.trace_steps > 0) {
+    monitor::tracer().start(world_.rank());
+  }
   while (engine_->global_steps() < steps) {
     engine_->train_batch();
     const int64_t step = engine_->global_steps();
@@ -198,6 +230,9 @@ int TrainRun::train() {
     }
     if (due(step, run_.training.checkpoint_every)) {
       save();
+    }
+    if (command_.trace_steps > 0 && (step == first + command_.trace_steps || (step == steps && monitor::tracer().on()))) {
+      finish_trace();
     }
   }
   save();

@@ -13,16 +13,7 @@ namespace {
 
 Level level_from_environment() {
   const auto word = env::text("TRIREME_LOG");
-  if (!word) {
-    return Level::info;
-  }
-  const std::vector<std::string> names = {"debug", "info", "warning", "error", "silent"};
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (lower(*word) == names[i]) {
-      return static_cast<Level>(i);
-    }
-  }
-  throw InputError("log", concat("TRIREME_LOG is \"", *word, '"'), did_you_mean(*word, names));
+  return word ? parse_level(*word) : Level::info;
 }
 
 std::atomic<int> current_rank{0};
@@ -44,6 +35,16 @@ Destination& destination() {
 void set_sink(std::function<void(const std::string& line)> sink) {
   const std::lock_guard lock(destination().mutex);
   destination().sink = std::move(sink);
+}
+
+Level parse_level(const std::string& word) {
+  const std::vector<std::string> names = {"debug", "info", "warning", "error", "silent"};
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (lower(word) == names[i]) {
+      return static_cast<Level>(i);
+    }
+  }
+  throw InputError("log", concat("there is no log level \"", word, '"'), did_you_mean(word, names));
 }
 
 void set_rank(int rank, int world_size) {

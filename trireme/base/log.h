@@ -16,6 +16,8 @@ enum class Level { debug, info, warning, error, silent };
 void set_rank(int rank, int world_size);
 void set_level(Level level);
 Level level();
+/// "debug", "info", ...; InputError for anything else.
+Level parse_level(const std::string& word);
 
 /// Writes one whole line to stderr in one write(2), so lines of several ranks never mix.
 void write(Level level, const std::string& line);

@@ -42,7 +42,11 @@ Json weights_json(const fs::path& path) {
 }
 
 Json about_json(const About& about) {
-  return {{"tag", about.tag}, {"step", about.step}, {"created", about.created}, {"world_size", about.world_size}, {"version", about.version}};
+  return {{"tag", about.tag},
+          {"step", about.step},
+          {"created", about.created},
+          {"world_size", about.world_size},
+          {"version", about.version}};
 }
 
 Json checkpoint_json(const fs::path& folder, bool verify_hashes) {
@@ -147,9 +151,10 @@ std::string checkpoint_text(const Json& one) {
     return concat(path, ": DAMAGED: ", printable(one["problem"]), "\n");
   }
   const Json& about = one["about"];
-  std::string out = concat("checkpoint ", path, "\n  tag ", about["tag"].get<std::string>(), ", step ", about["step"].get<int64_t>(), ", saved ",
-                           about["created"].get<std::string>(), " by ", about["world_size"].get<int64_t>(), " rank",
-                           about["world_size"] == 1 ? "" : "s", ", ", format_bytes(one["bytes"].get<double>()), "\n");
+  std::string out =
+      concat("checkpoint ", path, "\n  tag ", about["tag"].get<std::string>(), ", step ", about["step"].get<int64_t>(),
+             ", saved ", about["created"].get<std::string>(), " by ", about["world_size"].get<int64_t>(), " rank",
+             about["world_size"] == 1 ? "" : "s", ", ", format_bytes(one["bytes"].get<double>()), "\n");
   for (const Json& file : one["files"]) {
     out += concat("  ", file["name"].get<std::string>(), "  ", format_bytes(file["bytes"].get<double>()), "  ",
                   file["ok"].get<bool>() ? std::string("ok") : concat("DAMAGED: ", printable(file["problem"])), "\n");
@@ -183,7 +188,8 @@ std::string describe(const fs::path& path, bool verify_hashes) {
   }
   if (kind == "checkpoints") {
     const std::string latest = found["latest"];
-    std::string out = concat(path.string(), ": ", found["checkpoints"].size(), " checkpoints, latest ", latest.empty() ? "missing" : latest, "\n");
+    std::string out = concat(path.string(), ": ", found["checkpoints"].size(), " checkpoints, latest ",
+                             latest.empty() ? "missing" : latest, "\n");
     bool is_first = true;
     for (const Json& one : found["checkpoints"]) {
       const bool is_whole = one["ok"];
@@ -192,7 +198,9 @@ std::string describe(const fs::path& path, bool verify_hashes) {
         continue;
       }
       out += concat(one["path"].get<std::string>(), "  ", is_whole ? "ok" : "DAMAGED",
-                    one.contains("about") ? concat("  step ", one["about"]["step"].get<int64_t>(), "  ", format_bytes(one["bytes"].get<double>())) : "",
+                    one.contains("about")
+                        ? concat("  step ", one["about"]["step"].get<int64_t>(), "  ", format_bytes(one["bytes"].get<double>()))
+                        : "",
                     "\n");
     }
     return out;

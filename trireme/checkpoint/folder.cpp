@@ -144,6 +144,22 @@ void put_in_place(const fs::path& temporary, const fs::path& folder) {
   sync_folder(root);
 }
 
+void take_back(const fs::path& temporary, const fs::path& folder) noexcept {
+  try {
+    const fs::path replaced = folder.parent_path() / concat(kReplaced, folder.filename().string());
+    if (fs::exists(temporary)) { // the earlier one, after an exchange
+      ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE);
+      return;
+    }
+    rename_or_throw(folder, temporary);
+    if (fs::exists(replaced)) {
+      rename_or_throw(replaced, folder);
+    }
+  } catch (const std::exception&) {
+    // Whatever stands now, list_checkpoints() finds a whole one; the first error is the one to report.
+  }
+}
+
 void remove_old(const fs::path& root, const std::string& tag, int64_t keep_last) noexcept {
   try {
     fs::remove_all(temporary_folder(root, tag)); // after an exchange the old one is there

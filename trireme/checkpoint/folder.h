@@ -41,6 +41,9 @@ void remove_leftovers(const std::filesystem::path& root);
 /// Errors: Error with the reason.
 void put_in_place(const std::filesystem::path& temporary, const std::filesystem::path& folder);
 
+/// Undoes put_in_place() as far as the disk lets it: the earlier checkpoint is `folder` again, the new one `temporary`.
+void take_back(const std::filesystem::path& temporary, const std::filesystem::path& folder) noexcept;
+
 /// Removes all but the `keep_last` newest and `tag`, and replaced ones. Damaged folders stay.
 /// Never throws: a checkpoint that cannot be removed is a warning.
 void remove_old(const std::filesystem::path& root, const std::string& tag, int64_t keep_last) noexcept;

@@ -31,7 +31,8 @@ struct Checkpoint::Content {
       auto opened = std::make_shared<const Safetensors>(Safetensors::open(folder / expected.name));
       const auto id = opened->metadata().find("trireme_save_id");
       if (opened->file_bytes() != expected.bytes || id == opened->metadata().end() || id->second != manifest.about.save_id) {
-        throw InputError("checkpoint", concat((folder / expected.name).string(), " belongs to another save"), "Restore the file or use another checkpoint.");
+        throw InputError("checkpoint", concat((folder / expected.name).string(), " belongs to another save"),
+                         "Restore the file or use another checkpoint.");
       }
       files[index] = std::move(opened);
     }
@@ -98,8 +99,10 @@ class Opener {
       problems += concat(verdict.at("happened").get<std::string>(), "; ");
     }
     problems.resize(problems.size() - 2);
-    throw InputError("checkpoint", concat(choice.at("folders").size() == 1 ? "the checkpoint is damaged: " : "no checkpoint is whole: ", problems),
-                     "Nothing was loaded.");
+    throw InputError(
+        "checkpoint",
+        concat(choice.at("folders").size() == 1 ? "the checkpoint is damaged: " : "no checkpoint is whole: ", problems),
+        "Nothing was loaded.");
   }
 
   json candidates() const {
@@ -123,11 +126,13 @@ class Opener {
       folders.insert(is_latest ? folders.begin() : folders.end(), one.folder.string());
     }
     if (folders.empty()) {
-      throw InputError("checkpoint", concat("there is no checkpoint in ", path_.string()), "Give the folder that holds global_step<N> folders.");
+      throw InputError("checkpoint", concat("there is no checkpoint in ", path_.string()),
+                       "Give the folder that holds global_step<N> folders.");
     }
     std::string stale;
     if (latest.empty() || fs::path(folders[0].get<std::string>()).filename() != latest) {
-      stale = concat((path_ / kLatestName).string(), latest.empty() ? " is missing or empty; " : concat(" names ", latest, ", which is not there; "));
+      stale = concat((path_ / kLatestName).string(),
+                     latest.empty() ? " is missing or empty; " : concat(" names ", latest, ", which is not there; "));
     }
     return {{"folders", folders}, {"stale", stale}};
   }
@@ -231,7 +236,8 @@ void Checkpoint::read_into(std::string_view name, int64_t begin, at::Tensor out)
   const TensorEntry& tensor = entry(name);
   const std::string where = concat(folder().string(), ": tensor \"", name, '"');
   if (!out.is_contiguous() || begin < 0 || out.numel() > tensor.numel() || begin > tensor.numel() - out.numel()) {
-    throw InputError("checkpoint", concat(where, " has ", tensor.numel(), " elements, a contiguous tensor of ", out.numel(), " cannot be filled from element ", begin));
+    throw InputError("checkpoint", concat(where, " has ", tensor.numel(), " elements, a contiguous tensor of ", out.numel(),
+                                          " cannot be filled from element ", begin));
   }
   if (out.device().is_cpu() && out.scalar_type() == scalar_type(tensor.dtype, where)) {
     content_->fill(tensor, begin, begin + out.numel(), static_cast<char*>(out.data_ptr()));
@@ -246,8 +252,10 @@ const json& Checkpoint::state() const {
 
 const json& Checkpoint::rank_state(int rank) const {
   if (rank < 0 || static_cast<size_t>(rank) >= manifest().rank_states.size()) {
-    throw InputError("checkpoint", concat(folder().string(), " was saved by ", world_size(), " ranks, the state of rank ", rank, " was asked for"),
-                     "Resume with at most that many ranks, or without per-rank state.");
+    throw InputError(
+        "checkpoint",
+        concat(folder().string(), " was saved by ", world_size(), " ranks, the state of rank ", rank, " was asked for"),
+        "Resume with at most that many ranks, or without per-rank state.");
   }
   return manifest().rank_states[static_cast<size_t>(rank)];
 }

@@ -174,7 +174,8 @@ void check_coverage(const TensorEntry& tensor, const std::string& where) {
 
 void check_storable(const json& value, const std::string& what) {
   if (value.is_number_float() && !std::isfinite(value.get<double>())) {
-    throw InputError("checkpoint", concat(what, " is ", value.get<double>(), ", which JSON cannot hold"), "Save it as text or leave it out.");
+    throw InputError("checkpoint", concat(what, " is ", value.get<double>(), ", which JSON cannot hold"),
+                     "Save it as text or leave it out.");
   }
   if (value.is_string()) {
     try {
@@ -225,7 +226,8 @@ Manifest Manifest::parse(const std::string& text, const fs::path& path) {
   const std::string_view view = text;
   if (view.size() < body_at || view.substr(0, kHashStart.size()) != kHashStart ||
       view.substr(body_at - kHashEnd.size(), kHashEnd.size()) != kHashEnd) {
-    throw InputError("checkpoint", concat(where, " does not start with its hash"), "The file is truncated, edited or from another program.");
+    throw InputError("checkpoint", concat(where, " does not start with its hash"),
+                     "The file is truncated, edited or from another program.");
   }
   const std::string_view expected = view.substr(kHashStart.size(), kHashDigits);
   const std::string found = hash_of(view.data() + body_at, view.size() - body_at);

@@ -61,7 +61,8 @@ std::string region_problem(const Region& region, const std::vector<int64_t>& sha
     return concat("shape ", text_of(shape), " is negative or too large");
   }
   if (region.box_offset.size() != region.box_size.size() || (!region.box_size.empty() && region.box_size.size() != shape.size())) {
-    return concat("box at ", text_of(region.box_offset), " of ", text_of(region.box_size), " does not have the dims of shape ", text_of(shape));
+    return concat("box at ", text_of(region.box_offset), " of ", text_of(region.box_size), " does not have the dims of shape ",
+                  text_of(shape));
   }
   for (size_t dim = 0; dim < region.box_size.size(); ++dim) {
     if (region.box_offset[dim] < 0 || region.box_size[dim] < 0 || region.box_size[dim] > shape[dim] ||

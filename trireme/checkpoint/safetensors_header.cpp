@@ -172,11 +172,13 @@ void check_tensors(std::vector<TensorInfo>& tensors, uint64_t data_bytes, const 
   uint64_t expected = 0;
   for (const TensorInfo& tensor : tensors) {
     const auto fail = [&](const std::string& happened) {
-      throw InputError("safetensors", concat(path, ": tensor \"", tensor.name, "\" ", happened), "The file is damaged; fetch or write it again.");
+      throw InputError("safetensors", concat(path, ": tensor \"", tensor.name, "\" ", happened),
+                       "The file is damaged; fetch or write it again.");
     };
     const uint64_t element = dtype_bytes(tensor.dtype);
     if (element == 0) {
-      throw InputError("safetensors", concat(path, ": tensor \"", tensor.name, "\" has dtype \"", tensor.dtype, "\", which is not supported"));
+      throw InputError("safetensors",
+                       concat(path, ": tensor \"", tensor.name, "\" has dtype \"", tensor.dtype, "\", which is not supported"));
     }
     if (tensor.begin != expected || tensor.end < tensor.begin) {
       fail(concat("has data_offsets [", tensor.begin, ", ", tensor.end, "], they must start at ", expected, " (no holes, no overlaps)"));
@@ -216,10 +218,13 @@ Header parse_header(std::string_view file, const std::string& path) {
   }
   const uint64_t length = little_endian(file);
   if (length > kMaxHeaderBytes) {
-    throw InputError("safetensors", concat(path, " says its header has ", length, " bytes, at most ", kMaxHeaderBytes, " are allowed"), again);
+    throw InputError("safetensors",
+                     concat(path, " says its header has ", length, " bytes, at most ", kMaxHeaderBytes, " are allowed"), again);
   }
   if (length > file.size() - 8) {
-    throw InputError("safetensors", concat(path, " says its header has ", length, " bytes, only ", file.size() - 8, " follow (truncated?)"), again);
+    throw InputError("safetensors",
+                     concat(path, " says its header has ", length, " bytes, only ", file.size() - 8, " follow (truncated?)"),
+                     again);
   }
   const std::string_view text = file.substr(8, length);
   if (text.empty() || text.front() != '{') {

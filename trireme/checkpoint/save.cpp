@@ -155,7 +155,8 @@ void commit(const fs::path& root, const json& agreed, const std::vector<json>& r
     problem.raise();
   }
   Manifest manifest;
-  manifest.about = {kFormatVersion, agreed.at("tag"), agreed.at("step"), agreed.at("serial"), utc_now(), agreed.at("world_size"), agreed.at("save_id")};
+  manifest.about = {kFormatVersion, agreed.at("tag"),        agreed.at("step"),   agreed.at("serial"),
+                    utc_now(),      agreed.at("world_size"), agreed.at("save_id")};
   manifest.state = state;
   manifest.config = config;
   const fs::path temporary = temporary_folder(root, manifest.about.tag);
@@ -180,7 +181,12 @@ void commit(const fs::path& root, const json& agreed, const std::vector<json>& r
   }
   write_file_atomically(temporary / kManifestName, manifest.to_text());
   put_in_place(temporary, root / manifest.about.tag);
-  write_file_atomically(root / kLatestName, manifest.about.tag + "\n");
+  try {
+    write_file_atomically(root / kLatestName, manifest.about.tag + "\n");
+  } catch (...) {
+    take_back(temporary, root / manifest.about.tag);
+    throw;
+  }
 }
 
 } // namespace

@@ -56,7 +56,7 @@ Findings look(const Asker& asker, const OpSummary& op, const RollCall& roll_call
     }
     const PeerView& peer = entry->second;
     const OpSummary* same = peer.progress ? peer.progress->collective(op.number) : nullptr;
-    const bool came = peer.progress && (op.is_message() ? rank != op.peer : peer.progress->collectives >= op.number);
+    const bool came = op.is_message() ? rank != op.peer : peer.progress && peer.progress->collectives >= op.number;
     if (!peer.answered && !peer.left) {
       found.silent.push_back(rank);
     } else if (!op.is_message() && same != nullptr && differs(op, *same)) {

@@ -17,7 +17,7 @@ namespace trireme::comm {
 /// returns the Work to wait on. `what` names the tensor for people: "bucket 3",
 /// "loss". Ranks here are ranks in the group, 0 <= r < size().
 /// Cost, P bytes and N ranks: all_reduce sends 2P(N-1)/N a rank, reduce_scatter and
-/// all_gather P(N-1)/N (P: the whole), broadcast P at the root.
+/// all_gather P(N-1)/N (P: the whole), broadcast P*ceil(log2 N) at the root, send P.
 /// Errors: PeerError from wait() (lost peer, deadline), Error for a tensor that is
 /// not contiguous or of the wrong size.
 class Group {

@@ -4,7 +4,7 @@ namespace trireme::comm {
 namespace {
 
 /// Answers come within two ticks of the others' watch threads; more where a deadline has passed anyway.
-constexpr std::chrono::milliseconds kPatienceForLost{700};
+constexpr std::chrono::milliseconds kPatienceForLost{500};
 constexpr std::chrono::milliseconds kPatienceAtDeadline{1500};
 
 } // namespace

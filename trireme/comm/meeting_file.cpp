@@ -6,9 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstring>
-#include <filesystem>
+#include <cstdlib>
 #include <fstream>
+#include <sstream>
 #include <thread>
 
 namespace trireme::comm {
@@ -51,6 +51,10 @@ std::string path_of(const std::string& file) {
 
 void publish_meeting(const std::string& file, const Endpoint& endpoint) {
   write_file_atomically(path_of(file), concat(endpoint.host, " ", endpoint.port, " ", getpid(), " ", start_time(getpid()), "\n"));
+}
+
+void remove_meeting(const std::string& file) {
+  unlink(path_of(file).c_str());
 }
 
 Endpoint read_meeting(const std::string& file, std::chrono::steady_clock::time_point deadline) {

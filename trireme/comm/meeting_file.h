@@ -11,9 +11,12 @@ namespace trireme::comm {
 /// where it listens into a file that all of them know. `file` is a path, or "parent" for one
 /// in a private folder (0700) named after the common parent process and its start time.
 
-/// Writes the address atomically and marks the file for removal when the process ends well.
+/// Writes the address atomically.
 /// Errors: Error when the folder cannot be made or is not the user's own.
 void publish_meeting(const std::string& file, const Endpoint& endpoint);
+
+/// Removes what publish_meeting wrote; nothing happens when it is gone.
+void remove_meeting(const std::string& file);
 
 /// Polls for the file. Errors: PeerError when it is not there in time.
 Endpoint read_meeting(const std::string& file, std::chrono::steady_clock::time_point deadline);

@@ -20,7 +20,7 @@ std::string describe(const OpSummary& op) {
 void GroupProgress::note(OpSummary op) {
   (op.is_message() ? messages : collectives) = op.number;
   if (recent.size() == kRecent) {
-    recent.erase(recent.begin());
+    recent.pop_front();
   }
   recent.push_back(std::move(op));
 }

@@ -3,10 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace trireme::comm {
 
@@ -35,7 +35,7 @@ struct GroupProgress {
   static constexpr size_t kRecent = 16;
   int64_t collectives = 0;
   int64_t messages = 0;
-  std::vector<OpSummary> recent;
+  std::deque<OpSummary> recent;
 
   void note(OpSummary op);
   void mark_done(const OpSummary& op);

@@ -54,6 +54,10 @@ class Recorder {
 
   /// Oldest first.
   std::vector<Record> records() const;
+  /// When the recorder began, in microseconds of the steady clock: to lay records beside other times.
+  int64_t begin_us() const {
+    return begin_us_;
+  }
   /// {"operations": [{"group":, "number":, "op":, "bytes":, "dtype":, "what":, "state":, "queued_us":, "finished_us":}, ...]}
   nlohmann::json json() const;
 

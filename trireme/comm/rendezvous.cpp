@@ -167,7 +167,18 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   Opened opened = open_store_for(environment, deadline, timeout);
   claim(opened.store, environment);
-  wait_for_all(opened.store, environment, deadline, timeout);
+  const bool wrote_file = environment.rank == 0 && environment.host.empty() && !environment.listen_fd;
+  try {
+    wait_for_all(opened.store, environment, deadline, timeout);
+  } catch (...) {
+    if (wrote_file) {
+      remove_meeting(environment.meeting_file);
+    }
+    throw;
+  }
+  if (wrote_file) {
+    remove_meeting(environment.meeting_file); // everybody has read it
+  }
   std::vector<std::string> hosts;
   for (int rank = 0; rank < environment.size; ++rank) {
     hosts.push_back(host_of(opened.store, environment, rank));

@@ -294,9 +294,12 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       store_.add("left", 1);
       counted_ = true;
     }
-    bool all = store_.add("left", 0) >= size_;
+    const int64_t left = store_.add("left", 0);
     const auto now = Clock::now();
     const std::lock_guard lock(mutex_);
+    std::set<int> dead = known_silent_;
+    dead.insert(silent_.begin(), silent_.end());
+    bool all = left + static_cast<int64_t>(dead.size()) >= size_;
     all = all || !wait_for_others_ || now >= leave_deadline_ || (failure_heard_ && rank_ != store_host_);
     if (!all && !farewell_) {
       farewell_ = std::make_shared<Question>();

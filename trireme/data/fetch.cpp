@@ -251,7 +251,8 @@ FetchResult fetch(const std::string& name, const fs::path& destination, const Fe
   FetchResult result;
   result.folder = (destination.empty() ? fs::path(".") : destination) / name;
   if (fs::exists(result.folder) && !fs::is_directory(result.folder)) {
-    throw InputError("data", concat(result.folder.string(), " is a file, a folder of this name is needed"), "Choose another folder with --out.");
+    throw InputError("data", concat(result.folder.string(), " is a file, a folder of this name is needed"),
+                     "Choose another folder with --out.");
   }
   if (const auto files = present(result.folder, options.check ? set.known : promised(result.folder))) {
     result.already_there = true;

@@ -69,7 +69,8 @@ std::string gunzip(std::string_view content, size_t at_most, const std::string& 
       throw InputError("data", concat(source, " ends in the middle of its gzip stream, after ", content.size(), " bytes"),
                        "It is cut off; fetch or copy it again.");
     } else if (status != Z_OK) {
-      throw InputError("data", concat(source, " is damaged: ", stream->msg == nullptr ? "not a gzip stream" : stream->msg, " near byte ", used),
+      throw InputError("data", concat(source, " is damaged: ", stream->msg == nullptr ? "not a gzip stream" : stream->msg,
+                                      " near byte ", used),
                        "Fetch or copy it again.");
     }
   }

@@ -45,8 +45,8 @@ void check_magic(std::string_view head, char num_dims, const std::string& file) 
     next = num_dims == 3 ? "It has labels: were the files of images and labels exchanged?"
                          : "It has images: were the files of images and labels exchanged?";
   }
-  throw InputError("data", concat(file, " begins with ", found.empty() ? "nothing" : hex(found), ", IDX ", num_dims == 3 ? "images" : "labels",
-                                  " begin with ", hex({wanted, 4})),
+  throw InputError("data", concat(file, " begins with ", found.empty() ? "nothing" : hex(found),
+                                  ", IDX ", num_dims == 3 ? "images" : "labels",                                  " begin with ", hex({wanted, 4})),
                    next);
 }
 
@@ -74,15 +74,16 @@ Idx read_idx(const fs::path& path, char num_dims) {
     overflow |= __builtin_mul_overflow(expected, dim, &expected);
   }
   if (overflow || expected == 0 || expected > SIZE_MAX / 2) {
-    throw InputError("data", concat(file, ": its header says ", product, " bytes, which cannot be"), "It is damaged; fetch or copy it again.");
+    throw InputError("data", concat(file, ": its header says ", product, " bytes, which cannot be"),
+                     "It is damaged; fetch or copy it again.");
   }
   if (packed) {
     content = gunzip(content, head_bytes + expected + 1, file);
   }
   if (content.size() != head_bytes + expected) {
     const size_t found = content.size() - head_bytes;
-    throw InputError("data", concat(file, " holds ", packed && found > expected ? "at least " : "", found, " bytes after its header, which says ",
-                                    product, " = ", expected),
+    throw InputError("data", concat(file, " holds ", packed && found > expected ? "at least " : "", found,
+                                    " bytes after its header, which says ", product, " = ", expected),
                      "It is cut off or damaged; fetch or copy it again.");
   }
   idx.elements = std::move(content.erase(0, head_bytes));
@@ -97,7 +98,8 @@ IdxImages::IdxImages(const Options& options) : levels_(256) {
                      "Each file of images needs its file of labels, in the same order.");
   }
   if (!(options.std > 0) || !std::isfinite(options.std) || !std::isfinite(options.mean)) {
-    throw InputError("data", concat("pixels cannot be normalised with mean ", options.mean, " and std ", options.std), "std must be above 0.");
+    throw InputError("data", concat("pixels cannot be normalised with mean ", options.mean, " and std ", options.std),
+                     "std must be above 0.");
   }
   for (size_t level = 0; level < levels_.size(); ++level) {
     levels_[level] = static_cast<float>((static_cast<double>(level) / 255 - options.mean) / options.std);
@@ -114,7 +116,8 @@ IdxImages::IdxImages(const Options& options) : levels_(256) {
     const auto height = static_cast<int64_t>(images.dims[1]);
     const auto width = static_cast<int64_t>(images.dims[2]);
     if (i > 0 && (height != height_ || width != width_)) {
-      throw InputError("data", concat(images_file, " has images of ", height, " x ", width, ", the files before it of ", height_, " x ", width_));
+      throw InputError("data", concat(images_file, " has images of ", height, " x ", width,
+                                      ", the files before it of ", height_, " x ", width_));
     }
     height_ = height;
     width_ = width;
@@ -153,7 +156,8 @@ Batch IdxImages::get(std::span<const int64_t> indices) const {
 }
 
 std::string IdxImages::describe() const {
-  return concat("images: ", format_count(static_cast<double>(size())), " of ", height_, " x ", width_, ", ", num_labels(), " labels (", name_, ')');
+  return concat("images: ", format_count(static_cast<double>(size())), " of ", height_, " x ", width_, ", ",
+                num_labels(), " labels (", name_, ')');
 }
 
 } // namespace trireme::data

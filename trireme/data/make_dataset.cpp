@@ -43,8 +43,8 @@ Datasets open_text(const DataOptions& options) {
   result.tokenizer = make_tokenizer(options.tokenizer);
   const Tokenizer& tokenizer = *result.tokenizer;
   if (options.vocab_size > 0 && tokenizer.vocab_size() > options.vocab_size) {
-    throw InputError("data", concat("the tokenizer ", tokenizer.describe(), " has ", tokenizer.vocab_size(), " tokens, the model's vocab_size is ",
-                                    options.vocab_size),
+    throw InputError("data", concat("the tokenizer ", tokenizer.describe(), " has ", tokenizer.vocab_size(), " tokens,"
+                                    " the model's vocab_size is ", options.vocab_size),
                      concat("Set the model's vocab_size to ", tokenizer.vocab_size(), " or more."));
   }
   const auto train = std::make_shared<TextDataset>(text, tokenizer, options.sequence_length, source_name(options.train));

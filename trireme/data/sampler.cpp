@@ -131,7 +131,8 @@ void DistributedSampler::load_state(const nlohmann::json& state) {
     differs("the seed", seed, options_.seed);
   }
   if (position < 0 || position > size_ || epoch < 0) {
-    throw InputError("data", concat("the saved data position, epoch ", epoch, " sample ", position, ", is outside the ", size_, " samples"));
+    throw InputError("data", concat("the saved data position, epoch ", epoch, " sample ", position,
+                                    ", is outside the ", size_, " samples"));
   }
   start_epoch(epoch);
   position_ = position;

@@ -32,7 +32,8 @@ class TokensDataset::MappedFile {
       fail(fd, "it is empty");
     }
     if (bytes_ % 2 != 0) {
-      fail(fd, concat("it is ", bytes_, " bytes long, an odd number"), "Tokens are 2 bytes each (uint16); the file is cut off or another format.");
+      fail(fd, concat("it is ", bytes_, " bytes long, an odd number"),
+           "Tokens are 2 bytes each (uint16); the file is cut off or another format.");
     }
     void* address = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);
     if (address == MAP_FAILED) {

@@ -5,6 +5,7 @@
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/training_state.h>
+#include <trireme/monitor/chrome_trace.h>
 
 #include <torch/torch.h>
 
@@ -48,6 +49,7 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
     exposed_before = reducer->exposed_seconds();
   }
   const Stopwatch watch(running.forward);
+  const monitor::Span span("forward");
   if (!model->is_training()) {
     model->train();
   }
@@ -59,6 +61,7 @@ void Engine::Impl::backward(const at::Tensor& loss) {
     throw InputError("engine", concat("backward() needs a loss of one element, got shape ", loss.sizes()), "Return the mean from the loss function.");
   }
   const Stopwatch watch(running.backward);
+  const monitor::Span span("backward");
   loss_sum += loss.item<double>() / static_cast<double>(batch.accumulation);
   if (at_boundary()) {
     buffers.front()->riders()[kLoss] = loss_sum;
@@ -79,6 +82,7 @@ void Engine::Impl::step() {
   ++micro_steps;
   {
     const Stopwatch watch(running.optimizer);
+    const monitor::Span span("optimizer");
     if (!reducer->order_is_learned()) {
       reducer->finish(); // moves the buffers, so before anything looks at buckets
     }
@@ -154,8 +158,8 @@ at::Tensor Engine::train_batch() {
 
 at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
   for (int64_t i = 0; i < impl_->batch.accumulation; ++i) {
-    impl_->backward(impl_->forward(next()));
-    impl_->step();
+    backward(forward(next()));
+    step();
   }
   return torch::tensor(impl_->mean_loss, torch::kFloat64);
 }
@@ -167,7 +171,11 @@ void Engine::backward(const at::Tensor& loss) {
   impl_->backward(loss);
 }
 void Engine::step() {
+  const int64_t before = impl_->global_steps;
   impl_->step();
+  if (impl_->report && impl_->global_steps > before) {
+    impl_->report->step(*this);
+  }
 }
 
 at::Tensor Engine::eval_batch(const data::Batch& batch) {
@@ -260,7 +268,7 @@ torch::nn::Module& Engine::module() {
 }
 
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last) {
-  checkpoint::SaveOptions options;
+  checkpoint::SaveOptions options(impl_->checkpoint);
   options.keep_last = keep_last;
   TrainingState(*impl_).save(folder, tag.empty() ? checkpoint::step_tag(impl_->global_steps) : tag, client_state, options);
 }

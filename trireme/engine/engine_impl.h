@@ -1,7 +1,9 @@
 #pragma once
 
+#include <trireme/checkpoint/options.h>
 #include <trireme/config/batch_size.h>
 #include <trireme/engine/engine.h>
+#include <trireme/engine/step_report.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/data/reducer.h>
@@ -28,6 +30,8 @@ class Engine::Impl {
   std::shared_ptr<optim::Schedule> schedule;
   std::shared_ptr<data::RepeatingLoader> loader;
   nlohmann::ordered_json config;
+  checkpoint::CheckpointOptions checkpoint;
+  std::optional<StepReport> report; // rank 0
 
   // Where it is.
   int64_t micro_steps = 0;

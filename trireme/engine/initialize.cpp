@@ -15,6 +15,23 @@ config::EngineConfig read_config(const std::filesystem::path& file) {
   return config::read_deepspeed(JsonNode::parse_file(file));
 }
 
+namespace {
+
+// What the configuration wants said before the first step.
+void announce(const config::EngineConfig& config) {
+  if (config.log_level) {
+    log::set_level(log::parse_level(*config.log_level));
+  }
+  for (const std::string& note : config.notes) {
+    log::info(note);
+  }
+  if (config.dump_state) {
+    log::info(config::to_json(config).dump(2));
+  }
+}
+
+} // namespace
+
 Initialized initialize(comm::World& world, const InitializeOptions& options) {
   if (!options.model || !options.loss) {
     throw InputError("engine", "initialize() needs a model and a loss function");
@@ -31,9 +48,8 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
   impl->batch = config.batch_for(impl->group.size());
   impl->clipping = config.gradient_clipping;
   impl->config = options.stored_config.value_or(config.source);
-  for (const std::string& note : config.notes) {
-    log::info(note);
-  }
+  impl->checkpoint = config.checkpoint;
+  announce(config);
 
   impl->buffers = parallel::flatten(parallel::trainable_parameters(*options.model), impl->group, config.data_parallel);
   parallel::check_same_model(impl->buffers, impl->group);
@@ -53,6 +69,10 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
 
   for (const std::string& warning : impl->schedule->warnings()) {
     log::warning(warning);
+  }
+
+  if (world.rank() == 0) {
+    impl->report.emplace(config);
   }
 
   Initialized made;

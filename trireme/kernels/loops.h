@@ -25,33 +25,57 @@ struct AdamScalars {
   V grad_scale, weight_decay, param_scale, one_minus_beta1, beta2, one_minus_beta2, step_size, root_scale, eps;
 };
 
-template <class V, bool kDecayInGradient>
-inline void adam_at(const AdamArgs& args, const AdamScalars<V>& s, int64_t i) {
-  const V p = V::load(args.param + i);
-  V g = V::load(args.grad + i) * s.grad_scale;
-  if constexpr (kDecayInGradient) {
-    g = fma(s.weight_decay, p, g);
+/// Steps kBatch registers from element i on, one array after the other: several cache lines of an array in
+/// a row keep the memory's pages open. With 8 registers of AVX-512 this measured 3 % faster on one thread than
+/// element by element; software prefetch, tried at 1, 2 and 4 KiB ahead, cost 5 to 30 %.
+template <class V, int kBatch, bool kDecayInGradient>
+inline void adam_batch(const AdamArgs& args, const AdamScalars<V>& s, int64_t i) {
+  V g[kBatch], m[kBatch], v[kBatch];
+#pragma GCC unroll 8
+  for (int k = 0; k < kBatch; ++k) {
+    const int64_t at = i + k * V::kCount;
+    g[k] = V::load(args.grad + at) * s.grad_scale;
+    if constexpr (kDecayInGradient) {
+      g[k] = fma(s.weight_decay, V::load(args.param + at), g[k]);
+    }
   }
-  const V m_old = V::load(args.exp_avg + i);
-  const V m = fma(s.one_minus_beta1, g - m_old, m_old);
-  const V v = fma(s.one_minus_beta2 * g, g, s.beta2 * V::load(args.exp_avg_sq + i));
-  const V denominator = fma(sqrt(v), s.root_scale, s.eps);
-  fnma(s.step_size, m / denominator, p * s.param_scale).store(args.param + i);
-  m.store(args.exp_avg + i);
-  v.store(args.exp_avg_sq + i);
+#pragma GCC unroll 8
+  for (int k = 0; k < kBatch; ++k) {
+    float* const at = args.exp_avg + i + k * V::kCount;
+    const V old = V::load(at);
+    m[k] = fma(s.one_minus_beta1, g[k] - old, old);
+    m[k].store(at);
+  }
+#pragma GCC unroll 8
+  for (int k = 0; k < kBatch; ++k) {
+    float* const at = args.exp_avg_sq + i + k * V::kCount;
+    v[k] = fma(s.one_minus_beta2 * g[k], g[k], s.beta2 * V::load(at));
+    v[k].store(at);
+  }
+#pragma GCC unroll 8
+  for (int k = 0; k < kBatch; ++k) {
+    float* const at = args.param + i + k * V::kCount;
+    const V denominator = fma(sqrt(v[k]), s.root_scale, s.eps);
+    fnma(s.step_size, m[k] / denominator, V::load(at) * s.param_scale).store(at);
+  }
 }
 
 template <bool kDecayInGradient>
 void adam_range(const AdamArgs& args, int64_t begin, int64_t end) {
-  const AdamScalars<Lanes> wide(args);
   int64_t i = begin;
-  for (; i + 2 * Lanes::kCount <= end; i += 2 * Lanes::kCount) {
-    adam_at<Lanes, kDecayInGradient>(args, wide, i);
-    adam_at<Lanes, kDecayInGradient>(args, wide, i + Lanes::kCount);
+  if constexpr (Lanes::kCount > 1) {
+    constexpr int kBatch = 8;
+    const AdamScalars<Lanes> wide(args);
+    for (; i + kBatch * Lanes::kCount <= end; i += kBatch * Lanes::kCount) {
+      adam_batch<Lanes, kBatch, kDecayInGradient>(args, wide, i);
+    }
+    for (; i + Lanes::kCount <= end; i += Lanes::kCount) {
+      adam_batch<Lanes, 1, kDecayInGradient>(args, wide, i);
+    }
   }
   const AdamScalars<ScalarLanes> single(args);
   for (; i < end; ++i) {
-    adam_at<ScalarLanes, kDecayInGradient>(args, single, i);
+    adam_batch<ScalarLanes, 1, kDecayInGradient>(args, single, i);
   }
 }
 

@@ -105,7 +105,8 @@ int run(const LaunchOptions& options) {
   Guardian guardian(options.ranks);
   const Pipe lifeline = make_pipe();
   Screen screen;
-  if (options.log_dir.empty() && options.ranks > 1 && !options.all_output) {
+  const bool all_shown = options.ranks == 1 || options.all_output;
+  if (options.log_dir.empty() && !all_shown) {
     screen.say(concat("output of the other ranks: ", (log_dir / "rank*.log").string()));
   }
   const Job job = {options, program, log_dir, own_environment(), random_id(), lifeline.read.get(), signals, guardian, screen};
@@ -117,6 +118,10 @@ int run(const LaunchOptions& options) {
     throw;
   }
   hand_over_rest(screen, signals);
+  if (options.log_dir.empty() && all_shown && exit_code == 0) {
+    std::error_code kept;
+    fs::remove_all(log_dir, kept);
+  }
   return exit_code;
 }
 

@@ -14,7 +14,8 @@ struct LaunchOptions {
   std::vector<std::string> command;
   /// How often all ranks are started again after one failed. Exit code 2 (the user's input) is never tried again.
   int max_restarts = 0;
-  /// Where rank<r>.log goes, appended to. Empty: a new folder that only this user can read, in the temporary folder.
+  /// Where rank<r>.log goes, appended to. Empty: a new folder that only this user can read, in the temporary folder; it
+  /// is removed again after a success of which everything was shown.
   std::filesystem::path log_dir;
   /// False: rank 0's output is shown byte for byte, the others' only written to their logs.
   /// True: whole lines of all ranks are shown, each after "[rank r] ".

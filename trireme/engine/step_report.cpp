@@ -1,0 +1,98 @@
+#include <trireme/engine/step_report.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/log.h>
+#include <trireme/base/units.h>
+#include <trireme/monitor/resources.h>
+
+#include <fstream>
+
+namespace trireme::engine {
+namespace {
+
+std::filesystem::path folder_of(const config::MonitorSection& section, const char* otherwise) {
+  return std::filesystem::path(section.output_path.empty() ? otherwise : section.output_path) / section.job_name;
+}
+
+monitor::StepMetrics metrics_of(const Engine& engine) {
+  monitor::StepMetrics m;
+  m.step = engine.global_steps();
+  m.loss = engine.loss();
+  m.lr = engine.get_lr();
+  m.grad_norm = engine.get_global_grad_norm();
+  m.step_ms = engine.times().total * 1e3;
+  m.samples_per_s = static_cast<double>(engine.train_batch_size()) / engine.times().total;
+  return m;
+}
+
+} // namespace
+
+StepReport::StepReport(const config::EngineConfig& config)
+    : every_(config.steps_per_print), times_(config.wall_clock_breakdown), memory_(config.memory_breakdown) {
+  if (!every_ && (times_ || memory_)) {
+    every_ = 10; // DeepSpeed's figure while it still had one
+  }
+  if (config.csv_monitor.enabled) {
+    csv_ = folder_of(config.csv_monitor, "csv_monitor");
+    std::filesystem::create_directories(*csv_);
+  }
+  if (config.tensorboard.enabled) {
+    tensorboard_ = std::make_unique<monitor::TensorBoardWriter>(folder_of(config.tensorboard, "tensorboard"));
+  }
+}
+
+void StepReport::step(const Engine& engine) {
+  if (every_ && engine.global_steps() % *every_ == 0) {
+    print(engine);
+  }
+  try {
+    write(engine);
+  } catch (const Error& error) {
+    if (!complained_) {
+      log::error("metrics cannot be written, training goes on: ", error.what());
+    }
+    complained_ = true;
+  }
+}
+
+void StepReport::print(const Engine& engine) const {
+  log::info("step=", engine.global_steps(), " skipped=", engine.skipped_steps(), " loss=", engine.loss(), " lr=", engine.get_lr(),
+            engine.get_global_grad_norm() ? concat(" grad_norm=", *engine.get_global_grad_norm()) : "", ' ',
+            format_count(static_cast<double>(engine.train_batch_size()) / engine.times().total), " samples/s");
+  if (times_) {
+    const StepTimes& t = engine.times();
+    log::info("  forward ", format_seconds(t.forward), ", backward ", format_seconds(t.backward), ", exposed communication ",
+              format_seconds(t.exposed_communication), ", optimizer ", format_seconds(t.optimizer), ", step ", format_seconds(t.total));
+  }
+  if (memory_) {
+    log::info("  resident ", format_bytes(static_cast<double>(monitor::current_rss_bytes())), ", peak ",
+              format_bytes(static_cast<double>(monitor::peak_rss_bytes())));
+  }
+}
+
+void StepReport::write(const Engine& engine) {
+  if (!csv_ && !tensorboard_) {
+    return;
+  }
+  const monitor::StepMetrics m = metrics_of(engine);
+  if (tensorboard_) {
+    tensorboard_->step(m);
+  }
+  if (!csv_) {
+    return;
+  }
+  const std::pair<const char*, std::optional<double>> columns[] = {
+      {"train_loss", m.loss}, {"lr", m.lr}, {"grad_norm", m.grad_norm}, {"step_ms", m.step_ms}, {"samples_per_s", m.samples_per_s}};
+  for (const auto& [name, value] : columns) {
+    if (!value) {
+      continue;
+    }
+    std::ofstream out(*csv_ / concat(name, ".csv"), std::ios::app);
+    out << m.step << ',' << *value << '\n';
+    if (!out.flush()) {
+      throw Error("engine", concat("cannot write ", (*csv_ / name).string(), ".csv"));
+    }
+  }
+}
+
+} // namespace trireme::engine
