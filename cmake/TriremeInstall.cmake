@@ -1,5 +1,4 @@
 # cmake --install: libraries, headers, both programs, and find_package(Trireme).
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 get_property(trireme_libraries GLOBAL PROPERTY TRIREME_LIBRARIES)

@@ -3,6 +3,8 @@
 # trireme_test(folder SOURCES ... DEPS ... [TORCH]) makes one GoogleTest program of
 # which every test case is one ctest entry with a deadline.
 
+include(GNUInstallDirs) # before the first target: they say where their headers will be
+
 add_library(trireme_flags INTERFACE)
 target_compile_options(trireme_flags INTERFACE -Wall -Wextra)
 if(TRIREME_SANITIZE)

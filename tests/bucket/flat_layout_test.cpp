@@ -12,7 +12,7 @@ namespace {
 std::vector<TensorInfo> vectors(const std::vector<int64_t>& lengths) {
   std::vector<TensorInfo> tensors;
   for (size_t i = 0; i < lengths.size(); ++i) {
-    tensors.push_back({"t" + std::to_string(i), {lengths[i]}});
+    tensors.push_back({concat("t", i), {lengths[i]}});
   }
   return tensors;
 }

@@ -1,6 +1,7 @@
 #include "task.h"
 
 #include <trireme/checkpoint/weight_files.h>
+#include <trireme/data/tokenizer.h>
 #include <trireme/models/cnn.h>
 #include <trireme/models/gpt2_weights.h>
 
@@ -11,7 +12,11 @@ namespace {
 
 Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets) {
   Task task;
-  task.gpt = models::Gpt(run.model.gpt);
+  models::GptOptions options = run.model.gpt;
+  if (options.vocab_size == 0) { // "the tokenizer's"
+    options.vocab_size = datasets.tokenizer->vocab_size();
+  }
+  task.gpt = models::Gpt(options);
   if (!run.model.gpt.init_from.empty()) {
     models::load_gpt2(task.gpt, run.model.gpt.init_from);
   }

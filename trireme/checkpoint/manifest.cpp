@@ -22,13 +22,13 @@ constexpr std::string_view kAboutStart = "\"about\":";
 constexpr size_t kHashDigits = 32;
 constexpr size_t kAboutMaxBytes = 8192;
 
-json to_json(const About& about) {
+json about_json(const About& about) {
   return {{"format", kFormatName},       {"version", about.version}, {"tag", about.tag},
           {"step", about.step},          {"serial", about.serial},   {"created", about.created},
           {"world_size", about.world_size}, {"save_id", about.save_id}};
 }
 
-json to_json(const StoredShard& shard) {
+json shard_json(const StoredShard& shard) {
   json out = {{"file", shard.file}, {"key", shard.key}, {"range", {shard.region.begin, shard.region.end}}};
   if (!shard.region.box_size.empty()) {
     out["box"] = {{"offset", shard.region.box_offset}, {"size", shard.region.box_size}};
@@ -199,7 +199,7 @@ std::string Manifest::to_text() const {
   check_storable(state, "state");
   check_storable(config, "config");
   check_storable(rank_states, "rank state");
-  std::string body = concat(kAboutStart, trireme::checkpoint::to_json(about).dump(), ",\n\"files\":[");
+  std::string body = concat(kAboutStart, about_json(about).dump(), ",\n\"files\":[");
   const char* separator = "\n";
   for (const ShardFile& file : files) {
     body += std::exchange(separator, ",\n");
@@ -210,7 +210,7 @@ std::string Manifest::to_text() const {
   for (const auto& [name, tensor] : tensors) {
     json shards = json::array();
     for (const StoredShard& shard : tensor.shards) {
-      shards.push_back(trireme::checkpoint::to_json(shard));
+      shards.push_back(shard_json(shard));
     }
     body += std::exchange(separator, ",\n");
     body += json(name).dump() + ":" +

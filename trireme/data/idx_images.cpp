@@ -46,7 +46,7 @@ void check_magic(std::string_view head, char num_dims, const std::string& file) 
                          : "It has images: were the files of images and labels exchanged?";
   }
   throw InputError("data", concat(file, " begins with ", found.empty() ? "nothing" : hex(found),
-                                  ", IDX ", num_dims == 3 ? "images" : "labels",                                  " begin with ", hex({wanted, 4})),
+                                  ", IDX ", num_dims == 3 ? "images" : "labels", " begin with ", hex({wanted, 4})),
                    next);
 }
 

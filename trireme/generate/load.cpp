@@ -17,13 +17,16 @@ TrainedGpt load(const std::filesystem::path& path) {
   if (trained.run.model.kind != config::ModelConfig::Kind::gpt) {
     throw InputError("generate", concat(saved.folder().string(), " holds a model that does not write text"), "Only \"gpt\" does.");
   }
-  trained.run.model.gpt.init_from.clear();
-  trained.model = models::Gpt(trained.run.model.gpt);
-  for (const auto& item : trained.model->named_parameters()) {
-    saved.read_into(item.key(), 0, item.value().detach());
-  }
   if (trained.run.data.kind == data::DataOptions::Kind::text) {
     trained.tokenizer = data::make_tokenizer(trained.run.data.tokenizer);
+  }
+  models::GptOptions options = trained.run.model.gpt;
+  if (options.vocab_size == 0 && trained.tokenizer) { // "the tokenizer's"
+    options.vocab_size = trained.tokenizer->vocab_size();
+  }
+  trained.model = models::Gpt(options);
+  for (const auto& item : trained.model->named_parameters()) {
+    saved.read_into(item.key(), 0, item.value().detach());
   }
   trained.step = saved.step();
   return trained;

@@ -1,0 +1,121 @@
+"""The engines that are compared: how each is started, and what it measured as one row. Standard library only."""
+import json
+import os
+import shutil
+import statistics
+import subprocess
+from pathlib import Path
+
+from processes import Failed, rank_environments, run_together
+from workloads import parameters, samples_per_step, write_run_file, write_tokens
+
+ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+TIMEOUT_S = 1800
+
+# name: (kind, ranks); in the order of the tables
+ENGINES = {
+    "raw": ("raw", 1), "raw-fused": ("raw", 1), "trireme-1": ("trireme", 1), "plain": ("python", 1), "compile": ("python", 1), "ddp-1": ("python", 1),
+    "deepspeed-1": ("deepspeed", 1), "trireme-2": ("trireme", 2), "ddp-2": ("python", 2), "deepspeed-2": ("deepspeed", 2),
+}
+
+PROBE = """
+import importlib.metadata as metadata, importlib.util as util
+print(*(metadata.version(n) if util.find_spec(n) else "-" for n in ("torch", "deepspeed")))
+"""
+
+
+class Installed:
+    """What there is to measure. `python` and `deepspeed` are interpreters or None, `missing` says for each kind why it is left out."""
+
+    def __init__(self, build):
+        self.trireme, self.raw = build / "bin" / "trireme", build / "bin" / "benchmark_raw_loop"
+        self.python = self.deepspeed = None
+        self.missing, self.versions = {}, []
+        for candidate in (ROOT / ".venv" / "bin" / "python", os.environ.get("TRIREME_BENCH_PYTHON")):
+            if not candidate or not shutil.which(candidate):
+                continue
+            probe = subprocess.run([str(candidate), "-c", PROBE], capture_output=True, text=True)
+            torch, deepspeed = (probe.stdout.split() + ["-", "-"])[:2]
+            if torch != "-" and not self.python:
+                self.python = str(candidate)
+                self.versions.append(f"torch {torch}")
+            if torch != "-" and deepspeed != "-" and not self.deepspeed:
+                self.deepspeed = str(candidate)
+                self.versions.append(f"DeepSpeed {deepspeed} with torch {torch}")
+        for kind, program, target in (("trireme", self.trireme, "all"), ("raw", self.raw, "benchmark_raw_loop")):
+            if not program.exists():
+                self.missing[kind] = f"{program} is not built: cmake --build --preset release --target {target}"
+        if not self.python:
+            self.missing["python"] = "no Python with torch in .venv or TRIREME_BENCH_PYTHON: ./quickstart installs it"
+        if not self.deepspeed:
+            self.missing["deepspeed"] = "DeepSpeed is not installed in .venv or in the Python named by TRIREME_BENCH_PYTHON"
+
+    def usable(self, names):
+        return [name for name in names if ENGINES[name][0] not in self.missing]
+
+    def skipped(self, names):
+        return {name: self.missing[ENGINES[name][0]] for name in names if ENGINES[name][0] in self.missing}
+
+
+def has_row(output):
+    return any(line.startswith("{") for line in output.splitlines())
+
+
+def row_of(output):
+    return json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
+
+
+def run_trireme(installed, spec, folder, environment):
+    write_run_file(folder / "run.json", spec)
+    out = folder / "out"
+    try:
+        command = [str(installed.trireme), "train", str(folder / "run.json"), "-n", str(spec["ranks"]), "--out", str(out)]
+        done = run_together(command, [environment], TIMEOUT_S, lambda _: True)
+        metrics = out / "metrics.jsonl"
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+        if not done.clean or len(lines) != spec["steps"]:
+            logs = sorted((out / "logs").rglob("*")) if (out / "logs").exists() else []
+            tail = [log.read_text().strip().splitlines()[-1:] for log in logs if log.is_file()]
+            raise Failed(f"wrote {len(lines)} of {spec['steps']} steps: {tail or done.outputs[0].strip()[-300:]}")
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    return done, [dict(step_ms=[l["step_ms"] for l in lines], ended=[l["wall_time"] for l in lines], losses=[l["loss"] for l in lines],
+                       peak_rss_bytes=max(l["peak_rss_bytes"] for l in lines), sent_bytes=lines[-1]["comm_bytes"])]
+
+
+def run_engine(installed, name, spec, folder):
+    """One run of one engine in `folder`: a row with everything the tables show. Raises Failed."""
+    kind, ranks = ENGINES[name]
+    spec = dict(spec, tokens=str(folder / "tokens.bin"), engine=name.split("-")[0])
+    write_tokens(folder / "tokens.bin", spec)
+    environment = {"OMP_NUM_THREADS": str(spec["threads"]), "DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR", "NO_COLOR": "1",
+                   "PYTHONDONTWRITEBYTECODE": "1"}
+    if kind == "trireme":
+        done, rows = run_trireme(installed, spec, folder, environment)
+    elif kind == "raw":
+        spec["optimizer"] = "fused" if name == "raw-fused" else "adamw"
+        done = run_together([str(installed.raw), json.dumps(spec)], [environment], TIMEOUT_S, has_row)
+        rows = [row_of(done.outputs[0])]
+    else:
+        python = installed.deepspeed if kind == "deepspeed" else installed.python
+        done = run_together([python, str(HERE / "python_loop.py"), json.dumps(spec)],
+                            [dict(environment, **rank) for rank in rank_environments(ranks)], TIMEOUT_S, has_row)
+        rows = [row_of(output) for output in done.outputs]
+    return summarize(name, spec, done, rows)
+
+
+def summarize(name, spec, done, rows):
+    warmup, ended, ranks = spec["warmup"], rows[0]["ended"], spec["ranks"]
+    step_ms = statistics.median(rows[0]["step_ms"][warmup:])
+    losses = [sum(values) / len(rows) for values in zip(*(row["losses"] for row in rows))]
+    wall_ms = (ended[-1] - ended[warmup - 1]) / (len(ended) - warmup) * 1e3 if warmup > 0 else None
+    # A ring all-reduce of fp32 gradients sends 2 (n - 1) / n of them; peers do not say what they send.
+    formula = 0 if ranks == 1 else round(2 * (ranks - 1) / ranks * 4 * parameters(spec))
+    return dict(engine=name, size=spec["size"], ranks=ranks, threads=spec["threads"], steps=len(ended) - warmup, same_batch=spec["same_batch"],
+                step_ms=round(step_ms, 3), wall_ms=None if wall_ms is None else round(wall_ms, 3),
+                tokens_per_s=round(samples_per_step(spec) * spec["length"] / step_ms * 1e3, 1),
+                peak_rss_mb=round(max(row["peak_rss_bytes"] for row in rows) / 2**20, 1),
+                process_s=round(done.wall_s, 3), start_s=round(done.wall_s - (ended[-1] - ended[0]), 3),
+                sent_bytes=rows[0].get("sent_bytes", formula), sent_is_formula="sent_bytes" not in rows[0],
+                loss_first=losses[0], loss_last=losses[-1], other_cpu_pct=round(done.other_cpu_pct, 1), clean_exit=done.clean)

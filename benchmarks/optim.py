@@ -1,0 +1,106 @@
+"""`benchmarks/run optim`: one Adam step against torch's, DeepSpeed's and the memory's limit. Standard library only."""
+import json
+import os
+import sys
+from pathlib import Path
+
+from engines import TIMEOUT_S, has_row, row_of
+from processes import Failed, run_together
+from tables import Results, check, median_of, number, print_checks, print_table
+
+BYTES_PER_PARAMETER = 28  # fp32: parameter, gradient and both moments are read, all but the gradient written
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}  # torch's allocator asks for huge pages, as `trireme bench optim` does
+
+# row: (kind, argument of python_adam.py, environment)
+PEERS = {
+    "torch fused": ("python", "fused", {}),
+    "torch fused, huge pages": ("python", "fused", HUGE_PAGES),
+    "torch foreach": ("python", "foreach", {}),
+    "DeepSpeedCPUAdam": ("deepspeed", "deepspeed", {}),
+    "DeepSpeedCPUAdam, huge pages": ("deepspeed", "deepspeed", HUGE_PAGES),
+}
+ROWS = ["limit", "trireme", *PEERS]
+TARGET_OF_LIMIT = 0.9
+
+
+def run_trireme(installed, params, threads, repeats, environment):
+    command = [str(installed.trireme), "bench", "optim", "--params", str(params), "--threads", str(threads), "--repeats", str(repeats), "--json"]
+    done = run_together(command, [environment], TIMEOUT_S, has_row)
+    rows = {row["impl"]: row for row in map(json.loads, done.outputs[0].splitlines())}
+    return {"trireme": rows["adam"], "limit": rows["limit"]}, done
+
+
+def run_peer(installed, name, params, threads, repeats, environment):
+    kind, argument, more = PEERS[name]
+    python = installed.deepspeed if kind == "deepspeed" else installed.python
+    tools = str(Path(python).parent)  # DeepSpeed builds its Adam with the ninja beside its Python
+    command = [python, str(Path(__file__).with_name("python_adam.py")), argument, str(params), str(threads), str(repeats)]
+    done = run_together(command, [dict(environment, **more, PATH=tools + ":" + environment["PATH"])], TIMEOUT_S, has_row)
+    return {name: row_of(done.outputs[0])}, done
+
+
+def measure(installed, names, params, threads, args, record):
+    environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR", "PATH": os.environ.get("PATH", "")}
+    results = Results()
+    for n in range(args.rounds):
+        shift = n % len(names)
+        for name in names[shift:] + names[:shift]:
+            try:
+                if name == "trireme":
+                    rows, done = run_trireme(installed, params, threads, args.repeats, environment)
+                else:
+                    rows, done = run_peer(installed, name, params, threads, args.repeats, environment)
+                for impl, row in rows.items():
+                    row = dict(benchmark="optim", impl=impl, params=params, threads=threads, round=n + 1, ms=row["ms"], ms_min=row["ms_min"],
+                               gb_per_s=BYTES_PER_PARAMETER * params / row["ms"] / 1e6, of_limit=row.get("of_limit"),
+                               other_cpu_pct=round(done.other_cpu_pct, 1))
+                    results.add(impl, n, row)
+                    record(row)
+                said = f"{rows[name]['ms']:.1f} ms"
+            except Failed as failure:
+                results.add(name, n, None)
+                record(dict(benchmark="optim", impl=name, params=params, threads=threads, round=n + 1, failed=str(failure)))
+                said = f"FAILED, {failure}"
+            print(f"{params / 1e6:g} M x {threads} threads {n + 1}/{args.rounds} {name}: {said}", file=sys.stderr, flush=True)
+    return results
+
+
+def of_limit(results, name):
+    """Trireme's is measured step by step beside the limit; a peer's is the round's limit over its own time."""
+    if name == "trireme":
+        return results.pairs(lambda row: row["of_limit"], name)
+    return results.pairs(lambda limit, row: limit["ms"] / row["ms"], "limit", name)
+
+
+def print_results(results, params, threads):
+    lines = []
+    for name in ROWS:
+        rows = results.of(name)
+        if not rows:
+            if name in results.rounds:
+                lines.append([name, "failed", "", "", "", "", ""])
+            continue
+        shares = sorted(of_limit(results, name))
+        lines.append([name, number(median_of(rows, "ms"), 2), f"{min(r['ms'] for r in rows):.2f}..{max(r['ms'] for r in rows):.2f}",
+                      number(min(r["ms_min"] for r in rows), 2), number(median_of(rows, "gb_per_s")),
+                      number(100 * shares[len(shares) // 2] if shares else None), number(median_of(rows, "other_cpu_pct"), 0)])
+    print(f"\n## Adam, {params / 1e6:g} M parameters, {threads} thread{'s' if threads > 1 else ''}\n")
+    print_table(["", "ms", "over rounds", "best step", "GB/s", "% of the limit", "other CPU %"], lines)
+
+
+def optim(installed, args, record):
+    wanted = ["trireme", *PEERS]
+    kinds = dict(trireme="trireme", **{name: kind for name, (kind, _, _) in PEERS.items()})
+    for name in wanted:
+        if kinds[name] in installed.missing:
+            print(f"SKIPPED {name}: {installed.missing[kinds[name]]}")
+    names = [name for name in wanted if kinds[name] not in installed.missing]
+    for params in args.params:
+        for threads in args.threads:
+            results = measure(installed, names, params, threads, args, record)
+            print_results(results, params, threads)
+            checks = [check(f"trireme / {name}", results.pairs(lambda a, b: a["ms"] / b["ms"], "trireme", name), 1.0) for name in PEERS if name in names]
+            checks.append(check("limit missed by (1 - share)", [1 - share for share in of_limit(results, "trireme")], round(1 - TARGET_OF_LIMIT, 3)))
+            for row in print_checks(checks):
+                record(dict(row, benchmark="optim", params=params, threads=threads))
+    print(f"limit: the same traffic with less arithmetic, read 4 arrays and write 3, {BYTES_PER_PARAMETER} bytes a parameter, timed in turns with trireme's steps.")

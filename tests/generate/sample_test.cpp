@@ -1,0 +1,74 @@
+#include <trireme/base/error.h>
+#include <trireme/generate/load.h>
+#include <trireme/generate/sample.h>
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+namespace trireme::generate {
+namespace {
+
+models::Gpt small() {
+  models::GptOptions options;
+  options.layers = 1;
+  options.hidden = 16;
+  options.heads = 2;
+  options.sequence_length = 6;
+  options.vocab_size = 20;
+  return models::Gpt(options);
+}
+
+SampleOptions greedy(int64_t tokens) {
+  SampleOptions options;
+  options.tokens = tokens;
+  options.temperature = 0;
+  return options;
+}
+
+// Token by token with nothing but the model: the window slides once the text is longer than the model.
+TEST(SampleTest, GreedyTextIsTheMostLikelyTokenEachTime) {
+  models::Gpt model = small();
+  const torch::NoGradGuard no_grad;
+  std::vector<int64_t> expected = {3, 1, 4};
+  for (int i = 0; i < 10; ++i) {
+    const size_t length = std::min<size_t>(6, expected.size());
+    const at::Tensor window = torch::tensor(std::vector<int64_t>(expected.end() - length, expected.end())).unsqueeze(0);
+    expected.push_back(model->forward(window)[0][length - 1].argmax().item<int64_t>());
+  }
+  const std::vector<int32_t> text = sample(model, {3, 1, 4}, greedy(10));
+  EXPECT_EQ(std::vector<int64_t>(text.begin(), text.end()), expected);
+}
+
+TEST(SampleTest, TheSeedDecides) {
+  models::Gpt model = small();
+  SampleOptions options;
+  options.tokens = 30;
+  options.temperature = 1;
+  options.seed = 5;
+  const auto first = sample(model, {1}, options);
+  EXPECT_EQ(sample(model, {1}, options), first);
+  options.seed = 6;
+  EXPECT_NE(sample(model, {1}, options), first);
+}
+
+TEST(SampleTest, TopOneIsGreedy) {
+  models::Gpt model = small();
+  SampleOptions options;
+  options.tokens = 12;
+  options.temperature = 1;
+  options.top_k = 1;
+  EXPECT_EQ(sample(model, {7, 2}, options), sample(model, {7, 2}, greedy(12)));
+}
+
+TEST(SampleTest, RefusesTokensTheModelDoesNotKnow) {
+  EXPECT_THROW(sample(small(), {20}, greedy(1)), InputError);
+  EXPECT_THROW(sample(small(), {-1}, greedy(1)), InputError);
+  EXPECT_EQ(sample(small(), {}, greedy(2)).size(), 3u);
+}
+
+TEST(LoadTest, AFolderWithoutACheckpointIsTheUsersInput) {
+  EXPECT_THROW(load(testing::TempDir()), InputError);
+}
+
+} // namespace
+} // namespace trireme::generate
