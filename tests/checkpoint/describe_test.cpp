@@ -14,7 +14,7 @@ class DescribeTest : public FolderTest {};
 TEST_F(DescribeTest, ListsASafetensorsFile) {
   write_safetensors(folder_ / "m.safetensors", {{"wte", at::ones({4, 3})}, {"bad\x1b[31m", at::ones({2}, at::kBFloat16)}},
                     {{"format", "pt"}});
-  const auto json = describe_json(folder_ / "m.safetensors");
+  auto json = describe_json(folder_ / "m.safetensors");
   EXPECT_EQ(json["kind"], "safetensors");
   EXPECT_EQ(json["bytes"], fs::file_size(folder_ / "m.safetensors"));
   EXPECT_EQ(json["metadata"]["format"], "pt");
@@ -55,7 +55,7 @@ TEST_F(DescribeTest, ListsAFolderOfCheckpoints) {
   }
   put_content(folder_ / "latest", "global_step3\n");
   put_content(folder_ / "global_step3" / "manifest.json", "{}");
-  const auto json = describe_json(folder_);
+  auto json = describe_json(folder_);
   EXPECT_EQ(json["kind"], "checkpoints");
   EXPECT_EQ(json["latest"], "global_step3");
   ASSERT_EQ(json["checkpoints"].size(), 3U);

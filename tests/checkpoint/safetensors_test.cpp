@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cstring>
+
 namespace trireme::checkpoint {
 namespace {
 
@@ -26,7 +28,7 @@ bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor left = a.contiguous();
   const at::Tensor right = b.contiguous();
   return left.scalar_type() == right.scalar_type() && left.sizes() == right.sizes() &&
-         std::memcmp(left.data_ptr(), right.data_ptr(), left.nbytes()) == 0;
+         (left.numel() == 0 || std::memcmp(left.data_ptr(), right.data_ptr(), left.nbytes()) == 0);
 }
 
 TEST_F(SafetensorsTest, EveryDtypeComesBackBitForBit) {

@@ -46,6 +46,10 @@ struct Case {
   int ranks;
   int64_t accumulation;
   double clipping;
+
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) {
+    return out << c.ranks << " ranks, " << c.accumulation << " accumulated, clipping " << c.clipping;
+  }
 };
 
 class EngineEqualsOneProcess : public testing::TestWithParam<Case> {};

@@ -42,7 +42,7 @@ struct TensorShard {
 /// Every rank writes root/.tmp-<tag>/rank<r>.safetensors and fsyncs it; rank 0 writes
 /// manifest.json, renames the folder to root/<tag>, and then points root/latest to it. A
 /// process killed at any moment leaves earlier checkpoints and `latest` as they were.
-/// Memory: see write_safetensors. Cost: about the time the disk needs; the hash adds 2-5 %.
+/// Memory: see write_safetensors. Cost: the time the disk needs; the hash takes about 0.06 s a GB.
 /// Errors: Error, the same on every rank, naming the ranks that failed, the file and the
 ///         reason; the partial folder is removed. InputError (on every rank) when shards
 ///         leave out or repeat elements. PeerError when a rank is lost.

@@ -11,6 +11,8 @@
 #include <c10/util/Logging.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdlib>
 #include <numeric>
 #include <set>
 
@@ -65,6 +67,15 @@ class QuietLibtorch {
   int before_ = 0;
 };
 
+/// gloo writes to sockets in a way that raises SIGPIPE when the peer has just died, which would end this
+/// process without a word. Left ignored: gloo's threads may outlive the world after a failure.
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) {
+    signal(SIGPIPE, SIG_IGN);
+  }
+}
+
 } // namespace
 
 class World::Impl {
@@ -77,6 +88,7 @@ class World::Impl {
       find_backend(backend_); // complains before anybody waits
     }
     if (environment_.size > 1) {
+      ignore_broken_pipes();
       meeting_ = std::make_unique<Meeting>(meet(environment_, timeout_));
       watch_ = std::make_shared<Watch>(meeting_->watch_store, environment_.rank, environment_.size, meeting_->store_host);
     }

@@ -19,7 +19,10 @@ struct WorldOptions {
 
 /// All ranks of the job. Created once near the top of main() and destroyed before
 /// main() returns: the destructor ends every group made from it and joins all
-/// communication threads, so a process never dies in a static destructor.
+/// communication threads, so a process never dies in a static destructor. It waits for
+/// the other ranks to end theirs, so that nothing on its way to them is lost, unless one
+/// has failed. With more than one rank SIGPIPE is ignored from connect() on (where it had
+/// its default action): a dying peer must become a PeerError.
 class World {
  public:
   /// Finds rank, size and meeting point in the environment (launch environment of

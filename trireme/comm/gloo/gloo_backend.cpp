@@ -13,6 +13,7 @@
 #include <omp.h>
 
 #include <atomic>
+#include <limits>
 
 namespace trireme::comm {
 namespace {
@@ -37,16 +38,27 @@ std::shared_ptr<gloo::transport::Device> shared_device(const GroupSetup& setup) 
   return found;
 }
 
-/// Gives access to the connections, which c10d can only close by ending the process group.
-class OpenGloo : public c10d::ProcessGroupGloo {
- public:
-  using c10d::ProcessGroupGloo::ProcessGroupGloo;
-  void break_connections() {
-    for (auto& context : contexts_) {
-      context->closeConnections();
+/// A tag that no message of ours uses.
+constexpr int kBreakTag = std::numeric_limits<int>::max();
+
+/// Ends all operations of the group, running and to come, with an error, here and at the peers.
+///
+/// gloo has no call for it: closing its connections leaves waiting threads asleep until their
+/// timeout. But a message that is not there in time makes it break the whole context, so this asks
+/// for one that nobody sends.
+void break_context(c10d::ProcessGroupGloo& gloo) {
+  for (int peer = 0; peer < gloo.getSize(); ++peer) {
+    if (peer == gloo.getRank()) {
+      continue;
+    }
+    try {
+      std::vector<at::Tensor> nothing = {at::empty({1}, at::kByte)};
+      gloo.recv(nothing, peer, kBreakTag)->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {
+      // Either this broke the context, or the connection to this peer was broken before.
     }
   }
-};
+}
 
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
   switch (op) {
@@ -95,11 +107,11 @@ class GlooBackend : public Backend {
     options->threads = 2;
     auto store = c10::make_intrusive<c10d::PrefixStore>(setup.store.prefix(), setup.store.handle().store);
     try {
-      gloo_ = c10::make_intrusive<OpenGloo>(store, rank_, size_, options);
+      gloo_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank_, size_, options);
     } catch (const std::exception& error) {
       throw Trouble(Trouble::Kind::lost, plain_text(error));
     }
-    shared_->break_connections = [gloo = gloo_.get()] { gloo->break_connections(); };
+    shared_->break_connections = [gloo = gloo_.get()] { break_context(*gloo); };
     guard_gloo_thread(shared_);
     // gloo may put off its last handshakes to the first operation, where they can outlast the deadline.
     barrier()->wait();
@@ -125,7 +137,7 @@ class GlooBackend : public Backend {
     options.reduceOp = c10d_op(op);
     count(2 * share(tensor));
     std::vector<at::Tensor> tensors = {flat(tensor)};
-    return collective([&](OpenGloo& gloo) { return gloo.allreduce(tensors, options); });
+    return collective([&](c10d::ProcessGroupGloo& gloo) { return gloo.allreduce(tensors, options); });
   }
 
   std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
@@ -133,7 +145,7 @@ class GlooBackend : public Backend {
     at::Tensor source = flat(in);
     at::Tensor parts = at::empty_like(source);
     std::vector<int64_t> equal;
-    return collective([&](OpenGloo& gloo) { return gloo.alltoall_base(parts, source, equal, equal); },
+    return collective([&](c10d::ProcessGroupGloo& gloo) { return gloo.alltoall_base(parts, source, equal, equal); },
                       [out = flat(out), parts, op, size = size_] { reduce_in_rank_order(out, parts.view({size, -1}), op); });
   }
 
@@ -141,7 +153,7 @@ class GlooBackend : public Backend {
     count(share(out));
     at::Tensor target = flat(out);
     at::Tensor source = flat(in);
-    return collective([&](OpenGloo& gloo) { return gloo._allgather_base(target, source); });
+    return collective([&](c10d::ProcessGroupGloo& gloo) { return gloo._allgather_base(target, source); });
   }
 
   std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) override {
@@ -149,7 +161,7 @@ class GlooBackend : public Backend {
     options.rootRank = root;
     count(children_in_binomial_tree((rank_ - root + size_) % size_) * static_cast<int64_t>(tensor.nbytes()));
     std::vector<at::Tensor> tensors = {flat(tensor)};
-    return collective([&](OpenGloo& gloo) { return gloo.broadcast(tensors, options); });
+    return collective([&](c10d::ProcessGroupGloo& gloo) { return gloo.broadcast(tensors, options); });
   }
 
   std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override {
@@ -157,18 +169,18 @@ class GlooBackend : public Backend {
     at::Tensor target = flat(out);
     at::Tensor source = flat(in);
     std::vector<int64_t> equal;
-    return collective([&](OpenGloo& gloo) { return gloo.alltoall_base(target, source, equal, equal); });
+    return collective([&](c10d::ProcessGroupGloo& gloo) { return gloo.alltoall_base(target, source, equal, equal); });
   }
 
   std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
     count(static_cast<int64_t>(tensor.nbytes()));
     std::vector<at::Tensor> tensors = {flat(tensor)};
-    return message([&](OpenGloo& gloo) { return gloo.send(tensors, to, tag); });
+    return message([&](c10d::ProcessGroupGloo& gloo) { return gloo.send(tensors, to, tag); });
   }
 
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
     std::vector<at::Tensor> tensors = {flat(tensor)};
-    return message([&](OpenGloo& gloo) { return gloo.recv(tensors, from, tag); });
+    return message([&](c10d::ProcessGroupGloo& gloo) { return gloo.recv(tensors, from, tag); });
   }
 
   std::shared_ptr<Pending> barrier() override {
@@ -253,7 +265,7 @@ class GlooBackend : public Backend {
   std::chrono::milliseconds timeout_;
   std::shared_ptr<GlooShared> shared_;
   std::mutex close_mutex_;
-  c10::intrusive_ptr<OpenGloo> gloo_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
   std::atomic<int64_t> bytes_sent_{0};
 };
 

@@ -23,7 +23,7 @@ struct GlooShared {
   bool wedged = false;
   /// Messages in someone's wait().
   std::set<GlooMessage*> waiting;
-  /// Breaks all connections, which ends every operation in flight with an error. Called with the mutex held.
+  /// Ends every operation in flight with an error. Called with the mutex held.
   std::function<void()> break_connections;
 
   /// Makes every wait() fail.

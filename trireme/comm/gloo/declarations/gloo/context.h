@@ -14,8 +14,6 @@ namespace gloo {
 class Context {
  public:
   void setTimeout(std::chrono::milliseconds timeout);
-  /// Closes every connection of the context; operations in flight end with an error.
-  void closeConnections();
 };
 
 } // namespace gloo
