@@ -12,8 +12,9 @@
 
 #include <c10/util/Exception.h>
 
-#include <cstdio>
+#include <chrono>
 #include <iostream>
+#include <thread>
 
 namespace trireme::tools {
 namespace {
@@ -64,6 +65,12 @@ int main(int argc, char** argv) {
     return std::visit(trireme::tools::Run(), trireme::tools::parse(argc, argv));
   } catch (const trireme::tools::ExitNow& done) {
     return done.code;
+  } catch (const trireme::PeerError& error) {
+    trireme::log::error(error.what());
+    // The rank that failed first shall also be the first to end, so that the launcher names it and
+    // not one that only missed it. The launcher's SIGTERM cuts this short.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    return error.exit_code();
   } catch (const trireme::Error& error) {
     trireme::log::error(error.what());
     return error.exit_code();
