@@ -99,6 +99,7 @@ def run_engine(installed, name, spec, folder):
         rows = [row_of(done.outputs[0])]
     else:
         python = installed.deepspeed if kind == "deepspeed" else installed.python
+        environment["PATH"] = f"{Path(python).parent}:{os.environ.get('PATH', '')}"  # DeepSpeed compiles with the ninja beside its Python
         done = run_together([python, str(HERE / "python_loop.py"), json.dumps(spec)],
                             [dict(environment, **rank) for rank in rank_environments(ranks)], TIMEOUT_S, has_row)
         rows = [row_of(output) for output in done.outputs]

@@ -1,6 +1,7 @@
 """`benchmarks/run optim`: one Adam step against torch's, DeepSpeed's and the memory's limit. Standard library only."""
 import json
 import os
+import statistics
 import sys
 from pathlib import Path
 
@@ -33,14 +34,14 @@ def run_trireme(installed, params, threads, repeats, environment):
 def run_peer(installed, name, params, threads, repeats, environment):
     kind, argument, more = PEERS[name]
     python = installed.deepspeed if kind == "deepspeed" else installed.python
-    tools = str(Path(python).parent)  # DeepSpeed builds its Adam with the ninja beside its Python
+    path = f"{Path(python).parent}:{os.environ.get('PATH', '')}"  # DeepSpeed builds its Adam with the ninja beside its Python
     command = [python, str(Path(__file__).with_name("python_adam.py")), argument, str(params), str(threads), str(repeats)]
-    done = run_together(command, [dict(environment, **more, PATH=tools + ":" + environment["PATH"])], TIMEOUT_S, has_row)
+    done = run_together(command, [dict(environment, **more, PATH=path)], TIMEOUT_S, has_row)
     return {name: row_of(done.outputs[0])}, done
 
 
 def measure(installed, names, params, threads, args, record):
-    environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR", "PATH": os.environ.get("PATH", "")}
+    environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     results = Results()
     for n in range(args.rounds):
         shift = n % len(names)
@@ -80,10 +81,10 @@ def print_results(results, params, threads):
             if name in results.rounds:
                 lines.append([name, "failed", "", "", "", "", ""])
             continue
-        shares = sorted(of_limit(results, name))
+        shares = of_limit(results, name)
         lines.append([name, number(median_of(rows, "ms"), 2), f"{min(r['ms'] for r in rows):.2f}..{max(r['ms'] for r in rows):.2f}",
                       number(min(r["ms_min"] for r in rows), 2), number(median_of(rows, "gb_per_s")),
-                      number(100 * shares[len(shares) // 2] if shares else None), number(median_of(rows, "other_cpu_pct"), 0)])
+                      number(100 * statistics.median(shares) if shares else None), number(median_of(rows, "other_cpu_pct"), 0)])
     print(f"\n## Adam, {params / 1e6:g} M parameters, {threads} thread{'s' if threads > 1 else ''}\n")
     print_table(["", "ms", "over rounds", "best step", "GB/s", "% of the limit", "other CPU %"], lines)
 
@@ -95,12 +96,16 @@ def optim(installed, args, record):
         if kinds[name] in installed.missing:
             print(f"SKIPPED {name}: {installed.missing[kinds[name]]}")
     names = [name for name in wanted if kinds[name] not in installed.missing]
+    if "trireme" not in names:
+        record(dict(benchmark="optim", impl="trireme", params="", round=0, failed=installed.missing["trireme"]))
+        return
     for params in args.params:
         for threads in args.threads:
             results = measure(installed, names, params, threads, args, record)
             print_results(results, params, threads)
             checks = [check(f"trireme / {name}", results.pairs(lambda a, b: a["ms"] / b["ms"], "trireme", name), 1.0) for name in PEERS if name in names]
-            checks.append(check("limit missed by (1 - share)", [1 - share for share in of_limit(results, "trireme")], round(1 - TARGET_OF_LIMIT, 3)))
+            checks.append(check("trireme, what is missing to the limit", [1 - share for share in of_limit(results, "trireme")], round(1 - TARGET_OF_LIMIT, 3)))
             for row in print_checks(checks):
                 record(dict(row, benchmark="optim", params=params, threads=threads))
     print(f"limit: the same traffic with less arithmetic, read 4 arrays and write 3, {BYTES_PER_PARAMETER} bytes a parameter, timed in turns with trireme's steps.")
+    print("Arrays of a few million parameters stay in the caches: there the limit is none.")
