@@ -16,32 +16,6 @@ using testing::HasSubstr;
 using test::run_ranks;
 using testing::IsEmpty;
 
-// The same training written with nothing but libtorch: one process, the whole batch, torch's AdamW and clipping.
-std::vector<double> plain_losses(int64_t global_batch, int steps, double clipping, std::vector<double>* norms = nullptr) {
-  models::Gpt model(small_gpt());
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
-  const Counting data;
-  std::vector<double> losses;
-  int64_t position = 0;
-  for (int step = 0; step < steps; ++step) {
-    std::vector<int64_t> indices;
-    for (int64_t i = 0; i < global_batch; ++i) {
-      indices.push_back(position++ % data.size());
-    }
-    const data::Batch batch = data.get(indices);
-    optimizer.zero_grad();
-    const at::Tensor loss = model->loss(batch.input(), batch.target());
-    loss.backward();
-    const double norm = torch::nn::utils::clip_grad_norm_(model->parameters(), clipping > 0 ? clipping : 1e30);
-    if (norms != nullptr) {
-      norms->push_back(norm);
-    }
-    optimizer.step();
-    losses.push_back(loss.item<double>());
-  }
-  return losses;
-}
-
 struct Case {
   int ranks;
   int64_t accumulation;

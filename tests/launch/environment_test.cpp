@@ -102,7 +102,6 @@ TEST(EnvironmentTest, ReadsItsOwn) {
   ::setenv("TRIREME_LAUNCH_TEST", "a=b", 1);
   EXPECT_THAT(own_environment(), Contains("TRIREME_LAUNCH_TEST=a=b"));
   ::unsetenv("TRIREME_LAUNCH_TEST");
-  EXPECT_GE(usable_cores(), 1);
 }
 
 } // namespace

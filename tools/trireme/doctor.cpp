@@ -1,5 +1,6 @@
 #include "doctor.h"
 
+#include <trireme/base/cores.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/backends.h>
 #include <trireme/kernels/simd.h>
@@ -50,7 +51,7 @@ std::vector<Line> examine() {
   lines.push_back({"trireme", TRIREME_VERSION});
   lines.push_back({"libtorch", TORCH_VERSION, libtorch_works()});
   lines.push_back({"cpu", cpu_model()});
-  lines.push_back({"cores", std::to_string(monitor::usable_cores())});
+  lines.push_back({"cores", std::to_string(usable_cores())});
   lines.push_back({"memory", format_bytes(static_cast<double>(total_memory()))});
   lines.push_back({"kernels", kernels::name(kernels::active_simd())});
   lines.push_back({"cuda", torch::cuda::is_available() ? concat(torch::cuda::device_count(), " devices") : "none"});

@@ -1,5 +1,6 @@
 #include "run_log.h"
 
+#include <trireme/base/cores.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
@@ -18,14 +19,6 @@ std::string decimals(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3f", value);
   return text;
-}
-
-int64_t count_parameters(engine::Engine& engine) {
-  int64_t count = 0;
-  for (const at::Tensor& parameter : engine.module().parameters()) {
-    count += parameter.numel();
-  }
-  return count;
 }
 
 std::string describe_model(const config::RunConfig& run) {
@@ -58,9 +51,12 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
       metrics_(folder / "metrics.jsonl", resumed_step),
       tensorboard_(folder / "tensorboard", resumed_step),
       started_(monitor::unix_seconds()),
-      parameters_(count_parameters(engine)) {
+      parameters_(engine.num_parameters()) {
   write_file_atomically(folder / "run.json", run.resolved.dump(2) + "\n");
   const comm::Group& group = engine.group();
+  if (engine.pipe_group().size() > 1) {
+    log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ", run.parallel.schedule);
+  }
   log::info(describe_model(run), ", ", format_count(static_cast<double>(parameters_)), " parameters; ", datasets.train->describe());
   log::info(group.size(), group.size() == 1 ? " rank" : " data-parallel ranks over ", group.size() == 1 ? "" : group.backend(), ", ",
             at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each", "; batch ", engine.train_batch_size(), " = ",
@@ -116,7 +112,7 @@ void RunLog::write_report(const std::string& sample) {
   summary.num_parameters = parameters_;
   summary.model = describe_model(run_);
   summary.device = "CPU";
-  summary.device_detail = concat(monitor::usable_cores(), " cores");
+  summary.device_detail = concat(usable_cores(), " cores");
   summary.unigram_entropy = datasets_.unigram_entropy_per_byte;
   summary.config = run_.resolved;
   summary.environment = {{"host", monitor::host_name()}, {"libtorch", TORCH_VERSION}, {"trireme", TRIREME_VERSION},

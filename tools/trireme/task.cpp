@@ -4,6 +4,7 @@
 #include <trireme/data/tokenizer.h>
 #include <trireme/models/cnn.h>
 #include <trireme/models/gpt2_weights.h>
+#include <trireme/models/gpt_layers.h>
 
 #include <torch/torch.h>
 
@@ -16,14 +17,19 @@ Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets) {
   if (options.vocab_size == 0) { // "the tokenizer's"
     options.vocab_size = datasets.tokenizer->vocab_size();
   }
+  task.tokens_per_sample = run.model.gpt.sequence_length;
+  task.loss_divisor = datasets.bytes_per_token.value_or(1);
+  task.gpt_options = options;
+  if (run.parallel.pipe > 1) {
+    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options), models::token_loss, run.engine.pipeline);
+    return task;
+  }
   task.gpt = models::Gpt(options);
   if (!run.model.gpt.init_from.empty()) {
     models::load_gpt2(task.gpt, run.model.gpt.init_from);
   }
   task.model = task.gpt.ptr();
   task.loss = [gpt = task.gpt](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
-  task.tokens_per_sample = run.model.gpt.sequence_length;
-  task.loss_divisor = datasets.bytes_per_token.value_or(1);
   return task;
 }
 

@@ -4,21 +4,26 @@
 #include <trireme/data/make_dataset.h>
 #include <trireme/engine/engine.h>
 #include <trireme/models/gpt.h>
+#include <trireme/parallel/pipeline/module.h>
 
 #include <memory>
+#include <optional>
 
 namespace trireme::tools {
 
 /// A model with what a run needs to know about its losses.
 struct Task {
   std::shared_ptr<torch::nn::Module> model;
+  /// In place of model and loss where the run has several pipeline stages.
+  std::shared_ptr<pipeline::PipelineModule> pipeline;
   engine::LossFunction loss;
   /// Tokens of one sample; 0 where samples are counted.
   int64_t tokens_per_sample = 0;
   /// Divides a loss to express it in nats a byte (text), else 1.
   double loss_divisor = 1;
-  /// Set when the model is a GPT.
+  /// Set when the model is a GPT in one piece.
   models::Gpt gpt{nullptr};
+  std::optional<models::GptOptions> gpt_options;
   /// Set for classifiers: how many of the batch's real rows are right.
   std::function<int64_t(const data::Batch&)> count_right;
 };

@@ -7,6 +7,7 @@
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
+#include <trireme/checkpoint/checkpoint.h>
 #include <trireme/comm/recorder.h>
 #include <trireme/comm/world.h>
 #include <trireme/config/run_file.h>
@@ -36,6 +37,7 @@ class TrainRun {
     engine::InitializeOptions options;
     options.model = task_.model;
     options.loss = task_.loss;
+    options.pipeline = task_.pipeline;
     options.config = run_.engine;
     options.config.dataloader_drop_last = run_.data.drop_last;
     options.config.seed = run_.data.seed;
@@ -46,7 +48,7 @@ class TrainRun {
     resume();
     if (datasets_.validation) {
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
-                                            world.rank(), world.size()));
+                                            engine_->group().rank(), engine_->group().size()));
     }
     if (world.rank() == 0) {
       log_.emplace(command.out, run_, *engine_, datasets_, resumed_step_);
@@ -157,7 +159,7 @@ void TrainRun::finish_trace() {
 monitor::StepMetrics TrainRun::metrics() {
   const double seconds = engine_->times().total;
   const auto samples = static_cast<double>(engine_->train_batch_size());
-  const int64_t bytes = world_.group().bytes_sent();
+  const int64_t bytes = engine_->bytes_sent();
   monitor::StepMetrics m;
   m.step = engine_->global_steps();
   m.loss = engine_->loss() / task_.loss_divisor;
@@ -191,13 +193,23 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     world_.group().all_reduce(right, comm::ReduceOp::sum, "accuracy").wait();
     metrics.val_accuracy = right[0].item<double>() / right[1].item<double>();
   }
-  bytes_before_ = world_.group().bytes_sent();
+  bytes_before_ = engine_->bytes_sent();
   set_status("");
 }
 
 std::string TrainRun::write_sample() {
-  if (!run_.training.sample || !task_.gpt || !datasets_.tokenizer) {
+  if (!run_.training.sample || !task_.gpt_options || !datasets_.tokenizer) {
     return "";
+  }
+  if (!task_.gpt) { // no rank has the whole model; the last checkpoint has
+    if (failed_save_) {
+      return "";
+    }
+    task_.gpt = models::Gpt(*task_.gpt_options);
+    const auto saved = checkpoint::Checkpoint::open(command_.out / "checkpoints");
+    for (const auto& item : task_.gpt->named_parameters()) {
+      saved.read_into(item.key(), 0, item.value().detach());
+    }
   }
   const config::SampleConfig& wanted = *run_.training.sample;
   generate::SampleOptions options;
@@ -211,7 +223,7 @@ std::string TrainRun::write_sample() {
 int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
-  bytes_before_ = world_.group().bytes_sent();
+  bytes_before_ = engine_->bytes_sent();
   const int64_t first = engine_->global_steps();
   if (command_.trace_steps > 0) {
     monitor::tracer().start(world_.rank());

@@ -1,5 +1,6 @@
 #include <trireme/comm/world.h>
 
+#include <trireme/base/cores.h>
 #include <trireme/base/env.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
@@ -8,6 +9,7 @@
 #include <trireme/comm/null/null_backend.h>
 #include <trireme/comm/rendezvous.h>
 
+#include <ATen/Parallel.h>
 #include <c10/util/Logging.h>
 
 #include <algorithm>
@@ -208,7 +210,12 @@ World& World::operator=(World&&) noexcept = default;
 World::~World() = default;
 
 World World::connect(const WorldOptions& options) {
-  return World(std::make_unique<Impl>(options));
+  World world(std::make_unique<Impl>(options));
+  // Ranks that each use all cores wait for each other's threads: many times slower, not a bit.
+  if (world.local_size() > 1 && !env::text("OMP_NUM_THREADS")) {
+    at::set_num_threads(std::max(1, usable_cores() / world.local_size()));
+  }
+  return world;
 }
 
 int World::rank() const {

@@ -27,7 +27,8 @@ class World {
  public:
   /// Finds rank, size and meeting point in the environment (launch environment of
   /// trireme, torchrun, Kubeflow, Open MPI/PMI, Slurm, TF_CONFIG; none of them = one
-  /// rank), meets the others and opens the world group.
+  /// rank), meets the others and opens the world group. Ranks of one host share its cores as threads,
+  /// unless OMP_NUM_THREADS says otherwise.
   /// Errors: InputError for contradicting or missing variables (which, and what to
   /// set), PeerError when not all ranks come in time (which are missing).
   static World connect(const WorldOptions& options = {});

@@ -86,6 +86,19 @@ checkpoint::TagValidation read_tag_validation(const Values& values) {
   return word == "ignore" ? TagValidation::ignore : word == "fail" ? TagValidation::fail : TagValidation::warn;
 }
 
+pipeline::PipelineOptions read_pipeline(const Values& values) {
+  pipeline::PipelineOptions out;
+  const JsonNode* stages = values.find("stages");
+  if (stages != nullptr && stages->kind() != JsonNode::Kind::string) {
+    out.stages = static_cast<int>(stages->as_integer());
+  }
+  const std::string partition = values.get<std::string>("partition", "best");
+  out.partition = partition == "best" ? "parameters" : partition;
+  out.seed_layers = values.get("seed_layers", out.seed_layers);
+  out.activation_checkpoint_interval = values.get("activation_checkpoint_interval", out.activation_checkpoint_interval);
+  return out;
+}
+
 } // namespace
 
 EngineConfig read_deepspeed(const JsonNode& node) {
@@ -101,6 +114,7 @@ EngineConfig read_deepspeed(const JsonNode& node) {
   out.optimizer = read_optimizer(values.find("optimizer"));
   out.schedule = read_schedule(values.find("scheduler"), out.optimizer, out.notes);
   out.data_parallel = read_data_parallel(values, out.notes);
+  out.pipeline = read_pipeline(values.section("pipeline"));
   out.zero_stage = static_cast<int>(values.section("zero_optimization").get<int64_t>("stage", 0));
   out.dataloader_drop_last = values.get("dataloader_drop_last", out.dataloader_drop_last);
   out.steps_per_print = values.maybe<int64_t>("steps_per_print");

@@ -4,6 +4,7 @@
 #include <trireme/config/batch_size.h>
 #include <trireme/optim/options.h>
 #include <trireme/parallel/data/options.h>
+#include <trireme/parallel/pipeline/options.h>
 
 #include <nlohmann/json.hpp>
 
@@ -38,6 +39,8 @@ struct EngineConfig {
   optim::ScheduleOptions schedule;
   parallel::DataParallelOptions data_parallel;
   int zero_stage = 0;
+  /// For a model that is a list of layers; the schedule is the run file's.
+  pipeline::PipelineOptions pipeline;
 
   bool dataloader_drop_last = false;
   /// The JSON has no seed; a run file sets it from training.seed.

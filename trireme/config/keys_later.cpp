@@ -5,6 +5,7 @@
 namespace trireme::config {
 namespace {
 
+constexpr auto H = Verdict::honoured;
 constexpr auto N = Verdict::no_effect;
 constexpr auto L = Verdict::not_yet;
 constexpr auto R = Verdict::refused;
@@ -12,7 +13,6 @@ constexpr auto R = Verdict::refused;
 constexpr std::string_view kFp16 = "it belongs to fp16.";
 constexpr std::string_view kBf16 = "it belongs to bf16.";
 constexpr std::string_view kAmp = "apex is a Python package. Use \"fp16\", \"bf16\" or \"torch_autocast\" once they are here.";
-constexpr std::string_view kOneStage = "the model is one pipeline stage.";
 constexpr std::string_view kNvme = "it matters with offload to NVMe, which is not built yet.";
 constexpr std::string_view kProfiler = "it belongs to the profiler.";
 constexpr std::string_view kElastic = "it belongs to elasticity.";
@@ -59,13 +59,13 @@ std::vector<Section> precision() {
 
 std::vector<Section> pipeline_and_memory() {
   return {
-    {"engine.pipeline", "", "Pipeline stages.", false, {
-      {"stages", L, "int|auto >= 1", "\"auto\"", kOneStage, "[1]"},
-      {"partition", N, "text", "\"best\"", "there is nothing to divide: the model is one pipeline stage."},
-      {"seed_layers", N, "bool", "false", kOneStage},
-      {"activation_checkpoint_interval", L, "int >= 0", "0", "all activations are kept."},
-      {"pipe_partitioned", N, "bool", "true", kOneStage},
-      {"grad_partitioned", N, "bool", "true", kOneStage},
+    {"engine.pipeline", "", "How a list of layers becomes a pipeline. Huang et al. 2019, arXiv:1811.06965.", false, {
+      {"stages", H, "int|auto >= 1", "\"auto\"", "Pipeline stages; \"auto\": what parallel.pipe says."},
+      {"partition", H, "text", "\"best\"", "What is balanced over the stages: best or parameters, uniform, or type:REGEX on class names."},
+      {"seed_layers", H, "bool", "false", "Weights and dropout do not depend on the number of stages."},
+      {"activation_checkpoint_interval", H, "int >= 0", "0", "So many layers together are computed again in backward; 0: activations are kept."},
+      {"pipe_partitioned", N, "bool", "true", kTensor},
+      {"grad_partitioned", N, "bool", "true", kTensor},
       {"use_reentrant", N, "bool", "true", "it is about Python's autograd."},
     }},
     {"engine.activation_checkpointing", "", "Recompute activations in the backward pass. Chen et al. 2016, arXiv:1604.06174.", false, {

@@ -213,7 +213,8 @@ ordered_json write_out(const RunConfig& run) {
            {{"pipe", parallel.pipe},
             {"tensor", parallel.tensor},
             {"data", parallel.data ? ordered_json(*parallel.data) : ordered_json("auto")},
-            {"schedule", parallel.schedule}}},
+            {"schedule", parallel.schedule},
+            {"chunks", parallel.chunks ? ordered_json(*parallel.chunks) : ordered_json()}}},
           {"training", write_training(run.training)},
           {"engine", run.engine.source}};
 }

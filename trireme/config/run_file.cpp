@@ -128,6 +128,7 @@ ParallelConfig read_parallel(const Values& values) {
     out.data = data->as_integer();
   }
   out.schedule = values.get("schedule", out.schedule);
+  out.chunks = values.maybe<int64_t>("chunks");
   return out;
 }
 
@@ -187,6 +188,26 @@ JsonNode apply_overrides(JsonNode& root, const Paths& paths, const std::vector<s
   return engine;
 }
 
+// The stages may be given in either place; the run's word on the schedule is the engine's.
+void settle_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& out) {
+  ParallelConfig& parallel = out.parallel;
+  pipeline::PipelineOptions& pipeline = out.engine.pipeline;
+  const bool said = Values(&root, "").section("parallel").find("pipe") != nullptr;
+  const JsonNode* stages = Values(&engine, "engine").section("pipeline").find("stages");
+  if (said && pipeline.stages != 1 && pipeline.stages != parallel.pipe) {
+    throw InputError("config", concat(stages->where(), ": ", stages->path(), " is ", pipeline.stages, " but parallel.pipe is ", parallel.pipe),
+                     "Leave one of the two away.");
+  }
+  parallel.pipe = said ? parallel.pipe : pipeline.stages;
+  pipeline.stages = static_cast<int>(parallel.pipe);
+  pipeline.schedule = pipeline::parse_schedule(parallel.schedule);
+  pipeline.chunks = static_cast<int>(parallel.chunks.value_or(parallel.schedule == "interleaved" && parallel.pipe > 1 ? 2 : 1));
+  if (pipeline.chunks > 1 && parallel.schedule != "interleaved") {
+    throw InputError("config", concat("parallel.chunks is ", pipeline.chunks, " but the schedule is \"", parallel.schedule, '"'),
+                     "Only \"interleaved\" has several parts of the model on one stage.");
+  }
+}
+
 RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides,
                bool files_must_exist) {
   RunConfig out;
@@ -202,6 +223,7 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.training = read_training(values.section("training"));
   out.engine = read_deepspeed(engine);
   out.notes.insert(out.notes.end(), out.engine.notes.begin(), out.engine.notes.end());
+  settle_pipeline(root, engine, out);
   check_run(root, engine, out);
 
   const int64_t seed = out.training.seed;

@@ -30,6 +30,8 @@ struct ParallelConfig {
   std::optional<int64_t> data;
   /// Pipeline schedule: naive, gpipe, 1f1b, interleaved or zero-bubble.
   std::string schedule = "1f1b";
+  /// Parts of the model per stage; absent: 2 for interleaved, else 1.
+  std::optional<int64_t> chunks;
 };
 
 /// A text to be written by the trained model at the end of the run.

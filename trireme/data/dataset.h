@@ -8,6 +8,9 @@
 
 namespace trireme::data {
 
+/// What of a sample is asked for: the first stage of a pipeline wants inputs, the last one targets.
+enum class Part { all, inputs, targets };
+
 /// Samples by number. `get` is called from the loader's thread: const and thread-safe.
 class Dataset {
  public:
@@ -16,6 +19,12 @@ class Dataset {
   /// The samples stacked in the order of `indices`. Errors: InputError naming file and
   /// position for content that cannot be used.
   virtual Batch get(std::span<const int64_t> indices) const = 0;
+  /// Only one part of the samples. A dataset for which that is less work overrides it.
+  virtual Batch get_part(std::span<const int64_t> indices, Part part) const {
+    Batch batch = get(indices);
+    (part == Part::inputs ? batch.targets : batch.inputs).clear();
+    return batch;
+  }
   /// "tokens: 4.02M in 31.4k samples of 128 (austen.bin)".
   virtual std::string describe() const = 0;
 };

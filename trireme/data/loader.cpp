@@ -12,8 +12,17 @@
 namespace trireme::data {
 namespace {
 
-Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& micro_batch) {
-  Batch batch = dataset.get(micro_batch.indices);
+// FNV-1a over the sample numbers; never 0, which means unknown.
+uint64_t fingerprint_of(const std::vector<int64_t>& indices) {
+  uint64_t hash = 1469598103934665603ull;
+  for (const int64_t index : indices) {
+    hash = (hash ^ static_cast<uint64_t>(index)) * 1099511628211ull;
+  }
+  return hash | 1;
+}
+
+Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& micro_batch, Part part) {
+  Batch batch = part == Part::all ? dataset.get(micro_batch.indices) : dataset.get_part(micro_batch.indices, part);
   const auto rows = static_cast<int64_t>(micro_batch.indices.size());
   for (const auto* tensors : {&batch.inputs, &batch.targets}) {
     for (const auto& tensor : *tensors) {
@@ -24,6 +33,7 @@ Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& m
     }
   }
   batch.samples = micro_batch.samples;
+  batch.fingerprint = fingerprint_of(micro_batch.indices);
   return batch;
 }
 
@@ -32,9 +42,9 @@ Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& m
 /// Makes the rest of one epoch's micro-batches in a thread, at most `depth` ahead.
 class DataLoader::Prefetcher {
  public:
-  Prefetcher(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t per_rank, int64_t depth)
+  Prefetcher(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t per_rank, int64_t depth, Part part)
       : dataset_(std::move(dataset)), sampler_(std::move(sampler)), per_rank_(per_rank), depth_(static_cast<size_t>(depth)),
-        thread_([this] { work(); }) {}
+        part_(part), thread_([this] { work(); }) {}
 
   ~Prefetcher() {
     {
@@ -70,7 +80,7 @@ class DataLoader::Prefetcher {
             return;
           }
         }
-        Batch batch = make_batch(*dataset_, *micro_batch);
+        Batch batch = make_batch(*dataset_, *micro_batch, part_);
         {
           const std::lock_guard lock(mutex_);
           ready_.push_back(std::move(batch));
@@ -90,6 +100,7 @@ class DataLoader::Prefetcher {
   DistributedSampler sampler_;
   int64_t per_rank_;
   size_t depth_;
+  Part part_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Batch> ready_;
@@ -98,8 +109,8 @@ class DataLoader::Prefetcher {
   std::thread thread_;
 };
 
-DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch)
-    : dataset_(std::move(dataset)), sampler_(std::move(sampler)), micro_batch_size_(micro_batch_size), prefetch_(prefetch) {
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch, Part part)
+    : dataset_(std::move(dataset)), sampler_(std::move(sampler)), micro_batch_size_(micro_batch_size), prefetch_(prefetch), part_(part) {
   if (dataset_ == nullptr) {
     throw InputError("data", "a loader needs a dataset, got none");
   }
@@ -124,12 +135,12 @@ std::optional<Batch> DataLoader::next() {
   }
   if (prefetch_ == 0) {
     DistributedSampler ahead = sampler_;
-    Batch batch = make_batch(*dataset_, *ahead.next(micro_batch_size_));
+    Batch batch = make_batch(*dataset_, *ahead.next(micro_batch_size_), part_);
     sampler_ = std::move(ahead);
     return batch;
   }
   if (prefetcher_ == nullptr) {
-    prefetcher_ = std::make_unique<Prefetcher>(dataset_, sampler_, micro_batch_size_, prefetch_);
+    prefetcher_ = std::make_unique<Prefetcher>(dataset_, sampler_, micro_batch_size_, prefetch_, part_);
   }
   try {
     Batch batch = prefetcher_->take();
@@ -139,6 +150,11 @@ std::optional<Batch> DataLoader::next() {
     prefetcher_.reset();
     throw;
   }
+}
+
+bool DataLoader::skip() {
+  prefetcher_.reset();
+  return sampler_.skip(micro_batch_size_);
 }
 
 void DataLoader::start_epoch(int64_t epoch) {
@@ -169,6 +185,12 @@ RepeatingLoader::RepeatingLoader(DataLoader loader) : loader_(std::move(loader))
     throw InputError("data", concat(loader_.dataset().size(), " samples are fewer than one micro-batch of all ranks: ",
                                     loader_.micro_batch_size(), " * ", replicas, " = ", loader_.micro_batch_size() * replicas),
                      "Use a smaller micro-batch, more data, or drop_last: false.");
+  }
+}
+
+void RepeatingLoader::skip() {
+  while (!loader_.skip()) {
+    loader_.start_epoch(loader_.epoch() + 1);
   }
 }
 

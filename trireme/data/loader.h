@@ -24,7 +24,7 @@ class DataLoader : public Stateful {
  public:
   /// `prefetch` micro-batches are made ahead; 0: `next` makes each when asked, without a thread.
   /// Errors: InputError for a micro-batch size below 1, a negative prefetch, or a sampler of another size.
-  DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch = 2);
+  DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch = 2, Part part = Part::all);
   ~DataLoader() override;
   DataLoader(DataLoader&&) noexcept;
   DataLoader& operator=(DataLoader&&) noexcept;
@@ -33,6 +33,8 @@ class DataLoader : public Stateful {
   /// Always micro_batch_size rows, of which the first `Batch::samples` are real (0 is possible):
   /// an evaluation uses `narrow(0, 0, samples)` and weighs by it.
   std::optional<Batch> next();
+  /// Moves on as `next` does without reading anything; false at the epoch's end.
+  bool skip();
   /// Goes to the start of an epoch, also in the middle of another.
   void start_epoch(int64_t epoch);
 
@@ -61,6 +63,7 @@ class DataLoader : public Stateful {
   DistributedSampler sampler_;
   int64_t micro_batch_size_;
   int64_t prefetch_;
+  Part part_;
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
@@ -71,6 +74,8 @@ class RepeatingLoader : public Stateful {
   explicit RepeatingLoader(DataLoader loader);
 
   Batch next();
+  /// Moves on by one micro-batch without reading it.
+  void skip();
   DataLoader& loader() {
     return loader_;
   }

@@ -33,6 +33,16 @@ class Stopwatch {
   Clock::time_point start_;
 };
 
+// A micro-batch of nothing but padding stays as it is: it counts for nothing, but stages wait for it.
+data::Batch without_padding(data::Batch micro_batch) {
+  for (auto* tensors : {&micro_batch.inputs, &micro_batch.targets}) {
+    for (at::Tensor& tensor : *tensors) {
+      tensor = micro_batch.samples == 0 ? tensor : tensor.narrow(0, 0, micro_batch.samples);
+    }
+  }
+  return micro_batch;
+}
+
 } // namespace
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -42,11 +52,19 @@ bool Engine::Impl::at_boundary() const {
   return (micro_steps + 1) % batch.accumulation == 0;
 }
 
+void Engine::Impl::start_step() {
+  running = StepTimes();
+  step_start = Clock::now();
+  exposed_before = reducer->exposed_seconds();
+}
+
 at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
+  if (pipe.size() > 1) {
+    throw InputError("engine", concat("forward() of a model in ", pipe.size(), " pipeline stages"),
+                     "No rank has all layers: use train_batch() and eval_batch(), which run the whole schedule.");
+  }
   if (micro_steps % batch.accumulation == 0) {
-    running = StepTimes();
-    step_start = Clock::now();
-    exposed_before = reducer->exposed_seconds();
+    start_step();
   }
   const Stopwatch watch(running.forward);
   const monitor::Span span("forward");
@@ -54,6 +72,34 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
     model->train();
   }
   return loss_function(micro_batch);
+}
+
+// Every stage reduces its buckets as soon as the backward of its last micro-batch fills them.
+void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
+  if (micro_steps % batch.accumulation != 0) {
+    throw InputError("engine", "train_batch() in the middle of a step", "Finish the step with forward(), backward() and step() first.");
+  }
+  start_step();
+  if (!model->is_training()) {
+    model->train();
+  }
+  const auto micro_batches = static_cast<double>(batch.accumulation);
+  pipeline::Executor::Callbacks callbacks;
+  bool loss_rides = !has_loss() || buffers.empty();
+  callbacks.before_backward = [&](int, bool last) {
+    reducer->set_synchronising(last);
+    if (last && !loss_rides) { // once: afterwards the bucket may be on its way
+      buffers.front()->riders()[kLoss] = executor->loss_sum() / micro_batches;
+      loss_rides = true;
+    }
+  };
+  callbacks.reduce_tied_grads = [&] { ties->sum_gradients(); };
+  callbacks.reduce_grads = [&] { reducer->end(); };
+  reducer->begin();
+  loss_sum = executor->train(static_cast<int>(batch.accumulation), micro_steps, 1 / micro_batches, next, callbacks) / micro_batches;
+  running.forward = executor->seconds().forward;
+  running.backward = executor->seconds().backward;
+  micro_steps += batch.accumulation - 1;
 }
 
 void Engine::Impl::backward(const at::Tensor& loss) {
@@ -79,6 +125,10 @@ void Engine::Impl::step() {
     ++micro_steps;
     return;
   }
+  finish_step();
+}
+
+void Engine::Impl::finish_step() {
   ++micro_steps;
   {
     const Stopwatch watch(running.optimizer);
@@ -96,28 +146,50 @@ void Engine::Impl::step() {
   global_samples += batch.train;
   running.exposed_communication = reducer->exposed_seconds() - exposed_before;
   running.optimizer -= running.exposed_communication;
+  if (executor) {
+    running.exposed_communication += executor->seconds().waiting;
+  }
   running.total = std::chrono::duration<double>(Clock::now() - step_start).count();
   times = running;
 }
 
-// The loss travels with the first bucket, so it is there before any weight changes.
-void Engine::Impl::read_loss() {
+// The mean over the data ranks. It travels with the first bucket, so it is there before any weight changes.
+double Engine::Impl::reduced_loss() {
+  if (!has_loss()) {
+    return 0;
+  }
+  if (buffers.empty()) { // a last stage that trains nothing
+    at::Tensor sum = torch::tensor({loss_sum}, torch::kFloat64);
+    group.all_reduce(sum, comm::ReduceOp::sum, "loss").wait();
+    return sum.item<double>() / group.size();
+  }
   reducer->wait(0, 0);
   const double sum = buffers.front()->riders()[kLoss].item<double>();
-  mean_loss = sum / (group.size() == 1 ? 1 : reducer->pre_scale() * group.size());
+  return sum / (group.size() == 1 ? 1 : reducer->pre_scale() * group.size());
 }
 
 // The optimizer's part of a step. Every rank sees the same loss and norm, so all skip or none does.
 // Without a norm to wait for, buckets are stepped while later ones still travel.
 void Engine::Impl::update() {
   const double reduce_scale = group.size() == 1 ? 1 : reducer->post_scale();
+  const bool needs_norm = clipping > 0 || norm_wanted;
   double clip = 1;
   grad_norm.reset();
-  read_loss();
-  bool finite = std::isfinite(mean_loss);
-  if (clipping > 0 || norm_wanted) {
+  mean_loss = reduced_loss();
+  double squared_norm = 0;
+  if (needs_norm) {
     reducer->finish();
-    grad_norm = std::sqrt(optimizer->squared_grad_norm()) * reduce_scale;
+    squared_norm = optimizer->squared_grad_norm();
+  }
+  if (pipe.size() > 1) {
+    at::Tensor both = torch::tensor({mean_loss, squared_norm}, torch::kFloat64);
+    pipe.all_reduce(both, comm::ReduceOp::sum, "loss and gradient norm").wait();
+    mean_loss = both[0].item<double>();
+    squared_norm = both[1].item<double>();
+  }
+  bool finite = std::isfinite(mean_loss);
+  if (needs_norm) {
+    grad_norm = std::sqrt(squared_norm) * reduce_scale;
     finite = finite && std::isfinite(*grad_norm);
     clip = clipping > 0 ? std::min(1.0, clipping / (*grad_norm + 1e-6)) : 1;
   }
@@ -153,13 +225,23 @@ at::Tensor Engine::train_batch() {
   if (!impl_->loader) {
     throw InputError("engine", "train_batch() has no data", "Give initialize() training_data, or call train_batch(next).");
   }
+  if (impl_->executor && !impl_->executor->loads_inputs() && !impl_->executor->loads_targets()) {
+    for (int64_t i = 0; i < impl_->batch.accumulation; ++i) {
+      impl_->loader->skip(); // a stage between has no use for data, but its position must be everybody's
+    }
+  }
   return train_batch([this] { return impl_->loader->next(); });
 }
 
 at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
-  for (int64_t i = 0; i < impl_->batch.accumulation; ++i) {
-    backward(forward(next()));
+  if (impl_->executor) {
+    impl_->run_pipeline(next);
     step();
+  } else {
+    for (int64_t i = 0; i < impl_->batch.accumulation; ++i) {
+      backward(forward(next()));
+      step();
+    }
   }
   return torch::tensor(impl_->mean_loss, torch::kFloat64);
 }
@@ -179,44 +261,62 @@ void Engine::step() {
 }
 
 at::Tensor Engine::eval_batch(const data::Batch& batch) {
-  return torch::tensor(impl_->mean_over_ranks(impl_->evaluate(batch)), torch::kFloat64);
+  const Impl::LossSum sum = impl_->executor ? impl_->evaluate_pipeline(1, [&batch] { return batch; }) : impl_->evaluate(batch);
+  return torch::tensor(impl_->mean_over_ranks(sum), torch::kFloat64);
 }
 
 double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
   loader.start_epoch(0);
   Impl::LossSum sum;
+  const auto add = [&sum](const Impl::LossSum& one) {
+    sum.loss += one.loss;
+    sum.samples += one.samples;
+  };
+  if (impl_->executor) {
+    const int64_t all = loader.batches_per_epoch();
+    const int64_t count = max_batches == 0 ? all : std::min(all, max_batches);
+    const int64_t at_once = std::max<int64_t>(impl_->batch.accumulation, 4 * impl_->pipe.size()); // to fill the pipeline
+    for (int64_t done = 0; done < count; done += at_once) {
+      add(impl_->evaluate_pipeline(std::min(at_once, count - done), [&loader] { return *loader.next(); }));
+    }
+    return impl_->mean_over_ranks(sum);
+  }
   for (int64_t i = 0; max_batches == 0 || i < max_batches; ++i) {
     const auto batch = loader.next();
     if (!batch) {
       break;
     }
-    const Impl::LossSum one = impl_->evaluate(*batch);
-    sum.loss += one.loss;
-    sum.samples += one.samples;
+    add(impl_->evaluate(*batch));
   }
   return impl_->mean_over_ranks(sum);
 }
 
 Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
   const torch::NoGradGuard no_grad;
-  const auto real = static_cast<double>(micro_batch.samples);
   if (micro_batch.samples == 0) {
     return {};
   }
-  data::Batch rows = micro_batch; // without the padding
-  for (auto* tensors : {&rows.inputs, &rows.targets}) {
-    for (at::Tensor& tensor : *tensors) {
-      tensor = tensor.narrow(0, 0, micro_batch.samples);
-    }
-  }
   model->eval();
-  const double loss = loss_function(rows).item<double>();
-  return {loss * real, real};
+  const auto real = static_cast<double>(micro_batch.samples);
+  return {loss_function(without_padding(micro_batch)).item<double>() * real, real};
+}
+
+Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next) {
+  LossSum sum;
+  model->eval();
+  executor->evaluate(
+      static_cast<int>(micro_batches), [&next] { return without_padding(next()); },
+      [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {
+        const auto real = static_cast<double>(micro_batch.samples);
+        sum.loss += real == 0 ? 0 : layers->loss(outputs, micro_batch.targets).item<double>() * real;
+        sum.samples += real;
+      });
+  return sum;
 }
 
 double Engine::Impl::mean_over_ranks(const LossSum& sum) const {
   at::Tensor both = torch::tensor({sum.loss, sum.samples}, torch::kFloat64);
-  group.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
+  everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
   const double samples = both[1].item<double>();
   if (samples == 0) {
     throw InputError("engine", "there is nothing to evaluate: no rank got a sample");
@@ -257,11 +357,20 @@ void Engine::want_grad_norm(bool on) {
 const StepTimes& Engine::times() const {
   return impl_->times;
 }
+int64_t Engine::num_parameters() const {
+  return impl_->num_parameters;
+}
 double Engine::loss() const {
   return impl_->mean_loss;
 }
 const comm::Group& Engine::group() const {
   return impl_->group;
+}
+const comm::Group& Engine::pipe_group() const {
+  return impl_->pipe;
+}
+int64_t Engine::bytes_sent() const {
+  return impl_->group.bytes_sent() + (impl_->pipe.size() > 1 ? impl_->pipe.bytes_sent() : 0);
 }
 torch::nn::Module& Engine::module() {
   return *impl_->model;

@@ -54,11 +54,11 @@ class Engine {
 
   /// One optimizer step on gradient_accumulation_steps() micro-batches from the loader
   /// (or from `next`). Returns the mean loss over micro-batches and data ranks, the same
-  /// on every rank.
+  /// on every rank. In a pipeline only the first and the last stage call `next`.
   at::Tensor train_batch();
   at::Tensor train_batch(const std::function<data::Batch()>& next);
 
-  /// The micro-batch's loss, in training mode, with its graph.
+  /// The micro-batch's loss, in training mode, with its graph. Not for several pipeline stages.
   at::Tensor forward(const data::Batch& batch);
   void backward(const at::Tensor& loss);
   /// Acts at the boundary only, and counts the micro-batch.
@@ -87,10 +87,16 @@ class Engine {
   /// Computes the norm also without clipping: one more read of the gradients a step.
   void want_grad_norm(bool on);
   const StepTimes& times() const;
+  /// Trained and frozen numbers of the whole model, tied ones once.
+  int64_t num_parameters() const;
   /// Mean loss of the last step, the same on every rank.
   double loss() const;
 
+  /// The data-parallel ranks of this one, and the stages of its pipeline.
   const comm::Group& group() const;
+  const comm::Group& pipe_group() const;
+  /// Bytes this rank has sent to either.
+  int64_t bytes_sent() const;
   torch::nn::Module& module();
 
   /// Saves weights, optimizer, schedule, data position and random state as

@@ -8,6 +8,8 @@
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/data/reducer.h>
 #include <trireme/parallel/data/replicas.h>
+#include <trireme/parallel/pipeline/executor.h>
+#include <trireme/parallel/pipeline/ties.h>
 
 #include <chrono>
 
@@ -22,6 +24,11 @@ class Engine::Impl {
   std::shared_ptr<torch::nn::Module> model;
   LossFunction loss_function;
   comm::Group group; // the data axis
+  comm::Group pipe;
+  comm::Group everyone;
+  std::shared_ptr<pipeline::PipelineModule> layers; // null: a model in one piece
+  std::unique_ptr<pipeline::Ties> ties;
+  std::unique_ptr<pipeline::Executor> executor;
   config::BatchTriple batch;
   double clipping = 0;
   parallel::FlatBuffers buffers;
@@ -44,6 +51,7 @@ class Engine::Impl {
   double lr = 0;
   std::optional<double> grad_norm;
   bool norm_wanted = false;
+  int64_t num_parameters = 0;
 
   StepTimes times;
   StepTimes running;
@@ -59,13 +67,21 @@ class Engine::Impl {
   at::Tensor forward(const data::Batch& micro_batch);
   void backward(const at::Tensor& loss);
   void step();
+  /// All micro-batches of a step as a pipeline, up to reduced gradients.
+  void run_pipeline(const std::function<data::Batch()>& next);
+  void finish_step();
   LossSum evaluate(const data::Batch& micro_batch);
+  LossSum evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next);
   double mean_over_ranks(const LossSum& sum) const;
 
  private:
   void update();
+  void start_step();
   void skip();
-  void read_loss();
+  double reduced_loss();
+  bool has_loss() const {
+    return pipe.rank() == pipe.size() - 1;
+  }
 };
 
 } // namespace trireme::engine

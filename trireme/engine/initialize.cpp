@@ -9,6 +9,8 @@
 
 #include <torch/torch.h>
 
+#include <set>
+
 namespace trireme::engine {
 
 config::EngineConfig read_config(const std::filesystem::path& file) {
@@ -30,41 +32,112 @@ void announce(const config::EngineConfig& config) {
   }
 }
 
+// What each stage needs of a sample.
+data::Part part_for(const Engine::Impl& engine) {
+  if (!engine.executor || engine.pipe.size() == 1) {
+    return data::Part::all;
+  }
+  return engine.executor->loads_inputs() ? data::Part::inputs : data::Part::targets;
+}
+
+void check_options(const InitializeOptions& options) {
+  if (!options.pipeline && (!options.model || !options.loss)) {
+    throw InputError("engine", "initialize() needs a model and a loss function, or a pipeline");
+  }
+  if (options.pipeline && (options.model || options.loss)) {
+    throw InputError("engine", "initialize() got both a model and a pipeline", "A PipelineModule has its layers and its loss: leave model and loss away.");
+  }
+  if (!options.config.optimizer) {
+    throw InputError("engine", "the configuration has no \"optimizer\"", R"(Add "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}.)");
+  }
+}
+
+void build_pipeline(Engine::Impl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options) {
+  impl.layers = options.pipeline;
+  impl.layers->build(impl.pipe);
+  impl.model = impl.layers;
+  impl.loss_function = [&impl](const data::Batch& batch) {
+    const int64_t count = impl.micro_steps * impl.group.size() + impl.group.rank();
+    return impl.layers->loss(impl.layers->forward_chunk(0, batch.inputs, count), batch.targets);
+  };
+  if (world.rank() == 0 && impl.pipe.size() > 1) {
+    log::info(impl.layers->describe());
+  }
+  impl.ties = std::make_unique<pipeline::Ties>(world, mesh, *impl.layers);
+  impl.executor = std::make_unique<pipeline::Executor>(*impl.layers, impl.pipe, impl.group.rank(), impl.group.size());
+}
+
+std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::EngineConfig& config) {
+  const bool is_stage = impl.pipe.size() > 1;
+  impl.buffers = parallel::flatten(parallel::trainable_parameters(*impl.model, is_stage), impl.group, config.data_parallel);
+  parallel::check_same_model(impl.buffers, impl.group);
+  if (config.data_parallel.broadcast_at_start) {
+    parallel::broadcast_parameters(impl.buffers, impl.group);
+    parallel::broadcast_untrained(*impl.model, impl.group);
+  }
+  if (impl.ties) {
+    impl.ties->broadcast_weights();
+  }
+  std::vector<bucket::FlatParameters*> buffers;
+  for (const auto& buffer : impl.buffers) {
+    buffers.push_back(buffer.get());
+  }
+  return buffers;
+}
+
+// Copies of a tied parameter are one parameter: summed before they are sent, counted once.
+void respect_ties(Engine::Impl& impl) {
+  pipeline::Tensors copies;
+  for (const pipeline::TiedParameter& tied : impl.layers->ties()) {
+    copies.insert(copies.end(), tied.copies.begin(), tied.copies.end());
+  }
+  impl.reducer->hold(copies);
+  impl.optimizer->leave_out_of_norm([&](const std::string& name) { return impl.layers->saved_name(name) != name; });
+}
+
+int64_t count_parameters(const Engine::Impl& impl) {
+  at::Tensor count = torch::zeros({1}, torch::kInt64);
+  std::set<const void*> seen;
+  for (const auto& item : impl.model->named_parameters()) {
+    const bool copy = impl.layers && impl.layers->saved_name(item.key()) != item.key();
+    if (!copy && seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      count += item.value().numel();
+    }
+  }
+  impl.pipe.all_reduce(count, comm::ReduceOp::sum, "parameter count").wait();
+  return count.item<int64_t>();
+}
+
 } // namespace
 
 Initialized initialize(comm::World& world, const InitializeOptions& options) {
-  if (!options.model || !options.loss) {
-    throw InputError("engine", "initialize() needs a model and a loss function");
-  }
+  check_options(options);
   const config::EngineConfig& config = options.config;
-  if (!config.optimizer) {
-    throw InputError("engine", "the configuration has no \"optimizer\"", R"(Add "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}.)");
-  }
-  const mesh::Mesh mesh(world, mesh::MeshShape::fit(world.size(), 1, 1));
+  const mesh::Mesh mesh(world, mesh::MeshShape::fit(world.size(), options.pipeline ? options.pipeline->options().stages : 1, 1));
   auto impl = std::make_unique<Engine::Impl>();
   impl->model = options.model;
   impl->loss_function = options.loss;
   impl->group = mesh.group(mesh::Axis::data);
+  impl->pipe = mesh.group(mesh::Axis::pipe);
+  impl->everyone = mesh.world();
   impl->batch = config.batch_for(impl->group.size());
   impl->clipping = config.gradient_clipping;
   impl->config = options.stored_config.value_or(config.source);
   impl->checkpoint = config.checkpoint;
   announce(config);
 
-  impl->buffers = parallel::flatten(parallel::trainable_parameters(*options.model), impl->group, config.data_parallel);
-  parallel::check_same_model(impl->buffers, impl->group);
-  if (config.data_parallel.broadcast_at_start) {
-    parallel::broadcast_parameters(impl->buffers, impl->group);
-    parallel::broadcast_untrained(*options.model, impl->group);
+  if (options.pipeline) {
+    build_pipeline(*impl, world, mesh, options);
   }
-  std::vector<bucket::FlatParameters*> buffers;
-  for (const auto& buffer : impl->buffers) {
-    buffers.push_back(buffer.get());
-  }
+  const std::vector<bucket::FlatParameters*> buffers = flatten(*impl, config);
   impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel);
   const std::vector<double> weight_decay(buffers.size(), config.optimizer->weight_decay());
   impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, weight_decay, *config.optimizer, impl->group.rank(), impl->group.size(),
                                                            /*sharded=*/false);
+  if (impl->layers) {
+    respect_ties(*impl);
+  }
+  impl->num_parameters = count_parameters(*impl);
   impl->schedule = optim::make_schedule(config.schedule, config.optimizer->lr());
 
   for (const std::string& warning : impl->schedule->warnings()) {
@@ -84,7 +157,8 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
     sampler.rank = impl->group.rank();
     sampler.replicas = impl->group.size();
     impl->loader = std::make_shared<data::RepeatingLoader>(
-        data::DataLoader(options.training_data, data::DistributedSampler(options.training_data->size(), sampler), impl->batch.micro));
+        data::DataLoader(options.training_data, data::DistributedSampler(options.training_data->size(), sampler), impl->batch.micro,
+                         /*prefetch=*/2, part_for(*impl)));
     made.loader = impl->loader;
   }
   made.optimizer = impl->optimizer;

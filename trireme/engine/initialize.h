@@ -7,16 +7,19 @@
 #include <trireme/engine/engine.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
+#include <trireme/parallel/pipeline/module.h>
 
 #include <filesystem>
 #include <memory>
 
 namespace trireme::engine {
 
-/// What initialize() needs; only `model`, `loss` and `config` are required.
+/// What initialize() needs: `config`, and either `model` and `loss` or `pipeline`.
 struct InitializeOptions {
   std::shared_ptr<torch::nn::Module> model;
   LossFunction loss;
+  /// A list of layers to be spread over options().stages pipeline stages; built here, loss included.
+  std::shared_ptr<pipeline::PipelineModule> pipeline;
   config::EngineConfig config;
   /// Given: initialize() builds the distributed loader and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;

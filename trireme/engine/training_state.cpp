@@ -43,23 +43,20 @@ class Balance {
   std::vector<int64_t> bytes_;
 };
 
-std::vector<std::vector<int64_t>> orders_of(const parallel::FlatBuffers& buffers) {
-  std::vector<std::vector<int64_t>> orders;
-  for (const auto& buffer : buffers) {
-    orders.push_back(buffer->layout().order());
-  }
-  return orders;
+// The order in which a stage's gradients are sent decides in which order they are added up.
+std::string order_name(const comm::Group& pipe, size_t buffer) {
+  return concat("order/", buffer, "/stage/", pipe.rank(), "/of/", pipe.size());
 }
 
 } // namespace
 
 std::vector<checkpoint::TensorShard> TrainingState::shards() {
-  const int rank = engine_.group.rank();
+  const int rank = engine_.group.rank(); // each stage's replicas share the work of saving it
   std::vector<checkpoint::TensorShard> mine;
   Balance balance(engine_.group.size());
   std::set<const void*> seen; // a tied weight is saved once, under its first name
   const auto add_whole = [&](const std::string& name, const char* kind, const at::Tensor& tensor) {
-    if (seen.insert(tensor.unsafeGetTensorImpl()).second && balance.next(tensor) == rank) {
+    if (saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second && balance.next(tensor) == rank) {
       mine.push_back({name, kind, tensor.sizes().vec(), 0, tensor.detach(), {}, {}});
     }
   };
@@ -72,13 +69,22 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   // Replicas hold the same states; each tensor's are written by one of them.
   std::map<std::string, int> writer;
   engine_.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+    if (saved_name(tensor.name) != tensor.name) {
+      return;
+    }
     const std::string name = concat(state, '/', tensor.name);
     if (writer.try_emplace(name, balance.next(values)).first->second == rank) {
       mine.push_back({name, "optimizer", tensor.sizes, begin, values, {}, {}});
     }
   });
   const at::Tensor rng = get_rng_state();
-  mine.push_back({rng_name(rank), "rng", rng.sizes().vec(), 0, rng, {}, {}});
+  mine.push_back({rng_name(engine_.everyone.rank()), "rng", rng.sizes().vec(), 0, rng, {}, {}});
+  if (engine_.reducer->order_is_learned() && rank == 0) {
+    for (size_t b = 0; b < engine_.buffers.size(); ++b) {
+      const at::Tensor order = torch::tensor(engine_.buffers[b]->layout().order(), torch::kInt64);
+      mine.push_back({order_name(engine_.pipe, b), "order", order.sizes().vec(), 0, order, {}, {}});
+    }
+  }
   return mine;
 }
 
@@ -91,9 +97,6 @@ nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
       {"schedule", engine_.schedule->state()},
       {"client", client_state},
   };
-  if (engine_.reducer->order_is_learned()) {
-    state["gradient_order"] = orders_of(engine_.buffers);
-  }
   if (engine_.loader) {
     state["loader"] = engine_.loader->state();
   }
@@ -108,7 +111,7 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
                             engine_.batch.accumulation, " micro-batches are done"),
                      "Save after the step at the accumulation boundary.");
   }
-  checkpoint::save(folder, tag, engine_.group, shards(), state(client_state), nlohmann::json::object(), options, engine_.config);
+  checkpoint::save(folder, tag, engine_.everyone, shards(), state(client_state), nlohmann::json::object(), options, engine_.config);
 }
 
 void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
@@ -118,15 +121,15 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
       return;
     }
-    if (saved.entry(name).shape != tensor.sizes().vec()) {
+    if (saved.entry(saved_name(name)).shape != tensor.sizes().vec()) {
       throw InputError("checkpoint",
-                       concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(saved.entry(name).shape), ", the model needs ", tensor.sizes()),
+                       concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(saved.entry(saved_name(name)).shape), ", the model needs ", tensor.sizes()),
                        "Use the model configuration that the checkpoint was made with.");
     }
     if (tensor.is_contiguous()) {
-      saved.read_into(name, 0, tensor.detach());
+      saved.read_into(saved_name(name), 0, tensor.detach());
     } else {
-      tensor.detach().copy_(saved.read(name));
+      tensor.detach().copy_(saved.read(saved_name(name)));
     }
   };
   for (const auto& item : engine_.model->named_parameters()) {
@@ -136,24 +139,40 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     read(item.key(), item.value());
   }
   engine_.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    saved.read_into(concat(state, '/', tensor.name), begin, values);
+    saved.read_into(concat(state, '/', saved_name(tensor.name)), begin, values);
   });
 }
 
+const std::string& TrainingState::saved_name(const std::string& parameter) const {
+  return engine_.layers ? engine_.layers->saved_name(parameter) : parameter;
+}
+
+// Only when the checkpoint was cut into the same stages; another partition learns its own.
+void TrainingState::adopt_order(const checkpoint::Checkpoint& saved) {
+  std::vector<std::vector<int64_t>> orders;
+  for (size_t b = 0; b < engine_.buffers.size(); ++b) {
+    const std::string name = order_name(engine_.pipe, b);
+    if (!saved.has(name)) {
+      return;
+    }
+    const at::Tensor order = saved.read(name);
+    if (order.numel() != engine_.buffers[b]->count()) {
+      return;
+    }
+    orders.emplace_back(order.data_ptr<int64_t>(), order.data_ptr<int64_t>() + order.numel());
+  }
+  engine_.reducer->adopt_order(orders);
+}
+
 nlohmann::json TrainingState::load(const std::filesystem::path& folder, const std::string& tag) {
-  const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.group);
+  const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.everyone);
   const nlohmann::json& state = saved.state();
   if (state.at("optimizer").at("name") != engine_.optimizer->rule().name()) {
     throw InputError("checkpoint",
                      concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"], ", this run uses \"", engine_.optimizer->rule().name(), '"'),
                      "Set engine.optimizer.type to the same, or start from the weights alone with model.init_from.");
   }
-  if (state.contains("gradient_order")) {
-    const auto orders = state["gradient_order"].get<std::vector<std::vector<int64_t>>>();
-    if (orders.size() == engine_.buffers.size() && orders.front().size() == static_cast<size_t>(engine_.buffers.front()->count())) {
-      engine_.reducer->adopt_order(orders);
-    }
-  }
+  adopt_order(saved);
   load_tensors(saved);
   engine_.global_steps = state.at("global_steps");
   engine_.skipped_steps = state.at("skipped_steps");
@@ -164,13 +183,13 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   if (engine_.loader && state.contains("loader")) {
     engine_.loader->load_state(state["loader"]);
   }
-  const int rank = engine_.group.rank();
-  if (saved.world_size() == engine_.group.size()) {
+  const int rank = engine_.everyone.rank();
+  if (saved.world_size() == engine_.everyone.size()) {
     set_rng_state(saved.read(rng_name(rank)));
   } else {
     // Another number of ranks has no states to continue; start new, reproducible streams.
     torch::manual_seed(engine_.global_steps * 1000003 + rank);
-    log::info("the checkpoint is from ", saved.world_size(), " ranks, this run has ", engine_.group.size(), "; random states start anew");
+    log::info("the checkpoint is from ", saved.world_size(), " ranks, this run has ", engine_.everyone.size(), "; random states start anew");
   }
   log::info("continuing from ", saved.folder().string(), " at step ", engine_.global_steps);
   return state.value("client", nlohmann::json::object());

@@ -1,5 +1,6 @@
 #include <trireme/launch/attempt.h>
 
+#include <trireme/base/cores.h>
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
 #include <trireme/launch/descendants.h>
@@ -98,7 +99,7 @@ void Attempt::start_rank(int number, int port, int listen_fd) {
   place.listen_fd = listen_fd;
   place.lifeline_fd = job_.lifeline_fd;
   place.terminal_columns = number == 0 && !options.all_output ? job_.screen.columns() : 0;
-  place.usable_cores = usable_cores();
+  place.usable_cores = trireme::usable_cores();
 
   SpawnRequest request;
   request.program = job_.program;

@@ -79,14 +79,6 @@ std::vector<std::string> own_environment() {
   return entries;
 }
 
-int usable_cores() {
-  cpu_set_t mask;
-  // More than 1024 cores do not fit the fixed mask; then the count of those online.
-  const int cores = ::sched_getaffinity(0, sizeof(mask), &mask) == 0 ? CPU_COUNT(&mask)
-                                                                     : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  return std::max(1, cores);
-}
-
 std::string random_id() {
   uint64_t bits = 0;
   if (::getrandom(&bits, sizeof(bits), 0) != static_cast<ssize_t>(sizeof(bits))) {

@@ -41,9 +41,6 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
 /// This process's environment as NAME=value.
 std::vector<std::string> own_environment();
 
-/// Cores this process may use (its affinity mask).
-int usable_cores();
-
 /// 16 random hexadecimal digits.
 std::string random_id();
 

@@ -20,6 +20,12 @@ nn::LayerNorm layer_norm(int64_t hidden) {
   return nn::LayerNorm(nn::LayerNormOptions({hidden}).eps(1e-5));
 }
 
+void check_length(int64_t length, const at::Tensor& positions) {
+  if (length > positions.size(0)) {
+    throw InputError("gpt", concat("a sequence of ", length, " tokens was given to a model of sequence_length ", positions.size(0)));
+  }
+}
+
 bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
@@ -33,9 +39,7 @@ GptEmbeddingImpl::GptEmbeddingImpl(const GptOptions& options)
 
 at::Tensor GptEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
   const int64_t length = tokens_BT.size(1);
-  if (length > wpe->weight.size(0)) {
-    throw InputError("gpt", concat("a sequence of ", length, " tokens was given to a model of sequence_length ", wpe->weight.size(0)));
-  }
+  check_length(length, wpe->weight);
   return drop(wte->forward(tokens_BT) + wpe->weight.slice(0, 0, length), dropout, is_training());
 }
 
@@ -76,6 +80,14 @@ at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH) {
   return x + mlp->forward(ln_2->forward(x));
 }
 
+GptPositionsImpl::GptPositionsImpl(const GptOptions& options)
+    : weight(register_parameter("weight", torch::empty({options.sequence_length, options.hidden}))), dropout(options.dropout) {}
+
+at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH) {
+  check_length(x_BTH.size(1), weight);
+  return drop(x_BTH + weight.slice(0, 0, x_BTH.size(1)), dropout, is_training());
+}
+
 GptTrunkImpl::GptTrunkImpl(const GptOptions& options) : embedding(options) {
   register_module("wte", embedding->wte);
   register_module("wpe", embedding->wpe);
@@ -104,15 +116,18 @@ GptImpl::GptImpl(const GptOptions& options) : options_(options) {
     lm_head = register_module(
         "lm_head", nn::Linear(nn::LinearOptions(options.hidden, options.vocab_size).bias(false)));
   }
-  const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(options.layers));
   for (const auto& item : named_parameters()) {
-    const std::string& name = item.key();
-    if (item.value().dim() == 1) {
-      fill(item.value(), name.find(".ln_") != std::string::npos && ends_with(name, "weight") ? 1.0 : 0.0);
-    } else {
-      fill_normal(item.value(), ends_with(name, "c_proj.weight") ? residual : 0.02, options.seed, name);
-    }
+    initialise_gpt(item.key(), item.value(), options);
   }
+}
+
+void initialise_gpt(const std::string& name, const at::Tensor& parameter, const GptOptions& options) {
+  if (parameter.dim() == 1) {
+    fill(parameter, name.find(".ln_") != std::string::npos && ends_with(name, "weight") ? 1.0 : 0.0);
+    return;
+  }
+  const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(options.layers));
+  fill_normal(parameter, ends_with(name, "c_proj.weight") ? residual : 0.02, options.seed, name);
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {

@@ -64,6 +64,17 @@ class GptBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GptBlock);
 
+/// Adds the learned positions: [B, T, H] -> [B, T, H]. In GptTrunk a part of GptEmbedding.
+class GptPositionsImpl : public torch::nn::Module {
+ public:
+  explicit GptPositionsImpl(const GptOptions& options);
+  at::Tensor forward(const at::Tensor& x_BTH);
+
+  at::Tensor weight; ///< [sequence_length, H]
+  double dropout;
+};
+TORCH_MODULE(GptPositions);
+
 /// Everything below the head, under Hugging Face's name "transformer".
 class GptTrunkImpl : public torch::nn::Module {
  public:
@@ -75,6 +86,9 @@ class GptTrunkImpl : public torch::nn::Module {
   torch::nn::LayerNorm ln_f{nullptr};
 };
 TORCH_MODULE(GptTrunk);
+
+/// Gives a parameter of a GPT its first value, whatever part of the model it is built in.
+void initialise_gpt(const std::string& name, const at::Tensor& parameter, const GptOptions& options);
 
 /// GPT-2: [B, T] int64 tokens -> [B, T, V] logits.
 ///

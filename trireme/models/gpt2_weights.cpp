@@ -29,33 +29,38 @@ bool is_constant(const std::string& name) {
 
 } // namespace
 
-void load_gpt2(Gpt& model, const std::filesystem::path& weights) {
+std::string load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, const checkpoint::WeightFiles& files,
+                                const std::filesystem::path& weights) {
   const torch::NoGradGuard no_grad;
+  std::string name = parameter;
+  if (!files.has(name) && name.rfind(kPrefix, 0) == 0) {
+    name = name.substr(kPrefix.size());
+  }
+  if (!files.has(name)) {
+    throw InputError("gpt", concat(weights.string(), " has no tensor \"", parameter, '"'),
+                     parameter == "lm_head.weight" ? "Set model.tie_embeddings to true if the file has tied embeddings."
+                                                   : "Check layers in \"model\"; names must be those of Hugging Face's GPT-2.");
+  }
+  const bool transposed = is_transposed(parameter, value);
+  at::Tensor source = files.tensor(name);
+  if (transposed && source.dim() == 2) {
+    source = source.t();
+  }
+  if (source.sizes() != value.sizes()) {
+    throw InputError("gpt",
+                     concat(weights.string(), ": tensor \"", name, "\" has shape ", files.tensor(name).sizes(), ", the model needs ",
+                            transposed ? value.t().sizes() : value.sizes()),
+                     "Make layers, hidden, sequence_length and vocab_size in \"model\" those of the file.");
+  }
+  value.detach().copy_(source);
+  return name;
+}
+
+void load_gpt2(Gpt& model, const std::filesystem::path& weights) {
   const auto files = checkpoint::WeightFiles::open(weights);
   std::set<std::string> used;
   for (const auto& item : model->named_parameters()) {
-    std::string name = item.key();
-    if (!files.has(name) && name.rfind(kPrefix, 0) == 0) {
-      name = name.substr(kPrefix.size());
-    }
-    if (!files.has(name)) {
-      throw InputError("gpt", concat(weights.string(), " has no tensor \"", item.key(), '"'),
-                       item.key() == "lm_head.weight" ? "Set model.tie_embeddings to true if the file has tied embeddings."
-                                                      : "Check layers in \"model\"; names must be those of Hugging Face's GPT-2.");
-    }
-    used.insert(name);
-    const bool transposed = is_transposed(item.key(), item.value());
-    at::Tensor source = files.tensor(name);
-    if (transposed && source.dim() == 2) {
-      source = source.t();
-    }
-    if (source.sizes() != item.value().sizes()) {
-      throw InputError("gpt",
-                       concat(weights.string(), ": tensor \"", name, "\" has shape ", files.tensor(name).sizes(), ", the model needs ",
-                              transposed ? item.value().t().sizes() : item.value().sizes()),
-                       "Make layers, hidden, sequence_length and vocab_size in \"model\" those of the file.");
-    }
-    item.value().copy_(source);
+    used.insert(load_gpt2_parameter(item.key(), item.value(), files, weights));
   }
   for (const std::string& name : files.names()) {
     if (used.count(name) == 0 && !is_constant(name) && name != "lm_head.weight") {

@@ -60,13 +60,4 @@ std::string host_name() {
   return known ? name : "localhost";
 }
 
-int usable_cores() {
-  cpu_set_t mask;
-  if (::sched_getaffinity(0, sizeof mask, &mask) == 0 && CPU_COUNT(&mask) > 0) {
-    return CPU_COUNT(&mask);
-  }
-  const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
-  return online > 0 ? static_cast<int>(online) : 1;
-}
-
 } // namespace trireme::monitor

@@ -19,7 +19,5 @@ std::string format_utc(double unix_seconds);
 
 /// The machine's name, "localhost" when it has none.
 std::string host_name();
-/// Cores this process may run on (affinity mask), at least 1.
-int usable_cores();
 
 } // namespace trireme::monitor

@@ -29,7 +29,7 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, std::
                              int rank, int size, bool sharded)
     : rule_(make_optimizer(options)), rank_(rank), size_(size), sharded_(sharded) {
   for (size_t i = 0; i < buffers.size(); ++i) {
-    shards_.push_back({buffers[i], weight_decay.at(i), bucket::ShardPlan(buffers[i]->layout(), rank, size, sharded), {}, {}});
+    shards_.push_back({buffers[i], weight_decay.at(i), bucket::ShardPlan(buffers[i]->layout(), rank, size, sharded), {}, {}, {}});
   }
 }
 
@@ -47,7 +47,7 @@ void FlatOptimizer::allocate_states() {
 }
 
 void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double grad_scale) {
-  if (shards_.front().segments.empty()) {
+  if (!states_allocated()) {
     allocate_states();
   }
   ++steps_;
@@ -75,20 +75,47 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
   rule_->step(step);
 }
 
+void FlatOptimizer::leave_out_of_norm(const std::function<bool(const std::string& name)>& left_out) {
+  for (Shard& shard : shards_) {
+    for (int64_t i = 0; i < shard.buffer->count(); ++i) {
+      if (left_out(shard.buffer->name(i))) {
+        shard.uncounted.push_back(i);
+      }
+    }
+  }
+}
+
+// In buffer order.
+std::vector<bucket::Slot> FlatOptimizer::uncounted_slots(const Shard& shard) {
+  std::vector<bucket::Slot> slots;
+  for (const int64_t tensor : shard.uncounted) {
+    slots.push_back(shard.buffer->layout().slot_of(tensor));
+  }
+  std::sort(slots.begin(), slots.end(), [](const bucket::Slot& a, const bucket::Slot& b) { return a.begin < b.begin; });
+  return slots;
+}
+
 double FlatOptimizer::squared_grad_norm() const {
   double sum = 0;
   for (const Shard& shard : shards_) {
     const bucket::ShardPlan plan(shard.buffer->layout(), rank_, size_, sharded_);
     for (size_t b = 0; b < shard.buffer->layout().buckets().size(); ++b) {
       const bucket::Range range = plan.mine(static_cast<int64_t>(b));
-      sum += squared_norm(shard.buffer->flat_grad().slice(0, range.begin, range.end));
+      int64_t begin = range.begin;
+      for (const bucket::Slot& slot : uncounted_slots(shard)) {
+        if (slot.begin < range.end && slot.end > begin) {
+          sum += squared_norm(shard.buffer->flat_grad().slice(0, begin, std::max(begin, slot.begin)));
+          begin = std::min(range.end, slot.end);
+        }
+      }
+      sum += squared_norm(shard.buffer->flat_grad().slice(0, begin, range.end));
     }
   }
   return sum;
 }
 
 void FlatOptimizer::for_each_state(const Visit& visit) {
-  if (shards_.front().segments.empty()) {
+  if (!states_allocated()) {
     allocate_states();
   }
   for (Shard& shard : shards_) {

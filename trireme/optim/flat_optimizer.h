@@ -39,6 +39,8 @@ class FlatOptimizer {
   void begin_step(double lr, std::optional<Betas> betas, double grad_scale);
   /// Steps the owned part of one bucket; each bucket once between two begin_step().
   void step_bucket(int64_t buffer, int64_t bucket);
+  /// Leaves these parameters out of the norm: copies of others that are counted elsewhere.
+  void leave_out_of_norm(const std::function<bool(const std::string& name)>& left_out);
   /// Sum of squares of the owned gradients, in double, bucket after bucket.
   double squared_grad_norm() const;
 
@@ -49,15 +51,20 @@ class FlatOptimizer {
   void for_each_state(const Visit& visit);
 
  private:
-  void allocate_states();
-
   struct Shard {
     bucket::FlatParameters* buffer;
     double weight_decay;
     bucket::ShardPlan plan;
     std::vector<at::Tensor> states; // each [plan.state_numel()]
     std::vector<std::vector<Segment>> segments; // of each bucket's owned range
+    std::vector<int64_t> uncounted; // tensors left out of the norm
   };
+
+  void allocate_states();
+  bool states_allocated() const {
+    return shards_.empty() || !shards_.front().segments.empty();
+  }
+  static std::vector<bucket::Slot> uncounted_slots(const Shard& shard);
 
   std::vector<Shard> shards_;
   std::unique_ptr<Optimizer> rule_;

@@ -256,8 +256,7 @@ class GlooBackend : public Backend {
   }
   template <typename Start>
   std::shared_ptr<Pending> message(const Start& begin) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout_;
-    return std::make_shared<GlooMessage>(start(begin), shared_, deadline);
+    return std::make_shared<GlooMessage>(start(begin), shared_, timeout_);
   }
 
   int rank_;

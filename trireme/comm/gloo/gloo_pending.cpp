@@ -101,8 +101,8 @@ bool GlooCollective::done() {
   return outcome_->done || shared_->interrupted;
 }
 
-GlooMessage::GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared, Deadline deadline)
-    : work_(std::move(work)), shared_(std::move(shared)), deadline_(deadline), exceptions_at_start_(std::uncaught_exceptions()) {}
+GlooMessage::GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared, std::chrono::milliseconds timeout)
+    : work_(std::move(work)), shared_(std::move(shared)), timeout_(timeout), exceptions_at_start_(std::uncaught_exceptions()) {}
 
 GlooMessage::~GlooMessage() {
   try {
@@ -135,8 +135,7 @@ void GlooMessage::block() {
   std::exception_ptr error;
   bool complete = false;
   try {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
-    complete = work_->wait(std::max(left, std::chrono::milliseconds(1)));
+    complete = work_->wait(timeout_);
   } catch (...) {
     error = std::current_exception();
   }

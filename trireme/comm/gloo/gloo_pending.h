@@ -59,11 +59,12 @@ class GlooCollective : public Pending {
   bool gave_up_ = false;
 };
 
-/// A send or recv. gloo completes it without a thread of ours but offers no way to ask whether
+/// A send or recv. Its time counts from when somebody waits for it: a receive may be posted long before
+/// the peer has anything to send. gloo completes it without a thread of ours but offers no way to ask whether
 /// it is done, so the first done() on it starts a thread that waits.
 class GlooMessage : public Pending {
  public:
-  GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared, Deadline deadline);
+  GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared, std::chrono::milliseconds timeout);
   ~GlooMessage() override;
   void wait() override;
   bool done() override;
@@ -75,7 +76,7 @@ class GlooMessage : public Pending {
 
   c10::intrusive_ptr<c10d::Work> work_;
   std::shared_ptr<GlooShared> shared_;
-  Deadline deadline_;
+  std::chrono::milliseconds timeout_;
   int exceptions_at_start_;
   bool finished_ = false;
   std::exception_ptr error_;

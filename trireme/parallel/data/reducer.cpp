@@ -36,6 +36,9 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void gradient_ready(size_t queue, int64_t parameter);
   void end_of_backward();
   void reduce_without_backward();
+  void begin();
+  void end();
+  void hold(const std::vector<at::Tensor>& parameters);
   void wait(int64_t buffer, int64_t bucket);
   void finish();
   void adopt_order(const std::vector<std::vector<int64_t>>& order);
@@ -65,10 +68,12 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::vector<bool> ready; // parameter i has its gradient
     std::vector<comm::Work> works; // of buckets [0, next)
     int64_t next; // first bucket not started
+    std::vector<bool> held = {}; // parameter i is final at end() only
     std::vector<int64_t> arrivals = {}; // parameters in the order of their gradients
   };
 
   void reset(Queue& queue);
+  void mark_ready(Queue& queue, int64_t parameter);
   void reset_all();
   void start(Queue& queue, bool even_if_missing);
   void start_rest();
@@ -142,7 +147,7 @@ void Reducer::Impl::gradient_ready(size_t q, int64_t parameter) {
                      "Build the embedding without sparse(true).");
   }
   queue.buffer->attach_grad(parameter);
-  if (!synchronising) {
+  if (!synchronising || (!queue.held.empty() && queue.held[parameter])) {
     return;
   }
   if (!in_backward_) {
@@ -163,12 +168,45 @@ void Reducer::Impl::gradient_ready(size_t q, int64_t parameter) {
     }
     return;
   }
+  mark_ready(queue, parameter);
+  start(queue, false);
+}
+
+void Reducer::Impl::mark_ready(Queue& queue, int64_t parameter) {
   queue.ready[parameter] = true;
   if (!learned_) {
     queue.arrivals.push_back(parameter);
   }
-  --queue.missing[bucket];
-  start(queue, false);
+  --queue.missing[queue.buffer->layout().bucket_of(parameter)];
+}
+
+void Reducer::Impl::hold(const std::vector<at::Tensor>& parameters) {
+  for (Queue& queue : queues_) {
+    queue.held.assign(queue.buffer->count(), false);
+    for (int64_t i = 0; i < queue.buffer->count(); ++i) {
+      for (const at::Tensor& parameter : parameters) {
+        queue.held[i] = queue.held[i] || queue.buffer->parameter(i).is_same(parameter);
+      }
+    }
+  }
+}
+
+void Reducer::Impl::begin() {
+  in_backward_ = true;
+  reset_all();
+}
+
+void Reducer::Impl::end() {
+  for (Queue& queue : queues_) {
+    for (size_t i = 0; i < queue.held.size(); ++i) {
+      const auto parameter = static_cast<int64_t>(i);
+      if (queue.held[i] && queue.buffer->has_grad(parameter)) {
+        queue.buffer->attach_grad(parameter);
+        mark_ready(queue, parameter);
+      }
+    }
+  }
+  end_of_backward();
 }
 
 // Starts the next buckets in order, as far as they are complete.
@@ -280,6 +318,15 @@ void Reducer::set_synchronising(bool on) {
 }
 bool Reducer::synchronising() const {
   return impl_->synchronising;
+}
+void Reducer::begin() {
+  impl_->begin();
+}
+void Reducer::end() {
+  impl_->end();
+}
+void Reducer::hold(const std::vector<at::Tensor>& parameters) {
+  impl_->hold(parameters);
 }
 void Reducer::on_backward_end(std::function<void()> callback) {
   impl_->on_end = std::move(callback);

@@ -39,6 +39,13 @@ class Reducer {
   void set_synchronising(bool on);
   bool synchronising() const;
 
+  /// Between begin() and end() all backwards are one: a pipeline's micro-batches, part by part of
+  /// the model. Only those with set_synchronising(true) make gradients final.
+  void begin();
+  void end();
+  /// These parameters' gradients are final at end() only: something else is added to them before.
+  void hold(const std::vector<at::Tensor>& parameters);
+
   /// Called at the end of every synchronising backward, after the last bucket started.
   void on_backward_end(std::function<void()> callback);
 

@@ -32,7 +32,7 @@ int64_t fingerprint(const FlatBuffers& buffers) {
 
 } // namespace
 
-bucket::NamedTensors trainable_parameters(const torch::nn::Module& model) {
+bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool may_be_empty) {
   bucket::NamedTensors found;
   std::set<const void*> seen;
   for (const auto& item : model.named_parameters()) {
@@ -40,7 +40,7 @@ bucket::NamedTensors trainable_parameters(const torch::nn::Module& model) {
       found.emplace_back(item.key(), item.value());
     }
   }
-  if (found.empty()) {
+  if (found.empty() && !may_be_empty) {
     throw InputError("data parallel", "the model has no parameter that requires a gradient");
   }
   return found;

@@ -16,8 +16,8 @@ namespace trireme::parallel {
 using FlatBuffers = std::vector<std::unique_ptr<bucket::FlatParameters>>;
 
 /// The parameters that require a gradient, each once, under their first name
-/// (a tied weight has two).
-bucket::NamedTensors trainable_parameters(const torch::nn::Module& model);
+/// (a tied weight has two). Errors: InputError when there are none, unless `may_be_empty` (a pipeline stage).
+bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool may_be_empty = false);
 
 /// One flat buffer for each dtype and device, in order of first appearance. `shards`
 /// is the number of ranks that each bucket must divide among (1: it need not).

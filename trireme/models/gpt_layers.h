@@ -1,0 +1,17 @@
+#pragma once
+
+#include <trireme/models/options.h>
+#include <trireme/parallel/pipeline/module.h>
+
+namespace trireme::models {
+
+/// Gpt as a list of layers for a pipeline: token embedding, positions, blocks, last norm, head.
+/// Same parameter names, same first values and the same function as Gpt, so that checkpoints
+/// of either fit the other. The tied head is a TiedLayerSpec on the token embedding.
+/// With init_from each stage reads its own layers from the file.
+pipeline::LayerList gpt_layers(const GptOptions& options);
+
+/// Mean cross-entropy of logits [B, T, V] against targets [B, T], in nats a token.
+at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets);
+
+} // namespace trireme::models

@@ -1,0 +1,402 @@
+#include <trireme/parallel/pipeline/executor.h>
+
+#include <trireme/base/error.h>
+#include <trireme/monitor/chrome_trace.h>
+#include <trireme/parallel/pipeline/schedule_check.h>
+#include <trireme/parallel/pipeline/split_backward.h>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <exception>
+
+namespace trireme::pipeline {
+namespace {
+
+using monitor::Lane;
+using monitor::tracer;
+
+// Adds up time, and is a span of the trace named after micro-batch and chunk: "F 3 0".
+class ComputeSpan {
+ public:
+  ComputeSpan(char kind, const Instruction& instruction, double& seconds)
+      : kind_(kind), instruction_(instruction), seconds_(seconds), begin_(monitor::Tracer::now_ns()) {}
+  ~ComputeSpan() {
+    const int64_t end = monitor::Tracer::now_ns();
+    seconds_ += static_cast<double>(end - begin_) * 1e-9;
+    if (tracer().on()) {
+      tracer().add(Lane::compute, concat(kind_, ' ', instruction_.micro_batch, ' ', instruction_.chunk), begin_, end);
+    }
+  }
+  ComputeSpan(const ComputeSpan&) = delete;
+  ComputeSpan& operator=(const ComputeSpan&) = delete;
+
+ private:
+  char kind_;
+  const Instruction& instruction_;
+  double& seconds_;
+  int64_t begin_;
+};
+
+// What arrived is a leaf, and leaves must not be modified in place; a layer such as ReLU(inplace) may
+// want to. The result shares the leaf's memory but is a tensor of its own to autograd.
+class Arrive : public torch::autograd::Function<Arrive> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& leaf) {
+    const at::AutoDispatchBelowADInplaceOrView plain;
+    return leaf.view(leaf.sizes());
+  }
+  static Tensors backward(torch::autograd::AutogradContext*, const Tensors& grads) {
+    return grads;
+  }
+};
+
+Tensors arrive(const Tensors& inputs) {
+  Tensors tensors;
+  for (const at::Tensor& input : inputs) {
+    tensors.push_back(input.defined() && input.requires_grad() && at::GradMode::is_enabled() ? Arrive::apply(input) : input);
+  }
+  return tensors;
+}
+
+Tensors detached(const Tensors& tensors) {
+  Tensors plain;
+  for (const at::Tensor& tensor : tensors) {
+    plain.push_back(tensor.defined() ? tensor.detach() : tensor);
+  }
+  return plain;
+}
+
+} // namespace
+
+Executor::Executor(PipelineModule& model, comm::Group pipe, int replica, int replicas)
+    : model_(model), pipe_(std::move(pipe)), replica_(replica), replicas_(replicas), flights_(model.options().chunks) {
+  for (const at::Tensor& parameter : model_.parameters()) {
+    if (parameter.requires_grad()) {
+      kept_accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameter));
+      accumulators_.insert(kept_accumulators_.back().get());
+    }
+  }
+  open_channels();
+}
+
+Executor::~Executor() = default;
+
+// Virtual stage v talks to v + 1; the channel's tag says which pair it is, and its direction.
+void Executor::open_channels() {
+  const int stages = pipe_.size();
+  const int previous = (pipe_.rank() + stages - 1) % stages;
+  const int next = (pipe_.rank() + 1) % stages;
+  const auto name = [](const char* what, int from, int to) { return concat(what, " from stage ", from, " to stage ", to); };
+  for (int chunk = 0; chunk < model_.options().chunks; ++chunk) {
+    Channels channels;
+    const int v = virtual_stage(chunk);
+    if (!is_first(chunk) && stages > 1) {
+      channels.activations_in = std::make_unique<RecvChannel>(pipe_, previous, 2 * (v - 1), name("activations", previous, pipe_.rank()));
+      channels.grads_out = std::make_unique<SendChannel>(pipe_, previous, 2 * (v - 1) + 1, name("gradients", pipe_.rank(), previous));
+    }
+    if (!is_last(chunk) && stages > 1) {
+      channels.activations_out = std::make_unique<SendChannel>(pipe_, next, 2 * v, name("activations", pipe_.rank(), next));
+      channels.grads_in = std::make_unique<RecvChannel>(pipe_, next, 2 * v + 1, name("gradients", next, pipe_.rank()));
+    }
+    channels_.push_back(std::move(channels));
+  }
+}
+
+const Program& Executor::program(int micro_batches, bool training) {
+  const auto known = programs_.find({micro_batches, training});
+  if (known != programs_.end()) {
+    return known->second;
+  }
+  const PipelineOptions& options = model_.options();
+  const ScheduleShape shape{pipe_.size(), micro_batches, options.chunks};
+  std::vector<Program> all;
+  if (!training) {
+    all = make_programs(ScheduleKind::forward_only, shape);
+  } else if (options.custom_schedule) {
+    for (int stage = 0; stage < shape.stages; ++stage) {
+      all.push_back(options.custom_schedule(shape, stage));
+    }
+  } else {
+    all = make_programs(options.schedule, shape);
+  }
+  check_schedule(all, shape, training);
+  return programs_.emplace(std::pair(micro_batches, training), all[pipe_.rank()]).first->second;
+}
+
+double Executor::train(int micro_batches, int64_t first_micro_batch, double loss_scale, const NextBatch& next, const Callbacks& callbacks) {
+  const Program& todo = program(micro_batches, true);
+  training_ = true;
+  first_micro_batch_ = first_micro_batch;
+  loss_scale_ = loss_scale;
+  loss_sum_ = 0;
+  seconds_ = {};
+  next_ = &next;
+  callbacks_ = &callbacks;
+  backwards_left_.clear();
+  weights_left_.clear();
+  for (const Instruction& instruction : todo) {
+    backwards_left_[instruction.chunk] += instruction.op == Op::backward || instruction.op == Op::backward_input ? 1 : 0;
+    weights_left_[instruction.chunk] += instruction.op == Op::backward_weight ? 1 : 0;
+  }
+  if (tracer().on()) {
+    tracer().add(Lane::compute, concat("stage ", pipe_.rank(), " of ", pipe_.size()), tracer().now_ns(), tracer().now_ns());
+  }
+  run(todo, micro_batches);
+  return loss_sum_;
+}
+
+void Executor::evaluate(int micro_batches, const NextBatch& next, const Visit& visit) {
+  const torch::NoGradGuard no_grad;
+  training_ = false;
+  next_ = &next;
+  visit_ = &visit;
+  run(program(micro_batches, false), micro_batches);
+}
+
+namespace {
+
+// A failure must not wait for messages that will never come: dropping them while the exception is on
+// its way ends the group, and with it the neighbours' waiting.
+template <typename Channels>
+class DropOnFailure {
+ public:
+  explicit DropOnFailure(Channels& channels) : channels_(channels), exceptions_(std::uncaught_exceptions()) {}
+  ~DropOnFailure() {
+    if (std::uncaught_exceptions() > exceptions_) {
+      channels_.clear();
+    }
+  }
+  DropOnFailure(const DropOnFailure&) = delete;
+  DropOnFailure& operator=(const DropOnFailure&) = delete;
+
+ private:
+  Channels& channels_;
+  int exceptions_;
+};
+
+} // namespace
+
+void Executor::run(const Program& todo, int micro_batches) {
+  const DropOnFailure guard(channels_);
+  micro_batches_ = micro_batches;
+  batches_.clear();
+  for (auto& flights : flights_) {
+    flights.clear();
+  }
+  std::map<const RecvChannel*, int> coming;
+  const auto channel_of = [&](const Instruction& instruction) -> RecvChannel* {
+    const Channels& channels = channels_[instruction.chunk];
+    return instruction.op == Op::recv_activation ? channels.activations_in.get()
+                                                 : instruction.op == Op::recv_grad ? channels.grads_in.get() : nullptr;
+  };
+  for (const Instruction& instruction : todo) {
+    if (RecvChannel* channel = channel_of(instruction); channel != nullptr && ++coming[channel] == 1) {
+      channel->expect();
+    }
+  }
+  for (const Instruction& instruction : todo) {
+    switch (instruction.op) {
+      case Op::load_micro_batch: load(instruction.micro_batch); break;
+      case Op::recv_activation: recv_activation(instruction); break;
+      case Op::forward: forward(instruction); break;
+      case Op::recv_grad: recv_grad(instruction); break;
+      case Op::backward:
+      case Op::backward_input: backward(instruction); break;
+      case Op::backward_weight: backward_weight(instruction); break;
+      case Op::send_activation: // left when it was made
+      case Op::send_grad: break;
+      case Op::reduce_tied_grads: callbacks_->reduce_tied_grads(); break;
+      case Op::reduce_grads: callbacks_->reduce_grads(); break;
+      case Op::optimizer_step: break; // the caller's
+    }
+    if (RecvChannel* channel = channel_of(instruction); channel != nullptr && --coming[channel] > 0) {
+      channel->expect();
+    }
+  }
+  for (Channels& channels : channels_) {
+    if (channels.activations_out) {
+      channels.activations_out->finish();
+    }
+    if (channels.grads_out) {
+      channels.grads_out->finish();
+    }
+  }
+}
+
+// Batches come in order, whatever the order of the schedule.
+void Executor::load(int micro_batch) {
+  const monitor::Span span("load", Lane::data);
+  for (int next = batches_.empty() ? 0 : batches_.rbegin()->first + 1; next <= micro_batch; ++next) {
+    batches_[next] = (*next_)();
+  }
+}
+
+Message Executor::receive(RecvChannel& channel, int micro_batch) {
+  const int64_t begin = monitor::Tracer::now_ns();
+  Message message = channel.recv(micro_batch);
+  seconds_.waiting += static_cast<double>(monitor::Tracer::now_ns() - begin) * 1e-9;
+  return message;
+}
+
+void Executor::recv_activation(const Instruction& instruction) {
+  Channels& channels = channels_[instruction.chunk];
+  Message message = receive(*channels.activations_in, instruction.micro_batch);
+  channels.grads_out->release(message.received);
+  InFlight& arrived = flight(instruction);
+  arrived.inputs = std::move(message.tensors);
+  arrived.fingerprint = message.fingerprint;
+  for (size_t i = 0; i < arrived.inputs.size(); ++i) {
+    if (training_ && message.requires_grad[i]) {
+      arrived.inputs[i].requires_grad_();
+    }
+  }
+}
+
+void Executor::recv_grad(const Instruction& instruction) {
+  Channels& channels = channels_[instruction.chunk];
+  Message message = receive(*channels.grads_in, instruction.micro_batch);
+  channels.activations_out->release(message.received);
+  InFlight& waiting = flight(instruction);
+  if (message.tensors.size() != waiting.outputs.size()) {
+    throw Error("pipeline", concat("stage ", pipe_.rank(), " sent ", waiting.outputs.size(), " tensors of micro-batch ", instruction.micro_batch,
+                                   " to the next stage and got ", message.tensors.size(), " gradients back"));
+  }
+  for (size_t i = 0; i < waiting.outputs.size(); ++i) {
+    const at::Tensor& grad = message.tensors[i];
+    if (grad.defined() && grad.sizes() != at::IntArrayRef(waiting.outputs[i].sizes)) {
+      throw Error("pipeline", concat("micro-batch ", instruction.micro_batch, ": stage ", pipe_.rank(), " sent tensor ", i, " of shape ",
+                                     at::IntArrayRef(waiting.outputs[i].sizes), " and the next stage returned a gradient of shape ", grad.sizes()));
+    }
+  }
+  waiting.grads = std::move(message.tensors);
+}
+
+void Executor::forward(const Instruction& instruction) {
+  InFlight& flight = this->flight(instruction);
+  if (is_first(instruction.chunk)) {
+    const data::Batch& batch = batches_.at(instruction.micro_batch);
+    flight.inputs = batch.inputs;
+    flight.fingerprint = batch.fingerprint;
+  }
+  const ComputeSpan span('F', instruction, seconds_.forward);
+  const int64_t count = (first_micro_batch_ + instruction.micro_batch) * replicas_ + replica_;
+  finish_forward(instruction, flight, model_.forward_chunk(instruction.chunk, arrive(flight.inputs), count));
+  int in_flight = 0;
+  for (const auto& flights : flights_) {
+    in_flight += static_cast<int>(std::count_if(flights.begin(), flights.end(), [](const auto& item) { return !item.second.roots.empty() || item.second.split; }));
+  }
+  peak_in_flight_ = std::max(peak_in_flight_, in_flight);
+}
+
+// Of the outputs only their places in the graph are needed from now on.
+void Executor::keep_graph(InFlight& flight, const Tensors& outputs) {
+  flight.outputs = Layout::of(outputs).entries;
+  for (const at::Tensor& output : outputs) {
+    flight.wants_grad.push_back(training_ && output.defined() && output.requires_grad());
+    if (flight.wants_grad.back()) {
+      flight.roots.push_back(torch::autograd::impl::gradient_edge(output));
+    }
+  }
+}
+
+void Executor::finish_forward(const Instruction& instruction, InFlight& flight, const Tensors& outputs) {
+  if (is_last(instruction.chunk)) {
+    const data::Batch& batch = batches_.at(instruction.micro_batch);
+    check_fingerprint(instruction, flight.fingerprint);
+    if (!training_) {
+      (*visit_)(outputs, batch);
+    } else {
+      const at::Tensor loss = model_.loss(outputs, batch.targets);
+      loss_sum_ += loss.item<double>();
+      keep_graph(flight, {loss});
+      flight.grads = {torch::full_like(loss.detach(), loss_scale_)};
+    }
+  } else {
+    if (training_) {
+      keep_graph(flight, outputs);
+    } else {
+      flight.wants_grad.assign(outputs.size(), false);
+    }
+    channels_[instruction.chunk].activations_out->send({instruction.micro_batch, detached(outputs), flight.wants_grad, flight.fingerprint,
+                                                        channels_[instruction.chunk].grads_in->received()});
+  }
+  if (is_last(instruction.chunk) || !loads_targets()) {
+    batches_[instruction.micro_batch] = {}; // the entry stays: it counts what was loaded
+  }
+  if (!training_) {
+    flights_[instruction.chunk].erase(instruction.micro_batch);
+  }
+}
+
+void Executor::check_fingerprint(const Instruction& instruction, uint64_t travelled) const {
+  const uint64_t mine = batches_.at(instruction.micro_batch).fingerprint;
+  if (mine != 0 && travelled != 0 && mine != travelled) {
+    throw Error("pipeline",
+                concat("micro-batch ", instruction.micro_batch, ": the first stage loaded the inputs of other samples than those whose targets the last stage (",
+                       pipe_.rank(), ") loaded"),
+                "Every rank of a pipeline must read the same samples in the same order: one seed, no random choices inside the dataset.");
+  }
+}
+
+void Executor::backward(const Instruction& instruction) {
+  InFlight& flight = this->flight(instruction);
+  callbacks_->before_backward(instruction.chunk, --backwards_left_[instruction.chunk] == 0);
+  {
+    const bool split = instruction.op == Op::backward_input;
+    const ComputeSpan span(split ? 'I' : 'B', instruction, seconds_.backward);
+    torch::autograd::edge_list roots;
+    Tensors grads;
+    auto root = flight.roots.begin();
+    for (size_t i = 0; i < flight.wants_grad.size(); ++i) {
+      if (!flight.wants_grad[i]) {
+        continue;
+      }
+      if (flight.grads[i].defined()) {
+        roots.push_back(std::move(*root));
+        grads.push_back(std::move(flight.grads[i]));
+      }
+      ++root;
+    }
+    flight.roots.clear();
+    flight.grads.clear();
+    if (!roots.empty() && split) {
+      flight.split = std::make_shared<SplitBackward>(std::move(roots), std::move(grads), flight.inputs, accumulators_);
+      flight.split->run_inputs();
+    } else if (!roots.empty()) {
+      torch::autograd::Engine::get_default_engine().execute(roots, grads, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+    }
+  }
+  send_grads(instruction, flight);
+  if (!flight.split) {
+    flights_[instruction.chunk].erase(instruction.micro_batch);
+  }
+}
+
+void Executor::send_grads(const Instruction& instruction, InFlight& flight) {
+  if (is_first(instruction.chunk)) {
+    return;
+  }
+  Message message;
+  message.micro_batch = instruction.micro_batch;
+  for (at::Tensor& input : flight.inputs) {
+    message.tensors.push_back(input.defined() && input.requires_grad() ? input.grad() : at::Tensor());
+  }
+  message.received = channels_[instruction.chunk].activations_in->received();
+  channels_[instruction.chunk].grads_out->send(message);
+}
+
+void Executor::backward_weight(const Instruction& instruction) {
+  const bool last = --weights_left_[instruction.chunk] == 0;
+  const auto found = flights_[instruction.chunk].find(instruction.micro_batch);
+  if (found == flights_[instruction.chunk].end() || !found->second.split) {
+    return; // everything was done with the inputs
+  }
+  callbacks_->before_backward(instruction.chunk, last);
+  const ComputeSpan span('W', instruction, seconds_.backward);
+  found->second.split->run_weights();
+  flights_[instruction.chunk].erase(found);
+}
+
+} // namespace trireme::pipeline

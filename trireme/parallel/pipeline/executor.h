@@ -1,0 +1,152 @@
+#pragma once
+
+#include <trireme/comm/group.h>
+#include <trireme/data/batch.h>
+#include <trireme/parallel/pipeline/channel.h>
+#include <trireme/parallel/pipeline/module.h>
+#include <trireme/parallel/pipeline/schedule.h>
+
+#include <torch/csrc/autograd/edge.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <unordered_set>
+#include <vector>
+
+namespace trireme::pipeline {
+
+class SplitBackward;
+
+/// Runs the schedule's instructions on one stage.
+///
+/// An activation or a gradient leaves as soon as it exists, and the next one is waited for in the
+/// background while this stage computes; the schedule says what is computed when. Of an
+/// output only its place in the graph is kept: its memory is free once it was copied for the next stage.
+class Executor {
+ public:
+  /// What the engine does meanwhile.
+  struct Callbacks {
+    /// Before a backward of `chunk`; `last`: its gradients are final afterwards.
+    std::function<void(int chunk, bool last)> before_backward;
+    std::function<void()> reduce_tied_grads;
+    std::function<void()> reduce_grads;
+  };
+  using NextBatch = std::function<data::Batch()>;
+
+  /// Makes the channels to the neighbours and checks the schedule. `pipe`: this rank's pipeline.
+  /// `replica` of `replicas` pipelines: it decides which random numbers seed_layers gives.
+  Executor(PipelineModule& model, comm::Group pipe, int replica = 0, int replicas = 1);
+  ~Executor();
+
+  /// Forward and backward of `micro_batches`. The first and the last stage call `next` once for each
+  /// and use inputs and targets of it; the others never do. `first_micro_batch` counts those of all
+  /// steps before (seed_layers). `loss_scale` multiplies the loss in backward only.
+  /// Returns the sum of their losses on the last stage, 0 elsewhere.
+  /// Errors: Error naming both stages when their messages do not fit, or inputs and targets belong
+  /// to different samples.
+  double train(int micro_batches, int64_t first_micro_batch, double loss_scale, const NextBatch& next, const Callbacks& callbacks);
+
+  /// Forward of `micro_batches` without gradients; `visit(outputs, batch)` on the last stage.
+  using Visit = std::function<void(const Tensors& outputs, const data::Batch& batch)>;
+  void evaluate(int micro_batches, const NextBatch& next, const Visit& visit);
+
+  /// Of the batch that is running or ran last, so far.
+  double loss_sum() const {
+    return loss_sum_;
+  }
+  struct Seconds {
+    double forward = 0;
+    double backward = 0;
+    double waiting = 0; ///< for messages of the neighbours
+  };
+  const Seconds& seconds() const {
+    return seconds_;
+  }
+
+  bool loads_inputs() const {
+    return pipe_.rank() == 0;
+  }
+  bool loads_targets() const {
+    return pipe_.rank() == pipe_.size() - 1;
+  }
+  /// Largest number of micro-batches in flight so far, all chunks together.
+  int peak_in_flight() const {
+    return peak_in_flight_;
+  }
+
+ private:
+  // One micro-batch in one chunk, from its arrival to the end of its backward.
+  struct InFlight {
+    Tensors inputs;
+    uint64_t fingerprint = 0;
+    torch::autograd::edge_list roots; ///< of the outputs that require a gradient
+    std::vector<Layout::Entry> outputs; ///< of all outputs
+    std::vector<bool> wants_grad;
+    Tensors grads;
+    std::shared_ptr<SplitBackward> split;
+    bool sent = false;
+  };
+  struct Channels {
+    std::unique_ptr<RecvChannel> activations_in;
+    std::unique_ptr<SendChannel> activations_out;
+    std::unique_ptr<RecvChannel> grads_in;
+    std::unique_ptr<SendChannel> grads_out;
+  };
+
+  void open_channels();
+  const Program& program(int micro_batches, bool training);
+  void run(const Program& program, int micro_batches);
+  void load(int micro_batch);
+  Message receive(RecvChannel& channel, int micro_batch);
+  void recv_activation(const Instruction& instruction);
+  void recv_grad(const Instruction& instruction);
+  void forward(const Instruction& instruction);
+  void keep_graph(InFlight& flight, const Tensors& outputs);
+  void finish_forward(const Instruction& instruction, InFlight& flight, const Tensors& outputs);
+  void backward(const Instruction& instruction);
+  void backward_weight(const Instruction& instruction);
+  void send_grads(const Instruction& instruction, InFlight& flight);
+  void check_fingerprint(const Instruction& instruction, uint64_t travelled) const;
+
+  int virtual_stage(int chunk) const {
+    return chunk * pipe_.size() + pipe_.rank();
+  }
+  bool is_first(int chunk) const {
+    return virtual_stage(chunk) == 0;
+  }
+  bool is_last(int chunk) const {
+    return virtual_stage(chunk) == pipe_.size() * model_.options().chunks - 1;
+  }
+  InFlight& flight(const Instruction& instruction) {
+    return flights_[instruction.chunk][instruction.micro_batch];
+  }
+
+  PipelineModule& model_;
+  comm::Group pipe_;
+  int replica_;
+  int replicas_;
+  std::vector<Channels> channels_; // by chunk
+  std::vector<decltype(torch::autograd::Edge::function)> kept_accumulators_; // parameters only know them weakly
+  std::unordered_set<torch::autograd::Node*> accumulators_;
+  std::map<std::pair<int, bool>, Program> programs_;
+
+  // Of the batch that is running.
+  bool training_ = false;
+  int micro_batches_ = 0;
+  int64_t first_micro_batch_ = 0;
+  double loss_scale_ = 1;
+  double loss_sum_ = 0;
+  const NextBatch* next_ = nullptr;
+  const Callbacks* callbacks_ = nullptr;
+  const Visit* visit_ = nullptr;
+  std::vector<std::map<int, InFlight>> flights_; // by chunk and micro-batch
+  std::map<int, data::Batch> batches_;
+  std::map<int, int> backwards_left_; // by chunk
+  std::map<int, int> weights_left_;
+  int peak_in_flight_ = 0;
+  Seconds seconds_;
+};
+
+} // namespace trireme::pipeline

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::pipeline {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// What one virtual stage hands to its neighbour for one micro-batch: activations forwards,
+/// their gradients backwards. An undefined tensor stands for "no gradient".
+struct Message {
+  int64_t micro_batch = 0;
+  Tensors tensors;
+  /// Activations: which of them want a gradient back. One for each tensor.
+  std::vector<bool> requires_grad;
+  /// Names the samples that the micro-batch is made of; 0: not known.
+  uint64_t fingerprint = 0;
+  /// How many messages the sender has received on the channel the other way.
+  uint64_t received = 0;
+};
+
+/// The bytes of a message on the wire: a header of 64 bytes, then the tensors' elements, each
+/// from a 64-byte boundary. Types and shapes travel only when they change: an announcement of
+/// kAnnouncementBytes then comes first. All members are trivially copyable and little-endian.
+struct Header {
+  uint32_t magic = kMagic;
+  /// 1: this is an announcement, the message itself follows with `next_bytes`.
+  uint32_t announces = 0;
+  int64_t micro_batch = 0;
+  uint64_t sequence = 0;
+  uint64_t fingerprint = 0;
+  uint64_t requires_grad = 0; ///< bit i: tensor i wants a gradient
+  int64_t next_bytes = 0;
+  int64_t count = 0;
+  uint64_t received = 0; ///< messages that the sender has received on the channel the other way
+
+  static constexpr uint32_t kMagic = 0x54524931;
+};
+static_assert(sizeof(Header) == 64);
+
+inline constexpr int64_t kHeaderBytes = 64;
+inline constexpr int64_t kAnnouncementBytes = 4096;
+inline constexpr int64_t kMaxTensors = 64;
+
+/// Types and shapes of a message's tensors, and where each lies in it.
+struct Layout {
+  struct Entry {
+    bool defined = false;
+    at::ScalarType type = at::kFloat;
+    std::vector<int64_t> sizes;
+    int64_t offset = 0; ///< in bytes from the start of the message
+
+    bool operator==(const Entry&) const = default;
+  };
+  std::vector<Entry> entries;
+  int64_t bytes = kHeaderBytes;
+
+  bool operator==(const Layout&) const = default;
+
+  /// Errors: InputError for more than kMaxTensors tensors.
+  static Layout of(const Tensors& tensors);
+  /// Writes the entries behind the header of an announcement. Errors: InputError when they do not fit.
+  void write(uint8_t* announcement) const;
+  static Layout read(const uint8_t* announcement, int64_t count);
+  /// The tensors of a message that lies in `buffer` (bytes), as views of it.
+  Tensors views(const at::Tensor& buffer) const;
+  /// "[4, 128] float32, [4] int64".
+  std::string describe() const;
+};
+
+/// "[4, 128] float32" for each of the tensors.
+std::string describe(const Tensors& tensors);
+
+} // namespace trireme::pipeline

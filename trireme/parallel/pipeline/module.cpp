@@ -1,0 +1,276 @@
+#include <trireme/parallel/pipeline/module.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/text.h>
+#include <trireme/parallel/pipeline/message.h>
+#include <trireme/parallel/pipeline/profile.h>
+#include <trireme/recompute/recompute.h>
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <set>
+
+namespace trireme::pipeline {
+
+PipelineModule::PipelineModule(LayerList layers, Loss loss, PipelineOptions options)
+    : torch::nn::Module("PipelineModule"), layers_(std::move(layers)), loss_(std::move(loss)), options_(std::move(options)) {
+  if (layers_.size() == 0) {
+    throw InputError("pipeline", "the list of layers is empty");
+  }
+  if (options_.stages < 1 || options_.chunks < 1) {
+    throw InputError("pipeline", concat("stages and chunks must be at least 1, got ", options_.stages, " and ", options_.chunks));
+  }
+  std::set<std::string> names;
+  for (int64_t i = 0; i < layers_.size(); ++i) {
+    if (!layers_[i].tie() && !names.insert(name_of(i)).second) {
+      throw InputError("pipeline", concat("two layers are named \"", name_of(i), "\"; layer ", i, " is the second"), "Give every layer a name of its own.");
+    }
+  }
+}
+
+std::string PipelineModule::name_of(int64_t layer) const {
+  return layers_[layer].name().value_or(std::to_string(layer));
+}
+
+int PipelineModule::stage_of(int64_t layer) const {
+  const auto after = std::upper_bound(partition_.bounds.begin(), partition_.bounds.end(), layer);
+  return static_cast<int>((after - partition_.bounds.begin() - 1) % stages_);
+}
+
+// Measured costs differ from rank to rank, the partition must not: the first stage decides.
+void PipelineModule::choose_partition(const comm::Group& pipe) {
+  const int parts = stages_ * options_.chunks;
+  if (options_.partition == "profile" || options_.partition == "memory") {
+    at::Tensor costs = torch::zeros({layers_.size()}, torch::kFloat64);
+    if (pipe.rank() == 0) {
+      const LayerProfile measured = profile_layers(layers_, sample_inputs_);
+      const std::vector<double> cost = options_.partition == "profile" ? measured.seconds : measured.bytes(stages_);
+      costs.copy_(torch::tensor(cost, torch::kFloat64));
+    }
+    pipe.broadcast(costs, 0, "layer costs").wait();
+    partition_ = balance_costs({costs.data_ptr<double>(), costs.data_ptr<double>() + costs.numel()}, parts, options_.allow_empty_stages);
+    return;
+  }
+  partition_ = make_partition(layers_, options_.partition, options_.bounds, parts, options_.allow_empty_stages);
+}
+
+void PipelineModule::build(const comm::Group& pipe) {
+  if (stages_ != 0) {
+    throw Error("pipeline", "build() was called twice on one PipelineModule", "initialize() builds the module itself.");
+  }
+  stage_ = pipe.rank();
+  stages_ = pipe.size();
+  if (stages_ == 1) { // one after the other in any case
+    options_.chunks = 1;
+    options_.schedule = ScheduleKind::one_f_one_b;
+    options_.custom_schedule = nullptr;
+  }
+  choose_partition(pipe);
+  for (int chunk = 0; chunk < options_.chunks; ++chunk) {
+    chunks_.emplace_back();
+    const size_t virtual_stage = static_cast<size_t>(chunk) * stages_ + stage_;
+    for (int64_t i = partition_.bounds[virtual_stage]; i < partition_.bounds[virtual_stage + 1]; ++i) {
+      build_layer(i, chunks_.back());
+    }
+  }
+  std::erase_if(ties_, [](const TiedParameter& tied) { return tied.owners.size() == 1 && tied.copies.size() == 1; });
+}
+
+std::map<std::string, std::vector<int>> PipelineModule::tie_owners() const {
+  std::map<std::string, std::set<int>> owners;
+  for (int64_t i = 0; i < layers_.size(); ++i) {
+    if (layers_[i].tie()) {
+      owners[layers_[i].tie()->key].insert(stage_of(i));
+    }
+  }
+  std::map<std::string, std::vector<int>> spanning;
+  for (const auto& [key, stages] : owners) {
+    if (stages.size() > 1) {
+      spanning[key] = {stages.begin(), stages.end()};
+    }
+  }
+  return spanning;
+}
+
+void PipelineModule::build_layer(int64_t index, std::vector<Part>& chunk) {
+  const Layer& layer = layers_[index];
+  const bool shares_module = layer.tie() && layer.tie()->attributes.empty();
+  if (shares_module && shared_.count(layer.tie()->key) != 0) {
+    chunk.push_back({index, layer.share(shared_[layer.tie()->key])});
+    return;
+  }
+  int64_t first = index;
+  if (layer.tie()) {
+    for (first = 0; !layers_[first].tie() || layers_[first].tie()->key != layer.tie()->key; ++first) {
+    }
+  }
+  if (options_.seed_layers) {
+    torch::manual_seed(options_.base_seed + first);
+  }
+  const BuiltLayer built = layer.build();
+  chunk.push_back({index, built});
+  if (!built.module) {
+    return;
+  }
+  // A further copy of what is tied needs a name of its own here; saved_name() leads back.
+  const std::string prefix = index == first ? name_of(index) : std::to_string(index);
+  register_tensors(prefix, *built.module);
+  if (layer.tie()) {
+    add_ties(prefix, index, first, *built.module);
+  }
+  if (shares_module) {
+    shared_[layer.tie()->key] = built.module;
+  }
+}
+
+void PipelineModule::add_ties(const std::string& prefix, int64_t index, int64_t first, const torch::nn::Module& module) {
+  const Tie& tie = *layers_[index].tie();
+  std::set<int> owners;
+  for (int64_t i = 0; i < layers_.size(); ++i) {
+    if (layers_[i].tie() && layers_[i].tie()->key == tie.key) {
+      owners.insert(stage_of(i));
+    }
+  }
+  for (const auto& item : module.named_parameters()) {
+    const bool tied = tie.attributes.empty() || std::find(tie.attributes.begin(), tie.attributes.end(), item.key()) != tie.attributes.end();
+    if (!tied) {
+      continue;
+    }
+    const std::string saved = concat(name_of(first), '.', item.key());
+    if (index != first) {
+      saved_names_[concat(prefix, '.', item.key())] = saved;
+    }
+    auto known = std::find_if(ties_.begin(), ties_.end(), [&](const TiedParameter& parameter) { return parameter.name == saved; });
+    if (known == ties_.end()) {
+      known = ties_.insert(ties_.end(), {tie.key, saved, {}, {owners.begin(), owners.end()}});
+    }
+    known->copies.push_back(item.value());
+  }
+}
+
+const std::string& PipelineModule::saved_name(const std::string& parameter) const {
+  const auto found = saved_names_.find(parameter);
+  return found == saved_names_.end() ? parameter : found->second;
+}
+
+// The tree of names alone: "transformer.h.0" needs not be a module of its own anywhere.
+torch::nn::Module& PipelineModule::node(const std::string& path) {
+  torch::nn::Module* at = this;
+  for (const std::string& name : split(path, '.')) {
+    const auto children = at->named_children();
+    const auto* found = children.find(name);
+    at = found != nullptr ? found->get() : at->register_module(name, std::make_shared<torch::nn::Module>()).get();
+  }
+  return *at;
+}
+
+void PipelineModule::register_tensors(const std::string& prefix, const torch::nn::Module& module) {
+  const auto place = [&](const std::string& key) {
+    const std::string whole = prefix + "." + key;
+    const size_t dot = whole.rfind('.');
+    return std::pair<torch::nn::Module*, std::string>(&node(whole.substr(0, dot)), whole.substr(dot + 1));
+  };
+  for (const auto& item : module.named_parameters()) {
+    const auto [parent, name] = place(item.key());
+    parent->register_parameter(name, item.value(), item.value().requires_grad());
+  }
+  for (const auto& item : module.named_buffers()) {
+    const auto [parent, name] = place(item.key());
+    parent->register_buffer(name, item.value());
+  }
+}
+
+void PipelineModule::train(bool on) {
+  torch::nn::Module::train(on);
+  for (const auto& chunk : chunks_) {
+    for (const Part& part : chunk) {
+      if (part.built.module) {
+        part.built.module->train(on);
+      }
+    }
+  }
+}
+
+Tensors PipelineModule::call(const Part& part, const Tensors& inputs, int64_t micro_batch) const {
+  if (options_.seed_layers) {
+    torch::manual_seed(options_.base_seed * (micro_batch + 1) + part.index);
+  }
+  const auto where = [&] {
+    return concat("layer ", part.index, " (", layers_[part.index].type(), ", stage ", stage_, " of ", stages_, ')');
+  };
+  Tensors outputs;
+  try {
+    outputs = part.built.forward(inputs);
+  } catch (const InputError& error) {
+    throw InputError("pipeline", concat(where(), ": ", error.what()));
+  } catch (const Error&) {
+    throw;
+  } catch (const c10::Error& error) {
+    throw InputError("pipeline", concat(where(), " refuses its input ", pipeline::describe(inputs), ": ", error.what_without_backtrace()),
+                     part.index == 0 ? "Compare it with what the data gives."
+                                     : concat("Its input comes from layer ", part.index - 1, " (", layers_[part.index - 1].type(), ", stage ",
+                                              stage_of(part.index - 1), ")."));
+  }
+  if (outputs.empty()) {
+    throw InputError("pipeline", concat(where(), " returned nothing"), "A layer returns at least one tensor.");
+  }
+  return outputs;
+}
+
+Tensors PipelineModule::run(const std::vector<Part>& chunk, size_t first, size_t last, Tensors tensors, int64_t micro_batch) const {
+  for (size_t i = first; i < last; ++i) {
+    tensors = call(chunk[i], tensors, micro_batch);
+  }
+  return tensors;
+}
+
+Tensors PipelineModule::forward_chunk(int index, const Tensors& inputs, int64_t micro_batch) {
+  const std::vector<Part>& chunk = chunks_[index];
+  const auto interval = static_cast<size_t>(options_.activation_checkpoint_interval);
+  if (interval == 0 || !at::GradMode::is_enabled()) {
+    return run(chunk, 0, chunk.size(), inputs, micro_batch);
+  }
+  Tensors tensors = inputs;
+  for (size_t first = 0; first < chunk.size(); first += interval) {
+    const size_t last = std::min(chunk.size(), first + interval);
+    tensors = recompute::run([&chunk, this, first, last, micro_batch](const Tensors& x) { return run(chunk, first, last, x, micro_batch); }, tensors);
+  }
+  return tensors;
+}
+
+Tensors PipelineModule::forward(const Tensors& inputs) {
+  if (stages_ == 0) {
+    build();
+  }
+  if (stages_ != 1) {
+    throw InputError("pipeline", concat("forward() of a model in ", stages_, " stages"), "No rank has all of it: use Engine::train_batch and eval_batch.");
+  }
+  Tensors tensors = inputs;
+  for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    tensors = forward_chunk(static_cast<int>(chunk), tensors, 0);
+  }
+  return tensors;
+}
+
+at::Tensor PipelineModule::forward(const at::Tensor& input) {
+  return forward(Tensors{input}).at(0);
+}
+
+at::Tensor PipelineModule::loss(const Tensors& outputs, const Tensors& targets) const {
+  if (!loss_ && (outputs.size() != 1 || outputs[0].numel() != 1)) {
+    throw InputError("pipeline", concat("there is no loss function, and the last layer's output is not a loss: ", pipeline::describe(outputs)),
+                     "Give PipelineModule a loss.");
+  }
+  const at::Tensor value = loss_ ? loss_(outputs, targets) : outputs[0];
+  if (!value.defined() || value.numel() != 1) {
+    throw InputError("pipeline", "the loss function did not return one number", "Return the mean over the samples as a 0-dim tensor.");
+  }
+  return value;
+}
+
+std::string PipelineModule::describe() const {
+  return pipeline::describe(partition_, layers_, stages_);
+}
+
+} // namespace trireme::pipeline

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <trireme/comm/group.h>
+#include <trireme/parallel/pipeline/layer.h>
+#include <trireme/parallel/pipeline/options.h>
+#include <trireme/parallel/pipeline/partition.h>
+
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::pipeline {
+
+/// A parameter that several layers share, as far as this stage holds copies of it.
+struct TiedParameter {
+  std::string key;
+  /// Its name in checkpoints, the first layer's.
+  std::string name;
+  /// This stage's copies. One, unless layers of one stage tie some of their attributes only.
+  Tensors copies;
+  /// Stages with a copy, ascending. The first one's first copy is what is saved and counted in norms.
+  std::vector<int> owners;
+};
+
+/// A model as a list of layers, of which each stage of a pipeline builds its own.
+///
+///   auto model = std::make_shared<PipelineModule>(LayerList{
+///       LayerSpec<torch::nn::Linear>(784, 128), torch::nn::ReLU(), [](at::Tensor x) { return x * 2; },
+///       LayerSpec<torch::nn::Linear>(128, 10)}, loss, options);
+///
+/// Nothing is built until build(): initialize() calls it, or the caller does for a model that
+/// lives in one process. Parameters are named after the layer's index in the whole list ("0.weight")
+/// or the layer's own name, whatever the partition: a checkpoint fits any number of stages.
+/// Source: Huang et al. 2019, arXiv:1811.06965; layer and tie semantics follow DeepSpeed's PipelineModule.
+class PipelineModule : public torch::nn::Module {
+ public:
+  /// Loss of the last layer's outputs: a 0-dim tensor, the mean over the samples.
+  using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
+
+  /// Without a loss the single output of the last layer is the loss.
+  explicit PipelineModule(LayerList layers, Loss loss = nullptr, PipelineOptions options = {});
+
+  /// One micro-batch to measure layers with, for partition "profile" and "memory". Before build().
+  void set_sample_inputs(Tensors inputs) {
+    sample_inputs_ = std::move(inputs);
+  }
+  /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Once. Collective over `pipe`.
+  /// Errors: InputError for a partition that does not work out, with the choices.
+  void build(const comm::Group& pipe = {});
+
+  /// The whole model in one process: chunk after chunk. Needs a pipe of one stage.
+  Tensors forward(const Tensors& inputs);
+  at::Tensor forward(const at::Tensor& input);
+  /// One chunk of this stage. `micro_batch` counts all that this replica has seen; it matters with seed_layers.
+  Tensors forward_chunk(int chunk, const Tensors& inputs, int64_t micro_batch);
+  at::Tensor loss(const Tensors& outputs, const Tensors& targets) const;
+
+  const PipelineOptions& options() const {
+    return options_;
+  }
+  const LayerList& layers() const {
+    return layers_;
+  }
+  /// Of the virtual stages: virtual stage chunk * stages + stage has layers [bounds[v], bounds[v + 1]).
+  const Partition& partition() const {
+    return partition_;
+  }
+  int stage() const {
+    return stage_;
+  }
+  int stages() const {
+    return stages_;
+  }
+  /// Tied parameters of which there is more than one copy.
+  const std::vector<TiedParameter>& ties() const {
+    return ties_;
+  }
+  /// The name in checkpoints of a parameter of this module: another one's for further copies of a tied parameter.
+  const std::string& saved_name(const std::string& parameter) const;
+  /// Keys of all ties that span several stages, with their stages: the same on every rank.
+  std::map<std::string, std::vector<int>> tie_owners() const;
+  /// Layer, type, stage, parameters and cost of every layer as a table.
+  std::string describe() const;
+
+  void train(bool on = true) override;
+
+ private:
+  struct Part {
+    int64_t index;
+    BuiltLayer built;
+  };
+
+  int stage_of(int64_t layer) const;
+  void choose_partition(const comm::Group& pipe);
+  void build_layer(int64_t index, std::vector<Part>& chunk);
+  void register_tensors(const std::string& prefix, const torch::nn::Module& module);
+  void add_ties(const std::string& prefix, int64_t index, int64_t first, const torch::nn::Module& module);
+  torch::nn::Module& node(const std::string& path);
+  std::string name_of(int64_t layer) const;
+  Tensors run(const std::vector<Part>& chunk, size_t first, size_t last, Tensors tensors, int64_t micro_batch) const;
+  Tensors call(const Part& part, const Tensors& inputs, int64_t micro_batch) const;
+
+  LayerList layers_;
+  Loss loss_;
+  PipelineOptions options_;
+  Tensors sample_inputs_;
+  Partition partition_;
+  int stage_ = 0;
+  int stages_ = 0;
+  std::vector<std::vector<Part>> chunks_;
+  std::map<std::string, std::shared_ptr<torch::nn::Module>> shared_; // by tie key
+  std::vector<TiedParameter> ties_;
+  std::map<std::string, std::string> saved_names_;
+};
+
+} // namespace trireme::pipeline

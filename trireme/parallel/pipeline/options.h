@@ -1,0 +1,38 @@
+#pragma once
+
+#include <trireme/parallel/pipeline/schedule.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::pipeline {
+
+/// How a list of layers becomes a pipeline.
+struct PipelineOptions {
+  /// Number of pipeline stages; the ranks divided by it are the data-parallel replicas.
+  int stages = 1;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  /// Set: used in place of `schedule`; checked before step 0 like ours.
+  ScheduleFunction custom_schedule;
+  /// Parts that each stage holds of the model (virtual stages); more than 1 for `interleaved`.
+  int chunks = 1;
+
+  /// What is balanced over the stages: "parameters", "uniform" (number of layers),
+  /// "type:REGEX" (layers whose class name contains a match), "profile" (measured forward and
+  /// backward time) or "memory" (parameters, their states and the activations in flight).
+  std::string partition = "parameters";
+  /// Layer index at which each part begins, and the number of layers: overrides `partition`.
+  std::vector<int64_t> bounds;
+  /// More parts than layers are refused unless this is set; the surplus ones pass on what they get.
+  bool allow_empty_stages = false;
+
+  /// Layers recomputed together in backward; 0: activations are kept.
+  int64_t activation_checkpoint_interval = 0;
+  /// Seeds every layer's construction with base_seed + index and its forward by micro-batch
+  /// and index, so that weights and dropout do not depend on the partition.
+  bool seed_layers = false;
+  int64_t base_seed = 1234;
+};
+
+} // namespace trireme::pipeline

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <trireme/parallel/pipeline/layer.h>
+
+#include <vector>
+
+namespace trireme::pipeline {
+
+/// What one micro-batch costs in each layer.
+struct LayerProfile {
+  std::vector<double> seconds;          ///< forward and backward, median of several
+  std::vector<double> parameter_bytes;  ///< of trained parameters
+  std::vector<double> activation_bytes; ///< outputs that the next layer gets
+
+  /// Memory of each layer: parameters with gradient and two optimizer states, and its
+  /// activations for as many micro-batches as 1F1B holds at most.
+  std::vector<double> bytes(int stages) const;
+};
+
+/// Builds one layer after the other, runs it on what the one before returned, and lets it go.
+/// Memory: one layer and two micro-batches of activations. The random state is left as it was.
+/// Errors: InputError without sample inputs, or what a layer throws.
+LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_inputs);
+
+} // namespace trireme::pipeline

@@ -1,0 +1,66 @@
+#include <trireme/parallel/pipeline/ties.h>
+
+#include <trireme/base/error.h>
+
+#include <torch/torch.h>
+
+#include <algorithm>
+
+namespace trireme::pipeline {
+Ties::Ties(comm::World& world, const mesh::Mesh& mesh, const PipelineModule& model) : model_(model) {
+  const mesh::MeshShape& shape = mesh.shape();
+  for (const auto& [key, stages] : model.tie_owners()) {
+    for (const std::vector<int>& line : shape.lines(mesh::Axis::pipe)) {
+      std::vector<int> ranks;
+      for (const int stage : stages) {
+        ranks.push_back(line[stage]);
+      }
+      const comm::Group group = world.subgroup(ranks, concat("tie ", key));
+      if (std::find(ranks.begin(), ranks.end(), world.rank()) != ranks.end()) {
+        groups_.emplace(key, group);
+      }
+    }
+  }
+}
+
+void Ties::broadcast_weights() const {
+  const torch::NoGradGuard no_grad;
+  for (const TiedParameter& tied : model_.ties()) {
+    at::Tensor first = tied.copies.front().detach();
+    if (const auto group = groups_.find(tied.key); group != groups_.end()) {
+      at::Tensor whole = first.contiguous();
+      group->second.broadcast(whole, 0, tied.name).wait();
+      first.copy_(whole);
+    }
+    for (const at::Tensor& copy : tied.copies) {
+      copy.detach().copy_(first);
+    }
+  }
+}
+
+void Ties::sum_gradients() const {
+  const torch::NoGradGuard no_grad;
+  for (const TiedParameter& tied : model_.ties()) {
+    if (!tied.copies.front().requires_grad()) {
+      continue;
+    }
+    at::Tensor sum = torch::zeros_like(tied.copies.front(), at::MemoryFormat::Contiguous);
+    for (const at::Tensor& copy : tied.copies) {
+      if (copy.grad().defined()) {
+        sum.add_(copy.grad());
+      }
+    }
+    if (const auto group = groups_.find(tied.key); group != groups_.end()) {
+      group->second.all_reduce(sum, comm::ReduceOp::sum, tied.name).wait();
+    }
+    for (const at::Tensor& copy : tied.copies) {
+      if (copy.grad().defined()) {
+        copy.grad().copy_(sum);
+      } else {
+        copy.mutable_grad() = tied.copies.size() == 1 ? sum : sum.clone();
+      }
+    }
+  }
+}
+
+} // namespace trireme::pipeline
