@@ -28,6 +28,7 @@ struct Parser {
   GenerateCommand generate;
   InspectCommand inspect;
   DoctorCommand doctor;
+  ScheduleCommand schedule;
   DataFetchCommand fetch;
   BenchOptimCommand bench_optim;
 
@@ -38,6 +39,7 @@ struct Parser {
     add_train();
     add_launch();
     add_generate();
+    add_schedule();
     add_rest();
   }
 
@@ -84,6 +86,19 @@ struct Parser {
     c->add_option("--top-k", generate.top_k, "Choose among this many most likely tokens (0: all)")->check(CLI::NonNegativeNumber)->capture_default_str();
     c->add_option("--seed", generate.seed, "Seed of the choice")->capture_default_str();
     c->add_flag("--json", generate.json, "One JSON object instead of text");
+  }
+
+  void add_schedule() {
+    CLI::App* c = add(app, result, schedule, "schedule", "Draw who computes what when in a pipeline, planned or measured",
+                      "trireme schedule --kind 1f1b --stages 4 --micro-batches 8 --svg 1f1b.svg");
+    c->add_option("--kind", schedule.kind, "naive, gpipe, 1f1b, interleaved, zero-bubble or forward-only");
+    c->add_option("--stages", schedule.stages, "Pipeline stages")->check(CLI::PositiveNumber);
+    c->add_option("--micro-batches", schedule.micro_batches, "Micro-batches of a step")->check(CLI::PositiveNumber);
+    c->add_option("--chunks", schedule.chunks, "Parts of the model on each stage (default: interleaved 2, others 1)")->check(CLI::PositiveNumber);
+    c->add_option("--svg", schedule.svg, "Write an image as well")->type_name("FILE");
+    c->add_option("--trace", schedule.trace, "Draw the last step that a run recorded (trireme train --trace), instead of a plan")->type_name("trace.json");
+    c->add_flag("--json", schedule.json, "One JSON object instead of a drawing");
+    c->add_flag("--program", schedule.program, "Print the instructions of every stage");
   }
 
   void add_rest() {

@@ -45,6 +45,17 @@ struct InspectCommand {
   bool json = false;
 };
 
+struct ScheduleCommand {
+  std::string kind;
+  int64_t stages = 0; ///< 0: not said, as below
+  int64_t micro_batches = 0;
+  int64_t chunks = 0;
+  std::filesystem::path svg;
+  std::filesystem::path trace;
+  bool json = false;
+  bool program = false;
+};
+
 struct DoctorCommand {
   bool json = false;
 };
@@ -63,7 +74,8 @@ struct BenchOptimCommand {
   bool json = false;
 };
 
-using Command = std::variant<TrainCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand>;
+using Command =
+    std::variant<TrainCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, ScheduleCommand>;
 
 /// What the arguments ask for. Help and version are printed here and end in ExitNow(0).
 /// Errors: InputError with the words that were wrong and what would be right.

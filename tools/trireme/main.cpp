@@ -2,6 +2,7 @@
 // milliseconds; what needs libtorch is done by `trireme-rank` beside it.
 #include "commands.h"
 #include "fetch_data.h"
+#include "show_schedule.h"
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
@@ -114,6 +115,9 @@ int run(int argc, char** argv) {
   }
   if (const auto* fetch_command = std::get_if<DataFetchCommand>(&command)) {
     return fetch_data(*fetch_command);
+  }
+  if (const auto* schedule_command = std::get_if<ScheduleCommand>(&command)) {
+    return show_schedule(*schedule_command);
   }
   hand_over(argv);
 }

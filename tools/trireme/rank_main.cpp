@@ -52,6 +52,9 @@ struct Run {
   int operator()(const LaunchCommand&) const {
     throw Error("trireme-rank", "launch is done by trireme");
   }
+  int operator()(const ScheduleCommand&) const {
+    throw Error("trireme-rank", "schedule is done by trireme");
+  }
   int operator()(const DataFetchCommand&) const {
     throw Error("trireme-rank", "data fetch is done by trireme");
   }

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <trireme/parallel/pipeline/schedule.h>
+
+namespace trireme::pipeline {
+
+/// Proves that the stages' programs fit together; for schedules that somebody wrote and for ours alike.
+///
+/// - every micro-batch is computed once in every chunk: forward, then backward (or backward_input and
+///   later backward_weight); with training = false only forward;
+/// - what a computation needs was loaded or received before, and nothing is loaded or received without need;
+/// - every message has one sender and one receiver, and leaves and arrives in the order in which it is made;
+/// - no buffer is taken while another micro-batch is in it, from its first instruction to its last;
+/// - a step of training ends with reduce_tied_grads, reduce_grads, optimizer_step, once each;
+/// - nobody waits for ever. Sends count as late as they are written (in truth they may be
+///   earlier), the first and the last of the three reductions as meetings of all stages.
+///
+/// Time and memory: proportional to the number of instructions. Errors: InputError naming stage, instruction
+/// (counted from 0), micro-batch, chunk and reason; a deadlock is told as who waits for whom.
+void check_schedule(const std::vector<Program>& programs, const ScheduleShape& shape, bool training = true);
+
+} // namespace trireme::pipeline
