@@ -30,6 +30,7 @@ Rules rules() {
       {"mesh", {"base", "comm"}},
       {"optim", {"base", "bucket", "kernels", "comm"}},
       {"parallel/data", {"base", "comm", "mesh", "bucket", "recompute"}},
+      {"parallel/pipeline", {"base", "kernels", "monitor", "data", "bucket", "comm", "recompute", "mesh"}},
       {"checkpoint", {"base", "comm", "mesh", "bucket"}},
   };
   std::set<std::string> below;
