@@ -22,6 +22,7 @@
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/data/data_parallel.h>
+#include <trireme/recompute/recompute.h>
 
 namespace trireme {
 

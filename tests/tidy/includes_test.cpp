@@ -26,9 +26,11 @@ Rules rules() {
       {"data", one},
       {"bucket", one},
       {"comm", one},
+      {"recompute", one},
       {"mesh", {"base", "comm"}},
       {"optim", {"base", "bucket", "kernels", "comm"}},
-      {"parallel/data", {"base", "comm", "mesh", "bucket"}},
+      {"parallel/data", {"base", "comm", "mesh", "bucket", "recompute"}},
+      {"parallel/pipeline", {"base", "kernels", "monitor", "data", "bucket", "comm", "recompute", "mesh"}},
       {"checkpoint", {"base", "comm", "mesh", "bucket"}},
   };
   std::set<std::string> below;

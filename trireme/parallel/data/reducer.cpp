@@ -1,8 +1,8 @@
 #include <trireme/parallel/data/reducer.h>
 
 #include <trireme/base/error.h>
+#include <trireme/recompute/recompute.h>
 
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 
@@ -153,7 +153,7 @@ void Reducer::Impl::gradient_ready(size_t q, int64_t parameter) {
   if (!in_backward_) {
     in_backward_ = true;
     reset_all();
-    torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    recompute::queue_at_end([weak = weak_from_this()] {
       if (const auto self = weak.lock()) {
         self->end_of_backward();
       }

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <trireme/recompute/tensor_list.h>
+
+#include <functional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace trireme::recompute {
+
+using Function = std::function<Tensors(const Tensors&)>;
+
+struct Options {
+  /// Dropout draws the same masks the second time, and the random numbers after backward are
+  /// those of a run without recomputation. Costs a copy of the generator's state (5 kB) a call.
+  bool preserve_rng_state = true;
+};
+
+/// Calls f and forgets what autograd would keep of it; backward calls f again on the same inputs.
+///
+/// Results and gradients are bit-equal to f(inputs). Kept between forward and backward: the inputs.
+/// Peak of a model in k such parts: the parts' inputs and one part's activations. Cost: one more
+/// forward of f. Any tensors go in and come out: without a gradient, integer, boolean, undefined; an
+/// input that f returns as it is comes back as itself. Parameters inside f get their gradients as
+/// usual. f may itself recompute. Where no gradient is wanted f is simply called.
+///
+/// f is kept until backward, and must do the same both times: the number generators and autocast
+/// are put back for it, everything else that it reads (and whether the model is in training) is its own affair.
+///
+/// Differentiate with backward(): torch::autograd::grad() does not see the parameters inside f and fills their
+/// gradients all the same. A parameter that two recomputed functions use gets its gradient in two pieces, so hooks on it run twice.
+///
+/// Errors: InputError when f changes one of its inputs in place. In backward: Error when an input was
+/// modified in place since, when f returns other shapes, types or numbers of tensors the
+/// second time, or for a backward that wants derivatives of derivatives (create_graph).
+/// Source: Chen et al. 2016, arXiv:1604.06174.
+Tensors run(const Function& f, const Tensors& inputs, const Options& options = {});
+
+/// The same for a callable of tensors; returns what f returns: a tensor, a vector, a pair or a tuple.
+///
+///   at::Tensor y = trireme::recompute::call([&](at::Tensor x) { return block->forward(x); }, x);
+template <typename F, typename... T>
+auto call(F f, const T&... tensors) {
+  static_assert((std::is_convertible_v<const T&, at::Tensor> && ...), "call() passes tensors on; let the lambda capture the rest");
+  using Result = std::decay_t<decltype(f(at::Tensor(tensors)...))>;
+  const Function listed = [f = std::move(f)](const Tensors& inputs) mutable {
+    Tensors outputs;
+    [&]<size_t... I>(std::index_sequence<I...>) { append(outputs, f(at::Tensor(inputs[I])...)); }(std::index_sequence_for<T...>());
+    return outputs;
+  };
+  size_t position = 0;
+  return take<Result>(run(listed, Tensors{at::Tensor(tensors)...}), position);
+}
+
+/// Says whether the backward that runs on this thread is the inner one of a recomputation.
+bool in_backward();
+
+/// Calls f when the whole backward that runs now is over, like autograd's queue_callback; but
+/// also from inside a recomputation, whose own backward ends much earlier, it waits for the outermost.
+/// Errors: c10::Error outside of a backward.
+void queue_at_end(std::function<void()> f);
+
+} // namespace trireme::recompute

@@ -1,0 +1,85 @@
+#include <trireme/recompute/state.h>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <mutex>
+#include <set>
+
+namespace trireme::recompute {
+namespace {
+
+at::Tensor read(at::Generator generator) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+} // namespace
+
+RandomState RandomState::of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Generator> generators = {at::globalContext().defaultGenerator(at::kCPU)};
+  if (at::hasCUDA()) {
+    std::set<c10::DeviceIndex> devices = {c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index()};
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.defined() && tensor.is_cuda()) {
+        devices.insert(tensor.device().index());
+      }
+    }
+    for (const c10::DeviceIndex device : devices) {
+      generators.push_back(at::globalContext().defaultGenerator(at::Device(at::kCUDA, device)));
+    }
+  }
+  RandomState state;
+  for (const at::Generator& generator : generators) {
+    state.states_.emplace_back(generator, read(generator));
+  }
+  return state;
+}
+
+RandomState RandomState::present() const {
+  RandomState state;
+  for (const auto& [generator, tensor] : states_) {
+    state.states_.emplace_back(generator, read(generator));
+  }
+  return state;
+}
+
+void RandomState::restore() const {
+  for (const auto& [generator, tensor] : states_) {
+    at::Generator target = generator;
+    const std::lock_guard<std::mutex> lock(target.mutex());
+    target.set_state(tensor);
+  }
+}
+
+AutocastState AutocastState::present() {
+  AutocastState state;
+  for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
+    state.entries_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
+  }
+  state.cache_ = at::autocast::is_autocast_cache_enabled();
+  return state;
+}
+
+void AutocastState::restore() const {
+  for (const Entry& entry : entries_) {
+    at::autocast::set_autocast_enabled(entry.device, entry.enabled);
+    at::autocast::set_autocast_dtype(entry.device, entry.type);
+  }
+  at::autocast::set_autocast_cache_enabled(cache_);
+}
+
+AutocastGuard::AutocastGuard(const AutocastState& state) : before_(AutocastState::present()) {
+  at::autocast::increment_nesting();
+  state.restore();
+}
+
+AutocastGuard::~AutocastGuard() {
+  if (at::autocast::decrement_nesting() == 0) {
+    at::autocast::clear_cache();
+  }
+  before_.restore();
+}
+
+} // namespace trireme::recompute
