@@ -87,11 +87,7 @@ std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::E
 
 // Copies of a tied parameter are one parameter: summed before they are sent, counted once.
 void respect_ties(Engine::Impl& impl) {
-  pipeline::Tensors copies;
-  for (const pipeline::TiedParameter& tied : impl.layers->ties()) {
-    copies.insert(copies.end(), tied.copies.begin(), tied.copies.end());
-  }
-  impl.reducer->hold(copies);
+  impl.reducer->hold(impl.layers->late_parameters());
   impl.optimizer->leave_out_of_norm([&](const std::string& name) { return impl.layers->saved_name(name) != name; });
 }
 

@@ -149,6 +149,18 @@ void PipelineModule::add_ties(const std::string& prefix, int64_t index, int64_t 
   }
 }
 
+Tensors PipelineModule::late_parameters() const {
+  Tensors late;
+  for (const TiedParameter& tied : ties_) {
+    late.insert(late.end(), tied.copies.begin(), tied.copies.end());
+  }
+  for (const auto& [key, module] : shared_) {
+    const Tensors parameters = module->parameters();
+    late.insert(late.end(), parameters.begin(), parameters.end());
+  }
+  return late;
+}
+
 const std::string& PipelineModule::saved_name(const std::string& parameter) const {
   const auto found = saved_names_.find(parameter);
   return found == saved_names_.end() ? parameter : found->second;

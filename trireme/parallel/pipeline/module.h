@@ -80,6 +80,8 @@ class PipelineModule : public torch::nn::Module {
   const std::vector<TiedParameter>& ties() const {
     return ties_;
   }
+  /// Parameters whose gradients are final only after all backwards: tied ones, here or elsewhere.
+  Tensors late_parameters() const;
   /// The name in checkpoints of a parameter of this module: another one's for further copies of a tied parameter.
   const std::string& saved_name(const std::string& parameter) const;
   /// Keys of all ties that span several stages, with their stages: the same on every rank.

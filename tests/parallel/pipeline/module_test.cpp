@@ -1,0 +1,166 @@
+#include <trireme/parallel/pipeline/module.h>
+
+#include <trireme/base/error.h>
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::pipeline {
+namespace {
+
+namespace nn = torch::nn;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+template <typename F>
+std::string message_of(const F& f) {
+  try {
+    f();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::vector<std::string> names(const nn::Module& module) {
+  return module.named_parameters().keys();
+}
+
+TEST(PipelineModuleTest, IsTheSequentialItIsMadeFrom) {
+  torch::manual_seed(3);
+  nn::Sequential net(nn::Linear(4, 8), nn::ReLU(nn::ReLUOptions(true)), nn::Linear(8, 2));
+  PipelineModule model{LayerList(net)};
+  const at::Tensor x = torch::randn({3, 4});
+  EXPECT_TRUE(model.forward(x).equal(net->forward(x)));
+  EXPECT_THAT(names(model), ElementsAre("0.weight", "0.bias", "2.weight", "2.bias"));
+}
+
+TEST(PipelineModuleTest, NestedListsLambdasAndNames) {
+  PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 4), LayerList{nn::ReLU(), [](const at::Tensor& x) { return x * 2; }},
+                                 Layer(LayerSpec<nn::Linear>(4, 3)).name("head.out")});
+  model.build();
+  EXPECT_THAT(names(model), ElementsAre("0.weight", "0.bias", "head.out.weight", "head.out.bias"));
+  EXPECT_EQ(model.layers().size(), 4);
+  EXPECT_THAT(model.describe(), testing::AllOf(HasSubstr("Linear"), HasSubstr("function"), HasSubstr("head.out")));
+}
+
+TEST(PipelineModuleTest, TrainingAndEvaluationReachEveryLayer) {
+  PipelineModule model(LayerList{LayerSpec<nn::Dropout>(0.5)});
+  model.build();
+  const at::Tensor x = torch::ones({100});
+  model.eval();
+  EXPECT_TRUE(model.forward(x).equal(x));
+  model.train();
+  EXPECT_FALSE(model.forward(x).equal(x));
+}
+
+TEST(PipelineModuleTest, SeveralTensorsPassMasksAlong) {
+  struct Masked : nn::Module {
+    std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& mask) {
+      return {x.masked_fill(mask, 0), mask};
+    }
+  };
+  PipelineModule model(LayerList{LayerSpec<Masked>(), LayerSpec<Masked>(), [](const at::Tensor& x, const at::Tensor& mask) { return x + mask.sum(); }});
+  const at::Tensor mask = torch::tensor({true, false, false});
+  const Tensors y = model.forward(Tensors{torch::ones({3}), mask});
+  ASSERT_EQ(y.size(), 1u);
+  EXPECT_TRUE(y[0].equal(torch::tensor({1.0f, 2.0f, 2.0f})));
+}
+
+TEST(PipelineModuleTest, TiedLayersShareOneModuleWithinAStage) {
+  const TiedLayerSpec<nn::Embedding> words("words", 10, 4);
+  auto head = words;
+  head.forward_fn([](nn::Embedding& embedding, const at::Tensor& x) { return at::linear(x, embedding->weight); });
+  PipelineModule model(LayerList{words, LayerSpec<nn::Linear>(4, 4), head});
+  model.build();
+  EXPECT_THAT(names(model), ElementsAre("0.weight", "1.weight", "1.bias"));
+  EXPECT_EQ(model.late_parameters().size(), 1u);
+  EXPECT_EQ(model.forward(torch::arange(3)).sizes(), at::IntArrayRef({3, 10}));
+}
+
+// Only the weight is shared: each layer has a bias of its own, also where both are on one stage.
+TEST(PipelineModuleTest, AttributesTiedByNameLeaveTheOthersAlone) {
+  const auto linear = [] { return TiedLayerSpec<nn::Linear>("weight", 4, 4).attributes({"weight"}); };
+  PipelineModule model(LayerList{linear(), nn::ReLU(), linear()});
+  model.build();
+  EXPECT_THAT(names(model), ElementsAre("0.weight", "0.bias", "2.weight", "2.bias"));
+  ASSERT_EQ(model.ties().size(), 1u);
+  EXPECT_EQ(model.ties()[0].copies.size(), 2u);
+  EXPECT_EQ(model.saved_name("2.weight"), "0.weight");
+  EXPECT_EQ(model.saved_name("2.bias"), "2.bias");
+}
+
+TEST(PipelineModuleTest, RecomputationInOneProcessGivesTheSameGradients) {
+  const auto grads = [](int64_t interval) {
+    PipelineOptions options;
+    options.seed_layers = true;
+    options.activation_checkpoint_interval = interval;
+    PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 6), nn::Tanh(), nn::Dropout(0.3), LayerSpec<nn::Linear>(6, 2)}, nullptr, options);
+    torch::manual_seed(9);
+    model.forward(torch::ones({5, 4})).sum().backward();
+    Tensors all;
+    for (const at::Tensor& parameter : model.parameters()) {
+      all.push_back(parameter.grad());
+    }
+    return all;
+  };
+  const Tensors kept = grads(0);
+  for (const int64_t interval : {1, 2, 4}) {
+    const Tensors again = grads(interval);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      EXPECT_TRUE(kept[i].equal(again[i])) << "interval " << interval << " parameter " << i;
+    }
+  }
+}
+
+TEST(PipelineModuleTest, ErrorsSayWhichLayerAndWhatItGot) {
+  EXPECT_THAT(message_of([] { PipelineModule{LayerList()}; }), HasSubstr("empty"));
+  EXPECT_THAT(message_of([] {
+                PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(5, 2)});
+                model.forward(torch::ones({3, 4}));
+              }),
+              testing::AllOf(HasSubstr("layer 1 (Linear, stage 0 of 1)"), HasSubstr("[3, 4]"), HasSubstr("layer 0 (Linear")));
+  EXPECT_THAT(message_of([] {
+                PipelineModule model(LayerList{[](const at::Tensor&) { return Tensors(); }});
+                model.forward(torch::ones({3}));
+              }),
+              testing::AllOf(HasSubstr("layer 0"), HasSubstr("returned nothing")));
+  EXPECT_THAT(message_of([] {
+                PipelineOptions options;
+                options.partition = "type:Transformer";
+                PipelineModule(LayerList{nn::ReLU()}, nullptr, options).build();
+              }),
+              HasSubstr("Transformer"));
+  EXPECT_THAT(message_of([] {
+                PipelineOptions options;
+                options.bounds = {0, 2, 1};
+                PipelineModule(LayerList{nn::ReLU()}, nullptr, options).build();
+              }),
+              HasSubstr("bounds"));
+  EXPECT_THAT(message_of([] {
+                PipelineOptions options;
+                options.partition = "profile";
+                PipelineModule(LayerList{nn::ReLU()}, nullptr, options).build();
+              }),
+              HasSubstr("set_sample_inputs"));
+  EXPECT_THAT(message_of([] {
+                PipelineModule model(LayerList{Layer(nn::Linear(2, 2)).name("a"), Layer(nn::Linear(2, 2)).name("a")});
+              }),
+              HasSubstr("\"a\""));
+}
+
+TEST(PipelineModuleTest, ProfileMeasuresEveryLayer) {
+  PipelineOptions options;
+  options.partition = "profile";
+  PipelineModule model(LayerList{LayerSpec<nn::Linear>(8, 8), nn::ReLU(), LayerSpec<nn::Linear>(8, 8)}, nullptr, options);
+  model.set_sample_inputs({torch::ones({4, 8})});
+  model.build();
+  ASSERT_EQ(model.partition().costs.size(), 3u);
+  for (const double cost : model.partition().costs) {
+    EXPECT_GT(cost, 0);
+  }
+}
+
+} // namespace
+} // namespace trireme::pipeline
