@@ -1,0 +1,264 @@
+// Pipelines of layers that are not a GPT: what travels, what is refused, how failures end.
+#include "small_run.h"
+
+#include <trireme/base/error.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+
+namespace trireme::engine {
+namespace {
+
+namespace nn = torch::nn;
+using pipeline::Layer;
+using pipeline::LayerList;
+using pipeline::LayerSpec;
+using pipeline::PipelineModule;
+using pipeline::PipelineOptions;
+using pipeline::Tensors;
+using pipeline::TiedLayerSpec;
+using test::run_ranks;
+using testing::AllOf;
+using testing::Contains;
+using testing::Each;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+config::EngineConfig micro_batches(int count, int replicas = 1) {
+  const std::string text = concat(R"({"train_micro_batch_size_per_gpu": 3, "train_batch_size": )", 3 * count * replicas,
+                                  R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
+  return config::read_deepspeed(JsonNode::parse(text, "test.json"));
+}
+
+struct FreeRun {
+  std::shared_ptr<PipelineModule> model;
+  std::shared_ptr<Engine> engine;
+
+  FreeRun(comm::World& world, const LayerList& layers, int stages, int count, PipelineOptions options = {}) {
+    options.stages = stages;
+    options.seed_layers = true;
+    model = std::make_shared<PipelineModule>(
+        layers, [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, options);
+    InitializeOptions initialize_options;
+    initialize_options.pipeline = model;
+    initialize_options.config = micro_batches(count, world.size() / stages);
+    engine = initialize(world, initialize_options).engine;
+  }
+};
+
+// Losses of three steps on batches from `make`, which gets the number of the micro-batch.
+std::vector<double> losses(FreeRun& run, const std::function<data::Batch(int)>& make) {
+  std::vector<double> all;
+  int number = 0;
+  for (int step = 0; step < 3; ++step) {
+    all.push_back(run.engine->train_batch([&] { return make(number++); }).item<double>());
+  }
+  return all;
+}
+
+data::Batch row_batch(int number, int64_t rows = 3) {
+  const at::Tensor x = torch::linspace(-1, 1, rows * 4).view({rows, 4}) * (1 + number % 4);
+  return {{x}, {x.sum(1, true)}, rows};
+}
+
+// The same layers on some stages and in one process.
+void expect_same_as_one_process(const LayerList& layers, int stages, const std::function<data::Batch(int)>& make, PipelineOptions options = {}) {
+  EXPECT_THAT(run_ranks(stages,
+                        [&](comm::World& world) {
+                          FreeRun run(world, layers, stages, 4, options);
+                          const std::vector<double> got = losses(run, make);
+                          if (world.rank() != 0) {
+                            return;
+                          }
+                          PipelineOptions whole_options = options;
+                          whole_options.bounds.clear();
+                          whole_options.seed_layers = true;
+                          PipelineModule whole(
+                              layers, [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, whole_options);
+                          whole.build();
+                          torch::optim::AdamW optimizer(whole.parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0));
+                          int number = 0;
+                          for (int step = 0; step < 3; ++step) {
+                            optimizer.zero_grad();
+                            double sum = 0;
+                            for (int m = 0; m < 4; ++m) {
+                              const data::Batch batch = make(number++);
+                              const at::Tensor loss = whole.loss(whole.forward(batch.inputs), batch.targets) / 4;
+                              loss.backward();
+                              sum += loss.item<double>();
+                            }
+                            nn::utils::clip_grad_norm_(whole.parameters(), 1.0);
+                            optimizer.step();
+                            EXPECT_NEAR(got[step], sum, 2e-6 * std::abs(sum)) << "step " << step;
+                          }
+                        }),
+              IsEmpty());
+}
+
+TEST(PipelineBehaviourTest, InPlaceLayersRightAfterAStageBoundary) {
+  PipelineOptions options;
+  options.bounds = {0, 1, 3};
+  expect_same_as_one_process(LayerList{LayerSpec<nn::Linear>(4, 8), LayerSpec<nn::ReLU>(nn::ReLUOptions(true)), LayerSpec<nn::Linear>(8, 1)}, 2,
+                             [](int m) { return row_batch(m); }, options);
+}
+
+TEST(PipelineBehaviourTest, ShapesMayChangeBetweenMicroBatches) {
+  expect_same_as_one_process(LayerList{LayerSpec<nn::Linear>(4, 8), nn::Tanh(), LayerSpec<nn::Linear>(8, 1)}, 2,
+                             [](int m) { return row_batch(m, 1 + m % 3); });
+}
+
+struct Block : nn::Module {
+  Block() : linear(register_module("linear", nn::Linear(4, 4))) {}
+  // hidden, bool mask, float table without gradient, and an output that nobody uses later
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& table,
+                                                                     const at::Tensor& unused) {
+    const at::Tensor y = torch::tanh(linear->forward(x) + table).masked_fill(mask, 0);
+    return {y, mask, table, unused.defined() ? y * 2 : y};
+  }
+  nn::Linear linear{nullptr};
+};
+
+TEST(PipelineBehaviourTest, MasksTablesAndUnusedOutputsTravel) {
+  const LayerList layers{[](const at::Tensor& x, const at::Tensor& mask) { return Tensors{x, mask, torch::full({4}, 0.25), x.mean()}; }, LayerSpec<Block>(),
+                         LayerSpec<Block>(), LayerSpec<Block>(),
+                         [](const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) { return x.sum(1, true); }};
+  PipelineOptions options;
+  options.bounds = {0, 2, 3, 5};
+  expect_same_as_one_process(
+      layers, 3,
+      [](int m) {
+        data::Batch batch = row_batch(m);
+        batch.inputs.push_back(batch.inputs[0] > 0.8);
+        return batch;
+      },
+      options);
+}
+
+TEST(PipelineBehaviourTest, StagesWithoutParametersOrLayers) {
+  PipelineOptions options;
+  options.bounds = {0, 1, 2, 2, 3};
+  options.allow_empty_stages = true;
+  expect_same_as_one_process(LayerList{[](const at::Tensor& x) { return x * 2; }, LayerSpec<nn::Linear>(4, 1), [](const at::Tensor& x) { return x + 1; }}, 4,
+                             [](int m) { return row_batch(m); }, options);
+}
+
+TEST(PipelineBehaviourTest, LayersTiedByOneAttributeAcrossAndWithinStages) {
+  const auto linear = [] { return TiedLayerSpec<nn::Linear>("w", 4, 4).attributes({"weight"}); };
+  const LayerList layers{linear(), nn::Tanh(), linear(), nn::Tanh(), linear(), [](const at::Tensor& x) { return x.sum(1, true); }};
+  // One process as plain libtorch: three biases, one weight.
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          PipelineOptions options;
+                          options.bounds = {0, 4, 6}; // two copies on the first stage, one on the second
+                          FreeRun run(world, layers, 2, 4, options);
+                          const std::vector<double> got = losses(run, [](int m) { return row_batch(m); });
+                          if (world.rank() != 0) {
+                            return;
+                          }
+                          torch::manual_seed(1234);
+                          nn::Linear first(4, 4);
+                          at::Tensor biases[3] = {first->bias, first->bias.detach().clone().requires_grad_(), first->bias.detach().clone().requires_grad_()};
+                          const Tensors parameters = {first->weight, biases[0], biases[1], biases[2]};
+                          torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.01).weight_decay(0));
+                          int number = 0;
+                          for (int step = 0; step < 3; ++step) {
+                            optimizer.zero_grad();
+                            double sum = 0;
+                            for (int m = 0; m < 4; ++m) {
+                              const data::Batch batch = row_batch(number++);
+                              at::Tensor x = batch.input();
+                              for (int i = 0; i < 3; ++i) {
+                                x = at::linear(x, first->weight, biases[i]);
+                                x = i < 2 ? torch::tanh(x) : x.sum(1, true);
+                              }
+                              const at::Tensor loss = at::mse_loss(x, batch.target()) / 4;
+                              loss.backward();
+                              sum += loss.item<double>();
+                            }
+                            nn::utils::clip_grad_norm_(parameters, 1.0);
+                            optimizer.step();
+                            EXPECT_NEAR(got[step], sum, 2e-6 * std::abs(sum)) << "step " << step;
+                          }
+                        }),
+              IsEmpty());
+}
+
+TEST(PipelineBehaviourTest, AStageThatFailsEndsAllRanksWithItsMessage) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = run_ranks(3, [](comm::World& world) {
+    int calls = 0;
+    const LayerList layers{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 4), [&calls](const at::Tensor& x) {
+                             if (++calls == 3) {
+                               throw Error("my layer", "the sensor is unplugged");
+                             }
+                             return x;
+                           },
+                           LayerSpec<nn::Linear>(4, 1)};
+    PipelineOptions options;
+    options.bounds = {0, 1, 3, 4};
+    FreeRun run(world, layers, 3, 6, options);
+    losses(run, [](int m) { return row_batch(m); });
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  ASSERT_THAT(errors, SizeIs(3));
+  EXPECT_THAT(errors, Each(HasSubstr("the sensor is unplugged")));
+}
+
+TEST(PipelineBehaviourTest, MismatchedShapesNameTheLayerAndBothStages) {
+  const auto errors = run_ranks(2, [](comm::World& world) {
+    PipelineOptions options;
+    options.bounds = {0, 1, 2};
+    FreeRun run(world, LayerList{LayerSpec<nn::Linear>(4, 6), LayerSpec<nn::Linear>(8, 1)}, 2, 2, options);
+    losses(run, [](int m) { return row_batch(m); });
+  });
+  EXPECT_THAT(errors, Contains(AllOf(HasSubstr("layer 1 (Linear, stage 1 of 2)"), HasSubstr("[3, 6]"), HasSubstr("layer 0 (Linear, stage 0)"))));
+}
+
+TEST(PipelineBehaviourTest, InputsAndTargetsOfDifferentSamplesAreAnError) {
+  const auto errors = run_ranks(2, [](comm::World& world) {
+    FreeRun run(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2);
+    losses(run, [&](int m) {
+      data::Batch batch = row_batch(m);
+      batch.fingerprint = 1 + m + (m == 3 ? world.rank() : 0);
+      return batch;
+    });
+  });
+  EXPECT_THAT(errors, Contains(AllOf(HasSubstr("micro-batch 1"), HasSubstr("other samples"))));
+}
+
+TEST(PipelineBehaviourTest, RanksThatStagesDoNotDivideAreRefusedWithTheChoices) {
+  const auto errors = run_ranks(3, [](comm::World& world) { FreeRun(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2); });
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("2"), HasSubstr("3"))));
+  EXPECT_THAT(errors, SizeIs(3));
+}
+
+TEST(PipelineBehaviourTest, ASchedulesMistakeIsFoundBeforeTheFirstStep) {
+  const auto errors = run_ranks(2, [](comm::World& world) {
+    PipelineOptions options;
+    options.custom_schedule = [](const pipeline::ScheduleShape& shape, int stage) {
+      pipeline::Program program = make_program(pipeline::ScheduleKind::gpipe, shape, stage);
+      std::erase_if(program, [&](const pipeline::Instruction& i) { return stage == 1 && i.op == pipeline::Op::send_grad && i.micro_batch == 1; });
+      return program;
+    };
+    FreeRun run(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2, options);
+    losses(run, [](int m) { return row_batch(m); });
+  });
+  EXPECT_THAT(errors, SizeIs(2));
+  EXPECT_THAT(errors, Each(HasSubstr("stage")));
+}
+
+TEST(PipelineBehaviourTest, TheExplicitLoopIsRefusedForSeveralStages) {
+  const auto errors = run_ranks(2, [](comm::World& world) {
+    FreeRun run(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2);
+    run.engine->forward(row_batch(0));
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("train_batch()")));
+  EXPECT_THAT(errors, SizeIs(2));
+}
+
+} // namespace
+} // namespace trireme::engine
