@@ -204,7 +204,6 @@ TEST(DeepSpeedJsonTest, WhatIsNotBuiltSaysNotYet) {
       {R"({"optimizer": {"type": "lion"}})", "1:24: optimizer.type:", "not yet: Lion", ""},
       {R"({"optimizer": {"type": "Adagrad"}})", "1:24: optimizer.type:", "not yet: Adagrad", ""},
       {R"({"optimizer": {"type": "RMSprop"}})", "1:24: optimizer.type:", "not yet: RMSprop", ""},
-      {R"({"pipeline": {"stages": 2}})", "1:25: pipeline.stages:", "not yet: ", "\"auto\" or 1"},
       {R"({"activation_checkpointing": {"cpu_checkpointing": true}})", "1:52: activation_checkpointing.cpu_checkpointing:", "not yet: ", ""},
       {R"({"sparse_attention": {"mode": "fixed"}})", "1:22: sparse_attention:", "not yet: attention is dense", "Leave it out."},
       {R"({"flops_profiler": {"enabled": true}})", "1:32: flops_profiler.enabled:", "not yet: ", "wall_clock_breakdown"},

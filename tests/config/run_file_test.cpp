@@ -233,7 +233,8 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"data",
        R"({"type": "images", "train": "images", "train_labels": "labels"})",
        {"model.type: a gpt cannot learn from images"}},
-      {"parallel", R"({"pipe": 2})", {"parallel.pipe: not yet: ", "Leave it out or write 1."}},
+      {"parallel", R"({"pipe": 0})", {"parallel.pipe: must be a whole number from 1 to 4096"}},
+      {"parallel", R"({"pipe": 2, "schedule": "zero-bubble", "chunks": 2})", {"parallel.chunks: \"zero-bubble\" has one part"}},
       {"parallel", R"({"tensor": 4})", {"parallel.tensor: not yet: "}},
       {"parallel", R"({"data": 0})", {"parallel.data: must be a whole number >= 1 or \"auto\", found 0"}},
       {"parallel", R"({"data": "all"})", {"parallel.data: must be a whole number"}},
@@ -295,13 +296,24 @@ TEST_F(RunFileTest, ASampleNeedsATokenizer) {
   EXPECT_EQ(read(text, {"training.sample=null"}).training.sample.has_value(), false);
 }
 
+TEST_F(RunFileTest, StagesAreSaidInEitherPlace) {
+  EXPECT_EQ(read(kMinimal, {"parallel.pipe=2"}).engine.pipeline.stages, 2);
+  EXPECT_EQ(read(kMinimal, {"engine.pipeline.stages=2"}).parallel.pipe, 2);
+  const RunConfig run = read(kMinimal, {"parallel.pipe=2", "parallel.schedule=interleaved", "engine.pipeline.partition=type:block"});
+  EXPECT_EQ(run.engine.pipeline.chunks, 2);
+  EXPECT_EQ(run.engine.pipeline.partition, "type:block");
+  EXPECT_EQ(read(kMinimal, {"parallel.pipe=2", "parallel.chunks=3"}).engine.pipeline.schedule, pipeline::ScheduleKind::interleaved);
+  EXPECT_THAT(error_of(kMinimal, {"parallel.pipe=2", "engine.pipeline.stages=3"}), HasSubstr("pipeline.stages is 3 but parallel.pipe is 2"));
+}
+
 TEST_F(RunFileTest, NotesOfTheRunAndOfItsEngine) {
   const RunConfig run =
       read(kMinimal, {"parallel.schedule=gpipe", "engine.vocabulary_size=100", "engine.scheduler.type=WarmupCosineLR",
                       "engine.scheduler.params.total_num_steps=8", "engine.scheduler.params.warmup_num_steps=2"});
+  EXPECT_EQ(run.engine.pipeline.schedule, pipeline::ScheduleKind::gpipe);
   EXPECT_THAT(
       run.notes,
-      ElementsAre(HasSubstr("parallel.schedule has no effect"), HasSubstr("engine.vocabulary_size has no effect"),
+      ElementsAre(HasSubstr("engine.vocabulary_size has no effect"),
                   AllOf(HasSubstr("the schedule ends at step 8, but the run has 10"), HasSubstr("training.steps at"))));
 }
 

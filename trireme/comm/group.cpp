@@ -197,6 +197,10 @@ Work Group::barrier(std::string_view what) const {
   return run(state_, kBarrier, 0, at::kByte, what, -1, [&](Backend& backend) { return backend.barrier(); });
 }
 
+void Group::report_failure(const std::string& why) const {
+  state_->report_failure(why);
+}
+
 at::Tensor Group::allocate(int64_t numel, at::ScalarType type) const {
   return state_->backend().allocate(numel, type);
 }

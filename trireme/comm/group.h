@@ -42,6 +42,9 @@ class Group {
   Work recv(at::Tensor tensor, int from, int tag = 0, std::string_view what = "") const;
   Work barrier(std::string_view what = "") const;
 
+  /// Tells the other ranks why this one is about to give up, so that their errors say it too.
+  void report_failure(const std::string& why) const;
+
   /// Memory the backend can move without a copy; see Backend::allocate.
   at::Tensor allocate(int64_t numel, at::ScalarType type) const;
 

@@ -41,6 +41,12 @@ void Group::State::succeeded(const Ticket& ticket) {
   ++version_;
 }
 
+void Group::State::report_failure(const std::string& why) {
+  if (watch_) {
+    watch_->report(why, {});
+  }
+}
+
 void Group::State::abandoned(const Ticket& ticket) {
   Recorder::process().change(ticket.record, OpState::failed);
 }

@@ -34,6 +34,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   void succeeded(const Ticket& ticket);
   /// Finds out who is to blame, tells the other ranks and returns what to throw.
   PeerError failed(const Ticket& ticket, const Trouble& trouble);
+  /// This rank fails for a reason of its own.
+  void report_failure(const std::string& why);
   /// Notes a failure that nobody is told about.
   void abandoned(const Ticket& ticket);
 

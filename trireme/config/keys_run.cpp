@@ -87,11 +87,11 @@ std::vector<Section> run_sections() {
     out.push_back(std::move(section));
   }
   out.push_back({"parallel", "", "How the ranks are used: pipe x tensor x data of them.", false, {
-    {"pipe", H, "int >= 1", "1", "Pipeline stages that the model's layers are spread over."},
+    {"pipe", H, "int 1..4096", "1", "Pipeline stages that the model's layers are spread over."},
     {"tensor", L, "int >= 1", "1", "each rank holds whole layers."},
     {"data", H, "int|auto >= 1", "\"auto\"", "Data-parallel replicas; \"auto\": as many as there are ranks for."},
     {"schedule", H, "word naive|gpipe|1f1b|interleaved|zero-bubble", "\"1f1b\"", "Order of the micro-batches in the pipeline: docs/schedules.md."},
-    {"chunks", H, "int >= 1", "null", "Parts of the model that each stage holds; more than 1 for \"interleaved\", which takes 2 by itself."},
+    {"chunks", H, "int 1..4096", "null", "Parts of the model that each stage holds: more than 1 makes 1f1b interleaved, which takes 2 by itself."},
   }});
   out.push_back({"training", "", "How long, and what happens on the way.", false, {
     {"steps", H, "int >= 1", "required", "Optimizer steps of the whole run."},

@@ -202,9 +202,13 @@ void settle_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& ou
   pipeline.stages = static_cast<int>(parallel.pipe);
   pipeline.schedule = pipeline::parse_schedule(parallel.schedule);
   pipeline.chunks = static_cast<int>(parallel.chunks.value_or(parallel.schedule == "interleaved" && parallel.pipe > 1 ? 2 : 1));
-  if (pipeline.chunks > 1 && parallel.schedule != "interleaved") {
-    throw InputError("config", concat("parallel.chunks is ", pipeline.chunks, " but the schedule is \"", parallel.schedule, '"'),
-                     "Only \"interleaved\" has several parts of the model on one stage.");
+  if (pipeline.chunks > 1 && pipeline.schedule == pipeline::ScheduleKind::zero_bubble) {
+    const JsonNode* chunks = Values(&root, "").section("parallel").find("chunks");
+    throw InputError("config", concat(chunks->where(), ": ", chunks->path(), ": \"zero-bubble\" has one part of the model on each stage, not ", pipeline.chunks),
+                     "Leave chunks out, or choose \"interleaved\".");
+  }
+  if (pipeline.chunks > 1 && pipeline.schedule == pipeline::ScheduleKind::one_f_one_b) {
+    pipeline.schedule = pipeline::ScheduleKind::interleaved;
   }
 }
 

@@ -137,7 +137,7 @@ TEST(PipelineModuleTest, ErrorsSayWhichLayerAndWhatItGot) {
                 options.bounds = {0, 2, 1};
                 PipelineModule(LayerList{nn::ReLU()}, nullptr, options).build();
               }),
-              HasSubstr("bounds"));
+              HasSubstr("[0, 2, 1]"));
   EXPECT_THAT(message_of([] {
                 PipelineOptions options;
                 options.partition = "profile";

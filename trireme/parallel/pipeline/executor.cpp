@@ -180,6 +180,17 @@ class DropOnFailure {
 
 void Executor::run(const Program& todo, int micro_batches) {
   const DropOnFailure guard(channels_);
+  try {
+    interpret(todo, micro_batches);
+  } catch (const PeerError&) {
+    throw;
+  } catch (const std::exception& error) {
+    pipe_.report_failure(error.what());
+    throw;
+  }
+}
+
+void Executor::interpret(const Program& todo, int micro_batches) {
   micro_batches_ = micro_batches;
   batches_.clear();
   for (auto& flights : flights_) {

@@ -98,6 +98,7 @@ class Executor {
   void open_channels();
   const Program& program(int micro_batches, bool training);
   void run(const Program& program, int micro_batches);
+  void interpret(const Program& program, int micro_batches);
   void load(int micro_batch);
   Message receive(RecvChannel& channel, int micro_batch);
   void recv_activation(const Instruction& instruction);
