@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <numeric>
 
 namespace {
 
@@ -88,6 +89,9 @@ int run(int argc, char** argv) {
   needs.config.optimizer.emplace();
   needs.config.optimizer->adam.lr = 3e-4;
   needs.training_data = open_images(options, true);
+  std::vector<int64_t> first_samples(static_cast<size_t>(options.micro));
+  std::iota(first_samples.begin(), first_samples.end(), 0);
+  needs.pipeline->set_sample_inputs(needs.training_data->get_part(first_samples, data::Part::inputs).inputs); // for --partition profile
   const auto test_images = open_images(options, false);
   auto [engine, optimizer, loader, schedule] = trireme::initialize(world, needs);
   if (talks) {
