@@ -95,7 +95,7 @@ int run(int argc, char** argv) {
   const auto test_images = open_images(options, false);
   auto [engine, optimizer, loader, schedule] = trireme::initialize(world, needs);
   if (talks) {
-    std::printf("%s\n%s\n", needs.training_data->describe().c_str(), needs.pipeline->describe().c_str());
+    std::printf("%s\n", needs.training_data->describe().c_str());
   }
 
   double seconds = 0;

@@ -62,11 +62,13 @@ int run(int argc, char** argv) {
   needs.config.optimizer.emplace();
   needs.config.optimizer->adam.lr = 1e-3;
   needs.config.schedule.kind = trireme::optim::ScheduleOptions::Kind::warmup;
+  needs.config.schedule.warmup_type = trireme::optim::ScheduleOptions::Warmup::linear;
+  needs.config.schedule.warmup_min_lr = 1e-5;
   needs.config.schedule.warmup_num_steps = 50;
   needs.training_data = std::make_shared<MaskedText>(options.text, options.model.sequence_length);
   auto [engine, optimizer, loader, schedule] = trireme::initialize(world, needs);
   if (talks) {
-    std::printf("%s\n%s\n", needs.training_data->describe().c_str(), needs.pipeline->describe().c_str());
+    std::printf("%s\n", needs.training_data->describe().c_str());
   }
 
   std::vector<double> step_ms, losses;
