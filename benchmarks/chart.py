@@ -59,7 +59,7 @@ def write_page(path, summary, args, cores):
              for row in summary]
     memory = [(row["label"], kind(row), [(mb, f"rank {rank}: {mb:.0f} MB") for rank, mb in enumerate(row["peak_rss_mb"])]) for row in summary]
     what = (f"BERT with {args.layers} layers of {args.hidden}, {summary[0]['parameters']:,} parameters, samples of {args.length} bytes; {args.steps} steps of batch {args.batch}, "
-            f"{args.micro_batches} micro-batches in the pipeline. {cores} cores, {args.threads} thread{'s' if args.threads > 1 else ''} a rank, medians over {args.rounds} rounds.")
+            f"{args.micro_batches} micro-batches in the pipeline. {cores} cores, {args.threads} thread{'s' if args.threads > 1 else ''} a rank, {'medians over ' + str(args.rounds) + ' rounds' if args.rounds > 1 else 'one round'}.")
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Model parallel and pipeline</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
