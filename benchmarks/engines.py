@@ -18,6 +18,12 @@ ENGINES = {
     "raw": ("raw", 1), "raw-fused": ("raw", 1), "trireme-1": ("trireme", 1), "plain": ("python", 1), "compile": ("python", 1), "ddp-1": ("python", 1),
     "deepspeed-1": ("deepspeed", 1), "trireme-2": ("trireme", 2), "ddp-2": ("python", 2), "deepspeed-2": ("deepspeed", 2),
 }
+# name: (kind, processes); the part after the first hyphen is the schedule, t1 the same work in one process on one thread
+PIPELINE_ENGINES = {
+    "plain-t1": ("python", 1), "raw-t1": ("raw", 1), "trireme-1f1b": ("trireme", 2), "trireme-interleaved": ("trireme", 2),
+    "trireme-zero-bubble": ("trireme", 2), "torch-1f1b": ("python", 2), "torch-interleaved": ("python", 2), "deepspeed-1f1b": ("deepspeed", 2),
+}
+KINDS = {**ENGINES, **PIPELINE_ENGINES}
 
 PROBE = """
 import importlib.metadata as metadata, importlib.util as util
@@ -52,10 +58,10 @@ class Installed:
             self.missing["deepspeed"] = "DeepSpeed is not installed in .venv or in the Python named by TRIREME_BENCH_PYTHON"
 
     def usable(self, names):
-        return [name for name in names if ENGINES[name][0] not in self.missing]
+        return [name for name in names if KINDS[name][0] not in self.missing]
 
     def skipped(self, names):
-        return {name: self.missing[ENGINES[name][0]] for name in names if ENGINES[name][0] in self.missing}
+        return {name: self.missing[KINDS[name][0]] for name in names if KINDS[name][0] in self.missing}
 
 
 def has_row(output):
@@ -66,11 +72,11 @@ def row_of(output):
     return json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
 
 
-def run_trireme(installed, spec, folder, environment):
+def run_trireme(installed, spec, processes, folder, environment):
     write_run_file(folder / "run.json", spec)
     out = folder / "out"
     try:
-        command = [str(installed.trireme), "train", str(folder / "run.json"), "-n", str(spec["ranks"]), "--out", str(out)]
+        command = [str(installed.trireme), "train", str(folder / "run.json"), "-n", str(processes), "--out", str(out)]
         done = run_together(command, [environment], TIMEOUT_S, lambda _: True)
         metrics = out / "metrics.jsonl"
         lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
@@ -86,13 +92,16 @@ def run_trireme(installed, spec, folder, environment):
 
 def run_engine(installed, name, spec, folder):
     """One run of one engine in `folder`: a row with everything the tables show. Raises Failed."""
-    kind, ranks = ENGINES[name]
-    spec = dict(spec, tokens=str(folder / "tokens.bin"), engine=name.split("-")[0])
+    kind, processes = KINDS[name]
+    engine, _, schedule = name.partition("-")
+    spec = dict(spec, tokens=str(folder / "tokens.bin"), engine=engine)
+    if "stages" in spec and processes > 1:
+        spec["schedule"] = schedule
     write_tokens(folder / "tokens.bin", spec)
     environment = {"OMP_NUM_THREADS": str(spec["threads"]), "DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR", "NO_COLOR": "1",
                    "PYTHONDONTWRITEBYTECODE": "1"}
     if kind == "trireme":
-        done, rows = run_trireme(installed, spec, folder, environment)
+        done, rows = run_trireme(installed, spec, processes, folder, environment)
     elif kind == "raw":
         spec["optimizer"] = "fused" if name == "raw-fused" else "adamw"
         done = run_together([str(installed.raw), json.dumps(spec)], [environment], TIMEOUT_S, has_row)
@@ -100,8 +109,9 @@ def run_engine(installed, name, spec, folder):
     else:
         python = installed.deepspeed if kind == "deepspeed" else installed.python
         environment["PATH"] = f"{Path(python).parent}:{os.environ.get('PATH', '')}"  # DeepSpeed compiles with the ninja beside its Python
-        done = run_together([python, str(HERE / "python_loop.py"), json.dumps(spec)],
-                            [dict(environment, **rank) for rank in rank_environments(ranks)], TIMEOUT_S, has_row)
+        script = "python_pipeline.py" if "schedule" in spec else "python_loop.py"
+        done = run_together([python, str(HERE / script), json.dumps(spec)],
+                            [dict(environment, **rank) for rank in rank_environments(processes)], TIMEOUT_S, has_row)
         rows = [row_of(output) for output in done.outputs]
     return summarize(name, spec, done, rows)
 
@@ -109,7 +119,8 @@ def run_engine(installed, name, spec, folder):
 def summarize(name, spec, done, rows):
     warmup, ended, ranks = spec["warmup"], rows[0]["ended"], spec["ranks"]
     step_ms = statistics.median(rows[0]["step_ms"][warmup:])
-    losses = [sum(values) / len(rows) for values in zip(*(row["losses"] for row in rows))]
+    known = [row["losses"] for row in rows if row["losses"]]  # of a pipeline only the last stage may know them
+    losses = [sum(values) / len(known) for values in zip(*known)]
     wall_ms = (ended[-1] - ended[warmup - 1]) / (len(ended) - warmup) * 1e3 if warmup > 0 else None
     # A ring all-reduce of fp32 gradients sends 2 (n - 1) / n of them; peers do not say what they send.
     formula = 0 if ranks == 1 else round(2 * (ranks - 1) / ranks * 4 * parameters(spec))

@@ -28,22 +28,35 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, spec):
-        super().__init__()
-        hidden = spec["hidden"]
-        self.wte, self.wpe = nn.Embedding(spec["vocab"], hidden), nn.Embedding(spec["length"], hidden)
-        self.h = nn.ModuleList(Block(hidden, spec["heads"]) for _ in range(spec["layers"]))
-        self.ln_f = nn.LayerNorm(hidden)
+    """The layers are embeddings, blocks and head; `first` to before `last` of them are a stage of a pipeline."""
 
-    def forward(self, tokens):
-        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
-        for block in self.h:
+    def __init__(self, spec, first=0, last=None):
+        super().__init__()
+        hidden, count = spec["hidden"], spec["layers"]
+        last = count + 2 if last is None else last
+        self.first, self.last, self.tied = first == 0, last == count + 2, spec.get("tie", True)
+        if self.first:
+            self.wte, self.wpe = nn.Embedding(spec["vocab"], hidden), nn.Embedding(spec["length"], hidden)
+        self.h = nn.ModuleDict({str(i - 1): Block(hidden, spec["heads"]) for i in range(max(first, 1), min(last, count + 1))})
+        if self.last:
+            self.ln_f = nn.LayerNorm(hidden)
+            if not self.tied:
+                self.lm_head = nn.Linear(hidden, spec["vocab"], bias=False)
+
+    def forward(self, x):
+        if self.first:
+            x = self.wte(x) + self.wpe.weight[: x.shape[1]]
+        for block in self.h.values():
             x = block(x)
-        return F.linear(self.ln_f(x), self.wte.weight)
+        if not self.last:
+            return x
+        return F.linear(self.ln_f(x), self.wte.weight if self.tied else self.lm_head.weight)
 
 
 def hugging_face_name(name):
     """"h.0.c_attn.weight" is "transformer.h.0.attn.c_attn.weight" there."""
+    if name.startswith("lm_head."):
+        return name
     return "transformer." + ".".join(HUGGING_FACE.get(part, part) for part in name.split("."))
 
 
@@ -58,9 +71,9 @@ def fill(parameter, name, spec):
     parameter.normal_(0.0, std, generator=torch.Generator().manual_seed(seed))
 
 
-def build(spec):
+def build(spec, first=0, last=None):
     with torch.device("meta"):  # torch's own initialisation would only cost time
-        model = GPT(spec)
+        model = GPT(spec, first, last)
     model.to_empty(device="cpu")
     for name, parameter in model.named_parameters():
         fill(parameter, hugging_face_name(name), spec)

@@ -47,6 +47,7 @@ Spec read_spec(const char* text) {
   spec.model.heads = json.at("heads");
   spec.model.sequence_length = json.at("length");
   spec.model.vocab_size = json.at("vocab");
+  spec.model.tie_embeddings = json.value("tie", true);
   spec.model.seed = json.at("seed");
   return spec;
 }

@@ -33,6 +33,24 @@ def make_spec(size, ranks, threads, steps=None, warmup=None):
     return spec
 
 
+# Micro-batches of one pipeline: enough of them that a bubble is seen, few enough that it matters.
+PIPELINES = {
+    "tiny": dict(SIZES["tiny"], accumulate=4, steps=40, warmup=5),
+    "small": dict(SIZES["small"], accumulate=4, steps=6, warmup=2),
+    "medium": dict(SIZES["medium"], accumulate=4, steps=3, warmup=1),
+}
+
+
+def make_pipeline_spec(size, stages, steps=None, warmup=None, partition=None):
+    """The same for one pipeline: one thread a stage, one data-parallel replica, an untied head, because torch's pipelines cannot tie.
+    `partition` is Trireme's; the peers cut after the same number of blocks."""
+    spec = dict(PIPELINES[size], size=size, ranks=1, stages=stages, threads=1, seed=SEED, tie=False, partition=partition, same_batch=True)
+    measured = spec["steps"] if steps is None else steps
+    spec["warmup"] = min(spec["warmup"] if warmup is None else warmup, measured)
+    spec["steps"] = spec["warmup"] + measured
+    return spec
+
+
 def samples_per_step(spec):
     return spec["micro"] * spec["accumulate"] * spec["ranks"]
 
@@ -80,6 +98,12 @@ def write_run_file(path, spec):
             "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}},
         },
     }
+    if not spec.get("tie", True):
+        run["model"]["tie_embeddings"] = False
+    if "schedule" in spec:
+        run["parallel"] = {"pipe": spec["stages"], "schedule": spec["schedule"]}
+        if spec["partition"]:
+            run["engine"]["pipeline"] = {"partition": spec["partition"]}
     path.write_text(json.dumps(run, indent=1))
 
 

@@ -70,6 +70,10 @@ TEST_F(IdxImagesTest, ReadsPlainAndPackedAlike) {
         EXPECT_NEAR(batch.input()[row][0][i / 3][i % 3].item<float>(), (pixel / 255.0 - 0.25) / 0.5, 1e-6);
       }
     }
+    EXPECT_TRUE(dataset.get_part(indices, Part::inputs).input().equal(batch.input()));
+    EXPECT_TRUE(dataset.get_part(indices, Part::targets).target().equal(batch.target()));
+    EXPECT_TRUE(dataset.get_part(indices, Part::inputs).targets.empty());
+    EXPECT_TRUE(dataset.get_part(indices, Part::targets).inputs.empty());
     EXPECT_EQ(batch.target()[0].item<int64_t>(), 200);
     EXPECT_EQ(batch.target()[1].item<int64_t>(), 7);
   }

@@ -30,6 +30,11 @@ TEST_F(TokensTest, SampleIIsTokensILToILPlusL) {
   EXPECT_TRUE(at::equal(batch.input(), rows({16, 17, 18, 10, 11, 12, 16, 17, 18}, 3)));
   EXPECT_TRUE(at::equal(batch.target(), rows({17, 18, 19, 11, 12, 65535, 17, 18, 19}, 3)));
   EXPECT_EQ(batch.input().scalar_type(), at::kLong);
+  const Batch inputs = dataset.get_part(indices, Part::inputs);
+  const Batch targets = dataset.get_part(indices, Part::targets);
+  EXPECT_TRUE(inputs.targets.empty() && targets.inputs.empty());
+  EXPECT_TRUE(at::equal(inputs.input(), batch.input()));
+  EXPECT_TRUE(at::equal(targets.target(), batch.target()));
   EXPECT_EQ(dataset.describe(), "tokens: 10 in 3 samples of 3 (a.bin)");
 }
 

@@ -140,19 +140,29 @@ int64_t IdxImages::num_labels() const {
 }
 
 Batch IdxImages::get(std::span<const int64_t> indices) const {
+  return get_part(indices, Part::all);
+}
+
+Batch IdxImages::get_part(std::span<const int64_t> indices, Part part) const {
   check_indices(indices, size());
-  const auto rows = static_cast<int64_t>(indices.size());
-  const auto area = static_cast<size_t>(height_ * width_);
-  const at::Tensor input_BCHW = at::empty({rows, 1, height_, width_}, at::kFloat);
-  const at::Tensor target_B = at::empty({rows}, at::kLong);
-  auto* pixel = input_BCHW.mutable_data_ptr<float>();
-  auto* label = target_B.mutable_data_ptr<int64_t>();
-  for (const int64_t index : indices) {
-    const auto* from = reinterpret_cast<const unsigned char*>(pixels_.data()) + static_cast<size_t>(index) * area;
-    pixel = std::transform(from, from + area, pixel, [this](unsigned char level) { return levels_[level]; });
-    *label++ = static_cast<unsigned char>(labels_[static_cast<size_t>(index)]);
+  Batch batch;
+  batch.samples = static_cast<int64_t>(indices.size());
+  if (part != Part::targets) {
+    const auto area = static_cast<size_t>(height_ * width_);
+    const at::Tensor& input_BCHW = batch.inputs.emplace_back(at::empty({batch.samples, 1, height_, width_}, at::kFloat));
+    auto* pixel = input_BCHW.mutable_data_ptr<float>();
+    for (const int64_t index : indices) {
+      const auto* from = reinterpret_cast<const unsigned char*>(pixels_.data()) + static_cast<size_t>(index) * area;
+      pixel = std::transform(from, from + area, pixel, [this](unsigned char level) { return levels_[level]; });
+    }
   }
-  return {{input_BCHW}, {target_B}, rows};
+  if (part != Part::inputs) {
+    auto* label = batch.targets.emplace_back(at::empty({batch.samples}, at::kLong)).mutable_data_ptr<int64_t>();
+    for (const int64_t index : indices) {
+      *label++ = static_cast<unsigned char>(labels_[static_cast<size_t>(index)]);
+    }
+  }
+  return batch;
 }
 
 std::string IdxImages::describe() const {

@@ -32,6 +32,7 @@ class IdxImages : public Dataset {
     return static_cast<int64_t>(labels_.size());
   }
   Batch get(std::span<const int64_t> indices) const override;
+  Batch get_part(std::span<const int64_t> indices, Part part) const override;
   std::string describe() const override;
 
   int64_t height() const {

@@ -36,10 +36,15 @@ void TextDataset::read(const std::vector<Token>& tokens, int64_t start, std::spa
 }
 
 Batch TextDataset::get(std::span<const int64_t> indices) const {
+  return get_part(indices, Part::all);
+}
+
+Batch TextDataset::get_part(std::span<const int64_t> indices, Part part) const {
   check_indices(indices, size_);
-  return gather_windows(indices, sequence_length_, [this](int64_t start, std::span<int64_t> out) {
+  const auto read_into = [this](int64_t start, std::span<int64_t> out) {
     wide_.empty() ? read(narrow_, start, out) : read(wide_, start, out);
-  });
+  };
+  return gather_windows(indices, sequence_length_, read_into, part);
 }
 
 std::string TextDataset::describe() const {

@@ -23,6 +23,7 @@ class TextDataset : public Dataset {
     return size_;
   }
   Batch get(std::span<const int64_t> indices) const override;
+  Batch get_part(std::span<const int64_t> indices, Part part) const override;
   std::string describe() const override;
 
   int64_t num_tokens() const;

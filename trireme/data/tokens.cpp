@@ -118,8 +118,12 @@ void TokensDataset::read(int64_t start, std::span<int64_t> out) const {
 }
 
 Batch TokensDataset::get(std::span<const int64_t> indices) const {
+  return get_part(indices, Part::all);
+}
+
+Batch TokensDataset::get_part(std::span<const int64_t> indices, Part part) const {
   check_indices(indices, size_);
-  return gather_windows(indices, sequence_length_, [this](int64_t start, std::span<int64_t> out) { read(start, out); });
+  return gather_windows(indices, sequence_length_, [this](int64_t start, std::span<int64_t> out) { read(start, out); }, part);
 }
 
 std::string TokensDataset::describe() const {

@@ -25,8 +25,17 @@ int64_t count_windows(int64_t tokens, int64_t sequence_length, const std::string
 }
 
 Batch gather_windows(std::span<const int64_t> indices, int64_t sequence_length,
-                     const std::function<void(int64_t, std::span<int64_t>)>& read) {
+                     const std::function<void(int64_t, std::span<int64_t>)>& read, Part part) {
   const auto rows = static_cast<int64_t>(indices.size());
+  if (part != Part::all) {
+    const at::Tensor tokens_BL = at::empty({rows, sequence_length}, at::kLong);
+    auto* out = tokens_BL.mutable_data_ptr<int64_t>();
+    for (const int64_t index : indices) {
+      read(index * sequence_length + (part == Part::targets ? 1 : 0), {out, static_cast<size_t>(sequence_length)});
+      out += sequence_length;
+    }
+    return part == Part::inputs ? Batch{{tokens_BL}, {}, rows} : Batch{{}, {tokens_BL}, rows};
+  }
   const at::Tensor input_BL = at::empty({rows, sequence_length}, at::kLong);
   const at::Tensor target_BL = at::empty({rows, sequence_length}, at::kLong);
   auto* input = input_BL.mutable_data_ptr<int64_t>();

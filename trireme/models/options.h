@@ -40,4 +40,39 @@ struct CnnOptions {
   int64_t seed = 1234;
 };
 
+/// The shape and start of a BERT: post-norm, learned positions, GELU (exact form).
+///
+/// Source: Devlin et al. 2018, "BERT: Pre-training of Deep Bidirectional Transformers", arXiv:1810.04805.
+struct BertOptions {
+  int64_t layers = 4;
+  int64_t hidden = 128;
+  /// Attention heads; divides `hidden`.
+  int64_t heads = 4;
+  /// Width of the MLP in a block; 0: four times `hidden`.
+  int64_t intermediate = 0;
+  /// Tokens of one sample; positions beyond it do not exist.
+  int64_t sequence_length = 128;
+  int64_t vocab_size = 258;
+  /// Rows of the segment embedding; every token is of segment 0 where no segments are given.
+  int64_t segments = 2;
+  /// Probability of a zero after the embeddings, in the attention and after attention and MLP; in [0, 1).
+  double dropout = 0;
+  int64_t seed = 1234;
+};
+
+/// AlexNet for images [B, channels, height, width].
+///
+/// Source: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks", arXiv:1404.5997.
+struct AlexNetOptions {
+  int64_t channels = 3;
+  int64_t classes = 10;
+  /// Height and width to which the images are enlarged before the first convolution; 0: they are
+  /// taken as they are. What the convolutions get must be at least 63 pixels high and wide.
+  int64_t resize = 0;
+  /// Width of the two hidden layers of the classifier.
+  int64_t hidden = 4096;
+  double dropout = 0.5;
+  int64_t seed = 1234;
+};
+
 } // namespace trireme::models

@@ -1,0 +1,108 @@
+#include <trireme/engine/initialize.h>
+#include <trireme/models/bert_layers.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+namespace trireme::models {
+namespace {
+
+using testing::IsEmpty;
+
+constexpr int kSteps = 6;
+constexpr int64_t kBatch = 8;
+constexpr int64_t kMicroBatches = 4;
+constexpr int64_t kLength = 10;
+constexpr int64_t kMaskToken = 30;
+
+BertOptions small() {
+  BertOptions options;
+  options.layers = 4;
+  options.hidden = 16;
+  options.heads = 2;
+  options.sequence_length = kLength;
+  options.vocab_size = 31;
+  return options;
+}
+
+// Sequences of different lengths that count upwards; two of their tokens are to be guessed.
+class Gaps : public data::Dataset {
+ public:
+  int64_t size() const override {
+    return 64;
+  }
+  data::Batch get(std::span<const int64_t> indices) const override {
+    std::vector<at::Tensor> tokens, masks, targets;
+    for (const int64_t i : indices) {
+      const at::Tensor sample = (torch::arange(kLength) * (1 + i % 3) + i * 7) % kMaskToken;
+      const at::Tensor there = torch::arange(kLength) < kLength - i % 5;
+      at::Tensor asked = torch::zeros({kLength}, torch::kBool);
+      asked[1 + i % 2] = true;
+      asked[4] = true;
+      tokens.push_back(sample.masked_fill(asked, kMaskToken).masked_fill(~there, 0));
+      masks.push_back(there);
+      targets.push_back(sample.masked_fill(~asked, kIgnoredTarget));
+    }
+    return {{torch::stack(tokens), torch::stack(masks)}, {torch::stack(targets)}, static_cast<int64_t>(indices.size())};
+  }
+  std::string describe() const override {
+    return "gaps";
+  }
+};
+
+// Nothing but libtorch: one process, the whole batch at once.
+std::vector<double> plain_losses() {
+  pipeline::PipelineModule model(bert_layers(small()), masked_lm_loss);
+  model.build();
+  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));
+  const Gaps data;
+  std::vector<double> losses;
+  int64_t position = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<int64_t> indices;
+    for (int64_t i = 0; i < kBatch; ++i) {
+      indices.push_back(position++ % data.size());
+    }
+    const data::Batch batch = data.get(indices);
+    optimizer.zero_grad();
+    const at::Tensor loss = masked_lm_loss(model.forward(batch.inputs), batch.targets);
+    loss.backward();
+    optimizer.step();
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
+TEST(BertPipelineTest, TwoStagesThatPassTheMaskOnEqualOneProcess) {
+  EXPECT_THAT(test::run_ranks(2,
+                              [](comm::World& world) {
+                                pipeline::PipelineOptions pipeline;
+                                pipeline.stages = 2;
+                                engine::InitializeOptions options;
+                                options.pipeline =
+                                    std::make_shared<pipeline::PipelineModule>(bert_layers(small()), masked_lm_loss, pipeline);
+                                options.config.batch.train = kBatch;
+                                options.config.batch.accumulation = kMicroBatches;
+                                options.config.gradient_clipping = 0;
+                                options.config.optimizer.emplace();
+                                options.config.optimizer->adam.lr = 0.01;
+                                options.config.optimizer->adam.weight_decay = 0.01; // torch's default
+                                options.training_data = std::make_shared<Gaps>();
+                                options.shuffle = false;
+                                const engine::Initialized made = engine::initialize(world, options);
+                                std::vector<double> losses;
+                                for (int step = 0; step < kSteps; ++step) {
+                                  losses.push_back(made.engine->train_batch().item<double>());
+                                }
+                                if (world.rank() == 0) {
+                                  EXPECT_THAT(losses, testing::Pointwise(testing::DoubleNear(1e-5), plain_losses()));
+                                  EXPECT_LT(losses.back(), losses.front()) << "the test must train";
+                                }
+                              }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::models

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <trireme/models/options.h>
+
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+// B batch, T tokens, H hidden, A heads, V vocabulary. Masks [B, T] are true where there is a token and false in the padding.
+namespace trireme::models {
+
+/// What follows the word embedding: adds positions and segments, normalises, drops. Passes the mask on.
+class BertEmbeddingsImpl : public torch::nn::Module {
+ public:
+  explicit BertEmbeddingsImpl(const BertOptions& options);
+  /// All tokens are of segment 0.
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT, const at::Tensor& segments_BT);
+
+  torch::nn::Embedding position_embeddings{nullptr};
+  torch::nn::Embedding token_type_embeddings{nullptr};
+  torch::nn::LayerNorm LayerNorm{nullptr};
+
+ private:
+  std::pair<at::Tensor, at::Tensor> finish(const at::Tensor& x_BTH, const at::Tensor& mask_BT, const at::Tensor& segment_embeddings);
+
+  double dropout_;
+};
+TORCH_MODULE(BertEmbeddings);
+
+/// Bidirectional self-attention that does not look at the padding: [B, T, H] -> [B, T, H], before the residual.
+class BertSelfAttentionImpl : public torch::nn::Module {
+ public:
+  explicit BertSelfAttentionImpl(const BertOptions& options);
+  at::Tensor forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
+
+  torch::nn::Linear query{nullptr};
+  torch::nn::Linear key{nullptr};
+  torch::nn::Linear value{nullptr};
+
+ private:
+  int64_t heads_;
+  double dropout_;
+};
+TORCH_MODULE(BertSelfAttention);
+
+/// LayerNorm(residual + dropout(dense(x))): how each half of a block ends.
+class BertOutputImpl : public torch::nn::Module {
+ public:
+  BertOutputImpl(int64_t in, int64_t out, double dropout);
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& residual);
+
+  torch::nn::Linear dense{nullptr};
+  torch::nn::LayerNorm LayerNorm{nullptr};
+
+ private:
+  double dropout_;
+};
+TORCH_MODULE(BertOutput);
+
+/// Post-norm transformer block. Takes and returns hidden [B, T, H] and mask [B, T].
+/// The parts below it carry Hugging Face's names: attention.self.query, attention.output.dense, intermediate.dense, output.dense.
+class BertBlockImpl : public torch::nn::Module {
+ public:
+  explicit BertBlockImpl(const BertOptions& options);
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
+
+  BertSelfAttention self_attention{nullptr};
+  BertOutput attention_output{nullptr};
+  torch::nn::Linear intermediate{nullptr};
+  BertOutput output{nullptr};
+};
+TORCH_MODULE(BertBlock);
+
+/// Dense layer, GELU and LayerNorm in front of the decoder: hidden and mask -> [B, T, H]; the mask ends here.
+class BertHeadTransformImpl : public torch::nn::Module {
+ public:
+  explicit BertHeadTransformImpl(const BertOptions& options);
+  at::Tensor forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
+
+  torch::nn::Linear dense{nullptr};
+  torch::nn::LayerNorm LayerNorm{nullptr};
+};
+TORCH_MODULE(BertHeadTransform);
+
+/// Adds the decoder's bias to the logits [B, T, V].
+class BertDecoderBiasImpl : public torch::nn::Module {
+ public:
+  explicit BertDecoderBiasImpl(const BertOptions& options);
+  at::Tensor forward(const at::Tensor& logits_BTV);
+
+  at::Tensor bias; ///< [V]
+};
+TORCH_MODULE(BertDecoderBias);
+
+/// Gives a parameter of a BERT its first value, whatever part of the model it is built in: Normal(0, 0.02), biases 0.
+void initialise_bert(const std::string& name, const at::Tensor& parameter, const BertOptions& options);
+
+} // namespace trireme::models

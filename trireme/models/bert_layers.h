@@ -1,0 +1,23 @@
+#pragma once
+
+#include <trireme/models/options.h>
+#include <trireme/parallel/pipeline/module.h>
+
+namespace trireme::models {
+
+/// Targets with this value do not count in masked_lm_loss().
+inline constexpr int64_t kIgnoredTarget = -100;
+
+/// Makes BERT with its masked-language-model head as a list of layers.
+///
+/// Takes tokens [B, T] (int64) and a mask [B, T] (bool, true where there is a token), and optionally segments
+/// [B, T] (int64); returns logits [B, T, V]. Every block takes and returns (hidden, mask). The decoder is a
+/// TiedLayerSpec on the word embedding. Parameters have Hugging Face's names ("bert.encoder.layer.0.attention.self.query.weight",
+/// "cls.predictions.transform.dense.weight") and first values that depend on `seed` and name only.
+/// Source: Devlin et al. 2018, arXiv:1810.04805. Errors: InputError for heads that do not divide hidden.
+pipeline::LayerList bert_layers(const BertOptions& options);
+
+/// Mean cross-entropy of logits [B, T, V] over the positions whose target [B, T] is not kIgnoredTarget, in nats; 0 when there is none.
+at::Tensor masked_lm_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets);
+
+} // namespace trireme::models
