@@ -6,6 +6,7 @@
 //   trireme::DataParallel parallel(*model, world.group());     // an existing loop becomes data parallel
 //   auto [engine, optimizer, loader, schedule] = trireme::initialize(world, {...}); // or everything from one JSON
 //   engine->train_batch();
+//   trireme::pipeline::PipelineModule(layers, loss, options)   // a list of layers becomes a pipeline: InitializeOptions::pipeline
 
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/checkpoint/safetensors.h>
@@ -17,11 +18,15 @@
 #include <trireme/engine/engine.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/mesh/mesh.h>
+#include <trireme/models/alexnet_layers.h>
+#include <trireme/models/bert_layers.h>
 #include <trireme/models/cnn.h>
 #include <trireme/models/gpt.h>
+#include <trireme/models/gpt_layers.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/data/data_parallel.h>
+#include <trireme/parallel/pipeline/module.h>
 #include <trireme/recompute/recompute.h>
 
 namespace trireme {

@@ -1,0 +1,45 @@
+// The README's five lines are the real difference between the two programs.
+#include <gmock/gmock.h>
+
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+std::string read(const std::string& file) {
+  std::ifstream in(std::string(TRIREME_SOURCE_DIR "/") + file);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// Lines that the second file has and the first has not, without the comment at the top.
+std::vector<std::string> added_lines(const std::string& first, const std::string& second) {
+  const std::string command = "diff " TRIREME_SOURCE_DIR "/" + first + " " TRIREME_SOURCE_DIR "/" + second;
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), &::pclose);
+  std::vector<std::string> lines;
+  std::array<char, 1000> line{};
+  while (std::fgets(line.data(), line.size(), pipe.get()) != nullptr) {
+    std::string text = line.data();
+    if (text.rfind("> ", 0) == 0 && text.rfind("> //", 0) != 0) {
+      lines.push_back(text.substr(2, text.size() - 3));
+    }
+  }
+  return lines;
+}
+
+TEST(ReadmeTest, FiveLinesMakeALoopDistributed) {
+  const std::vector<std::string> lines = added_lines("examples/fashion_mnist/train_one_process.cpp", "examples/fashion_mnist/train_distributed.cpp");
+  EXPECT_THAT(lines, testing::SizeIs(testing::AllOf(testing::Ge(1u), testing::Le(5u))));
+  const std::string readme = read("README.md");
+  for (const std::string& line : lines) {
+    EXPECT_THAT(readme, testing::HasSubstr("+" + line)) << "the README shows another difference";
+  }
+}
+
+} // namespace
