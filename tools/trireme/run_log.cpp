@@ -107,8 +107,11 @@ void RunLog::write_report(const std::string& sample) {
   summary.status = "finished";
   summary.started = monitor::format_utc(started_);
   summary.loss_unit = loss_unit(run_);
-  summary.ranks = engine_.group().size();
-  summary.layout = concat("data parallel, ", engine_.group().backend());
+  const int replicas = engine_.group().size();
+  const int stages = engine_.pipe_group().size();
+  summary.ranks = replicas * stages;
+  summary.layout = stages == 1 ? concat("data parallel, ", engine_.group().backend())
+                               : concat(stages, " stages x ", replicas, replicas == 1 ? " replica" : " replicas", ", ", run_.parallel.schedule, ", ", engine_.pipe_group().backend());
   summary.num_parameters = parameters_;
   summary.model = describe_model(run_);
   summary.device = "CPU";

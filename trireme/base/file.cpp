@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <vector>
 
 namespace trireme {
 namespace {
@@ -44,8 +45,12 @@ std::string read_file(const fs::path& path) {
     throw InputError("file", concat(path.string(), " is a folder, a file is needed"));
   }
   std::ifstream in(path, std::ios::binary);
-  std::string content((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  if (!in.good() && !in.eof()) {
+  std::string content;
+  std::vector<char> block(1 << 18);
+  while (in.read(block.data(), static_cast<std::streamsize>(block.size())) || in.gcount() > 0) {
+    content.append(block.data(), static_cast<size_t>(in.gcount()));
+  }
+  if (!in.eof()) {
     throw InputError("file", concat("cannot read ", path.string(), ": ", std::strerror(errno)));
   }
   return content;

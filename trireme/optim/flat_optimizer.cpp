@@ -1,6 +1,7 @@
 #include <trireme/optim/flat_optimizer.h>
 
 #include <trireme/base/error.h>
+#include <trireme/comm/host_memory.h>
 
 #include <torch/torch.h>
 
@@ -38,7 +39,7 @@ void FlatOptimizer::allocate_states() {
     const bucket::FlatLayout& layout = shard.buffer->layout();
     shard.plan = bucket::ShardPlan(layout, rank_, size_, sharded_);
     for (size_t i = 0; i < rule_->state_names().size(); ++i) {
-      shard.states.push_back(torch::zeros({shard.plan.state_numel()}, torch::kFloat32));
+      shard.states.push_back(comm::allocate_host(shard.plan.state_numel(), torch::kFloat32).zero_());
     }
     for (size_t b = 0; b < layout.buckets().size(); ++b) {
       shard.segments.push_back(segments_of(layout, layout.buckets()[b], shard.plan.mine(static_cast<int64_t>(b))));

@@ -4,6 +4,7 @@
 #include <trireme/base/text.h>
 #include <trireme/comm/gloo/gloo_pending.h>
 #include <trireme/comm/gloo/terminate_guard.h>
+#include <trireme/comm/host_memory.h>
 #include <trireme/comm/store_handle.h>
 
 #include <ATen/ATen.h>
@@ -189,7 +190,7 @@ class GlooBackend : public Backend {
   }
 
   at::Tensor allocate(int64_t numel, at::ScalarType type) override {
-    return at::empty({numel}, at::TensorOptions(type));
+    return allocate_host(numel, type);
   }
 
   int64_t bytes_sent() const override {

@@ -1,5 +1,7 @@
 #include <trireme/comm/null/null_backend.h>
 
+#include <trireme/comm/host_memory.h>
+
 #include <ATen/ATen.h>
 
 namespace trireme::comm {
@@ -41,7 +43,7 @@ class NullBackend : public Backend {
     return nullptr;
   }
   at::Tensor allocate(int64_t numel, at::ScalarType type) override {
-    return at::empty({numel}, at::TensorOptions(type));
+    return allocate_host(numel, type);
   }
   int64_t bytes_sent() const override {
     return 0;

@@ -375,6 +375,9 @@ void Executor::backward(const Instruction& instruction) {
     if (!roots.empty() && split) {
       flight.split = std::make_shared<SplitBackward>(std::move(roots), std::move(grads), flight.inputs, accumulators_);
       flight.split->run_inputs();
+      if (!flight.split->puts_off()) {
+        flight.split.reset();
+      }
     } else if (!roots.empty()) {
       torch::autograd::Engine::get_default_engine().execute(roots, grads, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
     }

@@ -28,6 +28,10 @@ class SplitBackward {
   SplitBackward(torch::autograd::edge_list roots, Tensors grads, const Tensors& inputs,
                 const std::unordered_set<torch::autograd::Node*>& parameters);
 
+  /// Is there anything to be done later?
+  bool puts_off() const {
+    return !whole_;
+  }
   /// Accumulates into the inputs' grad.
   void run_inputs();
   /// Accumulates into the parameters' grad and frees the graph.
