@@ -25,7 +25,7 @@ Rules rules() {
       {"monitor", one},
       {"data", one},
       {"bucket", one},
-      {"comm", one},
+      {"comm", {"base", "kernels"}},
       {"recompute", one},
       {"mesh", {"base", "comm"}},
       {"optim", {"base", "bucket", "kernels", "comm"}},

@@ -4,12 +4,21 @@
 #include <trireme/base/text.h>
 #include <trireme/comm/gloo/gloo_backend.h>
 #include <trireme/comm/null/null_backend.h>
+#include <trireme/comm/shm/shm_backend.h>
 
 namespace trireme::comm {
 namespace {
 
 bool always() {
   return true;
+}
+
+bool any_group(const GroupSetup&) {
+  return true;
+}
+
+bool alone(const GroupSetup& setup) {
+  return setup.size == 1;
 }
 
 std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
@@ -24,8 +33,9 @@ std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
 
 const std::vector<BackendEntry>& backends() {
   static const std::vector<BackendEntry> table = {
-      {"gloo", "TCP between ranks of any hosts, CPU tensors", always, connect_gloo},
-      {"null", "a world of one rank", always, connect_null},
+      {"shm", "memory shared by ranks of one host, CPU tensors", shm_available, shm_suits, connect_shm},
+      {"gloo", "TCP between ranks of any hosts, CPU tensors", always, any_group, connect_gloo},
+      {"null", "a world of one rank", always, alone, connect_null},
   };
   return table;
 }

@@ -32,6 +32,8 @@ struct BackendEntry {
   const char* description;
   /// False when this build or this machine lacks what it needs.
   bool (*available)();
+  /// False for groups that it cannot serve (ranks of other hosts); the same on every member.
+  bool (*suits)(const GroupSetup&);
   /// Opens the group on this rank. Errors: Trouble or PeerError when a member does not come.
   std::shared_ptr<Backend> (*connect)(const GroupSetup&);
 };

@@ -123,16 +123,7 @@ class World::Impl {
                      .address = meeting_->address,
                      .timeout = timeout_};
     gather(setup);
-    const BackendEntry& entry = backend_ == "auto" ? backends().front() : find_backend(backend_);
-    std::shared_ptr<Backend> backend;
-    try {
-      backend = entry.connect(setup);
-    } catch (const Trouble& trouble) {
-      throw PeerError("comm", concat("group \"", name, "\" (world ranks ", name_ranks(ranks).substr(6), ") could not be connected over ", entry.name,
-                                     ": ", trouble.happened, "."),
-                      "Look at the output of the other ranks; between hosts check GLOO_SOCKET_IFNAME and the firewall.");
-    }
-    auto state = std::make_shared<Group::State>(name, key, ranks, std::move(backend), timeout_, watch_, environment_.size);
+    auto state = std::make_shared<Group::State>(name, key, ranks, connect(setup), timeout_, watch_, environment_.size);
     watch_->add(state);
     return keep(std::move(state));
   }
@@ -164,6 +155,33 @@ class World::Impl {
   }
 
  private:
+  /// Over the backend that was asked for, or the first one that suits and can be connected.
+  std::shared_ptr<Backend> connect(const GroupSetup& setup) {
+    std::vector<const BackendEntry*> candidates;
+    for (const auto& entry : backends()) {
+      if (backend_ == "auto" && entry.available() && entry.suits(setup)) {
+        candidates.push_back(&entry);
+      }
+    }
+    if (backend_ != "auto") {
+      candidates.push_back(&find_backend(backend_));
+    }
+    for (const BackendEntry* entry : candidates) {
+      try {
+        return entry->connect(setup);
+      } catch (const Trouble& trouble) {
+        if (entry != candidates.back()) {
+          log::warning("group \"", setup.name, "\" cannot use ", entry->name, " and goes on with the next backend: ", trouble.happened);
+          continue;
+        }
+        throw PeerError("comm", concat("group \"", setup.name, "\" (world ranks ", name_ranks(setup.members).substr(6), ") could not be connected over ",
+                                       entry->name, ": ", trouble.happened, "."),
+                        "Look at the output of the other ranks; between hosts check GLOO_SOCKET_IFNAME and the firewall.");
+      }
+    }
+    throw Error("comm", concat("no backend suits group \"", setup.name, "\"."));
+  }
+
   /// Waits for every member, so that a missing one is named instead of a broken handshake.
   void gather(GroupSetup& setup) {
     std::vector<std::string> keys;

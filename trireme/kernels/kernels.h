@@ -65,6 +65,23 @@ struct SgdArgs {
   bool first = false;
 };
 
+/// Types of the elements that combine() knows.
+enum class Element { f32, f64, f16, bf16, u8, i8, i16, i32, i64 };
+enum class Combine { sum, max, min };
+
+/// Element i of every output = element i of all inputs, combined in the order of the inputs. f16 and bf16 are
+/// added in float and rounded once, integers wrap around, NaN wins. An output may be one of the inputs.
+///
+/// Cost: reads every input and writes every output once.
+struct CombineArgs {
+  const void* const* in = nullptr;
+  int inputs = 0;
+  void* const* out = nullptr;
+  int outputs = 0;
+  Element element = Element::f32;
+  Combine combine = Combine::sum;
+};
+
 /// The kernels of one instruction set.
 struct KernelSet {
   void (*adam)(const AdamArgs& args, int64_t begin, int64_t end);
@@ -72,6 +89,10 @@ struct KernelSet {
   /// Sum of squares of x[0, n) in double. Element i goes to partial sum i mod 32, so the result
   /// depends on where the range starts and ends, not on the instruction set.
   double (*squared_norm)(const float* x, int64_t n);
+  /// Elements [begin, end) of the arrays.
+  void (*combine)(const CombineArgs& args, int64_t begin, int64_t end);
+  /// Copies past the caches: for more bytes than they hold, saves reading the target first. No overlap.
+  void (*stream_copy)(void* to, const void* from, int64_t bytes);
 };
 
 /// The kernels of `simd`, which must be supported().

@@ -26,6 +26,9 @@ struct ScalarLanes {
   void store(float* p) const {
     *p = x;
   }
+  friend ScalarLanes operator+(ScalarLanes a, ScalarLanes b) {
+    return {a.x + b.x};
+  }
   friend ScalarLanes operator*(ScalarLanes a, ScalarLanes b) {
     return {a.x * b.x};
   }
@@ -66,6 +69,9 @@ struct Lanes {
   }
   void store(float* p) const {
     _mm512_storeu_ps(p, x);
+  }
+  friend Lanes operator+(Lanes a, Lanes b) {
+    return {_mm512_add_ps(a.x, b.x)};
   }
   friend Lanes operator*(Lanes a, Lanes b) {
     return {_mm512_mul_ps(a.x, b.x)};
@@ -116,6 +122,9 @@ struct Lanes {
   }
   void store(float* p) const {
     _mm256_storeu_ps(p, x);
+  }
+  friend Lanes operator+(Lanes a, Lanes b) {
+    return {_mm256_add_ps(a.x, b.x)};
   }
   friend Lanes operator*(Lanes a, Lanes b) {
     return {_mm256_mul_ps(a.x, b.x)};

@@ -42,7 +42,7 @@ bool supported(Simd simd) {
 #ifdef TRIREME_KERNELS_X86
   __builtin_cpu_init();
   if (simd == Simd::avx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   }
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && supported(Simd::avx2);

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <trireme/comm/shm/members.h>
+#include <trireme/kernels/kernels.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+
+namespace trireme::comm::shm {
+
+enum class Kind { all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, barrier };
+
+/// One collective of this rank. `out` is `in` for all_reduce and broadcast.
+struct Collective {
+  Kind kind = Kind::barrier;
+  kernels::Element element = kernels::Element::u8;
+  kernels::Combine combine = kernels::Combine::sum;
+  int root = 0;
+  at::Tensor in;
+  at::Tensor out;
+  /// Elements of one rank's slice; of the whole tensor for all_reduce and broadcast.
+  int64_t count = 0;
+  int64_t element_bytes = 1;
+
+  // Filled in by Collectives.
+  std::byte* in_data = nullptr;
+  std::byte* out_data = nullptr;
+  bool in_shared = true;
+  bool out_shared = true;
+  bool streams = false;
+  int64_t step_count = 0;
+  uint64_t signature = 0;
+  uint64_t steps = 1;
+  uint64_t posted = 0;
+  uint64_t finished = 0;
+  bool done = false;
+};
+
+/// The collectives of one group on this rank, in order.
+///
+/// A collective is cut into steps of about 1 MiB a rank. Every rank posts where its part of a step lies; when all have, any
+/// rank that has time (it waits) takes pieces of the step, reads all ranks' memory and writes the results into all
+/// ranks' memory. So a rank that still computes is not needed, and all ranks get the same bits. What does not
+/// lie in an arena is copied into a staging area before the step and out of it after.
+/// Not thread-safe: the caller holds the progress lock.
+class Collectives {
+ public:
+  explicit Collectives(Members& members) : members_(members) {}
+  ~Collectives();
+
+  /// Begins `op`, as far as there is room; does small ones at once where all others have come.
+  void start(const std::shared_ptr<Collective>& op);
+  /// Does a bounded piece of work, if there is any, and says whether it did.
+  bool progress();
+  bool pending() const {
+    return !queue_.empty();
+  }
+  /// All members have posted the oldest step of ours.
+  bool all_have_come() const {
+    return first_ < next_ && ready(first_);
+  }
+  /// Some member has posted something else than this rank. The group is broken then.
+  bool mismatch() const {
+    return mismatch_;
+  }
+  /// Whether that member has posted the oldest step that this rank has posted and not finished.
+  bool has_come(int member) const;
+
+ private:
+  struct Step {
+    Collective* op = nullptr;
+    int64_t begin = 0;
+    int64_t end = 0;
+    std::byte* staging = nullptr;
+  };
+  struct Range {
+    int64_t begin;
+    int64_t end;
+  };
+  struct Part {
+    Range all;
+    int64_t piece;
+    uint64_t pieces;
+  };
+
+  bool ready(uint64_t step) const;
+  bool post_some();
+  void post(const std::shared_ptr<Collective>& op);
+  bool work(uint64_t step);
+  bool finish_some();
+  Part part(const Step& step, int index) const;
+  uint64_t all_pieces(const Step& step) const;
+  bool same_everywhere(const Step& step, uint64_t number) const;
+  void do_piece(const Step& step, uint64_t number, int index, Range range);
+  void gather(const Step& step, uint64_t number, int index, Range range);
+  void copy_in(const Step& step);
+  void copy_out(const Step& step);
+  std::byte* staging(uint64_t step);
+  Step& local(uint64_t step) {
+    return steps_[step % kSteps];
+  }
+
+  Members& members_;
+  std::deque<std::shared_ptr<Collective>> queue_;
+  /// Of queue_: operations with all their steps posted.
+  size_t posted_ops_ = 0;
+  std::array<Step, kSteps> steps_;
+  /// Oldest step not finished, oldest step with work to give out, next step to post.
+  uint64_t first_ = 1;
+  uint64_t given_out_ = 1;
+  uint64_t next_ = 1;
+  std::byte* staging_ = nullptr;
+  bool mismatch_ = false;
+};
+
+} // namespace trireme::comm::shm

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <trireme/comm/shm/arena.h>
+#include <trireme/comm/shm/layout.h>
+
+#include <memory>
+#include <vector>
+
+namespace trireme::comm::shm {
+
+/// The ranks of one group and what they share.
+struct Members {
+  int rank = 0;
+  int size = 1;
+  std::vector<std::shared_ptr<PeerArena>> arenas;
+  Control control;
+
+  std::byte* at(int member, uint64_t offset) const {
+    return arenas[static_cast<size_t>(member)]->base() + offset;
+  }
+  void ring_others() const {
+    for (int member = 0; member < size; ++member) {
+      if (member != rank) {
+        arenas[static_cast<size_t>(member)]->ring();
+      }
+    }
+  }
+  bool broken() const {
+    return control.broken().load(std::memory_order_acquire) != 0;
+  }
+};
+
+/// Announces that this rank touches the others' memory now; false: it must not, the group is broken.
+class Touch {
+ public:
+  explicit Touch(const Members& members) : busy_(members.control.busy(members.rank)) {
+    busy_.store(1);
+    allowed_ = members.control.broken().load() == 0;
+  }
+  ~Touch() {
+    busy_.store(0, std::memory_order_release);
+  }
+  Touch(const Touch&) = delete;
+  Touch& operator=(const Touch&) = delete;
+  explicit operator bool() const {
+    return allowed_;
+  }
+
+ private:
+  std::atomic<uint32_t>& busy_;
+  bool allowed_ = false;
+};
+
+} // namespace trireme::comm::shm

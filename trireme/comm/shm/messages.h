@@ -1,0 +1,79 @@
+#pragma once
+
+#include <trireme/comm/shm/members.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme::comm::shm {
+
+/// A send or recv of this rank.
+struct Parcel {
+  at::Tensor tensor;
+  int peer = 0;
+  int64_t tag = 0;
+  uint64_t bytes = 0;
+  bool done = false;
+  /// What was wrong with the message that came, "" when nothing.
+  std::string error;
+
+  // Of a send: the word that the receiver sets, with a copy of the tensor behind it where there is one.
+  std::byte* block = nullptr;
+  uint64_t data = 0;
+  bool eager = false;
+};
+
+/// The messages of one group on this rank.
+///
+/// A letter in the pair's mailbox says where the message lies in the sender's arena; the receiver copies it from
+/// there. Up to 16 KiB, and from memory outside the arena, the sender copies first; a small send is then done as soon
+/// as its letter is in the mailbox, a large one when the receiver has it. Receivers keep letters that nobody has asked for yet, so
+/// a sender may be any number of messages ahead.
+/// Not thread-safe: the caller holds the progress lock.
+class Messages {
+ public:
+  explicit Messages(Members& members) : members_(members), outgoing_(members.size), numbers_(members.size), letters_(members.size) {}
+
+  void send(const std::shared_ptr<Parcel>& parcel);
+  void recv(const std::shared_ptr<Parcel>& parcel);
+  /// Does what there is to do and says whether it was anything.
+  bool progress();
+  bool pending() const {
+    return waiting_sends_ != 0 || !sent_.empty() || !expected_.empty();
+  }
+  /// Someone still needs this rank, or this rank someone; small messages on their way do not count.
+  bool unfinished() const;
+
+ private:
+  struct Arrived {
+    int64_t tag;
+    uint64_t bytes;
+    uint64_t data;
+    uint64_t taken;
+  };
+
+  bool push(int to);
+  bool collect_taken();
+  bool deliver();
+  bool look(int from);
+  bool take(Parcel& parcel);
+
+  Members& members_;
+  /// Sends whose letters do not fit the mailbox yet, for every receiver.
+  std::vector<std::deque<std::shared_ptr<Parcel>>> outgoing_;
+  size_t waiting_sends_ = 0;
+  /// Number of the last letter to each receiver.
+  std::vector<uint64_t> numbers_;
+  /// In a mailbox, not taken yet.
+  std::list<std::shared_ptr<Parcel>> sent_;
+  std::list<std::shared_ptr<Parcel>> expected_;
+  /// Letters seen but not asked for, from every sender.
+  std::vector<std::deque<Arrived>> letters_;
+};
+
+} // namespace trireme::comm::shm

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+namespace trireme::comm::shm {
+
+/// Someone who has things to do for others.
+class Worker {
+ public:
+  virtual ~Worker() = default;
+  /// Does a bounded piece of work and says whether there was any. Called with the lock of the room.
+  virtual bool progress() = 0;
+  virtual bool pending() const = 0;
+};
+
+/// All groups of this process: a rank that waits in one of them does the work of the others meanwhile, because the rank
+/// it waits for may itself be waiting there.
+class ProgressRoom {
+ public:
+  static ProgressRoom& process();
+
+  /// Held by whoever touches the state of any group.
+  std::mutex mutex;
+
+  /// `ranks`: how many share this host's cores with this process, as far as this group knows.
+  void add(Worker* worker, int ranks);
+  void remove(Worker* worker);
+
+  /// Works and sleeps until `over` says so. `over` is called with the lock and may throw; its argument is true once in a
+  /// while when nothing goes on: time to look for lost peers.
+  /// A short bounded spin where there are no more ranks than cores, then sleep at the door of this process's arena.
+  void wait(Worker& own, const std::function<bool(bool look_around)>& over);
+
+ private:
+  bool work(Worker& own);
+
+  std::vector<Worker*> workers_;
+  int ranks_ = 1;
+};
+
+} // namespace trireme::comm::shm

@@ -1,0 +1,434 @@
+#include <trireme/comm/shm/shm_backend.h>
+
+#include <trireme/base/text.h>
+#include <trireme/comm/host_memory.h>
+#include <trireme/comm/shm/collectives.h>
+#include <trireme/comm/shm/messages.h>
+#include <trireme/comm/shm/progress_room.h>
+
+#include <ATen/ATen.h>
+
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+namespace trireme::comm {
+namespace {
+
+using namespace shm;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMostRanks = 64;
+/// How long a rank that gives up waits for others to let go of its memory.
+constexpr std::chrono::milliseconds kPatienceForPiece{500};
+
+kernels::Element element_of(at::ScalarType type, const char* op) {
+  using kernels::Element;
+  switch (type) {
+    case at::kFloat:
+      return Element::f32;
+    case at::kDouble:
+      return Element::f64;
+    case at::kHalf:
+      return Element::f16;
+    case at::kBFloat16:
+      return Element::bf16;
+    case at::kByte:
+      return Element::u8;
+    case at::kChar:
+      return Element::i8;
+    case at::kShort:
+      return Element::i16;
+    case at::kInt:
+      return Element::i32;
+    case at::kLong:
+      return Element::i64;
+    default:
+      throw Error("comm", concat(op, " of ", c10::toString(type), " is not possible over shared memory."),
+                  "Convert it to float, or set TRIREME_BACKEND=gloo.");
+  }
+}
+
+kernels::Combine combine_of(ReduceOp op) {
+  return op == ReduceOp::sum ? kernels::Combine::sum : op == ReduceOp::max ? kernels::Combine::max : kernels::Combine::min;
+}
+
+/// What the Pendings of one group share; lives until the last of them is gone.
+class Core : public Worker {
+ public:
+  Core(Members members, std::chrono::milliseconds timeout)
+      : timeout_(timeout), members_(std::move(members)), collectives_(members_), messages_(members_) {
+    ProgressRoom::process().add(this, members_.size);
+  }
+  ~Core() override {
+    ProgressRoom::process().remove(this);
+  }
+
+  bool progress() override {
+    bool did = collectives_.pending() && collectives_.progress();
+    did = (messages_.pending() && messages_.progress()) || did;
+    return did;
+  }
+  bool pending() const override {
+    return collectives_.pending() || messages_.pending();
+  }
+
+  void start(const std::shared_ptr<Collective>& op) {
+    const std::lock_guard lock(ProgressRoom::process().mutex);
+    check_open();
+    collectives_.start(op);
+  }
+  /// True when it is done already.
+  bool send(const std::shared_ptr<Parcel>& parcel) {
+    const std::lock_guard lock(ProgressRoom::process().mutex);
+    check_open();
+    messages_.send(parcel);
+    return parcel->done;
+  }
+  void recv(const std::shared_ptr<Parcel>& parcel) {
+    const std::lock_guard lock(ProgressRoom::process().mutex);
+    check_open();
+    messages_.recv(parcel);
+  }
+
+  /// Waits until `done`, which only waits for `peer` where there is one. Throws Trouble.
+  void wait(const bool& done, int peer) {
+    const auto deadline = Clock::now() + timeout_;
+    try {
+      ProgressRoom::process().wait(*this, [&](bool look_around) {
+        if (done) {
+          return true;
+        }
+        check_open();
+        if (collectives_.mismatch()) {
+          throw Trouble(Trouble::Kind::lost, "the ranks called different operations");
+        }
+        if (look_around) {
+          look_for_lost(peer);
+          if (Clock::now() >= deadline) {
+            throw Trouble(Trouble::Kind::deadline, "not done in time");
+          }
+        }
+        return false;
+      });
+    } catch (const Trouble&) {
+      give_up();
+      throw;
+    }
+  }
+
+  bool poll(const bool& done) {
+    const std::lock_guard lock(ProgressRoom::process().mutex);
+    if (!done) {
+      progress();
+    }
+    return done || interrupted_ || members_.broken();
+  }
+
+  /// Ends the group for all its ranks, and returns when nobody uses this rank's memory any more.
+  void give_up() {
+    uint32_t nobody = 0;
+    members_.control.broken().compare_exchange_strong(nobody, static_cast<uint32_t>(members_.rank + 1));
+    members_.ring_others();
+    const auto until = Clock::now() + kPatienceForPiece;
+    for (int member = 0; member < members_.size; ++member) {
+      while (member != members_.rank && members_.control.busy(member).load() != 0 && !arena(member).ended()) {
+        if (Clock::now() >= until) {
+          Arena::process().stop_reuse();
+          return;
+        }
+        std::this_thread::yield();
+      }
+    }
+  }
+
+  void interrupt() {
+    interrupted_ = true;
+    const ArenaHeader& header = Arena::process().header();
+    if (header.sleepers.load() != 0) {
+      own().ring();
+    }
+  }
+
+  void close() {
+    interrupt();
+    const std::lock_guard lock(ProgressRoom::process().mutex);
+    progress();
+    if (!members_.broken() && (collectives_.pending() || messages_.unfinished())) {
+      give_up();
+    }
+  }
+
+  bool trouble() const {
+    return interrupted_ || members_.broken();
+  }
+  int rank() const {
+    return members_.rank;
+  }
+  int size() const {
+    return members_.size;
+  }
+
+ private:
+  const PeerArena& arena(int member) const {
+    return *members_.arenas[static_cast<size_t>(member)];
+  }
+  const PeerArena& own() const {
+    return arena(members_.rank);
+  }
+
+  void check_open() const {
+    if (interrupted_) {
+      throw Trouble(Trouble::Kind::interrupted, "interrupted");
+    }
+    if (const uint32_t who = members_.control.broken().load(); who != 0) {
+      throw Trouble(Trouble::Kind::lost, concat("rank ", who - 1, " of the group gave up"));
+    }
+  }
+
+  /// A rank that has ended may have done its part before.
+  void look_for_lost(int peer) const {
+    for (int member = 0; member < members_.size; ++member) {
+      const bool needed = peer < 0 ? !collectives_.has_come(member) || collectives_.all_have_come() : member == peer;
+      if (member != members_.rank && needed && arena(member).ended()) {
+        throw Trouble(Trouble::Kind::lost, concat("process ", arena(member).process(), " of rank ", member, " of the group has ended"));
+      }
+    }
+  }
+
+  const std::chrono::milliseconds timeout_;
+  Members members_;
+  Collectives collectives_;
+  Messages messages_;
+  std::atomic<bool> interrupted_{false};
+};
+
+/// Waits for a Collective or a Parcel.
+template <typename Op>
+class ShmPending : public Pending {
+ public:
+  ShmPending(std::shared_ptr<Core> core, std::shared_ptr<Op> op, int peer)
+      : core_(std::move(core)), op_(std::move(op)), peer_(peer), exceptions_at_start_(std::uncaught_exceptions()) {}
+
+  ~ShmPending() override {
+    if (finished_) {
+      return;
+    }
+    try {
+      if (std::uncaught_exceptions() > exceptions_at_start_ && !core_->poll(op_->done)) {
+        core_->give_up();
+      } else {
+        ShmPending::wait();
+      }
+    } catch (...) {
+      // Nobody is left to hear it; what matters here is that the others have let go of the tensor.
+    }
+  }
+
+  void wait() override {
+    if (finished_) {
+      return;
+    }
+    core_->wait(op_->done, peer_);
+    if constexpr (std::is_same_v<Op, Parcel>) {
+      if (!op_->error.empty()) {
+        core_->give_up();
+        throw Trouble(Trouble::Kind::lost, op_->error);
+      }
+    }
+    finished_ = true;
+  }
+
+  bool done() override {
+    return finished_ || core_->poll(op_->done);
+  }
+
+ private:
+  std::shared_ptr<Core> core_;
+  std::shared_ptr<Op> op_;
+  int peer_;
+  int exceptions_at_start_;
+  bool finished_ = false;
+};
+
+class ShmBackend : public Backend {
+ public:
+  explicit ShmBackend(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  ~ShmBackend() override {
+    ShmBackend::close();
+  }
+
+  const char* name() const override {
+    return "shm";
+  }
+  int rank() const override {
+    return core_->rank();
+  }
+  int size() const override {
+    return core_->size();
+  }
+
+  std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    const auto element = element_of(tensor.scalar_type(), "all_reduce");
+    bytes_sent_ += 2 * share(tensor);
+    return collective(Kind::all_reduce, tensor, tensor, tensor.numel(), 0, element, combine_of(op));
+  }
+  std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
+    const auto element = element_of(in.scalar_type(), "reduce_scatter");
+    bytes_sent_ += share(in);
+    return collective(Kind::reduce_scatter, in, out, out.numel(), 0, element, combine_of(op));
+  }
+  std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) override {
+    bytes_sent_ += share(out);
+    return collective(Kind::all_gather, in, out, in.numel());
+  }
+  std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) override {
+    bytes_sent_ += root == rank() ? static_cast<int64_t>(tensor.nbytes()) * (size() - 1) : 0;
+    return collective(Kind::broadcast, tensor, tensor, tensor.numel(), root);
+  }
+  std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override {
+    bytes_sent_ += share(in);
+    return collective(Kind::all_to_all, in, out, in.numel() / size());
+  }
+  std::shared_ptr<Pending> barrier() override {
+    return collective(Kind::barrier, {}, {}, 0);
+  }
+
+  std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
+    bytes_sent_ += static_cast<int64_t>(tensor.nbytes());
+    auto parcel = this->parcel(tensor, to, tag);
+    return core_->send(parcel) ? nullptr : std::make_shared<ShmPending<Parcel>>(core_, std::move(parcel), to);
+  }
+  std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
+    auto parcel = this->parcel(tensor, from, tag);
+    core_->recv(parcel);
+    return std::make_shared<ShmPending<Parcel>>(core_, std::move(parcel), from);
+  }
+
+  at::Tensor allocate(int64_t numel, at::ScalarType type) override {
+    Arena& arena = Arena::process();
+    void* memory = arena.allocate(static_cast<size_t>(numel) * c10::elementSize(type));
+    if (memory == nullptr) {
+      return allocate_host(numel, type);
+    }
+    return at::from_blob(memory, {numel}, [&arena](void* gone) { arena.release(gone); }, at::TensorOptions(type));
+  }
+
+  int64_t bytes_sent() const override {
+    return bytes_sent_;
+  }
+  void interrupt() override {
+    core_->interrupt();
+  }
+  void close() override {
+    core_->close();
+  }
+
+ private:
+  int64_t share(const at::Tensor& whole) const {
+    return static_cast<int64_t>(whole.nbytes()) * (size() - 1) / size();
+  }
+  std::shared_ptr<Parcel> parcel(const at::Tensor& tensor, int peer, int tag) const {
+    auto parcel = std::make_shared<Parcel>();
+    parcel->tensor = tensor.detach();
+    parcel->peer = peer;
+    parcel->tag = tag;
+    parcel->bytes = tensor.nbytes();
+    return parcel;
+  }
+  std::shared_ptr<Pending> collective(Kind kind, const at::Tensor& in, const at::Tensor& out, int64_t count, int root = 0,
+                                      kernels::Element element = kernels::Element::u8, kernels::Combine combine = kernels::Combine::sum) {
+    auto op = std::make_shared<Collective>();
+    op->kind = kind;
+    op->element = element;
+    op->combine = combine;
+    op->root = root;
+    op->count = count;
+    if (in.defined()) {
+      op->in = in.detach();
+      op->out = out.detach();
+      op->element_bytes = static_cast<int64_t>(in.element_size());
+    }
+    core_->start(op);
+    return std::make_shared<ShmPending<Collective>>(core_, std::move(op), -1);
+  }
+
+  std::shared_ptr<Core> core_;
+  std::atomic<int64_t> bytes_sent_{0};
+};
+
+/// Reads what every member has written under `key`/rank.
+std::vector<std::string> read_all(GroupSetup& setup, const std::string& key, const std::string& mine) {
+  std::vector<std::string> keys;
+  for (int member = 0; member < setup.size; ++member) {
+    keys.push_back(concat(key, "/", member));
+  }
+  setup.store.set(keys[static_cast<size_t>(setup.rank)], mine);
+  if (!setup.store.wait(keys, setup.timeout)) {
+    throw Trouble(Trouble::Kind::deadline, "a member did not come in time");
+  }
+  std::vector<std::string> values;
+  for (const auto& name : keys) {
+    values.push_back(setup.store.find(name).value_or(""));
+  }
+  return values;
+}
+
+} // namespace
+
+bool shm_available() {
+  return Arena::available();
+}
+
+bool shm_suits(const GroupSetup& setup) {
+  return setup.one_host && setup.size > 1 && setup.size <= kMostRanks;
+}
+
+std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
+  GroupSetup setup = group;
+  if (!shm_suits(setup)) {
+    throw InputError("comm", concat("backend \"shm\" is for 2 to ", kMostRanks, " ranks of one host, group \"", setup.name, "\" has ", setup.size,
+                                    setup.one_host ? "." : " on several hosts."),
+                     "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or the run file).");
+  }
+  // All of them must come to the same verdict, so every complaint goes to everybody.
+  std::string complaint;
+  std::string mine;
+  uint64_t offset = 0;
+  try {
+    Arena& arena = Arena::process();
+    if (setup.rank == 0) {
+      const size_t bytes = Control::bytes(setup.size);
+      void* memory = arena.allocate(bytes);
+      if (memory == nullptr) {
+        throw Error("comm", "shared memory is full.");
+      }
+      std::memset(memory, 0, bytes);
+      offset = arena.offset_of(memory);
+    }
+    mine = arena.address();
+  } catch (const Error& error) {
+    complaint = error.what();
+  }
+  const auto addresses = read_all(setup, "shm", concat(offset, "@", mine));
+  Members members;
+  members.rank = setup.rank;
+  members.size = setup.size;
+  try {
+    for (const auto& address : addresses) {
+      members.arenas.push_back(PeerArena::map(address.substr(address.find('@') + 1)));
+    }
+    members.control = Control(members.at(0, std::stoull(addresses[0])), setup.size);
+  } catch (const std::exception& error) {
+    complaint = complaint.empty() ? error.what() : complaint;
+  }
+  for (const auto& verdict : read_all(setup, "shm-verdict", complaint.empty() ? "well" : complaint)) {
+    if (verdict != "well") {
+      throw Trouble(Trouble::Kind::lost, verdict);
+    }
+  }
+  return std::make_shared<ShmBackend>(std::make_shared<Core>(std::move(members), setup.timeout));
+}
+
+} // namespace trireme::comm
