@@ -30,8 +30,17 @@ void expect_equal(const at::Tensor& found, const at::Tensor& wanted, const char*
   EXPECT_TRUE(torch::equal(found, wanted)) << what << "\nfound " << found << "\nwanted " << wanted;
 }
 
-TEST(GroupTest, ThreeRanksAddUpTheDemo) {
-  EXPECT_THAT(run_ranks(3,
+/// run_ranks over that backend.
+std::vector<std::string> run_over(const std::string& backend, int ranks, const std::function<void(World&)>& body) {
+  test::RunOptions options;
+  options.backend = backend;
+  return run_ranks(ranks, body, options);
+}
+
+class GroupTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(GroupTest, ThreeRanksAddUpTheDemo) {
+  EXPECT_THAT(run_over(GetParam(), 3,
                         [](World& world) {
                           const std::vector<std::vector<float>> start = {{1, 2, 3}, {10, 20, 30}, {4, 5, 6}};
                           auto mine = torch::tensor(start[world.rank()]);
@@ -41,7 +50,7 @@ TEST(GroupTest, ThreeRanksAddUpTheDemo) {
               IsEmpty());
 }
 
-class AllOperationsTest : public testing::TestWithParam<std::tuple<int, at::ScalarType>> {};
+class AllOperationsTest : public testing::TestWithParam<std::tuple<const char*, int, at::ScalarType>> {};
 
 void all_reduce_each_way(const Group& group, at::ScalarType type) {
   const int64_t numel = 1001;
@@ -103,12 +112,12 @@ void broadcast_and_all_to_all(const Group& group, at::ScalarType type) {
 }
 
 TEST_P(AllOperationsTest, EqualTheirFormula) {
-  const auto [size, type] = GetParam();
-  EXPECT_THAT(run_ranks(size,
-                        [type = type, size = size](World& world) {
+  const auto [backend, size, type] = GetParam();
+  EXPECT_THAT(run_over(size == 1 ? "auto" : backend, size,
+                        [backend = backend, type = type, size = size](World& world) {
                           const Group& group = world.group();
                           ASSERT_EQ(group.size(), size);
-                          EXPECT_STREQ(group.backend(), size == 1 ? "null" : "gloo");
+                          EXPECT_STREQ(group.backend(), size == 1 ? "null" : backend);
                           all_reduce_each_way(group, type);
                           reduce_scatter_and_all_gather(group, type);
                           broadcast_and_all_to_all(group, type);
@@ -117,15 +126,15 @@ TEST_P(AllOperationsTest, EqualTheirFormula) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, AllOperationsTest,
-                         testing::Combine(testing::Values(1, 2, 3, 4),
+                         testing::Combine(testing::Values("gloo", "shm"), testing::Values(1, 2, 3, 4),
                                           testing::Values(torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf, torch::kInt64,
                                                           torch::kUInt8)),
                          [](const auto& info) {
-                           return concat(std::get<0>(info.param), "Ranks", c10::toString(std::get<1>(info.param)));
+                           return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks", c10::toString(std::get<2>(info.param)));
                          });
 
-TEST(GroupTest, ReduceScatterOfBFloat16AddsInFloat) {
-  EXPECT_THAT(run_ranks(3,
+TEST_P(GroupTest, ReduceScatterOfBFloat16AddsInFloat) {
+  EXPECT_THAT(run_over(GetParam(), 3,
                         [](World& world) {
                           // 256 + 1 is 256 in bfloat16, 256 + 1 + 1 is 258: only a sum in float sees it.
                           auto whole = torch::full({3}, world.rank() == 0 ? 256.0 : 1.0, torch::kBFloat16);
@@ -136,8 +145,8 @@ TEST(GroupTest, ReduceScatterOfBFloat16AddsInFloat) {
               IsEmpty());
 }
 
-TEST(GroupTest, ManyOperationsUnderWayAtOnce) {
-  EXPECT_THAT(run_ranks(3,
+TEST_P(GroupTest, ManyOperationsUnderWayAtOnce) {
+  EXPECT_THAT(run_over(GetParam(), 3,
                         [](World& world) {
                           std::vector<at::Tensor> tensors;
                           std::vector<Work> works;
@@ -154,8 +163,8 @@ TEST(GroupTest, ManyOperationsUnderWayAtOnce) {
               IsEmpty());
 }
 
-TEST(GroupTest, DroppedWorkIsFinishedAllTheSame) {
-  EXPECT_THAT(run_ranks(2,
+TEST_P(GroupTest, DroppedWorkIsFinishedAllTheSame) {
+  EXPECT_THAT(run_over(GetParam(), 2,
                         [](World& world) {
                           auto tensor = torch::ones({100'000});
                           { auto work = world.group().all_reduce(tensor); }
@@ -164,8 +173,8 @@ TEST(GroupTest, DroppedWorkIsFinishedAllTheSame) {
               IsEmpty());
 }
 
-TEST(GroupTest, MessagesKeepTheirTagsAndOrder) {
-  EXPECT_THAT(run_ranks(3,
+TEST_P(GroupTest, MessagesKeepTheirTagsAndOrder) {
+  EXPECT_THAT(run_over(GetParam(), 3,
                         [](World& world) {
                           const Group& group = world.group();
                           const int next = (group.rank() + 1) % 3;
@@ -190,8 +199,8 @@ TEST(GroupTest, MessagesKeepTheirTagsAndOrder) {
               IsEmpty());
 }
 
-TEST(GroupTest, DoneOfAMessageTurnsTrueWithoutWait) {
-  EXPECT_THAT(run_ranks(2,
+TEST_P(GroupTest, DoneOfAMessageTurnsTrueWithoutWait) {
+  EXPECT_THAT(run_over(GetParam(), 2,
                         [](World& world) {
                           const Group& group = world.group();
                           auto tensor = torch::full({4}, group.rank(), torch::kFloat32);
@@ -211,8 +220,8 @@ TEST(GroupTest, DoneOfAMessageTurnsTrueWithoutWait) {
               IsEmpty());
 }
 
-TEST(GroupTest, SubgroupsWorkSideBySide) {
-  EXPECT_THAT(run_ranks(4,
+TEST_P(GroupTest, SubgroupsWorkSideBySide) {
+  EXPECT_THAT(run_over(GetParam(), 4,
                         [](World& world) {
                           // The mesh of two stages and two data ranks: data {0,1} {2,3}, pipe {0,2} {1,3}, and one backwards.
                           const Group low = world.subgroup({0, 1}, "data");
@@ -248,8 +257,8 @@ TEST(GroupTest, SubgroupsWorkSideBySide) {
               IsEmpty());
 }
 
-TEST(GroupTest, CountsBytesByTheClosedForms) {
-  EXPECT_THAT(run_ranks(3,
+TEST_P(GroupTest, CountsBytesByTheClosedForms) {
+  EXPECT_THAT(run_over(GetParam(), 3,
                         [](World& world) {
                           const Group& group = world.group();
                           const auto sent_by = [&](auto&& call) {
@@ -271,8 +280,8 @@ TEST(GroupTest, CountsBytesByTheClosedForms) {
               IsEmpty());
 }
 
-TEST(GroupTest, EmptyTensorsCostNothing) {
-  EXPECT_THAT(run_ranks(2,
+TEST_P(GroupTest, EmptyTensorsCostNothing) {
+  EXPECT_THAT(run_over(GetParam(), 2,
                         [](World& world) {
                           auto none = torch::empty({0});
                           world.group().all_reduce(none).wait();
@@ -283,8 +292,8 @@ TEST(GroupTest, EmptyTensorsCostNothing) {
               IsEmpty());
 }
 
-TEST(GroupTest, ParametersThatRequireGradMayBeSent) {
-  EXPECT_THAT(run_ranks(2,
+TEST_P(GroupTest, ParametersThatRequireGradMayBeSent) {
+  EXPECT_THAT(run_over(GetParam(), 2,
                         [](World& world) {
                           auto weight = torch::full({6}, world.rank() + 1.0F).requires_grad_();
                           world.group().broadcast(weight, 0).wait();
@@ -297,6 +306,8 @@ TEST(GroupTest, ParametersThatRequireGradMayBeSent) {
                         }),
               IsEmpty());
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, GroupTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
 
 } // namespace
 } // namespace trireme::comm

@@ -26,6 +26,10 @@ using testing::IsEmpty;
 
 using Clock = std::chrono::steady_clock;
 
+class TimeoutTest : public testing::TestWithParam<const char*> {};
+class LostPeerTest : public testing::TestWithParam<const char*> {};
+class MismatchTest : public testing::TestWithParam<const char*> {};
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -40,14 +44,20 @@ std::string peer_error(const std::function<void()>& call) {
   return "no PeerError";
 }
 
-RunOptions soon() {
+RunOptions over(const std::string& backend) {
   RunOptions options;
+  options.backend = backend;
+  return options;
+}
+
+RunOptions soon(const std::string& backend) {
+  RunOptions options = over(backend);
   options.timeout = std::chrono::milliseconds(1500);
   options.deadline = std::chrono::milliseconds(40'000);
   return options;
 }
 
-TEST(TimeoutTest, NamesTheRankThatDidNotCome) {
+TEST_P(TimeoutTest, NamesTheRankThatDidNotCome) {
   EXPECT_THAT(run_ranks(3,
                         [](World& world) {
                           auto loss = torch::ones({1});
@@ -66,11 +76,11 @@ TEST(TimeoutTest, NamesTheRankThatDidNotCome) {
                           EXPECT_EQ(record.state, OpState::failed);
                           EXPECT_EQ(record.what, "bucket 3");
                         },
-                        soon()),
+                        soon(GetParam())),
               IsEmpty());
 }
 
-TEST(TimeoutTest, SubgroupsNameWorldRanks) {
+TEST_P(TimeoutTest, SubgroupsNameWorldRanks) {
   EXPECT_THAT(run_ranks(3,
                         [](World& world) {
                           const Group pair = world.subgroup({1, 2}, "pipe");
@@ -84,11 +94,11 @@ TEST(TimeoutTest, SubgroupsNameWorldRanks) {
                             std::this_thread::sleep_for(std::chrono::milliseconds(6000));
                           }
                         },
-                        soon()),
+                        soon(GetParam())),
               IsEmpty());
 }
 
-TEST(TimeoutTest, ASkippedCollectiveIsSeenAtTheEnd) {
+TEST_P(TimeoutTest, ASkippedCollectiveIsSeenAtTheEnd) {
   EXPECT_THAT(run_ranks(2,
                         [](World& world) {
                           auto tensor = torch::ones({8});
@@ -98,11 +108,11 @@ TEST(TimeoutTest, ASkippedCollectiveIsSeenAtTheEnd) {
                                         AllOf(HasSubstr("all_reduce #2 (\"b\""), HasSubstr("rank 1 has left already (rank 1 last did all_reduce #1 (\"a\"")));
                           }
                         },
-                        soon()),
+                        soon(GetParam())),
               IsEmpty());
 }
 
-TEST(TimeoutTest, TheGroupStaysBrokenAndSaysWhy) {
+TEST_P(TimeoutTest, TheGroupStaysBrokenAndSaysWhy) {
   EXPECT_THAT(run_ranks(2,
                         [](World& world) {
                           auto tensor = torch::ones({8});
@@ -116,13 +126,13 @@ TEST(TimeoutTest, TheGroupStaysBrokenAndSaysWhy) {
                             std::this_thread::sleep_for(std::chrono::milliseconds(6000));
                           }
                         },
-                        soon()),
+                        soon(GetParam())),
               IsEmpty());
 }
 
-TEST(LostPeerTest, AKilledRankIsNoticedAndNamed) {
+TEST_P(LostPeerTest, AKilledRankIsNoticedAndNamed) {
   for (int victim = 0; victim < 3; ++victim) {
-    RunOptions options;
+    RunOptions options = over(GetParam());
     options.timeout = std::chrono::milliseconds(30'000);
     const auto lines = run_ranks(
         3,
@@ -147,7 +157,7 @@ TEST(LostPeerTest, AKilledRankIsNoticedAndNamed) {
   }
 }
 
-TEST(LostPeerTest, AKilledRankEndsAPipelinesReceive) {
+TEST_P(LostPeerTest, AKilledRankEndsAPipelinesReceive) {
   const auto lines = run_ranks(3, [](World& world) {
     auto tensor = torch::ones({1000});
     if (world.rank() == 2) {
@@ -157,11 +167,11 @@ TEST(LostPeerTest, AKilledRankEndsAPipelinesReceive) {
     // Rank 0 waits for rank 1, which waits for rank 2: both have to hear of it.
     const std::string error = peer_error([&] { world.group().recv(tensor, world.rank() + 1, 0, "activations").wait(); });
     EXPECT_THAT(error, AllOf(HasSubstr("recv #1 from rank"), HasSubstr("rank 2 does not answer any more")));
-  });
+  }, over(GetParam()));
   EXPECT_THAT(lines, ElementsAre("rank 2: ended by signal 9 (Killed)"));
 }
 
-TEST(LostPeerTest, AStoppedRankIsNamedAfterTheTimeout) {
+TEST_P(LostPeerTest, AStoppedRankIsNamedAfterTheTimeout) {
   // Shared with the forked ranks, so that a survivor can put the stopped one out of its misery.
   auto* stopped = static_cast<pid_t*>(mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(stopped, MAP_FAILED);
@@ -183,13 +193,13 @@ TEST(LostPeerTest, AStoppedRankIsNamedAfterTheTimeout) {
             kill(*stopped, SIGKILL);
           }
         },
-        soon());
+        soon(GetParam()));
     EXPECT_THAT(lines, ElementsAre(concat("rank ", victim, ": ended by signal 9 (Killed)")));
   }
   munmap(stopped, sizeof(pid_t));
 }
 
-TEST(LostPeerTest, AnExceptionInOneRankEndsTheOthersWithItsName) {
+TEST_P(LostPeerTest, AnExceptionInOneRankEndsTheOthersWithItsName) {
   const auto lines = run_ranks(3, [](World& world) {
     auto tensor = torch::ones({1000});
     world.group().all_reduce(tensor).wait();
@@ -199,11 +209,11 @@ TEST(LostPeerTest, AnExceptionInOneRankEndsTheOthersWithItsName) {
     const auto start = Clock::now();
     EXPECT_THAT(peer_error([&] { world.group().all_reduce(tensor).wait(); }), AllOf(HasSubstr("rank 1"), HasSubstr("ended with an error")));
     EXPECT_LT(seconds_since(start), 10);
-  });
+  }, over(GetParam()));
   EXPECT_THAT(lines, ElementsAre("rank 1: [data] the file ends too early."));
 }
 
-TEST(LostPeerTest, AnExceptionWhileAnOperationIsUnderWayDoesNotWaitForTheOthers) {
+TEST_P(LostPeerTest, AnExceptionWhileAnOperationIsUnderWayDoesNotWaitForTheOthers) {
   // Rank 0 does something else for long: rank 1 has to get rid of what it has begun by itself.
   EXPECT_THAT(run_processes(2,
                             [](int rank) {
@@ -224,11 +234,11 @@ TEST(LostPeerTest, AnExceptionWhileAnOperationIsUnderWayDoesNotWaitForTheOthers)
                                 EXPECT_THAT(error.what(), HasSubstr("in between"));
                                 EXPECT_LT(seconds_since(start), 5);
                               }
-                            }),
+                            }, over(GetParam())),
               IsEmpty());
 }
 
-TEST(MismatchTest, DifferentSizesAreNamedOnBothSides) {
+TEST_P(MismatchTest, DifferentSizesAreNamedOnBothSides) {
   const auto lines = run_ranks(
       2,
       [](World& world) {
@@ -242,11 +252,11 @@ TEST(MismatchTest, DifferentSizesAreNamedOnBothSides) {
         });
         EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #2 (\"bucket\", "), HasSubstr("4.00 kB"), HasSubstr("1.60 kB")));
       },
-      soon());
+      soon(GetParam()));
   EXPECT_THAT(lines, IsEmpty());
 }
 
-TEST(MismatchTest, DifferentOperationsAreNamed) {
+TEST_P(MismatchTest, DifferentOperationsAreNamed) {
   const auto lines = run_ranks(
       2,
       [](World& world) {
@@ -262,9 +272,13 @@ TEST(MismatchTest, DifferentOperationsAreNamed) {
         });
         EXPECT_THAT(error, AllOf(HasSubstr("all_gather #1 (\"parameters\", 512 B)"), HasSubstr("broadcast #1 (\"weights\", 256 B)")));
       },
-      soon());
+      soon(GetParam()));
   EXPECT_THAT(lines, IsEmpty());
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, TimeoutTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, LostPeerTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, MismatchTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
 
 } // namespace
 } // namespace trireme::comm

@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <vector>
@@ -197,6 +199,133 @@ TEST(KernelsTest, NotANumberStaysVisible) {
     EXPECT_TRUE(std::isnan(arrays.param[290]));
     EXPECT_TRUE(std::isfinite(arrays.param[6]));
     EXPECT_TRUE(std::isnan(kernel_set(simd).squared_norm(arrays.grad.data(), kLargest)));
+  }
+}
+
+template <class T>
+void expect_combined(Element element, Simd simd, int inputs, int64_t n, const std::function<T(const std::vector<T>&)>& formula) {
+  std::mt19937 generator(7);
+  std::vector<std::vector<T>> arrays(inputs);
+  std::vector<const void*> in;
+  for (auto& array : arrays) {
+    for (int64_t i = 0; i < n; ++i) {
+      array.push_back(static_cast<T>(static_cast<int>(generator() % 2000) - 1000));
+    }
+    in.push_back(array.data());
+  }
+  std::vector<T> first(n);
+  const auto before = arrays;
+  void* out[] = {first.data(), arrays[0].data()}; // one of them an input
+  kernel_set(simd).combine({in.data(), inputs, out, 2, element, Combine::sum}, 1, n);
+  for (int64_t i = 1; i < n; ++i) {
+    std::vector<T> values;
+    for (const auto& array : before) {
+      values.push_back(array[i]);
+    }
+    ASSERT_EQ(first[i], formula(values)) << name(simd) << ' ' << i;
+    ASSERT_EQ(arrays[0][i], first[i]);
+  }
+  EXPECT_EQ(first[0], T{}) << "outside the range";
+}
+
+std::vector<Simd> all_sets() {
+  auto sets = wide_sets();
+  sets.push_back(Simd::scalar);
+  return sets;
+}
+
+template <class T>
+T add_in_order(const std::vector<T>& values) {
+  T sum = values[0];
+  for (size_t i = 1; i < values.size(); ++i) {
+    sum = static_cast<T>(sum + values[i]);
+  }
+  return sum;
+}
+
+TEST(CombineTest, AddsEveryType) {
+  for (const Simd simd : all_sets()) {
+    for (const int inputs : {1, 2, 5}) {
+      for (const int64_t n : {1, 2, 100, 1000}) {
+        expect_combined<float>(Element::f32, simd, inputs, n, add_in_order<float>);
+        expect_combined<double>(Element::f64, simd, inputs, n, add_in_order<double>);
+        expect_combined<uint8_t>(Element::u8, simd, inputs, n, add_in_order<uint8_t>);
+        expect_combined<int8_t>(Element::i8, simd, inputs, n, add_in_order<int8_t>);
+        expect_combined<int16_t>(Element::i16, simd, inputs, n, add_in_order<int16_t>);
+        expect_combined<int32_t>(Element::i32, simd, inputs, n, add_in_order<int32_t>);
+        expect_combined<int64_t>(Element::i64, simd, inputs, n, add_in_order<int64_t>);
+      }
+    }
+  }
+}
+
+/// Every 16-bit pattern plus the same patterns in another order: all roundings, subnormals, infinities.
+TEST(CombineTest, NarrowFloatsHaveTheSameBitsInEverySet) {
+  std::vector<uint16_t> a(65536), b(65536), wanted(65536), found(65536);
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = static_cast<uint16_t>(i);
+    b[i] = static_cast<uint16_t>(i * 40503 + 11);
+  }
+  const void* in[] = {a.data(), b.data()};
+  for (const Element element : {Element::f16, Element::bf16}) {
+    for (const int inputs : {1, 2}) {
+      for (const Combine combine : {Combine::sum, Combine::max, Combine::min}) {
+        void* out[] = {wanted.data()};
+        kernel_set(Simd::scalar).combine({in, inputs, out, 1, element, combine}, 0, 65536);
+        const uint16_t infinity = element == Element::f16 ? 0x7c00 : 0x7f80;
+        const auto is_nan = [&](uint16_t x) { return (x & 0x7fff) > infinity; };
+        for (size_t i = 0; i < a.size(); ++i) {
+          if (inputs == 1) {
+            ASSERT_EQ(is_nan(wanted[i]), is_nan(a[i]));
+            ASSERT_TRUE(is_nan(a[i]) || wanted[i] == a[i]) << "there and back is the same";
+          } else if (is_nan(a[i]) || is_nan(b[i])) {
+            ASSERT_TRUE(is_nan(wanted[i]));
+          }
+        }
+        for (const Simd simd : wide_sets()) {
+          out[0] = found.data();
+          kernel_set(simd).combine({in, inputs, out, 1, element, combine}, 0, 65536);
+          for (size_t i = 0; i < a.size(); ++i) {
+            ASSERT_TRUE(found[i] == wanted[i] || (is_nan(found[i]) && is_nan(wanted[i])))
+                << name(simd) << ' ' << i << ": " << found[i] << ", scalar " << wanted[i];
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CombineTest, NarrowFloatsAreRoundedToNearestEven) {
+  const auto sum = [](Element element, uint16_t x, uint16_t y) {
+    const void* in[] = {&x, &y};
+    uint16_t result = 0;
+    void* out[] = {&result};
+    active_kernels().combine({in, 2, out, 1, element, Combine::sum}, 0, 1);
+    return result;
+  };
+  EXPECT_EQ(sum(Element::f16, 0x6800, 0x3c00), 0x6800); // 2048 + 1 lies between 2048 and 2050
+  EXPECT_EQ(sum(Element::f16, 0x6801, 0x3c00), 0x6802); // 2050 + 1: to 2052, the even one
+  EXPECT_EQ(sum(Element::f16, 0x7bff, 0x7bff), 0x7c00); // infinite
+  EXPECT_EQ(sum(Element::f16, 0x0001, 0x0001), 0x0002); // subnormal
+  EXPECT_EQ(sum(Element::bf16, 0x4380, 0x3f80), 0x4380); // 256 + 1
+  EXPECT_EQ(sum(Element::bf16, 0x4381, 0x3f80), 0x4382); // 258 + 1: to 260
+}
+
+TEST(CombineTest, CopiesAtAnyAlignment) {
+  std::vector<char> from(5000), to(5100);
+  for (size_t i = 0; i < from.size(); ++i) {
+    from[i] = static_cast<char>(i * 7);
+  }
+  for (const Simd simd : all_sets()) {
+    for (int64_t offset = 0; offset < 70; offset += 3) {
+      for (const int64_t bytes : {0, 1, 63, 64, 65, 200, 4800}) {
+        std::fill(to.begin(), to.end(), 'x');
+        kernel_set(simd).stream_copy(to.data() + offset, from.data() + offset % 5, bytes);
+        ASSERT_EQ(std::memcmp(to.data() + offset, from.data() + offset % 5, bytes), 0);
+        ASSERT_TRUE(std::all_of(to.begin(), to.begin() + offset, [](char c) { return c == 'x'; }));
+        ASSERT_TRUE(std::all_of(to.begin() + offset + bytes, to.end(), [](char c) { return c == 'x'; }));
+      }
+    }
   }
 }
 

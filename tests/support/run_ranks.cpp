@@ -179,6 +179,9 @@ std::vector<std::string> run_processes(int world_size, const std::function<void(
       }
       close(report[0]);
       set_environment(rank, world_size, port, listen_fd);
+      if (!options.backend.empty()) {
+        setenv("TRIREME_BACKEND", options.backend.c_str(), 1);
+      }
       be_rank(rank, body, report[1], parts_before);
     }
     close(report[1]);

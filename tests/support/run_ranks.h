@@ -14,9 +14,11 @@ struct RunOptions {
   std::chrono::milliseconds deadline{60'000};
   /// Of the world: its operations time out after this long.
   std::chrono::milliseconds timeout{30'000};
+  /// Of the world, "" for what the environment says.
+  std::string backend;
 };
 
-/// Forks `world_size` ranks that meet over gloo on a socket of this process, runs `body` in each
+/// Forks `world_size` ranks that meet on a socket of this process, runs `body` in each
 /// and returns one line per rank that did not end well: the text of its exception, its failed
 /// expectations, its signal or the deadline. Empty: all is well.
 ///

@@ -11,7 +11,7 @@ namespace fs = std::filesystem;
 
 TEST(CommandLineTest, HelpHasAnExampleForEveryCommand) {
   EXPECT_EQ(sh(kTrireme + " --help").status, 0);
-  for (const char* command : {"train", "launch", "generate", "inspect", "doctor", "schedule", "data fetch", "bench optim"}) {
+  for (const char* command : {"train", "launch", "generate", "inspect", "doctor", "schedule", "data fetch", "bench optim", "bench comm"}) {
     const Finished help = sh(concat(kTrireme, ' ', command, " --help"));
     EXPECT_EQ(help.status, 0) << command;
     EXPECT_THAT(help.output, HasSubstr("Example:\n  trireme ")) << command;

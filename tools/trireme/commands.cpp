@@ -31,6 +31,7 @@ struct Parser {
   ScheduleCommand schedule;
   DataFetchCommand fetch;
   BenchOptimCommand bench_optim;
+  BenchCommCommand bench_comm;
 
   Parser() {
     app.set_version_flag("--version", TRIREME_VERSION);
@@ -124,6 +125,17 @@ struct Parser {
     c->add_option("--threads", bench_optim.threads, "Numbers of threads (default: all cores)")->delimiter(',')->check(CLI::PositiveNumber);
     c->add_option("--repeats", bench_optim.repeats, "Measurements of each; the median is printed")->check(CLI::PositiveNumber)->capture_default_str();
     c->add_flag("--json", bench_optim.json, "One JSON object a line instead of a table");
+
+    c = add(*bench, result, bench_comm, "comm", "A collective between ranks of this machine, over each backend and against copies in memory",
+            "trireme bench comm --op all_reduce --ranks 2,4 --json");
+    c->add_option("--op", bench_comm.op, "all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, send or barrier")
+        ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "barrier"}))
+        ->capture_default_str();
+    c->add_option("--ranks", bench_comm.ranks, "Numbers of ranks")->delimiter(',')->check(CLI::Range(2, 64));
+    c->add_option("--bytes", bench_comm.bytes, "Sizes of the whole tensor")->delimiter(',')->check(CLI::PositiveNumber);
+    c->add_option("--backends", bench_comm.backends, "Backends to compare")->delimiter(',');
+    c->add_option("--repeats", bench_comm.repeats, "Measurements of each; the median is printed")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_flag("--json", bench_comm.json, "One JSON object a line instead of a table");
   }
 
   // CLI11 says "The following argument was not expected: trian"; people want to know what was meant.

@@ -74,8 +74,18 @@ struct BenchOptimCommand {
   bool json = false;
 };
 
+struct BenchCommCommand {
+  std::string op = "all_reduce";
+  std::vector<int64_t> ranks = {2, 4};
+  std::vector<int64_t> bytes = {4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
+  std::vector<std::string> backends = {"shm", "gloo"};
+  int64_t repeats = 15;
+  bool json = false;
+};
+
 using Command =
-    std::variant<TrainCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, ScheduleCommand>;
+    std::variant<TrainCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand,
+                 ScheduleCommand>;
 
 /// What the arguments ask for. Help and version are printed here and end in ExitNow(0).
 /// Errors: InputError with the words that were wrong and what would be right.

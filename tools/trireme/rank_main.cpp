@@ -1,5 +1,6 @@
 // `trireme-rank`: the part of the command line that has libtorch in it. `trireme` starts
 // it as the ranks of a training, or becomes it for generate, inspect, bench and doctor.
+#include "bench_comm.h"
 #include "bench_optim.h"
 #include "commands.h"
 #include "doctor.h"
@@ -48,6 +49,9 @@ struct Run {
     args.repeats = static_cast<int>(command.repeats);
     args.json = command.json;
     return bench_optim(args, std::cout);
+  }
+  int operator()(const BenchCommCommand& command) const {
+    return bench_comm(command, std::cout);
   }
   int operator()(const LaunchCommand&) const {
     throw Error("trireme-rank", "launch is done by trireme");
