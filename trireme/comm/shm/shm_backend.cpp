@@ -74,22 +74,24 @@ class Core : public Worker {
     return collectives_.pending() || messages_.pending();
   }
 
-  void start(const std::shared_ptr<Collective>& op) {
+  /// These three: true when it is done already.
+  bool start(const std::shared_ptr<Collective>& op) {
     const std::lock_guard lock(ProgressRoom::process().mutex);
     check_open();
     collectives_.start(op);
+    return op->done;
   }
-  /// True when it is done already.
   bool send(const std::shared_ptr<Parcel>& parcel) {
     const std::lock_guard lock(ProgressRoom::process().mutex);
     check_open();
     messages_.send(parcel);
     return parcel->done;
   }
-  void recv(const std::shared_ptr<Parcel>& parcel) {
+  bool recv(const std::shared_ptr<Parcel>& parcel) {
     const std::lock_guard lock(ProgressRoom::process().mutex);
     check_open();
     messages_.recv(parcel);
+    return parcel->done && parcel->error.empty();
   }
 
   /// Waits until `done`, which only waits for `peer` where there is one. Throws Trouble.
@@ -302,8 +304,7 @@ class ShmBackend : public Backend {
   }
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
     auto parcel = this->parcel(tensor, from, tag);
-    core_->recv(parcel);
-    return std::make_shared<ShmPending<Parcel>>(core_, std::move(parcel), from);
+    return core_->recv(parcel) ? nullptr : std::make_shared<ShmPending<Parcel>>(core_, std::move(parcel), from);
   }
 
   at::Tensor allocate(int64_t numel, at::ScalarType type) override {
@@ -350,8 +351,7 @@ class ShmBackend : public Backend {
       op->out = out.detach();
       op->element_bytes = static_cast<int64_t>(in.element_size());
     }
-    core_->start(op);
-    return std::make_shared<ShmPending<Collective>>(core_, std::move(op), -1);
+    return core_->start(op) ? nullptr : std::make_shared<ShmPending<Collective>>(core_, std::move(op), -1);
   }
 
   std::shared_ptr<Core> core_;
