@@ -48,7 +48,8 @@ at::Tensor room(const Group& group, bool shared, const at::Tensor& value) {
 }
 
 void expect_equal(const at::Tensor& found, const at::Tensor& wanted, const std::string& what) {
-  EXPECT_TRUE(torch::equal(found, wanted)) << what << ": " << (found != wanted).sum().item<int64_t>() << " of " << wanted.numel() << " differ";
+  const auto different = (found != wanted).sum().item<int64_t>();
+  EXPECT_TRUE(torch::equal(found, wanted)) << what << ": " << different << " of " << wanted.numel() << " differ";
 }
 
 struct Case {

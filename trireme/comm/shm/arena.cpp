@@ -115,7 +115,8 @@ void Arena::release(void* memory) {
   if (found == used_.end() || !reuse_) {
     return;
   }
-  auto [begin, size] = *found;
+  uint64_t begin = found->first;
+  uint64_t size = found->second;
   used_.erase(found);
   if (size >= kLarge) {
     const uint64_t first = round_up(begin, kPage);

@@ -388,8 +388,8 @@ bool shm_suits(const GroupSetup& setup) {
 std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
   GroupSetup setup = group;
   if (!shm_suits(setup)) {
-    throw InputError("comm", concat("backend \"shm\" is for 2 to ", kMostRanks, " ranks of one host, group \"", setup.name, "\" has ", setup.size,
-                                    setup.one_host ? "." : " on several hosts."),
+    throw InputError("comm", concat("backend \"shm\" is for 2 to ", kMostRanks, " ranks of one host, group \"", setup.name, "\" has ",
+                                    setup.size, setup.one_host ? "." : " on several hosts."),
                      "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or the run file).");
   }
   // All of them must come to the same verdict, so every complaint goes to everybody.
