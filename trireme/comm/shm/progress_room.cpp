@@ -66,20 +66,22 @@ bool ProgressRoom::work(Worker& own) {
   return did;
 }
 
-void ProgressRoom::wait(Worker& own, const std::function<bool(bool)>& over) {
+void ProgressRoom::wait(Worker& own, const bool& done, const std::function<void(bool)>& check) {
   static const int cores = usable_cores();
   ArenaHeader& header = Arena::process().header();
   int idle = 0;
   const auto go_on = [&](bool look_around) {
     const std::lock_guard lock(mutex);
-    if (over(false)) {
+    if (done) {
       return false;
     }
-    if (work(own)) {
-      idle = 0;
-      return !over(false);
+    // Before any check: what is complete counts, whatever has happened to the group since.
+    const bool did = work(own);
+    idle = did ? 0 : idle;
+    if (!done) {
+      check(look_around && !did);
     }
-    return !over(look_around);
+    return !done;
   };
   const int spins = ranks_ <= cores ? kSpins : 0;
   while (go_on(false)) {

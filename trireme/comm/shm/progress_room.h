@@ -29,10 +29,10 @@ class ProgressRoom {
   void add(Worker* worker, int ranks);
   void remove(Worker* worker);
 
-  /// Works and sleeps until `over` says so. `over` is called with the lock and may throw; its argument is true once in a
-  /// while when nothing goes on: time to look for lost peers.
+  /// Works and sleeps until `done`, which the work sets. Calls `check` between, with the lock; it throws to end this. Its
+  /// argument is true once in a while when nothing goes on: time to look for lost peers.
   /// A short bounded spin where there are no more ranks than cores, then sleep at the door of this process's arena.
-  void wait(Worker& own, const std::function<bool(bool look_around)>& over);
+  void wait(Worker& own, const bool& done, const std::function<void(bool look_around)>& check);
 
  private:
   bool work(Worker& own);

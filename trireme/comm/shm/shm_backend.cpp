@@ -98,10 +98,7 @@ class Core : public Worker {
   void wait(const bool& done, int peer) {
     const auto deadline = Clock::now() + timeout_;
     try {
-      ProgressRoom::process().wait(*this, [&](bool look_around) {
-        if (done) {
-          return true;
-        }
+      ProgressRoom::process().wait(*this, done, [&](bool look_around) {
         check_open();
         if (collectives_.mismatch()) {
           throw Trouble(Trouble::Kind::lost, "the ranks called different operations");
@@ -112,7 +109,6 @@ class Core : public Worker {
             throw Trouble(Trouble::Kind::deadline, "not done in time");
           }
         }
-        return false;
       });
     } catch (const Trouble&) {
       give_up();
