@@ -81,7 +81,7 @@ class Executor {
   struct InFlight {
     Tensors inputs;
     uint64_t fingerprint = 0;
-    torch::autograd::edge_list roots; ///< of the outputs that require a gradient
+    std::vector<torch::autograd::Edge> roots; ///< of the outputs that require a gradient
     std::vector<Layout::Entry> outputs; ///< of all outputs
     std::vector<bool> wants_grad;
     Tensors grads;
