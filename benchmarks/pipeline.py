@@ -1,14 +1,9 @@
 """`benchmarks/run pipeline`: two pipeline stages beside torch's and DeepSpeed's, and the plain loop on one thread. Standard library only."""
-import os
-import shutil
 import statistics
-import sys
-import tempfile
-from pathlib import Path
 
-from engines import PIPELINE_ENGINES, run_engine
-from processes import Failed
-from tables import Results, check, median_of, number, print_checks, print_table
+from engines import PIPELINE_ENGINES
+from rounds import run_in_turns
+from tables import check, median_of, number, print_checks, print_table
 from workloads import make_pipeline_spec
 
 STAGES = 2
@@ -25,40 +20,14 @@ def bubble(name, stages, micro_batches):
     return 0.0 if work is None else (stages - 1) / (work + stages - 1)
 
 
-def prepare(installed, names, folder):
-    """DeepSpeed compiles parts of itself when it first runs: not what is measured here."""
-    for name in [name for name in names if PIPELINE_ENGINES[name][0] == "deepspeed"][:1]:
-        try:
-            run_engine(installed, name, make_pipeline_spec("tiny", STAGES, steps=1, warmup=0), folder)
-        except Failed:
-            pass  # the measured runs will say it
-
-
 def measure(installed, names, size, args, record):
-    """Runs every engine once a round, each time beginning with another one, so that what drifts hits all alike."""
-    results = Results()
-    folder = Path(tempfile.mkdtemp(prefix="trireme-benchmark-"))
-    try:
-        prepare(installed, names, folder)
-        for n in range(args.rounds):
-            shift = n % max(1, len(names))
-            for name in names[shift:] + names[:shift]:
-                spec = make_pipeline_spec(size, STAGES, args.steps, partition=args.partition)
-                try:
-                    row = run_engine(installed, name, spec, folder)
-                    row.update(processes=PIPELINE_ENGINES[name][1], bubble=round(bubble(name, STAGES, spec["accumulate"]), 4))
-                    said = f"{row['step_ms']:.1f} ms a step, {row['process_s']:.1f} s"
-                    said += "" if row["clean_exit"] else ", NOT A CLEAN EXIT (after its measurements)"
-                    record(dict(row, benchmark="pipeline", round=n + 1))
-                except Failed as failure:
-                    row, said = None, f"FAILED, {failure}"
-                    record(dict(benchmark="pipeline", engine=name, size=size, round=n + 1, failed=str(failure)))
-                results.add(name, n, row)
-                print(f"{size} {n + 1}/{args.rounds} {name}: {said}", file=sys.stderr, flush=True)
-                os.sync()  # what one engine wrote is not written back during the next one's steps
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return results
+    deepspeed = next((name for name in names if PIPELINE_ENGINES[name][0] == "deepspeed"), None)
+
+    def add(row, name, spec):
+        row.update(processes=PIPELINE_ENGINES[name][1], bubble=round(bubble(name, STAGES, spec["accumulate"]), 4))
+    return run_in_turns(installed, names, args.rounds, record, dict(benchmark="pipeline", size=size),
+                        lambda name: make_pipeline_spec(size, STAGES, args.steps, partition=args.partition),
+                        deepspeed and (deepspeed, make_pipeline_spec("tiny", STAGES, steps=1, warmup=0)), digits=1, add=add)
 
 
 def efficiency(results, name):

@@ -1,51 +1,17 @@
 """`benchmarks/run train` and `start`: whole training steps, and whole processes for one step. Standard library only."""
-import os
-import shutil
-import sys
-import tempfile
-from pathlib import Path
-
-from engines import ENGINES, run_engine
-from processes import Failed
-from tables import Results, check, median_of, number, print_checks, print_table
+from engines import ENGINES
+from rounds import run_in_turns
+from tables import check, median_of, number, print_checks, print_table
 from workloads import make_spec
 
 START_ENGINES = ["raw", "trireme-1", "plain", "trireme-2", "ddp-2", "deepspeed-2"]
 
 
-def prepare(installed, names, folder):
-    """DeepSpeed compiles parts of itself when it first runs: not what is measured here."""
-    for name in [name for name in names if ENGINES[name][0] == "deepspeed"][:1]:
-        try:
-            run_engine(installed, name, make_spec("nano", ENGINES[name][1], 1, steps=1, warmup=0), folder)
-        except Failed:
-            pass  # the measured runs will say it
-
-
 def measure(installed, names, size, rounds, threads, steps, warmup, record):
-    """Runs every engine once a round, each time beginning with another one, so that what drifts hits all alike."""
-    results = Results()
-    folder = Path(tempfile.mkdtemp(prefix="trireme-benchmark-"))
-    try:
-        prepare(installed, names, folder)
-        for n in range(rounds):
-            shift = n % max(1, len(names))
-            for name in names[shift:] + names[:shift]:
-                spec = make_spec(size, ENGINES[name][1], threads, steps, warmup)
-                try:
-                    row = run_engine(installed, name, spec, folder)
-                    said = f"{row['step_ms']:.2f} ms a step, {row['process_s']:.1f} s"
-                    said += "" if row["clean_exit"] else ", NOT A CLEAN EXIT (after its measurements)"
-                    record(dict(row, benchmark="train", round=n + 1))
-                except Failed as failure:
-                    row, said = None, f"FAILED, {failure}"
-                    record(dict(benchmark="train", engine=name, size=size, round=n + 1, failed=str(failure)))
-                results.add(name, n, row)
-                print(f"{size} {n + 1}/{rounds} {name}: {said}", file=sys.stderr, flush=True)
-                os.sync()  # what one engine wrote is not written back during the next one's steps
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return results
+    deepspeed = next((name for name in names if ENGINES[name][0] == "deepspeed"), None)
+    return run_in_turns(installed, names, rounds, record, dict(benchmark="train", size=size),
+                        lambda name: make_spec(size, ENGINES[name][1], threads, steps, warmup),
+                        deepspeed and (deepspeed, make_spec("nano", ENGINES[deepspeed][1], 1, steps=1, warmup=0)))
 
 
 def print_engines(results, names):

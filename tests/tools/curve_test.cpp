@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <cctype>
 #include <cstdlib>
 #include <sstream>
 
@@ -10,7 +11,7 @@ namespace trireme::tools {
 namespace {
 
 // Same initial weights (safetensors with Hugging Face's names), same tokens: the same losses as Python PyTorch.
-class CurveTest : public RunFolder, public testing::WithParamInterface<int> {};
+class CurveTest : public RunFolder, public testing::WithParamInterface<const char*> {};
 
 TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
   const Finished reference =
@@ -22,7 +23,7 @@ TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
   "training": {"steps": 20},
   "engine": {"train_batch_size": 8, "gradient_clipping": 1.0,
              "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}}}})");
-  const Finished run = train(concat("-n ", GetParam()));
+  const Finished run = train(GetParam());
   ASSERT_EQ(run.status, 0) << run.output;
   std::istringstream expected(reference.output);
   std::istringstream metrics(read_file(folder / "out/metrics.jsonl"));
@@ -35,7 +36,19 @@ TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
   EXPECT_EQ(steps, 20);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CurveTest, testing::Values(1, 2, 4));
+// Data parallel, pipelines, and both; the order of the samples and their batches is the same in all.
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, CurveTest,
+    testing::Values("-n 1", "-n 2", "-n 4", "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4",
+                    "-n 4 --set parallel.pipe=2 --set parallel.schedule=zero-bubble --set engine.gradient_accumulation_steps=2",
+                    "-n 2 --set parallel.pipe=2 --set parallel.schedule=interleaved --set engine.gradient_accumulation_steps=4",
+                    "-n 3 --set parallel.pipe=3 --set parallel.schedule=gpipe --set engine.gradient_accumulation_steps=2 "
+                    "--set engine.pipeline.activation_checkpoint_interval=1"),
+    [](const auto& info) {
+      std::string name = info.param;
+      std::erase_if(name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; });
+      return name;
+    });
 
 } // namespace
 } // namespace trireme::tools

@@ -47,6 +47,11 @@ fs::path default_out(const TrainCommand& command) {
 int64_t ranks_of(const TrainCommand& command, const config::RunConfig& run) {
   const int64_t per_replica = run.parallel.pipe * run.parallel.tensor;
   const int64_t ranks = command.ranks > 0 ? command.ranks : per_replica * run.parallel.data.value_or(1);
+  if (ranks % per_replica != 0) {
+    throw InputError("trireme",
+                     concat("-n ", ranks, " ranks cannot be divided among ", per_replica, run.parallel.tensor == 1 ? " pipeline stages" : " ranks of a replica (pipe * tensor)"),
+                     concat("Use -n ", per_replica, ", ", 2 * per_replica, " or another multiple, or set parallel.pipe to a divisor of ", ranks, '.'));
+  }
   if (run.parallel.data && ranks != per_replica * *run.parallel.data) {
     throw InputError("trireme",
                      concat("-n ", ranks, " does not fit \"parallel\" in ", command.run_file.string(), ": pipe * tensor * data = ",

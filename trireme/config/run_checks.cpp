@@ -82,6 +82,11 @@ void check_cnn(const JsonNode& root, const RunConfig& run) {
   };
   count("train", run.data.train.size(), "train_labels", run.data.train_labels.size());
   count("validation", run.data.validation.size(), "validation_labels", run.data.validation_labels.size());
+  if (run.parallel.pipe > 1) {
+    place(root, "model", "type")
+        .fail(concat("a run file cannot cut a cnn into ", run.parallel.pipe, " pipeline stages"),
+              "Use a gpt, or a layer list in C++ as examples/alexnet_pipeline does.");
+  }
   if (run.model.cnn.side % 4 != 0) {
     place(root, "model", "side")
         .fail(concat("must be a multiple of 4, because images are halved twice; found ", run.model.cnn.side));

@@ -125,10 +125,6 @@ void Engine::Impl::step() {
     ++micro_steps;
     return;
   }
-  finish_step();
-}
-
-void Engine::Impl::finish_step() {
   ++micro_steps;
   {
     const Stopwatch watch(running.optimizer);

@@ -69,7 +69,6 @@ class Engine::Impl {
   void step();
   /// All micro-batches of a step as a pipeline, up to reduced gradients.
   void run_pipeline(const std::function<data::Batch()>& next);
-  void finish_step();
   LossSum evaluate(const data::Batch& micro_batch);
   LossSum evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next);
   double mean_over_ranks(const LossSum& sum) const;

@@ -143,7 +143,7 @@ double Executor::train(int micro_batches, int64_t first_micro_batch, double loss
   if (tracer().on()) {
     tracer().add(Lane::compute, concat("stage ", pipe_.rank(), " of ", pipe_.size()), tracer().now_ns(), tracer().now_ns());
   }
-  run(todo, micro_batches);
+  run(todo);
   return loss_sum_;
 }
 
@@ -152,7 +152,7 @@ void Executor::evaluate(int micro_batches, const NextBatch& next, const Visit& v
   training_ = false;
   next_ = &next;
   visit_ = &visit;
-  run(program(micro_batches, false), micro_batches);
+  run(program(micro_batches, false));
 }
 
 namespace {
@@ -178,10 +178,10 @@ class DropOnFailure {
 
 } // namespace
 
-void Executor::run(const Program& todo, int micro_batches) {
+void Executor::run(const Program& todo) {
   const DropOnFailure guard(channels_);
   try {
-    interpret(todo, micro_batches);
+    interpret(todo);
   } catch (const PeerError&) {
     throw;
   } catch (const std::exception& error) {
@@ -190,8 +190,7 @@ void Executor::run(const Program& todo, int micro_batches) {
   }
 }
 
-void Executor::interpret(const Program& todo, int micro_batches) {
-  micro_batches_ = micro_batches;
+void Executor::interpret(const Program& todo) {
   batches_.clear();
   for (auto& flights : flights_) {
     flights.clear();

@@ -81,7 +81,7 @@ class Executor {
   struct InFlight {
     Tensors inputs;
     uint64_t fingerprint = 0;
-    torch::autograd::edge_list roots; ///< of the outputs that require a gradient
+    std::vector<torch::autograd::Edge> roots; ///< of the outputs that require a gradient
     std::vector<Layout::Entry> outputs; ///< of all outputs
     std::vector<bool> wants_grad;
     Tensors grads;
@@ -97,8 +97,8 @@ class Executor {
 
   void open_channels();
   const Program& program(int micro_batches, bool training);
-  void run(const Program& program, int micro_batches);
-  void interpret(const Program& program, int micro_batches);
+  void run(const Program& program);
+  void interpret(const Program& program);
   void load(int micro_batch);
   Message receive(RecvChannel& channel, int micro_batch);
   void recv_activation(const Instruction& instruction);
@@ -135,7 +135,6 @@ class Executor {
 
   // Of the batch that is running.
   bool training_ = false;
-  int micro_batches_ = 0;
   int64_t first_micro_batch_ = 0;
   double loss_scale_ = 1;
   double loss_sum_ = 0;

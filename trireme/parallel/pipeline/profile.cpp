@@ -1,6 +1,7 @@
 #include <trireme/parallel/pipeline/profile.h>
 
 #include <trireme/base/error.h>
+#include <trireme/parallel/pipeline/message.h>
 
 #include <torch/torch.h>
 
@@ -12,6 +13,7 @@ namespace trireme::pipeline {
 namespace {
 
 constexpr int kRepeats = 5;
+constexpr double kEnoughSeconds = 0.2; // of one layer: then what was measured so far will do
 
 Tensors as_leaves(const Tensors& tensors) {
   Tensors leaves;
@@ -27,7 +29,8 @@ Tensors as_leaves(const Tensors& tensors) {
 // The first time warms up caches and allocator.
 double seconds_of(const BuiltLayer& layer, const Tensors& inputs, Tensors& outputs) {
   std::vector<double> seconds;
-  for (int i = 0; i < kRepeats; ++i) {
+  double spent = 0;
+  for (int i = 0; i < kRepeats && (i < 2 || spent < kEnoughSeconds); ++i) {
     const Tensors leaves = as_leaves(inputs);
     const auto begin = std::chrono::steady_clock::now();
     outputs = layer.forward(leaves);
@@ -43,9 +46,10 @@ double seconds_of(const BuiltLayer& layer, const Tensors& inputs, Tensors& outpu
       torch::autograd::backward(roots, grads);
     }
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    spent += seconds.back();
   }
-  std::nth_element(seconds.begin(), seconds.begin() + kRepeats / 2, seconds.end());
-  return seconds[kRepeats / 2];
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[(seconds.size() - 1) / 2];
 }
 
 } // namespace
@@ -68,7 +72,21 @@ LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_input
   LayerProfile profile;
   Tensors tensors = sample_inputs;
   std::map<std::string, std::shared_ptr<torch::nn::Module>> shared;
+  struct Known {
+    size_t layer;
+    Tensors outputs;
+  };
+  std::map<std::string, Known> known;
   for (const Layer& layer : layers) {
+    // Blocks of one class, size and input cost the same: one of them is measured.
+    const std::string kind = concat(layer.type(), ' ', layer.trainable_parameters(), ' ', describe(tensors));
+    if (const auto same = known.find(kind); layer.is_lazy() && !layer.tie() && same != known.end()) {
+      profile.seconds.push_back(profile.seconds[same->second.layer]);
+      profile.parameter_bytes.push_back(profile.parameter_bytes[same->second.layer]);
+      profile.activation_bytes.push_back(profile.activation_bytes[same->second.layer]);
+      tensors = same->second.outputs;
+      continue;
+    }
     const auto found = layer.tie() ? shared.find(layer.tie()->key) : shared.end();
     const bool again = found != shared.end();
     const BuiltLayer built = again ? layer.share(found->second) : layer.build();
@@ -91,6 +109,7 @@ LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_input
     }
     profile.activation_bytes.push_back(activations);
     tensors = as_leaves(outputs);
+    known.emplace(kind, Known{profile.seconds.size() - 1, tensors});
   }
   generator.set_state(random_state);
   return profile;

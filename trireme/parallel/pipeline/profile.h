@@ -17,7 +17,8 @@ struct LayerProfile {
   std::vector<double> bytes(int stages) const;
 };
 
-/// Builds one layer after the other, runs it on what the one before returned, and lets it go.
+/// Builds one layer after the other, runs it on what the one before returned, and lets it go. Of lazily built
+/// layers of one class, size and input only the first is measured.
 /// Memory: one layer and two micro-batches of activations. The random state is left as it was.
 /// Errors: InputError without sample inputs, or what a layer throws.
 LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_inputs);

@@ -25,7 +25,7 @@ using NodePtr = decltype(torch::autograd::Edge::function);
 class SplitBackward {
  public:
   /// `parameters`: the parameters' grad accumulators (torch::autograd::impl::grad_accumulator).
-  SplitBackward(torch::autograd::edge_list roots, Tensors grads, const Tensors& inputs,
+  SplitBackward(std::vector<torch::autograd::Edge> roots, Tensors grads, const Tensors& inputs,
                 const std::unordered_set<torch::autograd::Node*>& parameters);
 
   /// Is there anything to be done later?
@@ -40,12 +40,12 @@ class SplitBackward {
  private:
   struct Joint {
     NodePtr node;
-    torch::autograd::edge_list parameters;
+    std::vector<torch::autograd::Edge> parameters;
     Tensors grads; // for each of the node's inputs
   };
   void find_joints(const std::unordered_set<torch::autograd::Node*>& parameters);
 
-  torch::autograd::edge_list roots_;
+  std::vector<torch::autograd::Edge> roots_;
   Tensors grads_;
   Tensors inputs_;
   std::vector<Joint> joints_;
