@@ -1,6 +1,7 @@
 #include <trireme/comm/world.h>
 
-#include "tests/support/run_ranks.h"
+#include "tests/comm/group_checks.h"
+#include "tests/support/run_mpi.h"
 
 #include <torch/torch.h>
 
@@ -9,35 +10,27 @@
 namespace trireme::comm {
 namespace {
 
-using test::run_ranks;
 using testing::ElementsAre;
 using testing::IsEmpty;
-
-/// Rank r's tensor: r * 100 + 0, 1, 2, ...; small whole numbers, so that every type holds them exactly.
-at::Tensor numbers(int rank, int64_t numel, at::ScalarType type) {
-  return (torch::arange(numel, torch::kInt64) % 7 + rank * 3 + 1).to(type);
-}
-
-at::Tensor sum_of_all(int size, int64_t numel, at::ScalarType type) {
-  at::Tensor sum = torch::zeros({numel}, torch::kInt64);
-  for (int rank = 0; rank < size; ++rank) {
-    sum += numbers(rank, numel, torch::kInt64);
-  }
-  return sum.to(type);
-}
-
-void expect_equal(const at::Tensor& found, const at::Tensor& wanted, const char* what) {
-  EXPECT_TRUE(torch::equal(found, wanted)) << what << "\nfound " << found << "\nwanted " << wanted;
-}
 
 /// run_ranks over that backend.
 std::vector<std::string> run_over(const std::string& backend, int ranks, const std::function<void(World&)>& body) {
   test::RunOptions options;
+  if (test::is_mpi(backend)) {
+    return test::run_over_mpi(backend, ranks, body, options);
+  }
   options.backend = backend;
-  return run_ranks(ranks, body, options);
+  return test::run_ranks(ranks, body, options);
 }
 
-class GroupTest : public testing::TestWithParam<const char*> {};
+class GroupTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = test::is_mpi(GetParam()) ? test::why_not_mpi(GetParam()) : ""; !why.empty()) {
+      GTEST_SKIP() << why;
+    }
+  }
+};
 
 TEST_P(GroupTest, ThreeRanksAddUpTheDemo) {
   EXPECT_THAT(run_over(GetParam(), 3,
@@ -50,66 +43,15 @@ TEST_P(GroupTest, ThreeRanksAddUpTheDemo) {
               IsEmpty());
 }
 
-class AllOperationsTest : public testing::TestWithParam<std::tuple<const char*, int, at::ScalarType>> {};
-
-void all_reduce_each_way(const Group& group, at::ScalarType type) {
-  const int64_t numel = 1001;
-  auto tensor = numbers(group.rank(), numel, type);
-  group.all_reduce(tensor).wait();
-  expect_equal(tensor, sum_of_all(group.size(), numel, type), "sum");
-  tensor = numbers(group.rank(), numel, type);
-  group.all_reduce(tensor, ReduceOp::max).wait();
-  expect_equal(tensor, numbers(group.size() - 1, numel, type), "max");
-  tensor = numbers(group.rank(), numel, type).view({7, 11, 13});
-  group.all_reduce(tensor, ReduceOp::min).wait();
-  expect_equal(tensor, numbers(0, numel, type).view({7, 11, 13}), "min");
-}
-
-void reduce_scatter_and_all_gather(const Group& group, at::ScalarType type) {
-  const int64_t part = 130;
-  const int size = group.size();
-  auto whole = numbers(group.rank(), part * size, type);
-  const auto before = whole.clone();
-  auto mine = torch::empty({part}, type);
-  group.reduce_scatter(mine, whole).wait();
-  expect_equal(mine, sum_of_all(size, part * size, type).narrow(0, group.rank() * part, part), "reduce_scatter");
-  expect_equal(whole, before, "reduce_scatter leaves its input alone");
-  group.reduce_scatter(mine, whole, ReduceOp::max).wait();
-  expect_equal(mine, numbers(size - 1, part * size, type).narrow(0, group.rank() * part, part), "reduce_scatter max");
-  group.reduce_scatter(mine, whole, ReduceOp::min).wait();
-  expect_equal(mine, numbers(0, part * size, type).narrow(0, group.rank() * part, part), "reduce_scatter min");
-
-  auto inside = whole.narrow(0, group.rank() * part, part);
-  group.reduce_scatter(inside, whole).wait();
-  expect_equal(inside, sum_of_all(size, part * size, type).narrow(0, group.rank() * part, part), "reduce_scatter into its own slice");
-  group.all_gather(whole, inside).wait();
-  expect_equal(whole, sum_of_all(size, part * size, type), "all_gather from its own slice");
-
-  auto gathered = torch::zeros({size, part}, type);
-  group.all_gather(gathered, numbers(group.rank(), part, type)).wait();
-  for (int rank = 0; rank < size; ++rank) {
-    expect_equal(gathered[rank], numbers(rank, part, type), "all_gather");
+class AllOperationsTest : public testing::TestWithParam<std::tuple<const char*, int, at::ScalarType>> {
+ protected:
+  void SetUp() override {
+    const std::string backend = std::get<0>(GetParam());
+    if (const std::string why = test::is_mpi(backend) ? test::why_not_mpi(backend) : ""; !why.empty()) {
+      GTEST_SKIP() << why;
+    }
   }
-}
-
-void broadcast_and_all_to_all(const Group& group, at::ScalarType type) {
-  for (int root = 0; root < group.size(); ++root) {
-    auto tensor = numbers(group.rank(), 33, type);
-    group.broadcast(tensor, root).wait();
-    expect_equal(tensor, numbers(root, 33, type), "broadcast");
-  }
-  const int size = group.size();
-  auto in = torch::empty({size, 5}, type);
-  for (int to = 0; to < size; ++to) {
-    in[to] = numbers(group.rank() * size + to, 5, type);
-  }
-  auto out = torch::zeros({size, 5}, type);
-  group.all_to_all(out, in).wait();
-  for (int from = 0; from < size; ++from) {
-    expect_equal(out[from], numbers(from * size + group.rank(), 5, type), "all_to_all");
-  }
-  group.barrier().wait();
-}
+};
 
 TEST_P(AllOperationsTest, EqualTheirFormula) {
   const auto [backend, size, type] = GetParam();
@@ -117,21 +59,27 @@ TEST_P(AllOperationsTest, EqualTheirFormula) {
                         [backend = backend, type = type, size = size](World& world) {
                           const Group& group = world.group();
                           ASSERT_EQ(group.size(), size);
-                          EXPECT_STREQ(group.backend(), size == 1 ? "null" : backend);
-                          all_reduce_each_way(group, type);
-                          reduce_scatter_and_all_gather(group, type);
-                          broadcast_and_all_to_all(group, type);
+                          EXPECT_STREQ(group.backend(), size == 1 ? "null" : test::is_mpi(backend) ? "mpi" : backend);
+                          check_every_operation(group, type);
                         }),
               IsEmpty());
+}
+
+std::string name_of(const testing::TestParamInfo<std::tuple<const char*, int, at::ScalarType>>& info) {
+  return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks", c10::toString(std::get<2>(info.param)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, AllOperationsTest,
                          testing::Combine(testing::Values("gloo", "shm"), testing::Values(1, 2, 3, 4),
                                           testing::Values(torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf, torch::kInt64,
                                                           torch::kUInt8)),
-                         [](const auto& info) {
-                           return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks", c10::toString(std::get<2>(info.param)));
-                         });
+                         name_of);
+
+// Fewer, because every mpirun takes a second.
+INSTANTIATE_TEST_SUITE_P(Mpi, AllOperationsTest,
+                         testing::Combine(testing::Values("openmpi", "mpich"), testing::Values(2, 3),
+                                          testing::Values(torch::kFloat32, torch::kBFloat16, torch::kInt64)),
+                         name_of);
 
 TEST_P(GroupTest, ReduceScatterOfBFloat16AddsInFloat) {
   EXPECT_THAT(run_over(GetParam(), 3,
@@ -307,7 +255,7 @@ TEST_P(GroupTest, ParametersThatRequireGradMayBeSent) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, GroupTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, GroupTest, testing::Values("gloo", "shm", "openmpi", "mpich"), [](const auto& info) { return std::string(info.param); });
 
 } // namespace
 } // namespace trireme::comm

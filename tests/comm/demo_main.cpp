@@ -5,12 +5,14 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <thread>
 
-// With "--throw-on R" rank R then fails and the others wait for it in vain.
+// With "--throw-on R" rank R then fails and the others wait for it in vain; with "--sleep-on R" it only does not come.
 int main(int argc, char** argv) {
   using namespace trireme;
   try {
@@ -27,6 +29,12 @@ int main(int argc, char** argv) {
     if (argc == 3 && std::strcmp(argv[1], "--throw-on") == 0) {
       if (std::atoi(argv[2]) == world.rank()) {
         throw Error("demo", "fails on purpose.");
+      }
+      world.group().barrier("in vain").wait();
+    }
+    if (argc == 3 && std::strcmp(argv[1], "--sleep-on") == 0) {
+      if (std::atoi(argv[2]) == world.rank()) {
+        std::this_thread::sleep_for(std::chrono::seconds(60));
       }
       world.group().barrier("in vain").wait();
     }

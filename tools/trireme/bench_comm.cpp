@@ -1,6 +1,7 @@
 #include "bench_comm.h"
 
 #include <trireme/base/error.h>
+#include <trireme/comm/algorithms/all_reduce.h>
 #include <trireme/comm/world.h>
 #include <trireme/kernels/kernels.h>
 
@@ -12,7 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <iomanip>
-#include <limits>
+#include <optional>
 #include <ostream>
 
 namespace trireme::tools {
@@ -61,78 +62,133 @@ struct Bench {
     }
   }
 
-  /// Half of what a rank reads and writes at least, if nobody's work is done twice.
+  int64_t bytes() const {
+    return static_cast<int64_t>(whole.nbytes());
+  }
+  /// What a rank copies for the limit.
   int64_t copied_bytes() const {
-    const auto bytes = static_cast<int64_t>(whole.nbytes());
     const int64_t ranks = group.size();
     if (op == "reduce_scatter") {
-      return (bytes + bytes / ranks) / 2;
+      return (bytes() + bytes() / ranks) / 2;
     }
     if (op == "all_gather" || op == "broadcast") {
-      return bytes * (ranks - 1) / ranks;
+      return bytes() * (ranks - 1) / ranks;
     }
-    return op == "barrier" ? 0 : bytes;
+    return op == "barrier" ? 0 : bytes();
   }
 };
 
-/// Seconds of one call: medians over the repeats, each the slowest rank's.
-struct Times {
-  double median = 0;
-  double least = 0;
-};
-
-double slowest(const comm::Group& group, double seconds) {
-  at::Tensor value = at::full({1}, seconds, at::kDouble);
-  group.all_reduce(value, comm::ReduceOp::max).wait();
+double of_all(const comm::Group& group, double mine, comm::ReduceOp op) {
+  at::Tensor value = at::full({1}, mine, at::kDouble);
+  group.all_reduce(value, op).wait();
   return value.item<double>();
 }
 
+int64_t largest(const comm::Group& group, int64_t mine) {
+  return static_cast<int64_t>(of_all(group, static_cast<double>(mine), comm::ReduceOp::max));
+}
+
+/// Seconds of one call on the slowest rank.
 double measure(const comm::Group& group, const std::function<void()>& call, int rounds) {
   group.barrier().wait();
   const auto start = Clock::now();
   for (int round = 0; round < rounds; ++round) {
     call();
   }
-  return slowest(group, std::chrono::duration<double>(Clock::now() - start).count()) / rounds;
+  return of_all(group, std::chrono::duration<double>(Clock::now() - start).count(), comm::ReduceOp::max) / rounds;
 }
 
-Times times(const comm::Group& group, const std::function<void()>& call, int64_t repeats) {
-  measure(group, call, 2);
-  const double once = measure(group, call, 3);
-  const int rounds = std::clamp(static_cast<int>(kWorthTiming / once), 1, kMostRounds);
-  std::vector<double> seconds;
-  for (int64_t repeat = 0; repeat < repeats; ++repeat) {
-    seconds.push_back(measure(group, call, rounds));
+/// One of the things that are measured in turns.
+struct Contestant {
+  std::string name;
+  std::function<void()> call;
+  std::optional<comm::Algorithm> algorithm = {};
+  comm::Traffic traffic = {};
+  int rounds = 1;
+  std::vector<double> seconds = {};
+
+  double median() const {
+    std::vector<double> sorted = seconds;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[sorted.size() / 2];
   }
-  std::sort(seconds.begin(), seconds.end());
-  return {seconds[seconds.size() / 2], seconds.front()};
+  double least() const {
+    return *std::min_element(seconds.begin(), seconds.end());
+  }
+};
+
+void run_in_turns(const comm::Group& group, std::vector<Contestant>& contestants, int64_t repeats) {
+  for (auto& contestant : contestants) {
+    measure(group, contestant.call, 2);
+    contestant.rounds = std::clamp(static_cast<int>(kWorthTiming / measure(group, contestant.call, 3)), 1, kMostRounds);
+  }
+  for (int64_t repeat = 0; repeat < repeats; ++repeat) {
+    for (auto& contestant : contestants) {
+      contestant.seconds.push_back(measure(group, contestant.call, contestant.rounds));
+    }
+  }
 }
 
-Times limit(const Bench& bench, int64_t repeats) {
+/// The two ways of copying, last of all contestants.
+void add_copies(const Bench& bench, std::vector<Contestant>& contestants) {
   const int64_t bytes = bench.copied_bytes();
   const at::Tensor from = at::ones({std::max<int64_t>(1, bytes)}, at::kByte);
   const at::Tensor to = at::zeros_like(from);
-  const Times plain = times(bench.group, [&] { std::memcpy(to.data_ptr(), from.data_ptr(), static_cast<size_t>(bytes)); }, repeats);
-  const Times streamed =
-      times(bench.group, [&] { kernels::active_kernels().stream_copy(to.data_ptr(), from.data_ptr(), bytes); }, repeats);
-  return streamed.median < plain.median ? streamed : plain;
+  contestants.push_back({"memcpy", [=] { std::memcpy(to.data_ptr(), from.data_ptr(), static_cast<size_t>(bytes)); }});
+  contestants.push_back({"memcpy", [=] { kernels::active_kernels().stream_copy(to.data_ptr(), from.data_ptr(), bytes); }});
 }
 
-void print(const std::string& backend, const Bench& bench, int64_t bytes, const Times& times, bool json, std::ostream& out) {
-  if (bench.group.rank() != 0) {
+nlohmann::ordered_json row(const Bench& bench, const std::string& backend, const Contestant& measured, double limit) {
+  nlohmann::ordered_json json = {{"bench", "comm"},
+                                 {"op", bench.op},
+                                 {"backend", backend},
+                                 {"algorithm", measured.name},
+                                 {"ranks", bench.group.size()},
+                                 {"bytes", bench.bytes()},
+                                 {"us", measured.median() * 1e6},
+                                 {"us_min", measured.least() * 1e6},
+                                 {"gb_per_s", static_cast<double>(bench.bytes()) / measured.median() / 1e9},
+                                 {"of_limit", limit / measured.median()}};
+  if (measured.algorithm) {
+    const comm::Cost formula = comm::cost(*measured.algorithm, bench.group.size(), bench.bytes());
+    json["steps"] = measured.traffic.steps;
+    json["steps_formula"] = formula.steps;
+    json["bytes_sent"] = measured.traffic.bytes_sent;
+    json["bytes_formula"] = static_cast<int64_t>(formula.bytes_busiest);
+    json["messages"] = measured.traffic.messages;
+  }
+  return json;
+}
+
+void print(const nlohmann::ordered_json& row, bool json, std::ostream& out) {
+  if (json) {
+    out << row << std::endl;
     return;
   }
-  const double gb_per_s = static_cast<double>(bytes) / times.median / 1e9;
-  if (json) {
-    out << nlohmann::json{{"bench", "comm"}, {"op", bench.op}, {"backend", backend}, {"ranks", bench.group.size()}, {"bytes", bytes},
-                          {"us", times.median * 1e6}, {"us_min", times.least * 1e6}, {"gb_per_s", gb_per_s}}
-        << '\n';
-  } else {
-    out << std::left << std::setw(12) << backend << std::right << std::setw(7) << bench.group.size() << std::setw(15) << bytes << std::fixed
-        << std::setprecision(1) << std::setw(11) << times.median * 1e6 << std::setw(11) << times.least * 1e6 << std::setprecision(2)
-        << std::setw(10) << gb_per_s << '\n';
+  out << std::left << std::setw(8) << row["backend"].get<std::string>() << std::setw(18) << row["algorithm"].get<std::string>() << std::right
+      << std::setw(5) << row["ranks"].get<int>() << std::setw(12) << row["bytes"].get<int64_t>() << std::fixed << std::setprecision(1)
+      << std::setw(11) << row["us"].get<double>() << std::setw(11) << row["us_min"].get<double>() << std::setprecision(2) << std::setw(9)
+      << row["gb_per_s"].get<double>() << std::setw(10) << row["of_limit"].get<double>();
+  if (row.contains("steps")) {
+    out << std::setw(7) << row["steps"].get<int64_t>() << std::setw(5) << row["steps_formula"].get<int64_t>() << std::setw(12)
+        << row["bytes_sent"].get<int64_t>() << std::setw(12) << row["bytes_formula"].get<int64_t>();
   }
-  out.flush();
+  out << std::endl;
+}
+
+std::vector<Contestant> contestants_of(const BenchCommCommand& command, const Bench& bench) {
+  std::vector<Contestant> contestants;
+  for (const std::string& name : command.algorithms) {
+    if (name == "backend") {
+      contestants.push_back({name, [&bench] { bench(); }});
+      continue;
+    }
+    const comm::Algorithm algorithm = comm::algorithm_named(name);
+    contestants.push_back({name, [&bench, algorithm] { comm::all_reduce(algorithm, bench.group, bench.whole); }, algorithm});
+    const comm::Traffic mine = comm::all_reduce(algorithm, bench.group, bench.whole);
+    contestants.back().traffic = {largest(bench.group, mine.steps), largest(bench.group, mine.messages), largest(bench.group, mine.bytes_sent)};
+  }
+  return contestants;
 }
 
 } // namespace
@@ -143,12 +199,25 @@ int bench_comm(const BenchCommCommand& command, std::ostream& out) {
     throw InputError("bench comm", "this process is alone.", "Start it with: trireme bench comm --ranks 2,4");
   }
   const comm::Group& group = world.group();
+  const std::string backend = group.backend();
   for (const int64_t bytes : command.bytes) {
     const Bench bench(group, command.op, bytes);
-    const auto moved = static_cast<int64_t>(bench.whole.nbytes());
-    print(group.backend(), bench, moved, times(group, [&] { bench(); }, command.repeats), command.json, out);
-    if (std::string(group.backend()) == "shm" && command.op != "barrier") {
-      print("memcpy", bench, moved, limit(bench, command.repeats), command.json, out);
+    std::vector<Contestant> contestants = contestants_of(command, bench);
+    add_copies(bench, contestants);
+    run_in_turns(group, contestants, command.repeats);
+    const Contestant streamed = std::move(contestants.back());
+    contestants.pop_back();
+    const Contestant plain = std::move(contestants.back());
+    contestants.pop_back();
+    const Contestant& limit = streamed.median() < plain.median() ? streamed : plain;
+    if (world.rank() != 0) {
+      continue;
+    }
+    for (const auto& contestant : contestants) {
+      print(row(bench, backend, contestant, limit.median()), command.json, out);
+    }
+    if (backend == command.backends.front() && command.op != "barrier") {
+      print(row(bench, "memcpy", limit, limit.median()), command.json, out);
     }
   }
   return 0;

@@ -133,7 +133,11 @@ struct Parser {
         ->capture_default_str();
     c->add_option("--ranks", bench_comm.ranks, "Numbers of ranks")->delimiter(',')->check(CLI::Range(2, 64));
     c->add_option("--bytes", bench_comm.bytes, "Sizes of the whole tensor")->delimiter(',')->check(CLI::PositiveNumber);
-    c->add_option("--backends", bench_comm.backends, "Backends to compare")->delimiter(',');
+    c->add_option("--backends", bench_comm.backends, "Backends to compare: shm, gloo, mpi (under mpirun)")->delimiter(',');
+    c->add_option("--algorithm", bench_comm.algorithms,
+                  "All-reduce over messages, for study: ring, tree, halving-doubling, naive; backend is the backend's own (default)")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"ring", "tree", "halving-doubling", "naive", "backend"}));
     c->add_option("--repeats", bench_comm.repeats, "Measurements of each; the median is printed")->check(CLI::PositiveNumber)->capture_default_str();
     c->add_flag("--json", bench_comm.json, "One JSON object a line instead of a table");
   }

@@ -79,6 +79,7 @@ struct BenchCommCommand {
   std::vector<int64_t> ranks = {2, 4};
   std::vector<int64_t> bytes = {4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
   std::vector<std::string> backends = {"shm", "gloo"};
+  std::vector<std::string> algorithms = {"backend"};
   int64_t repeats = 15;
   bool json = false;
 };

@@ -56,7 +56,7 @@ std::vector<Line> examine() {
   lines.push_back({"kernels", kernels::name(kernels::active_simd())});
   lines.push_back({"cuda", torch::cuda::is_available() ? concat(torch::cuda::device_count(), " devices") : "none"});
   for (const comm::BackendEntry& backend : comm::backends()) {
-    lines.push_back({concat("backend ", backend.name), backend.available() ? backend.description : "not available here"});
+    lines.push_back({concat("backend ", backend.name), backend.available() ? backend.description : concat("not available here. ", backend.needs)});
   }
   std::error_code error;
   const auto space = std::filesystem::space(".", error);

@@ -3,6 +3,7 @@
 #include "commands.h"
 #include "fetch_data.h"
 #include "show_schedule.h"
+#include "start_bench.h"
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
@@ -110,40 +111,10 @@ int launch_program(const LaunchCommand& command) {
   return launch::run(options);
 }
 
-// A job of its own for every number of ranks and every backend; the ranks print the rows.
-int bench_comm(const BenchCommCommand& command) {
-  if (!command.json) {
-    std::cout << "backend       ranks          bytes         us     us_min      GB/s" << std::endl;
-  }
-  const auto list = [](const std::vector<int64_t>& numbers) {
-    std::string text;
-    for (const int64_t number : numbers) {
-      text += (text.empty() ? "" : ",") + std::to_string(number);
-    }
-    return text;
-  };
-  for (const int64_t ranks : command.ranks) {
-    for (const std::string& backend : command.backends) {
-      launch::LaunchOptions options;
-      options.ranks = static_cast<int>(ranks);
-      options.command = {rank_program().string(), "bench", "comm", "--op", command.op, "--ranks", std::to_string(ranks),
-                         "--bytes", list(command.bytes), "--repeats", std::to_string(command.repeats), "--backends", backend};
-      if (command.json) {
-        options.command.push_back("--json");
-      }
-      options.extra_env = {{"TRIREME_BACKEND", backend}};
-      if (const int status = launch::run(options); status != 0) {
-        return status;
-      }
-    }
-  }
-  return 0;
-}
-
 int run(int argc, char** argv) {
   const Command command = parse(argc, argv);
   if (const auto* bench_command = std::get_if<BenchCommCommand>(&command)) {
-    return bench_comm(*bench_command);
+    return start_bench_comm(*bench_command, rank_program());
   }
   if (const auto* train_command = std::get_if<TrainCommand>(&command)) {
     return train(*train_command);

@@ -39,6 +39,10 @@ class Backend {
   virtual const char* name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// The kind of device whose tensors it moves.
+  virtual at::DeviceType device() const {
+    return at::kCPU;
+  }
 
   virtual std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   /// `in` is [size * n], `out` is [n]: rank r receives the reduction of slice r. `out` may be slice r of `in`.

@@ -3,6 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/comm/gloo/gloo_backend.h>
+#include <trireme/comm/mpi/mpi_backend.h>
+#include <trireme/comm/nccl/nccl_backend.h>
 #include <trireme/comm/null/null_backend.h>
 #include <trireme/comm/shm/shm_backend.h>
 
@@ -15,6 +17,11 @@ bool always() {
 
 bool any_group(const GroupSetup&) {
   return true;
+}
+
+/// "auto" never takes these: one needs mpirun, the other moves no CPU tensors, and both have to be the same on all ranks.
+bool when_asked(const GroupSetup&) {
+  return false;
 }
 
 bool alone(const GroupSetup& setup) {
@@ -35,6 +42,10 @@ const std::vector<BackendEntry>& backends() {
   static const std::vector<BackendEntry> table = {
       {"shm", "memory shared by ranks of one host, CPU tensors", shm_available, shm_suits, connect_shm},
       {"gloo", "TCP between ranks of any hosts, CPU tensors", always, any_group, connect_gloo},
+      {"mpi", "the MPI whose mpirun started the ranks, CPU tensors", mpi_available, when_asked, connect_mpi,
+       "Start the ranks with mpirun, and have Trireme built with that MPI (cmake -DTRIREME_MPI=ON)."},
+      {"nccl", "NCCL between cards, CUDA tensors", nccl_available, when_asked, connect_nccl,
+       "It needs a libtorch with CUDA, NCCL's header when Trireme is built, and a card."},
       {"null", "a world of one rank", always, alone, connect_null},
   };
   return table;
@@ -45,7 +56,7 @@ const BackendEntry& find_backend(const std::string& name) {
   for (const auto& entry : backends()) {
     if (name == entry.name) {
       if (!entry.available()) {
-        throw InputError("comm", concat("backend \"", name, "\" is not available on this machine."), "Use \"auto\".");
+        throw InputError("comm", concat("backend \"", name, "\" is not available here."), entry.needs);
       }
       return entry;
     }

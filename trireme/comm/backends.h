@@ -36,6 +36,8 @@ struct BackendEntry {
   bool (*suits)(const GroupSetup&);
   /// Opens the group on this rank. Errors: Trouble or PeerError when a member does not come.
   std::shared_ptr<Backend> (*connect)(const GroupSetup&);
+  /// What to do about it where it is not available().
+  const char* needs = "Use \"auto\".";
 };
 
 /// Every backend of this build, in the order in which "auto" prefers them for groups of two and more.

@@ -82,9 +82,11 @@ void check_tensor(const Group::State& state, const char* op, std::string_view wh
   if (!tensor.is_contiguous()) {
     refuse(state, op, what, "the tensor is not contiguous in memory.", "Pass tensor.contiguous(), or a view of a flat buffer.");
   }
-  if (!tensor.device().is_cpu()) {
-    refuse(state, op, what, concat("the tensor is on ", tensor.device().str(), ", backend ", state.backend().name(), " moves CPU tensors."),
-           "Move it with tensor.cpu().");
+  const at::DeviceType device = state.backend().device();
+  if (tensor.device().type() != device) {
+    const std::string kind = c10::DeviceTypeName(device, /*lower_case=*/true);
+    refuse(state, op, what, concat("the tensor is on ", tensor.device().str(), ", backend ", state.backend().name(), " moves ", kind, " tensors."),
+           concat("Move it with tensor.to(\"", kind, "\"), or choose another backend (TRIREME_BACKEND)."));
   }
 }
 

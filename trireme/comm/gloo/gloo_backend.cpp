@@ -2,6 +2,8 @@
 
 #include <trireme/base/env.h>
 #include <trireme/base/text.h>
+#include <trireme/comm/c10d_work.h>
+#include <trireme/comm/closed_forms.h>
 #include <trireme/comm/gloo/gloo_pending.h>
 #include <trireme/comm/gloo/terminate_guard.h>
 #include <trireme/comm/host_memory.h>
@@ -59,18 +61,6 @@ void break_context(c10d::ProcessGroupGloo& gloo) {
       // Either this broke the context, or the connection to this peer was broken before.
     }
   }
-}
-
-c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return c10d::ReduceOp::SUM;
-    case ReduceOp::max:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::min:
-      return c10d::ReduceOp::MIN;
-  }
-  return c10d::ReduceOp::SUM;
 }
 
 /// Reduces `parts` [size, n] into `out` [n], first rank first.
@@ -160,7 +150,7 @@ class GlooBackend : public Backend {
   std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) override {
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    count(children_in_binomial_tree((rank_ - root + size_) % size_) * static_cast<int64_t>(tensor.nbytes()));
+    count(children_in_binomial_tree((rank_ - root + size_) % size_, size_) * static_cast<int64_t>(tensor.nbytes()));
     std::vector<at::Tensor> tensors = {flat(tensor)};
     return collective([&](c10d::ProcessGroupGloo& gloo) { return gloo.broadcast(tensors, options); });
   }
@@ -226,17 +216,8 @@ class GlooBackend : public Backend {
   void count(int64_t bytes) {
     bytes_sent_ += bytes;
   }
-  /// What a rank sends of a whole of these bytes when each of the others gets, or passes on, one of `size` slices.
   int64_t share(const at::Tensor& whole) const {
-    return static_cast<int64_t>(whole.nbytes()) * (size_ - 1) / size_;
-  }
-  int64_t children_in_binomial_tree(int distance_from_root) const {
-    // gloo's rank v (counted from the root) sends to v + 2^i for every 2^i > v.
-    int64_t children = 0;
-    for (int bit = 1; bit < size_; bit <<= 1) {
-      children += bit > distance_from_root && distance_from_root + bit < size_ ? 1 : 0;
-    }
-    return children;
+    return share_of_others(static_cast<int64_t>(whole.nbytes()), size_);
   }
 
   template <typename Start>

@@ -1,6 +1,6 @@
 #include <trireme/comm/gloo/gloo_pending.h>
 
-#include <trireme/comm/store_handle.h>
+#include <trireme/comm/c10d_work.h>
 
 #include <ATen/core/ivalue.h>
 
@@ -8,21 +8,6 @@ namespace trireme::comm {
 namespace {
 
 constexpr std::chrono::seconds kPatienceAfterBreak{5};
-
-/// gloo reports deadlines and broken connections with one exception type; only the text tells them apart.
-Trouble trouble_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Trouble& trouble) {
-    return trouble;
-  } catch (const std::exception& problem) {
-    const std::string text = plain_text(problem);
-    const bool late = text.find("imed out") != std::string::npos;
-    return Trouble(late ? Trouble::Kind::deadline : Trouble::Kind::lost, text);
-  } catch (...) {
-    return Trouble(Trouble::Kind::lost, "gloo failed without saying why");
-  }
-}
 
 } // namespace
 

@@ -2,6 +2,7 @@
 
 #include <trireme/base/text.h>
 #include <trireme/comm/host_memory.h>
+#include <trireme/comm/reduce.h>
 #include <trireme/comm/shm/collectives.h>
 #include <trireme/comm/shm/messages.h>
 #include <trireme/comm/shm/progress_room.h>
@@ -22,37 +23,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kMostRanks = 64;
 /// How long a rank that gives up waits for others to let go of its memory.
 constexpr std::chrono::milliseconds kPatienceForPiece{500};
-
-kernels::Element element_of(at::ScalarType type, const char* op) {
-  using kernels::Element;
-  switch (type) {
-    case at::kFloat:
-      return Element::f32;
-    case at::kDouble:
-      return Element::f64;
-    case at::kHalf:
-      return Element::f16;
-    case at::kBFloat16:
-      return Element::bf16;
-    case at::kByte:
-      return Element::u8;
-    case at::kChar:
-      return Element::i8;
-    case at::kShort:
-      return Element::i16;
-    case at::kInt:
-      return Element::i32;
-    case at::kLong:
-      return Element::i64;
-    default:
-      throw Error("comm", concat(op, " of ", c10::toString(type), " is not possible over shared memory."),
-                  "Convert it to float, or set TRIREME_BACKEND=gloo.");
-  }
-}
-
-kernels::Combine combine_of(ReduceOp op) {
-  return op == ReduceOp::sum ? kernels::Combine::sum : op == ReduceOp::max ? kernels::Combine::max : kernels::Combine::min;
-}
 
 /// What the Pendings of one group share; lives until the last of them is gone.
 class Core : public Worker {
@@ -268,12 +238,12 @@ class ShmBackend : public Backend {
   }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
-    const auto element = element_of(tensor.scalar_type(), "all_reduce");
+    const auto element = element_of(tensor.scalar_type(), "all_reduce", "shared memory");
     bytes_sent_ += 2 * share(tensor);
     return collective(Kind::all_reduce, tensor, tensor, tensor.numel(), 0, element, combine_of(op));
   }
   std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
-    const auto element = element_of(in.scalar_type(), "reduce_scatter");
+    const auto element = element_of(in.scalar_type(), "reduce_scatter", "shared memory");
     bytes_sent_ += share(in);
     return collective(Kind::reduce_scatter, in, out, out.numel(), 0, element, combine_of(op));
   }

@@ -1,0 +1,193 @@
+#include <trireme/comm/mpi/mpi_runtime.h>
+
+#include <trireme/base/env.h>
+#include <trireme/base/log.h>
+#include <trireme/base/text.h>
+#include <trireme/comm/mpi/patience.h>
+
+#include <dlfcn.h>
+
+#include <array>
+#include <filesystem>
+
+namespace trireme::comm::mpi {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kNext = "Start it with: mpirun -n RANKS PROGRAM, of the Open MPI or MPICH that Trireme was built with (TRIREME_MPI in CMake).";
+
+bool started_by_open_mpi() {
+  return env::text("OMPI_COMM_WORLD_SIZE").has_value();
+}
+
+bool started_by_mpirun() {
+  return started_by_open_mpi() || env::text("PMI_SIZE") || env::text("PMIX_RANK");
+}
+
+/// Where a module may be: beside the program as installed, in the build, where it was installed to.
+std::vector<std::string> candidates() {
+  if (const auto told = env::text("TRIREME_MPI_MODULE")) {
+    return {*told};
+  }
+  const std::string file = concat("libtrireme_", started_by_open_mpi() ? "openmpi" : "mpich", ".so");
+  std::vector<std::string> found;
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  std::vector<std::string> folders = split(TRIREME_MPI_FOLDERS, ':');
+  if (!error) {
+    folders.insert(folders.begin(), (program.parent_path() / "../lib/trireme").string());
+  }
+  for (const auto& folder : folders) {
+    const fs::path path = fs::path(folder) / file;
+    if (fs::exists(path, error)) {
+      found.push_back(path.string());
+    }
+  }
+  return found;
+}
+
+void combine(const void* in, void* inout, int64_t count, kernels::Element element, kernels::Combine combine) {
+  const std::array<const void*, 2> inputs = {inout, in};
+  kernels::CombineArgs args;
+  args.in = inputs.data();
+  args.inputs = 2;
+  args.out = &inout;
+  args.outputs = 1;
+  args.element = element;
+  args.combine = combine;
+  kernels::active_kernels().combine(args, 0, count);
+}
+
+} // namespace
+
+Runtime& Runtime::process() {
+  static auto* runtime = new Runtime; // never destroyed: MPI's own threads may outlive main()
+  return *runtime;
+}
+
+bool Runtime::load(std::string& why) {
+  if (loaded_) {
+    why = why_not_;
+    return functions_ != nullptr;
+  }
+  loaded_ = true;
+  const auto paths = candidates();
+  why_not_ = "no module for it is built or installed";
+  for (const auto& path : paths) {
+    // Global: Open MPI's plugins look for its symbols in the whole process.
+    void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+    if (handle == nullptr) {
+      why_not_ = ::dlerror();
+      continue;
+    }
+    const auto entry = reinterpret_cast<EntryPoint>(::dlsym(handle, kEntryPoint));
+    if (entry == nullptr || entry()->version != kInterfaceVersion) {
+      why_not_ = path + " belongs to another version of Trireme";
+      continue;
+    }
+    functions_ = entry();
+    why_not_.clear();
+    break;
+  }
+  why = why_not_;
+  return functions_ != nullptr;
+}
+
+bool Runtime::available() {
+  const std::lock_guard lock(mutex);
+  std::string why;
+  return started_by_mpirun() && load(why);
+}
+
+void Runtime::start() {
+  const std::lock_guard lock(mutex);
+  if (finished_) {
+    throw InputError("comm", "MPI has ended in this process and cannot be started again.", "Open one World a process with the backend \"mpi\".");
+  }
+  if (started_) {
+    return;
+  }
+  std::string why;
+  if (!load(why)) {
+    throw InputError("comm", concat("backend \"mpi\" cannot be loaded: ", why, "."), kNext);
+  }
+  const int64_t most = env::integer("TRIREME_MPI_MOST").value_or(1 << 30);
+  if (most < 1 || most > (1 << 30)) {
+    throw InputError("comm", concat("TRIREME_MPI_MOST must be between 1 and 2^30 elements a call, it is ", most, "."), "Unset it.");
+  }
+  int threads = 0;
+  if (const int code = functions_->start(combine, most, &rank_, &size_, &threads); code != 0) {
+    std::array<char, 512> text{};
+    functions_->describe(code, text.data(), static_cast<int>(text.size()));
+    throw InputError("comm", concat("MPI does not start: ", text.data(), "."), kNext);
+  }
+  if (threads == 0) {
+    throw InputError("comm", "MPI was started without support for calls from more than one thread.",
+                     "Call MPI_Init_thread with MPI_THREAD_SERIALIZED or more, or leave starting MPI to Trireme.");
+  }
+  started_ = true;
+}
+
+std::string Runtime::library() const {
+  const std::string all = functions_->library();
+  return all.substr(0, all.find_first_of(",\n"));
+}
+
+void Runtime::group_opened() {
+  const std::lock_guard lock(mutex);
+  ++groups_;
+}
+
+void Runtime::group_closed(std::chrono::milliseconds patience) {
+  {
+    const std::lock_guard lock(mutex);
+    if (--groups_ > 0 || gave_up_ || finished_) {
+      return;
+    }
+    finished_ = true;
+  }
+  finish(patience);
+}
+
+void Runtime::finish(std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  Operation meeting = nullptr;
+  int done = 0;
+  int code = 0;
+  {
+    const std::lock_guard lock(mutex);
+    code = functions_->meet(&meeting);
+  }
+  for (Patience wait(0); code == 0 && done == 0 && std::chrono::steady_clock::now() < deadline; wait.pause()) {
+    const std::lock_guard lock(mutex);
+    code = functions_->test(meeting, &done);
+  }
+  if (done == 0) {
+    log::warning("not all ranks came to the end of MPI, so this one ends without MPI_Finalize.");
+    return;
+  }
+  const std::lock_guard lock(mutex);
+  functions_->finish();
+}
+
+void Runtime::give_up(std::vector<at::Tensor> memory) {
+  static auto* const kept = new std::vector<at::Tensor>;
+  const std::lock_guard lock(mutex);
+  gave_up_ = true;
+  kept->insert(kept->end(), std::make_move_iterator(memory.begin()), std::make_move_iterator(memory.end()));
+}
+
+void Runtime::give_up() {
+  give_up({});
+}
+
+void Runtime::check(int code, const char* call) const {
+  if (code != 0) {
+    std::array<char, 512> text{};
+    functions_->describe(code, text.data(), static_cast<int>(text.size()));
+    throw Trouble(Trouble::Kind::lost, concat(call, ": ", text.data()));
+  }
+}
+
+} // namespace trireme::comm::mpi

@@ -1,0 +1,282 @@
+#include <trireme/comm/nccl/nccl_backend.h>
+
+#include <trireme/comm/c10d_work.h>
+#include <trireme/comm/closed_forms.h>
+#include <trireme/comm/store_handle.h>
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+namespace trireme::comm {
+namespace {
+
+/// ErrorHandlingMode::CleanUpOnly of c10d: its watchdog ends a late operation on the card but not this process, whose
+/// error shall name the rank that is missing.
+constexpr const char* kCleanUpOnly = "2";
+
+/// What the operations of one group share.
+class Core {
+ public:
+  Core(const GroupSetup& setup, const c10::intrusive_ptr<c10d::Store>& store) {
+    ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", kCleanUpOnly, /*overwrite=*/0);
+    auto options = c10d::ProcessGroupNCCL::Options::create();
+    options->timeout = setup.timeout;
+    options->group_name = setup.name;
+    nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, setup.rank, setup.size, options);
+  }
+  ~Core() {
+    close();
+  }
+
+  void check() const {
+    if (interrupted_) {
+      throw Trouble(Trouble::Kind::interrupted, "interrupted");
+    }
+  }
+  bool interrupted() const {
+    return interrupted_;
+  }
+
+  /// Starts an operation, unless one before it has failed since somebody looked.
+  template <typename Start>
+  c10::intrusive_ptr<c10d::Work> start(const Start& begin) {
+    check();
+    const std::lock_guard starting(starting_);
+    const auto nccl = handle();
+    if (!nccl) {
+      throw Trouble(Trouble::Kind::lost, "the group is closed");
+    }
+    try {
+      std::erase_if(under_way_, [](const auto& work) {
+        if (!work->isCompleted()) {
+          return false;
+        }
+        if (const auto error = work->exception()) {
+          std::rethrow_exception(error);
+        }
+        return true;
+      });
+      under_way_.push_back(begin(*nccl));
+      return under_way_.back();
+    } catch (...) {
+      throw trouble_of(std::current_exception());
+    }
+  }
+
+  /// Breaks the communicators, so that a host that waits for the card is freed. On a thread of its own: it takes seconds.
+  void interrupt() {
+    if (interrupted_.exchange(true)) {
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    if (nccl_) {
+      aborter_ = std::thread([nccl = nccl_] {
+        try {
+          nccl->abort();
+        } catch (...) {
+          // The group has failed already; its errors say why.
+        }
+      });
+    }
+  }
+
+  void close() {
+    c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl;
+    std::thread aborter;
+    {
+      const std::lock_guard lock(mutex_);
+      nccl = std::move(nccl_);
+      aborter = std::move(aborter_);
+      interrupted_ = true;
+    }
+    try {
+      if (aborter.joinable()) {
+        aborter.join();
+      } else if (nccl && std::uncaught_exceptions() > 0) {
+        nccl->abort(); // a peer may be waiting in vain, and so would shutdown()
+      } else if (nccl) {
+        nccl->shutdown();
+      }
+    } catch (...) {
+      // What matters here is that the threads are gone.
+    }
+    const std::lock_guard starting(starting_);
+    under_way_.clear();
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> handle() {
+    const std::lock_guard lock(mutex_);
+    return nccl_;
+  }
+
+  /// Held for a moment only: interrupt() must not wait for an operation that waits for a peer.
+  std::mutex mutex_;
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;
+  std::mutex starting_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> under_way_;
+  std::thread aborter_;
+  std::atomic<bool> interrupted_{false};
+};
+
+class NcclPending : public Pending {
+ public:
+  NcclPending(std::shared_ptr<Core> core, c10::intrusive_ptr<c10d::Work> work) : core_(std::move(core)), work_(std::move(work)) {}
+  ~NcclPending() override {
+    try {
+      NcclPending::wait(); // whatever uses the tensors from now on does so after this operation
+    } catch (...) {
+      // Nobody is left to hear it.
+    }
+  }
+
+  void wait() override {
+    if (waited_) {
+      return;
+    }
+    core_->check();
+    try {
+      work_->wait();
+      if (const auto error = work_->exception()) {
+        std::rethrow_exception(error);
+      }
+    } catch (...) {
+      throw trouble_of(std::current_exception());
+    }
+    waited_ = true;
+  }
+  bool done() override {
+    return core_->interrupted() || work_->isCompleted();
+  }
+
+ private:
+  std::shared_ptr<Core> core_;
+  c10::intrusive_ptr<c10d::Work> work_;
+  bool waited_ = false;
+};
+
+class NcclBackend : public Backend {
+ public:
+  NcclBackend(const GroupSetup& setup, std::shared_ptr<Core> core) : rank_(setup.rank), size_(setup.size), core_(std::move(core)) {
+    barrier()->wait(); // makes the communicator now, where a card that cannot be reached is an error of opening the group
+  }
+  ~NcclBackend() override {
+    NcclBackend::close();
+  }
+
+  const char* name() const override {
+    return "nccl";
+  }
+  int rank() const override {
+    return rank_;
+  }
+  int size() const override {
+    return size_;
+  }
+  at::DeviceType device() const override {
+    return at::kCUDA;
+  }
+
+  std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d_op(op);
+    std::vector<at::Tensor> tensors = {flat(tensor)};
+    return start(2 * share(tensor), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.allreduce(tensors, options); });
+  }
+  std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = c10d_op(op);
+    at::Tensor target = flat(out);
+    at::Tensor source = flat(in);
+    return start(share(in), [&](c10d::ProcessGroupNCCL& nccl) { return nccl._reduce_scatter_base(target, source, options); });
+  }
+  std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) override {
+    at::Tensor target = flat(out);
+    at::Tensor source = flat(in);
+    return start(share(out), [&](c10d::ProcessGroupNCCL& nccl) { return nccl._allgather_base(target, source); });
+  }
+  std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) override {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    std::vector<at::Tensor> tensors = {flat(tensor)};
+    const bool last = (rank_ - root + size_) % size_ == size_ - 1;
+    return start(last ? 0 : static_cast<int64_t>(tensor.nbytes()),
+                 [&](c10d::ProcessGroupNCCL& nccl) { return nccl.broadcast(tensors, options); });
+  }
+  std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override {
+    at::Tensor target = flat(out);
+    at::Tensor source = flat(in);
+    std::vector<int64_t> equal;
+    return start(share(in), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.alltoall_base(target, source, equal, equal); });
+  }
+  std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
+    std::vector<at::Tensor> tensors = {flat(tensor)};
+    return start(static_cast<int64_t>(tensor.nbytes()), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.send(tensors, to, tag); });
+  }
+  std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
+    std::vector<at::Tensor> tensors = {flat(tensor)};
+    return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.recv(tensors, from, tag); });
+  }
+  std::shared_ptr<Pending> barrier() override {
+    c10d::BarrierOptions options;
+    options.device = at::Device(at::kCUDA, c10::cuda::current_device());
+    return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.barrier(options); });
+  }
+
+  at::Tensor allocate(int64_t numel, at::ScalarType type) override {
+    return at::empty({numel}, at::TensorOptions(type).device(at::kCUDA, c10::cuda::current_device()));
+  }
+  int64_t bytes_sent() const override {
+    return bytes_sent_;
+  }
+  void interrupt() override {
+    core_->interrupt();
+  }
+  void close() override {
+    core_->close();
+  }
+
+ private:
+  static at::Tensor flat(const at::Tensor& tensor) {
+    return tensor.detach().view(-1);
+  }
+  int64_t share(const at::Tensor& whole) const {
+    return share_of_others(static_cast<int64_t>(whole.nbytes()), size_);
+  }
+  template <typename Start>
+  std::shared_ptr<Pending> start(int64_t bytes, const Start& begin) {
+    auto pending = std::make_shared<NcclPending>(core_, core_->start(begin));
+    bytes_sent_ += bytes;
+    return pending;
+  }
+
+  int rank_;
+  int size_;
+  std::shared_ptr<Core> core_;
+  std::atomic<int64_t> bytes_sent_{0};
+};
+
+} // namespace
+
+bool nccl_available() {
+  return c10::cuda::device_count() > 0;
+}
+
+std::shared_ptr<Backend> connect_nccl(const GroupSetup& setup) {
+  try {
+    auto store = c10::make_intrusive<c10d::PrefixStore>(setup.store.prefix(), setup.store.handle().store);
+    return std::make_shared<NcclBackend>(setup, std::make_shared<Core>(setup, store));
+  } catch (...) {
+    throw trouble_of(std::current_exception());
+  }
+}
+
+} // namespace trireme::comm
