@@ -13,16 +13,17 @@ from tables import Results, check, median_of, number, print_checks, print_table
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 600
-# row: what runs it
-LIBRARIES = {"trireme shm": "trireme", "trireme gloo": "trireme", "torch gloo": "python", "DeepSpeed shm": "deepspeed", "Open MPI": "mpi"}
-ROWS = ["limit", *LIBRARIES]
+# name: what runs it
+LIBRARIES = {"trireme": "trireme", "torch gloo": "python", "DeepSpeed shm": "deepspeed", "Open MPI": "mpi"}
+OURS = {"memcpy": "limit", "shm": "trireme shm", "gloo": "trireme gloo"}
+ROWS = [*OURS.values(), *list(LIBRARIES)[1:]]
 MIB = 1 << 20
 
 
-def run_trireme(installed, name, ranks, args):
+def run_trireme(installed, ranks, args):
     command = [str(installed.trireme), "bench", "comm", "--op", "all_reduce", "--ranks", str(ranks), "--bytes", ",".join(map(str, args.bytes)),
                "--repeats", str(args.repeats), "--json"]
-    done = run_together(command, [{"TRIREME_BACKEND": name.split()[1], "OMP_NUM_THREADS": "1"}], TIMEOUT_S, has_row)
+    done = run_together(command, [{"OMP_NUM_THREADS": "1"}], TIMEOUT_S, has_row)
     return [json.loads(line) for line in done.outputs[0].splitlines()], done
 
 
@@ -44,7 +45,7 @@ def run_mpi(program, ranks, args):
 def run_library(installed, name, program, ranks, args):
     kind = LIBRARIES[name]
     if kind == "trireme":
-        return run_trireme(installed, name, ranks, args)
+        return run_trireme(installed, ranks, args)
     return run_mpi(program, ranks, args) if kind == "mpi" else run_python(installed, name, ranks, args)
 
 
@@ -58,16 +59,14 @@ def measure(installed, names, program, ranks, args, record):
                 if not rows:
                     raise Failed(f"printed nothing: {done.outputs[0].strip()[-300:]}")
                 for row in rows:
-                    row_name = "limit" if row.get("backend") == "memcpy" else name
-                    if row_name == "limit" and name != "trireme shm":
-                        continue
+                    row_name = OURS[row["backend"]] if name == "trireme" else name
                     row = dict(benchmark="comm", library=row_name, ranks=ranks, round=n + 1, bytes=row["bytes"], us=row["us"], us_min=row["us_min"])
                     results[row["bytes"]].add(row_name, n, row)
                     record(row)
-                said = "  ".join(f"{row['us']:.0f}" for row in rows if row.get("backend") != "memcpy") + " us"
+                said = "  ".join(f"{row['us']:.1f}" for row in rows if row.get("backend", "shm") == "shm") + " us"
             except Failed as failure:
                 for size in args.bytes:
-                    results[size].add(name, n, None)
+                    results[size].add("trireme shm" if name == "trireme" else name, n, None)
                 record(dict(benchmark="comm", engine=name, ranks=ranks, round=n + 1, failed=str(failure)))
                 said = f"FAILED, {failure}"
             print(f"{ranks} ranks {n + 1}/{args.rounds} {name}: {said}", file=sys.stderr, flush=True)
