@@ -20,6 +20,7 @@ std::vector<std::string> run_over(const std::string& backend, int ranks, const s
     return test::run_over_mpi(backend, ranks, body, options);
   }
   options.backend = backend;
+  options.hosts = backend == "shm+gloo" ? 2 : 1;
   return test::run_ranks(ranks, body, options);
 }
 
@@ -65,16 +66,13 @@ TEST_P(AllOperationsTest, EqualTheirFormula) {
               IsEmpty());
 }
 
-std::string name_of(const testing::TestParamInfo<std::tuple<const char*, int, at::ScalarType>>& info) {
-  return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks", c10::toString(std::get<2>(info.param)));
+std::string name_of(const testing::TestParamInfo<AllOperationsTest::ParamType>& info) {
+  const std::string backend = std::get<0>(info.param);
+  return concat(backend == "shm+gloo" ? "hierarchy" : backend, std::get<1>(info.param), "Ranks", c10::toString(std::get<2>(info.param)));
 }
-
-INSTANTIATE_TEST_SUITE_P(Types, AllOperationsTest,
-                         testing::Combine(testing::Values("gloo", "shm"), testing::Values(1, 2, 3, 4),
-                                          testing::Values(torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf, torch::kInt64,
-                                                          torch::kUInt8)),
-                         name_of);
-
+const auto kTypes = testing::Values(torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf, torch::kInt64, torch::kUInt8);
+INSTANTIATE_TEST_SUITE_P(OneHost, AllOperationsTest, testing::Combine(testing::Values("gloo", "shm"), testing::Values(1, 2, 3, 4), kTypes), name_of);
+INSTANTIATE_TEST_SUITE_P(TwoHosts, AllOperationsTest, testing::Combine(testing::Values("shm+gloo"), testing::Values(4, 6), kTypes), name_of);
 // Fewer, because every mpirun takes a second.
 INSTANTIATE_TEST_SUITE_P(Mpi, AllOperationsTest,
                          testing::Combine(testing::Values("openmpi", "mpich"), testing::Values(2, 3),

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/comm/gloo/gloo_backend.h>
+#include <trireme/comm/hierarchy/hierarchical_backend.h>
 #include <trireme/comm/mpi/mpi_backend.h>
 #include <trireme/comm/nccl/nccl_backend.h>
 #include <trireme/comm/null/null_backend.h>
@@ -41,6 +42,7 @@ std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
 const std::vector<BackendEntry>& backends() {
   static const std::vector<BackendEntry> table = {
       {"shm", "memory shared by ranks of one host, CPU tensors", shm_available, shm_suits, connect_shm},
+      {"shm+gloo", "shared memory inside each host and TCP between hosts, CPU tensors", shm_available, hierarchy_suits, connect_hierarchy},
       {"gloo", "TCP between ranks of any hosts, CPU tensors", always, any_group, connect_gloo},
       {"mpi", "the MPI whose mpirun started the ranks, CPU tensors", mpi_available, when_asked, connect_mpi,
        "Start the ranks with mpirun, and have Trireme built with that MPI (cmake -DTRIREME_MPI=ON)."},

@@ -13,6 +13,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <future>
 #include <thread>
 
@@ -179,26 +180,22 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   if (wrote_file) {
     remove_meeting(environment.meeting_file); // everybody has read it
   }
-  std::vector<std::string> hosts;
+  std::vector<std::string> names;
+  std::vector<int> hosts;
   for (int rank = 0; rank < environment.size; ++rank) {
-    hosts.push_back(host_of(opened.store, environment, rank));
+    names.push_back(host_of(opened.store, environment, rank));
+    hosts.push_back(static_cast<int>(std::find(names.begin(), names.end(), names.back()) - names.begin()));
   }
-
-  int before = 0;
-  int local = 0;
-  for (int rank = 0; rank < environment.size; ++rank) {
-    if (hosts[rank] == hosts[environment.rank]) {
-      before += rank < environment.rank ? 1 : 0;
-      ++local;
-    }
-  }
+  const int own = hosts[static_cast<size_t>(environment.rank)];
+  const auto before = static_cast<int>(std::count(hosts.begin(), hosts.begin() + environment.rank, own));
+  const auto local = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
   const bool one_host = local == environment.size;
   return {.store = opened.store,
           .watch_store = open_store(opened.endpoint, std::nullopt, opened.store.prefix(), timeout),
           .store_host = opened.store_host,
           .local_rank = environment.local_rank >= 0 ? environment.local_rank : before,
           .local_size = environment.local_size > 0 ? environment.local_size : local,
-          .one_host = one_host,
+          .hosts = std::move(hosts),
           .address = one_host ? "127.0.0.1" : own_address_towards(opened.endpoint.host)};
 }
 

@@ -197,17 +197,9 @@ class MpiBackend : public Backend {
 std::vector<int> places(const GroupSetup& group) {
   GroupSetup setup = group;
   Runtime& runtime = Runtime::process();
-  std::vector<std::string> keys;
-  for (int member = 0; member < setup.size; ++member) {
-    keys.push_back(concat("mpi/", member));
-  }
-  setup.store.set(keys[static_cast<size_t>(setup.rank)], concat(runtime.rank(), " ", runtime.size()));
-  if (!setup.store.wait(keys, setup.timeout)) {
-    throw Trouble(Trouble::Kind::deadline, "a member did not come in time");
-  }
   std::vector<int> ranks;
-  for (const auto& key : keys) {
-    ranks.push_back(std::stoi(setup.store.find(key).value_or("0")));
+  for (const auto& place : exchange(setup, "mpi", std::to_string(runtime.rank()))) {
+    ranks.push_back(std::stoi(place));
   }
   if (runtime.size() < setup.size) {
     throw InputError("comm", concat("backend \"mpi\" over ", runtime.library(), " sees ", runtime.size(), " of the ", setup.size,
