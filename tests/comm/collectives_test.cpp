@@ -7,6 +7,9 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
+#include <thread>
+
 namespace trireme::comm {
 namespace {
 
@@ -200,6 +203,24 @@ TEST_P(GroupTest, SubgroupsWorkSideBySide) {
                             EXPECT_EQ(backwards.size(), 1);
                           }
                         }),
+              IsEmpty());
+}
+
+TEST_P(GroupTest, ARankThatIsDoneEarlyDoesNotDisturbTheOthers) {
+  EXPECT_THAT(run_over(GetParam(), 3,
+                       [](World& world) {
+                         if (world.rank() == 0) {
+                           return; // closes its world
+                         }
+                         auto tensor = torch::full({4}, world.rank(), torch::kFloat32);
+                         std::this_thread::sleep_for(std::chrono::milliseconds(800)); // the watch threads have heard it
+                         if (world.rank() == 1) {
+                           world.group().send(tensor, 2).wait();
+                         } else {
+                           world.group().recv(tensor, 1).wait();
+                         }
+                         EXPECT_EQ(tensor[0].item<float>(), 1.0F);
+                       }),
               IsEmpty());
 }
 

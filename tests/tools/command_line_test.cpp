@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <map>
+#include <sstream>
+
 namespace trireme::tools {
 namespace {
 
@@ -50,6 +53,28 @@ TEST(CommandLineTest, BenchOptimPrintsRows) {
   for (const char* key : {"impl", "params", "threads", "ms"}) {
     EXPECT_TRUE(first.contains(key)) << key;
   }
+}
+
+TEST(CommandLineTest, BenchCommPrintsRowsWithCountedAndComputedSteps) {
+  const Finished bench = sh(kTrireme + " bench comm --ranks 2,3 --bytes 4096,98304 --repeats 2 --algorithm ring,tree,halving-doubling,naive,backend --json");
+  EXPECT_EQ(bench.status, 0) << bench.output;
+  std::map<std::string, int> rows;
+  std::istringstream lines(bench.output);
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = nlohmann::json::parse(line);
+    ++rows[row.at("backend").get<std::string>()];
+    EXPECT_GT(row.at("us").get<double>(), 0) << line;
+    EXPECT_TRUE(row.contains("ranks") && row.contains("bytes") && row.contains("of_limit")) << line;
+    if (row.contains("steps")) {
+      EXPECT_EQ(row.at("steps"), row.at("steps_formula")) << line;
+      EXPECT_NEAR(row.at("bytes_sent").get<double>(), row.at("bytes_formula").get<double>(), 64) << line;
+    }
+  }
+  EXPECT_EQ(rows["shm"], 2 * 2 * 5);
+  EXPECT_EQ(rows["gloo"], 2 * 2 * 5);
+  EXPECT_EQ(rows["memcpy"], 2 * 2);
+  EXPECT_EQ(sh(kTrireme + " bench comm --op broadcast --algorithm ring").status, 2);
+  EXPECT_EQ(sh(kTrireme + " bench comm --algorithm rings").status, 2);
 }
 
 TEST(CommandLineTest, LaunchStartsAnyProgram) {

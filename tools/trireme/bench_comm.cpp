@@ -120,7 +120,8 @@ struct Contestant {
 void run_in_turns(const comm::Group& group, std::vector<Contestant>& contestants, int64_t repeats) {
   for (auto& contestant : contestants) {
     measure(group, contestant.call, 2);
-    contestant.rounds = std::clamp(static_cast<int>(kWorthTiming / measure(group, contestant.call, 3)), 1, kMostRounds);
+    const double once = std::max(measure(group, contestant.call, 3), kWorthTiming / kMostRounds);
+    contestant.rounds = std::max(1, static_cast<int>(kWorthTiming / once));
   }
   for (int64_t repeat = 0; repeat < repeats; ++repeat) {
     for (auto& contestant : contestants) {

@@ -93,7 +93,9 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   }
 
   void leave(const std::string& error, milliseconds patience) {
-    report(error, {});
+    if (!error.empty()) { // a good end is no failure to tell: hearing of one interrupts the others' groups
+      report(error, {});
+    }
     std::unique_lock lock(mutex_);
     leaving_ = true;
     wait_for_others_ = error_.empty() || rank_ == store_host_;

@@ -17,12 +17,15 @@ namespace fs = std::filesystem;
 
 constexpr const char* kNext = "Start it with: mpirun -n RANKS PROGRAM, of the Open MPI or MPICH that Trireme was built with (TRIREME_MPI in CMake).";
 
-bool started_by_open_mpi() {
-  return env::text("OMPI_COMM_WORLD_SIZE").has_value();
-}
-
-bool started_by_mpirun() {
-  return started_by_open_mpi() || env::text("PMI_SIZE") || env::text("PMIX_RANK");
+/// The MPIs that can be a rank of the mpirun (or srun) that started this process, the likelier first.
+std::vector<std::string> possible() {
+  if (env::text("OMPI_COMM_WORLD_SIZE")) {
+    return {"openmpi"};
+  }
+  if (env::text("PMI_SIZE")) {
+    return {"mpich"};
+  }
+  return env::text("PMIX_RANK") ? std::vector<std::string>{"openmpi", "mpich"} : std::vector<std::string>{};
 }
 
 /// Where a module may be: beside the program as installed, in the build, where it was installed to.
@@ -30,7 +33,6 @@ std::vector<std::string> candidates() {
   if (const auto told = env::text("TRIREME_MPI_MODULE")) {
     return {*told};
   }
-  const std::string file = concat("libtrireme_", started_by_open_mpi() ? "openmpi" : "mpich", ".so");
   std::vector<std::string> found;
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
@@ -38,10 +40,12 @@ std::vector<std::string> candidates() {
   if (!error) {
     folders.insert(folders.begin(), (program.parent_path() / "../lib/trireme").string());
   }
-  for (const auto& folder : folders) {
-    const fs::path path = fs::path(folder) / file;
-    if (fs::exists(path, error)) {
-      found.push_back(path.string());
+  for (const auto& mpi : possible()) {
+    for (const auto& folder : folders) {
+      const fs::path path = fs::path(folder) / concat("libtrireme_", mpi, ".so");
+      if (fs::exists(path, error)) {
+        found.push_back(path.string());
+      }
     }
   }
   return found;
@@ -97,7 +101,7 @@ bool Runtime::load(std::string& why) {
 bool Runtime::available() {
   const std::lock_guard lock(mutex);
   std::string why;
-  return started_by_mpirun() && load(why);
+  return !possible().empty() && load(why);
 }
 
 void Runtime::start() {
