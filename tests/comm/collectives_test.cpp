@@ -274,7 +274,8 @@ TEST_P(GroupTest, ParametersThatRequireGradMayBeSent) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, GroupTest, testing::Values("gloo", "shm", "openmpi", "mpich"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, GroupTest, testing::Values("gloo", "shm", "openmpi", "mpich"),
+                         [](const auto& info) { return std::string(info.param); });
 
 } // namespace
 } // namespace trireme::comm

@@ -24,7 +24,7 @@ bool belongs_to(const std::string& launcher, const std::string& mpi) {
 
 /// The mpirun of that MPI, "" when there is none: distributions name them apart where both are installed.
 std::string launcher_of(const std::string& mpi) {
-  for (const std::string launcher : {concat("mpirun.", mpi), std::string("mpirun")}) {
+  for (const std::string& launcher : {concat("mpirun.", mpi), std::string("mpirun")}) {
     if (belongs_to(launcher, mpi)) {
       return launcher;
     }
@@ -73,7 +73,8 @@ std::vector<std::string> run_over_mpi(const std::string& mpi, int world_size, co
   const auto* test = testing::UnitTest::GetInstance()->current_test_info();
   const std::string name = concat(test->test_suite_name(), ".", test->name());
   const auto [status, output] =
-      run_command(concat("exec timeout -k 5 ", options.deadline.count() / 1000, " env -u RANK -u WORLD_SIZE ", kIsRank, "=1 OMP_NUM_THREADS=1 ",
+      run_command(concat("exec timeout -k 5 ", options.deadline.count() / 1000, " env -u RANK -u WORLD_SIZE ", kIsRank,
+                         "=1 OMP_NUM_THREADS=1 ",
                          mpirun(mpi, world_size, concat(this_program(), " --gtest_filter=", name))));
   return status == 0 ? std::vector<std::string>() : std::vector<std::string>{concat("exit ", status, ": ", output)};
 }

@@ -166,8 +166,8 @@ void print(const nlohmann::ordered_json& row, bool json, std::ostream& out) {
     out << row << std::endl;
     return;
   }
-  out << std::left << std::setw(8) << row["backend"].get<std::string>() << std::setw(18) << row["algorithm"].get<std::string>() << std::right
-      << std::setw(5) << row["ranks"].get<int>() << std::setw(12) << row["bytes"].get<int64_t>() << std::fixed << std::setprecision(1)
+  out << std::left << std::setw(8) << row["backend"].get<std::string>() << std::setw(18) << row["algorithm"].get<std::string>()
+      << std::right << std::setw(5) << row["ranks"].get<int>() << std::setw(12) << row["bytes"].get<int64_t>() << std::fixed << std::setprecision(1)
       << std::setw(11) << row["us"].get<double>() << std::setw(11) << row["us_min"].get<double>() << std::setprecision(2) << std::setw(9)
       << row["gb_per_s"].get<double>() << std::setw(10) << row["of_limit"].get<double>();
   if (row.contains("steps")) {
@@ -187,7 +187,8 @@ std::vector<Contestant> contestants_of(const BenchCommCommand& command, const Be
     const comm::Algorithm algorithm = comm::algorithm_named(name);
     contestants.push_back({name, [&bench, algorithm] { comm::all_reduce(algorithm, bench.group, bench.whole); }, algorithm});
     const comm::Traffic mine = comm::all_reduce(algorithm, bench.group, bench.whole);
-    contestants.back().traffic = {largest(bench.group, mine.steps), largest(bench.group, mine.messages), largest(bench.group, mine.bytes_sent)};
+    contestants.back().traffic = {largest(bench.group, mine.steps), largest(bench.group, mine.messages),
+                                  largest(bench.group, mine.bytes_sent)};
   }
   return contestants;
 }

@@ -80,7 +80,8 @@ int start_bench_comm(const BenchCommCommand& command, const std::filesystem::pat
   }
   if (!command.json) {
     std::cout << "backend algorithm         ranks       bytes         us     us_min     GB/s  of_limit";
-    std::cout << (command.algorithms.size() > 1 || command.algorithms.front() != "backend" ? "  steps/formula  bytes_sent/formula" : "") << std::endl;
+    const bool counts = command.algorithms != std::vector<std::string>{"backend"};
+    std::cout << (counts ? "  steps/formula  bytes_sent/formula" : "") << std::endl;
   }
   const std::vector<std::string> program = rank_command(command, rank_program);
   for (const int64_t ranks : command.ranks) {

@@ -7,6 +7,10 @@
 
 #include <ATen/ATen.h>
 
+#include <unistd.h>
+
+#include <algorithm>
+
 namespace trireme::comm {
 namespace {
 
@@ -15,10 +19,17 @@ using namespace mpi;
 /// Every MPI has at least these.
 constexpr size_t kTags = 32767;
 
+/// Whether every member on this host may have a core. Of the whole host: mpirun binds each rank to a core or two of its own.
+bool fits(const GroupSetup& setup) {
+  const int here = setup.hosts[static_cast<size_t>(setup.rank)];
+  return std::count(setup.hosts.begin(), setup.hosts.end(), here) <= ::sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 class MpiBackend : public Backend {
  public:
   MpiBackend(const GroupSetup& setup, Communicator communicator)
-      : rank_(setup.rank), size_(setup.size), core_(std::make_shared<Core>(setup.timeout)), exceptions_at_start_(std::uncaught_exceptions()) {
+      : rank_(setup.rank), size_(setup.size), core_(std::make_shared<Core>(setup.timeout, fits(setup))),
+        exceptions_at_start_(std::uncaught_exceptions()) {
     core_->communicator = communicator;
     Runtime::process().group_opened();
     const std::lock_guard lock(Runtime::process().mutex);

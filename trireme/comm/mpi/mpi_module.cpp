@@ -403,7 +403,7 @@ void describe(int code, char* text, int capacity) {
 
 extern "C" __attribute__((visibility("default"))) const trireme::comm::mpi::Functions* trireme_mpi_functions() {
   using namespace trireme::comm::mpi;
-  static const Functions functions = {kInterfaceVersion, library,    start,     meet,       finish, open, close,   all_reduce, reduce_scatter,
-                                      all_gather,        broadcast,  all_to_all, send,      recv,   barrier, test, largest_tag, describe};
+  static const Functions functions = {kInterfaceVersion, library, start, meet, finish, open, close, all_reduce, reduce_scatter, all_gather,
+                                      broadcast, all_to_all, send, recv, barrier, test, largest_tag, describe};
   return &functions;
 }

@@ -63,7 +63,7 @@ void MpiPending::give_up() {
 
 void MpiPending::wait() {
   const auto deadline = std::chrono::steady_clock::now() + core_->timeout;
-  Patience patience(bytes_);
+  Patience patience(bytes_, core_->spins);
   while (!look()) {
     if (core_->interrupted) {
       error_ = std::make_exception_ptr(Trouble(Trouble::Kind::interrupted, "interrupted"));

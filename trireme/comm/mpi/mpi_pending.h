@@ -11,9 +11,11 @@ namespace trireme::comm::mpi {
 
 /// One group over MPI; lives until its backend and the last of its operations are gone.
 struct Core {
-  explicit Core(std::chrono::milliseconds timeout) : timeout(timeout) {}
+  Core(std::chrono::milliseconds timeout, bool spins) : timeout(timeout), spins(spins) {}
   Communicator communicator = nullptr;
   const std::chrono::milliseconds timeout;
+  /// Every member on this host has a core.
+  const bool spins;
   std::atomic<bool> interrupted{false};
   std::atomic<int> under_way{0};
 };

@@ -15,7 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kNext = "Start it with: mpirun -n RANKS PROGRAM, of the Open MPI or MPICH that Trireme was built with (TRIREME_MPI in CMake).";
+constexpr const char* kNext =
+    "Start it with: mpirun -n RANKS PROGRAM, of the Open MPI or MPICH that Trireme was built with (TRIREME_MPI in CMake).";
 
 /// The MPIs that can be a rank of the mpirun (or srun) that started this process, the likelier first.
 std::vector<std::string> possible() {
@@ -107,7 +108,8 @@ bool Runtime::available() {
 void Runtime::start() {
   const std::lock_guard lock(mutex);
   if (finished_) {
-    throw InputError("comm", "MPI has ended in this process and cannot be started again.", "Open one World a process with the backend \"mpi\".");
+    throw InputError("comm", "MPI has ended in this process and cannot be started again.",
+                     "Open one World a process with the backend \"mpi\".");
   }
   if (started_) {
     return;
@@ -163,7 +165,7 @@ void Runtime::finish(std::chrono::milliseconds patience) {
     const std::lock_guard lock(mutex);
     code = functions_->meet(&meeting);
   }
-  for (Patience wait(0); code == 0 && done == 0 && std::chrono::steady_clock::now() < deadline; wait.pause()) {
+  for (Patience wait(0, false); code == 0 && done == 0 && std::chrono::steady_clock::now() < deadline; wait.pause()) {
     const std::lock_guard lock(mutex);
     code = functions_->test(meeting, &done);
   }

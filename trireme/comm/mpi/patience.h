@@ -1,36 +1,50 @@
 #pragma once
 
-#include <sched.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <chrono>
 
 namespace trireme::comm::mpi {
 
-/// What to do between two looks at an operation that MPI only moves while it is looked at: look again at once for a moment,
-/// then let other threads run, and sleep when the operation takes longer than its bytes explain.
+/// What to do between two looks at an operation that MPI only moves while it is looked at: look again at once for a moment where
+/// every rank has a core, then sleep as shortly as the system can, and longer when the operation takes longer than its bytes
+/// explain. Sleeping, not sched_yield(): a sleeper gets its core back at once, one that yields to a program that computes
+/// waits for that one's whole time slice.
 class Patience {
  public:
-  explicit Patience(int64_t bytes) : yield_until_(Clock::now() + kAtLeast + std::chrono::nanoseconds(bytes)) {}
+  Patience(int64_t bytes, bool spins)
+      : start_(Clock::now()), spin_(spins ? kSpin : std::chrono::microseconds(0)), short_(kShort + std::chrono::nanoseconds(bytes)) {}
+  ~Patience() {
+    if (slack_ > 0) {
+      ::prctl(PR_SET_TIMERSLACK, slack_);
+    }
+  }
+  Patience(const Patience&) = delete;
+  Patience& operator=(const Patience&) = delete;
 
   void pause() {
-    if (++looks_ < kSpins) {
+    const auto waited = Clock::now() - start_;
+    if (waited < spin_) {
       return;
     }
-    if (Clock::now() < yield_until_) {
-      ::sched_yield();
-    } else {
-      ::usleep(kSleepMicroseconds);
+    if (slack_ == 0) {
+      slack_ = ::prctl(PR_GET_TIMERSLACK);
+      ::prctl(PR_SET_TIMERSLACK, 1L);
     }
+    ::usleep(waited < short_ ? 1 : kLongMicroseconds);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr int kSpins = 64;
-  static constexpr std::chrono::milliseconds kAtLeast{2};
-  static constexpr unsigned kSleepMicroseconds = 50;
-  Clock::time_point yield_until_;
-  int looks_ = 0;
+  static constexpr std::chrono::microseconds kSpin{200};
+  static constexpr std::chrono::milliseconds kShort{2};
+  static constexpr unsigned kLongMicroseconds = 50;
+  Clock::time_point start_;
+  std::chrono::nanoseconds spin_;
+  std::chrono::nanoseconds short_;
+  /// Of this thread before, in ns; the default of 50 us would be most of a short sleep.
+  int slack_ = 0;
 };
 
 } // namespace trireme::comm::mpi
