@@ -8,8 +8,8 @@
 
 #include <trireme/data/cifar10.h>
 #include <trireme/data/idx_images.h>
-#include <trireme/models/alexnet_layers.h>
 #include <trireme/engine/peak_memory.h>
+#include <trireme/models/alexnet_layers.h>
 #include <trireme/trireme.h>
 
 #include <torch/torch.h>

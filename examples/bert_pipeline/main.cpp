@@ -8,8 +8,9 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
-#include <trireme/models/bert_layers.h>
 #include <trireme/engine/peak_memory.h>
+#include <trireme/models/bert_layers.h>
+#include <trireme/monitor/resources.h>
 #include <trireme/trireme.h>
 
 #include <nlohmann/json.hpp>
