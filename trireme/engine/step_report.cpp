@@ -4,6 +4,7 @@
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
 #include <trireme/engine/peak_memory.h>
+#include <trireme/monitor/resources.h>
 
 #include <fstream>
 
