@@ -52,10 +52,14 @@ bool Engine::Impl::at_boundary() const {
   return (micro_steps + 1) % batch.accumulation == 0;
 }
 
+double Engine::Impl::exposed_seconds() const {
+  return reducer->exposed_seconds() + (parameter_gather ? parameter_gather->exposed_seconds() : 0);
+}
+
 void Engine::Impl::start_step() {
   running = StepTimes();
   step_start = Clock::now();
-  exposed_before = reducer->exposed_seconds();
+  exposed_before = exposed_seconds();
 }
 
 at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
@@ -112,7 +116,8 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   if (at_boundary()) {
     buffers.front()->riders()[kLoss] = loss_sum;
   }
-  reducer->set_synchronising(at_boundary());
+  // Sharded gradients are added up as shards, so every micro-batch is reduced.
+  reducer->set_synchronising(at_boundary() || buffers.front()->gradients_are_sharded());
   if (batch.accumulation == 1) {
     loss.backward();
   } else {
@@ -140,7 +145,7 @@ void Engine::Impl::step() {
   loss_sum = 0;
   ++global_steps;
   global_samples += batch.train;
-  running.exposed_communication = reducer->exposed_seconds() - exposed_before;
+  running.exposed_communication = exposed_seconds() - exposed_before;
   running.optimizer -= running.exposed_communication;
   if (executor) {
     running.exposed_communication += executor->seconds().waiting;
@@ -176,6 +181,11 @@ void Engine::Impl::update() {
   if (needs_norm) {
     reducer->finish();
     squared_norm = optimizer->squared_grad_norm();
+    if (group.size() > 1) {
+      at::Tensor sum = torch::tensor({squared_norm}, torch::kFloat64);
+      group.all_reduce(sum, comm::ReduceOp::sum, "gradient norm").wait();
+      squared_norm = sum.item<double>();
+    }
   }
   if (pipe.size() > 1) {
     at::Tensor both = torch::tensor({mean_loss, squared_norm}, torch::kFloat64);
@@ -202,7 +212,13 @@ void Engine::Impl::update() {
     for (int64_t k = 0; k < buckets; ++k) {
       reducer->wait(static_cast<int64_t>(b), k);
       optimizer->step_bucket(static_cast<int64_t>(b), k);
+      if (parameter_gather) {
+        parameter_gather->start(static_cast<int64_t>(b), k);
+      }
     }
+  }
+  if (parameter_gather) {
+    parameter_gather->finish();
   }
   schedule->advance();
 }

@@ -10,6 +10,7 @@
 #include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/ties.h>
+#include <trireme/zero/parameter_gather.h>
 
 #include <chrono>
 
@@ -34,6 +35,7 @@ class Engine::Impl {
   parallel::FlatBuffers buffers;
   std::unique_ptr<parallel::Reducer> reducer;
   std::shared_ptr<optim::FlatOptimizer> optimizer;
+  std::unique_ptr<zero::ParameterGather> parameter_gather; // null: every rank steps everything
   std::shared_ptr<optim::Schedule> schedule;
   std::shared_ptr<data::RepeatingLoader> loader;
   nlohmann::ordered_json config;
@@ -76,6 +78,7 @@ class Engine::Impl {
  private:
   void update();
   void start_step();
+  double exposed_seconds() const;
   void skip();
   double reduced_loss();
   bool has_loss() const {
