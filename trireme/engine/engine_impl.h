@@ -49,6 +49,7 @@ class Engine::Impl {
   double loss_sum = 0; // of this step's micro-batches, over the accumulation steps
   double mean_loss = 0;
   double lr = 0;
+  bool stop_agreed = false;
   std::optional<double> grad_norm;
   bool norm_wanted = false;
   int64_t num_parameters = 0;
@@ -78,6 +79,7 @@ class Engine::Impl {
   void start_step();
   void skip();
   double reduced_loss();
+  void set_riders();
   bool has_loss() const {
     return pipe.rank() == pipe.size() - 1;
   }
