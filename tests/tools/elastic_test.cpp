@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <sstream>
 
@@ -47,12 +49,13 @@ class ElasticTest : public RunFolder {
 
 TEST_F(ElasticTest, TwoHostsTrainAsOne) {
   write_hosts({2, 1});
-  const Finished run = sh(command(""));
+  // As many threads as with three ranks on one host: more of them add in another order.
+  const Finished run = sh(command("--env OMP_NUM_THREADS=1"));
   ASSERT_EQ(run.status, 0) << run.output;
   EXPECT_THAT(run.output, HasSubstr("batch 12 = 4 x 1 accumulated x 3 ranks"));
   const auto hosts = metrics();
   fs::remove_all(folder / "out");
-  ASSERT_EQ(train("-n 3").status, 0);
+  ASSERT_EQ(train("-n 3 -x OMP_NUM_THREADS=1").status, 0);
   const auto one = metrics();
   ASSERT_EQ(hosts.size(), one.size());
   EXPECT_EQ(hosts.back()["loss"], one.back()["loss"]);
@@ -60,7 +63,9 @@ TEST_F(ElasticTest, TwoHostsTrainAsOne) {
 
 TEST_F(ElasticTest, ALostHostLeavesASmallerWorldWithTheSameBatch) {
   write_hosts({2, 2});
-  const Finished run = lose_host(command("--min-nodes 1 --max-restarts 1 --set training.steps=150"), "b", 40);
+  // A last batch of an epoch that is not full is cut into micro-batches differently: leave it away.
+  const std::string settings = "--set training.steps=150 --set engine.dataloader_drop_last=true";
+  const Finished run = lose_host(command("--min-nodes 1 --max-restarts 1 " + settings), "b", 40);
   EXPECT_EQ(run.status, 0) << run.output;
   EXPECT_THAT(run.output, AllOf(HasSubstr("host b (ranks 2 to 3) is lost"), HasSubstr("smaller world: 2 of 4 ranks; the batch of 12 stays, 3 x 2 accumulated x 2 data-parallel"),
                                 HasSubstr("batch 12 = 3 x 2 accumulated x 2 ranks"), HasSubstr("running again: failure noticed at "), HasSubstr("1 restart: ")));
@@ -73,11 +78,14 @@ TEST_F(ElasticTest, ALostHostLeavesASmallerWorldWithTheSameBatch) {
   // The same samples in the same order: the losses go on where they were.
   const auto all = metrics();
   fs::remove_all(folder / "out");
-  ASSERT_EQ(train("-n 4 --set training.steps=150").status, 0);
+  ASSERT_EQ(train("-n 4 " + settings).status, 0);
   const auto whole = metrics();
+  ASSERT_EQ(whole.size(), all.size());
+  double furthest = 0;
   for (size_t i = 0; i < all.size(); ++i) {
-    EXPECT_NEAR(all[i]["loss"].get<double>(), whole[i]["loss"].get<double>(), 2e-3) << "step " << i + 1;
+    furthest = std::max(furthest, std::abs(all[i]["loss"].get<double>() - whole[i]["loss"].get<double>()));
   }
+  EXPECT_LT(furthest, 2e-3);
 }
 
 TEST_F(ElasticTest, SlotsThatDoNotDivideTheBatchStayIdle) {

@@ -70,7 +70,7 @@ TEST_F(PreemptionCommandTest, StopsSavesAndContinuesBitForBit) {
 
 TEST_F(PreemptionCommandTest, ASecondSignalIsNow) {
   // Ranks that are stopped cannot save.
-  const std::string stop_ranks = concat("pkill -STOP -f \"trireme-rank train.*", path("out"), "\"");
+  const std::string stop_ranks = concat("pkill -STOP -f \"[t]rireme-rank train.*", path("out"), "\"");
   const Finished run = sh(concat(command("out"), " & p=$!; while [ \"$(cat ", path("out"), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; ", stop_ranks,
                                  "; kill -TERM $p; sleep 0.5; kill -0 $p && echo still there; kill -TERM $p; wait $p"), 25);
   EXPECT_EQ(run.status, 143) << run.output;
@@ -85,7 +85,7 @@ TEST_F(PreemptionCommandTest, TheInterruptKeyDoesNotSave) {
 }
 
 TEST_F(PreemptionCommandTest, TheGraceEndsIt) {
-  const std::string stop_ranks = concat("pkill -STOP -f \"trireme-rank train.*", path("out"), "\"");
+  const std::string stop_ranks = concat("pkill -STOP -f \"[t]rireme-rank train.*", path("out"), "\"");
   const Finished run = sh(concat(command("out"), " --grace 0.5 & p=$!; while [ \"$(cat ", path("out"),
                                  "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; ", stop_ranks, "; kill -TERM $p; wait $p"), 25);
   EXPECT_EQ(run.status, 143) << run.output;

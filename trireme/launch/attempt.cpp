@@ -376,7 +376,7 @@ void Attempt::stop() {
   phase_ = Phase::stopping;
   const LaunchOptions& options = job_.options;
   // Ranks that answer SIGTERM by saving would wait for the one that failed.
-  stop_signal_ = told_ == SIGINT || (told_ == 0 && failure_ && options.preemptible) ? SIGINT : SIGTERM;
+  stop_signal_ = told_ == SIGINT || (told_ == 0 && failure_ && options.preemptible) ? SIGINT : told_ == SIGUSR1 ? SIGUSR1 : SIGTERM;
   grace_ = told_ == 0 ? std::min(options.grace_seconds, kFailureGrace) : options.grace_seconds;
   const auto now = Clock::now();
   deadline_ = now + std::chrono::duration_cast<Clock::duration>(duration<double>(grace_));

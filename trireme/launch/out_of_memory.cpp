@@ -9,13 +9,13 @@ namespace trireme::launch {
 namespace fs = std::filesystem;
 
 OutOfMemoryWatch::OutOfMemoryWatch(fs::path cgroups, fs::path proc) : cgroups_(std::move(cgroups)), proc_(std::move(proc)) {
-  if (const auto file = counter_file("self")) {
+  if (const auto file = counter_file("self", true)) {
     seen_[*file] = count(*file).value_or(0);
   }
 }
 
 // Lines of /proc/PID/cgroup: "0::/user.slice/job" (version 2), "4:memory:/job" (version 1).
-std::optional<fs::path> OutOfMemoryWatch::counter_file(const std::string& pid) const {
+std::optional<fs::path> OutOfMemoryWatch::counter_file(const std::string& pid, bool lives) const {
   std::ifstream lines(proc_ / pid / "cgroup");
   std::optional<fs::path> found;
   for (std::string line; std::getline(lines, line);) {
@@ -29,7 +29,7 @@ std::optional<fs::path> OutOfMemoryWatch::counter_file(const std::string& pid) c
     fs::path file;
     if (controllers == ",,") {
       file = cgroups_ / group / "memory.events";
-    } else if (controllers.find(",memory,") != std::string::npos) {
+    } else if (lives && controllers.find(",memory,") != std::string::npos) {  // one that has ended counts as the root's there
       file = cgroups_ / "memory" / group / "memory.oom_control";
     }
     if (!file.empty() && count(file)) {
@@ -51,15 +51,16 @@ std::optional<int64_t> OutOfMemoryWatch::count(const fs::path& file) {
 }
 
 bool OutOfMemoryWatch::killed(pid_t pid) {
-  const auto file = counter_file(std::to_string(pid));
-  if (!file) {
-    return false;
+  if (const auto file = counter_file(std::to_string(pid), false)) {
+    seen_.emplace(*file, 0);  // a group made for this rank begins at 0
   }
-  int64_t& seen = seen_[*file];  // a group made for this rank begins at 0
-  const int64_t now = count(*file).value_or(0);
-  const bool rose = now > seen;
-  seen += rose ? 1 : 0;
-  return rose;
+  for (auto& [file, seen] : seen_) {
+    if (count(file).value_or(0) > seen) {
+      ++seen;
+      return true;
+    }
+  }
+  return false;
 }
 
 } // namespace trireme::launch
