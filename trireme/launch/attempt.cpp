@@ -27,6 +27,10 @@ constexpr milliseconds kSameRequest{300};
 constexpr double kFailureGrace = 5;
 constexpr milliseconds kLookForSteps{50};
 
+Clock::time_point after(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(seconds));
+}
+
 std::string now_text() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -80,7 +84,9 @@ Outcome Attempt::outcome() const {
   outcome.not_started = !started_;
   outcome.cause = describe_failure();
   if (told_ != 0) {
-    const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.live && rank.end.wait_status == 0; });
+    const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+      return !rank.live && rank.end.wait_status == 0;
+    });
     outcome.exit_code = preempting() && all_done ? 0 : 128 + told_;
   } else if (failure_) {
     outcome.exit_code = failure_->rank ? exit_code_of(ranks_[*failure_->rank].end.wait_status) : 1;
@@ -231,7 +237,7 @@ void Attempt::note_ends() {
   if (phase_ == Phase::stopping && preempting()) {
     const bool failed = std::any_of(ended.begin(), ended.end(), [this](size_t i) { return ranks_[i].end.wait_status != 0; });
     if (failed) {  // the others cannot save without it
-      deadline_ = std::min(deadline_, Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(std::min(grace_, kFailureGrace))));
+      deadline_ = std::min(deadline_, after(std::min(grace_, kFailureGrace)));
     }
   }
   if (failure_ || phase_ != Phase::running) {
@@ -378,10 +384,9 @@ void Attempt::stop() {
   // Ranks that answer SIGTERM by saving would wait for the one that failed.
   stop_signal_ = told_ == SIGINT || (told_ == 0 && failure_ && options.preemptible) ? SIGINT : told_ == SIGUSR1 ? SIGUSR1 : SIGTERM;
   grace_ = told_ == 0 ? std::min(options.grace_seconds, kFailureGrace) : options.grace_seconds;
-  const auto now = Clock::now();
-  deadline_ = now + std::chrono::duration_cast<Clock::duration>(duration<double>(grace_));
+  deadline_ = after(grace_);
   if (!failure_ || told_ != 0) {
-    ended_at_ = now;
+    ended_at_ = Clock::now();
   } else if (failure_->rank && exit_code_of(ranks_[*failure_->rank].end.wait_status) == kInputError) {
     report_input_error();
   }
@@ -398,7 +403,8 @@ void Attempt::start_killing() {
   phase_ = Phase::killing;
   for (size_t i = 0; i < ranks_.size() && !hurry_; ++i) {
     if (ranks_[i].live) {
-      job_.screen.say(concat("rank ", i, " did not end within ", format_seconds(grace_), " of ", signal_name(stop_signal_), " and was killed"));
+      job_.screen.say(concat("rank ", i, " did not end within ", format_seconds(grace_), " of ", signal_name(stop_signal_),
+                             " and was killed"));
     }
   }
   for (const Member& member : members_) {

@@ -83,7 +83,8 @@ Variables portable_variables(const std::vector<std::string>& inherited) {
   Variables chosen;
   for (const std::string& entry : inherited) {
     const size_t equals = entry.find('=');
-    const bool wanted = std::any_of(std::begin(kPortable), std::end(kPortable), [&](const char* start) { return entry.starts_with(start); });
+    const bool wanted = std::any_of(std::begin(kPortable), std::end(kPortable),
+                                    [&](const char* start) { return entry.starts_with(start); });
     const std::string name = entry.substr(0, equals);
     if (wanted && std::find(std::begin(kForeign), std::end(kForeign), name) == std::end(kForeign)) {
       chosen.emplace_back(name, entry.substr(equals + 1));

@@ -91,7 +91,8 @@ std::vector<Member> HostPool::choose() {
       continue;
     }
     if (is_loopback(address_) && !is_loopback(entry->host.address)) {
-      throw InputError("launch", concat(entry->host.name, " cannot reach the first host of the hostfile, ", address_, ", which is a name for oneself"),
+      throw InputError("launch", concat(entry->host.name, " cannot reach the first host of the hostfile, ", address_,
+                                        ", which is a name for oneself"),
                        "Give the first host by the name or address that the others know it by.");
     }
     if (!entry->agent) {

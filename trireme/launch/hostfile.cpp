@@ -43,7 +43,8 @@ class LineReader {
       } else if (key == "max_slots" || key == "max-slots") {
         number(value);
       } else {
-        throw InputError(where_, concat("\"", key, "\" is unknown or has no value.", did_you_mean(key, {"slots", "address", "max_slots"})), kForm);
+        throw InputError(where_, concat("\"", key, "\" is unknown or has no value.", did_you_mean(key, {"slots", "address", "max_slots"})),
+                         kForm);
       }
     }
     return host;

@@ -41,8 +41,8 @@ void check(const LaunchOptions& options) {
   const int hosts = std::max(1, static_cast<int>(options.hosts.size()));
   if (options.min_nodes < 0 || options.max_nodes < 0 || options.min_nodes > hosts ||
       (options.max_nodes > 0 && options.min_nodes > options.max_nodes)) {
-    throw InputError("launch", concat("the job cannot run on ", options.min_nodes, " to ", options.max_nodes == 0 ? hosts : options.max_nodes,
-                                      " of ", hosts, hosts == 1 ? " host" : " hosts"),
+    throw InputError("launch", concat("the job cannot run on ", options.min_nodes, " to ",
+                                      options.max_nodes == 0 ? hosts : options.max_nodes, " of ", hosts, hosts == 1 ? " host" : " hosts"),
                      "--min-nodes must not be above --max-nodes, nor above the number of hosts in --hostfile.");
   }
   for (const auto& [name, value] : options.extra_env) {

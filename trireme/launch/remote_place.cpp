@@ -183,7 +183,8 @@ void RemotePlace::handle(const Message& event) {
     events_->say(concat(setup_.host, ": ", to_bytes(event.at("text"))));
   } else if (is == "ready") {
     if (event.at("protocol") != kProtocol) {
-      lose(concat("its agent is of another version of Trireme (it speaks protocol ", event.at("protocol").get<int>(), ", this one ", kProtocol, ")"));
+      lose(concat("its agent is of another version of Trireme (it speaks protocol ", event.at("protocol").get<int>(),
+                  ", this one ", kProtocol, ")"));
     } else {
       state_ = State::ready;
     }
@@ -193,7 +194,8 @@ void RemotePlace::handle(const Message& event) {
     port_ = event.at("port").get<int>();
   } else if (is == "refused") {
     const std::string text = concat("on host ", setup_.host, ": ", to_bytes(event.at("text")));
-    refusal_ = event.at("input").get<bool>() ? std::make_exception_ptr(InputError("launch", text)) : std::make_exception_ptr(Error("launch", text));
+    const bool input = event.at("input");
+    refusal_ = input ? std::make_exception_ptr(InputError("launch", text)) : std::make_exception_ptr(Error("launch", text));
   }
 }
 
@@ -256,8 +258,8 @@ void RemotePlace::lose(const std::string& why) {
       read_complaints();
     }
     const std::string words = last_complaints_.last();
-    why_lost_ = concat(connecting ? "it cannot be reached: " : "the connection to its agent ended: ", std::filesystem::path(setup_.command.front()).filename().string(),
-                       " ", ended ? describe_end(wait_status_) : "closed it", words.empty() ? "" : ": ", words);
+    why_lost_ = concat(connecting ? "it cannot be reached: " : "the connection to its agent ended: ",
+                       std::filesystem::path(setup_.command.front()).filename().string(), " ", ended ? describe_end(wait_status_) : "closed it", words.empty() ? "" : ": ", words);
     if (ended) {
       pid_ = -1;
       return;

@@ -81,8 +81,8 @@ std::string RestartAccount::look() {
   }
   close(at->stepped_at - open_->noticed_at);
   const Restart& last = restarts_.back();
-  return concat("running again: failure noticed at ", clock_text(last.noticed_at), ", step ", at->step, " done ", format_seconds(last.down_seconds),
-                " later, ", count_steps(last.steps_lost), " lost (", format_seconds(last.redone_seconds), " of work)");
+  return concat("running again: failure noticed at ", clock_text(last.noticed_at), ", step ", at->step, " done ",
+                format_seconds(last.down_seconds), " later, ", count_steps(last.steps_lost), " lost (", format_seconds(last.redone_seconds), " of work)");
 }
 
 std::string RestartAccount::finish() {
