@@ -51,6 +51,7 @@ class Engine::Impl {
   double loss_sum = 0; // of this step's micro-batches, over the accumulation steps
   double mean_loss = 0;
   double lr = 0;
+  bool stop_agreed = false;
   std::optional<double> grad_norm;
   bool norm_wanted = false;
   int64_t num_parameters = 0;
@@ -81,6 +82,7 @@ class Engine::Impl {
   double exposed_seconds() const;
   void skip();
   double reduced_loss();
+  void set_riders();
   bool has_loss() const {
     return pipe.rank() == pipe.size() - 1;
   }
