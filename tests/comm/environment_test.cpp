@@ -85,7 +85,7 @@ const Case kCases[] = {
      1, 2, 0, -1, "gpu07", 18456},
     {"SlurmOnOneHost",
      {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "3"}, {"SLURM_JOB_ID", "77"}, {"SLURM_JOB_NODELIST", "login"}},
-     3, 4, 3, 4, "login", 15077},
+     3, 4, 3, 4, "127.0.0.1", 15077},
     {"SlurmStepListWins",
      {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NODELIST", "a[1-4]"}, {"SLURM_STEP_NODELIST", "a[3-4]"}},
      0, 2, -1, -1, "a3", 15001},
