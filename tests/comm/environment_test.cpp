@@ -137,6 +137,19 @@ TEST(EnvironmentErrorTest, LaunchersAreToldWhatToType) {
   EXPECT_THAT(refusal({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "a[1-"}}), HasSubstr("host list \"a[1-\""));
 }
 
+TEST(EnvironmentTest, NamesTheJobWhereItsLauncherDoes) {
+  const Variables plain = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}};
+  EXPECT_EQ(read(plain).job, "");
+  Variables variables = plain;
+  variables["TORCHELASTIC_RUN_ID"] = "elastic";
+  EXPECT_EQ(read(variables).job, "elastic");
+  variables["TRIREME_RUN_ID"] = "ours";
+  variables["TORCHELASTIC_RESTART_COUNT"] = "1";
+  EXPECT_EQ(read(variables).job, "ours") << "restarts are the same job";
+  EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "3"}, {"SLURM_JOB_NODELIST", "a[1-2]"}}).job, "Slurm 7.3");
+  EXPECT_EQ(read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"PMIX_NAMESPACE", "prterun-9@1"}}).job, "prterun-9@1");
+}
+
 TEST(EnvironmentTest, AgentsStoreIsSharedByRestarts) {
   Variables variables = {{"RANK", "0"},        {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                          {"TORCHELASTIC_RUN_ID", "job7"}, {"TORCHELASTIC_RESTART_COUNT", "2"}};
