@@ -1,6 +1,5 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
-#include <trireme/base/private_folder.h>
 
 #include <gmock/gmock.h>
 
@@ -54,23 +53,6 @@ TEST_F(FileTest, AFailedWriteLeavesTheOldContent) {
   EXPECT_THAT(message, testing::AllOf(testing::HasSubstr("latest"), testing::HasSubstr("needs 5.00 kB")));
   EXPECT_EQ(read_file(folder_ / "latest"), "old");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
-}
-
-TEST_F(FileTest, PrivateFoldersAreForThisUserAlone) {
-  std::error_code error;
-  fs::permissions(folder_, fs::perms(0755));
-  create_private_folders(folder_ / "run" / "logs/", error);
-  EXPECT_FALSE(error);
-  EXPECT_EQ(fs::status(folder_ / "run").permissions(), fs::perms::owner_all);
-  EXPECT_EQ(fs::status(folder_ / "run/logs").permissions(), fs::perms::owner_all);
-  EXPECT_EQ(fs::status(folder_).permissions(), fs::perms(0755)) << "not ours to change";
-  create_private_folders(folder_ / "run", error);
-  EXPECT_FALSE(error);
-  write_file_atomically(folder_ / "file", "x");
-  create_private_folders(folder_ / "file", error);
-  EXPECT_TRUE(error);
-  create_private_folders(folder_ / "file" / "below", error);
-  EXPECT_TRUE(error);
 }
 
 } // namespace

@@ -8,7 +8,6 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
-#include <trireme/base/private_folder.h>
 #include <trireme/config/run_file.h>
 #include <trireme/launch/launcher.h>
 
@@ -79,7 +78,7 @@ int train(TrainCommand command) {
   }
   check_out(command);
   std::error_code error;
-  create_private_folders(command.out / "logs", error);
+  fs::create_directories(command.out / "logs", error);
   if (error) {
     throw InputError("trireme", concat("cannot make the run folder ", command.out.string(), ": ", error.message()));
   }

@@ -1,7 +1,6 @@
 #include <trireme/launch/launcher.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/private_folder.h>
 #include <trireme/base/units.h>
 #include <trireme/launch/attempt.h>
 #include <trireme/launch/descendants.h>
@@ -41,7 +40,7 @@ void check(const LaunchOptions& options) {
 fs::path open_log_dir(const LaunchOptions& options) {
   if (!options.log_dir.empty()) {
     std::error_code error;
-    create_private_folders(options.log_dir, error);
+    fs::create_directories(options.log_dir, error);
     if (error) {
       throw InputError("launch", concat("cannot make the log folder ", options.log_dir.string(), ": ", error.message()),
                        "Name another log folder.");

@@ -62,9 +62,15 @@ std::string read_start(int descriptor, size_t most) {
   return bytes;
 }
 
+/// The secret that a file holds; "" when it holds none.
+std::string bytes_in(int descriptor) {
+  const std::string content = read_start(descriptor, 2 * Secret::kBytes + 3);
+  return content.size() == Secret::kBytes ? content : from_hex(content);
+}
+
 Secret from_descriptor(int64_t number) {
-  const std::string bytes = number >= 0 && number <= 1'000'000 ? read_start(static_cast<int>(number), Secret::kBytes + 1) : "";
-  if (bytes.size() != Secret::kBytes) {
+  const std::string bytes = number >= 0 && number <= 1'000'000 ? bytes_in(static_cast<int>(number)) : "";
+  if (bytes.empty()) {
     throw InputError("store", concat("TRIREME_SECRET_FD=", number, " is not the memory file with the secret of the job in this process."),
                      "trireme launch sets it, and a program between it and the rank must not close it. Started by hand: unset it.");
   }
@@ -81,8 +87,7 @@ Secret from_file(const std::string& path) {
     throw InputError("store", concat("TRIREME_SECRET_FILE=", path, " must be a file of this user that nobody else may read."),
                      concat("Type: chmod 600 ", path));
   }
-  const std::string content = read_start(file.get(), 2 * Secret::kBytes + 3);
-  const std::string bytes = content.size() == Secret::kBytes ? content : from_hex(content);
+  const std::string bytes = bytes_in(file.get());
   if (bytes.empty()) {
     throw InputError("store", concat("TRIREME_SECRET_FILE=", path, " must hold 32 bytes or 64 hexadecimal digits."), kHowToMake);
   }
