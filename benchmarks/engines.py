@@ -16,7 +16,7 @@ TIMEOUT_S = 1800
 # name: (kind, ranks); in the order of the tables
 ENGINES = {
     "raw": ("raw", 1), "raw-fused": ("raw", 1), "trireme-1": ("trireme", 1), "plain": ("python", 1), "compile": ("python", 1), "ddp-1": ("python", 1),
-    "deepspeed-1": ("deepspeed", 1), "trireme-2": ("trireme", 2), "ddp-2": ("python", 2), "deepspeed-2": ("deepspeed", 2),
+    "deepspeed-1": ("deepspeed", 1), "trireme-2": ("trireme", 2), "trireme-2-gloo": ("trireme", 2), "ddp-2": ("python", 2), "deepspeed-2": ("deepspeed", 2),
 }
 # name: (kind, processes); the part after the first hyphen is the schedule, t1 the same work in one process on one thread
 PIPELINE_ENGINES = {
@@ -100,6 +100,8 @@ def run_engine(installed, name, spec, folder):
     write_tokens(folder / "tokens.bin", spec)
     environment = {"OMP_NUM_THREADS": str(spec["threads"]), "DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR", "NO_COLOR": "1",
                    "PYTHONDONTWRITEBYTECODE": "1"}
+    if name.endswith("-gloo"):
+        environment["TRIREME_BACKEND"] = "gloo"
     if kind == "trireme":
         done, rows = run_trireme(installed, spec, processes, folder, environment)
     elif kind == "raw":

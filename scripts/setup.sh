@@ -7,6 +7,8 @@ preset=${TRIREME_PRESET:-release}
 torch_version=2.13.0
 system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev
                  libgtest-dev libgmock-dev python3 python3-venv)
+# What only tests use: several hosts on one machine.
+test_packages=(iproute2)
 
 say() { printf '\033[1m== %s\033[0m\n' "$*" | if [ -n "${NO_COLOR:-}" ] || [ ! -t 1 ]; then sed 's/\x1b\[[0-9;]*m//g'; else cat; fi; }
 stop() { printf 'trireme: %s\n' "$@" >&2; exit 1; }

@@ -34,6 +34,7 @@ void expect_equal(const at::Tensor& found, const at::Tensor& wanted, const char*
 std::vector<std::string> run_over(const std::string& backend, int ranks, const std::function<void(World&)>& body) {
   test::RunOptions options;
   options.backend = backend;
+  options.hosts = backend == "shm+gloo" ? 2 : 1;
   return run_ranks(ranks, body, options);
 }
 
@@ -125,13 +126,13 @@ TEST_P(AllOperationsTest, EqualTheirFormula) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, AllOperationsTest,
-                         testing::Combine(testing::Values("gloo", "shm"), testing::Values(1, 2, 3, 4),
-                                          testing::Values(torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf, torch::kInt64,
-                                                          torch::kUInt8)),
-                         [](const auto& info) {
-                           return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks", c10::toString(std::get<2>(info.param)));
-                         });
+std::string name_of(const testing::TestParamInfo<AllOperationsTest::ParamType>& info) {
+  const std::string backend = std::get<0>(info.param);
+  return concat(backend == "shm+gloo" ? "hierarchy" : backend, std::get<1>(info.param), "Ranks", c10::toString(std::get<2>(info.param)));
+}
+const auto kTypes = testing::Values(torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf, torch::kInt64, torch::kUInt8);
+INSTANTIATE_TEST_SUITE_P(OneHost, AllOperationsTest, testing::Combine(testing::Values("gloo", "shm"), testing::Values(1, 2, 3, 4), kTypes), name_of);
+INSTANTIATE_TEST_SUITE_P(TwoHosts, AllOperationsTest, testing::Combine(testing::Values("shm+gloo"), testing::Values(4, 6), kTypes), name_of);
 
 TEST_P(GroupTest, ReduceScatterOfBFloat16AddsInFloat) {
   EXPECT_THAT(run_over(GetParam(), 3,

@@ -37,12 +37,16 @@ int open_meeting_socket(int& port) {
   return descriptor;
 }
 
-void set_environment(int rank, int world_size, int port, int listen_fd) {
+void set_environment(int rank, int world_size, int hosts, int port, int listen_fd) {
   const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
   set("RANK", std::to_string(rank));
   set("WORLD_SIZE", std::to_string(world_size));
-  set("LOCAL_RANK", std::to_string(rank));
-  set("LOCAL_WORLD_SIZE", std::to_string(world_size));
+  const int per_host = world_size / hosts;
+  set("LOCAL_RANK", std::to_string(rank % per_host));
+  set("LOCAL_WORLD_SIZE", std::to_string(per_host));
+  if (hosts > 1) {
+    set("TRIREME_HOST", concat("host", rank / per_host));
+  }
   set("MASTER_ADDR", "127.0.0.1");
   set("MASTER_PORT", std::to_string(port));
   if (rank == 0) {
@@ -178,7 +182,7 @@ std::vector<std::string> run_processes(int world_size, const std::function<void(
         close(children[other].report);
       }
       close(report[0]);
-      set_environment(rank, world_size, port, listen_fd);
+      set_environment(rank, world_size, options.hosts, port, listen_fd);
       if (!options.backend.empty()) {
         setenv("TRIREME_BACKEND", options.backend.c_str(), 1);
       }

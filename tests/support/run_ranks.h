@@ -16,6 +16,8 @@ struct RunOptions {
   std::chrono::milliseconds timeout{30'000};
   /// Of the world, "" for what the environment says.
   std::string backend;
+  /// Ranks believe that they run on this many hosts, evenly, rank 0 and its neighbours on the first.
+  int hosts = 1;
 };
 
 /// Forks `world_size` ranks that meet on a socket of this process, runs `body` in each

@@ -14,6 +14,7 @@
 #include <trireme/data/make_dataset.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/engine/initialize.h>
+#include <trireme/engine/peak_memory.h>
 #include <trireme/generate/sample.h>
 #include <trireme/monitor/chrome_trace.h>
 
@@ -126,7 +127,7 @@ void TrainRun::save() {
 }
 
 void TrainRun::measure_memory() {
-  at::Tensor peak = torch::tensor({monitor::peak_rss_bytes()}, torch::kInt64);
+  at::Tensor peak = torch::tensor({engine::peak_memory_bytes()}, torch::kInt64);
   world_.group().all_reduce(peak, comm::ReduceOp::max, "peak memory").wait();
   peak_rss_ = peak.item<int64_t>();
 }

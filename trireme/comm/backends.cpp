@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/comm/gloo/gloo_backend.h>
+#include <trireme/comm/hierarchy/hierarchical_backend.h>
 #include <trireme/comm/null/null_backend.h>
 #include <trireme/comm/shm/shm_backend.h>
 
@@ -34,6 +35,7 @@ std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
 const std::vector<BackendEntry>& backends() {
   static const std::vector<BackendEntry> table = {
       {"shm", "memory shared by ranks of one host, CPU tensors", shm_available, shm_suits, connect_shm},
+      {"shm+gloo", "shared memory inside each host and TCP between hosts, CPU tensors", shm_available, hierarchy_suits, connect_hierarchy},
       {"gloo", "TCP between ranks of any hosts, CPU tensors", always, any_group, connect_gloo},
       {"null", "a world of one rank", always, alone, connect_null},
   };

@@ -1,30 +1,12 @@
 #pragma once
 
 #include <trireme/comm/backend.h>
-#include <trireme/comm/store.h>
+#include <trireme/comm/group_setup.h>
 
-#include <chrono>
 #include <string>
 #include <vector>
 
 namespace trireme::comm {
-
-/// What a backend gets to open one group. Every member calls connect at the same time.
-struct GroupSetup {
-  std::string name;
-  /// Seen by the members of this group only.
-  Store store;
-  int rank = 0;
-  int size = 1;
-  /// World rank of each member.
-  std::vector<int> members;
-  /// All members run on this host.
-  bool one_host = true;
-  /// Address of this host under which the members of other hosts reach it.
-  std::string address = "127.0.0.1";
-  /// A single operation may take this long.
-  std::chrono::milliseconds timeout{60'000};
-};
 
 /// One row a backend.
 struct BackendEntry {

@@ -211,16 +211,14 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   if (wrote_file) {
     remove_meeting(environment.meeting_file); // everybody has read it
   }
-  const std::vector<std::string> hosts = hosts_of(store, environment);
-
-  int before = 0;
-  int local = 0;
-  for (int rank = 0; rank < environment.size; ++rank) {
-    if (hosts[rank] == hosts[environment.rank]) {
-      before += rank < environment.rank ? 1 : 0;
-      ++local;
-    }
+  const std::vector<std::string> names = hosts_of(store, environment);
+  std::vector<int> hosts;
+  for (const auto& name : names) {
+    hosts.push_back(static_cast<int>(std::find(names.begin(), names.end(), name) - names.begin()));
   }
+  const int own = hosts[static_cast<size_t>(environment.rank)];
+  const auto before = static_cast<int>(std::count(hosts.begin(), hosts.begin() + environment.rank, own));
+  const auto local = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
   const bool one_host = local == environment.size;
   return {.server = std::move(server),
           .store = store,
@@ -228,7 +226,7 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
           .store_host = place.of_agent ? -1 : 0,
           .local_rank = environment.local_rank >= 0 ? environment.local_rank : before,
           .local_size = environment.local_size > 0 ? environment.local_size : local,
-          .one_host = one_host,
+          .hosts = std::move(hosts),
           .address = one_host ? "127.0.0.1" : store::own_address_towards(place.endpoint.host)};
 }
 

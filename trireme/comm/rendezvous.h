@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace trireme::comm {
 
@@ -21,9 +22,9 @@ struct Meeting {
   int store_host = 0;
   int local_rank = 0;
   int local_size = 1;
-  /// All ranks share this host.
-  bool one_host = true;
-  /// This host's address as seen by the others.
+  /// Number of the host of each world rank: equal for ranks of one machine.
+  std::vector<int> hosts;
+  /// This host's address as seen by the others; a loopback address when all ranks share it.
   std::string address;
 };
 

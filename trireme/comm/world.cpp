@@ -119,9 +119,12 @@ class World::Impl {
                      .rank = static_cast<int>(place - ranks.begin()),
                      .size = static_cast<int>(ranks.size()),
                      .members = ranks,
-                     .one_host = meeting_->one_host,
+                     .hosts = {},
                      .address = meeting_->address,
                      .timeout = timeout_};
+    for (const int rank : ranks) {
+      setup.hosts.push_back(meeting_->hosts[static_cast<size_t>(rank)]);
+    }
     gather(setup);
     auto state = std::make_shared<Group::State>(name, key, ranks, connect(setup), timeout_, watch_, environment_.size);
     watch_->add(state);

@@ -233,9 +233,9 @@ void Server::Loop::examine(uint64_t number, Connection& connection) {
   std::copy(connection.in.begin(), connection.in.end(), answer.begin());
   connection.in.clear();
   if (!verify_answer(options_.secret, connection.greeting, answer)) {
+    turn_away(number, "it has another secret");
     connection.out = kRefused;
     send_rest(connection);
-    turn_away(number, "it has another secret");
     return;
   }
   const Proof proof = make_proof(options_.secret, connection.greeting, answer);

@@ -1,5 +1,6 @@
 #include <trireme/store/sockets.h>
 
+#include <trireme/base/env.h>
 #include <trireme/base/error.h>
 
 #include <arpa/inet.h>
@@ -172,6 +173,9 @@ std::string own_address_towards(const std::string& host) {
 }
 
 std::string host_identity() {
+  if (const auto name = env::text("TRIREME_HOST")) {
+    return *name;
+  }
   char name[256] = {};
   gethostname(name, sizeof(name) - 1);
   std::ifstream file("/proc/sys/kernel/random/boot_id");

@@ -50,7 +50,7 @@ std::string peer_name(int descriptor);
 /// under a loopback name. No packet is sent. Errors: InputError when the name is unknown.
 std::string own_address_towards(const std::string& host);
 
-/// Host name and boot id: equal for processes that share a machine.
+/// Equal for processes that share a machine: host name and boot id, or what TRIREME_HOST says (the launcher's name for it).
 std::string host_identity();
 
 } // namespace trireme::store

@@ -31,7 +31,7 @@ std::shared_ptr<gloo::transport::Device> shared_device(const GroupSetup& setup) 
     GlooDoor door;
     try {
       found = interface ? c10d::ProcessGroupGloo::createDeviceForInterface(split(*interface, ',').front())
-                        : c10d::ProcessGroupGloo::createDeviceForHostname(setup.one_host ? "127.0.0.1" : setup.address);
+                        : c10d::ProcessGroupGloo::createDeviceForHostname(setup.address);
     } catch (const std::exception& error) {
       throw InputError("comm", concat("cannot listen on ", interface ? "interface " + *interface : setup.address, ": ", plain_text(error), "."),
                        "Set GLOO_SOCKET_IFNAME to the network interface that reaches the other hosts (ip addr lists them).");

@@ -354,23 +354,6 @@ class ShmBackend : public Backend {
   std::atomic<int64_t> bytes_sent_{0};
 };
 
-/// Reads what every member has written under `key`/rank.
-std::vector<std::string> read_all(GroupSetup& setup, const std::string& key, const std::string& mine) {
-  std::vector<std::string> keys;
-  for (int member = 0; member < setup.size; ++member) {
-    keys.push_back(concat(key, "/", member));
-  }
-  setup.store.set(keys[static_cast<size_t>(setup.rank)], mine);
-  if (!setup.store.wait(keys, setup.timeout)) {
-    throw Trouble(Trouble::Kind::deadline, "a member did not come in time");
-  }
-  std::vector<std::string> values;
-  for (const auto& name : keys) {
-    values.push_back(setup.store.find(name).value_or(""));
-  }
-  return values;
-}
-
 } // namespace
 
 bool shm_available() {
@@ -378,14 +361,14 @@ bool shm_available() {
 }
 
 bool shm_suits(const GroupSetup& setup) {
-  return setup.one_host && setup.size > 1 && setup.size <= kMostRanks;
+  return setup.one_host() && setup.size > 1 && setup.size <= kMostRanks;
 }
 
 std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
   GroupSetup setup = group;
   if (!shm_suits(setup)) {
     throw InputError("comm", concat("backend \"shm\" is for 2 to ", kMostRanks, " ranks of one host, group \"", setup.name, "\" has ",
-                                    setup.size, setup.one_host ? "." : " on several hosts."),
+                                    setup.size, setup.one_host() ? "." : " on several hosts."),
                      "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or the run file).");
   }
   // All of them must come to the same verdict, so every complaint goes to everybody.
@@ -407,7 +390,7 @@ std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
   } catch (const Error& error) {
     complaint = error.what();
   }
-  const auto addresses = read_all(setup, "shm", concat(offset, "@", mine));
+  const auto addresses = exchange(setup, "shm", concat(offset, "@", mine));
   Members members;
   members.rank = setup.rank;
   members.size = setup.size;
@@ -419,7 +402,7 @@ std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
   } catch (const std::exception& error) {
     complaint = complaint.empty() ? error.what() : complaint;
   }
-  for (const auto& verdict : read_all(setup, "shm-verdict", complaint.empty() ? "well" : complaint)) {
+  for (const auto& verdict : exchange(setup, "shm-verdict", complaint.empty() ? "well" : complaint)) {
     if (verdict != "well") {
       throw Trouble(Trouble::Kind::lost, verdict);
     }

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <trireme/comm/store.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace trireme::comm {
+
+/// What a backend gets to open one group. Every member calls connect at the same time.
+struct GroupSetup {
+  std::string name;
+  /// Seen by the members of this group only.
+  Store store;
+  int rank = 0;
+  int size = 1;
+  /// World rank of each member.
+  std::vector<int> members;
+  /// Number of the host that each member runs on: equal for members of one machine.
+  std::vector<int> hosts;
+  /// Address of this host under which the members of other hosts reach it.
+  std::string address = "127.0.0.1";
+  /// A single operation may take this long.
+  std::chrono::milliseconds timeout{60'000};
+
+  bool one_host() const;
+};
+
+/// Tells the other members `mine` under `key` and returns what each has told, in order of ranks. Once a key and group.
+/// Errors: Trouble when a member does not come in time.
+std::vector<std::string> exchange(GroupSetup& setup, const std::string& key, const std::string& mine);
+
+} // namespace trireme::comm
