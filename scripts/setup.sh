@@ -5,7 +5,7 @@
 
 preset=${TRIREME_PRESET:-release}
 torch_version=2.13.0
-system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev
+system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev
                  libgtest-dev libgmock-dev python3 python3-venv)
 # What only tests use: several hosts on one machine.
 test_packages=(iproute2)

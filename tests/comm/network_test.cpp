@@ -1,12 +1,15 @@
-#include <trireme/comm/sockets.h>
 #include <trireme/comm/world.h>
+#include <trireme/store/sockets.h>
 
+#include "tests/comm/listening.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/two_hosts.h"
 
 #include <torch/torch.h>
 
 #include <gmock/gmock.h>
+
+#include <arpa/inet.h>
 
 #include <chrono>
 #include <cstdio>
@@ -15,11 +18,14 @@
 namespace trireme::comm {
 namespace {
 
-using test::TwoHosts;
+using trireme::test::TwoHosts;
 using testing::AllOf;
 using testing::AnyOf;
+using testing::Each;
+using testing::Field;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 class NetworkTest : public testing::Test {
  protected:
@@ -33,10 +39,10 @@ class NetworkTest : public testing::Test {
   /// Two ranks on each host.
   std::vector<std::string> run(const std::string& backend, const std::function<void(World&)>& body,
                                std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
-    test::RunOptions options;
+    trireme::test::RunOptions options;
     options.backend = backend;
     options.hosts = 2;
-    return test::run_processes(
+    return trireme::test::run_processes(
         4,
         [&](int rank) {
           hosts_->enter(rank / 2);
@@ -131,6 +137,27 @@ TEST_F(NetworkTest, ACableCutDuringAnAllReduceEndsInAnErrorThatNamesTheOtherHost
                                               : AnyOf(HasSubstr("rank 0"), HasSubstr("ranks 0 and 1"), HasSubstr("rank 1")));
         },
         std::chrono::seconds(3));
+    EXPECT_THAT(lines, IsEmpty()) << backend;
+  }
+}
+
+TEST_F(NetworkTest, ListensOnTheAddressOfTheCableAndNowhereElse) {
+  std::string hex[2];
+  for (const int host : {0, 1}) {
+    in_addr address{};
+    ASSERT_EQ(inet_pton(AF_INET, hosts_->address(host).c_str(), &address), 1);
+    char text[9];
+    std::snprintf(text, sizeof(text), "%08X", address.s_addr);
+    hex[host] = text;
+  }
+  for (const char* backend : {"auto", "gloo"}) {
+    const auto lines = run(backend, [&](World& world) {
+      // The socket of this test's parent is in another network and so not in this list.
+      const auto listening = test::own_listening_sockets();
+      EXPECT_THAT(listening, SizeIs(testing::Ge(world.rank() == 0 ? 1u : 0u)));
+      EXPECT_THAT(listening, Each(Field(&test::Listening::address, hex[world.rank() / 2])));
+      world.group().barrier().wait();
+    });
     EXPECT_THAT(lines, IsEmpty()) << backend;
   }
 }
