@@ -24,9 +24,10 @@ find_package(CLI11 2.1 QUIET)
 find_path(XXHASH_INCLUDE_DIR xxhash.h)
 find_library(XXHASH_LIBRARY xxhash)
 find_package(ZLIB QUIET)
-if(NOT nlohmann_json_FOUND OR NOT CLI11_FOUND OR NOT XXHASH_INCLUDE_DIR OR NOT XXHASH_LIBRARY OR NOT ZLIB_FOUND)
-  message(FATAL_ERROR "Trireme needs nlohmann-json, CLI11, xxHash and zlib.\n"
-          "On Debian or Ubuntu: apt-get install nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev\n"
+find_package(OpenSSL 1.1 QUIET COMPONENTS Crypto)
+if(NOT nlohmann_json_FOUND OR NOT CLI11_FOUND OR NOT XXHASH_INCLUDE_DIR OR NOT XXHASH_LIBRARY OR NOT ZLIB_FOUND OR NOT OPENSSL_FOUND)
+  message(FATAL_ERROR "Trireme needs nlohmann-json, CLI11, xxHash, zlib and OpenSSL.\n"
+          "On Debian or Ubuntu: apt-get install nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev\n"
           "Or run ./quickstart, which installs everything.")
 endif()
 

@@ -5,10 +5,10 @@
 
 preset=${TRIREME_PRESET:-release}
 torch_version=2.13.0
-system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev
+system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev
                  libgtest-dev libgmock-dev python3 python3-venv)
-# So that ./test covers the MPI backend; it is skipped, visibly, where there is no MPI.
-test_packages=(openmpi-bin libopenmpi-dev)
+# What only tests use: several hosts on one machine, and an MPI (its tests are skipped, visibly, without one).
+test_packages=(iproute2 openmpi-bin libopenmpi-dev)
 
 say() { printf '\033[1m== %s\033[0m\n' "$*" | if [ -n "${NO_COLOR:-}" ] || [ ! -t 1 ]; then sed 's/\x1b\[[0-9;]*m//g'; else cat; fi; }
 stop() { printf 'trireme: %s\n' "$@" >&2; exit 1; }

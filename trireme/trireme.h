@@ -17,6 +17,7 @@
 #include <trireme/data/torch_sampler.h>
 #include <trireme/engine/engine.h>
 #include <trireme/engine/initialize.h>
+#include <trireme/engine/preemption.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/models/alexnet_layers.h>
 #include <trireme/models/bert_layers.h>
@@ -37,6 +38,7 @@ using data::TorchSampler;
 using engine::Engine;
 using engine::initialize;
 using engine::InitializeOptions;
+using engine::Preemption;
 using engine::read_config;
 using mesh::Mesh;
 using parallel::DataParallel;

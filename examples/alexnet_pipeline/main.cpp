@@ -8,8 +8,8 @@
 
 #include <trireme/data/cifar10.h>
 #include <trireme/data/idx_images.h>
+#include <trireme/engine/peak_memory.h>
 #include <trireme/models/alexnet_layers.h>
-#include <trireme/monitor/resources.h>
 #include <trireme/trireme.h>
 
 #include <torch/torch.h>
@@ -117,7 +117,7 @@ int run(int argc, char** argv) {
   data::DataLoader tests(test_images, data::DistributedSampler(test_images->size(), sampling), options.micro);
   const double wrong = engine->evaluate(tests, std::max(1, options.test_images / (options.micro * engine->group().size())));
   const auto busy = of_each_rank(world, seconds);
-  const auto memory = of_each_rank(world, static_cast<double>(trireme::monitor::peak_rss_bytes()) / (1 << 20));
+  const auto memory = of_each_rank(world, static_cast<double>(trireme::engine::peak_memory_bytes()) / (1 << 20));
   if (talks) {
     std::printf("accuracy on test images: %.1f %%\n", 100 * (1 - wrong));
     for (size_t rank = 0; rank < memory.size(); ++rank) {

@@ -8,6 +8,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/engine/peak_memory.h>
 #include <trireme/models/bert_layers.h>
 #include <trireme/monitor/resources.h>
 #include <trireme/trireme.h>
@@ -82,7 +83,7 @@ int run(int argc, char** argv) {
     }
   }
 
-  const auto memory = of_each_rank(world, static_cast<double>(trireme::monitor::peak_rss_bytes()));
+  const auto memory = of_each_rank(world, static_cast<double>(trireme::engine::peak_memory_bytes()));
   if (talks) {
     for (size_t rank = 0; rank < memory.size(); ++rank) {
       std::printf("rank %zu: at most %.0f MB\n", rank, memory[rank] / (1 << 20));

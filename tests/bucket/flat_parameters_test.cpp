@@ -108,8 +108,8 @@ TEST_F(FlatParametersTest, BucketsTileTheGradientsAndTheFirstHasTheRiders) {
   Model model;
   FlatParameters flat(model.parameters(), options_, allocate);
   ASSERT_GT(flat.layout().buckets().size(), 1u);
-  EXPECT_EQ(flat.bucket_grad(0).numel(), flat.layout().buckets()[0].numel() + FlatParameters::kRiders);
-  EXPECT_EQ(flat.bucket_grad(0).const_data_ptr<float>(), flat.riders().const_data_ptr<float>());
+  EXPECT_EQ(flat.bucket_grad_and_riders(0).numel(), flat.layout().buckets()[0].numel() + FlatParameters::kRiders);
+  EXPECT_EQ(flat.bucket_grad_and_riders(0).const_data_ptr<float>(), flat.riders().const_data_ptr<float>());
   EXPECT_EQ(flat.bucket_grad(1).numel(), flat.layout().buckets()[1].numel());
 }
 

@@ -1,5 +1,5 @@
 #include <trireme/base/env.h>
-#include <trireme/comm/sockets.h>
+#include <trireme/store/sockets.h>
 
 #include "tests/comm/command.h"
 
@@ -17,8 +17,8 @@ const std::string kDemo = TRIREME_BINARY_DIR "/tests/comm/comm_demo";
 /// Starts three ranks `times` times. All they may write is their three lines.
 void start_and_end(int times, const std::string& arguments, int lines, const std::string& forbidden) {
   for (int turn = 0; turn < times; ++turn) {
-    const int descriptor = listen_on({"127.0.0.1", 0});
-    const int port = bound_port(descriptor);
+    const int descriptor = store::listen_on({"127.0.0.1", 0});
+    const int port = store::bound_port(descriptor);
     close(descriptor);
     const auto output = test::run_command(test::plain_start(kDemo + arguments, 3, port)).second;
     ASSERT_EQ(std::count(output.begin(), output.end(), '\n'), lines) << "start " << turn << ": " << output;

@@ -85,7 +85,7 @@ const Case kCases[] = {
      1, 2, 0, -1, "gpu07", 18456},
     {"SlurmOnOneHost",
      {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "3"}, {"SLURM_JOB_ID", "77"}, {"SLURM_JOB_NODELIST", "login"}},
-     3, 4, 3, 4, "login", 15077},
+     3, 4, 3, 4, "127.0.0.1", 15077},
     {"SlurmStepListWins",
      {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NODELIST", "a[1-4]"}, {"SLURM_STEP_NODELIST", "a[3-4]"}},
      0, 2, -1, -1, "a3", 15001},
@@ -135,6 +135,19 @@ TEST(EnvironmentErrorTest, LaunchersAreToldWhatToType) {
   EXPECT_THAT(refusal({{"TF_CONFIG", R"({"cluster": {"worker": ["a", "b"]}, "task": {"type": "worker", "index": 0}})"}}), HasSubstr("gives no port"));
   EXPECT_THAT(refusal({{"TF_CONFIG", R"({"cluster": {"worker": ["a:x", "b:1"]}, "task": {"type": "worker", "index": 0}})"}}), HasSubstr("port \"x\""));
   EXPECT_THAT(refusal({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "a[1-"}}), HasSubstr("host list \"a[1-\""));
+}
+
+TEST(EnvironmentTest, NamesTheJobWhereItsLauncherDoes) {
+  const Variables plain = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}};
+  EXPECT_EQ(read(plain).job, "");
+  Variables variables = plain;
+  variables["TORCHELASTIC_RUN_ID"] = "elastic";
+  EXPECT_EQ(read(variables).job, "elastic");
+  variables["TRIREME_RUN_ID"] = "ours";
+  variables["TORCHELASTIC_RESTART_COUNT"] = "1";
+  EXPECT_EQ(read(variables).job, "ours") << "restarts are the same job";
+  EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "3"}, {"SLURM_JOB_NODELIST", "a[1-2]"}}).job, "Slurm 7.3");
+  EXPECT_EQ(read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"PMIX_NAMESPACE", "prterun-9@1"}}).job, "prterun-9@1");
 }
 
 TEST(EnvironmentTest, AgentsStoreIsSharedByRestarts) {

@@ -1,5 +1,6 @@
+#include <trireme/base/env.h>
 #include <trireme/base/text.h>
-#include <trireme/comm/sockets.h>
+#include <trireme/store/sockets.h>
 
 #include "tests/comm/command.h"
 
@@ -19,8 +20,8 @@ using testing::UnorderedElementsAre;
 const std::string kDemo = TRIREME_BINARY_DIR "/tests/comm/comm_demo";
 
 int free_port() {
-  const int descriptor = listen_on({"127.0.0.1", 0});
-  const int port = bound_port(descriptor);
+  const int descriptor = store::listen_on({"127.0.0.1", 0});
+  const int port = store::bound_port(descriptor);
   close(descriptor);
   return port;
 }
@@ -47,6 +48,18 @@ TEST(LaunchersTest, OneProcessNeedsNobody) {
 
 TEST(LaunchersTest, PlainVariables) {
   expect_three_ranks(test::plain_start(kDemo, 3, free_port()));
+}
+
+TEST(LaunchersTest, JobsStartedAtOnceDoNotMeetEachOther) {
+  const std::string job = TRIREME_BINARY_DIR "/bin/trireme launch -n 2 --all-output -- " + kDemo;
+  const int turns = env::flag("TRIREME_LONG_TESTS") ? 50 : 5;
+  for (int turn = 0; turn < turns; ++turn) {
+    const auto [status, output] = run_command(job + " & " + job + "; first=$?; wait $! && exit $first");
+    EXPECT_EQ(status, 0) << output;
+    const std::string zero = "[rank 0] rank 0 of 2 (local 0 of 2): [11, 22, 33]";
+    const std::string one = "[rank 1] rank 1 of 2 (local 1 of 2): [11, 22, 33]";
+    ASSERT_THAT(lines_of(output), UnorderedElementsAre(zero, zero, one, one)) << "turn " << turn;
+  }
 }
 
 TEST(LaunchersTest, Torchrun) {

@@ -1,6 +1,6 @@
 #include <trireme/comm/rendezvous.h>
-#include <trireme/comm/sockets.h>
 #include <trireme/comm/world.h>
+#include <trireme/store/sockets.h>
 
 #include "tests/support/run_ranks.h"
 
@@ -42,8 +42,8 @@ void meet_and_add(std::chrono::milliseconds timeout = kSoon) {
 
 /// A port that nothing listens on (any more).
 int free_port() {
-  const int descriptor = listen_on({"127.0.0.1", 0});
-  const int port = bound_port(descriptor);
+  const int descriptor = store::listen_on({"127.0.0.1", 0});
+  const int port = store::bound_port(descriptor);
   close(descriptor);
   return port;
 }
@@ -72,8 +72,8 @@ TEST(RendezvousTest, SaysThatRankZeroIsMissing) {
 }
 
 TEST(RendezvousTest, SaysThatThePortIsInUse) {
-  const int occupied = listen_on({"127.0.0.1", 0});
-  const std::string port = std::to_string(bound_port(occupied));
+  const int occupied = store::listen_on({"127.0.0.1", 0});
+  const std::string port = std::to_string(store::bound_port(occupied));
   EXPECT_THAT(run_processes(1,
                             [&](int) {
                               unsetenv("TRIREME_LISTEN_FD");
@@ -97,8 +97,8 @@ TEST(RendezvousTest, SaysThatThePortIsInUse) {
 }
 
 TEST(RendezvousTest, AStrangerWhoSaysNothingIsFoundOut) {
-  const int stranger = listen_on({"127.0.0.1", 0});
-  const std::string port = std::to_string(bound_port(stranger));
+  const int stranger = store::listen_on({"127.0.0.1", 0});
+  const std::string port = std::to_string(store::bound_port(stranger));
   EXPECT_THAT(run_processes(2,
                             [&](int rank) {
                               set("MASTER_PORT", port);
@@ -219,12 +219,12 @@ TEST(RendezvousTest, AnotherWorldAfterTheFirst) {
 }
 
 TEST(SocketsTest, KnowsLoopbackAndOwnAddresses) {
-  EXPECT_TRUE(is_loopback("localhost"));
-  EXPECT_TRUE(is_loopback("127.0.1.1"));
-  EXPECT_FALSE(is_loopback("10.0.0.1"));
-  EXPECT_EQ(own_address_towards("127.0.0.1"), "127.0.0.1");
-  EXPECT_THROW(own_address_towards("no-such-host.invalid"), InputError);
-  EXPECT_THROW(listen_on({"192.0.2.1", 0}), InputError) << "an address of nobody's";
+  EXPECT_TRUE(store::is_loopback("localhost"));
+  EXPECT_TRUE(store::is_loopback("127.0.1.1"));
+  EXPECT_FALSE(store::is_loopback("10.0.0.1"));
+  EXPECT_EQ(store::own_address_towards("127.0.0.1"), "127.0.0.1");
+  EXPECT_THROW(store::own_address_towards("no-such-host.invalid"), InputError);
+  EXPECT_THROW(store::listen_on({"192.0.2.1", 0}), InputError) << "an address of nobody's";
 }
 
 } // namespace

@@ -192,7 +192,7 @@ TEST(DeepSpeedJsonTest, ValuesOfTheWrongKindOrRangeAreRefused) {
 
 TEST(DeepSpeedJsonTest, WhatIsNotBuiltSaysNotYet) {
   expect_errors({
-      {R"({"zero_optimization": {"stage": 2}})", "1:33: zero_optimization.stage:", "not yet: ", "Leave it out or write 0."},
+      {R"({"zero_optimization": {"stage": 3}})", "1:33: zero_optimization.stage:", "not yet: ", "Write 2."},
       {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})", "1:56: zero_optimization.offload_optimizer.device:", "not yet: ", "write \"none\""},
       {R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/n"}}})", "1:52: zero_optimization.offload_param.device:", "not yet: ", ""},
       {R"({"fp16": {"enabled": true, "loss_scale": 0}})", "1:22: fp16.enabled:", "not yet: ", "write false"},

@@ -253,7 +253,7 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"engine", R"({"train_batch_size": 8})", {"engine: a run needs an optimizer", "AdamW"}},
       {"engine", R"({"optimizer": {"type": "AdamW"}})", {"no batch size: neither train_batch_size"}},
       {"engine",
-       R"({"train_batch_size": 8, "zero_optimization": {"stage": 1}})",
+       R"({"train_batch_size": 8, "zero_optimization": {"stage": 3}})",
        {"engine.zero_optimization.stage: not yet: "}},
       {"engine",
        R"({"train_batch_size": 8, "optimiser": {"type": "AdamW"}})",

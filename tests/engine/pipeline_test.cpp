@@ -65,6 +65,7 @@ struct Case {
   int stages;
   int replicas;
   ScheduleKind schedule;
+  int zero_stage = 0;
 };
 
 class PipelineEqualsOneProcess : public testing::TestWithParam<Case> {};
@@ -73,7 +74,9 @@ TEST_P(PipelineEqualsOneProcess, ForTwentySteps) {
   const Case c = GetParam();
   EXPECT_THAT(run_ranks(c.stages * c.replicas,
                         [c](comm::World& world) {
-                          PipelineRun run(world, stages(c.stages, c.schedule));
+                          config::EngineConfig config = small_config(kBatch, kMicroBatches);
+                          config.zero_stage = c.zero_stage;
+                          PipelineRun run(world, stages(c.stages, c.schedule), deep_gpt(), config);
                           std::vector<double> losses;
                           std::vector<double> norms;
                           for (int step = 0; step < 20; ++step) {
@@ -110,11 +113,16 @@ std::vector<Case> cases() {
   }
   all.push_back({1, 1, ScheduleKind::one_f_one_b});
   all.push_back({1, 2, ScheduleKind::one_f_one_b});
+  for (const auto schedule : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
+    for (const int zero_stage : {1, 2}) {
+      all.push_back({2, 2, schedule, zero_stage});
+    }
+  }
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PipelineEqualsOneProcess, testing::ValuesIn(cases()), [](const auto& info) {
-  std::string name = concat(info.param.stages, "stages_", info.param.replicas, "replicas_", schedule_name(info.param.schedule));
+  std::string name = concat(info.param.stages, "stages_", info.param.replicas, "replicas_", schedule_name(info.param.schedule), info.param.zero_stage > 0 ? concat("_zero", info.param.zero_stage) : "");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });

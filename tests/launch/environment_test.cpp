@@ -17,9 +17,12 @@ using testing::UnorderedElementsAre;
 
 RankPlace place_of(int rank, int ranks) {
   RankPlace place;
-  place.rank = rank;
-  place.ranks = ranks;
-  place.port = 4711;
+  place.local_rank = rank;
+  place.share.ranks = ranks;
+  place.share.local_ranks = ranks;
+  place.share.address = "127.0.0.1";
+  place.share.port = 4711;
+  place.secret_fd = 8;
   place.run_id = "0123456789abcdef";
   place.lifeline_fd = 7;
   place.usable_cores = 8;
@@ -29,14 +32,32 @@ RankPlace place_of(int rank, int ranks) {
 TEST(EnvironmentTest, TellsARankWhereItStands) {
   RankPlace place = place_of(0, 3);
   place.listen_fd = 9;
-  place.terminal_columns = 97;
-  place.max_restarts = 5;
+  place.share.terminal_columns = 97;
+  place.share.max_restarts = 5;
   EXPECT_THAT(rank_environment(place, {}, {}),
               UnorderedElementsAre("RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3", "GROUP_RANK=0",
                                    "MASTER_ADDR=127.0.0.1", "MASTER_PORT=4711", "TORCHELASTIC_RESTART_COUNT=0",
                                    "TORCHELASTIC_MAX_RESTARTS=5", "TORCHELASTIC_RUN_ID=0123456789abcdef",
-                                   "TRIREME_RUN_ID=0123456789abcdef", "TRIREME_LIFELINE_FD=7", "TRIREME_LISTEN_FD=9",
+                                   "TRIREME_RUN_ID=0123456789abcdef", "TRIREME_LIFELINE_FD=7", "TRIREME_SECRET_FD=8", "TRIREME_LISTEN_FD=9",
                                    "TRIREME_TTY=97", "OMP_NUM_THREADS=2"));
+}
+
+TEST(EnvironmentTest, TellsARankOfSeveralHostsWhereItStands) {
+  RankPlace place = place_of(1, 6);
+  place.share.first_rank = 4;
+  place.share.local_ranks = 2;
+  place.share.node = 1;
+  place.share.nodes = 2;
+  place.share.address = "node1";
+  place.host = "node2";
+  EXPECT_THAT(rank_environment(place, {}, {}), IsSupersetOf({"RANK=5", "LOCAL_RANK=1", "WORLD_SIZE=6", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=1",
+                                                             "MASTER_ADDR=node1", "TRIREME_HOST=node2", "OMP_NUM_THREADS=4"}));
+}
+
+TEST(EnvironmentTest, OtherHostsGetWhatHoldsThereToo) {
+  const auto chosen = portable_variables({"TRIREME_TIMEOUT=9", "TRIREME_LISTEN_FD=4", "TRIREME_SECRET_FD=5", "OMP_NUM_THREADS=2", "HOME=/root",
+                                          "GLOO_SOCKET_IFNAME=eth1", "LD_LIBRARY_PATH=/opt/a=b", "LD_LIBRARY_PATHS=/x", "odd"});
+  EXPECT_EQ(chosen, (Variables{{"TRIREME_TIMEOUT", "9"}, {"OMP_NUM_THREADS", "2"}, {"GLOO_SOCKET_IFNAME", "eth1"}, {"LD_LIBRARY_PATH", "/opt/a=b"}}));
 }
 
 TEST(EnvironmentTest, OnlyRankZeroListens) {
@@ -46,7 +67,7 @@ TEST(EnvironmentTest, OnlyRankZeroListens) {
 TEST(EnvironmentTest, ARestartIsMarked) {
   RankPlace place = place_of(1, 2);
   EXPECT_THAT(rank_environment(place, {}, {}), Not(Contains(StartsWith("TRIREME_RESTART"))));
-  place.restarts = 2;
+  place.share.restarts = 2;
   EXPECT_THAT(rank_environment(place, {}, {}), IsSupersetOf({"TRIREME_RESTART=1", "TORCHELASTIC_RESTART_COUNT=2"}));
 }
 
@@ -60,11 +81,11 @@ TEST(EnvironmentTest, KeepsTheUsersVariables) {
 TEST(EnvironmentTest, TakesOutWhatAnOuterLauncherSaid) {
   const auto inner = rank_environment(place_of(1, 2),
                                       {"RANK=5", "WORLD_SIZE=9", "TRIREME_LISTEN_FD=12", "TRIREME_RESTART=1",
-                                       "TORCHELASTIC_USE_AGENT_STORE=True", "MASTER_ADDR=node7"},
+                                       "TRIREME_HOST=x", "TORCHELASTIC_USE_AGENT_STORE=True", "MASTER_ADDR=node7"},
                                       {});
   EXPECT_THAT(inner, IsSupersetOf({"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1"}));
   EXPECT_THAT(inner, Not(Contains("RANK=5")));
-  for (const char* name : {"TRIREME_LISTEN_FD", "TRIREME_RESTART", "TORCHELASTIC_USE_AGENT_STORE"}) {
+  for (const char* name : {"TRIREME_LISTEN_FD", "TRIREME_RESTART", "TRIREME_HOST", "TORCHELASTIC_USE_AGENT_STORE"}) {
     EXPECT_THAT(inner, Not(Contains(StartsWith(name)))) << name;
   }
 }

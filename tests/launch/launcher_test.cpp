@@ -63,14 +63,14 @@ TEST_F(LauncherTest, TellsRanksWhereTheyStand) {
 
 // Even what the launcher got from its own parent without FD_CLOEXEC stays behind.
 TEST_F(LauncherTest, RanksInheritOnlyTheirOwnDescriptors) {
-  LaunchProcess launch(probes(2, {"*:fds", "*:env=TRIREME_LIFELINE_FD", "*:env=TRIREME_LISTEN_FD"}), folder(), [] {
+  LaunchProcess launch(probes(2, {"*:fds", "*:env=TRIREME_LIFELINE_FD", "*:env=TRIREME_LISTEN_FD", "*:env=TRIREME_SECRET_FD"}), folder(), [] {
     for (const int fd : {60, 500}) {
       ::dup2(1, fd);
     }
   });
   ASSERT_EQ(launch.wait(), 0) << launch.err();
   for (int rank = 0; rank < 2; ++rank) {
-    std::vector<int> expected = {0, 1, 2, std::stoi(value(rank, "TRIREME_LIFELINE_FD"))};
+    std::vector<int> expected = {0, 1, 2, std::stoi(value(rank, "TRIREME_LIFELINE_FD")), std::stoi(value(rank, "TRIREME_SECRET_FD"))};
     if (rank == 0) {
       expected.push_back(std::stoi(value(0, "TRIREME_LISTEN_FD")));
     }
@@ -101,6 +101,30 @@ else:
   LaunchProcess launch(options, folder());
   EXPECT_EQ(launch.wait(), 0) << launch.err();
   EXPECT_EQ(launch.out(), "rank 1 was here\n");
+}
+
+TEST_F(LauncherTest, AllRanksHoldTheSecretAndNobodySeesIt) {
+  LaunchOptions options = probes(3, {});
+  options.command = {fs::path(TRIREME_SOURCE_DIR) / ".venv/bin/python", "-c", R"(
+import os
+fd = int(os.environ["TRIREME_SECRET_FD"])
+print(os.read(fd, 100).decode())
+try:
+    os.write(fd, b"x")
+except OSError:
+    print("sealed")
+)"};
+  LaunchProcess launch(options, folder());
+  ASSERT_EQ(launch.wait(), 0) << launch.err();
+  const std::string secret = log(0).substr(0, 64);
+  EXPECT_EQ(secret.find_first_not_of("0123456789abcdef"), std::string::npos) << secret;
+  EXPECT_EQ(log(0), secret + "\nsealed\n") << "each rank has a reading position of its own";
+  EXPECT_EQ(log(1), log(0));
+  EXPECT_EQ(log(2), log(0));
+  EXPECT_EQ(fs::status(folder() / "logs").permissions(), fs::perms::owner_all);
+  LaunchProcess other(options, folder() / "logs");
+  ASSERT_EQ(other.wait(), 0);
+  EXPECT_EQ(log(1).find(secret, secret.size()), std::string::npos) << "another job, another secret";
 }
 
 TEST_F(LauncherTest, CountsOnlyCoresItMayUse) {

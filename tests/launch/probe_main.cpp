@@ -6,6 +6,7 @@
 //   sleep=MS     exit=CODE     kill=SIGNAL NUMBER (itself)
 //   stubborn     ignores SIGTERM and SIGINT from here on
 //   answer=NUMBER              from here on writes "got NUMBER" when that signal comes, and ends with 0 unless it is SIGUSR1
+//   finish=NUMBER              the same, and ends with 0 in any case
 //   child        daemon        starts a process that sleeps: in its group; in a session of its own with no parent
 //   await=FILE                 until $PROBE_DIR/FILE exists; % in it stands for the number of restarts
 //   read         writes "read: " and what stdin has
@@ -52,6 +53,11 @@ void on_signal(int number) {
   if (number != SIGUSR1) {
     ::_exit(0);
   }
+}
+
+void on_last_signal(int number) {
+  put(1, "got " + std::to_string(number) + "\n");
+  ::_exit(0);
 }
 
 void sleep_long() {
@@ -124,6 +130,8 @@ void do_step(const std::string& verb, const std::string& argument) {
     ::signal(SIGINT, SIG_IGN);
   } else if (verb == "answer") {
     ::signal(number, on_signal);
+  } else if (verb == "finish") {
+    ::signal(number, on_last_signal);
   } else if (verb == "child" || verb == "daemon") {
     start_process(verb == "daemon");
   } else if (verb == "await") {

@@ -246,5 +246,42 @@ TEST_F(StopTest, TheLifelineShowsThatTheLauncherIsGone) {
   EXPECT_TRUE(eventually([&] { return bool(nothing_runs()); }));
 }
 
+// Ranks that save when they are told: the children they work with must live until then.
+TEST_F(StopTest, PreemptibleRanksMaySaveAndEndWith0) {
+  for (const int number : {SIGTERM, SIGUSR1, SIGHUP}) {
+    std::filesystem::remove_all(folder() / "logs");
+    for (const char* name : {"pid.rank.0.0", "pid.rank.1.0", "pid.child.0.0", "pid.child.1.0"}) {
+      std::filesystem::remove(folder() / name);
+    }
+    LaunchOptions options = probes(2, {"*:child", number == SIGUSR1 ? "*:finish=10" : "*:answer=15", "*:pid", "*:sleep=60000"});
+    options.preemptible = true;
+    LaunchProcess launch(options, folder());
+    wait_for_ranks(2);
+    ::kill(launch.pid(), number);
+    EXPECT_EQ(launch.wait(), 0) << number;
+    EXPECT_EQ(log(1), number == SIGUSR1 ? "got 10\n" : "got 15\n");
+    EXPECT_THAT(launch.err(), IsEmpty());
+  }
+}
+
+TEST_F(StopTest, APreemptibleJobThatCannotSaveSaysSo) {
+  LaunchOptions options = probes(2, {"0:answer=15", "*:pid", "*:sleep=60000"});
+  options.preemptible = true;
+  LaunchProcess launch(options, folder());
+  wait_for_ranks(2);
+  ::kill(launch.pid(), SIGTERM);
+  EXPECT_EQ(launch.wait(), 143) << "rank 1 did not end with 0";
+}
+
+// After a failure there is nothing to save: SIGTERM would only make the others wait for the one that is gone.
+TEST_F(StopTest, PreemptibleRanksEndAtOnceAfterAFailure) {
+  LaunchOptions options = probes(2, {"0:answer=15", "0:pid", "1:await=pid.rank.0.0", "1:exit=4", "0:sleep=60000"});
+  options.preemptible = true;
+  options.grace_seconds = 1000;
+  LaunchProcess launch(options, folder());
+  EXPECT_EQ(launch.wait(), 4);
+  EXPECT_EQ(launch.out(), "") << "ended by SIGINT, which it does not answer";
+}
+
 } // namespace
 } // namespace trireme::launch

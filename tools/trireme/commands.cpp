@@ -44,15 +44,27 @@ struct Parser {
     add_rest();
   }
 
+  static void add_places(CLI::App* c, PlacesCommand& places, double grace, const char* restarts) {
+    places.grace = grace;
+    c->add_option("--hostfile", places.hostfile, "Run on the hosts in this file (lines: HOST slots=N), reached over ssh")->type_name("FILE");
+    c->add_option("--rsh", places.rsh, "Command that starts a program on another host, in place of ssh (also TRIREME_RSH)")->type_name("COMMAND");
+    c->add_option("--min-nodes", places.min_nodes, "Go on with so few hosts when others are lost (default: --max-nodes)")->check(CLI::PositiveNumber);
+    c->add_option("--max-nodes", places.max_nodes, "Use so many hosts, the others of the file are spares (default: all)")->check(CLI::PositiveNumber);
+    c->add_option("--heartbeat-timeout", places.heartbeat_timeout, "Seconds after which a silent host is lost")->check(CLI::Range(1.0, 1e6))->capture_default_str();
+    c->add_option("-x,--env", places.environment, "Set a variable for the ranks on all hosts, as often as needed")->type_name("NAME=VALUE")->expected(1)->take_all();
+    c->add_option("--max-restarts", places.max_restarts, restarts)->check(CLI::NonNegativeNumber);
+    c->add_option("--grace", places.grace, "Seconds from asking ranks to end until they are killed")->check(CLI::Range(0.0, 1e6))->capture_default_str();
+  }
+
   void add_train() {
     CLI::App* c = add(app, result, train, "train", "Train the model that a run file describes", "trireme train examples/austen/run.json -n 2 --set training.steps=100");
     c->add_option("run_file", train.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
-    c->add_option("-n,--ranks", train.ranks, "Ranks to start on this machine (default: what \"parallel\" asks for)")->check(CLI::PositiveNumber);
+    c->add_option("-n,--ranks", train.ranks, "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")->check(CLI::PositiveNumber);
     c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->expected(1)->take_all();
     c->add_option("--resume", train.resume_from, "Continue from the newest checkpoint of the run folder (auto) or from a checkpoint")
         ->type_name("[auto|PATH]")
         ->expected(0, 1);
-    c->add_option("--max-restarts", train.max_restarts, "Start again from the newest checkpoint this often when a rank dies")->check(CLI::NonNegativeNumber);
+    add_places(c, train.places, 30, "Start again from the newest checkpoint this often when a rank dies or a host is lost");
     c->add_option("--out", train.out, "Run folder (default runs/<name of the run file>)")->type_name("DIR");
     c->add_flag("--all-output", train.all_output, "Show the output of all ranks, not only of rank 0");
     c->add_option("--trace", train.trace_steps, "Record the first so many steps of every rank into trace.json (opens in ui.perfetto.dev)")
@@ -69,11 +81,17 @@ struct Parser {
 
   void add_launch() {
     CLI::App* c = add(app, result, launch, "launch", "Start a program as several ranks, watch it and clean up after it", "trireme launch -n 4 -- ./my_training --epochs 3");
-    c->add_option("-n,--ranks", launch.ranks, "Ranks to start on this machine")->required()->check(CLI::PositiveNumber);
-    c->add_option("--max-restarts", launch.max_restarts, "Start all ranks again this often when one fails")->check(CLI::NonNegativeNumber);
+    c->add_option("-n,--ranks", launch.ranks, "Ranks to start (with a hostfile: default all slots)")->check(CLI::PositiveNumber);
+    add_places(c, launch.places, 5, "Start all ranks again this often when one fails or a host is lost");
     c->add_option("--log-dir", launch.log_dir, "Folder for the output of every rank (default: a new one under the temporary folder)")->type_name("DIR");
     c->add_flag("--all-output", launch.all_output, "Show the output of all ranks, not only of rank 0");
     c->add_option("program", launch.program, "The program and its arguments, after --")->required()->type_name("PROGRAM [ARG...]");
+    c->callback([this] {
+      if (launch.ranks == 0 && launch.places.hostfile.empty()) {
+        throw CLI::RequiredError("--ranks");
+      }
+      result = launch;
+    });
     c->positionals_at_end();
     c->prefix_command(false);
   }

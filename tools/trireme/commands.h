@@ -10,21 +10,33 @@
 // has no libtorch in it and does what needs none, and `trireme-rank`, which it starts for the rest.
 namespace trireme::tools {
 
+/// Where ranks run and what is done when they fail: the same for train and launch.
+struct PlacesCommand {
+  std::filesystem::path hostfile;
+  std::string rsh;
+  int64_t min_nodes = 0;
+  int64_t max_nodes = 0;
+  double heartbeat_timeout = 5;
+  int64_t max_restarts = 0;
+  double grace = 0;
+  std::vector<std::string> environment; ///< NAME=VALUE
+};
+
 struct TrainCommand {
   std::filesystem::path run_file;
-  int64_t ranks = 0; ///< 0: what the run file's "parallel" asks for, at least 1
+  int64_t ranks = 0; ///< 0: what the run file's "parallel" asks for, at least 1; with a hostfile all slots that fit
   std::vector<std::string> overrides;
   bool resume = false;
   std::string resume_from = "auto";
-  int64_t max_restarts = 0;
+  PlacesCommand places;
   std::filesystem::path out;
   bool all_output = false;
   int64_t trace_steps = 0;
 };
 
 struct LaunchCommand {
-  int64_t ranks = 1;
-  int64_t max_restarts = 0;
+  int64_t ranks = 0; ///< 0: all slots of the hostfile
+  PlacesCommand places;
   std::filesystem::path log_dir;
   bool all_output = false;
   std::vector<std::string> program;

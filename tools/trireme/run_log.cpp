@@ -95,7 +95,7 @@ void RunLog::status(const char* text) {
   progress_->status(text);
 }
 
-void RunLog::write_report(const std::string& sample) {
+void RunLog::write_report(const std::string& status, const std::string& sample) {
   const auto steps = monitor::read_metrics(folder_ / "metrics.jsonl");
   for (auto step = steps.rbegin(); step != steps.rend() && !last_.val_loss; ++step) { // a resumed run that had nothing left to do
     last_.val_loss = step->val_loss;
@@ -104,7 +104,7 @@ void RunLog::write_report(const std::string& sample) {
   }
   monitor::RunSummary summary;
   summary.title = folder_.filename().string();
-  summary.status = "finished";
+  summary.status = status;
   summary.started = monitor::format_utc(started_);
   summary.loss_unit = loss_unit(run_);
   const int replicas = engine_.group().size();
@@ -128,11 +128,19 @@ void RunLog::write_report(const std::string& sample) {
   monitor::write_report(folder_ / "report.html", summary, steps);
 }
 
+void RunLog::interrupted(const std::string& status) {
+  progress_.reset();
+  write([&] {
+    tensorboard_.flush();
+    write_report(status, "");
+  });
+}
+
 void RunLog::finish(const std::string& sample) {
   progress_.reset();
   write([&] {
     tensorboard_.flush();
-    write_report(sample);
+    write_report("finished", sample);
   });
   if (last_.val_loss) {
     log::info("validation loss ", decimals(*last_.val_loss), ' ', loss_unit(run_),

@@ -28,10 +28,12 @@ class RunLog {
   void status(const char* text);
   /// Ends the progress line, writes the report and prints the result with `sample`.
   void finish(const std::string& sample);
+  /// Ends the progress line and writes the report of a run that goes on another time.
+  void interrupted(const std::string& status);
 
  private:
   void write(const std::function<void()>& action);
-  void write_report(const std::string& sample);
+  void write_report(const std::string& status, const std::string& sample);
 
   std::filesystem::path folder_;
   const config::RunConfig& run_;

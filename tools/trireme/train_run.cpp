@@ -14,6 +14,8 @@
 #include <trireme/data/make_dataset.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/engine/initialize.h>
+#include <trireme/engine/peak_memory.h>
+#include <trireme/engine/preemption.h>
 #include <trireme/generate/sample.h>
 #include <trireme/monitor/chrome_trace.h>
 
@@ -65,6 +67,7 @@ class TrainRun {
   void measure_memory();
   void finish_trace();
   std::string write_sample();
+  int leave();
   void set_status(const char* text) {
     if (log_) {
       log_->status(text);
@@ -126,7 +129,7 @@ void TrainRun::save() {
 }
 
 void TrainRun::measure_memory() {
-  at::Tensor peak = torch::tensor({monitor::peak_rss_bytes()}, torch::kInt64);
+  at::Tensor peak = torch::tensor({engine::peak_memory_bytes()}, torch::kInt64);
   world_.group().all_reduce(peak, comm::ReduceOp::max, "peak memory").wait();
   peak_rss_ = peak.item<int64_t>();
 }
@@ -220,6 +223,24 @@ std::string TrainRun::write_sample() {
   return datasets_.tokenizer->decode(generate::sample(task_.gpt, datasets_.tokenizer->encode(wanted.prompt), options));
 }
 
+// The ranks were asked to stop and agree on the step. What is due at this step anyway waits for the next run, but not the checkpoint.
+int TrainRun::leave() {
+  if (monitor::tracer().on()) {
+    finish_trace();
+  }
+  save();
+  const int64_t step = engine_->global_steps();
+  if (log_) {
+    log_->interrupted(concat("preempted at step ", step));
+  }
+  if (failed_save_) {
+    throw Error("train", concat("stopped by ", engine::Preemption::reason(), " at step ", step, ", which could not be saved: ", *failed_save_),
+                last_saved_ < 0 ? "Make room and run again." : concat("Make room and continue from step ", last_saved_, " with --resume."));
+  }
+  log::info("stopped by ", engine::Preemption::reason(), " at step ", step, "; continue with --resume");
+  return 0;
+}
+
 int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
@@ -232,6 +253,12 @@ int TrainRun::train() {
     engine_->train_batch();
     const int64_t step = engine_->global_steps();
     monitor::StepMetrics m = metrics();
+    if (engine_->stop_agreed() && step < steps) {
+      if (log_) {
+        log_->step(m);
+      }
+      return leave();
+    }
     if (due(step, run_.training.eval_every) || step == steps) {
       evaluate(m);
       measure_memory();
@@ -261,6 +288,7 @@ int TrainRun::train() {
 } // namespace
 
 int train(const TrainCommand& command) {
+  const engine::Preemption preemption; // from the start: a signal while ranks connect is answered after the first step
   comm::World world = comm::World::connect();
   return TrainRun(command, world).train();
 }

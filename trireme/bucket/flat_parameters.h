@@ -1,11 +1,12 @@
 #pragma once
 
-#include <trireme/bucket/flat_layout.h>
+#include <trireme/bucket/gradient_shards.h>
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@ using Allocate = std::function<at::Tensor(int64_t, at::ScalarType)>;
 /// over what autograd may have put elsewhere. clear_grads() forgets gradients without
 /// touching memory: autograd then hands over a fresh tensor in the first backward,
 /// which attach_grad copies once - half the traffic of zeroing and adding.
+/// shard_gradients() gives the second buffer up: gradients then have memory bucket by bucket, and this rank's shard is all that stays.
 /// Before the gradients lie kRiders spare elements that travel with the first
 /// bucket: small sums (the loss) that would otherwise cost a collective of their own.
 class FlatParameters {
@@ -50,14 +52,26 @@ class FlatParameters {
   const at::Tensor& flat_data() const {
     return flat_data_;
   }
-  /// [layout().numel()]
+  /// [layout().numel()]; undefined when gradients are sharded.
   const at::Tensor& flat_grad() const {
     return flat_grad_;
   }
-  /// The gradients of bucket `b` as one tensor; the riders come first in that of bucket 0.
-  at::Tensor bucket_grad(int64_t b) const;
+  /// The gradients of bucket `b`, [bucket numel].
+  at::Tensor bucket_grad(int64_t b);
+  /// The same as one tensor with what rides before bucket 0. Not when gradients are sharded.
+  at::Tensor bucket_grad_and_riders(int64_t b) const;
+  /// Elements `range` (of the flat buffer) of the gradients, which lie in bucket `b` and, when they are sharded, are this rank's.
+  at::Tensor owned_grad(int64_t b, const Range& range) const;
   /// [kRiders]
   at::Tensor riders() const;
+
+  /// Keeps only what `plan` gives this rank (class GradientShards). Between steps: gradients are forgotten.
+  void shard_gradients(const ShardPlan& plan);
+  bool gradients_are_sharded() const {
+    return shards_ != nullptr;
+  }
+  /// Bucket `b` has been reduced: takes this rank's shard and forgets the rest.
+  void settle(int64_t b);
 
   void attach_grad(int64_t i);
   /// For a parameter that got no gradient at all: attaches zeros.
@@ -65,11 +79,12 @@ class FlatParameters {
   bool has_grad(int64_t i) const;
   void clear_grads();
 
-  /// Moves everything into a new order (ready order learned in the first step).
+  /// Moves everything into a new order; gradients that are sharded are forgotten (ready order learned in the first step).
   void reorder(const std::vector<int64_t>& order);
 
  private:
-  at::Tensor view(const at::Tensor& flat, int64_t i) const;
+  at::Tensor view(const at::Tensor& flat, int64_t i, int64_t flat_begin = 0) const;
+  at::Tensor grad_home(int64_t i);
   void adopt(const FlatLayout& layout);
 
   std::vector<at::Tensor> parameters_;
@@ -78,7 +93,8 @@ class FlatParameters {
   at::Tensor flat_data_;
   at::Tensor riders_and_grad_;
   at::Tensor flat_grad_;
-  std::vector<at::Tensor> grad_views_;
+  std::vector<at::Tensor> grad_views_; // of flat_grad_
+  std::unique_ptr<GradientShards> shards_;
 };
 
 /// Copies a buffer laid out as `from` into a new one laid out as `to` (same tensors).

@@ -96,6 +96,7 @@ void read_plain(const Variables& variables, Environment& environment) {
   environment.store_of_agent = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   const auto run = variables.text("TORCHELASTIC_RUN_ID");
   const auto restart = variables.text("TORCHELASTIC_RESTART_COUNT");
+  environment.job = variables.text("TRIREME_RUN_ID").value_or(run.value_or(""));
   if (run || restart) {
     environment.key_prefix = concat(run.value_or("none"), ".", restart.value_or("0"), "/");
   }
@@ -107,6 +108,7 @@ void read_mpi(const Variables& variables, const Family& family, Environment& env
   environment.size = variables.require(family.size, family.rank);
   environment.local_rank = variables.integer(family.local_rank).value_or(-1);
   environment.local_size = variables.integer(family.local_size).value_or(-1);
+  environment.job = variables.text("PMIX_NAMESPACE").value_or("");
   // mpirun gives no address. On one host a file will do: the session's own folder where there is one.
   for (const char* folder : {"PMIX_SERVER_TMPDIR", "OMPI_MCA_orte_jobfam_session_dir"}) {
     const auto path = variables.text(folder);
@@ -140,8 +142,12 @@ void read_slurm(const Variables& variables, Environment& environment) {
       environment.host = hosts.front();
       if (hosts.size() == 1) {
         environment.local_size = environment.size;
+        environment.host = "127.0.0.1";
       }
     }
+  }
+  if (const auto job = variables.text("SLURM_JOB_ID")) {
+    environment.job = concat("Slurm ", *job, ".", variables.text("SLURM_STEP_ID").value_or("0"));
   }
   environment.port = 15000 + variables.integer("SLURM_JOB_ID").value_or(14500) % 10000;
 }

@@ -24,6 +24,8 @@ struct Environment {
   bool store_of_agent = false;
   /// Separates the keys of restarts and jobs that share one store.
   std::string key_prefix;
+  /// Name of the job where its launcher gives one: the same on all ranks, another for every other job.
+  std::string job;
   /// Who has started this process, for people: "torchrun", "Slurm", "" for nobody.
   std::string source;
 };
@@ -35,8 +37,8 @@ using Lookup = std::function<std::optional<std::string>(const std::string& name)
 /// PyTorchJob, plain shells), Open MPI, MVAPICH2, PMI and PMIx (MPICH, Intel MPI), Slurm, Kubeflow's
 /// PET_*, TF_CONFIG. The first that is there decides rank and size; none: one rank.
 /// MASTER_ADDR and MASTER_PORT say where to meet, whoever has started the ranks. Without them:
-/// mpirun on one host: a file of the session; Slurm: the job's first host and port 15000 + job id
-/// modulo 10000; PET_MASTER_*; TF_CONFIG: the first task's host and port.
+/// mpirun on one host: a file of the session; Slurm: the job's first host (127.0.0.1 when it is the only
+/// one) and port 15000 + job id modulo 10000; PET_MASTER_*; TF_CONFIG: the first task's host and port.
 /// Slurm counts only in job steps: not for SLURM_JOB_NAME bash or interactive.
 /// Pure but for `lookup`. Errors: InputError naming the variable and what to set.
 Environment read_environment(const Lookup& lookup);

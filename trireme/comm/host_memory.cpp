@@ -1,5 +1,7 @@
 #include <trireme/comm/host_memory.h>
 
+#include <trireme/comm/shm/arena.h>
+
 #include <torch/torch.h>
 
 #include <sys/mman.h>
@@ -27,6 +29,10 @@ at::Tensor allocate_host(int64_t numel, at::ScalarType type) {
   }
   ::madvise(memory, whole, MADV_HUGEPAGE); // advice: failing changes nothing but speed
   return at::from_blob(memory, {numel}, [](void* gone) { std::free(gone); }, at::TensorOptions(type));
+}
+
+int64_t memory_of_peers_bytes() {
+  return shm::PeerArena::resident_bytes();
 }
 
 } // namespace trireme::comm

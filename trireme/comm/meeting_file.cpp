@@ -49,7 +49,7 @@ std::string path_of(const std::string& file) {
 
 } // namespace
 
-void publish_meeting(const std::string& file, const Endpoint& endpoint) {
+void publish_meeting(const std::string& file, const store::Endpoint& endpoint) {
   write_file_atomically(path_of(file), concat(endpoint.host, " ", endpoint.port, " ", getpid(), " ", start_time(getpid()), "\n"));
 }
 
@@ -57,11 +57,11 @@ void remove_meeting(const std::string& file) {
   unlink(path_of(file).c_str());
 }
 
-Endpoint read_meeting(const std::string& file, std::chrono::steady_clock::time_point deadline) {
+store::Endpoint read_meeting(const std::string& file, std::chrono::steady_clock::time_point deadline) {
   const std::string path = path_of(file);
   while (true) {
     std::ifstream stream(path);
-    Endpoint endpoint;
+    store::Endpoint endpoint;
     pid_t writer = 0;
     std::string writer_start;
     // A file that an earlier program of the same mpirun left behind names a process that is gone.

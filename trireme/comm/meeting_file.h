@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/comm/sockets.h>
+#include <trireme/store/sockets.h>
 
 #include <chrono>
 #include <string>
@@ -13,12 +13,12 @@ namespace trireme::comm {
 
 /// Writes the address atomically.
 /// Errors: Error when the folder cannot be made or is not the user's own.
-void publish_meeting(const std::string& file, const Endpoint& endpoint);
+void publish_meeting(const std::string& file, const store::Endpoint& endpoint);
 
 /// Removes what publish_meeting wrote; nothing happens when it is gone.
 void remove_meeting(const std::string& file);
 
 /// Polls for the file. Errors: PeerError when it is not there in time.
-Endpoint read_meeting(const std::string& file, std::chrono::steady_clock::time_point deadline);
+store::Endpoint read_meeting(const std::string& file, std::chrono::steady_clock::time_point deadline);
 
 } // namespace trireme::comm

@@ -1,17 +1,15 @@
 #include <trireme/comm/rendezvous.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/file.h>
+#include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/explain.h>
 #include <trireme/comm/meeting_file.h>
-#include <trireme/comm/sockets.h>
 #include <trireme/comm/store_handle.h>
+#include <trireme/store/sockets.h>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <future>
@@ -22,26 +20,33 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+using store::Endpoint;
 
-constexpr milliseconds kRetry{10};
 /// Single calls to a store that answers are immediate; only waiting for ranks takes the user's timeout.
 constexpr milliseconds kStoreCall{30'000};
 
-Store open_store(const Endpoint& endpoint, std::optional<int> listen_fd, const std::string& prefix, milliseconds patience) {
+/// Where to meet and what to say there.
+struct Place {
+  Endpoint endpoint;
+  store::Secret secret;
+  std::string job;
+  std::string prefix;
+  bool of_agent = false;
+};
+
+/// The store of torchrun's agent.
+Store open_agent_store(const Place& place, milliseconds patience) {
   c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(endpoint.port);
-  options.isServer = listen_fd.has_value();
-  options.masterListenFd = listen_fd;
+  options.port = static_cast<uint16_t>(place.endpoint.port);
+  options.isServer = false;
   options.waitWorkers = false;
-  options.timeout = kStoreCall;
+  options.timeout = std::min(kStoreCall, patience);
   // In a thread of its own: c10d waits for ever for the answer of a stranger that accepts and says nothing.
-  auto opened = std::make_shared<std::promise<std::shared_ptr<Store::Handle>>>();
+  auto opened = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
   auto result = opened->get_future();
-  std::thread([opened, options, host = endpoint.host] {
+  std::thread([opened, options, host = place.endpoint.host] {
     try {
-      auto handle = std::make_shared<Store::Handle>();
-      handle->store = c10::make_intrusive<c10d::TCPStore>(host, options);
-      opened->set_value(std::move(handle));
+      opened->set_value(c10::make_intrusive<c10d::TCPStore>(host, options));
     } catch (...) {
       opened->set_exception(std::current_exception());
     }
@@ -49,68 +54,85 @@ Store open_store(const Endpoint& endpoint, std::optional<int> listen_fd, const s
   std::string problem = "it does not answer";
   if (result.wait_for(patience) == std::future_status::ready) {
     try {
-      return Store(result.get(), prefix);
+      auto agent = result.get();
+      agent->setTimeout(kStoreCall);
+      return Store(handle_of(std::move(agent)), place.prefix);
     } catch (const std::exception& error) {
       problem = plain_text(error);
     }
   }
-  throw PeerError("comm", concat("what listens on ", endpoint.host, ":", endpoint.port, " is not the meeting point of this job (", problem, ")."),
-                  "Another program may use this port: choose another MASTER_PORT. Or rank 0 has just ended: look at its output.");
+  throw PeerError("comm", concat("the store of torchrun's agent on ", place.endpoint.host, ":", place.endpoint.port, " cannot be reached (", problem, ")."),
+                  "TORCHELASTIC_USE_AGENT_STORE=True says that there is one: unset it when torchrun has not started this process, otherwise look at its output.");
 }
 
-/// Waits until someone listens, so that the store's client never meets a closed door (it would sleep a second).
-void wait_for_listener(const Endpoint& endpoint, const Environment& environment, Clock::time_point deadline, milliseconds timeout) {
-  while (!accepts_connections(endpoint)) {
-    if (Clock::now() >= deadline) {
-      throw PeerError("comm", concat("rank ", environment.rank, " of ", environment.size, ": nobody listens on ", endpoint.host, ":",
-                                     endpoint.port, " after ", format_seconds(static_cast<double>(timeout.count()) / 1000), ", so rank 0 has not come."),
+Store open_store(const Place& place, const Environment& environment, Clock::time_point deadline) {
+  if (place.of_agent) {
+    return open_agent_store(place, std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
+  }
+  try {
+    return Store(handle_of(store::Client::connect(place.endpoint, place.secret, place.job, deadline)), place.prefix);
+  } catch (const store::ConnectError& error) {
+    if (error.reason == store::ConnectError::Reason::nobody) {
+      throw PeerError("comm", concat("rank ", environment.rank, " of ", environment.size, ": ", error.happened.substr(0, error.happened.size() - 1),
+                                     ", so rank 0 has not come."),
                       "Start rank 0 too, with the same MASTER_ADDR and MASTER_PORT, and see that no firewall is between the hosts.");
     }
-    std::this_thread::sleep_for(kRetry);
+    const std::string happened = concat("rank ", environment.rank, " of ", environment.size, ": ", error.happened);
+    if (error.exit_code() == 2) {
+      throw InputError("comm", happened, error.next);
+    }
+    throw PeerError("comm", happened, error.next);
   }
 }
 
-struct Opened {
-  Store store;
-  Endpoint endpoint;
-  int store_host;
-};
-
-Opened open_as_host(const Environment& environment, const std::string& prefix, milliseconds timeout) {
-  Endpoint endpoint{environment.host, environment.port};
-  int descriptor = -1;
+/// The launcher's socket, or one that listens where the environment says; tells where in `endpoint`.
+int open_door(const Environment& environment, Endpoint& endpoint) {
+  int listening = -1;
   if (environment.listen_fd) {
-    descriptor = *environment.listen_fd;
-    endpoint.port = bound_port(descriptor);
+    listening = *environment.listen_fd;
+    endpoint.port = store::bound_port(listening);
     if (endpoint.port == 0) {
-      throw InputError("comm", concat("TRIREME_LISTEN_FD=", descriptor, " is not a listening socket in this process."),
+      throw InputError("comm", concat("TRIREME_LISTEN_FD=", listening, " is not a listening socket in this process."),
                        "trireme launch sets it; unset it when you start ranks by hand.");
     }
     if (endpoint.host.empty()) {
       endpoint.host = "127.0.0.1";
     }
-  } else if (environment.host.empty()) {
+  } else if (endpoint.host.empty()) {
     endpoint = {"127.0.0.1", 0};
-    descriptor = listen_on(endpoint);
-    endpoint.port = bound_port(descriptor);
+    listening = store::listen_on(endpoint);
+    endpoint.port = store::bound_port(listening);
     publish_meeting(environment.meeting_file, endpoint);
   } else {
-    descriptor = listen_on(endpoint);
+    listening = store::listen_on(endpoint);
   }
-  return {open_store(endpoint, descriptor, prefix, timeout), endpoint, 0};
+  return listening;
 }
 
-Opened open_store_for(const Environment& environment, Clock::time_point deadline, milliseconds timeout) {
-  const std::string prefix = "trireme/" + environment.key_prefix;
-  if (environment.rank == 0 && !environment.store_of_agent) {
-    return open_as_host(environment, prefix, timeout);
+/// Says what a person may not have meant.
+void check_door(int listening, const Environment& environment, const Place& place) {
+  const bool loopback = store::bound_to_loopback(listening);
+  if (!loopback && place.secret.empty()) {
+    log::warning("the ranks meet on ", place.endpoint.host, ":", place.endpoint.port, " without a secret: whoever reaches that port can join the job. "
+                 "Start with trireme launch, or give every rank TRIREME_SECRET_FILE=FILE, a file of 32 random bytes with mode 0600.");
   }
-  Endpoint endpoint{environment.host, environment.port};
-  if (endpoint.host.empty()) {
-    endpoint = read_meeting(environment.meeting_file, deadline);
+  if (loopback && !store::is_loopback(place.endpoint.host) && environment.local_size >= 0 && environment.local_size < environment.size) {
+    log::warning("MASTER_ADDR=", place.endpoint.host, " is a loopback address on this host (see /etc/hosts), so ranks on other hosts cannot come. "
+                 "Set it to the address under which they reach this host.");
   }
-  wait_for_listener(endpoint, environment, deadline, timeout);
-  return {open_store(endpoint, std::nullopt, prefix, timeout), endpoint, environment.store_of_agent ? -1 : 0};
+}
+
+Place place_of(const Environment& environment, Clock::time_point deadline) {
+  const bool host = environment.rank == 0 && !environment.store_of_agent;
+  Place place{.endpoint = {environment.host, environment.port},
+              .secret = environment.store_of_agent ? store::Secret() : store::Secret::from_environment(),
+              .job = environment.job,
+              .prefix = "trireme/" + environment.key_prefix,
+              .of_agent = environment.store_of_agent};
+  if (!host && place.endpoint.host.empty()) {
+    place.endpoint = read_meeting(environment.meeting_file, deadline);
+  }
+  return place;
 }
 
 void claim(Store& store, const Environment& environment) {
@@ -120,40 +142,42 @@ void claim(Store& store, const Environment& environment) {
     throw InputError("comm", concat("two processes claim to be rank ", rank, " of ", environment.size, " (", environment.source, ")."),
                      "Give every process its own rank, or start them with trireme launch; if an old job still runs, choose another MASTER_PORT.");
   }
-  store.set("here/" + rank, concat(environment.size, " ", host_identity()));
+  store.set("here/" + rank, concat(environment.size, " ", store::host_identity()));
 }
 
-std::string here_key(int rank) {
-  return "here/" + std::to_string(rank);
-}
-
-/// The host of a rank that is here, after checking that it means the same world.
-std::string host_of(Store& store, const Environment& environment, int rank) {
-  const std::string here = store.find(here_key(rank)).value_or("");
-  const size_t space = here.find(' ');
-  if (here.substr(0, space) != std::to_string(environment.size)) {
-    throw InputError("comm", concat("rank ", rank, " says the world has ", here.substr(0, space), " ranks, rank ", environment.rank, " says ",
-                                    environment.size, "."),
-                     "Start all ranks with the same WORLD_SIZE.");
+std::vector<std::string> here_keys(const Environment& environment) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < environment.size; ++rank) {
+    keys.push_back("here/" + std::to_string(rank));
   }
-  return here.substr(space + 1);
+  return keys;
+}
+
+/// The host of each rank, "" for those that are not here, after checking that the others mean the same world.
+std::vector<std::string> hosts_of(Store& store, const Environment& environment) {
+  std::vector<std::string> hosts;
+  for (const auto& here : store.find_all(here_keys(environment))) {
+    const size_t space = here ? here->find(' ') : 0;
+    if (here && here->substr(0, space) != std::to_string(environment.size)) {
+      throw InputError("comm", concat("rank ", hosts.size(), " says the world has ", here->substr(0, space), " ranks, rank ", environment.rank, " says ",
+                                      environment.size, "."),
+                       "Start all ranks with the same WORLD_SIZE.");
+    }
+    hosts.push_back(here ? here->substr(space + 1) : "");
+  }
+  return hosts;
 }
 
 void wait_for_all(Store& store, const Environment& environment, Clock::time_point deadline, milliseconds timeout) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < environment.size; ++rank) {
-    keys.push_back(here_key(rank));
-  }
   const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-  if (store.wait(keys, std::max(left, milliseconds(1)))) {
+  if (store.wait(here_keys(environment), std::max(left, milliseconds(1)))) {
     return;
   }
+  const std::vector<std::string> hosts = hosts_of(store, environment);
   std::vector<int> missing;
   for (int rank = 0; rank < environment.size; ++rank) {
-    if (!store.find(here_key(rank))) {
+    if (hosts[rank].empty()) {
       missing.push_back(rank);
-    } else {
-      host_of(store, environment, rank);
     }
   }
   throw PeerError("comm", concat(name_ranks(missing), missing.size() == 1 ? " has" : " have", " not come within ",
@@ -166,11 +190,18 @@ void wait_for_all(Store& store, const Environment& environment, Clock::time_poin
 
 Meeting meet(const Environment& environment, milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
-  Opened opened = open_store_for(environment, deadline, timeout);
-  claim(opened.store, environment);
+  Place place = place_of(environment, deadline);
+  std::unique_ptr<store::Server> server;
+  if (environment.rank == 0 && !place.of_agent) {
+    const int listening = open_door(environment, place.endpoint);
+    check_door(listening, environment, place);
+    server = std::make_unique<store::Server>(listening, store::ServerOptions{.secret = place.secret, .job = place.job});
+  }
+  Store store = open_store(place, environment, deadline);
+  claim(store, environment);
   const bool wrote_file = environment.rank == 0 && environment.host.empty() && !environment.listen_fd;
   try {
-    wait_for_all(opened.store, environment, deadline, timeout);
+    wait_for_all(store, environment, deadline, timeout);
   } catch (...) {
     if (wrote_file) {
       remove_meeting(environment.meeting_file);
@@ -180,23 +211,23 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   if (wrote_file) {
     remove_meeting(environment.meeting_file); // everybody has read it
   }
-  std::vector<std::string> names;
+  const std::vector<std::string> names = hosts_of(store, environment);
   std::vector<int> hosts;
-  for (int rank = 0; rank < environment.size; ++rank) {
-    names.push_back(host_of(opened.store, environment, rank));
-    hosts.push_back(static_cast<int>(std::find(names.begin(), names.end(), names.back()) - names.begin()));
+  for (const auto& name : names) {
+    hosts.push_back(static_cast<int>(std::find(names.begin(), names.end(), name) - names.begin()));
   }
   const int own = hosts[static_cast<size_t>(environment.rank)];
   const auto before = static_cast<int>(std::count(hosts.begin(), hosts.begin() + environment.rank, own));
   const auto local = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
   const bool one_host = local == environment.size;
-  return {.store = opened.store,
-          .watch_store = open_store(opened.endpoint, std::nullopt, opened.store.prefix(), timeout),
-          .store_host = opened.store_host,
+  return {.server = std::move(server),
+          .store = store,
+          .watch_store = open_store(place, environment, Clock::now() + timeout),
+          .store_host = place.of_agent ? -1 : 0,
           .local_rank = environment.local_rank >= 0 ? environment.local_rank : before,
           .local_size = environment.local_size > 0 ? environment.local_size : local,
           .hosts = std::move(hosts),
-          .address = one_host ? "127.0.0.1" : own_address_towards(opened.endpoint.host)};
+          .address = one_host ? "127.0.0.1" : store::own_address_towards(place.endpoint.host)};
 }
 
 } // namespace trireme::comm

@@ -2,8 +2,10 @@
 
 #include <trireme/comm/environment.h>
 #include <trireme/comm/store.h>
+#include <trireme/store/server.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,8 @@ namespace trireme::comm {
 
 /// The result of having met all other ranks.
 struct Meeting {
+  /// Rank 0's; first, so that it ends after what talks to it here.
+  std::unique_ptr<store::Server> server;
   Store store;
   /// A second connection, for the watch thread.
   Store watch_store;
@@ -24,13 +28,15 @@ struct Meeting {
   std::string address;
 };
 
-/// Meets the other ranks over a c10d TCPStore.
+/// Meets the other ranks at a store.
 ///
-/// Rank 0 runs the store, on the launcher's socket (TRIREME_LISTEN_FD) or on one of its own that
-/// listens on the loopback interface only when all ranks are on this host; under torchrun the
-/// agent runs it. Cost: about five round trips a rank.
-/// Errors: InputError when the port is in use, two processes claim one rank, or ranks disagree on
-/// the world size; PeerError naming the ranks that have not come in time.
+/// Rank 0 runs it (store::Server), on the launcher's socket (TRIREME_LISTEN_FD) or on one of its own, which listens on
+/// the one address that MASTER_ADDR gives, or on the loopback interface. Whoever connects proves that it knows the secret of
+/// the job (store::Secret::from_environment()) and gets the same proof back; without a secret, and under
+/// torchrun, whose agent runs c10d's TCPStore, anybody who speaks the protocol may join.
+/// Cost: about five round trips a rank.
+/// Errors: InputError when the port is in use or another job's, the secret is wrong, two processes claim one rank, or ranks
+/// disagree on the world size; PeerError naming the ranks that have not come in time.
 Meeting meet(const Environment& environment, std::chrono::milliseconds timeout);
 
 } // namespace trireme::comm

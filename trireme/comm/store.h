@@ -11,8 +11,9 @@ namespace trireme::comm {
 
 /// Small strings that all ranks see: how they meet and tell each other where they are.
 ///
-/// A view on a c10d store under a key prefix; copies share the connection, and calls
-/// of several threads take turns. Cost: one round trip to the host of the store a call.
+/// A view on the job's store (store::Server of rank 0, or the TCPStore of torchrun's agent) under a key prefix;
+/// copies share the connection, and calls of several threads take turns.
+/// Cost: one round trip to the host of the store a call, two with torchrun's agent.
 /// Errors: PeerError when the store cannot be reached any more.
 class Store {
  public:
@@ -22,10 +23,15 @@ class Store {
   void set(const std::string& key, const std::string& value);
   /// nullopt when nobody has set it yet.
   std::optional<std::string> find(const std::string& key);
+  /// The same for many keys in one call.
+  std::vector<std::optional<std::string>> find_all(const std::vector<std::string>& keys);
   /// Adds atomically to a counter that starts at 0 and returns the new value.
   int64_t add(const std::string& key, int64_t delta);
   /// Blocks until all keys are set; false when they are not after `timeout`.
   bool wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
+  /// Has the host set `key` to `value` and add 1 to `counter` ("": none) when this connection ends, also because the
+  /// process is killed. False when the store cannot (torchrun's agent).
+  bool last_will(const std::string& key, const std::string& value, const std::string& counter = "");
 
   /// The same store with `prefix` before every key.
   Store scoped(const std::string& prefix) const;
@@ -33,11 +39,13 @@ class Store {
   const std::string& prefix() const {
     return prefix_;
   }
-  const Handle& handle() const {
+  Handle& handle() const {
     return *handle_;
   }
 
  private:
+  std::vector<std::string> full(const std::vector<std::string>& keys) const;
+
   std::shared_ptr<Handle> handle_;
   std::string prefix_;
 };

@@ -9,7 +9,6 @@ constexpr auto N = Verdict::no_effect;
 constexpr auto L = Verdict::not_yet;
 constexpr auto R = Verdict::refused;
 
-constexpr std::string_view kStages123 = "it matters from ZeRO stage 1 on.";
 constexpr std::string_view kStage3 = "it matters at ZeRO stage 3.";
 constexpr std::string_view kPlusPlus = "ZeRO++ is not part of this engine. Leave it out.";
 constexpr std::string_view kMics = "MiCS is not part of this engine. Leave it out.";
@@ -20,16 +19,16 @@ constexpr std::string_view kOffloadOnly = "it belongs to the offload.";
 std::vector<Section> zero_sections() {
   return {
     {"engine.zero_optimization", "", "What the data ranks share among them. Rajbhandari et al. 2020, arXiv:1910.02054.", false, {
-      {"stage", L, "int 0..3", "0", "each data rank holds everything (stage 0)."},
-      {"reduce_bucket_size", H, "int >= 1", "null", "Largest number of elements one gradient all-reduce moves. Without it buckets hold 25 MiB."},
-      {"allgather_bucket_size", N, "int >= 1", "500000000", kStages123},
-      {"overlap_comm", N, "bool", "null", "at stage 0 gradients always travel during the backward pass."},
+      {"stage", H, "int 0..3", "0", "Shared among the data ranks: nothing (0), optimizer states (1), gradients too (2); 3, parameters too, is not there yet."},
+      {"reduce_bucket_size", H, "int >= 1", "null", "Largest number of elements one gradient collective moves. Without it buckets hold 25 MiB."},
+      {"allgather_bucket_size", N, "int >= 1", "500000000", "parameters are gathered in the buckets of their gradients."},
+      {"overlap_comm", N, "bool", "null", "gradients always travel during the backward pass."},
       {"contiguous_gradients", N, "bool", "true", "gradients always lie in flat buffers."},
-      {"reduce_scatter", N, "bool", "true", kStages123},
-      {"allgather_partitions", N, "bool", "true", kStages123},
+      {"reduce_scatter", N, "bool", "true", "from stage 1 on gradients are always reduce-scattered."},
+      {"allgather_partitions", N, "bool", "true", "from stage 1 on parameters are always all-gathered."},
       {"use_multi_rank_bucket_allreduce", N, "bool", "true", "a bucket is always reduced by one collective."},
-      {"round_robin_gradients", N, "bool", "false", kStages123},
-      {"load_from_fp32_weights", N, "bool", "true", kStages123},
+      {"round_robin_gradients", N, "bool", "false", "each rank owns a slice of every bucket."},
+      {"load_from_fp32_weights", N, "bool", "true", "there is one set of weights."},
       {"elastic_checkpoint", N, "bool", "false", "every checkpoint fits any number of ranks."},
       {"ignore_unused_parameters", N, "bool", "true", "a parameter without a gradient is always allowed."},
       {"offload_param", H, "object", "null", "Where parameters live."},

@@ -4,6 +4,7 @@
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/engine/engine_impl.h>
+#include <trireme/engine/preemption.h>
 #include <trireme/engine/training_state.h>
 #include <trireme/monitor/chrome_trace.h>
 
@@ -14,8 +15,9 @@
 namespace trireme::engine {
 namespace {
 
-// Riders of the first flat buffer: element 0 carries the loss.
+// Riders of the first flat buffer: the loss, and how many ranks have been asked to stop.
 constexpr int64_t kLoss = 0;
+constexpr int64_t kStop = 1;
 // A run whose loss stays NaN is over; going on only costs money.
 constexpr int64_t kMaxSkipsInARow = 20;
 
@@ -52,10 +54,14 @@ bool Engine::Impl::at_boundary() const {
   return (micro_steps + 1) % batch.accumulation == 0;
 }
 
+double Engine::Impl::exposed_seconds() const {
+  return reducer->exposed_seconds() + (parameter_gather ? parameter_gather->exposed_seconds() : 0);
+}
+
 void Engine::Impl::start_step() {
   running = StepTimes();
   step_start = Clock::now();
-  exposed_before = reducer->exposed_seconds();
+  exposed_before = exposed_seconds();
 }
 
 at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
@@ -85,12 +91,13 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   }
   const auto micro_batches = static_cast<double>(batch.accumulation);
   pipeline::Executor::Callbacks callbacks;
-  bool loss_rides = !has_loss() || buffers.empty();
+  bool riders_set = buffers.empty();
   callbacks.before_backward = [&](int, bool last) {
     reducer->set_synchronising(last);
-    if (last && !loss_rides) { // once: afterwards the bucket may be on its way
-      buffers.front()->riders()[kLoss] = executor->loss_sum() / micro_batches;
-      loss_rides = true;
+    if (last && !riders_set) { // once: afterwards the bucket may be on its way
+      loss_sum = has_loss() ? executor->loss_sum() / micro_batches : 0;
+      set_riders();
+      riders_set = true;
     }
   };
   callbacks.reduce_tied_grads = [&] { ties->sum_gradients(); };
@@ -110,9 +117,10 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   const monitor::Span span("backward");
   loss_sum += loss.item<double>() / static_cast<double>(batch.accumulation);
   if (at_boundary()) {
-    buffers.front()->riders()[kLoss] = loss_sum;
+    set_riders();
   }
-  reducer->set_synchronising(at_boundary());
+  // Sharded gradients are added up as shards, so every micro-batch is reduced.
+  reducer->set_synchronising(at_boundary() || buffers.front()->gradients_are_sharded());
   if (batch.accumulation == 1) {
     loss.backward();
   } else {
@@ -140,7 +148,7 @@ void Engine::Impl::step() {
   loss_sum = 0;
   ++global_steps;
   global_samples += batch.train;
-  running.exposed_communication = reducer->exposed_seconds() - exposed_before;
+  running.exposed_communication = exposed_seconds() - exposed_before;
   running.optimizer -= running.exposed_communication;
   if (executor) {
     running.exposed_communication += executor->seconds().waiting;
@@ -149,19 +157,29 @@ void Engine::Impl::step() {
   times = running;
 }
 
-// The mean over the data ranks. It travels with the first bucket, so it is there before any weight changes.
+void Engine::Impl::set_riders() {
+  const at::Tensor riders = buffers.front()->riders();
+  riders[kLoss] = loss_sum;
+  riders[kStop] = Preemption::asked() == 0 ? 0 : 1;
+}
+
+// The mean over the data ranks. It travels with the first bucket, so it is there before any weight changes; so does whether
+// one of them was asked to stop.
 double Engine::Impl::reduced_loss() {
-  if (!has_loss()) {
-    return 0;
-  }
-  if (buffers.empty()) { // a last stage that trains nothing
-    at::Tensor sum = torch::tensor({loss_sum}, torch::kFloat64);
-    group.all_reduce(sum, comm::ReduceOp::sum, "loss").wait();
-    return sum.item<double>() / group.size();
+  stop_agreed = false;
+  if (buffers.empty()) { // a stage that trains nothing
+    if (!has_loss()) {
+      return 0;
+    }
+    at::Tensor sums = torch::tensor({loss_sum, Preemption::asked() == 0 ? 0.0 : 1.0}, torch::kFloat64);
+    group.all_reduce(sums, comm::ReduceOp::sum, "loss").wait();
+    stop_agreed = sums[1].item<double>() > 0;
+    return sums[0].item<double>() / group.size();
   }
   reducer->wait(0, 0);
-  const double sum = buffers.front()->riders()[kLoss].item<double>();
-  return sum / (group.size() == 1 ? 1 : reducer->pre_scale() * group.size());
+  const at::Tensor riders = buffers.front()->riders();
+  stop_agreed = riders[kStop].item<double>() > 0;
+  return riders[kLoss].item<double>() / (group.size() == 1 ? 1 : reducer->pre_scale() * group.size());
 }
 
 // The optimizer's part of a step. Every rank sees the same loss and norm, so all skip or none does.
@@ -176,12 +194,18 @@ void Engine::Impl::update() {
   if (needs_norm) {
     reducer->finish();
     squared_norm = optimizer->squared_grad_norm();
+    if (group.size() > 1) {
+      at::Tensor sum = torch::tensor({squared_norm}, torch::kFloat64);
+      group.all_reduce(sum, comm::ReduceOp::sum, "gradient norm").wait();
+      squared_norm = sum.item<double>();
+    }
   }
   if (pipe.size() > 1) {
-    at::Tensor both = torch::tensor({mean_loss, squared_norm}, torch::kFloat64);
-    pipe.all_reduce(both, comm::ReduceOp::sum, "loss and gradient norm").wait();
-    mean_loss = both[0].item<double>();
-    squared_norm = both[1].item<double>();
+    at::Tensor sums = torch::tensor({mean_loss, squared_norm, stop_agreed ? 1.0 : 0.0}, torch::kFloat64);
+    pipe.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
+    mean_loss = sums[0].item<double>();
+    squared_norm = sums[1].item<double>();
+    stop_agreed = sums[2].item<double>() > 0;
   }
   bool finite = std::isfinite(mean_loss);
   if (needs_norm) {
@@ -202,7 +226,13 @@ void Engine::Impl::update() {
     for (int64_t k = 0; k < buckets; ++k) {
       reducer->wait(static_cast<int64_t>(b), k);
       optimizer->step_bucket(static_cast<int64_t>(b), k);
+      if (parameter_gather) {
+        parameter_gather->start(static_cast<int64_t>(b), k);
+      }
     }
+  }
+  if (parameter_gather) {
+    parameter_gather->finish();
   }
   schedule->advance();
 }
@@ -340,6 +370,9 @@ int64_t Engine::skipped_steps() const {
 }
 int64_t Engine::global_samples() const {
   return impl_->global_samples;
+}
+bool Engine::stop_agreed() const {
+  return impl_->stop_agreed;
 }
 double Engine::get_lr() const {
   return impl_->lr;

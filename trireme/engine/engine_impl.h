@@ -10,6 +10,7 @@
 #include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/ties.h>
+#include <trireme/zero/parameter_gather.h>
 
 #include <chrono>
 
@@ -34,6 +35,7 @@ class Engine::Impl {
   parallel::FlatBuffers buffers;
   std::unique_ptr<parallel::Reducer> reducer;
   std::shared_ptr<optim::FlatOptimizer> optimizer;
+  std::unique_ptr<zero::ParameterGather> parameter_gather; // null: every rank steps everything
   std::shared_ptr<optim::Schedule> schedule;
   std::shared_ptr<data::RepeatingLoader> loader;
   nlohmann::ordered_json config;
@@ -49,6 +51,7 @@ class Engine::Impl {
   double loss_sum = 0; // of this step's micro-batches, over the accumulation steps
   double mean_loss = 0;
   double lr = 0;
+  bool stop_agreed = false;
   std::optional<double> grad_norm;
   bool norm_wanted = false;
   int64_t num_parameters = 0;
@@ -76,8 +79,10 @@ class Engine::Impl {
  private:
   void update();
   void start_step();
+  double exposed_seconds() const;
   void skip();
   double reduced_loss();
+  void set_riders();
   bool has_loss() const {
     return pipe.rank() == pipe.size() - 1;
   }

@@ -6,6 +6,7 @@
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/mesh/mesh.h>
+#include <trireme/zero/gradient_scatter.h>
 
 #include <torch/torch.h>
 
@@ -69,7 +70,7 @@ void build_pipeline(Engine::Impl& impl, comm::World& world, const mesh::Mesh& me
 
 std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::EngineConfig& config) {
   const bool is_stage = impl.pipe.size() > 1;
-  impl.buffers = parallel::flatten(parallel::trainable_parameters(*impl.model, is_stage), impl.group, config.data_parallel);
+  impl.buffers = parallel::flatten(parallel::trainable_parameters(*impl.model, is_stage), impl.group, config.data_parallel, impl.group.size());
   parallel::check_same_model(impl.buffers, impl.group);
   if (config.data_parallel.broadcast_at_start) {
     parallel::broadcast_parameters(impl.buffers, impl.group);
@@ -126,10 +127,19 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
     build_pipeline(*impl, world, mesh, options);
   }
   const std::vector<bucket::FlatParameters*> buffers = flatten(*impl, config);
-  impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel);
+  const bool sharded = config.zero_stage >= 1 && impl->group.size() > 1;
+  if (sharded && config.zero_stage >= 2) {
+    for (bucket::FlatParameters* buffer : buffers) {
+      buffer->shard_gradients(bucket::ShardPlan(buffer->layout(), impl->group.rank(), impl->group.size(), true));
+    }
+  }
+  impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel,
+                                                      sharded ? &zero::scatter_gradients : &parallel::Reducer::all_reduce);
   const std::vector<double> weight_decay(buffers.size(), config.optimizer->weight_decay());
-  impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, weight_decay, *config.optimizer, impl->group.rank(), impl->group.size(),
-                                                           /*sharded=*/false);
+  impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, weight_decay, *config.optimizer, impl->group.rank(), impl->group.size(), sharded);
+  if (sharded) {
+    impl->parameter_gather = std::make_unique<zero::ParameterGather>(buffers, impl->group);
+  }
   if (impl->layers) {
     respect_ties(*impl);
   }

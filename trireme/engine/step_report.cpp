@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
+#include <trireme/engine/peak_memory.h>
 #include <trireme/monitor/resources.h>
 
 #include <fstream>
@@ -66,7 +67,7 @@ void StepReport::print(const Engine& engine) const {
   }
   if (memory_) {
     log::info("  resident ", format_bytes(static_cast<double>(monitor::current_rss_bytes())), ", peak ",
-              format_bytes(static_cast<double>(monitor::peak_rss_bytes())));
+              format_bytes(static_cast<double>(peak_memory_bytes())));
   }
 }
 

@@ -66,14 +66,14 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   for (const auto& item : engine_.model->named_buffers()) {
     add_whole(item.key(), "buffer", item.value());
   }
-  // Replicas hold the same states; each tensor's are written by one of them.
+  // Where replicas hold the same states, each tensor's are written by one of them.
   std::map<std::string, int> writer;
   engine_.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     if (saved_name(tensor.name) != tensor.name) {
       return;
     }
     const std::string name = concat(state, '/', tensor.name);
-    if (writer.try_emplace(name, balance.next(values)).first->second == rank) {
+    if (engine_.optimizer->sharded() || writer.try_emplace(name, balance.next(values)).first->second == rank) {
       mine.push_back({name, "optimizer", tensor.sizes, begin, values, {}, {}});
     }
   });

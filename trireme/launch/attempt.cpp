@@ -1,15 +1,11 @@
 #include <trireme/launch/attempt.h>
 
-#include <trireme/base/cores.h>
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
-#include <trireme/launch/descendants.h>
-#include <trireme/launch/environment.h>
 #include <trireme/launch/process.h>
 
 #include <poll.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -27,9 +23,13 @@ constexpr int kInputError = 2;
 constexpr milliseconds kRankZeroSpeaks{500};
 // timeout(1) and some shells signal a process and then its whole group: the same request, not a second one.
 constexpr milliseconds kSameRequest{300};
-constexpr milliseconds kKillAgain{20};
-// SIGKILL does not end a process that hangs in the kernel (a dead network disk).
-constexpr milliseconds kKillPatience{10'000};
+// After a failure the ranks that are left have nothing to save.
+constexpr double kFailureGrace = 5;
+constexpr milliseconds kLookForSteps{50};
+
+Clock::time_point after(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(seconds));
+}
 
 std::string now_text() {
   const std::time_t now = std::time(nullptr);
@@ -42,85 +42,114 @@ std::string now_text() {
 
 } // namespace
 
-Attempt::Attempt(const Job& job, int number) : job_(job), number_(number), started_at_(Clock::now()) {}
+Attempt::Attempt(const Job& job, int number, std::vector<Member> members, std::string address, std::vector<std::string> command)
+    : job_(job), number_(number), members_(std::move(members)), address_(std::move(address)), command_(std::move(command)),
+      started_at_(Clock::now()), lost_(members_.size(), false) {}
 
 Outcome Attempt::run() {
   try {
-    start();
+    while (phase_ != Phase::over) {
+      advance();
+      if (phase_ != Phase::over) {
+        wait_for_events();
+      }
+    }
   } catch (...) {
     hurry_ = true;
-    stop(SIGKILL);
-    for (advance(); phase_ != Phase::over; advance()) {
-      wait_for_events();
+    phase_ = Phase::stopping;
+    while (anything_left()) {
+      for (const Member& member : members_) {
+        member.place.kill();
+        try {
+          member.place.advance();
+        } catch (const Error&) {
+          // several hosts refuse for the same reason; the first has been heard
+        }
+      }
+      if (anything_left()) {
+        wait_for_events();
+      }
     }
     throw;
-  }
-  while (phase_ != Phase::over) {
-    wait_for_events();
-    advance();
   }
   for (Rank& rank : ranks_) {
     rank.output.finish();
   }
+  return outcome();
+}
+
+Outcome Attempt::outcome() const {
   Outcome outcome;
   outcome.told = told_;
-  outcome.exit_code = told_ != 0 ? 128 + told_ : failure_ ? exit_code_of(ranks_[*failure_].wait_status) : 0;
+  outcome.not_started = !started_;
+  outcome.cause = describe_failure();
+  if (told_ != 0) {
+    const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+      return !rank.live && rank.end.wait_status == 0;
+    });
+    outcome.exit_code = preempting() && all_done ? 0 : 128 + told_;
+  } else if (failure_) {
+    outcome.exit_code = failure_->rank ? exit_code_of(ranks_[*failure_->rank].end.wait_status) : 1;
+  }
   outcome.ran_seconds = duration<double>(ended_at_ - started_at_).count();
   outcome.stop_seconds = duration<double>(Clock::now() - ended_at_).count();
   return outcome;
 }
 
-void Attempt::start() {
+void Attempt::assemble() {
+  for (const Member& member : members_) {
+    if (member.place.state() == Place::State::connecting) {
+      return;
+    }
+  }
+  int ranks = 0;
+  for (const Member& member : members_) {
+    ranks += member.ranks;
+  }
+  if (!listening_) {
+    listening_ = true;
+    members_.front().place.listen(address_, ranks);
+  }
+  if (members_.front().place.port()) {
+    start_all();
+  }
+}
+
+void Attempt::start_all() {
   const LaunchOptions& options = job_.options;
   std::string heading = concat("started ", now_text());
   if (options.max_restarts > 0) {
     heading += concat(", attempt ", number_ + 1, " of ", options.max_restarts + 1);
   }
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    const Shown shown = options.all_output ? Shown::with_prefix : rank == 0 ? Shown::as_it_is : Shown::not_at_all;
-    ranks_.push_back({RankOutput(rank, job_.log_dir, heading, shown, job_.screen)});
+  for (size_t member = 0; member < members_.size(); ++member) {
+    for (int i = 0; i < members_[member].ranks; ++i) {
+      const auto rank = static_cast<int>(ranks_.size());
+      const Shown shown = options.all_output ? Shown::with_prefix : rank == 0 ? Shown::as_it_is : Shown::not_at_all;
+      ranks_.push_back({RankOutput(rank, job_.log_dir, heading, shown, job_.screen), member, false, {}});
+    }
   }
-  const MeetingPoint meeting = open_meeting_point(options.ranks);
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    start_rank(rank, meeting.port, rank == 0 ? meeting.socket.get() : -1);
+  Share share;
+  share.ranks = static_cast<int>(ranks_.size());
+  share.nodes = static_cast<int>(members_.size());
+  share.restarts = number_;
+  share.max_restarts = options.max_restarts;
+  share.address = address_;
+  share.port = members_.front().place.port().value();
+  share.command = command_;
+  phase_ = Phase::running;
+  started_ = true;
+  for (const Member& member : members_) {
+    share.local_ranks = member.ranks;
+    share.terminal_columns = share.first_rank == 0 && !options.all_output ? job_.screen.columns() : 0;
+    for (int i = 0; i < member.ranks; ++i) {
+      ranks_[static_cast<size_t>(share.first_rank + i)].live = true;
+      ++live_;
+    }
+    member.place.start(share, *this);
+    share.first_rank += member.ranks;
+    ++share.node;
   }
-}
-
-void Attempt::start_rank(int number, int port, int listen_fd) {
-  const LaunchOptions& options = job_.options;
-  Rank& rank = ranks_[static_cast<size_t>(number)];
-  RankPlace place;
-  place.rank = number;
-  place.ranks = options.ranks;
-  place.restarts = number_;
-  place.max_restarts = options.max_restarts;
-  place.port = port;
-  place.run_id = job_.run_id;
-  place.listen_fd = listen_fd;
-  place.lifeline_fd = job_.lifeline_fd;
-  place.terminal_columns = number == 0 && !options.all_output ? job_.screen.columns() : 0;
-  place.usable_cores = trireme::usable_cores();
-
-  SpawnRequest request;
-  request.program = job_.program;
-  request.arguments = options.command;
-  request.environment = rank_environment(place, job_.environment, options.extra_env);
-  const Descriptor nothing = open_null();
-  request.stdin_fd = number == 0 ? STDIN_FILENO : nothing.get();
-  request.stdout_fd = rank.output.stdout_fd();
-  request.stderr_fd = rank.output.stderr_fd();
-  request.keep = {job_.lifeline_fd};
-  if (listen_fd >= 0) {
-    request.keep.push_back(listen_fd);
-  }
-  request.guardian_fd = job_.guardian.fd();
-  request.signal_mask = job_.signals.mask_before();
-  request.on_broken_pipe = job_.signals.broken_pipe_before();
-  rank.pid = spawn(request);
-  rank.live = true;
-  rank.output.close_write_ends();
-  ++live_;
-  children_left_ = true;
+  job_.account.started();
 }
 
 void Attempt::wait_for_events() {
@@ -130,29 +159,26 @@ void Attempt::wait_for_events() {
       polled.push_back({outlet->fd(), POLLOUT, 0});
     }
   }
-  const size_t first_pipe = polled.size();
-  for (const Rank& rank : ranks_) {
-    rank.output.add_to(polled);
+  auto wake = Clock::time_point::max();
+  for (const Member& member : members_) {
+    member.place.add_to(polled);
+    wake = std::min(wake, member.place.wake().value_or(wake));
+  }
+  if (phase_ == Phase::running && failure_) {
+    wake = std::min(wake, stop_at_);
+  } else if (phase_ == Phase::stopping && !hurry_) {
+    wake = std::min(wake, deadline_);
+  }
+  if (job_.account.waiting()) {
+    wake = std::min(wake, Clock::now() + kLookForSteps);
   }
   int timeout = -1;
-  const auto until = [&](Clock::time_point when) {
-    return static_cast<int>(std::clamp(std::ceil(duration<double, std::milli>(when - Clock::now()).count()), 0.0, 1e9));
-  };
-  if (phase_ == Phase::running && failure_) {
-    timeout = until(stop_at_);
-  } else if (phase_ == Phase::stopping) {
-    timeout = until(deadline_);
-  } else if (phase_ == Phase::killing) {
-    timeout = kKillAgain.count();
+  if (wake != Clock::time_point::max()) {
+    timeout = static_cast<int>(std::clamp(std::ceil(duration<double, std::milli>(wake - Clock::now()).count()), 0.0, 1e9));
   }
   ::poll(polled.data(), polled.size(), timeout);
-
-  for (size_t i = first_pipe; i < polled.size(); ++i) {
-    if (polled[i].revents != 0) {
-      for (Rank& rank : ranks_) {
-        rank.output.read_from(polled[i].fd);
-      }
-    }
+  for (const Member& member : members_) {
+    member.place.serve(polled);
   }
   job_.screen.out().flush();
   job_.screen.err().flush();
@@ -160,14 +186,15 @@ void Attempt::wait_for_events() {
 }
 
 void Attempt::take_signals() {
+  const bool preemptible = job_.options.preemptible;
   while (const std::optional<int> number = job_.signals.next()) {
     if (*number == SIGCHLD) {
-      reap();
-    } else if (*number == SIGUSR1 || *number == SIGUSR2) {
-      for (const Rank& rank : ranks_) {
-        if (rank.live) {
-          ::kill(rank.pid, *number);
-        }
+      for (const Member& member : members_) {
+        member.place.child_ended();
+      }
+    } else if (*number == SIGUSR2 || (*number == SIGUSR1 && !preemptible)) {
+      for (const Member& member : members_) {
+        member.place.signal(*number);
       }
     } else if (told_ == 0) {
       told_ = *number;
@@ -178,44 +205,89 @@ void Attempt::take_signals() {
   }
 }
 
-void Attempt::reap() {
-  std::vector<size_t> ended;
-  int wait_status = 0;
-  pid_t pid = 0;
-  while ((pid = ::waitpid(-1, &wait_status, WNOHANG)) > 0) {
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      if (ranks_[i].live && ranks_[i].pid == pid) {
-        ranks_[i].live = false;
-        ranks_[i].wait_status = wait_status;
-        --live_;
-        job_.guardian.forget(pid);
-        ended.push_back(i);
-      }
-    }
-  }
-  children_left_ = pid == 0;
-  note_ends(ended);
+bool Attempt::preempting() const {
+  return job_.options.preemptible && told_ != 0 && told_ != SIGINT;
 }
 
-void Attempt::note_ends(const std::vector<size_t>& ended) {
+void Attempt::output(int rank, int stream, std::string_view bytes) {
+  ranks_.at(static_cast<size_t>(rank)).output.take(stream, bytes);
+}
+
+bool Attempt::wants(int rank, int stream) const {
+  return ranks_.at(static_cast<size_t>(rank)).output.wants(stream);
+}
+
+void Attempt::ended(int rank, const RankEnd& end) {
+  Rank& it = ranks_.at(static_cast<size_t>(rank));
+  if (it.live) {
+    it.live = false;
+    it.end = end;
+    it.output.end_lines();
+    --live_;
+    ended_.push_back(static_cast<size_t>(rank));
+  }
+}
+
+void Attempt::say(std::string_view words) {
+  job_.screen.say(words);
+}
+
+void Attempt::note_ends() {
+  const std::vector<size_t> ended = std::exchange(ended_, {});
+  if (phase_ == Phase::stopping && preempting()) {
+    const bool failed = std::any_of(ended.begin(), ended.end(), [this](size_t i) { return ranks_[i].end.wait_status != 0; });
+    if (failed) {  // the others cannot save without it
+      deadline_ = std::min(deadline_, after(std::min(grace_, kFailureGrace)));
+    }
+  }
   if (failure_ || phase_ != Phase::running) {
     return;
   }
   for (const size_t i : ended) {
-    const int status = ranks_[i].wait_status;
+    const int status = ranks_[i].end.wait_status;
     // Of several that ended since the last look, a killed one is the likelier cause, an exit code the consequence.
-    if (status != 0 && (!failure_ || (WIFSIGNALED(status) && !WIFSIGNALED(ranks_[*failure_].wait_status)))) {
-      failure_ = i;
+    if (status != 0 && (!failure_ || (WIFSIGNALED(status) && !WIFSIGNALED(ranks_[*failure_->rank].end.wait_status)))) {
+      failure_ = Failure{i, ranks_[i].member};
     }
   }
   if (!failure_ || told_ != 0) {
     return;
   }
   ended_at_ = stop_at_ = Clock::now();
-  if (exit_code_of(ranks_[*failure_].wait_status) != kInputError) {
-    report(*failure_);
-  } else if (!shown(*failure_) && ranks_[0].live) {
+  if (exit_code_of(ranks_[*failure_->rank].end.wait_status) != kInputError) {
+    report_rank(*failure_->rank);
+  } else if (!shown(*failure_->rank) && ranks_[0].live) {
     stop_at_ += kRankZeroSpeaks;
+  }
+}
+
+void Attempt::note_lost_places() {
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const Member& member = members_[i];
+    if (lost_[i] || member.place.state() != Place::State::lost) {
+      continue;
+    }
+    lost_[i] = true;
+    std::vector<size_t> there;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank].member == i) {
+        there.push_back(rank);
+        live_ -= ranks_[rank].live ? 1 : 0;
+        ranks_[rank].live = false;
+      }
+    }
+    const bool of_ours = phase_ == Phase::assembling || phase_ == Phase::running;
+    std::string ranks;
+    if (!there.empty()) {
+      ranks = there.size() == 1 ? concat(" (rank ", there.front(), ")") : concat(" (ranks ", there.front(), " to ", there.back(), ")");
+    }
+    if (told_ == 0) {
+      job_.screen.say(concat("host ", member.name, ranks, " is lost: ", member.place.why_lost()));
+    }
+    if (of_ours && !failure_) {
+      failure_ = Failure{std::nullopt, i};
+      ended_at_ = stop_at_ = Clock::now();
+    }
   }
 }
 
@@ -224,108 +296,119 @@ bool Attempt::shown(size_t number) const {
 }
 
 std::string Attempt::describe(size_t number) const {
-  return concat("rank ", number, " ", describe_end(ranks_[number].wait_status));
+  const RankEnd& end = ranks_[number].end;
+  const std::string& host = members_[ranks_[number].member].name;
+  const std::string who = concat("rank ", number, host.empty() ? "" : concat(" on ", host), " ");
+  if (!end.out_of_memory) {
+    return who + describe_end(end.wait_status);
+  }
+  return concat(who, "was killed by the kernel because memory ran out (SIGKILL; it had held up to ",
+                format_bytes(static_cast<double>(end.peak_rss_bytes)), ")");
 }
 
-void Attempt::report(size_t number) {
-  RankOutput& output = ranks_[number].output;
-  output.drain();
-  job_.screen.say(concat(describe(number), " (pid ", ranks_[number].pid, ") ",
-                         format_seconds(duration<double>(ended_at_ - started_at_).count()), " after start"));
-  for (const std::string& line : output.last_lines().lines()) {
+std::string Attempt::describe_failure() const {
+  if (!failure_) {
+    return "";
+  }
+  const Member& member = members_[failure_->member];
+  return failure_->rank ? describe(*failure_->rank) : concat("host ", member.name, " was lost: ", member.place.why_lost());
+}
+
+void Attempt::report_rank(size_t number) {
+  const Rank& rank = ranks_[number];
+  job_.screen.say(concat(describe(number), " (pid ", rank.end.pid, ") ", format_seconds(duration<double>(ended_at_ - started_at_).count()),
+                         " after start"));
+  if (rank.end.out_of_memory) {
+    job_.screen.say("give the job more memory, or make it need less: smaller micro-batches, recomputation, a higher ZeRO stage, offload");
+  }
+  for (const std::string& line : rank.output.last_lines().lines()) {
     job_.screen.say(concat("| ", line));
   }
-  job_.screen.say(concat("all it wrote: ", output.log().string()));
+  job_.screen.say(concat("all it wrote: ", rank.output.log().string()));
 }
 
 void Attempt::report_input_error() {
-  if (shown(*failure_) || (!ranks_[0].live && exit_code_of(ranks_[0].wait_status) == kInputError)) {
+  const size_t number = *failure_->rank;
+  if (shown(number) || (!ranks_[0].live && exit_code_of(ranks_[0].end.wait_status) == kInputError)) {
     return;  // the person has read it
   }
-  RankOutput& output = ranks_[*failure_].output;
-  output.drain();
-  const std::string words = output.last_lines().last();
-  job_.screen.say(words.empty() ? describe(*failure_) : concat(describe(*failure_), ": ", words));
+  const std::string words = ranks_[number].output.last_lines().last();
+  job_.screen.say(words.empty() ? describe(number) : concat(describe(number), ": ", words));
+}
+
+bool Attempt::anything_left() const {
+  return std::any_of(members_.begin(), members_.end(), [](const Member& member) { return member.place.state() == Place::State::running; });
 }
 
 void Attempt::advance() {
-  const auto now = Clock::now();
-  if (phase_ == Phase::running) {
-    if (told_ != 0) {
-      stop(told_ == SIGINT ? SIGINT : SIGTERM);
-    } else if (live_ == 0 || (failure_ && (now >= stop_at_ || !ranks_[0].live))) {
-      stop(SIGTERM);
-    }
+  for (const Member& member : members_) {
+    member.place.advance();
   }
-  if (phase_ == Phase::stopping && children_left_) {
-    if (live_ == 0 && !leftovers_told_) {
-      end_leftovers();
+  note_ends();
+  note_lost_places();
+  if (const std::string words = job_.account.look(); !words.empty()) {
+    job_.screen.say(words);
+  }
+  const auto now = Clock::now();
+  if (phase_ == Phase::assembling && !failure_ && told_ == 0) {
+    assemble();
+  }
+  if (phase_ == Phase::assembling && (failure_ || told_ != 0)) {
+    stop();
+  }
+  if (phase_ == Phase::running && (told_ != 0 || live_ == 0 || (failure_ && (now >= stop_at_ || !ranks_[0].live)))) {
+    stop();
+  }
+  if (phase_ == Phase::stopping) {
+    if (live_ == 0 && !leftovers_told_) {  // what they left behind is told too
+      leftovers_told_ = true;
+      for (const Member& member : members_) {
+        member.place.stop(SIGTERM);
+      }
     }
-    if (hurry_ || now >= deadline_) {
+    if (anything_left() && (hurry_ || now >= deadline_)) {
       start_killing();
     }
   }
-  if (phase_ == Phase::killing && children_left_) {
-    kill_all();
-    reap();
-    if (now >= deadline_) {
-      job_.screen.say("a process does not end although it was killed; it hangs in the kernel (see ps, state D)");
-      phase_ = Phase::over;
+  if (phase_ == Phase::stopping || phase_ == Phase::killing) {
+    for (const Member& member : members_) {
+      member.place.advance();
     }
-  }
-  if (phase_ != Phase::running && !children_left_) {
-    phase_ = Phase::over;
+    phase_ = anything_left() ? phase_ : Phase::over;
   }
 }
 
-void Attempt::stop(int signal) {
+void Attempt::stop() {
   phase_ = Phase::stopping;
-  stop_signal_ = signal;
-  const auto now = Clock::now();
-  deadline_ = now + std::chrono::duration_cast<Clock::duration>(duration<double>(job_.options.grace_seconds));
+  const LaunchOptions& options = job_.options;
+  // Ranks that answer SIGTERM by saving would wait for the one that failed.
+  stop_signal_ = told_ == SIGINT || (told_ == 0 && failure_ && options.preemptible) ? SIGINT : told_ == SIGUSR1 ? SIGUSR1 : SIGTERM;
+  grace_ = told_ == 0 ? std::min(options.grace_seconds, kFailureGrace) : options.grace_seconds;
+  deadline_ = after(grace_);
   if (!failure_ || told_ != 0) {
-    ended_at_ = now;
-  } else if (exit_code_of(ranks_[*failure_].wait_status) == kInputError) {
+    ended_at_ = Clock::now();
+  } else if (failure_->rank && exit_code_of(ranks_[*failure_->rank].end.wait_status) == kInputError) {
     report_input_error();
   }
-  for (const Rank& rank : ranks_) {
-    if (rank.live) {
-      ::kill(-rank.pid, signal);
-      ::kill(-rank.pid, SIGCONT);  // a stopped process would never hear of it
-      told_groups_.insert(rank.pid);
-    }
-  }
-}
-
-void Attempt::end_leftovers() {
-  leftovers_told_ = true;
-  for (const pid_t pid : descendants(::getpid(), job_.guardian.pid())) {
-    if (told_groups_.count(::getpgid(pid)) == 0) {
-      ::kill(pid, SIGTERM);
-      ::kill(pid, SIGCONT);
+  for (const Member& member : members_) {
+    if (preempting()) {  // their children go on until the ranks have saved
+      member.place.signal(stop_signal_);
+    } else {
+      member.place.stop(stop_signal_);
     }
   }
 }
 
 void Attempt::start_killing() {
   phase_ = Phase::killing;
-  deadline_ = Clock::now() + kKillPatience;
   for (size_t i = 0; i < ranks_.size() && !hurry_; ++i) {
     if (ranks_[i].live) {
-      job_.screen.say(concat("rank ", i, " did not end within ", format_seconds(job_.options.grace_seconds), " of ",
-                             signal_name(stop_signal_), " and was killed"));
+      job_.screen.say(concat("rank ", i, " did not end within ", format_seconds(grace_), " of ", signal_name(stop_signal_),
+                             " and was killed"));
     }
   }
-}
-
-void Attempt::kill_all() {
-  for (const Rank& rank : ranks_) {
-    if (rank.live) {
-      ::kill(-rank.pid, SIGKILL);
-    }
-  }
-  for (const pid_t pid : descendants(::getpid(), job_.guardian.pid())) {
-    ::kill(pid, SIGKILL);
+  for (const Member& member : members_) {
+    member.place.kill();
   }
 }
 

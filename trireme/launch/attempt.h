@@ -1,15 +1,13 @@
 #pragma once
 
-#include <trireme/launch/guardian.h>
 #include <trireme/launch/launcher.h>
+#include <trireme/launch/place.h>
 #include <trireme/launch/rank_output.h>
 #include <trireme/launch/screen.h>
 #include <trireme/launch/signals.h>
 
-#include <chrono>
 #include <filesystem>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -18,20 +16,28 @@ namespace trireme::launch {
 /// What all attempts of one job share.
 struct Job {
   const LaunchOptions& options;
-  std::filesystem::path program;
   std::filesystem::path log_dir;
-  std::vector<std::string> environment;
-  std::string run_id;
-  int lifeline_fd;
   SignalWatch& signals;
-  Guardian& guardian;
   Screen& screen;
+  RestartAccount& account;
+};
+
+/// A place and the slots that may be used there.
+struct Member {
+  /// "" for a job on one machine.
+  std::string name;
+  Place& place;
+  int ranks = 1;
 };
 
 struct Outcome {
   int exit_code = 0;
   /// The signal by which somebody ended the launcher, 0 for none.
   int told = 0;
+  /// What failed first, "" for nothing.
+  std::string cause;
+  /// No rank was started: a host was lost before.
+  bool not_started = false;
   /// From the start to the first failure or the end, and from there until the last process was gone.
   double ran_seconds = 0;
   double stop_seconds = 0;
@@ -39,56 +45,74 @@ struct Outcome {
 
 /// One start of all ranks, watched until no process of it is left.
 ///
-/// running --(a failure, a signal, or all ended)--> stopping --(grace over, or a second signal)--> killing --> over
-class Attempt {
+/// assembling --(all places ready, rank 0's socket open)--> running --(a failure, a signal, or all ended)--> stopping
+///   --(grace over, or a second signal)--> killing --> over
+class Attempt : private PlaceEvents {
  public:
-  /// `number` counts from 0.
-  Attempt(const Job& job, int number);
+  /// `number` counts from 0. Ranks meet at `address`, the first member's.
+  Attempt(const Job& job, int number, std::vector<Member> members, std::string address, std::vector<std::string> command);
   Outcome run();
 
  private:
-  using Clock = std::chrono::steady_clock;
-  enum class Phase { running, stopping, killing, over };
+  enum class Phase { assembling, running, stopping, killing, over };
   struct Rank {
     RankOutput output;
-    pid_t pid = -1;
+    size_t member;
     bool live = false;
-    int wait_status = 0;
+    RankEnd end;
+  };
+  struct Failure {
+    /// Absent: the host.
+    std::optional<size_t> rank;
+    size_t member = 0;
   };
 
-  void start();
-  void start_rank(int number, int port, int listen_fd);
+  void assemble();
+  void start_all();
   void wait_for_events();
   void take_signals();
-  void reap();
-  void note_ends(const std::vector<size_t>& ended);
-  void report(size_t number);
+  void note_ends();
+  void note_lost_places();
+  void report_rank(size_t number);
   void report_input_error();
   void advance();
-  void stop(int signal);
-  void end_leftovers();
+  void stop();
   void start_killing();
-  void kill_all();
+  bool preempting() const;
+  bool anything_left() const;
   bool shown(size_t number) const;
   std::string describe(size_t number) const;
+  std::string describe_failure() const;
+  Outcome outcome() const;
+
+  void output(int rank, int stream, std::string_view bytes) override;
+  bool wants(int rank, int stream) const override;
+  void ended(int rank, const RankEnd& end) override;
+  void say(std::string_view words) override;
 
   const Job& job_;
   int number_;
+  std::vector<Member> members_;
+  std::string address_;
+  std::vector<std::string> command_;
   Clock::time_point started_at_;
   std::vector<Rank> ranks_;
+  std::vector<bool> lost_;
+  std::vector<size_t> ended_;
   size_t live_ = 0;
-  bool children_left_ = false;
-  Phase phase_ = Phase::running;
-  std::optional<size_t> failure_;
+  Phase phase_ = Phase::assembling;
+  bool listening_ = false;
+  bool started_ = false;
+  std::optional<Failure> failure_;
   Clock::time_point ended_at_{};
   Clock::time_point stop_at_{};
   Clock::time_point deadline_{};
+  double grace_ = 0;
   int told_ = 0;
   Clock::time_point told_at_{};
   bool hurry_ = false;
   int stop_signal_ = 0;
   bool leftovers_told_ = false;
-  std::set<pid_t> told_groups_;
 };
 
 } // namespace trireme::launch

@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -14,6 +15,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <memory>
 
 namespace trireme::launch {
 namespace {
@@ -82,23 +84,37 @@ void fill_standard_descriptors() {
   }
 }
 
-MeetingPoint open_meeting_point(int ranks) {
-  MeetingPoint point;
-  point.socket = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  // All ranks may knock before rank 0 answers.
-  if (!point.socket || ::bind(point.socket.get(), generic, length) != 0 ||
-      ::listen(point.socket.get(), std::max(128, 2 * ranks)) != 0 ||
-      ::getsockname(point.socket.get(), generic, &length) != 0) {
-    throw Error("launch", concat("cannot listen on 127.0.0.1: ", std::strerror(errno)),
-                "The ranks meet there; bring up the loopback interface (ip link set lo up).");
+MeetingPoint open_meeting_point(const std::string& address, int ranks) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (const int code = ::getaddrinfo(address.c_str(), "0", &hints, &list); code != 0) {
+    throw InputError("launch", concat("the address ", address, " of rank 0's host is unknown: ", ::gai_strerror(code)),
+                     "Correct the hostfile; address=A after the host says where the others reach it.");
   }
-  point.port = ntohs(address.sin_port);
-  return point;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> found(list, ::freeaddrinfo);
+  int code = 0;
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+    MeetingPoint point;
+    sockaddr_storage bound{};
+    socklen_t length = sizeof(bound);
+    point.socket = Descriptor(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    // All ranks may knock before rank 0 answers.
+    if (point.socket && ::bind(point.socket.get(), one->ai_addr, one->ai_addrlen) == 0 &&
+        ::listen(point.socket.get(), std::max(128, 2 * ranks)) == 0 &&
+        ::getsockname(point.socket.get(), reinterpret_cast<sockaddr*>(&bound), &length) == 0) {
+      point.port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                                     : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+      return point;
+    }
+    code = errno;
+  }
+  if (code == EADDRNOTAVAIL && address != "127.0.0.1") {
+    throw InputError("launch", concat(address, " is no address of the host that runs rank 0"),
+                     "Correct the hostfile; address=A after the host says where the others reach it.");
+  }
+  throw Error("launch", concat("cannot listen on ", address, ": ", std::strerror(code)),
+              "The ranks meet there; bring up the interface (for 127.0.0.1: ip link set lo up).");
 }
 
 } // namespace trireme::launch

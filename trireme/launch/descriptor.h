@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <utility>
 
 namespace trireme::launch {
@@ -52,11 +53,14 @@ void close_all_but(int kept);
 /// Opens /dev/null for each of 0, 1 and 2 that is closed, so that no pipe of ours ever gets these numbers.
 void fill_standard_descriptors();
 
-/// A listening TCP socket on 127.0.0.1 with a free port that stays ours: nobody can take it between choosing and using it.
+/// A listening TCP socket with a free port that stays ours: nobody can take it between choosing and using it.
 struct MeetingPoint {
   Descriptor socket;
   int port = 0;
 };
-MeetingPoint open_meeting_point(int ranks);
+
+/// Listens on exactly this address (a name or a number) and no other interface.
+/// Errors: InputError when the name is unknown or the address is not of this machine.
+MeetingPoint open_meeting_point(const std::string& address, int ranks);
 
 } // namespace trireme::launch

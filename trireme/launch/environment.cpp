@@ -8,13 +8,16 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <string_view>
 
 namespace trireme::launch {
 namespace {
 
 // Said by a launcher around this one about its own processes; wrong for ours.
-constexpr const char* kForeign[] = {"TRIREME_LISTEN_FD", "TRIREME_LIFELINE_FD", "TRIREME_RESTART",
-                                    "TORCHELASTIC_USE_AGENT_STORE"};
+constexpr const char* kForeign[] = {"TRIREME_LISTEN_FD", "TRIREME_LIFELINE_FD",          "TRIREME_SECRET_FD",
+                                    "TRIREME_RESTART",   "TORCHELASTIC_USE_AGENT_STORE", "TRIREME_HOST"};
+// The same on every machine of a job.
+constexpr const char* kPortable[] = {"TRIREME_", "OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH_", "LD_LIBRARY_PATH="};
 
 } // namespace
 
@@ -33,7 +36,7 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
   for (const auto& [name, value] : extra) {
     all[name] = value;
   }
-  const std::string threads = std::to_string(std::max(1, place.usable_cores / std::max(1, place.ranks)));
+  const std::string threads = std::to_string(std::max(1, place.usable_cores / std::max(1, place.share.local_ranks)));
   if (std::string& omp = all["OMP_NUM_THREADS"]; omp.empty()) {
     omp = threads;
   }
@@ -44,24 +47,29 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
       all[name] = value;
     }
   };
-  set("RANK", place.rank);
-  set("LOCAL_RANK", place.rank);
-  set("WORLD_SIZE", place.ranks);
-  set("LOCAL_WORLD_SIZE", place.ranks);
-  set("GROUP_RANK", 0);
-  set("MASTER_ADDR", "127.0.0.1");
-  set("MASTER_PORT", place.port);
-  set("TORCHELASTIC_RESTART_COUNT", place.restarts);
-  set("TORCHELASTIC_MAX_RESTARTS", place.max_restarts);
+  const Share& share = place.share;
+  set("RANK", share.first_rank + place.local_rank);
+  set("LOCAL_RANK", place.local_rank);
+  set("WORLD_SIZE", share.ranks);
+  set("LOCAL_WORLD_SIZE", share.local_ranks);
+  set("GROUP_RANK", share.node);
+  set("MASTER_ADDR", share.address);
+  set("MASTER_PORT", share.port);
+  set("TORCHELASTIC_RESTART_COUNT", share.restarts);
+  set("TORCHELASTIC_MAX_RESTARTS", share.max_restarts);
   set("TORCHELASTIC_RUN_ID", place.run_id);
   set("TRIREME_RUN_ID", place.run_id);
   set("TRIREME_LIFELINE_FD", place.lifeline_fd);
-  set("TRIREME_TTY", place.terminal_columns);
+  set("TRIREME_SECRET_FD", place.secret_fd);
+  set("TRIREME_TTY", place.local_rank == 0 ? share.terminal_columns : 0);
   if (place.listen_fd >= 0) {
     set("TRIREME_LISTEN_FD", place.listen_fd);
   }
-  if (place.restarts > 0) {
+  if (share.restarts > 0) {
     set("TRIREME_RESTART", 1);
+  }
+  if (!place.host.empty()) {
+    set("TRIREME_HOST", place.host);
   }
   std::vector<std::string> entries;
   entries.reserve(all.size());
@@ -69,6 +77,20 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
     entries.push_back(name + "=" + value);
   }
   return entries;
+}
+
+Variables portable_variables(const std::vector<std::string>& inherited) {
+  Variables chosen;
+  for (const std::string& entry : inherited) {
+    const size_t equals = entry.find('=');
+    const bool wanted = std::any_of(std::begin(kPortable), std::end(kPortable),
+                                    [&](const char* start) { return entry.starts_with(start); });
+    const std::string name = entry.substr(0, equals);
+    if (wanted && std::find(std::begin(kForeign), std::end(kForeign), name) == std::end(kForeign)) {
+      chosen.emplace_back(name, entry.substr(equals + 1));
+    }
+  }
+  return chosen;
 }
 
 std::vector<std::string> own_environment() {

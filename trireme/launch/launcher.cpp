@@ -3,12 +3,17 @@
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
 #include <trireme/launch/attempt.h>
-#include <trireme/launch/descendants.h>
 #include <trireme/launch/environment.h>
+#include <trireme/launch/host_pool.h>
+#include <trireme/launch/local_place.h>
+#include <trireme/launch/private_folder.h>
 #include <trireme/launch/process.h>
 
 #include <poll.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 
@@ -18,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 void check(const LaunchOptions& options) {
-  if (options.ranks < 1) {
+  if (options.ranks < (options.hosts.empty() ? 1 : 0)) {
     throw InputError("launch", concat(options.ranks, " ranks cannot be started"), "Ask for at least 1.");
   }
   if (options.command.empty()) {
@@ -30,6 +35,16 @@ void check(const LaunchOptions& options) {
   if (!(options.grace_seconds >= 0 && options.grace_seconds <= 1e6)) {
     throw InputError("launch", concat("grace_seconds is ", options.grace_seconds), "Give seconds from 0 to 1000000.");
   }
+  if (!(options.heartbeat_timeout >= 1 && options.heartbeat_timeout <= 1e6)) {
+    throw InputError("launch", concat("the heartbeat time-out is ", options.heartbeat_timeout, " s"), "Give seconds from 1 to 1000000.");
+  }
+  const int hosts = std::max(1, static_cast<int>(options.hosts.size()));
+  if (options.min_nodes < 0 || options.max_nodes < 0 || options.min_nodes > hosts ||
+      (options.max_nodes > 0 && options.min_nodes > options.max_nodes)) {
+    throw InputError("launch", concat("the job cannot run on ", options.min_nodes, " to ",
+                                      options.max_nodes == 0 ? hosts : options.max_nodes, " of ", hosts, hosts == 1 ? " host" : " hosts"),
+                     "--min-nodes must not be above --max-nodes, nor above the number of hosts in --hostfile.");
+  }
   for (const auto& [name, value] : options.extra_env) {
     if (name.empty() || name.find('=') != std::string::npos) {
       throw InputError("launch", concat("\"", name, "\" is no name for an environment variable"));
@@ -40,7 +55,7 @@ void check(const LaunchOptions& options) {
 fs::path open_log_dir(const LaunchOptions& options) {
   if (!options.log_dir.empty()) {
     std::error_code error;
-    fs::create_directories(options.log_dir, error);
+    make_private_folders(options.log_dir, error);
     if (error) {
       throw InputError("launch", concat("cannot make the log folder ", options.log_dir.string(), ": ", error.message()),
                        "Name another log folder.");
@@ -77,52 +92,121 @@ void hand_over_rest(Screen& screen, SignalWatch& signals) {
   }
 }
 
-int run_attempts(const Job& job) {
+// A job on this machine has one place, which cannot be lost.
+class Places {
+ public:
+  Places(const LaunchOptions& options, SignalWatch& signals, Screen& screen) : options_(options) {
+    const std::string run_id = random_id();
+    const std::string secret = random_secret();
+    if (options.hosts.empty()) {
+      PlaceSetup setup;
+      setup.run_id = run_id;
+      setup.secret = secret;
+      setup.extra_env = options.extra_env;
+      setup.most_ranks = options.ranks;
+      setup.stdin_fd = STDIN_FILENO;
+      here_.emplace(std::move(setup), signals);
+    } else {
+      pool_.emplace(options, run_id, secret, signals, screen);
+    }
+  }
+
+  HostPool* pool() {
+    return pool_ ? &*pool_ : nullptr;
+  }
+  std::vector<Member> choose() {
+    return here_ ? std::vector<Member>{{"", *here_, options_.ranks}} : pool_->choose();
+  }
+  const std::string& address() const {
+    static const std::string loopback = "127.0.0.1";
+    return here_ ? loopback : pool_->address();
+  }
+  const std::vector<std::string>& command() const {
+    return here_ ? options_.command : pool_->arrangement().command;
+  }
+
+ private:
+  const LaunchOptions& options_;
+  std::optional<LocalPlace> here_;
+  std::optional<HostPool> pool_;
+};
+
+Outcome run_attempts(const Job& job, Places& places) {
   const int attempts = job.options.max_restarts + 1;
-  for (int number = 0;; ++number) {
-    const Outcome outcome = Attempt(job, number).run();
+  std::string first_cause;
+  Outcome last;
+  for (int number = 0;;) {
+    std::vector<Member> members = places.choose();
+    if (members.empty()) {
+      job.screen.say(places.pool()->shortage());
+      last.exit_code = last.exit_code == 0 ? 1 : last.exit_code;
+      return last;
+    }
+    const Outcome outcome = Attempt(job, number, std::move(members), places.address(), places.command()).run();
+    if (HostPool* pool = places.pool()) {
+      pool->drop_lost();
+    }
+    if (outcome.not_started && outcome.told == 0) {
+      continue;  // with another host, or without it
+    }
+    last = outcome;
+    first_cause = first_cause.empty() ? outcome.cause : first_cause;
     const bool final = outcome.exit_code == 0 || outcome.exit_code == 2 || outcome.told != 0;
     if (final || number + 1 == attempts) {
       if (!final && attempts > 1) {
+        job.screen.say(concat("the first failure was: ", first_cause));
         job.screen.say(concat("giving up after attempt ", attempts, " of ", attempts));
       }
-      return outcome.exit_code;
+      return outcome;
     }
-    job.screen.say(concat("starting all ranks again: attempt ", number + 2, " of ", attempts, " (the last one ran ",
+    job.account.failed(outcome.cause, outcome.stop_seconds);
+    ++number;
+    job.screen.say(concat("starting all ranks again: attempt ", number + 1, " of ", attempts, " (the last one ran ",
                           format_seconds(outcome.ran_seconds), ", stopping it took ", format_seconds(outcome.stop_seconds), ")"));
+    if (HostPool* pool = places.pool()) {
+      pool->forgive();
+    }
   }
 }
 
 } // namespace
 
-int run(const LaunchOptions& options) {
+JobReport run_job(const LaunchOptions& options) {
   check(options);
   fill_standard_descriptors();
-  const fs::path program = find_program(options.command.front());
+  if (options.hosts.empty()) {
+    find_program(options.command.front());  // complains before anything is made
+  }
   const fs::path log_dir = open_log_dir(options);
   SignalWatch signals;
-  const OrphanAdoption adoption;
-  Guardian guardian(options.ranks);
-  const Pipe lifeline = make_pipe();
   Screen screen;
-  const bool all_shown = options.ranks == 1 || options.all_output;
+  Places places(options, signals, screen);
+  const bool all_shown = (options.hosts.empty() && options.ranks == 1) || options.all_output;
   if (options.log_dir.empty() && !all_shown) {
     screen.say(concat("output of the other ranks: ", (log_dir / "rank*.log").string()));
   }
-  const Job job = {options, program, log_dir, own_environment(), random_id(), lifeline.read.get(), signals, guardian, screen};
-  int exit_code = 0;
+  RestartAccount account(options.progress);
+  const Job job = {options, log_dir, signals, screen, account};
+  Outcome outcome;
   try {
-    exit_code = run_attempts(job);
+    outcome = run_attempts(job, places);
   } catch (...) {
     hand_over_rest(screen, signals);
     throw;
   }
+  if (const std::string summary = account.finish(); !summary.empty()) {
+    screen.say(summary);
+  }
   hand_over_rest(screen, signals);
-  if (options.log_dir.empty() && all_shown && exit_code == 0) {
+  if (options.log_dir.empty() && all_shown && outcome.exit_code == 0) {
     std::error_code kept;
     fs::remove_all(log_dir, kept);
   }
-  return exit_code;
+  return {outcome.exit_code, outcome.told, account.restarts(), account.total_seconds(), account.ettr()};
+}
+
+int run(const LaunchOptions& options) {
+  return run_job(options).exit_code;
 }
 
 } // namespace trireme::launch

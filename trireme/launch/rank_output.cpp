@@ -12,7 +12,7 @@ namespace trireme::launch {
 
 RankOutput::RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown, Screen& screen)
     : rank_(rank), shown_(shown), screen_(screen), log_path_(log_dir / concat("rank", rank, ".log")) {
-  log_ = Descriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  log_ = Descriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   if (!log_) {
     throw InputError("launch", concat("cannot write ", log_path_.string(), ": ", std::strerror(errno)),
                      "Name another log folder.");
@@ -22,75 +22,31 @@ RankOutput::RankOutput(int rank, const std::filesystem::path& log_dir, const std
   }
   streams_[0].outlet = &screen.out();
   streams_[1].outlet = &screen.err();
-  for (Stream& stream : streams_) {
-    stream.pipe = make_pipe();
-    set_nonblocking(stream.pipe.read.get());
-  }
 }
 
-void RankOutput::close_write_ends() {
-  for (Stream& stream : streams_) {
-    stream.pipe.write.close();
-  }
+bool RankOutput::wants(int stream) const {
+  return shown_ == Shown::not_at_all || !streams_[static_cast<size_t>(stream)].outlet->full();
 }
 
-void RankOutput::add_to(std::vector<pollfd>& polled) const {
-  for (const Stream& stream : streams_) {
-    if (stream.pipe.read && (shown_ == Shown::not_at_all || !stream.outlet->full())) {
-      polled.push_back({stream.pipe.read.get(), POLLIN, 0});
-    }
-  }
-}
-
-void RankOutput::read_from(int fd) {
-  for (Stream& stream : streams_) {
-    if (stream.pipe.read.get() == fd) {
-      read_once(stream);
-    }
-  }
-}
-
-void RankOutput::drain() {
-  for (Stream& stream : streams_) {
-    // A pipe holds 64 KiB unless somebody enlarged it; a child of the rank may go on writing without end.
-    for (int reads = 0; reads < 64 && read_once(stream); ++reads) {
-    }
-  }
-}
-
-void RankOutput::finish() {
-  drain();
-  for (Stream& stream : streams_) {
-    stream.splitter.finish([&](std::string_view line) { take_line(stream, line); });
-    stream.pipe.read.close();
-  }
-  log_.close();
-}
-
-bool RankOutput::read_once(Stream& stream) {
-  if (!stream.pipe.read) {
-    return false;
-  }
-  char buffer[64 * 1024];
-  const ssize_t got = ::read(stream.pipe.read.get(), buffer, sizeof(buffer));
-  if (got > 0) {
-    take(stream, std::string_view(buffer, static_cast<size_t>(got)));
-    return true;
-  }
-  if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
-    stream.splitter.finish([&](std::string_view line) { take_line(stream, line); });
-    stream.pipe.read.close();
-  }
-  return false;
-}
-
-void RankOutput::take(Stream& stream, std::string_view bytes) {
+void RankOutput::take(int stream_number, std::string_view bytes) {
+  Stream& stream = streams_[static_cast<size_t>(stream_number)];
   write_log(bytes);
   if (shown_ == Shown::as_it_is) {
     stream.outlet->write(bytes);
   } else {
     stream.splitter.add(bytes, [&](std::string_view line) { take_line(stream, line); });
   }
+}
+
+void RankOutput::end_lines() {
+  for (Stream& stream : streams_) {
+    stream.splitter.finish([&](std::string_view line) { take_line(stream, line); });
+  }
+}
+
+void RankOutput::finish() {
+  end_lines();
+  log_.close();
 }
 
 void RankOutput::take_line(Stream& stream, std::string_view line) {

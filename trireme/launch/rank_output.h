@@ -4,11 +4,10 @@
 #include <trireme/launch/lines.h>
 #include <trireme/launch/screen.h>
 
-#include <poll.h>
-
 #include <array>
 #include <filesystem>
-#include <vector>
+#include <string>
+#include <string_view>
 
 namespace trireme::launch {
 
@@ -22,23 +21,13 @@ class RankOutput {
   /// Errors: InputError when the log cannot be opened.
   RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown, Screen& screen);
 
-  /// Ends for the rank to write to; close_write_ends() once it has them.
-  int stdout_fd() const {
-    return streams_[0].pipe.write.get();
-  }
-  int stderr_fd() const {
-    return streams_[1].pipe.write.get();
-  }
-  void close_write_ends();
-
-  /// Appends what should be polled now: nothing while the screen is behind.
-  void add_to(std::vector<pollfd>& polled) const;
-  /// Reads what `fd` has, when it is one of this rank's.
-  void read_from(int fd);
-  /// Reads all that is left without waiting for writers that still hold the pipes, and closes the log.
+  /// False while the screen is behind with this stream (0: stdout, 1: stderr).
+  bool wants(int stream) const;
+  void take(int stream, std::string_view bytes);
+  /// The rank has ended: what came after the last line end is a line too.
+  void end_lines();
+  /// Nothing more will come.
   void finish();
-  /// Reads all that is there now.
-  void drain();
 
   const LastLines& last_lines() const {
     return last_lines_;
@@ -49,12 +38,9 @@ class RankOutput {
 
  private:
   struct Stream {
-    Pipe pipe;
     LineSplitter splitter;
     Outlet* outlet = nullptr;
   };
-  bool read_once(Stream& stream);
-  void take(Stream& stream, std::string_view bytes);
   void take_line(Stream& stream, std::string_view line);
   void write_log(std::string_view bytes);
 

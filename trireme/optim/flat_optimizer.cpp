@@ -62,7 +62,7 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
   const bucket::Range range = shard.plan.mine(bucket);
   ShardStep step;
   step.param = shard.buffer->flat_data().slice(0, range.begin, range.end);
-  step.grad = shard.buffer->flat_grad().slice(0, range.begin, range.end);
+  step.grad = shard.buffer->owned_grad(bucket, range);
   const int64_t offset = shard.plan.state_offset(bucket);
   for (const at::Tensor& state : shard.states) {
     step.states.push_back(state.slice(0, offset, offset + range.numel()));
@@ -99,17 +99,17 @@ std::vector<bucket::Slot> FlatOptimizer::uncounted_slots(const Shard& shard) {
 double FlatOptimizer::squared_grad_norm() const {
   double sum = 0;
   for (const Shard& shard : shards_) {
-    const bucket::ShardPlan plan(shard.buffer->layout(), rank_, size_, sharded_);
+    const bucket::ShardPlan plan(shard.buffer->layout(), rank_, size_, true);
     for (size_t b = 0; b < shard.buffer->layout().buckets().size(); ++b) {
       const bucket::Range range = plan.mine(static_cast<int64_t>(b));
       int64_t begin = range.begin;
       for (const bucket::Slot& slot : uncounted_slots(shard)) {
         if (slot.begin < range.end && slot.end > begin) {
-          sum += squared_norm(shard.buffer->flat_grad().slice(0, begin, std::max(begin, slot.begin)));
+          sum += squared_norm(shard.buffer->owned_grad(static_cast<int64_t>(b), {begin, std::max(begin, slot.begin)}));
           begin = std::min(range.end, slot.end);
         }
       }
-      sum += squared_norm(shard.buffer->flat_grad().slice(0, begin, range.end));
+      sum += squared_norm(shard.buffer->owned_grad(static_cast<int64_t>(b), {begin, range.end}));
     }
   }
   return sum;

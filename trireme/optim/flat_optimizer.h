@@ -24,6 +24,9 @@ class FlatOptimizer {
   FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, std::vector<double> weight_decay, const OptimizerOptions& options, int rank,
                 int size, bool sharded);
 
+  bool sharded() const {
+    return sharded_;
+  }
   const Optimizer& rule() const {
     return *rule_;
   }
@@ -41,7 +44,8 @@ class FlatOptimizer {
   void step_bucket(int64_t buffer, int64_t bucket);
   /// Leaves these parameters out of the norm: copies of others that are counted elsewhere.
   void leave_out_of_norm(const std::function<bool(const std::string& name)>& left_out);
-  /// Sum of squares of the owned gradients, in double, bucket after bucket.
+  /// Sum of squares of this rank's share of the gradients, in double, bucket after bucket: summed over the ranks it is that of all.
+  /// The share is a shard's also where nothing is sharded, so that every stage adds in the same order.
   double squared_grad_norm() const;
 
   /// Calls `visit(state name, tensor name, tensor sizes, begin, values)` for each piece of

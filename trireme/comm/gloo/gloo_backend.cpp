@@ -4,6 +4,7 @@
 #include <trireme/base/text.h>
 #include <trireme/comm/c10d_work.h>
 #include <trireme/comm/closed_forms.h>
+#include <trireme/comm/gloo/door.h>
 #include <trireme/comm/gloo/gloo_pending.h>
 #include <trireme/comm/gloo/terminate_guard.h>
 #include <trireme/comm/host_memory.h>
@@ -29,6 +30,7 @@ std::shared_ptr<gloo::transport::Device> shared_device(const GroupSetup& setup) 
   auto found = device.lock();
   if (!found) {
     const auto interface = env::text("GLOO_SOCKET_IFNAME");
+    GlooDoor door;
     try {
       found = interface ? c10d::ProcessGroupGloo::createDeviceForInterface(split(*interface, ',').front())
                         : c10d::ProcessGroupGloo::createDeviceForHostname(setup.address);
@@ -36,6 +38,7 @@ std::shared_ptr<gloo::transport::Device> shared_device(const GroupSetup& setup) 
       throw InputError("comm", concat("cannot listen on ", interface ? "interface " + *interface : setup.address, ": ", plain_text(error), "."),
                        "Set GLOO_SOCKET_IFNAME to the network interface that reaches the other hosts (ip addr lists them).");
     }
+    door.find();
     device = found;
   }
   return found;
@@ -92,11 +95,12 @@ class GlooBackend : public Backend {
   explicit GlooBackend(const GroupSetup& setup)
       : rank_(setup.rank), size_(setup.size), timeout_(setup.timeout), shared_(std::make_shared<GlooShared>()) {
     auto options = c10d::ProcessGroupGloo::Options::create();
+    const GlooDoor::Opening opening;
     // A second more than ours: our deadline names the ranks, gloo's only ends its threads.
     options->timeout = setup.timeout + std::chrono::seconds(1);
     options->devices.push_back(shared_device(setup));
     options->threads = 2;
-    auto store = c10::make_intrusive<c10d::PrefixStore>(setup.store.prefix(), setup.store.handle().store);
+    auto store = c10::make_intrusive<c10d::PrefixStore>(setup.store.prefix(), setup.store.handle().for_c10d());
     try {
       gloo_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank_, size_, options);
     } catch (const std::exception& error) {

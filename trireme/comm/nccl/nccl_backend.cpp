@@ -272,7 +272,7 @@ bool nccl_available() {
 
 std::shared_ptr<Backend> connect_nccl(const GroupSetup& setup) {
   try {
-    auto store = c10::make_intrusive<c10d::PrefixStore>(setup.store.prefix(), setup.store.handle().store);
+    auto store = c10::make_intrusive<c10d::PrefixStore>(setup.store.prefix(), setup.store.handle().for_c10d());
     return std::make_shared<NcclBackend>(setup, std::make_shared<Core>(setup, store));
   } catch (...) {
     throw trouble_of(std::current_exception());

@@ -14,9 +14,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cinttypes>
 #include <climits>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <fstream>
 #include <sstream>
 #include <vector>
 
@@ -152,6 +155,44 @@ void Arena::stop_reuse() {
   reuse_ = false;
 }
 
+namespace {
+
+/// Where peers' arenas lie in this process: address -> bytes.
+struct PeerRanges {
+  std::mutex mutex;
+  std::map<uint64_t, uint64_t> ranges;
+
+  static PeerRanges& process() {
+    static auto* const all = new PeerRanges();
+    return *all;
+  }
+};
+
+} // namespace
+
+int64_t PeerArena::resident_bytes() {
+  PeerRanges& peers = PeerRanges::process();
+  const std::lock_guard lock(peers.mutex);
+  if (peers.ranges.empty()) {
+    return 0;
+  }
+  std::ifstream smaps("/proc/self/smaps");
+  int64_t bytes = 0;
+  bool peer = false;
+  for (std::string line; std::getline(smaps, line);) {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    int64_t kilobytes = 0;
+    if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " ", &begin, &end) == 2) {
+      const auto after = peers.ranges.upper_bound(begin);
+      peer = after != peers.ranges.begin() && begin < std::prev(after)->first + std::prev(after)->second;
+    } else if (peer && std::sscanf(line.c_str(), "Rss: %" SCNd64, &kilobytes) == 1) {
+      bytes += kilobytes * 1024;
+    }
+  }
+  return bytes;
+}
+
 std::shared_ptr<PeerArena> PeerArena::map(const std::string& address) {
   static std::mutex mutex;
   static auto* const known = new std::map<std::string, std::weak_ptr<PeerArena>>();
@@ -181,6 +222,11 @@ std::shared_ptr<PeerArena> PeerArena::map(const std::string& address) {
   if (peer->base_ == nullptr || peer->header().nonce != nonce) {
     throw Error("comm", concat("process ", peer->process_, " here is not the one that is meant (another container?)"));
   }
+  {
+    PeerRanges& peers = PeerRanges::process();
+    const std::lock_guard ranges_lock(peers.mutex);
+    peers.ranges[reinterpret_cast<uint64_t>(peer->base_)] = peer->size_;
+  }
   peer->watch_ = static_cast<int>(syscall(SYS_pidfd_open, peer->process_, 0));
   (*known)[address] = peer;
   return peer;
@@ -188,6 +234,9 @@ std::shared_ptr<PeerArena> PeerArena::map(const std::string& address) {
 
 PeerArena::~PeerArena() {
   if (!own_ && base_ != nullptr) {
+    PeerRanges& peers = PeerRanges::process();
+    const std::lock_guard lock(peers.mutex);
+    peers.ranges.erase(reinterpret_cast<uint64_t>(base_));
     munmap(base_, size_);
   }
   if (watch_ >= 0) {

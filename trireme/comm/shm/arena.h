@@ -90,6 +90,9 @@ class PeerArena {
   /// Wakes up its sleeping threads. Cost where none sleeps: a fence and a load.
   void ring() const;
 
+  /// Bytes of all peers' arenas that this process has touched: they count in its resident set, but are the peers' memory.
+  static int64_t resident_bytes();
+
  private:
   PeerArena() = default;
 

@@ -12,6 +12,9 @@
 namespace trireme::parallel {
 namespace {
 
+/// Of sharded gradients: buckets that travel while the next one fills.
+constexpr int64_t kUnderWay = 2;
+
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
@@ -28,7 +31,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
       queues_.push_back(Queue{buffer, {}, {}, {}, 0});
     }
     reset_all();
-    learned_ = group_.size() == 1;
+    sharded_ = std::any_of(buffers.begin(), buffers.end(), [](const auto* buffer) { return buffer->gradients_are_sharded(); });
+    learned_ = group_.size() == 1 || sharded_;
   }
 
   void install_hooks();
@@ -72,6 +76,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::vector<int64_t> arrivals = {}; // parameters in the order of their gradients
   };
 
+  void wait(Queue& queue, int64_t bucket);
   void reset(Queue& queue);
   void mark_ready(Queue& queue, int64_t parameter);
   void reset_all();
@@ -85,6 +90,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::vector<Queue> queues_;
   bool in_backward_ = false;
   bool learned_ = false;
+  bool sharded_ = false; // buckets have memory only while they are under way
 };
 
 namespace {
@@ -228,8 +234,15 @@ void Reducer::Impl::start(Queue& queue, bool even_if_missing) {
     if (const double scale = pre_scale(); scale != 1) {
       const torch::NoGradGuard no_grad;
       queue.buffer->bucket_grad(queue.next).mul_(scale);
+      if (queue.next == 0) {
+        queue.buffer->riders().mul_(scale);
+      }
     }
-    queue.works.push_back(reduce_(group_, *queue.buffer, queue.next));
+    // Until the order is learned whole gradients are needed: finish() moves them to other buckets.
+    if (sharded_ && queue.next >= kUnderWay) {
+      wait(queue, queue.next - kUnderWay);
+    }
+    queue.works.push_back((learned_ ? reduce_ : Reduce(&Reducer::all_reduce))(group_, *queue.buffer, queue.next));
   }
 }
 
@@ -247,18 +260,27 @@ void Reducer::Impl::reduce_without_backward() {
 void Reducer::Impl::end_of_backward() {
   in_backward_ = false;
   start_rest();
+  if (sharded_) {
+    finish(); // the next backward needs the memory
+  }
   if (on_end) {
     on_end();
   }
 }
 
-void Reducer::Impl::wait(int64_t buffer, int64_t bucket) {
+void Reducer::Impl::wait(Queue& queue, int64_t bucket) {
   const auto begin = Clock::now();
-  Queue& queue = queues_[buffer];
   if (bucket < static_cast<int64_t>(queue.works.size())) {
     queue.works[bucket].wait();
+    if (sharded_) {
+      queue.buffer->settle(bucket);
+    }
   }
   exposed += seconds_since(begin);
+}
+
+void Reducer::Impl::wait(int64_t buffer, int64_t bucket) {
+  wait(queues_[buffer], bucket);
 }
 
 void Reducer::Impl::finish() {
@@ -301,7 +323,7 @@ void Reducer::Impl::adopt_order(const std::vector<std::vector<int64_t>>& orders)
 }
 
 comm::Work Reducer::all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
-  return group.all_reduce(buffer.bucket_grad(bucket), comm::ReduceOp::sum, "gradients");
+  return group.all_reduce(buffer.bucket_grad_and_riders(bucket), comm::ReduceOp::sum, "gradients");
 }
 
 Reducer::Reducer(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options, Reduce reduce)

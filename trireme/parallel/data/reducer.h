@@ -19,12 +19,14 @@ namespace trireme::parallel {
 /// Parameters without a gradient take part with zeros. The order in which rank 0's
 /// gradients became ready in the first backward becomes the layout of all ranks.
 ///
+/// Buffers whose gradients are sharded keep the order they have, and lose a bucket's memory once it is reduced.
+///
 /// Cost: all-reduce of P gradient bytes a step, 2P(N-1)/N sent a rank, mostly hidden
 /// behind backward; exposed_seconds() says what was not.
 /// Source: Li et al. 2020, arXiv:2006.15704, section 3.
 class Reducer {
  public:
-  /// How a ready bucket is reduced: all-reduce for replicas; ZeRO scatters instead.
+  /// How a ready bucket is reduced: all-reduce for replicas; ZeRO scatters instead, once the order is learned.
   using Reduce = std::function<comm::Work(const comm::Group&, bucket::FlatParameters&, int64_t bucket)>;
   static comm::Work all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket);
 

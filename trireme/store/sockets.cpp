@@ -1,25 +1,27 @@
-#include <trireme/comm/sockets.h>
+#include <trireme/store/sockets.h>
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <memory>
 
-namespace trireme::comm {
+namespace trireme::store {
 namespace {
 
 constexpr int kBacklog = 2048;
-constexpr int kConnectPatienceMs = 1000;
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -36,28 +38,21 @@ Addresses resolve(const Endpoint& endpoint, bool required) {
   return Addresses(code == 0 ? found : nullptr, freeaddrinfo);
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) {
-      close(number_);
-    }
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const {
-    return number_;
-  }
-  int release() {
-    const int number = number_;
-    number_ = -1;
-    return number;
-  }
+/// Waits for a connection under way; false when it fails or takes too long.
+bool connected(int descriptor, std::chrono::milliseconds patience) {
+  pollfd waiting{descriptor, POLLOUT, 0};
+  int error = 0;
+  socklen_t length = sizeof(error);
+  return poll(&waiting, 1, static_cast<int>(std::clamp<int64_t>(patience.count(), 0, 60'000))) == 1 &&
+         getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
+}
 
- private:
-  int number_;
-};
+bool stands_for_all(const sockaddr* address) {
+  if (address->sa_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr == htonl(INADDR_ANY);
+  }
+  return address->sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
 
 } // namespace
 
@@ -69,9 +64,13 @@ int listen_on(const Endpoint& endpoint) {
   const Addresses addresses = resolve(endpoint, true);
   int code = 0;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    if (stands_for_all(address->ai_addr)) {
+      throw InputError("comm", concat("MASTER_ADDR=", endpoint.host, " stands for every address of this host, and the ranks meet on one only."),
+                       "Set it to 127.0.0.1 for one host, otherwise to the address under which the other hosts reach this one.");
+    }
     Descriptor socket_fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int yes = 1;
-    if (socket_fd.get() >= 0 && setsockopt(socket_fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
+    if (socket_fd && setsockopt(socket_fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
         bind(socket_fd.get(), address->ai_addr, address->ai_addrlen) == 0 && listen(socket_fd.get(), kBacklog) == 0) {
       return socket_fd.release();
     }
@@ -103,26 +102,54 @@ int bound_port(int descriptor) {
   return address.ss_family == AF_INET6 ? ntohs(reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port) : 0;
 }
 
-bool accepts_connections(const Endpoint& endpoint) {
+bool bound_to_loopback(int descriptor) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    return false;
+  }
+  if (address.ss_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in*>(&address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr);
+}
+
+Attempt try_to_connect(const Endpoint& endpoint, std::chrono::milliseconds patience) {
+  Attempt attempt;
   const Addresses addresses = resolve(endpoint, false);
+  attempt.unknown_host = addresses == nullptr;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    const Descriptor socket_fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (socket_fd.get() < 0) {
-      continue;
-    }
-    if (connect(socket_fd.get(), address->ai_addr, address->ai_addrlen) == 0) {
-      return true;
-    }
-    pollfd waiting{socket_fd.get(), POLLOUT, 0};
-    if (errno == EINPROGRESS && poll(&waiting, 1, kConnectPatienceMs) == 1) {
-      int error = 0;
-      socklen_t length = sizeof(error);
-      if (getsockopt(socket_fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0) {
-        return true;
-      }
+    Descriptor socket_fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (socket_fd && (connect(socket_fd.get(), address->ai_addr, address->ai_addrlen) == 0 ||
+                      (errno == EINPROGRESS && connected(socket_fd.get(), patience)))) {
+      prepare_connection(socket_fd.get());
+      attempt.socket = std::move(socket_fd);
+      break;
     }
   }
-  return false;
+  return attempt;
+}
+
+void prepare_connection(int descriptor) {
+  const int yes = 1;
+  setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+  setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof(yes));
+}
+
+bool set_nonblocking(int descriptor) {
+  const int flags = fcntl(descriptor, F_GETFL);
+  return flags >= 0 && fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) == 0;
+}
+
+std::string peer_name(int descriptor) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  char text[NI_MAXHOST];
+  if (getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&address), length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "?";
+  }
+  return text;
 }
 
 std::string own_address_towards(const std::string& host) {
@@ -136,7 +163,7 @@ std::string own_address_towards(const std::string& host) {
     sockaddr_storage own{};
     socklen_t length = sizeof(own);
     char text[NI_MAXHOST];
-    if (socket_fd.get() >= 0 && connect(socket_fd.get(), address->ai_addr, address->ai_addrlen) == 0 &&
+    if (socket_fd && connect(socket_fd.get(), address->ai_addr, address->ai_addrlen) == 0 &&
         getsockname(socket_fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
         getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
       return text;
@@ -157,4 +184,4 @@ std::string host_identity() {
   return concat(name, "/", boot);
 }
 
-} // namespace trireme::comm
+} // namespace trireme::store

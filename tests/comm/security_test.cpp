@@ -1,0 +1,269 @@
+// What listens where, and what strangers can do to a job.
+#include <trireme/base/env.h>
+#include <trireme/comm/world.h>
+#include <trireme/store/descriptor.h>
+#include <trireme/store/secret.h>
+#include <trireme/store/sockets.h>
+
+#include "tests/comm/listening.h"
+#include "tests/support/run_ranks.h"
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <random>
+#include <thread>
+
+namespace trireme::comm {
+namespace {
+
+using test::open_descriptors;
+using test::own_listening_sockets;
+using trireme::test::run_processes;
+using trireme::test::RunOptions;
+using testing::AllOf;
+using testing::Each;
+using testing::Field;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::SizeIs;
+using testing::UnorderedElementsAre;
+
+/// What forked processes see of each other.
+template <typename T>
+class Shared {
+ public:
+  Shared() : place_(new (mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T) {}
+  ~Shared() {
+    munmap(place_, sizeof(T));
+  }
+  T* operator->() const {
+    return place_;
+  }
+
+ private:
+  T* place_;
+};
+
+template <typename Condition>
+bool wait_for(const Condition& condition) {
+  for (int turn = 0; turn < 3000 && !condition(); ++turn) {
+    usleep(10'000);
+  }
+  return condition();
+}
+
+void set(const char* name, const std::string& value) {
+  setenv(name, value.c_str(), 1);
+}
+
+/// This process is one of the two ranks; the others of run_processes are strangers.
+void be_one_of_two() {
+  set("WORLD_SIZE", "2");
+  set("LOCAL_WORLD_SIZE", "2");
+}
+
+/// A secret that all forked ranks find.
+class JobSecret {
+ public:
+  JobSecret() : file_(store::Secret::random().memory_file()) {
+    set("TRIREME_SECRET_FD", std::to_string(file_.get()));
+  }
+  ~JobSecret() {
+    unsetenv("TRIREME_SECRET_FD");
+  }
+
+ private:
+  store::Descriptor file_;
+};
+
+class ListeningTest : public testing::TestWithParam<const char*> {};
+class StrangersTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(ListeningTest, OnlyOnTheLoopbackInterfaceWhenAllRanksAreHere) {
+  RunOptions options;
+  options.backend = GetParam();
+  for (const bool own_socket : {false, true}) {
+    const int free = store::listen_on({"127.0.0.1", 0});
+    const std::string port = std::to_string(store::bound_port(free));
+    close(free);
+    EXPECT_THAT(run_processes(2,
+                              [&](int rank) {
+                                if (own_socket) {
+                                  if (rank == 0) {
+                                    close(std::stoi(getenv("TRIREME_LISTEN_FD")));
+                                  }
+                                  unsetenv("TRIREME_LISTEN_FD");
+                                  set("MASTER_PORT", port);
+                                }
+                                World world = World::connect();
+                                const auto listening = own_listening_sockets();
+                                EXPECT_THAT(listening, SizeIs((rank == 0 ? 1 : 0) + (std::string(GetParam()) == "gloo" ? 1 : 0)));
+                                EXPECT_THAT(listening, Each(Field(&test::Listening::address, "0100007F")));
+                                world.group().barrier().wait();
+                              },
+                              options),
+                IsEmpty());
+  }
+}
+
+/// The ports of a job, and how far it and those who bother it are.
+struct Siege {
+  std::atomic<int> ports[4] = {};
+  std::atomic<int> ready{0};
+  std::atomic<bool> over{false};
+};
+
+/// Connections to all ports of the job with random bytes, most of them broken off.
+void besiege(Siege& siege, int connections) {
+  std::mt19937 random(3);
+  for (int turn = 0; turn < connections; ++turn) {
+    for (const auto& port : siege.ports) {
+      if (port == 0) {
+        continue;
+      }
+      // gloo's socket drops what comes: nobody to wait for.
+      const auto attempt = store::try_to_connect({"127.0.0.1", port}, std::chrono::milliseconds(turn % 100 == 0 ? 5 : 0));
+      std::string bytes(random() % 100, '\0');
+      for (char& byte : bytes) {
+        byte = static_cast<char>(random());
+      }
+      [[maybe_unused]] const ssize_t sent = send(attempt.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      // Most are broken off with a reset, so that 100,000 of them leave only some ports of this host waiting.
+      const linger now{turn % 10 == 0 ? 0 : 1, 0};
+      setsockopt(attempt.socket.get(), SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    }
+  }
+}
+
+TEST_P(StrangersTest, AFloodOfThemDoesNotHarmTheJob) {
+  const JobSecret secret;
+  Shared<Siege> siege;
+  RunOptions options;
+  options.backend = GetParam();
+  options.deadline = std::chrono::minutes(8);
+  const int connections = env::flag("TRIREME_LONG_TESTS") ? 100'000 : 2'000;
+  const auto lines = run_processes(
+      3,
+      [&](int rank) {
+        if (rank == 2) {
+          EXPECT_TRUE(wait_for([&] { return siege->ready == 2; }));
+          besiege(*siege.operator->(), connections);
+          siege->over = true;
+          return;
+        }
+        be_one_of_two();
+        World world = World::connect();
+        int place = 2 * rank;
+        for (const auto& listening : own_listening_sockets()) {
+          siege->ports[place++] = listening.port;
+        }
+        const size_t descriptors = open_descriptors();
+        ++siege->ready;
+        bool over = false;
+        for (int step = 1; !over; ++step) {
+          auto sum = torch::full({1000}, static_cast<float>(step * (rank + 1)));
+          sum[999] = siege->over ? 1 : 0;
+          world.group().all_reduce(sum).wait();
+          ASSERT_EQ(sum[0].item<float>(), static_cast<float>(3 * step));
+          ASSERT_EQ(sum[998].item<float>(), static_cast<float>(3 * step));
+          over = sum[999].item<float>() > 0;
+          usleep(200);
+        }
+        // Strangers leave nothing behind, and the doors still open for those who belong here.
+        EXPECT_TRUE(wait_for([&] { return open_descriptors() <= descriptors + 2; })) << open_descriptors() << " descriptors, before " << descriptors;
+        const Group again = world.subgroup({0, 1}, "again");
+        auto one = torch::ones({10});
+        again.all_reduce(one).wait();
+        EXPECT_EQ(one[9].item<float>(), 2);
+      },
+      options);
+  EXPECT_THAT(lines, IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, ListeningTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, StrangersTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
+
+TEST(JobsTest, RanksWithAnotherSecretAreToldWhatToDo) {
+  for (const bool none : {false, true}) {
+    const auto lines = run_processes(2, [&](int rank) {
+      const store::Descriptor own(store::Secret::random().memory_file());
+      if (rank == 0 || !none) {
+        set("TRIREME_SECRET_FD", std::to_string(own.get()));
+      }
+      WorldOptions options;
+      options.timeout = std::chrono::milliseconds(rank == 0 ? 1500 : 20'000);
+      World::connect(options);
+    });
+    EXPECT_THAT(lines, UnorderedElementsAre(HasSubstr("rank 1 has not come"),
+                                            AllOf(HasSubstr("rank 1 of 2: the secret is wrong"), HasSubstr("TRIREME_SECRET_FILE"), HasSubstr("MASTER_PORT"))));
+  }
+}
+
+struct Jobs {
+  std::atomic<bool> first_is_up{false};
+  std::atomic<int> refused{0};
+};
+
+TEST(JobsTest, ASecondJobOnTheSamePortIsRefused) {
+  Shared<Jobs> jobs;
+  const int free = store::listen_on({"127.0.0.1", 0});
+  const std::string port = std::to_string(store::bound_port(free));
+  close(free);
+  const auto lines = run_processes(4, [&](int rank) {
+    const bool second = rank >= 2;
+    be_one_of_two();
+    unsetenv("TRIREME_LISTEN_FD");
+    set("MASTER_PORT", port);
+    set("RANK", std::to_string(rank % 2));
+    set("LOCAL_RANK", std::to_string(rank % 2));
+    set("TRIREME_RUN_ID", second ? "second" : "first");
+    if (second) {
+      EXPECT_TRUE(wait_for([&] { return jobs->first_is_up.load(); }));
+      try {
+        World::connect();
+      } catch (const InputError& error) {
+        ++jobs->refused;
+        EXPECT_THAT(error.what(), rank == 2 ? HasSubstr("port " + port + " on 127.0.0.1 is in use") : HasSubstr("the ranks of another job meet on 127.0.0.1:" + port));
+        EXPECT_THAT(error.what(), HasSubstr("MASTER_PORT"));
+        return;
+      }
+      FAIL() << "let in";
+    }
+    World world = World::connect();
+    jobs->first_is_up = true;
+    EXPECT_TRUE(wait_for([&] { return jobs->refused == 2; }));
+    auto one = torch::ones({1});
+    world.group().all_reduce(one).wait();
+    EXPECT_EQ(one.item<float>(), 2);
+  });
+  EXPECT_THAT(lines, IsEmpty());
+}
+
+TEST(JobsTest, EveryAddressOfTheHostIsNoPlaceToMeet) {
+  EXPECT_THAT(run_processes(1,
+                            [](int) {
+                              be_one_of_two();
+                              unsetenv("TRIREME_LISTEN_FD");
+                              for (const char* address : {"0.0.0.0", "::"}) {
+                                set("MASTER_ADDR", address);
+                                try {
+                                  World::connect();
+                                  FAIL();
+                                } catch (const InputError& error) {
+                                  EXPECT_THAT(error.what(), HasSubstr("stands for every address of this host"));
+                                }
+                              }
+                            }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::comm

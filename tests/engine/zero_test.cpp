@@ -1,0 +1,250 @@
+#include "small_run.h"
+
+#include <trireme/base/error.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <filesystem>
+
+namespace trireme::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using test::run_ranks;
+using testing::IsEmpty;
+
+constexpr int64_t kBatch = 48;
+
+config::EngineConfig zero_config(int stage, int64_t accumulation = 1, double clipping = 1.0) {
+  config::EngineConfig config = small_config(kBatch, accumulation, clipping);
+  config.zero_stage = stage;
+  return config;
+}
+
+struct Case {
+  int stage;
+  int ranks;
+  int64_t accumulation;
+  double clipping;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const int stage : {1, 2}) {
+    for (const int ranks : {2, 3, 4}) {
+      for (const int64_t accumulation : {1, 4}) {
+        for (const double clipping : {0.0, 1.0}) {
+          all.push_back({stage, ranks, accumulation, clipping});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+class ZeroEqualsOneProcess : public testing::TestWithParam<Case> {};
+
+TEST_P(ZeroEqualsOneProcess, ForTwentySteps) {
+  const Case c = GetParam();
+  EXPECT_THAT(run_ranks(c.ranks,
+                        [c](comm::World& world) {
+                          SmallRun run(world, zero_config(c.stage, c.accumulation, c.clipping));
+                          run.engine().want_grad_norm(true);
+                          std::vector<double> norms;
+                          const std::vector<double> expected = plain_losses(kBatch, 20, c.clipping, &norms);
+                          for (int step = 0; step < 20; ++step) {
+                            const double loss = run.engine().train_batch().item<double>();
+                            EXPECT_NEAR(loss, expected[step], 1e-6 * expected[step]) << "step " << step;
+                            EXPECT_NEAR(*run.engine().get_global_grad_norm(), norms[step], 2e-5 * norms[step]) << "step " << step;
+                          }
+                        }),
+              IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsOneProcess, testing::ValuesIn(cases()), [](const auto& info) {
+  return concat("stage", info.param.stage, "_", info.param.ranks, "ranks_", info.param.accumulation, "accumulated_", info.param.clipping > 0 ? "clipped" : "free");
+});
+
+/// Parameters that are frozen, that nothing uses, that have an odd size, and one that two layers share.
+struct OddNetImpl : torch::nn::Module {
+  OddNetImpl() {
+    torch::manual_seed(3);
+    first = register_module("first", torch::nn::Linear(9, 13));
+    frozen = register_module("frozen", torch::nn::Linear(13, 13));
+    frozen->weight.set_requires_grad(false);
+    unused = register_module("unused", torch::nn::Linear(5, 7));
+    last = register_module("last", torch::nn::Linear(13, 9));
+    scale = register_parameter("scale", torch::ones({1}));
+    shared = register_parameter("shared", first->weight);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return last->forward(torch::gelu(frozen->forward(torch::tanh(first->forward(x))))) * scale + x.matmul(shared.t()).sum();
+  }
+  torch::nn::Linear first{nullptr}, frozen{nullptr}, unused{nullptr}, last{nullptr};
+  at::Tensor scale, shared;
+};
+TORCH_MODULE(OddNet);
+
+struct OddRun {
+  OddNet model;
+  Initialized made;
+
+  OddRun(comm::World& world, const config::EngineConfig& config) {
+    InitializeOptions options;
+    options.model = model.ptr();
+    options.loss = [net = model](const data::Batch& batch) mutable { return (net->forward(batch.input()) - batch.target()).square().mean(); };
+    options.config = config;
+    made = initialize(world, options);
+  }
+  double step(int64_t number, int rank) {
+    torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(number * 100 + rank));
+    const int64_t rows = made.engine->train_micro_batch_size_per_gpu();
+    const data::Batch batch{{torch::randn({rows, 9}, generator)}, {torch::randn({rows, 9}, generator)}, rows};
+    return made.engine->train_batch([&] { return batch; }).item<double>();
+  }
+};
+
+/// Over shared memory all-reduce and reduce-scatter add in the order of the ranks, so that the stages agree to the last bit. Stage 2 adds
+/// micro-batches after the ranks, stages 0 and 1 before: with accumulation the bits may differ.
+class ZeroEqualsStageZero : public testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(ZeroEqualsStageZero, BitForBit) {
+  const auto [stage, ranks] = GetParam();
+  for (const double clipping : {0.0, 0.5}) {
+    EXPECT_THAT(run_ranks(ranks,
+                          [stage = stage, clipping](comm::World& world) {
+                            ASSERT_STREQ(world.group().backend(), "shm");
+                            OddRun plain(world, zero_config(0, 1, clipping));
+                            OddRun sharded(world, zero_config(stage, 1, clipping));
+                            for (int step = 0; step < 12; ++step) {
+                              EXPECT_EQ(plain.step(step, world.rank()), sharded.step(step, world.rank())) << "step " << step;
+                              if (clipping > 0) {
+                                const double norm = *plain.made.engine->get_global_grad_norm();
+                                EXPECT_NEAR(*sharded.made.engine->get_global_grad_norm(), norm, 1e-12 * norm) << "step " << step;
+                              }
+                            }
+                            const auto a = plain.model->named_parameters();
+                            for (const auto& item : sharded.model->named_parameters()) {
+                              EXPECT_TRUE(item.value().equal(a[item.key()])) << item.key();
+                            }
+                          }),
+                IsEmpty());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsStageZero, testing::Combine(testing::Values(1, 2), testing::Values(2, 3, 4)),
+                         [](const auto& info) { return concat("stage", std::get<0>(info.param), "_", std::get<1>(info.param), "ranks"); });
+
+/// 2P(N-1)/N bytes a rank and step for P bytes of parameters: the gradients' reduce-scatter and the parameters' all-gather.
+TEST(ZeroTest, SendsWhatTheFormulaSays) {
+  for (const int stage : {1, 2}) {
+    EXPECT_THAT(run_ranks(4,
+                          [stage](comm::World& world) {
+                            SmallRun run(world, zero_config(stage, 1, 0));
+                            run.engine().train_batch();
+                            const int64_t before = run.engine().bytes_sent();
+                            run.engine().train_batch();
+                            const double sent = static_cast<double>(run.engine().bytes_sent() - before);
+                            const double formula = 2.0 * 4 * static_cast<double>(run.engine().num_parameters()) * 3 / 4;
+                            EXPECT_GE(sent, formula);
+                            // Padding to whole cache lines for each rank, and the loss.
+                            EXPECT_LE(sent, formula * 1.12) << "padding of small buckets";
+                          }),
+                IsEmpty());
+  }
+}
+
+TEST(ZeroTest, EachRankHoldsItsShareOfTheStates) {
+  EXPECT_THAT(run_ranks(4,
+                        [](comm::World& world) {
+                          SmallRun run(world, zero_config(1));
+                          run.engine().train_batch();
+                          int64_t mine = 0;
+                          run.made.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo&, int64_t, const at::Tensor& values) {
+                            mine += state == "exp_avg" ? values.numel() : 0;
+                          });
+                          at::Tensor all = torch::tensor({mine});
+                          world.group().all_reduce(all).wait();
+                          EXPECT_EQ(all.item<int64_t>(), run.engine().num_parameters());
+                          EXPECT_LT(mine, run.engine().num_parameters() * 3 / 10);
+                        }),
+              IsEmpty());
+}
+
+TEST(ZeroTest, AStepWithoutAFiniteGradientIsSkippedOnAllRanks) {
+  for (const int stage : {1, 2}) {
+    EXPECT_THAT(run_ranks(3,
+                          [stage](comm::World& world) {
+                            SmallRun run(world, zero_config(stage));
+                            run.engine().train_batch();
+                            const at::Tensor before = run.model->parameters()[0].detach().clone();
+                            const at::Tensor loss = run.engine().forward(run.made.loader->next());
+                            run.engine().backward(world.rank() == 1 ? loss * NAN : loss);
+                            run.engine().step();
+                            EXPECT_EQ(run.engine().skipped_steps(), 1);
+                            EXPECT_TRUE(run.model->parameters()[0].equal(before));
+                            EXPECT_TRUE(std::isfinite(run.engine().train_batch().item<double>()));
+                          }),
+                IsEmpty());
+  }
+}
+
+/// A checkpoint of any stage and number of ranks goes on at any other.
+TEST(ZeroTest, CheckpointsFitEveryStage) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_zero_", ::getpid());
+  constexpr int kSaved = 4;
+  for (const auto& [stage, ranks] : {std::pair{1, 3}, std::pair{2, 4}, std::pair{0, 2}}) {
+    EXPECT_THAT(run_ranks(ranks,
+                          [&, stage = stage](comm::World& world) {
+                            SmallRun run(world, zero_config(stage));
+                            for (int step = 0; step < kSaved; ++step) {
+                              run.engine().train_batch();
+                            }
+                            run.engine().save_checkpoint(folder / "run");
+                          }),
+                IsEmpty());
+    for (const auto& [other, others] : {std::pair{0, 1}, std::pair{1, 2}, std::pair{2, 3}}) {
+      EXPECT_THAT(run_ranks(others,
+                            [&, other = other](comm::World& world) {
+                              SmallRun run(world, zero_config(other));
+                              ASSERT_TRUE(run.engine().load_checkpoint(folder / "run"));
+                              const std::vector<double> expected = plain_losses(kBatch, kSaved + 5, 1.0);
+                              for (int step = kSaved; step < kSaved + 5; ++step) {
+                                EXPECT_NEAR(run.engine().train_batch().item<double>(), expected[step], 1e-6 * expected[step]) << "step " << step;
+                              }
+                            }),
+                  IsEmpty())
+          << "saved by stage " << stage << " on " << ranks << ", continued by stage " << other << " on " << others;
+    }
+    fs::remove_all(folder);
+  }
+}
+
+TEST(ZeroTest, ResumedIsUninterruptedBitForBit) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_zero_bits_", ::getpid());
+  for (const int stage : {1, 2}) {
+    EXPECT_THAT(run_ranks(3,
+                          [&, stage](comm::World& world) {
+                            SmallRun whole(world, zero_config(stage, 2));
+                            for (int step = 0; step < 4; ++step) {
+                              whole.engine().train_batch();
+                            }
+                            whole.engine().save_checkpoint(folder / concat(stage));
+                            SmallRun second(world, zero_config(stage, 2));
+                            ASSERT_TRUE(second.engine().load_checkpoint(folder / concat(stage)));
+                            for (int step = 4; step < 9; ++step) {
+                              EXPECT_EQ(whole.engine().train_batch().item<double>(), second.engine().train_batch().item<double>()) << "step " << step;
+                            }
+                          }),
+                IsEmpty());
+  }
+  fs::remove_all(folder);
+}
+
+} // namespace
+} // namespace trireme::engine

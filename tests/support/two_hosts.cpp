@@ -1,0 +1,96 @@
+#include "tests/support/two_hosts.h"
+
+#include <trireme/base/error.h>
+
+#include <fcntl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace trireme::test {
+namespace {
+
+/// Exit status and output of a shell command.
+std::pair<int, std::string> shell(const std::string& command) {
+  FILE* pipe = popen(("exec 2>&1; " + command).c_str(), "r");
+  std::string output;
+  char buffer[4096];
+  for (size_t count = 0; pipe != nullptr && (count = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
+    output.append(buffer, count);
+  }
+  return {pipe == nullptr ? -1 : pclose(pipe), output};
+}
+
+std::string must(const std::string& command) {
+  const auto [status, output] = shell(command);
+  if (status != 0) {
+    throw Error("test", concat(command, ": ", output));
+  }
+  return output;
+}
+
+} // namespace
+
+std::optional<std::string> TwoHosts::missing() {
+  if (geteuid() != 0) {
+    return "network namespaces need root";
+  }
+  if (shell("command -v ip && command -v tc").first != 0) {
+    return "ip and tc (package iproute2) are not installed";
+  }
+  const std::string name = concat("trireme-", getpid(), "-try");
+  const auto [status, output] = shell(concat("ip netns add ", name, " && ip -n ", name, " link add t0 type veth peer name t1"));
+  shell("ip netns del " + name);
+  return status == 0 ? std::nullopt : std::optional("network namespaces cannot be made here: " + output);
+}
+
+TwoHosts::TwoHosts() {
+  for (const int host : {0, 1}) {
+    names_[host] = concat("trireme-", getpid(), "-", host);
+    must(concat("ip netns add ", names_[host], " && ip -n ", names_[host], " link set lo up"));
+  }
+  must(concat("ip link add cable netns ", names_[0], " type veth peer name cable netns ", names_[1]));
+  for (const int host : {0, 1}) {
+    must(concat("ip -n ", names_[host], " addr add ", address(host), "/24 dev cable && ip -n ", names_[host], " link set cable up"));
+  }
+}
+
+TwoHosts::~TwoHosts() {
+  for (const auto& name : names_) {
+    shell("ip netns del " + name);
+  }
+}
+
+void TwoHosts::enter(int host) const {
+  const int descriptor = open(("/var/run/netns/" + names_[host]).c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0 || setns(descriptor, CLONE_NEWNET) != 0) {
+    throw Error("test", concat("cannot enter ", names_[host], ": ", std::strerror(errno)));
+  }
+  close(descriptor);
+}
+
+std::string TwoHosts::address(int host) const {
+  return concat("10.213.7.", host + 1);
+}
+
+int64_t TwoHosts::sent_bytes(int host) const {
+  return std::atoll(must(concat("ip netns exec ", names_[host], " cat /sys/class/net/cable/statistics/tx_bytes")).c_str());
+}
+
+void TwoHosts::limit(const std::string& rate) const {
+  for (const auto& name : names_) {
+    must(concat("ip netns exec ", name, " tc qdisc replace dev cable root tbf rate ", rate, " burst 256kb latency 50ms"));
+  }
+}
+
+void TwoHosts::cut() const {
+  // Not `link set down`, which either side would notice: no packet is small enough for this queue.
+  for (const auto& name : names_) {
+    must(concat("ip netns exec ", name, " tc qdisc replace dev cable root tbf rate 1kbit burst 10b limit 10b"));
+  }
+}
+
+} // namespace trireme::test

@@ -1,0 +1,228 @@
+#include "train_job.h"
+
+#include "launch_options.h"
+
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/log.h>
+#include <trireme/config/run_file.h>
+#include <trireme/launch/launcher.h>
+#include <trireme/launch/private_folder.h>
+#include <trireme/monitor/metrics.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <fstream>
+
+namespace trireme::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path default_out(const TrainCommand& command) {
+  const std::string stem = command.run_file.stem().string();
+  return fs::path("runs") / (stem == "run" && command.run_file.has_parent_path() ? command.run_file.parent_path().filename() : fs::path(stem));
+}
+
+int64_t ranks_of_replica(const config::RunConfig& run) {
+  return run.parallel.pipe * run.parallel.tensor;
+}
+
+// `slots`: of the hostfile's hosts, 0 without one.
+int64_t ranks_of(const TrainCommand& command, const config::RunConfig& run, int64_t slots) {
+  const int64_t per_replica = ranks_of_replica(run);
+  const int64_t fitting = std::max<int64_t>(1, slots / per_replica);
+  const int64_t ranks = command.ranks > 0 ? command.ranks : per_replica * run.parallel.data.value_or(fitting);
+  if (ranks % per_replica != 0) {
+    throw InputError("trireme",
+                     concat("-n ", ranks, " ranks cannot be divided among ", per_replica, run.parallel.tensor == 1 ? " pipeline stages" : " ranks of a replica (pipe * tensor)"),
+                     concat("Use -n ", per_replica, ", ", 2 * per_replica, " or another multiple, or set parallel.pipe to a divisor of ", ranks, '.'));
+  }
+  if (run.parallel.data && ranks != per_replica * *run.parallel.data) {
+    throw InputError("trireme",
+                     concat("-n ", ranks, " does not fit \"parallel\" in ", command.run_file.string(), ": pipe * tensor * data = ",
+                            per_replica * *run.parallel.data),
+                     R"(Leave -n away, or set parallel.data to "auto".)");
+  }
+  if (slots > 0 && ranks > slots) {
+    throw InputError("trireme", concat(ranks, " ranks do not fit on the ", slots, " slots of ", command.places.hostfile.string()),
+                     "Add hosts or slots, or ask for fewer ranks with -n or \"parallel\".");
+  }
+  return ranks;
+}
+
+// What an earlier run left is never overwritten unasked.
+void check_out(const TrainCommand& command) {
+  if (!command.resume && fs::exists(command.out / "checkpoints") && !fs::is_empty(command.out / "checkpoints")) {
+    throw InputError("trireme", concat(command.out.string(), " already holds a run with checkpoints"),
+                     "Continue it with --resume, name another folder with --out, or remove it.");
+  }
+}
+
+std::vector<std::string> rank_command(const TrainCommand& command) {
+  std::vector<std::string> words = {rank_program().string(), "train", command.run_file.string(), "--out", command.out.string()};
+  for (const std::string& override : command.overrides) {
+    words.insert(words.end(), {"--set", override});
+  }
+  if (command.trace_steps > 0) {
+    words.insert(words.end(), {"--trace", std::to_string(command.trace_steps)});
+  }
+  if (command.resume) {
+    words.insert(words.end(), {"--resume", command.resume_from});
+  }
+  return words;
+}
+
+/// Decides what runs on the hosts that are left: the samples of a step stay as they were with all of them.
+class Shrinking {
+ public:
+  Shrinking(const config::RunConfig& run, int64_t full_ranks, std::vector<std::string> command)
+      : run_(run), full_ranks_(full_ranks), full_(run.engine.batch_for(full_ranks / ranks_of_replica(run))), command_(std::move(command)) {}
+
+  launch::Arrangement operator()(int64_t slots) const {
+    launch::Arrangement plan;
+    plan.command = command_;
+    plan.ranks = static_cast<int>(full_ranks_);
+    if (slots >= full_ranks_) {
+      return plan;
+    }
+    const int64_t per_replica = ranks_of_replica(run_);
+    const int64_t fitting = slots / per_replica;
+    if (fitting == 0) {
+      throw InputError("trireme", concat("the model needs ", per_replica, " ranks (pipe * tensor), only ", slots, slots == 1 ? " slot is left" : " slots are left"),
+                       "Bring hosts back and continue with --resume, or cut the model into fewer parts.");
+    }
+    int64_t replicas = fitting;
+    while (full_.train % replicas != 0) {
+      --replicas;
+    }
+    const int64_t each = full_.train / replicas;
+    int64_t accumulation = 1;
+    while (each % accumulation != 0 || each / accumulation > full_.micro) {
+      ++accumulation;
+    }
+    plan.ranks = static_cast<int>(replicas * per_replica);
+    for (const auto& [key, value] : {std::pair("engine.train_batch_size", full_.train), std::pair("engine.train_micro_batch_size_per_gpu", each / accumulation),
+                                     std::pair("engine.gradient_accumulation_steps", accumulation)}) {
+      plan.command.insert(plan.command.end(), {"--set", concat(key, "=", value)});
+    }
+    if (run_.parallel.data) {
+      plan.command.insert(plan.command.end(), {"--set", concat("parallel.data=", replicas)});
+    }
+    plan.note = concat("smaller world: ", plan.ranks, " of ", full_ranks_, " ranks; the batch of ", full_.train, " stays, ", each / accumulation, " x ",
+                       accumulation, " accumulated x ", replicas, " data-parallel");
+    if (replicas < fitting) {
+      plan.note += concat(" (", full_.train, " does not divide by ", fitting, ", so ", slots - plan.ranks, slots - plan.ranks == 1 ? " slot stays idle)" : " slots stay idle)");
+    }
+    return plan;
+  }
+
+ private:
+  const config::RunConfig& run_;
+  int64_t full_ranks_;
+  config::BatchTriple full_;
+  std::vector<std::string> command_;
+};
+
+// The end of the file is enough: thousands of steps.
+std::string last_part(const fs::path& path, std::streamoff most) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) {
+    return "";
+  }
+  const std::streamoff size = file.tellg();
+  file.seekg(std::max<std::streamoff>(0, size - most));
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+std::optional<launch::Progress> progress_of(const fs::path& out) {
+  std::ifstream latest(out / "checkpoints" / "latest");
+  std::string tag;
+  latest >> tag;
+  const size_t digits = tag.find_last_not_of("0123456789") + 1;
+  const int64_t saved = digits < tag.size() && tag.size() - digits < 18 ? std::stoll(tag.substr(digits)) : 0;
+
+  const std::string text = last_part(out / "metrics.jsonl", 1 << 20);
+  launch::Progress progress;
+  bool found = false;
+  for (size_t end = text.rfind('\n'); end != std::string::npos && end > 0;) {
+    const size_t begin = text.rfind('\n', end - 1);
+    const size_t first = begin == std::string::npos ? 0 : begin + 1;
+    const auto line = monitor::parse_metrics_line(std::string_view(text).substr(first, end - first));
+    end = begin;
+    if (!line) {
+      continue;
+    }
+    if (!found) {
+      progress.step = line->step;
+      progress.stepped_at = line->wall_time.value_or(0);
+      found = true;
+    }
+    if (line->step <= saved) {
+      break;
+    }
+    ++progress.unsaved_steps;
+    progress.unsaved_seconds += line->step_ms.value_or(0) / 1e3;
+  }
+  return found ? std::optional(progress) : std::nullopt;
+}
+
+void write_report(const fs::path& out, const launch::JobReport& report) {
+  nlohmann::ordered_json restarts = nlohmann::ordered_json::array();
+  for (const launch::Restart& restart : report.restarts) {
+    restarts.push_back({{"cause", restart.cause},
+                        {"noticed_at", restart.noticed_at},
+                        {"down_seconds", restart.down_seconds},
+                        {"steps_lost", restart.steps_lost},
+                        {"redone_seconds", restart.redone_seconds}});
+  }
+  const char* const status = report.exit_code == 0 ? (report.told == 0 ? "finished" : "preempted") : report.told == 0 ? "failed" : "stopped";
+  const nlohmann::ordered_json all = {{"status", status},
+                                      {"exit_code", report.exit_code},
+                                      {"signal", report.told},
+                                      {"total_seconds", report.total_seconds},
+                                      {"ettr", report.ettr},
+                                      {"restarts", restarts}};
+  try {
+    write_file_atomically(out / "launch.json", all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  } catch (const Error& error) {
+    log::warning("how the run went is not recorded: ", error.what());
+  }
+}
+
+} // namespace
+
+int train_job(TrainCommand command) {
+  const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  launch::LaunchOptions options = launch_options(command.places);
+  int64_t slots = 0;
+  for (size_t i = 0; i < options.hosts.size() && (options.max_nodes == 0 || i < static_cast<size_t>(options.max_nodes)); ++i) {
+    slots += options.hosts[i].slots;
+  }
+  const int64_t ranks = ranks_of(command, run, slots);
+  run.engine.batch_for(ranks / ranks_of_replica(run)); // complain before anything starts
+  if (command.out.empty()) {
+    command.out = default_out(command);
+  }
+  check_out(command);
+  std::error_code error;
+  launch::make_private_folders(command.out / "logs", error);
+  if (error) {
+    throw InputError("trireme", concat("cannot make the run folder ", command.out.string(), ": ", error.message()));
+  }
+  options.ranks = static_cast<int>(ranks);
+  options.log_dir = command.out / "logs";
+  options.all_output = command.all_output;
+  options.preemptible = true;
+  options.command = rank_command(command);
+  if (slots > 0) {
+    options.arrange = Shrinking(run, ranks, options.command);
+  }
+  options.progress = [out = command.out] { return progress_of(out); };
+  const launch::JobReport report = launch::run_job(options);
+  write_report(command.out, report);
+  return report.exit_code;
+}
+
+} // namespace trireme::tools

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <vector>
+
+namespace trireme::comm {
+
+/// Keeps strangers from gloo's listening socket while no group is being connected.
+///
+/// gloo accepts whoever comes and keeps the connections of those it does not know until the process ends; it needs
+/// no new connections once its groups are connected. So outside of Opening's life a packet filter on the socket
+/// drops what comes to it; connections that are there already are not touched. Needs no rights. Where the
+/// system refuses the filter, the door stays open.
+class GlooDoor {
+ public:
+  /// Call before gloo makes its socket, find() after it.
+  GlooDoor();
+  void find();
+
+  /// While one lives, gloo's socket can be reached.
+  class Opening {
+   public:
+    Opening();
+    ~Opening();
+    Opening(const Opening&) = delete;
+    Opening& operator=(const Opening&) = delete;
+  };
+
+ private:
+  std::vector<int> before_;
+};
+
+} // namespace trireme::comm

@@ -1,0 +1,221 @@
+#include <trireme/launch/agent.h>
+
+#include <trireme/base/error.h>
+#include <trireme/launch/local_place.h>
+#include <trireme/launch/messages.h>
+#include <trireme/launch/screen.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+namespace trireme::launch {
+namespace {
+
+using std::chrono::duration;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kBeat{500};
+
+// The connection moves away from 0 and 1, so that nothing that reads or prints by mistake gets in its way.
+Descriptor take_over(int fd, int instead) {
+  Descriptor moved(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  ::dup2(instead, fd);
+  return moved;
+}
+
+class Agent : private PlaceEvents {
+ public:
+  Agent() : orders_(take_over(0, open_null().get())), events_fd_(take_over(1, 2)), events_(events_fd_.get()) {
+    set_nonblocking(orders_.get());
+  }
+
+  int run() {
+    while (!over_) {
+      wait();
+      const auto now = Clock::now();
+      if (now - beat_at_ >= kBeat) {
+        beat_at_ = now;
+        tell({{"is", "beat"}});
+      }
+      if (now - looked_at_ > std::chrono::seconds(1)) {  // this process was stopped: the silence was its own
+        heard_at_ = now;
+      }
+      looked_at_ = now;
+      if (duration<double>(now - heard_at_).count() > patience_) {
+        over_ = true;
+      }
+      advance();
+    }
+    while (place_ && place_->state() == Place::State::running) {
+      place_->kill();
+      place_->advance();
+      wait();
+    }
+    return told_ ? 1 : 0;
+  }
+
+ private:
+  void tell(const Message& event) {
+    events_.write(pack(event));
+  }
+
+  void wait() {
+    std::vector<pollfd> polled = {{signals_.fd(), POLLIN, 0}};
+    if (!over_) {
+      polled.push_back({orders_.get(), POLLIN, 0});
+    }
+    if (events_.pending()) {
+      polled.push_back({events_.fd(), POLLOUT, 0});
+    }
+    auto wake = beat_at_ + kBeat;
+    if (place_) {
+      place_->add_to(polled);
+      wake = std::min(wake, place_->wake().value_or(wake));
+    }
+    const double left = duration<double, std::milli>(wake - Clock::now()).count();
+    ::poll(polled.data(), polled.size(), static_cast<int>(std::clamp(std::ceil(left), 0.0, 1000.0)));
+    events_.flush();
+    if (place_) {
+      place_->serve(polled);
+    }
+    while (const std::optional<int> number = signals_.next()) {
+      if (*number == SIGCHLD && place_) {
+        place_->child_ended();
+      } else if (*number == SIGINT || *number == SIGTERM || *number == SIGHUP) {
+        over_ = told_ = true;
+      }
+    }
+    if (!over_ && polled[1].revents != 0) {
+      read_orders();
+    }
+  }
+
+  void read_orders() {
+    char buffer[64 * 1024];
+    ssize_t got = 0;
+    while ((got = ::read(orders_.get(), buffer, sizeof(buffer))) > 0) {
+      heard_at_ = Clock::now();
+      reader_.add(std::string_view(buffer, static_cast<size_t>(got)));
+      while (const auto line = reader_.next()) {
+        if (!line->message) {
+          throw InputError("agent", "what came is no order", "trireme starts its agents itself, see docs/launching.md.");
+        }
+        try {
+          obey(*line->message);
+        } catch (const nlohmann::json::exception& error) {
+          refuse(Error("agent", concat("an order cannot be understood: ", error.what())));
+        } catch (const Error& error) {
+          refuse(error);
+        }
+      }
+    }
+    if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+      over_ = true;
+    }
+  }
+
+  void refuse(const Error& error) {
+    tell({{"is", "refused"}, {"input", error.exit_code() == 2}, {"text", to_text(error.what())}});
+    if (place_) {
+      place_->kill();
+    }
+  }
+
+  void obey(const Message& order) {
+    const std::string what = order.at("do");
+    if (what == "job") {
+      take_job(order);
+    } else if (what == "beat" || !place_) {
+      return;
+    } else if (what == "listen") {
+      place_->listen(to_bytes(order.at("address")), order.at("ranks"));
+      tell({{"is", "listening"}, {"port", place_->port().value()}});
+    } else if (what == "start") {
+      held_ = false;
+      running_ = true;
+      place_->start(unpack_share(order.at("share")), *this);
+    } else if (what == "signal") {
+      place_->signal(order.at("signal"));
+    } else if (what == "stop") {
+      place_->stop(order.at("signal"));
+    } else if (what == "kill") {
+      place_->kill();
+    } else if (what == "hold") {
+      held_ = order.at("on");
+    }
+  }
+
+  void take_job(const Message& order) {
+    PlaceSetup setup;
+    setup.host = to_bytes(order.at("host"));
+    setup.run_id = order.at("run_id");
+    setup.secret = order.at("secret");
+    setup.extra_env = unpack_variables(order.at("env"));
+    setup.most_ranks = order.at("most_ranks");
+    patience_ = order.at("patience_s");
+    const std::string folder = to_bytes(order.at("folder"));
+    if (::chdir(folder.c_str()) != 0) {
+      throw InputError("agent", concat("cannot work in ", folder, ": ", std::strerror(errno)),
+                       "All hosts need the job's folder under the same path: start from a shared file system.");
+    }
+    place_.emplace(std::move(setup), signals_);
+    tell({{"is", "ready"}, {"protocol", kProtocol}, {"pid", ::getpid()}});
+  }
+
+  void advance() {
+    if (place_) {
+      place_->advance();
+      if (running_ && place_->state() != Place::State::running) {
+        running_ = false;
+        tell({{"is", "over"}});
+      }
+    }
+  }
+
+  void output(int rank, int stream, std::string_view bytes) override {
+    tell({{"is", "output"}, {"rank", rank}, {"stream", stream}, {"text", to_text(bytes)}});
+  }
+  bool wants(int, int) const override {
+    return over_ || (!held_ && !events_.full());
+  }
+  void ended(int rank, const RankEnd& end) override {
+    tell({{"is", "ended"}, {"rank", rank}, {"status", end.wait_status}, {"pid", end.pid}, {"peak_rss_bytes", end.peak_rss_bytes},
+          {"out_of_memory", end.out_of_memory}});
+  }
+  void say(std::string_view words) override {
+    tell({{"is", "say"}, {"text", to_text(words)}});
+  }
+
+  SignalWatch signals_;
+  Descriptor orders_;
+  Descriptor events_fd_;
+  Outlet events_;
+  MessageReader reader_;
+  std::optional<LocalPlace> place_;
+  bool running_ = false;
+  bool held_ = false;
+  bool over_ = false;
+  bool told_ = false;
+  double patience_ = 60;
+  Clock::time_point heard_at_ = Clock::now();
+  Clock::time_point looked_at_ = Clock::now();
+  Clock::time_point beat_at_ = Clock::now();
+};
+
+} // namespace
+
+int run_agent() {
+  fill_standard_descriptors();
+  ::prctl(PR_SET_PDEATHSIG, 0);  // the end of the input tells it too, and leaves time to kill everything
+  return Agent().run();
+}
+
+} // namespace trireme::launch

@@ -1,0 +1,178 @@
+#include <trireme/launch/host_pool.h>
+
+#include <trireme/base/env.h>
+#include <trireme/base/error.h>
+#include <trireme/base/text.h>
+#include <trireme/launch/environment.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+// ssh joins its arguments and has a shell take them apart again.
+std::string quoted_for_shell(const std::string& word) {
+  std::string quoted = "'";
+  for (const char c : word) {
+    quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  }
+  return quoted + "'";
+}
+
+} // namespace
+
+HostPool::HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals, Screen& screen)
+    : options_(options), run_id_(std::move(run_id)), secret_(std::move(secret)), signals_(signals), screen_(screen) {
+  for (const Host& host : options.hosts) {
+    entries_.push_back({host, nullptr, false, ""});
+  }
+}
+
+HostPool::~HostPool() {
+  for (Entry& entry : entries_) {  // all at once, before the destructors wait for each
+    if (entry.agent) {
+      entry.agent->dismiss();
+    }
+  }
+}
+
+size_t HostPool::least() const {
+  const int all = static_cast<int>(entries_.size());
+  const int most = options_.max_nodes > 0 ? std::min(options_.max_nodes, all) : all;
+  return static_cast<size_t>(options_.min_nodes > 0 ? options_.min_nodes : most);
+}
+
+std::vector<HostPool::Entry*> HostPool::usable() {
+  std::vector<Entry*> chosen;
+  for (Entry& entry : entries_) {
+    if (!entry.lost && (options_.max_nodes == 0 || static_cast<int>(chosen.size()) < options_.max_nodes)) {
+      chosen.push_back(&entry);
+    }
+  }
+  return chosen;
+}
+
+std::vector<Member> HostPool::choose() {
+  const std::vector<Entry*> chosen = usable();
+  if (chosen.size() < least()) {
+    return {};
+  }
+  int slots = 0;
+  for (const Entry* entry : chosen) {
+    slots += entry->host.slots;
+  }
+  Arrangement plain;
+  plain.ranks = options_.ranks > 0 ? std::min(options_.ranks, slots) : slots;
+  plain.command = options_.command;
+  const std::string said = arrangement_.note;
+  arrangement_ = options_.arrange ? options_.arrange(slots) : plain;
+  if (!arrangement_.note.empty() && arrangement_.note != said) {
+    screen_.say(arrangement_.note);
+  }
+  address_ = chosen.front()->host.address;
+  for (Entry& entry : entries_) {
+    const bool stays = std::find(chosen.begin(), chosen.end(), &entry) != chosen.end();
+    entry.agent = stays ? std::move(entry.agent) : nullptr;  // nobody would listen to it
+  }
+  std::vector<Member> members;
+  int left = arrangement_.ranks;
+  for (Entry* entry : chosen) {
+    const int ranks = std::min(left, entry->host.slots);
+    left -= ranks;
+    if (ranks == 0) {
+      entry->agent.reset();
+      continue;
+    }
+    if (is_loopback(address_) && !is_loopback(entry->host.address)) {
+      throw InputError("launch", concat(entry->host.name, " cannot reach the first host of the hostfile, ", address_,
+                                        ", which is a name for oneself"),
+                       "Give the first host by the name or address that the others know it by.");
+    }
+    if (!entry->agent) {
+      connect(*entry);
+    }
+    members.push_back({entry->host.name, *entry->agent, ranks});
+  }
+  return members;
+}
+
+std::vector<std::string> HostPool::agent_command(const Host& host) {
+  const std::string agent = options_.agent.empty() ? fs::read_symlink("/proc/self/exe").string() : options_.agent.string();
+  if (!here_ && is_this_machine(host.address)) {
+    here_ = host.name;
+  }
+  if (here_ == host.name) {
+    return {agent, "agent"};
+  }
+  std::vector<std::string> command = options_.rsh;
+  if (command.empty()) {
+    for (const std::string& word : split(env::text("TRIREME_RSH").value_or(""), ' ')) {
+      if (!word.empty()) {
+        command.push_back(word);
+      }
+    }
+  }
+  if (command.empty()) {
+    const bool plain = agent.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+") == std::string::npos;
+    return {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host.name, plain ? agent : quoted_for_shell(agent), "agent"};
+  }
+  command.insert(command.end(), {host.name, agent, "agent"});
+  return command;
+}
+
+void HostPool::connect(Entry& entry) {
+  Variables variables = portable_variables(own_environment());
+  variables.insert(variables.end(), options_.extra_env.begin(), options_.extra_env.end());
+  AgentSetup setup;
+  setup.host = entry.host.name;
+  setup.command = agent_command(entry.host);
+  setup.heartbeat_timeout = options_.heartbeat_timeout;
+  setup.job = {{"do", "job"},
+               {"host", to_text(entry.host.name)},
+               {"folder", to_text(fs::current_path().string())},
+               {"run_id", run_id_},
+               {"secret", secret_},
+               {"env", pack_variables(variables)},
+               {"most_ranks", entry.host.slots},
+               {"patience_s", std::max(60.0, 10 * options_.heartbeat_timeout)}};
+  entry.agent = std::make_unique<RemotePlace>(std::move(setup), signals_, [this](const std::string& words) { screen_.say(words); });
+}
+
+void HostPool::drop_lost() {
+  for (Entry& entry : entries_) {
+    if (entry.agent && entry.agent->state() == Place::State::lost) {
+      entry.lost = true;
+      entry.why_lost = entry.agent->why_lost();
+      entry.agent.reset();
+    }
+  }
+}
+
+void HostPool::forgive() {
+  if (usable().size() < least()) {
+    for (Entry& entry : entries_) {
+      entry.lost = false;
+    }
+  }
+}
+
+std::string HostPool::shortage() const {
+  std::vector<std::string> lost;
+  for (const Entry& entry : entries_) {
+    if (entry.lost) {
+      lost.push_back(concat(entry.host.name, " (", entry.why_lost, ")"));
+    }
+  }
+  const size_t left = entries_.size() - lost.size();
+  return concat("only ", left, " of the ", least(), least() == 1 ? " host" : " hosts", " that the job needs can be used",
+                options_.min_nodes > 0 ? concat(" (--min-nodes ", options_.min_nodes, ")") : "", "; lost: ", join(lost, ", "));
+}
+
+} // namespace trireme::launch

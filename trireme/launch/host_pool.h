@@ -1,0 +1,62 @@
+#pragma once
+
+#include <trireme/launch/attempt.h>
+#include <trireme/launch/remote_place.h>
+
+#include <memory>
+#include <optional>
+
+namespace trireme::launch {
+
+/// The hosts of a job: which are usable, their agents, and which ranks go where.
+class HostPool {
+ public:
+  /// `run_id` and `secret` are the job's. Nothing is started yet.
+  HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals, Screen& screen);
+  ~HostPool();
+  HostPool(const HostPool&) = delete;
+  HostPool& operator=(const HostPool&) = delete;
+
+  /// The hosts for the next start, with agents on them: the first max_nodes that are not lost, in the order of the hostfile.
+  /// Empty when fewer than min_nodes are left; see shortage(). Errors: InputError from `arrange`, or when an agent cannot be started.
+  std::vector<Member> choose();
+  /// What to start on them.
+  const Arrangement& arrangement() const {
+    return arrangement_;
+  }
+  /// The address at which they meet: the first host's.
+  const std::string& address() const {
+    return address_;
+  }
+  /// Takes out the hosts that have been lost since.
+  void drop_lost();
+  /// A new start: hosts that were lost may be tried again, if there are too few others.
+  void forgive();
+  /// Why there are too few hosts.
+  std::string shortage() const;
+
+ private:
+  struct Entry {
+    Host host;
+    std::unique_ptr<RemotePlace> agent;
+    bool lost = false;
+    std::string why_lost;
+  };
+  void connect(Entry& entry);
+  std::vector<std::string> agent_command(const Host& host);
+  std::vector<Entry*> usable();
+  size_t least() const;
+
+  const LaunchOptions& options_;
+  std::string run_id_;
+  std::string secret_;
+  const SignalWatch& signals_;
+  Screen& screen_;
+  std::vector<Entry> entries_;
+  /// The host that is this machine, once it is known.
+  std::optional<std::string> here_;
+  Arrangement arrangement_;
+  std::string address_;
+};
+
+} // namespace trireme::launch

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::launch {
+
+/// One line of a hostfile: a machine and how many ranks it takes.
+struct Host {
+  std::string name;
+  int slots = 1;
+  /// Where ranks of other hosts reach it; the name unless the line says address=.
+  std::string address;
+};
+
+/// Reads the lines of a hostfile, in order:
+///
+///     node1 slots=4                  # as DeepSpeed and Open MPI write it (max_slots= is read and ignored)
+///     node2:4                        # as MPICH writes it
+///     node3                          # one rank
+///     [fe80::1]:2                    # an IPv6 address with a number needs brackets
+///     ns1 slots=2 address=10.0.0.1   # where the name for --rsh is not the address
+///
+/// Everything from # on is a comment. A host that comes twice is refused: add its slots up.
+/// `source` is the name for messages. Errors: InputError "hosts:3: ..." for a line that is none of these, or when no host is left.
+std::vector<Host> parse_hostfile(std::string_view text, const std::string& source);
+
+/// The same from a file.
+std::vector<Host> read_hostfile(const std::filesystem::path& file);
+
+/// Whether `address` is this machine: localhost, its host name, or an address of one of its interfaces.
+/// Cost: looks the name up where it is no number, so up to seconds when no name server answers.
+bool is_this_machine(const std::string& address);
+
+} // namespace trireme::launch

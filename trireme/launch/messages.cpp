@@ -1,0 +1,115 @@
+#include <trireme/launch/messages.h>
+
+#include <trireme/base/error.h>
+
+namespace trireme::launch {
+namespace {
+
+constexpr size_t kLongestLine = 64 << 20;
+
+} // namespace
+
+std::string to_text(std::string_view bytes) {
+  std::string text;
+  text.reserve(bytes.size());
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80) {
+      text += c;
+    } else {
+      text += static_cast<char>(0xC0 | (byte >> 6));
+      text += static_cast<char>(0x80 | (byte & 0x3F));
+    }
+  }
+  return text;
+}
+
+std::string to_bytes(const std::string& text) {
+  std::string bytes;
+  bytes.reserve(text.size());
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte >= 0xC0 && i + 1 < text.size()) {
+      ++i;
+      bytes += static_cast<char>(((byte & 0x03) << 6) | (static_cast<unsigned char>(text[i]) & 0x3F));
+    } else {
+      bytes += text[i];
+    }
+  }
+  return bytes;
+}
+
+std::string pack(const Message& message) {
+  return message.dump() + "\n";
+}
+
+Message pack_variables(const Variables& variables) {
+  Message packed = Message::array();
+  for (const auto& [name, value] : variables) {
+    packed.push_back({to_text(name), to_text(value)});
+  }
+  return packed;
+}
+
+Variables unpack_variables(const Message& message) {
+  Variables variables;
+  for (const Message& one : message) {
+    variables.emplace_back(to_bytes(one.at(0).get<std::string>()), to_bytes(one.at(1).get<std::string>()));
+  }
+  return variables;
+}
+
+Message pack_share(const Share& share) {
+  Message command = Message::array();
+  for (const std::string& word : share.command) {
+    command.push_back(to_text(word));
+  }
+  return {{"first_rank", share.first_rank}, {"local_ranks", share.local_ranks}, {"ranks", share.ranks},
+          {"node", share.node}, {"nodes", share.nodes}, {"restarts", share.restarts},
+          {"max_restarts", share.max_restarts}, {"address", to_text(share.address)}, {"port", share.port},
+          {"terminal_columns", share.terminal_columns}, {"command", command}};
+}
+
+Share unpack_share(const Message& message) {
+  Share share;
+  share.first_rank = message.at("first_rank");
+  share.local_ranks = message.at("local_ranks");
+  share.ranks = message.at("ranks");
+  share.node = message.at("node");
+  share.nodes = message.at("nodes");
+  share.restarts = message.at("restarts");
+  share.max_restarts = message.at("max_restarts");
+  share.address = to_bytes(message.at("address"));
+  share.port = message.at("port");
+  share.terminal_columns = message.at("terminal_columns");
+  for (const Message& word : message.at("command")) {
+    share.command.push_back(to_bytes(word));
+  }
+  return share;
+}
+
+void MessageReader::add(std::string_view bytes) {
+  arrived_.erase(0, read_);
+  read_ = 0;
+  arrived_.append(bytes);
+  if (arrived_.size() > kLongestLine) {
+    throw Error("launch", "a line of more than 64 MiB came from the other side; that is no agent");
+  }
+}
+
+std::optional<MessageReader::Line> MessageReader::next() {
+  const size_t end = arrived_.find('\n', read_);
+  if (end == std::string::npos) {
+    return std::nullopt;
+  }
+  Line line;
+  line.text = arrived_.substr(read_, end - read_);
+  read_ = end + 1;
+  Message message = Message::parse(line.text, nullptr, false);
+  if (message.is_object()) {
+    line.message = std::move(message);
+  }
+  return line;
+}
+
+} // namespace trireme::launch

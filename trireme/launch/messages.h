@@ -1,0 +1,48 @@
+#pragma once
+
+#include <trireme/launch/place.h>
+
+#include <nlohmann/json.hpp>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+// What launcher and agent say to each other: JSON objects, one a line. Orders have "do", events have "is".
+namespace trireme::launch {
+
+using Message = nlohmann::json;
+
+/// Changes with every change that an agent of another build would misunderstand.
+inline constexpr int kProtocol = 1;
+
+/// Any bytes as JSON text and back: each byte is the character with that number.
+std::string to_text(std::string_view bytes);
+std::string to_bytes(const std::string& text);
+
+/// The message as a line, its end included.
+std::string pack(const Message& message);
+
+Message pack_share(const Share& share);
+Message pack_variables(const Variables& variables);
+/// Errors: nlohmann::json::exception when something is missing.
+Share unpack_share(const Message& message);
+Variables unpack_variables(const Message& message);
+
+/// Cuts what arrives into messages. Lines that are none (a greeting of the remote shell) come back as they are.
+class MessageReader {
+ public:
+  struct Line {
+    std::optional<Message> message;
+    std::string text;
+  };
+  /// Errors: Error when a line grows beyond 64 MiB.
+  void add(std::string_view bytes);
+  std::optional<Line> next();
+
+ private:
+  std::string arrived_;
+  size_t read_ = 0;
+};
+
+} // namespace trireme::launch

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <poll.h>
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace trireme::launch {
+
+using Clock = std::chrono::steady_clock;
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+/// How one rank ended.
+struct RankEnd {
+  int wait_status = 0;
+  pid_t pid = -1;
+  /// The most memory it ever held.
+  int64_t peak_rss_bytes = 0;
+  /// The kernel killed it because memory ran out.
+  bool out_of_memory = false;
+};
+
+/// Takes what a place tells of its ranks.
+class PlaceEvents {
+ public:
+  virtual ~PlaceEvents() = default;
+  /// What the rank wrote to stdout (`stream` 0) or stderr (1).
+  virtual void output(int rank, int stream, std::string_view bytes) = 0;
+  /// False while the reader of this output is behind: then it is left in the rank's pipe.
+  virtual bool wants(int rank, int stream) const = 0;
+  /// All its output has been handed over before.
+  virtual void ended(int rank, const RankEnd& end) = 0;
+  /// Something that a person should read.
+  virtual void say(std::string_view words) = 0;
+};
+
+/// One place's part in a start of all ranks.
+struct Share {
+  int first_rank = 0;
+  int local_ranks = 1;
+  /// Of the whole job.
+  int ranks = 1;
+  /// This place among all.
+  int node = 0;
+  int nodes = 1;
+  /// Starts of the whole job before this one, and how many are allowed.
+  int restarts = 0;
+  int max_restarts = 0;
+  /// Where the ranks meet.
+  std::string address;
+  int port = 0;
+  /// Columns of the terminal that shows rank 0's stderr, 0 when none does.
+  int terminal_columns = 0;
+  /// The program and its arguments.
+  std::vector<std::string> command;
+};
+
+/// Where ranks run: this process's machine (LocalPlace) or another one (RemotePlace, through an agent that has a LocalPlace).
+///
+/// connecting --> ready --start()--> running --(nothing is left of the ranks)--> ready; lost from anywhere.
+/// Nothing here waits: the owner polls what add_to() names, then calls serve(), and advance() at the latest at wake().
+class Place {
+ public:
+  enum class State { connecting, ready, running, lost };
+  virtual ~Place() = default;
+
+  virtual State state() const = 0;
+  /// What came in between, for a place that is lost.
+  virtual const std::string& why_lost() const = 0;
+  /// Opens the socket at which `ranks` ranks will meet, for rank 0, on exactly this address and a free port; see port().
+  virtual void listen(const std::string& address, int ranks) = 0;
+  virtual std::optional<int> port() const = 0;
+  /// Errors: InputError and Error from here or, of another machine, from advance().
+  virtual void start(const Share& share, PlaceEvents& events) = 0;
+  /// Sends the signal to the ranks themselves.
+  virtual void signal(int number) = 0;
+  /// Sends it to their process groups; when the ranks are gone, SIGTERM to what they left behind.
+  virtual void stop(int number) = 0;
+  /// SIGKILL to everything, again and again until nothing is left.
+  virtual void kill() = 0;
+
+  virtual void add_to(std::vector<pollfd>& polled) const = 0;
+  virtual void serve(const std::vector<pollfd>& polled) = 0;
+  /// SIGCHLD came.
+  virtual void child_ended() = 0;
+  virtual void advance() = 0;
+  virtual std::optional<Clock::time_point> wake() const = 0;
+};
+
+} // namespace trireme::launch

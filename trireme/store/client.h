@@ -1,0 +1,96 @@
+#pragma once
+
+#include <trireme/base/error.h>
+#include <trireme/store/descriptor.h>
+#include <trireme/store/secret.h>
+#include <trireme/store/sockets.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::store {
+
+/// Why a client has not become one.
+class ConnectError : public PeerError {
+ public:
+  enum class Reason {
+    nobody,        ///< nobody listens, or the host name is unknown
+    not_a_store,   ///< somebody listens who does not speak our protocol
+    other_version, ///< a store of another version of Trireme
+    other_job,     ///< the store of another job
+    wrong_secret,  ///< one side does not know the other's secret
+  };
+  ConnectError(Reason reason, const std::string& happened, const std::string& next)
+      : PeerError("store", happened, next), reason(reason), happened(happened), next(next) {}
+  /// 2, the user's input, for what another attempt would not change.
+  int exit_code() const noexcept override {
+    return reason == Reason::nobody || reason == Reason::not_a_store ? 1 : 2;
+  }
+  Reason reason;
+  std::string happened;
+  std::string next;
+};
+
+/// The server is gone or does not answer; so it stays.
+class LostError : public PeerError {
+ public:
+  explicit LostError(const std::string& happened)
+      : PeerError("store", happened, "The process that runs the store has probably ended: look at its output."), happened(happened) {}
+  std::string happened;
+};
+
+/// One connection to a Server. Threads take turns: a call waits for the one before it.
+///
+/// Cost: one round trip a call. Errors of every call: LostError; Error when the server refuses the request (a value
+/// that is no number, or is too long).
+class Client {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Connects and proves that this process belongs to the job and the server too. Tries again until `deadline` while
+  /// nobody listens or the connection breaks; complains at once about a store or program that is not the job's.
+  /// Errors: ConnectError.
+  static std::shared_ptr<Client> connect(const Endpoint& endpoint, const Secret& secret, const std::string& job, Clock::time_point deadline);
+
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  void set(const std::string& key, std::string_view value);
+  /// nullopt when nobody has set it yet.
+  std::optional<std::string> find(const std::string& key);
+  /// The same for many keys in one round trip.
+  std::vector<std::optional<std::string>> find_all(const std::vector<std::string>& keys);
+  /// Adds atomically to a number that starts at 0 and returns the sum. It is kept as decimal text.
+  int64_t add(const std::string& key, int64_t delta);
+  /// Sleeps until all keys are set; false when they are not after `timeout`.
+  bool wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
+  /// Sets `desired` if the value is `expected`; "" also stands for a key that nobody has set. Returns the value
+  /// afterwards, or `expected` when there is still none.
+  std::string compare_set(const std::string& key, std::string_view expected, std::string_view desired);
+  /// True when it was there.
+  bool remove(const std::string& key);
+  bool has_all(const std::vector<std::string>& keys);
+  int64_t count();
+  void append(const std::string& key, std::string_view value);
+
+  /// What the server does when this connection ends, also because this process is killed or its host vanishes: it sets `key` to
+  /// `value` and then adds 1 to `counter` ("" for none). The last one given counts; an empty key takes it back.
+  void last_will(const std::string& key, std::string_view value, const std::string& counter = "");
+
+ private:
+  explicit Client(Descriptor socket) : socket_(std::move(socket)) {}
+  /// The reply without its status.
+  std::string call(const std::string& request, std::chrono::milliseconds more_patience = {});
+
+  std::mutex mutex_;
+  Descriptor socket_;
+  std::string broken_;
+};
+
+} // namespace trireme::store

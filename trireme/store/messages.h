@@ -1,0 +1,63 @@
+#pragma once
+
+#include <trireme/base/error.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::store {
+
+/// A message is a length (4 bytes, little-endian, 1 to kLongestMessage) and so many bytes. A request begins with its Op,
+/// the reply to it with its Status; strings inside have their length (4 bytes) before them.
+inline constexpr uint32_t kLongestMessage = 16u << 20;
+inline constexpr size_t kLengthBytes = 4;
+
+enum class Op : uint8_t { set = 1, find, add, wait, compare_set, remove, check, count, append, last_will };
+enum class Status : uint8_t { done = 0, refused = 1 };
+
+/// What has come is no message. The connection cannot go on.
+class BadMessage : public Error {
+ public:
+  explicit BadMessage(const std::string& happened) : Error("store", happened + "."), happened(happened) {}
+  std::string happened;
+};
+
+/// Puts a message together.
+class MessageWriter {
+ public:
+  explicit MessageWriter(Op op);
+  explicit MessageWriter(Status status);
+  MessageWriter& add(std::string_view text);
+  MessageWriter& add(const std::vector<std::string>& texts);
+  MessageWriter& add(int64_t number);
+  MessageWriter& add(bool truth);
+  /// With its length in front. Errors: BadMessage when it is longer than kLongestMessage.
+  std::string finish();
+
+ private:
+  std::string bytes_;
+};
+
+/// Takes a message (without its length) apart, in order. Errors: BadMessage when it does not hold what is asked for.
+class MessageReader {
+ public:
+  explicit MessageReader(std::string_view bytes) : left_(bytes) {}
+  uint8_t byte();
+  std::string_view text();
+  std::vector<std::string> texts();
+  int64_t number();
+  bool truth();
+  /// Complains when something is left.
+  void end() const;
+
+ private:
+  std::string_view take(size_t bytes);
+  std::string_view left_;
+};
+
+/// The length at the start of at least four bytes. Errors: BadMessage when it is out of bounds.
+uint32_t message_length(std::string_view bytes);
+
+} // namespace trireme::store

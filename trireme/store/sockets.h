@@ -1,0 +1,56 @@
+#pragma once
+
+#include <trireme/store/descriptor.h>
+
+#include <chrono>
+#include <string>
+
+namespace trireme::store {
+
+struct Endpoint {
+  std::string host;
+  int port = 0;
+};
+
+/// True for localhost, 127.x.y.z and ::1.
+bool is_loopback(const std::string& host);
+
+/// Opens a listening socket on this one address (port 0: any) and returns its descriptor.
+/// Errors: InputError when the port is in use, the address is not of this machine, or it stands for all of
+/// them (0.0.0.0, ::), which would let in whoever reaches any of its networks.
+int listen_on(const Endpoint& endpoint);
+
+/// Port that a listening socket is bound to; 0 when it is no such socket.
+int bound_port(int descriptor);
+
+/// Whether a socket is bound to a loopback address.
+bool bound_to_loopback(int descriptor);
+
+/// What became of one attempt to connect.
+struct Attempt {
+  /// Without a number when nobody listens; non-blocking.
+  Descriptor socket;
+  /// The host name means nothing (yet).
+  bool unknown_host = false;
+};
+
+/// Connects to whoever listens there at this moment, on the first address of the host that works.
+Attempt try_to_connect(const Endpoint& endpoint, std::chrono::milliseconds patience);
+
+/// Sets what a connection of short messages needs: no delay for small packets, probes that notice a dead host.
+void prepare_connection(int descriptor);
+
+/// Returns false when the kernel refuses.
+bool set_nonblocking(int descriptor);
+
+/// The address at the other end, "?" when there is none.
+std::string peer_name(int descriptor);
+
+/// This machine's address on the way to `host`; "127.0.0.1" when that is this machine itself
+/// under a loopback name. No packet is sent. Errors: InputError when the name is unknown.
+std::string own_address_towards(const std::string& host);
+
+/// Equal for processes that share a machine: host name and boot id, or what TRIREME_HOST says (the launcher's name for it).
+std::string host_identity();
+
+} // namespace trireme::store

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace trireme::store {
+
+/// The keys and values of a store, and who waits for which key. Knows nothing of connections; not thread-safe.
+class Table {
+ public:
+  void set(const std::string& key, std::string_view value);
+  /// nullptr when nobody has set it.
+  const std::string* find(const std::string& key) const;
+  /// Adds to a decimal number that starts at 0 and returns the sum; nullopt when the value is no number or the sum is too large.
+  std::optional<int64_t> add(const std::string& key, int64_t delta);
+  void append(const std::string& key, std::string_view value);
+  /// Sets `desired` when the value is `expected`, or when there is none and `expected` is "". Returns the value afterwards;
+  /// `expected` when there is none (so c10d::Store::compareSet wants it).
+  std::string compare_set(const std::string& key, std::string_view expected, std::string_view desired);
+  bool remove(const std::string& key);
+  bool has_all(const std::vector<std::string>& keys) const;
+  size_t size() const {
+    return values_.size();
+  }
+
+  /// Waits on behalf of `waiter`, which waits for nothing else, until all keys are there. True when they are already.
+  bool wait(uint64_t waiter, const std::vector<std::string>& keys);
+  void forget(uint64_t waiter);
+  /// Those whose keys have all come since the last call.
+  std::vector<uint64_t> take_ready();
+
+ private:
+  void wake(const std::string& key);
+
+  std::unordered_map<std::string, std::string> values_;
+  std::unordered_map<std::string, std::unordered_set<uint64_t>> waiters_;
+  std::unordered_map<uint64_t, std::unordered_set<std::string>> missing_;
+  std::vector<uint64_t> ready_;
+};
+
+} // namespace trireme::store

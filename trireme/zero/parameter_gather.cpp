@@ -1,0 +1,26 @@
+#include <trireme/zero/parameter_gather.h>
+
+#include <trireme/bucket/shard_plan.h>
+
+#include <chrono>
+
+namespace trireme::zero {
+
+void ParameterGather::start(int64_t buffer, int64_t bucket) {
+  const bucket::FlatParameters& parameters = *buffers_[buffer];
+  const bucket::Range mine = bucket::ShardPlan(parameters.layout(), group_.rank(), group_.size(), true).mine(bucket);
+  const bucket::Bucket& whole = parameters.layout().buckets()[bucket];
+  works_.push_back(group_.all_gather(parameters.flat_data().slice(0, whole.begin, whole.end), parameters.flat_data().slice(0, mine.begin, mine.end),
+                                     "parameters"));
+}
+
+void ParameterGather::finish() {
+  const auto start = std::chrono::steady_clock::now();
+  for (comm::Work& work : works_) {
+    work.wait();
+  }
+  works_.clear();
+  exposed_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+} // namespace trireme::zero
