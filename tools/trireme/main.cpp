@@ -86,6 +86,7 @@ int train(TrainCommand command) {
   options.ranks = static_cast<int>(ranks);
   options.max_restarts = static_cast<int>(command.max_restarts);
   options.log_dir = command.out / "logs";
+  options.extra_env = {{"TRIREME_RUN_DIR", fs::absolute(command.out).string()}};
   options.all_output = command.all_output;
   options.command = {rank_program().string(), "train", command.run_file.string(), "--out", command.out.string()};
   for (const std::string& override : command.overrides) {
