@@ -160,10 +160,9 @@ TEST_P(HangTest, TheStoppedHostOfTheMeetingPointIsToldToo) {
     if (world.rank() == 0) {
       *stopped = getpid();
     }
+    usleep(700'000); // until the watches have seen each other
     world.group().all_reduce(tensor, ReduceOp::sum, "warm").wait();
-    if (world.rank() == 1) {
-      usleep(500'000); // until the watch has seen the process number of rank 0
-    }
+    usleep(300'000);
     EXPECT_THAT(peer_error([&] { world.group().all_reduce(tensor, ReduceOp::sum, "x").wait(); }), AllOf(HasSubstr("rank 0"), HasSubstr("is stopped (state T")));
     kill(*stopped, SIGKILL);
   });

@@ -22,8 +22,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-std::vector<std::string> run(int ranks, const std::string& fault, const std::function<void(comm::World&)>& body, double timeout_seconds = 30,
-                             const std::string& folder = "") {
+std::vector<std::string> run(int ranks, const std::string& fault, const std::function<void(comm::World&)>& body,
+                             double timeout_seconds = 30, const std::string& folder = "") {
   return test::run_processes(ranks, [&](int) {
     setenv("TRIREME_FAULT", fault.c_str(), 1);
     setenv("TRIREME_RUN_DIR", folder.c_str(), 1);
@@ -56,7 +56,7 @@ TEST(WatchTest, AStageThatSleepsInALayerIsNamedByTheOneThatWaits) {
                     InitializeOptions setup;
                     setup.pipeline = std::make_shared<pipeline::PipelineModule>(
                         pipeline::LayerList{nn::Linear(4, 4), nn::Tanh(), pipeline::LayerSpec<Sleepy>(), nn::Linear(4, 1)},
-                        [](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, options);
+                        [](const auto& outputs, const auto& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, options);
                     setup.config = small_config(12, 4);
                     const auto engine = initialize(world, setup).engine;
                     const auto next = [] { return data::Batch{{torch::ones({3, 4})}, {torch::ones({3, 1})}, 3}; };

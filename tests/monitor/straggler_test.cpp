@@ -2,13 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <random>
 
 namespace trireme::monitor {
 namespace {
 
 // Four ranks that meet in every step: whoever needs longest waits for nobody.
-std::vector<std::vector<StepShare>> steps(int count, double noise, const std::function<void(StepShare&, int rank, int step)>& change = nullptr) {
+using Change = std::function<void(StepShare&, int rank, int step)>;
+std::vector<std::vector<StepShare>> steps(int count, double noise, const Change& change = nullptr) {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> jitter(0, noise);
   std::vector<std::vector<StepShare>> by_rank(4);
@@ -60,7 +62,8 @@ TEST(StragglerTest, LatenessCountsNotDuration) {
 }
 
 TEST(StragglerTest, OnceInAWhileOrALittleIsNone) {
-  EXPECT_FALSE(find_straggler(steps(16, 0.002, [](StepShare& share, int rank, int step) { share.forward += rank == 1 && step % 3 == 0 ? 0.1 : 0; })));
+  const Change now_and_then = [](StepShare& share, int rank, int step) { share.forward += rank == 1 && step % 3 == 0 ? 0.1 : 0; };
+  EXPECT_FALSE(find_straggler(steps(16, 0.002, now_and_then)));
   EXPECT_FALSE(find_straggler(steps(16, 0, [](StepShare& share, int rank, int) { share.forward *= rank == 1 ? 1.5 : 1; })));
   // Twice as slow, but microseconds only.
   EXPECT_FALSE(find_straggler(steps(16, 0, [](StepShare& share, int rank, int) { share = {0, 1e-4, rank == 1 ? 4e-4 : 1e-4, 0, 0, 0}; })));

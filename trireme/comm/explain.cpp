@@ -81,7 +81,9 @@ std::optional<Difference> difference(const Scene& scene, const PeerView& peer) {
 
 /// When one rank is one operation ahead of the other from some number on: who left out what, or "". Names count too here.
 std::string left_out(const Scene& scene, int rank, const PeerView& peer) {
-  const auto same = [](const OpSummary* a, const OpSummary* b) { return a != nullptr && b != nullptr && a->fits(*b) && a->what == b->what; };
+  const auto same = [](const OpSummary* a, const OpSummary* b) {
+    return a != nullptr && b != nullptr && a->fits(*b) && a->what == b->what;
+  };
   if (scene.op.is_message() || !peer.progress) {
     return "";
   }
@@ -150,7 +152,8 @@ std::string silence(const Scene& scene, const std::vector<int>& ranks) {
   const PeerView& first = scene.roll_call.peers.at(ranks.front());
   const bool known = ranks.size() == 1 && !first.state.empty();
   return concat(name_ranks(ranks), ranks.size() == 1 ? " does" : " do", " not answer any more: ",
-                known ? concat("its process ", first.process, ' ', first.state) : "killed, stopped or unreachable", " (", each(scene, ranks), ")");
+                known ? concat("its process ", first.process, ' ', first.state) : "killed, stopped or unreachable", " (", each(scene, ranks),
+                ")");
 }
 
 } // namespace
@@ -180,7 +183,8 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
     const std::string host =
         roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host, ", which hosts the meeting point, ") : "the host of the meeting point ";
     return PeerError("comm", concat(head, host, "does not answer any more (",
-                                    roll_call.store_host_state.empty() ? "ended, killed, stopped or unreachable" : "its process " + roll_call.store_host_state, ")."),
+                                    roll_call.store_host_state.empty() ? "ended, killed, stopped or unreachable"
+                                                                       : "its process " + roll_call.store_host_state, ")."),
                      concat("Look at the output of ", roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host) : "the launcher",
                             "; restart from the last checkpoint."));
   }
@@ -198,8 +202,9 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
   for (const int rank : hidden_culprits(scene, found)) {
     const PeerView& peer = roll_call.peers.at(rank);
     const std::string activity = describe_activity(peer);
-    causes.push_back(!peer.answered && !peer.left ? silence(scene, {rank})
-                                                  : concat("rank ", rank, " holds up the others, it is ", activity.empty() ? "in no operation" : activity));
+    causes.push_back(!peer.answered && !peer.left
+                         ? silence(scene, {rank})
+                         : concat("rank ", rank, " holds up the others, it is ", activity.empty() ? "in no operation" : activity));
     advise(concat("Look at what rank ", rank, " is doing; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
   }
   if (!scene.graph.circle.empty()) {
@@ -220,10 +225,15 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
     advise("All ranks of a group must call the same operations with the same sizes in the same order: look at what differs between them.");
   }
   for (const auto& [rank, peer] : roll_call.peers) {
-    const bool counts = std::find(found.failed.begin(), found.failed.end(), rank) == found.failed.end();
-    if (const std::string skip = counts ? left_out(scene, rank, peer) : ""; !skip.empty()) {
+    // Names alone prove nothing: they count where something is known to be wrong between these two ranks.
+    bool suspect = trouble.kind == Trouble::Kind::mismatch;
+    for (const auto* ranks : {&found.different, &found.left, &found.absent}) {
+      suspect = suspect || std::find(ranks->begin(), ranks->end(), rank) != ranks->end();
+    }
+    if (const std::string skip = suspect ? left_out(scene, rank, peer) : ""; !skip.empty()) {
       causes.push_back(skip);
-      advise("All ranks of a group must call the same operations in the same order: look for an if, a return or an exception that only some ranks meet.");
+      advise("All ranks of a group must call the same operations in the same order: look for an if, a return or an exception "
+             "that only some ranks meet.");
     }
   }
   for (const int rank : found.failed) {
@@ -232,11 +242,13 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
     advise(concat("Look at the output of rank ", rank, "; restart from the last checkpoint."));
   }
   if (!found.left.empty()) {
-    causes.push_back(concat(name_ranks(found.left), found.left.size() == 1 ? " has" : " have", " left already (", each(scene, found.left), ")"));
+    causes.push_back(concat(name_ranks(found.left), found.left.size() == 1 ? " has" : " have", " left already (",
+                            each(scene, found.left), ")"));
     advise("Every rank must take the same number of steps: look for a shorter data set or an early return there.");
   }
   if (!found.absent.empty()) {
-    causes.push_back(concat(name_ranks(found.absent), found.absent.size() == 1 ? " has" : " have", " not come (", each(scene, found.absent), ")"));
+    causes.push_back(concat(name_ranks(found.absent), found.absent.size() == 1 ? " has" : " have", " not come (",
+                            each(scene, found.absent), ")"));
     advise(concat("Look at what ", name_ranks(found.absent),
                   found.absent.size() == 1 ? " is" : " are", " doing instead; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
   }

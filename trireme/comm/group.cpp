@@ -80,7 +80,8 @@ struct Call {
 template <typename Start>
 Work run(const std::shared_ptr<Group::State>& state, const Call& call, const Start& start) {
   using fault::Phase;
-  if (state->backend().size() > 1 && struck(call.peer < 0 ? Phase::all_reduce : std::string_view(call.op) == "send" ? Phase::send : Phase::recv, call.tensor)) {
+  const Phase phase = call.peer < 0 ? Phase::all_reduce : std::string_view(call.op) == "send" ? Phase::send : Phase::recv;
+  if (state->backend().size() > 1 && struck(phase, call.tensor)) {
     return Work();
   }
   const int64_t bytes = call.tensor.defined() ? static_cast<int64_t>(call.tensor.nbytes()) : 0;

@@ -123,9 +123,9 @@ std::optional<Hang> Group::State::hang(const Asker& asker, const Ticket& ticket,
   ranks[asker.world_rank] = roll_call.own;
   Hang hang;
   hang.alone = !roll_call.store_answers;
-  hang.headline = concat(describe(ticket.op), " in group \"", name_, "\" is not done after ",
-                         format_seconds(static_cast<double>(timeout_.count()) / 1000), " on rank ", asker.world_rank, " of ", world_size_);
-  hang.text = hang_text(ranks, asker.world_rank, hang.headline);
+  hang.text = hang_text(ranks, asker.world_rank,
+                        concat(describe(ticket.op), " in group \"", name_, "\" is not done after ",
+                               format_seconds(static_cast<double>(timeout_.count()) / 1000), " on rank ", asker.world_rank, " of ", world_size_));
   hang.printer = asker.world_rank;
   for (const auto& [rank, view] : ranks) {
     hang.printer = view.answered && !view.left ? std::min(hang.printer, rank) : hang.printer;
@@ -147,7 +147,7 @@ void Group::State::check(const Ticket& ticket) {
     }
     for (int rank = 0; rank < backend_->size(); ++rank) {
       if (all.data_ptr<int64_t>()[rank] != mine) {
-        throw Trouble(Trouble::Kind::lost, concat("rank ", members_[rank], " called another operation (TRIREME_CHECK)"));
+        throw Trouble(Trouble::Kind::mismatch, concat("rank ", members_[rank], " called another operation (TRIREME_CHECK)"));
       }
     }
   } catch (const Trouble& trouble) {

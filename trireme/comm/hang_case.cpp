@@ -31,7 +31,7 @@ void HangCase::open(Store& store, const Hang& hang) {
     return;
   }
   const nlohmann::json told = {
-      {"folder", folder_for_dumps()}, {"headline", hang.headline}, {"text", hang.text}, {"printer", hang.printer}, {"from", rank_}};
+      {"folder", folder_for_dumps()}, {"text", hang.text}, {"printer", hang.printer}, {"from", rank_}};
   store.set(kReport, told.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
@@ -42,7 +42,7 @@ void HangCase::attend(Store& store, const View& view) {
   if (store.wait({kReport}, kFirstReport)) {
     const auto told = nlohmann::json::parse(store.find(kReport).value_or("{}"));
     const std::string folder = told.at("folder");
-    dump(folder, told.at("from"), told.at("headline"), view);
+    dump(folder, told.at("from"), told.at("text"), view);
     if (told.at("printer") == rank_) {
       print(told.at("text"), folder);
     }
@@ -55,16 +55,16 @@ void HangCase::attend_alone(const Hang& hang, const View& view) {
     return;
   }
   const std::string folder = folder_for_dumps();
-  dump(folder, rank_, hang.headline, view);
+  dump(folder, rank_, hang.text, view);
   print(hang.text, folder);
 }
 
-void HangCase::dump(const std::string& folder, int from, const std::string& headline, const View& view) const {
+void HangCase::dump(const std::string& folder, int from, const std::string& report, const View& view) const {
   if (folder.empty()) {
     return;
   }
   try {
-    write_hang_dump(folder, rank_, size_, from, headline, view());
+    write_hang_dump(folder, rank_, size_, from, report, view());
   } catch (const std::exception& error) {
     log::warning("no hang dump of this rank: ", error.what());
   }

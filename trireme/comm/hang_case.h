@@ -11,8 +11,6 @@ namespace trireme::comm {
 
 /// What the rank that notices a hang tells all.
 struct Hang {
-  /// "all_reduce #3 (...) in group ... is not done after 60.0 s on rank 2".
-  std::string headline;
   /// hang_text().
   std::string text;
   /// The rank that prints it.
@@ -38,7 +36,7 @@ class HangCase {
   }
 
  private:
-  void dump(const std::string& folder, int from, const std::string& headline, const View& view) const;
+  void dump(const std::string& folder, int from, const std::string& report, const View& view) const;
 
   const int rank_;
   const int size_;

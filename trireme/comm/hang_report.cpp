@@ -53,12 +53,12 @@ std::string culprit_line(int rank, const PeerView& view) {
   }
   if (!view.answered) {
     text += view.state.empty() ? " does not answer (killed, stopped or unreachable)"
-                               : concat(" does not answer: its process ", view.process, ' ', view.state);
+                               : concat(" does not answer: its process ", view.process > 0 ? concat(view.process, ' ') : "", view.state);
     const std::string activity = describe_activity(view);
     return text + "; it was " + (activity.empty() ? "silent before: it " + last_operation(view) : activity + " when it last said so");
   }
   const std::string activity = describe_activity(view);
-  return text + (activity.empty() ? " waits for nobody; it " + last_operation(view) : " is " + activity + "; it " + last_operation(view));
+  return text + (activity.empty() ? " " : " is " + activity + "; it ") + last_operation(view);
 }
 
 int64_t status_kib(const std::string& file, const std::string& key) {
@@ -137,6 +137,14 @@ std::string hang_text(const std::map<int, PeerView>& ranks, int from, const std:
   return text;
 }
 
+void look_at_silent(RollCall& roll_call, const std::string& own_place) {
+  for (auto& [rank, peer] : roll_call.peers) {
+    if (!peer.answered && !peer.left && !peer.place.empty() && peer.place == own_place) {
+      peer.state = process_state(peer.process);
+    }
+  }
+}
+
 fs::path hang_folder() {
   if (const auto folder = env::text("TRIREME_RUN_DIR")) {
     std::error_code error;
@@ -153,7 +161,8 @@ fs::path hang_folder() {
   return pattern;
 }
 
-void write_hang_dump(const fs::path& folder, int rank, int size, int from, const std::string& headline, const PeerView& own) {
+void write_hang_dump(const fs::path& folder, int rank, int size, int from, const std::string& report,
+                     const PeerView& own) {
   auto threads = nlohmann::json::array();
   for (const ThreadStack& stack : capture_stacks()) {
     threads.push_back({{"thread", stack.thread}, {"main", stack.main}, {"name", stack.name}, {"state", stack.state}, {"stack", stack.frames}});
@@ -164,7 +173,7 @@ void write_hang_dump(const fs::path& folder, int rank, int size, int from, const
       {"rank", rank},
       {"world_size", size},
       {"noticed_by", from},
-      {"headline", headline},
+      {"report", report},
       {"host", machine_name()},
       {"process", getpid()},
       {"unix_seconds", std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count()},
@@ -192,7 +201,7 @@ nlohmann::json describe_hang_json(const fs::path& path) {
   }
   nlohmann::json all = {{"ranks", nlohmann::json::object()}};
   std::map<int, PeerView> views;
-  std::string headline;
+  std::string report;
   int from = 0;
   int size = 0;
   for (const fs::path& file : files) {
@@ -207,7 +216,7 @@ nlohmann::json describe_hang_json(const fs::path& path) {
         }
       }
       views[rank] = std::move(view);
-      headline = dump.at("headline");
+      report = dump.at("report");
       from = dump.at("noticed_by");
       size = std::min(dump.at("world_size").get<int>(), kMostRanks);
       all["ranks"][std::to_string(rank)] = dump;
@@ -219,13 +228,16 @@ nlohmann::json describe_hang_json(const fs::path& path) {
   for (int rank = 0; rank < size; ++rank) {
     if (views.count(rank) == 0) {
       silent.push_back(rank);
-      views[rank] = {};
     }
   }
-  std::string text = hang_text(views, from, headline) + "\n";
-  if (!silent.empty()) {
-    text += concat("  no dump of ", name_ranks(silent), ": dead, stopped, or on another host\n");
+  // The rank that noticed knew something of the silent ones too; when all have spoken, they know more.
+  constexpr std::string_view kBegin = "hang report: ";
+  const bool complete = silent.empty() && report.compare(0, kBegin.size(), kBegin) == 0;
+  std::string text = complete ? hang_text(views, from, report.substr(kBegin.size(), report.find('\n') - kBegin.size())) : report;
+  for (const auto& [rank, view] : views) {
+    text += "\n  dump of " + culprit_line(rank, view);
   }
+  text += silent.empty() ? "\n" : concat("\n  no dump of ", name_ranks(silent), ": dead, stopped, or on another host\n");
   all["report"] = text;
   return all;
 }

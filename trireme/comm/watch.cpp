@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/stacks.h>
+#include <trireme/comm/hang_report.h>
 
 #include <unistd.h>
 
@@ -27,6 +28,7 @@ constexpr milliseconds kReadMyError{1000};
 constexpr milliseconds kStuckStore{1500};
 /// For the dump of this rank, with the stacks of threads that may not run.
 constexpr milliseconds kDump{5000};
+constexpr milliseconds kNews{300};
 
 std::string progress_key(int rank) {
   return "progress/" + std::to_string(rank);
@@ -104,6 +106,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     report_due_ = true;
     wake_.notify_all();
     if (!hang) {
+      wait_for_news(lock, silent);
       return;
     }
     if (!hang->alone) {
@@ -111,6 +114,19 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
     lock.unlock();
     hang_case_.attend_alone(*hang, [this] { return view(); }); // does nothing when that went well
+  }
+
+  /// A rank that fails because another one has given up does not end before it knows whether that was for a hang, and has
+  /// written its dump then.
+  void wait_for_news(std::unique_lock<std::mutex>& lock, const std::vector<int>& silent) {
+    const auto over = [&] { return ended_ || store_lost_ || stopping_; };
+    if (error_.empty() || !silent.empty()) {
+      return;
+    }
+    changed_.wait_for(lock, kNews, [&] { return failure_heard_ || seen_hangs_ > 0 || over(); });
+    if (seen_hangs_ > 0) {
+      changed_.wait_for(lock, kDump, [&] { return hang_case_.attended() || over(); });
+    }
   }
 
   void leave(const std::string& error, milliseconds patience) {
@@ -162,8 +178,13 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     if (pulse != seen_pulse_) {
       seen_pulse_ = pulse;
       const int64_t hangs = store_.add("hang/asked", 0);
-      publish(hangs != seen_hangs_);
-      seen_hangs_ = hangs;
+      const bool new_hang = hangs != seen_hangs_;
+      {
+        const std::lock_guard lock(mutex_);
+        seen_hangs_ = hangs;
+        changed_.notify_all();
+      }
+      publish(new_hang);
       listen();
     } else if (version() != published_version_) {
       publish();
@@ -294,6 +315,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     {
       const std::lock_guard lock(mutex_);
       failure_heard_ = true;
+      changed_.notify_all();
       for (const auto& weak : groups_) {
         const auto group = weak.lock();
         if (group && std::any_of(group->members().begin(), group->members().end(), [&](int rank) { return ranks.count(rank) != 0; })) {
@@ -329,7 +351,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
         }
       }
       if (all || Clock::now() >= question->deadline) {
-        look_at_silent(*question);
+        look_at_silent(question->result, own_place_);
         const std::lock_guard lock(mutex_);
         question->answered = true;
         changed_.notify_all();
@@ -349,15 +371,6 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     const auto found = peer.groups.find(question.key);
     if (found != peer.groups.end()) {
       peer.progress = found->second.progress;
-    }
-  }
-
-  /// The kernel knows more of those that do not answer, where they are on this machine.
-  void look_at_silent(Question& question) const {
-    for (auto& [rank, peer] : question.result.peers) {
-      if (!peer.answered && !peer.left && !peer.place.empty() && peer.place == own_place_) {
-        peer.state = process_state(peer.process);
-      }
     }
   }
 
@@ -436,6 +449,8 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   bool report_due_ = false;
   std::optional<Hang> hang_;
   HangCase hang_case_{rank_, size_};
+  /// Roll calls because of a hang so far; only the thread changes it.
+  int64_t seen_hangs_ = 0;
   int64_t host_process_ = 0;
   std::string host_place_;
   bool failure_heard_ = false;
@@ -446,7 +461,6 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
 
   // Only the thread touches these.
   int64_t seen_pulse_ = 0;
-  int64_t seen_hangs_ = 0;
   int64_t heard_failures_ = 0;
   int64_t published_version_ = -1;
   std::set<int> known_silent_;

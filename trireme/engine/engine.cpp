@@ -117,7 +117,8 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   callbacks.reduce_tied_grads = [&] { ties->sum_gradients(); };
   callbacks.reduce_grads = [&] { reducer->end(); };
   reducer->begin();
-  loss_sum = executor->train(static_cast<int>(batch.accumulation), micro_steps, 1 / micro_batches, [&] { return load(next); }, callbacks) / micro_batches;
+  const auto loaded = [&] { return load(next); };
+  loss_sum = executor->train(static_cast<int>(batch.accumulation), micro_steps, 1 / micro_batches, loaded, callbacks) / micro_batches;
   running.forward = executor->seconds().forward;
   running.backward = executor->seconds().backward;
   micro_steps += batch.accumulation - 1;
