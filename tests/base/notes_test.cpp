@@ -4,9 +4,12 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -100,7 +103,8 @@ TEST(StacksTest, NameTheFunctionWhereAThreadIsStuck) {
   for (int attempt = 0; attempt < 100 && frames.empty(); ++attempt) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     for (const ThreadStack& stack : capture_stacks()) {
-      const bool here = std::any_of(stack.frames.begin(), stack.frames.end(), [](const auto& frame) { return frame.find("stand_still") != std::string::npos; });
+      const bool here = std::any_of(stack.frames.begin(), stack.frames.end(),
+                                    [](const std::string& frame) { return frame.find("stand_still") != std::string::npos; });
       frames = here && !stack.main ? stack.frames : frames;
     }
   }

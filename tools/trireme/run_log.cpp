@@ -150,8 +150,8 @@ void RunLog::finish(const std::string& sample) {
   }
   if (engine_.group().size() * engine_.pipe_group().size() > 1 && steps_ > 0) {
     const auto steps = static_cast<double>(steps_);
-    log::info("communication that nothing hid: ", format_seconds(comm_wait_ms_ / steps / 1e3), " of ", format_seconds(step_ms_ / steps / 1e3), " a step (",
-              std::lround(100 * comm_wait_ms_ / step_ms_), " %)");
+    log::info("communication that nothing hid: ", format_seconds(comm_wait_ms_ / steps / 1e3), " of ",
+              format_seconds(step_ms_ / steps / 1e3), " a step (", std::lround(100 * comm_wait_ms_ / step_ms_), " %)");
   }
   log::info("report: ", (folder_ / "report.html").string(), "   checkpoints: ", (folder_ / "checkpoints").string());
 }

@@ -105,7 +105,9 @@ Fault read(const std::string& text, int size) {
       refuse(text, concat('"', needed, "\" is missing."));
     }
   }
-  const auto among = [&](std::initializer_list<Phase> phases) { return std::find(phases.begin(), phases.end(), fault.phase) != phases.end(); };
+  const auto among = [&](std::initializer_list<Phase> phases) {
+    return std::find(phases.begin(), phases.end(), fault.phase) != phases.end();
+  };
   if (fault.kind == Kind::nan && !among({Phase::forward, Phase::backward, Phase::all_reduce, Phase::send})) {
     refuse(text, "kind=nan needs a phase with a tensor: forward, backward, all_reduce or send.");
   }

@@ -152,8 +152,8 @@ std::string silence(const Scene& scene, const std::vector<int>& ranks) {
   const PeerView& first = scene.roll_call.peers.at(ranks.front());
   const bool known = ranks.size() == 1 && !first.state.empty();
   return concat(name_ranks(ranks), ranks.size() == 1 ? " does" : " do", " not answer any more: ",
-                known ? concat("its process ", first.process, ' ', first.state) : "killed, stopped or unreachable", " (", each(scene, ranks),
-                ")");
+                known ? concat("its process ", first.process, ' ', first.state) : "killed, stopped or unreachable", " (",
+                each(scene, ranks), ")");
 }
 
 } // namespace

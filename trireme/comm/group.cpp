@@ -199,7 +199,8 @@ Work Group::broadcast(at::Tensor tensor, int root, std::string_view what) const 
   check_tensor(*state_, "broadcast", what, tensor);
   check_rank(*state_, "broadcast", what, root, false);
   const char* detail = size() > 1 ? keep_name(concat("root ", root)) : "";
-  return run(state_, {"broadcast", tensor, tensor.scalar_type(), what, -1, detail}, [&](Backend& backend) { return backend.broadcast(tensor, root); });
+  return run(state_, {"broadcast", tensor, tensor.scalar_type(), what, -1, detail},
+             [&](Backend& backend) { return backend.broadcast(tensor, root); });
 }
 
 Work Group::all_to_all(at::Tensor out, at::Tensor in, std::string_view what) const {

@@ -123,9 +123,10 @@ std::optional<Hang> Group::State::hang(const Asker& asker, const Ticket& ticket,
   ranks[asker.world_rank] = roll_call.own;
   Hang hang;
   hang.alone = !roll_call.store_answers;
+  const std::string after = format_seconds(static_cast<double>(timeout_.count()) / 1000);
   hang.text = hang_text(ranks, asker.world_rank,
-                        concat(describe(ticket.op), " in group \"", name_, "\" is not done after ",
-                               format_seconds(static_cast<double>(timeout_.count()) / 1000), " on rank ", asker.world_rank, " of ", world_size_));
+                        concat(describe(ticket.op), " in group \"", name_, "\" is not done after ", after, " on rank ", asker.world_rank,
+                               " of ", world_size_));
   hang.printer = asker.world_rank;
   for (const auto& [rank, view] : ranks) {
     hang.printer = view.answered && !view.left ? std::min(hang.printer, rank) : hang.printer;

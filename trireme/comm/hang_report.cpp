@@ -98,7 +98,8 @@ std::vector<fs::path> dumps_in(const fs::path& path) {
 nlohmann::json read_dump(const fs::path& file) {
   const auto dump = nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
   if (!dump.is_object() || !dump.contains("format") || dump["format"] != kFormat) {
-    throw InputError("inspect", file.string() + " is not a hang dump of Trireme.", "Name the folder with the hang-rank*.json files of one hang.");
+    throw InputError("inspect", file.string() + " is not a hang dump of Trireme.",
+                     "Name the folder with the hang-rank*.json files of one hang.");
   }
   return dump;
 }
@@ -110,12 +111,10 @@ std::string hang_text(const std::map<int, PeerView>& ranks, int from, const std:
   std::string text = "hang report: " + headline;
   for (const int root : graph.roots) {
     const auto view = ranks.find(root);
-    text += "\n  held up by: " + (view == ranks.end() ? concat("rank ", root, ", of which nothing is known") : culprit_line(root, view->second));
-    if (view != ranks.end()) {
-      const auto& stack = view->second.stack;
-      for (size_t frame = 0; frame < std::min(stack.size(), kFramesShown); ++frame) {
-        text += "\n      " + stack[frame];
-      }
+    const PeerView culprit = view == ranks.end() ? PeerView() : view->second;
+    text += "\n  held up by: " + culprit_line(root, culprit);
+    for (size_t frame = 0; frame < std::min(culprit.stack.size(), kFramesShown); ++frame) {
+      text += "\n      " + culprit.stack[frame];
     }
   }
   if (!graph.circle.empty()) {
@@ -165,7 +164,8 @@ void write_hang_dump(const fs::path& folder, int rank, int size, int from, const
                      const PeerView& own) {
   auto threads = nlohmann::json::array();
   for (const ThreadStack& stack : capture_stacks()) {
-    threads.push_back({{"thread", stack.thread}, {"main", stack.main}, {"name", stack.name}, {"state", stack.state}, {"stack", stack.frames}});
+    threads.push_back(
+        {{"thread", stack.thread}, {"main", stack.main}, {"name", stack.name}, {"state", stack.state}, {"stack", stack.frames}});
   }
   const nlohmann::json dump = {
       {"format", kFormat},
@@ -187,7 +187,8 @@ void write_hang_dump(const fs::path& folder, int rank, int size, int from, const
   };
   std::error_code error;
   fs::create_directories(folder, error); // another host's, by the name that the first reporter chose
-  write_file_atomically(folder / concat("hang-rank", rank, ".json"), dump.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  const std::string text = dump.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
+  write_file_atomically(folder / concat("hang-rank", rank, ".json"), text + "\n");
 }
 
 bool holds_hang_dumps(const fs::path& path) {

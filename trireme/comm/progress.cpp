@@ -79,7 +79,8 @@ GroupProgress progress_from_json(const nlohmann::json& json) {
 }
 
 nlohmann::json to_json(const PeerView& view) {
-  nlohmann::json json = {{"left", view.left}, {"error", view.error}, {"process", view.process}, {"place", view.place}, {"stack", view.stack}};
+  nlohmann::json json = {
+      {"left", view.left}, {"error", view.error}, {"process", view.process}, {"place", view.place}, {"stack", view.stack}};
   auto& groups = json["groups"] = nlohmann::json::object();
   for (const auto& [key, group] : view.groups) {
     groups[key] = to_json(group.progress);

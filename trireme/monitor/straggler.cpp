@@ -47,7 +47,8 @@ std::optional<Straggler> find_straggler(const std::vector<std::vector<StepShare>
   }
   std::vector<int> times_last(by_rank.size(), 0);
   for (size_t step = 0; step < steps; ++step) {
-    const auto last = std::max_element(by_rank.begin(), by_rank.end(), [&](const auto& a, const auto& b) { return busy(a[step]) < busy(b[step]); });
+    const auto sooner = [&](const auto& a, const auto& b) { return busy(a[step]) < busy(b[step]); };
+    const auto last = std::max_element(by_rank.begin(), by_rank.end(), sooner);
     ++times_last[static_cast<size_t>(last - by_rank.begin())];
   }
   const auto suspect = static_cast<size_t>(std::max_element(times_last.begin(), times_last.end()) - times_last.begin());
@@ -88,8 +89,9 @@ std::optional<Straggler> find_straggler(const std::vector<std::vector<StepShare>
 }
 
 std::string describe(const Straggler& straggler, int world_rank) {
-  return concat("rank ", world_rank, " arrives last in ", std::lround(straggler.last_share * 100), " % of the last ", straggler.steps, " steps: ",
-                number(straggler.speed, 2), "x of the fastest in ", straggler.phase, ", ", number(straggler.slowdown, 1), " times its time for a step");
+  return concat("rank ", world_rank, " arrives last in ", std::lround(straggler.last_share * 100), " % of the last ", straggler.steps,
+                " steps: ", number(straggler.speed, 2), "x of the fastest in ", straggler.phase, ", ", number(straggler.slowdown, 1),
+                " times its time for a step");
 }
 
 } // namespace trireme::monitor
