@@ -121,8 +121,8 @@ struct Parser {
   }
 
   void add_rest() {
-    CLI::App* c = add(app, result, inspect, "inspect", "List what is in a safetensors file or a checkpoint", "trireme inspect runs/austen/checkpoints");
-    c->add_option("path", inspect.path, "A .safetensors file, its folder or index, or a checkpoint")->required();
+    CLI::App* c = add(app, result, inspect, "inspect", "List what is in a safetensors file or a checkpoint, or merge the dumps of a hang", "trireme inspect runs/austen/checkpoints");
+    c->add_option("path", inspect.path, "A .safetensors file, its folder or index, a checkpoint, or a folder with hang-rank*.json")->required();
     c->add_flag("--json", inspect.json, "One JSON object instead of a table");
 
     c = add(app, result, doctor, "doctor", "Say what this machine and this build can do", "trireme doctor");

@@ -10,6 +10,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/describe.h>
+#include <trireme/comm/hang_report.h>
 
 #include <c10/util/Exception.h>
 
@@ -21,7 +22,9 @@ namespace trireme::tools {
 namespace {
 
 int inspect(const InspectCommand& command) {
-  if (command.json) {
+  if (comm::holds_hang_dumps(command.path)) {
+    std::cout << (command.json ? comm::describe_hang_json(command.path).dump() + "\n" : comm::describe_hang(command.path));
+  } else if (command.json) {
     std::cout << checkpoint::describe_json(command.path).dump() << '\n';
   } else {
     std::cout << checkpoint::describe(command.path);

@@ -10,6 +10,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace trireme::tools {
@@ -85,6 +86,9 @@ void RunLog::step(const monitor::StepMetrics& metrics) {
     tensorboard_.step(metrics);
   });
   progress_->update(metrics);
+  step_ms_ += metrics.step_ms.value_or(0);
+  comm_wait_ms_ += metrics.comm_wait_ms.value_or(0);
+  ++steps_;
   const auto keep = last_;
   last_ = metrics;
   last_.val_loss = metrics.val_loss ? metrics.val_loss : keep.val_loss;
@@ -151,6 +155,11 @@ void RunLog::finish(const std::string& sample) {
   }
   if (!sample.empty()) {
     log::info("the model writes:\n", sample, '\n');
+  }
+  if (engine_.group().size() * engine_.pipe_group().size() > 1 && steps_ > 0) {
+    const auto steps = static_cast<double>(steps_);
+    log::info("communication that nothing hid: ", format_seconds(comm_wait_ms_ / steps / 1e3), " of ",
+              format_seconds(step_ms_ / steps / 1e3), " a step (", std::lround(100 * comm_wait_ms_ / step_ms_), " %)");
   }
   log::info("report: ", (folder_ / "report.html").string(), "   checkpoints: ", (folder_ / "checkpoints").string());
 }

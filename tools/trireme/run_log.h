@@ -46,6 +46,9 @@ class RunLog {
   double started_;
   int64_t parameters_;
   bool complained_ = false;
+  double step_ms_ = 0; ///< sums over the steps of this run
+  double comm_wait_ms_ = 0;
+  int64_t steps_ = 0;
 };
 
 } // namespace trireme::tools

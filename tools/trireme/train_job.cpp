@@ -213,6 +213,7 @@ int train_job(TrainCommand command) {
   }
   options.ranks = static_cast<int>(ranks);
   options.log_dir = command.out / "logs";
+  options.extra_env.emplace_back("TRIREME_RUN_DIR", fs::absolute(command.out).string());
   options.all_output = command.all_output;
   options.preemptible = true;
   options.command = rank_command(command);

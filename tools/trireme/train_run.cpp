@@ -169,6 +169,7 @@ monitor::StepMetrics TrainRun::metrics() {
   m.lr = engine_->get_lr();
   m.grad_norm = engine_->get_global_grad_norm();
   m.step_ms = seconds * 1e3;
+  m.comm_wait_ms = engine_->times().exposed_communication * 1e3;
   if (task_.tokens_per_sample > 0) {
     m.tokens_per_s = samples * static_cast<double>(task_.tokens_per_sample) / seconds;
   } else {

@@ -20,6 +20,7 @@ class Trouble : public PeerError {
     deadline,    ///< not done in time
     lost,        ///< a connection broke
     interrupted, ///< interrupt() was called
+    mismatch,    ///< the ranks called different operations
   };
   Trouble(Kind kind, const std::string& happened) : PeerError("comm", happened), kind(kind), happened(happened) {}
   Kind kind;

@@ -2,27 +2,42 @@
 
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
+#include <trireme/comm/wait_graph.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 
 namespace trireme::comm {
 namespace {
 
 constexpr size_t kQuotedError = 400;
 
-/// `is at all_reduce #6 ("loss", 4 B)`, or what it last finished.
-std::string whereabouts(const PeerView& peer) {
-  const OpSummary* last = peer.progress ? peer.progress->last() : nullptr;
-  if (last == nullptr) {
-    return "has done nothing in this group";
+/// All that an explanation looks at.
+struct Scene {
+  const Asker& asker;
+  const OpSummary& op;
+  const RollCall& roll_call;
+  WaitGraph graph;
+};
+
+/// `is at all_reduce #6 ("loss", 4 B)`, or what it last finished, and what it does now; or for whom it waits.
+std::string whereabouts(const Scene& scene, int rank) {
+  const PeerView& peer = scene.roll_call.peers.at(rank);
+  const auto wait = scene.graph.waits.find(rank);
+  if (wait != scene.graph.waits.end() && !wait->second.for_ranks.empty()) {
+    return describe(wait->second);
   }
-  return (last->done ? "last did " : "is at ") + describe(*last);
+  const OpSummary* last = peer.progress ? peer.progress->last() : nullptr;
+  const std::string activity = describe_activity(peer);
+  return (last == nullptr ? "has done nothing in this group" : (last->done ? "last did " : "is at ") + describe(*last)) +
+         (activity.empty() ? "" : ", and is " + activity);
 }
 
-std::string each(const std::vector<int>& ranks, const RollCall& roll_call) {
+std::string each(const Scene& scene, const std::vector<int>& ranks) {
   std::vector<std::string> parts;
   for (const int rank : ranks) {
-    parts.push_back(concat("rank ", rank, " ", whereabouts(roll_call.peers.at(rank))));
+    parts.push_back(concat("rank ", rank, " ", whereabouts(scene, rank)));
   }
   return join(parts, ", ");
 }
@@ -43,23 +58,68 @@ struct Findings {
   std::vector<int> absent;
 };
 
-bool differs(const OpSummary& mine, const OpSummary& theirs) {
-  return mine.op != theirs.op || mine.bytes != theirs.bytes || mine.dtype != theirs.dtype;
+/// Where this rank and another first did not do the same, as far as both remember.
+struct Difference {
+  OpSummary mine;
+  OpSummary theirs;
+};
+
+std::optional<Difference> difference(const Scene& scene, const PeerView& peer) {
+  if (scene.op.is_message() || !peer.progress) {
+    return std::nullopt;
+  }
+  std::vector<OpSummary> mine(scene.asker.own.recent.begin(), scene.asker.own.recent.end());
+  mine.push_back(scene.op);
+  for (const OpSummary& op : mine) {
+    const OpSummary* theirs = op.is_message() ? nullptr : peer.progress->collective(op.number);
+    if (theirs != nullptr && !op.fits(*theirs)) {
+      return Difference{op, *theirs};
+    }
+  }
+  return std::nullopt;
 }
 
-Findings look(const Asker& asker, const OpSummary& op, const RollCall& roll_call) {
+/// When one rank is one operation ahead of the other from some number on: who left out what, or "". Names count too here.
+std::string left_out(const Scene& scene, int rank, const PeerView& peer) {
+  const auto same = [](const OpSummary* a, const OpSummary* b) {
+    return a != nullptr && b != nullptr && a->fits(*b) && a->what == b->what;
+  };
+  if (scene.op.is_message() || !peer.progress) {
+    return "";
+  }
+  for (const OpSummary& mine : scene.asker.own.recent) {
+    const OpSummary* theirs = mine.is_message() ? nullptr : peer.progress->collective(mine.number);
+    if (theirs == nullptr || same(&mine, theirs)) {
+      continue;
+    }
+    if (same(scene.asker.own.collective(mine.number + 1), theirs)) {
+      return concat("rank ", rank, " has left out ", describe(mine), ": its next is ", describe(*theirs));
+    }
+    if (same(&mine, peer.progress->collective(mine.number + 1))) {
+      return concat("this rank has left out ", describe(*theirs), " of rank ", rank, ": its next is ", describe(mine));
+    }
+    return mine.fits(*theirs) ? concat("rank ", rank, " is at ", describe(*theirs), " where this rank is at ", describe(mine)) : "";
+  }
+  return "";
+}
+
+std::string with_type(const OpSummary& op) {
+  return concat(describe(op), " of ", op.dtype, op.detail.empty() ? "" : concat(" (", op.detail, ')'));
+}
+
+Findings look(const Scene& scene) {
+  const OpSummary& op = scene.op;
   Findings found;
-  for (const int rank : asker.members) {
-    const auto entry = roll_call.peers.find(rank);
-    if (entry == roll_call.peers.end()) {
+  for (const int rank : scene.asker.members) {
+    const auto entry = scene.roll_call.peers.find(rank);
+    if (entry == scene.roll_call.peers.end()) {
       continue;
     }
     const PeerView& peer = entry->second;
-    const OpSummary* same = peer.progress ? peer.progress->collective(op.number) : nullptr;
     const bool came = op.is_message() ? rank != op.peer : peer.progress && peer.progress->collectives >= op.number;
     if (!peer.answered && !peer.left) {
       found.silent.push_back(rank);
-    } else if (!op.is_message() && same != nullptr && differs(op, *same)) {
+    } else if (difference(scene, peer)) {
       found.different.push_back(rank);
     } else if (!peer.error.empty()) {
       found.failed.push_back(rank);
@@ -70,6 +130,30 @@ Findings look(const Asker& asker, const OpSummary& op, const RollCall& roll_call
     }
   }
   return found;
+}
+
+/// Ranks that hold up the absent ones without being among them.
+std::vector<int> hidden_culprits(const Scene& scene, const Findings& found) {
+  std::vector<int> hidden;
+  for (const int root : scene.graph.roots) {
+    bool named = root == scene.asker.world_rank;
+    for (const auto* ranks : {&found.silent, &found.failed, &found.left, &found.different, &found.absent}) {
+      named = named || std::find(ranks->begin(), ranks->end(), root) != ranks->end();
+    }
+    if (!named && scene.roll_call.peers.count(root) != 0) {
+      hidden.push_back(root);
+    }
+  }
+  return hidden;
+}
+
+/// "does not answer any more" with what the kernel says, where it says something.
+std::string silence(const Scene& scene, const std::vector<int>& ranks) {
+  const PeerView& first = scene.roll_call.peers.at(ranks.front());
+  const bool known = ranks.size() == 1 && !first.state.empty();
+  return concat(name_ranks(ranks), ranks.size() == 1 ? " does" : " do", " not answer any more: ",
+                known ? concat("its process ", first.process, ' ', first.state) : "killed, stopped or unreachable", " (",
+                each(scene, ranks), ")");
 }
 
 } // namespace
@@ -98,11 +182,16 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
   if (!roll_call.store_answers) {
     const std::string host =
         roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host, ", which hosts the meeting point, ") : "the host of the meeting point ";
-    return PeerError("comm", concat(head, host, "does not answer any more (ended, killed, stopped or unreachable)."),
+    return PeerError("comm", concat(head, host, "does not answer any more (",
+                                    roll_call.store_host_state.empty() ? "ended, killed, stopped or unreachable"
+                                                                       : "its process " + roll_call.store_host_state, ")."),
                      concat("Look at the output of ", roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host) : "the launcher",
                             "; restart from the last checkpoint."));
   }
-  const Findings found = look(asker, op, roll_call);
+  std::map<int, PeerView> ranks = roll_call.peers;
+  ranks[asker.world_rank] = roll_call.own;
+  const Scene scene{asker, op, roll_call, follow_waits(ranks, asker.world_rank)};
+  const Findings found = look(scene);
   std::vector<std::string> causes;
   std::string next;
   const auto advise = [&](const std::string& advice) {
@@ -110,17 +199,42 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
       next = advice;
     }
   };
+  for (const int rank : hidden_culprits(scene, found)) {
+    const PeerView& peer = roll_call.peers.at(rank);
+    const std::string activity = describe_activity(peer);
+    causes.push_back(!peer.answered && !peer.left
+                         ? silence(scene, {rank})
+                         : concat("rank ", rank, " holds up the others, it is ", activity.empty() ? "in no operation" : activity));
+    advise(concat("Look at what rank ", rank, " is doing; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
+  }
+  if (!scene.graph.circle.empty()) {
+    causes.push_back(name_ranks(scene.graph.circle) + " wait for each other");
+    advise("Let one of them send before it receives, or use the asynchronous calls and wait afterwards.");
+  }
   if (!found.silent.empty()) {
-    causes.push_back(concat(name_ranks(found.silent), found.silent.size() == 1 ? " does" : " do",
-                            " not answer any more: killed, stopped or unreachable (", each(found.silent, roll_call), ")"));
-    advise(concat("Look at the output of ", name_ranks(found.silent),
-                  " and for a lack of memory on that host; restart from the last checkpoint."));
+    causes.push_back(silence(scene, found.silent));
+    const PeerView& first = roll_call.peers.at(found.silent.front());
+    const bool stopped = first.state.find("is stopped (") == 0;
+    advise(stopped ? concat("kill -CONT ", first.process, " lets it run again; this job has to restart from the last checkpoint.")
+                   : concat("Look at the output of ", name_ranks(found.silent),
+                            " and for a lack of memory on that host; restart from the last checkpoint."));
   }
   for (const int rank : found.different) {
-    const OpSummary& theirs = *roll_call.peers.at(rank).progress->collective(op.number);
-    causes.push_back(concat("rank ", rank, " called ", describe(theirs), " of ", theirs.dtype, " where this rank called ", describe(op),
-                            " of ", op.dtype));
+    const Difference two = *difference(scene, roll_call.peers.at(rank));
+    causes.push_back(concat("rank ", rank, " called ", with_type(two.theirs), " where this rank called ", with_type(two.mine)));
     advise("All ranks of a group must call the same operations with the same sizes in the same order: look at what differs between them.");
+  }
+  for (const auto& [rank, peer] : roll_call.peers) {
+    // Names alone prove nothing: they count where something is known to be wrong between these two ranks.
+    bool suspect = trouble.kind == Trouble::Kind::mismatch;
+    for (const auto* ranks : {&found.different, &found.left, &found.absent}) {
+      suspect = suspect || std::find(ranks->begin(), ranks->end(), rank) != ranks->end();
+    }
+    if (const std::string skip = suspect ? left_out(scene, rank, peer) : ""; !skip.empty()) {
+      causes.push_back(skip);
+      advise("All ranks of a group must call the same operations in the same order: look for an if, a return or an exception "
+             "that only some ranks meet.");
+    }
   }
   for (const int rank : found.failed) {
     const PeerView& peer = roll_call.peers.at(rank);
@@ -129,12 +243,12 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
   }
   if (!found.left.empty()) {
     causes.push_back(concat(name_ranks(found.left), found.left.size() == 1 ? " has" : " have", " left already (",
-                            each(found.left, roll_call), ")"));
+                            each(scene, found.left), ")"));
     advise("Every rank must take the same number of steps: look for a shorter data set or an early return there.");
   }
   if (!found.absent.empty()) {
     causes.push_back(concat(name_ranks(found.absent), found.absent.size() == 1 ? " has" : " have", " not come (",
-                            each(found.absent, roll_call), ")"));
+                            each(scene, found.absent), ")"));
     advise(concat("Look at what ", name_ranks(found.absent),
                   found.absent.size() == 1 ? " is" : " are", " doing instead; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
   }

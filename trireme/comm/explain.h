@@ -17,10 +17,12 @@ struct Asker {
   int world_rank = 0;
   int world_size = 1;
   std::chrono::milliseconds timeout{0};
+  /// What this rank itself did in the group.
+  GroupProgress own = {};
 };
 
 /// Writes the error of an operation that did not end well: what it was, which ranks are
-/// missing, dead, gone or doing something else, and what to do next. Ranks are world ranks.
+/// missing, dead, gone or doing something else, who holds those up, and what to do next. Ranks are world ranks.
 /// Pure: everything it knows is in the arguments.
 PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& trouble, const RollCall& roll_call);
 

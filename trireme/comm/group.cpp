@@ -1,7 +1,13 @@
 #include <trireme/comm/group.h>
 
+#include <trireme/base/fault.h>
+#include <trireme/base/notes.h>
 #include <trireme/comm/group_state.h>
 #include <trireme/comm/null/null_backend.h>
+
+#include <ATen/ATen.h>
+
+#include <limits>
 
 namespace trireme::comm {
 namespace {
@@ -29,6 +35,7 @@ class TrackedPending : public Pending {
     if (!inner_) {
       return;
     }
+    const Group::State::Waiting waiting(*state_, ticket_);
     try {
       inner_->wait();
     } catch (const Trouble& trouble) {
@@ -51,12 +58,37 @@ class TrackedPending : public Pending {
   std::exception_ptr error_;
 };
 
+/// Strikes where TRIREME_FAULT says so. `tensor` is what the operation sends; true: the operation shall be left out.
+bool struck(fault::Phase phase, const at::Tensor& tensor) {
+  const fault::Effect effect = fault::at(phase);
+  if (effect == fault::Effect::nan && tensor.defined() && tensor.is_floating_point() && tensor.numel() > 0) {
+    at::NoGradGuard no_grad;
+    tensor.view(-1)[0].fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+  return effect == fault::Effect::drop;
+}
+
+struct Call {
+  const char* op;
+  at::Tensor tensor; ///< the larger one where there are two, undefined for a barrier
+  at::ScalarType dtype;
+  std::string_view what;
+  int peer = -1;
+  const char* detail = "";
+};
+
 template <typename Start>
-Work run(const std::shared_ptr<Group::State>& state, const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer,
-         const Start& start) {
-  auto ticket = state->begin(op, bytes, dtype, what, peer);
+Work run(const std::shared_ptr<Group::State>& state, const Call& call, const Start& start) {
+  using fault::Phase;
+  const Phase phase = call.peer < 0 ? Phase::all_reduce : std::string_view(call.op) == "send" ? Phase::send : Phase::recv;
+  if (state->backend().size() > 1 && struck(phase, call.tensor)) {
+    return Work();
+  }
+  const int64_t bytes = call.tensor.defined() ? static_cast<int64_t>(call.tensor.nbytes()) : 0;
+  auto ticket = state->begin(call.op, bytes, call.dtype, call.what, call.peer, call.detail);
+  state->check(ticket);
   try {
-    const bool nothing_to_move = bytes == 0 && op != kBarrier;
+    const bool nothing_to_move = bytes == 0 && call.op != kBarrier;
     auto pending = nothing_to_move ? nullptr : start(state->backend());
     if (!pending) {
       state->succeeded(ticket);
@@ -67,6 +99,11 @@ Work run(const std::shared_ptr<Group::State>& state, const char* op, int64_t byt
   } catch (const Trouble& trouble) {
     throw state->failed(ticket, trouble);
   }
+}
+
+/// What ranks have to agree on besides operation, size and type; sums are the rule.
+const char* detail_of(ReduceOp op) {
+  return op == ReduceOp::sum ? "" : op == ReduceOp::max ? "max" : "min";
 }
 
 [[noreturn]] void refuse(const Group::State& state, const char* op, std::string_view what, const std::string& happened,
@@ -145,26 +182,26 @@ const std::vector<int>& Group::members() const {
 
 Work Group::all_reduce(at::Tensor tensor, ReduceOp op, std::string_view what) const {
   check_tensor(*state_, "all_reduce", what, tensor);
-  return run(state_, "all_reduce", tensor.nbytes(), tensor.scalar_type(), what, -1,
+  return run(state_, {"all_reduce", tensor, tensor.scalar_type(), what, -1, detail_of(op)},
              [&](Backend& backend) { return backend.all_reduce(tensor, op); });
 }
 
 Work Group::reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op, std::string_view what) const {
   check_pair(*state_, "reduce_scatter", what, in, out, size());
-  return run(state_, "reduce_scatter", in.nbytes(), in.scalar_type(), what, -1,
+  return run(state_, {"reduce_scatter", in, in.scalar_type(), what, -1, detail_of(op)},
              [&](Backend& backend) { return backend.reduce_scatter(out, in, op); });
 }
 
 Work Group::all_gather(at::Tensor out, at::Tensor in, std::string_view what) const {
   check_pair(*state_, "all_gather", what, out, in, size());
-  return run(state_, "all_gather", out.nbytes(), out.scalar_type(), what, -1,
-             [&](Backend& backend) { return backend.all_gather(out, in); });
+  return run(state_, {"all_gather", out, out.scalar_type(), what}, [&](Backend& backend) { return backend.all_gather(out, in); });
 }
 
 Work Group::broadcast(at::Tensor tensor, int root, std::string_view what) const {
   check_tensor(*state_, "broadcast", what, tensor);
   check_rank(*state_, "broadcast", what, root, false);
-  return run(state_, "broadcast", tensor.nbytes(), tensor.scalar_type(), what, -1,
+  const char* detail = size() > 1 ? keep_name(concat("root ", root)) : "";
+  return run(state_, {"broadcast", tensor, tensor.scalar_type(), what, -1, detail},
              [&](Backend& backend) { return backend.broadcast(tensor, root); });
 }
 
@@ -177,26 +214,23 @@ Work Group::all_to_all(at::Tensor out, at::Tensor in, std::string_view what) con
   if (in.data_ptr() == out.data_ptr() && in.numel() != 0 && size() > 1) {
     refuse(*state_, "all_to_all", what, "input and output are the same memory.", "Give it a second buffer.");
   }
-  return run(state_, "all_to_all", in.nbytes(), in.scalar_type(), what, -1,
-             [&](Backend& backend) { return backend.all_to_all(out, in); });
+  return run(state_, {"all_to_all", in, in.scalar_type(), what}, [&](Backend& backend) { return backend.all_to_all(out, in); });
 }
 
 Work Group::send(at::Tensor tensor, int to, int tag, std::string_view what) const {
   check_tensor(*state_, "send", what, tensor);
   check_rank(*state_, "send", what, to, true);
-  return run(state_, "send", tensor.nbytes(), tensor.scalar_type(), what, to,
-             [&](Backend& backend) { return backend.send(tensor, to, tag); });
+  return run(state_, {"send", tensor, tensor.scalar_type(), what, to}, [&](Backend& backend) { return backend.send(tensor, to, tag); });
 }
 
 Work Group::recv(at::Tensor tensor, int from, int tag, std::string_view what) const {
   check_tensor(*state_, "recv", what, tensor);
   check_rank(*state_, "recv", what, from, true);
-  return run(state_, "recv", tensor.nbytes(), tensor.scalar_type(), what, from,
-             [&](Backend& backend) { return backend.recv(tensor, from, tag); });
+  return run(state_, {"recv", tensor, tensor.scalar_type(), what, from}, [&](Backend& backend) { return backend.recv(tensor, from, tag); });
 }
 
 Work Group::barrier(std::string_view what) const {
-  return run(state_, kBarrier, 0, at::kByte, what, -1, [&](Backend& backend) { return backend.barrier(); });
+  return run(state_, {kBarrier, {}, at::kByte, what}, [&](Backend& backend) { return backend.barrier(); });
 }
 
 void Group::report_failure(const std::string& why) const {

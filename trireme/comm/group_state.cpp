@@ -1,7 +1,29 @@
 #include <trireme/comm/group_state.h>
 
+#include <trireme/base/env.h>
+#include <trireme/base/units.h>
+#include <trireme/comm/hang_report.h>
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+
 namespace trireme::comm {
 namespace {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// FNV-1a of what the ranks have to agree on.
+int64_t signature(const OpSummary& op) {
+  uint64_t hash = 1469598103934665603ull;
+  for (const char c : concat(op.number, '/', op.op, '/', op.bytes, '/', op.dtype, '/', op.detail, '/', op.what)) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  }
+  return static_cast<int64_t>(hash);
+}
 
 /// Answers come within two ticks of the others' watch threads; more where a deadline has passed anyway.
 constexpr std::chrono::milliseconds kPatienceForLost{500};
@@ -12,9 +34,10 @@ constexpr std::chrono::milliseconds kPatienceAtDeadline{1500};
 Group::State::State(std::string name, std::string key, std::vector<int> members, std::shared_ptr<Backend> backend,
                     std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size)
     : name_(std::move(name)), key_(std::move(key)), members_(std::move(members)), backend_(std::move(backend)), timeout_(timeout),
-      watch_(std::move(watch)), world_size_(world_size) {}
+      watch_(std::move(watch)), world_size_(world_size), checks_(env::flag("TRIREME_CHECK")) {}
 
-Group::State::Ticket Group::State::begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer) {
+Group::State::Ticket Group::State::begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer,
+                                         const char* detail) {
   Ticket ticket;
   {
     const std::lock_guard lock(mutex_);
@@ -26,7 +49,7 @@ Group::State::Ticket Group::State::begin(const char* op, int64_t bytes, at::Scal
       throw PeerError("comm", concat(op, " in group \"", name_, "\" cannot run, the group has failed before: ", broken_));
     }
     const int64_t number = (peer < 0 ? progress_.collectives : progress_.messages) + 1;
-    ticket.op = {number, op, bytes, c10::toString(dtype), std::string(what), peer < 0 ? -1 : members_[peer], false};
+    ticket.op = {number, op, bytes, c10::toString(dtype), std::string(what), peer < 0 ? -1 : members_[peer], false, detail};
     progress_.note(ticket.op);
     ++version_;
   }
@@ -64,13 +87,18 @@ PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
       return PeerError("comm", concat(describe(ticket.op), " in group \"", name_, "\" failed, as an operation before it: ", broken_));
     }
   }
-  const int world_rank = members_[backend_->rank()];
+  const bool late = trouble.kind == Trouble::Kind::deadline;
   RollCall roll_call;
   if (watch_) {
-    const bool late = trouble.kind == Trouble::Kind::deadline;
-    roll_call = watch_->roll_call(members_, key_, late ? kPatienceAtDeadline : kPatienceForLost);
+    std::vector<int> asked = members_;
+    if (late) { // whoever holds up a member may be anywhere
+      asked.resize(static_cast<size_t>(world_size_));
+      std::iota(asked.begin(), asked.end(), 0);
+    }
+    roll_call = watch_->roll_call(asked, key_, late ? kPatienceAtDeadline : kPatienceForLost, late);
   }
-  const PeerError error = explain({name_, members_, world_rank, world_size_, timeout_}, ticket.op, trouble, roll_call);
+  const Asker asker{name_, members_, members_[backend_->rank()], world_size_, timeout_, progress()};
+  const PeerError error = explain(asker, ticket.op, trouble, roll_call);
   {
     const std::lock_guard lock(mutex_);
     broken_ = error.what();
@@ -82,14 +110,69 @@ PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
         silent.push_back(rank);
       }
     }
-    watch_->report(error.what(), silent);
+    watch_->report(error.what(), silent, late ? hang(asker, ticket, roll_call) : std::nullopt);
   }
   return error;
 }
 
+std::optional<Hang> Group::State::hang(const Asker& asker, const Ticket& ticket, const RollCall& roll_call) const {
+  std::map<int, PeerView> ranks = roll_call.peers;
+  if (!roll_call.store_answers && roll_call.store_host >= 0) {
+    ranks[roll_call.store_host].state = roll_call.store_host_state;
+  }
+  ranks[asker.world_rank] = roll_call.own;
+  Hang hang;
+  hang.alone = !roll_call.store_answers;
+  const std::string after = format_seconds(static_cast<double>(timeout_.count()) / 1000);
+  hang.text = hang_text(ranks, asker.world_rank,
+                        concat(describe(ticket.op), " in group \"", name_, "\" is not done after ", after, " on rank ", asker.world_rank,
+                               " of ", world_size_));
+  hang.printer = asker.world_rank;
+  for (const auto& [rank, view] : ranks) {
+    hang.printer = view.answered && !view.left ? std::min(hang.printer, rank) : hang.printer;
+  }
+  return hang;
+}
+
+void Group::State::check(const Ticket& ticket) {
+  if (!checks_ || backend_->size() == 1 || ticket.op.is_message()) {
+    return;
+  }
+  const int64_t mine = signature(ticket.op);
+  const at::Tensor own = at::full({1}, mine, at::kLong);
+  const at::Tensor all = at::empty({backend_->size()}, at::kLong);
+  const Waiting waiting(*this, ticket);
+  try {
+    if (const auto pending = backend_->all_gather(all, own)) {
+      pending->wait();
+    }
+    for (int rank = 0; rank < backend_->size(); ++rank) {
+      if (all.data_ptr<int64_t>()[rank] != mine) {
+        throw Trouble(Trouble::Kind::mismatch, concat("rank ", members_[rank], " called another operation (TRIREME_CHECK)"));
+      }
+    }
+  } catch (const Trouble& trouble) {
+    throw failed(ticket, trouble);
+  }
+}
+
+Group::State::Waiting::Waiting(State& state, const Ticket& ticket) : state_(state) {
+  state_.awaited_since_ns_.store(now_ns(), std::memory_order_relaxed);
+  state_.awaited_.store(2 * ticket.op.number + (ticket.op.is_message() ? 1 : 0), std::memory_order_relaxed);
+}
+
+Group::State::Waiting::~Waiting() {
+  state_.awaited_.store(0, std::memory_order_relaxed);
+}
+
 GroupProgress Group::State::progress() const {
   const std::lock_guard lock(mutex_);
-  return progress_;
+  GroupProgress progress = progress_;
+  if (const int64_t awaited = awaited_.load(std::memory_order_relaxed); awaited != 0) {
+    const int64_t since = awaited_since_ns_.load(std::memory_order_relaxed);
+    progress.waiting = {awaited / 2, awaited % 2 != 0, static_cast<double>(std::max<int64_t>(0, now_ns() - since)) * 1e-9};
+  }
+  return progress;
 }
 
 void Group::State::close() {

@@ -17,7 +17,7 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   State(std::string name, std::string key, std::vector<int> members, std::shared_ptr<Backend> backend,
         std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size);
 
-  const std::string& name() const {
+  const std::string& name() const override {
     return name_;
   }
   Backend& backend() const {
@@ -30,7 +30,9 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     uint64_t record = 0;
   };
   /// Numbers and records an operation. Errors: PeerError when the group has failed before, Error when it is closed.
-  Ticket begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer);
+  Ticket begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer, const char* detail);
+  /// With TRIREME_CHECK=1: compares the operation with the other ranks' before it is begun. Throws what failed() returns.
+  void check(const Ticket& ticket);
   void succeeded(const Ticket& ticket);
   /// Finds out who is to blame, tells the other ranks and returns what to throw.
   PeerError failed(const Ticket& ticket, const Trouble& trouble);
@@ -54,7 +56,21 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   }
   void close();
 
+  /// Says that a thread waits for the operation, for as long as it lives: two relaxed stores and a clock read.
+  class Waiting {
+   public:
+    Waiting(State& state, const Ticket& ticket);
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    State& state_;
+  };
+
  private:
+  std::optional<Hang> hang(const Asker& asker, const Ticket& ticket, const RollCall& roll_call) const;
+
   const std::string name_;
   const std::string key_;
   const std::vector<int> members_;
@@ -66,6 +82,10 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   mutable std::mutex mutex_;
   GroupProgress progress_;
   std::atomic<int64_t> version_{0};
+  /// Twice the number of the operation that is waited for, plus 1 for a message; 0: none.
+  std::atomic<int64_t> awaited_{0};
+  std::atomic<int64_t> awaited_since_ns_{0};
+  const bool checks_;
   std::mutex failing_;
   /// The first failure, "" while all is well.
   std::string broken_;

@@ -1,6 +1,7 @@
 #include <trireme/comm/progress.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/text.h>
 #include <trireme/base/units.h>
 
 namespace trireme::comm {
@@ -42,12 +43,25 @@ const OpSummary* GroupProgress::collective(int64_t number) const {
   return nullptr;
 }
 
+const OpSummary* GroupProgress::awaited() const {
+  for (const auto& entry : recent) {
+    if (waiting && entry.number == waiting->number && entry.is_message() == waiting->message) {
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
 nlohmann::json to_json(const GroupProgress& progress) {
   auto recent = nlohmann::json::array();
   for (const auto& op : progress.recent) {
-    recent.push_back({op.number, op.op, op.bytes, op.dtype, op.what, op.peer, op.done});
+    recent.push_back({op.number, op.op, op.bytes, op.dtype, op.what, op.peer, op.done, op.detail});
   }
-  return {{"collectives", progress.collectives}, {"messages", progress.messages}, {"recent", std::move(recent)}};
+  nlohmann::json json = {{"collectives", progress.collectives}, {"messages", progress.messages}, {"recent", std::move(recent)}};
+  if (progress.waiting) {
+    json["waiting"] = {progress.waiting->number, progress.waiting->message, progress.waiting->seconds};
+  }
+  return json;
 }
 
 GroupProgress progress_from_json(const nlohmann::json& json) {
@@ -55,9 +69,65 @@ GroupProgress progress_from_json(const nlohmann::json& json) {
   progress.collectives = json.at("collectives");
   progress.messages = json.at("messages");
   for (const auto& op : json.at("recent")) {
-    progress.recent.push_back({op.at(0), op.at(1), op.at(2), op.at(3), op.at(4), op.at(5), op.at(6)});
+    progress.recent.push_back({op.at(0), op.at(1), op.at(2), op.at(3), op.at(4), op.at(5), op.at(6), op.at(7)});
+  }
+  if (json.contains("waiting")) {
+    const auto& waiting = json.at("waiting");
+    progress.waiting = {waiting.at(0), waiting.at(1), waiting.at(2)};
   }
   return progress;
+}
+
+nlohmann::json to_json(const PeerView& view) {
+  nlohmann::json json = {
+      {"left", view.left}, {"error", view.error}, {"process", view.process}, {"place", view.place}, {"stack", view.stack}};
+  auto& groups = json["groups"] = nlohmann::json::object();
+  for (const auto& [key, group] : view.groups) {
+    groups[key] = to_json(group.progress);
+    groups[key]["name"] = group.name;
+    groups[key]["members"] = group.members;
+  }
+  auto& threads = json["notes"] = nlohmann::json::array();
+  for (const auto& thread : view.notes) {
+    auto notes = nlohmann::json::array();
+    for (const auto& note : thread.notes) {
+      notes.push_back({{"what", note.what}, {"number", note.number}, {"detail", note.detail}, {"seconds", note.seconds}});
+    }
+    threads.push_back({{"thread", thread.thread}, {"main", thread.main}, {"notes", std::move(notes)}});
+  }
+  return json;
+}
+
+PeerView view_from_json(const nlohmann::json& json) {
+  PeerView view;
+  view.left = json.at("left");
+  view.error = json.at("error");
+  view.process = json.at("process");
+  view.place = json.at("place");
+  view.stack = json.at("stack").get<std::vector<std::string>>();
+  for (const auto& [key, group] : json.at("groups").items()) {
+    view.groups[key] = {group.at("name"), group.at("members").get<std::vector<int>>(), progress_from_json(group)};
+  }
+  for (const auto& thread : json.at("notes")) {
+    ThreadNotes notes{thread.at("thread"), thread.at("main"), {}};
+    for (const auto& note : thread.at("notes")) {
+      notes.notes.push_back({note.at("what"), note.at("number"), note.at("detail"), note.at("seconds")});
+    }
+    view.notes.push_back(std::move(notes));
+  }
+  return view;
+}
+
+std::string describe_activity(const PeerView& view) {
+  if (view.notes.empty() || view.notes.front().notes.empty()) {
+    return "";
+  }
+  const auto& notes = view.notes.front().notes;
+  std::vector<std::string> parts;
+  for (auto note = notes.rbegin(); note != notes.rend(); ++note) {
+    parts.push_back("in " + describe(*note));
+  }
+  return concat(join(parts, ", "), ", for ", format_seconds(notes.back().seconds));
 }
 
 } // namespace trireme::comm

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/base/notes.h>
+
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
@@ -7,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme::comm {
 
@@ -21,9 +24,15 @@ struct OpSummary {
   /// World rank of the other side of a message, -1 for a collective.
   int peer = -1;
   bool done = false;
+  /// What else has to be the same on all ranks: "max", "root 1".
+  std::string detail = "";
 
   bool is_message() const {
     return peer >= 0;
+  }
+  /// The same operation as far as the ranks of a group have to agree on it.
+  bool fits(const OpSummary& other) const {
+    return op == other.op && bytes == other.bytes && dtype == other.dtype && detail == other.detail;
   }
 };
 
@@ -36,6 +45,13 @@ struct GroupProgress {
   int64_t collectives = 0;
   int64_t messages = 0;
   std::deque<OpSummary> recent;
+  /// The operation that somebody is in wait() of, and for how long.
+  struct Waiting {
+    int64_t number = 0;
+    bool message = false;
+    double seconds = 0;
+  };
+  std::optional<Waiting> waiting = std::nullopt;
 
   void note(OpSummary op);
   void mark_done(const OpSummary& op);
@@ -44,10 +60,19 @@ struct GroupProgress {
   }
   /// The collective of that number, or nullptr when it is not among the recent ones.
   const OpSummary* collective(int64_t number) const;
+  /// What `waiting` is about, or nullptr.
+  const OpSummary* awaited() const;
 };
 
 nlohmann::json to_json(const GroupProgress& progress);
 GroupProgress progress_from_json(const nlohmann::json& json);
+
+/// A group as one of its ranks sees it. Members are world ranks.
+struct GroupView {
+  std::string name;
+  std::vector<int> members;
+  GroupProgress progress;
+};
 
 /// What one rank knows of another at the time of a roll call.
 struct PeerView {
@@ -56,18 +81,39 @@ struct PeerView {
   /// It has closed its world.
   bool left = false;
   /// Its own complaint, "" when it has none.
-  std::string error;
+  std::string error = "";
   /// In the group in question; empty when it has published nothing there.
-  std::optional<GroupProgress> progress;
+  std::optional<GroupProgress> progress = std::nullopt;
+  /// All its groups, by key.
+  std::map<std::string, GroupView> groups = {};
+  std::vector<ThreadNotes> notes = {};
+  /// Of its main thread, innermost first; only where the roll call asked for it.
+  std::vector<std::string> stack = {};
+  int64_t process = 0;
+  /// Equal to ours where we can look at that process.
+  std::string place = "";
+  /// What the kernel of this host says of a process that does not answer: "is stopped (...)".
+  std::string state = "";
 };
+
+/// What ranks publish about themselves. `answered` and `progress` are the reader's.
+nlohmann::json to_json(const PeerView& view);
+PeerView view_from_json(const nlohmann::json& json);
+
+/// What a rank was doing when it said so: "in layer 7 (ReLU), in forward of micro-batch 5, for 12.0 s"; "" when it said nothing.
+std::string describe_activity(const PeerView& view);
 
 struct RollCall {
   /// False when the store itself does not answer: its host is stopped, dead or unreachable.
   bool store_answers = true;
   /// World rank that hosts the store, -1 when it is no rank.
   int store_host = -1;
+  /// What the kernel says of the store's host where it runs on this machine.
+  std::string store_host_state = "";
   /// By world rank, without this one.
-  std::map<int, PeerView> peers;
+  std::map<int, PeerView> peers = {};
+  /// This rank as the others see it.
+  PeerView own = {};
 };
 
 } // namespace trireme::comm

@@ -1,6 +1,10 @@
 #include <trireme/comm/watch.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/stacks.h>
+#include <trireme/comm/hang_report.h>
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -22,6 +26,9 @@ constexpr milliseconds kSilentLeaver{3000};
 constexpr milliseconds kReadMyError{1000};
 /// A store call that hangs (its host is stopped) holds up nobody longer than this.
 constexpr milliseconds kStuckStore{1500};
+/// For the dump of this rank, with the stacks of threads that may not run.
+constexpr milliseconds kDump{5000};
+constexpr milliseconds kNews{300};
 
 std::string progress_key(int rank) {
   return "progress/" + std::to_string(rank);
@@ -56,9 +63,10 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     groups_.push_back(std::move(group));
   }
 
-  RollCall roll_call(const std::vector<int>& ranks, const std::string& key, milliseconds patience) {
+  RollCall roll_call(const std::vector<int>& ranks, const std::string& key, milliseconds patience, bool stacks) {
     auto question = std::make_shared<Question>();
     question->key = key;
+    question->stacks = stacks;
     question->result.store_host = store_host_;
     for (const int rank : ranks) {
       if (rank != rank_) {
@@ -77,24 +85,53 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       RollCall silent;
       silent.store_answers = false;
       silent.store_host = store_host_;
+      silent.store_host_state = host_place_ == own_place_ ? process_state(host_process_) : "";
+      lock.unlock();
+      silent.own = view();
       return silent;
     }
+    lock.unlock();
+    question->result.own = view();
     return question->result;
   }
 
-  void report(const std::string& error, const std::vector<int>& silent) {
-    const std::lock_guard lock(mutex_);
-    if (error_.empty()) {
-      error_ = error;
-      silent_ = silent;
-      report_due_ = true;
-      wake_.notify_all();
+  void report(const std::string& error, const std::vector<int>& silent, const std::optional<Hang>& hang) {
+    std::unique_lock lock(mutex_);
+    if (!error_.empty()) {
+      return;
+    }
+    error_ = error;
+    silent_ = silent;
+    hang_ = hang;
+    report_due_ = true;
+    wake_.notify_all();
+    if (!hang) {
+      wait_for_news(lock, silent);
+      return;
+    }
+    if (!hang->alone) {
+      changed_.wait_for(lock, kDump, [&] { return hang_case_.attended() || ended_ || store_lost_; });
+    }
+    lock.unlock();
+    hang_case_.attend_alone(*hang, [this] { return view(); }); // does nothing when that went well
+  }
+
+  /// A rank that fails because another one has given up does not end before it knows whether that was for a hang, and has
+  /// written its dump then.
+  void wait_for_news(std::unique_lock<std::mutex>& lock, const std::vector<int>& silent) {
+    const auto over = [&] { return ended_ || store_lost_ || stopping_; };
+    if (error_.empty() || !silent.empty()) {
+      return;
+    }
+    changed_.wait_for(lock, kNews, [&] { return failure_heard_ || seen_hangs_ > 0 || over(); });
+    if (seen_hangs_ > 0) {
+      changed_.wait_for(lock, kDump, [&] { return hang_case_.attended() || over(); });
     }
   }
 
   void leave(const std::string& error, milliseconds patience) {
     if (!error.empty()) { // a good end is no failure to tell: hearing of one interrupts the others' groups
-      report(error, {});
+      report(error, {}, std::nullopt);
     }
     std::unique_lock lock(mutex_);
     leaving_ = true;
@@ -110,6 +147,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     RollCall result;
     Clock::time_point deadline;
     int64_t pulse = 0;
+    bool stacks = false;
     bool answered = false;
     bool given_up = false;
   };
@@ -141,7 +179,14 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     const int64_t pulse = store_.add("pulse", 0);
     if (pulse != seen_pulse_) {
       seen_pulse_ = pulse;
-      publish();
+      const int64_t hangs = store_.add("hang/asked", 0);
+      const bool new_hang = hangs != seen_hangs_;
+      {
+        const std::lock_guard lock(mutex_);
+        seen_hangs_ = hangs;
+        changed_.notify_all();
+      }
+      publish(new_hang);
       listen();
     } else if (version() != published_version_) {
       publish();
@@ -162,22 +207,48 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     return sum;
   }
 
-  void publish() {
-    published_version_ = version();
-    nlohmann::json message = {{"pulse", seen_pulse_}};
-    {
-      const std::lock_guard lock(mutex_);
-      message["left"] = leaving_;
-      message["error"] = error_;
-      auto& groups = message["groups"] = nlohmann::json::object();
-      for (const auto& weak : groups_) {
-        if (const auto group = weak.lock()) {
-          groups[group->key()] = to_json(group->progress());
-        }
+  /// What this rank says of itself.
+  PeerView view() {
+    PeerView view;
+    view.process = getpid();
+    view.place = own_place_;
+    view.notes = current_notes();
+    const std::lock_guard lock(mutex_);
+    view.answered = true;
+    view.left = leaving_;
+    view.error = error_;
+    for (const auto& weak : groups_) {
+      if (const auto group = weak.lock()) {
+        view.groups[group->key()] = {group->name(), group->members(), group->progress()};
       }
     }
+    return view;
+  }
+
+  void publish(bool with_stack = false) {
+    published_version_ = version();
+    PeerView own = view();
+    if (with_stack) {
+      own.stack = capture_stack(getpid()).frames;
+    }
+    nlohmann::json message = to_json(own);
+    message["pulse"] = seen_pulse_;
     // A tensor's name comes from the caller and may not be UTF-8.
     store_.set(progress_key(rank_), message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    meet_host();
+  }
+
+  /// Notes the process of the store's host while it can be asked.
+  void meet_host() {
+    if (host_process_ != 0 || store_host_ < 0) {
+      return;
+    }
+    if (const auto text = store_.find(progress_key(store_host_))) {
+      const PeerView host = view_from_json(nlohmann::json::parse(*text));
+      const std::lock_guard lock(mutex_);
+      host_process_ = host.process;
+      host_place_ = host.place;
+    }
   }
 
   /// Raises the pulse so that every rank looks and answers; returns its number.
@@ -187,6 +258,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
 
   void tell_failure() {
     nlohmann::json note;
+    std::optional<Hang> hang;
     {
       const std::lock_guard lock(mutex_);
       if (!report_due_) {
@@ -194,11 +266,25 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       }
       report_due_ = false;
       note = {{"rank", rank_}, {"silent", silent_}};
+      hang = hang_;
     }
     publish();
+    if (hang) {
+      hang_case_.open(store_, *hang);
+      note["hang"] = true;
+    }
     const int64_t number = store_.add("failures", 1);
     store_.set("failure/" + std::to_string(number), note.dump());
     raise_pulse();
+    if (hang) {
+      attend_hang();
+    }
+  }
+
+  void attend_hang() {
+    hang_case_.attend(store_, [this] { return view(); });
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
   }
 
   void listen() {
@@ -214,6 +300,9 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   }
 
   void hear(const nlohmann::json& note) {
+    if (note.contains("hang")) {
+      attend_hang(); // before the waiting threads are sent on
+    }
     std::set<int> lost = {note.at("rank").get<int>()};
     for (const int rank : note.at("silent")) {
       lost.insert(rank);
@@ -228,6 +317,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     {
       const std::lock_guard lock(mutex_);
       failure_heard_ = true;
+      changed_.notify_all();
       for (const auto& weak : groups_) {
         const auto group = weak.lock();
         if (group && std::any_of(group->members().begin(), group->members().end(), [&](int rank) { return ranks.count(rank) != 0; })) {
@@ -250,6 +340,9 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
     for (const auto& question : open) {
       if (question->pulse == 0) {
+        if (question->stacks) {
+          store_.add("hang/asked", 1);
+        }
         question->pulse = raise_pulse();
       }
       bool all = true;
@@ -260,6 +353,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
         }
       }
       if (all || Clock::now() >= question->deadline) {
+        look_at_silent(question->result, own_place_);
         const std::lock_guard lock(mutex_);
         question->answered = true;
         changed_.notify_all();
@@ -273,13 +367,12 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       return;
     }
     const auto message = nlohmann::json::parse(*text);
-    peer.answered = message.at("pulse").get<int64_t>() >= question.pulse;
-    peer.left = message.at("left");
-    peer.error = message.at("error");
-    const auto& groups = message.at("groups");
-    const auto found = groups.find(question.key);
-    if (found != groups.end()) {
-      peer.progress = progress_from_json(*found);
+    const bool answered = message.at("pulse").get<int64_t>() >= question.pulse;
+    peer = view_from_json(message);
+    peer.answered = answered;
+    const auto found = peer.groups.find(question.key);
+    if (found != peer.groups.end()) {
+      peer.progress = found->second.progress;
     }
   }
 
@@ -342,6 +435,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   const int rank_;
   const int size_;
   const int store_host_;
+  const std::string own_place_ = process_place();
   std::thread thread_;
 
   std::mutex mutex_;
@@ -355,6 +449,12 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   std::string error_;
   std::vector<int> silent_;
   bool report_due_ = false;
+  std::optional<Hang> hang_;
+  HangCase hang_case_{rank_, size_};
+  /// Roll calls because of a hang so far; only the thread changes it.
+  int64_t seen_hangs_ = 0;
+  int64_t host_process_ = 0;
+  std::string host_place_;
   bool failure_heard_ = false;
   bool leaving_ = false;
   bool wait_for_others_ = true;
@@ -372,6 +472,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
 
 Watch::Watch(Store store, int rank, int size, int store_host)
     : loop_(std::make_shared<Loop>(std::move(store), rank, size, store_host)) {
+  prepare_stack_capture();
   loop_->start();
 }
 
@@ -383,13 +484,13 @@ void Watch::add(std::weak_ptr<Watched> group) {
   loop_->add(std::move(group));
 }
 
-RollCall Watch::roll_call(const std::vector<int>& ranks, const std::string& key, milliseconds patience) {
-  return loop_->roll_call(ranks, key, patience);
+RollCall Watch::roll_call(const std::vector<int>& ranks, const std::string& key, milliseconds patience, bool stacks) {
+  return loop_->roll_call(ranks, key, patience, stacks);
 }
 
-void Watch::report(const std::string& error, const std::vector<int>& silent) {
+void Watch::report(const std::string& error, const std::vector<int>& silent, const std::optional<Hang>& hang) {
   if (!error.empty()) {
-    loop_->report(error, silent);
+    loop_->report(error, silent, hang);
   }
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <trireme/comm/hang_case.h>
 #include <trireme/comm/progress.h>
 #include <trireme/comm/store.h>
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@ class Watched {
   virtual ~Watched() = default;
   /// The same on all ranks, unique in the world.
   virtual const std::string& key() const = 0;
+  virtual const std::string& name() const = 0;
   virtual const std::vector<int>& members() const = 0;
   virtual GroupProgress progress() const = 0;
   /// Grows whenever progress() changes.
@@ -26,9 +29,10 @@ class Watched {
 
 /// Tells the other ranks where this one is, and asks where they are.
 ///
-/// A thread with a store connection of its own publishes the progress of all groups when
-/// it has changed, at most every 200 ms, and looks as often whether another rank calls the
-/// roll or reports a failure; a failure of a member interrupts the groups that it is in.
+/// A thread with a store connection of its own publishes the progress of all groups, and what this process notes about
+/// itself (base/notes.h), when it has changed, at most every 200 ms, and looks as often whether another rank calls the
+/// roll or reports a failure; a failure of a member interrupts the groups that it is in. A hang makes every rank write its dump
+/// (hang_report.h) first, and one of them print the report.
 /// Cost: five small round trips a second to the store, nothing per operation.
 /// Never throws because the store is gone; it says so in the roll call.
 class Watch {
@@ -41,11 +45,12 @@ class Watch {
   void add(std::weak_ptr<Watched> group);
 
   /// Asks these ranks for a sign of life and their progress in group `key`. Returns when all have
-  /// answered, at the latest after `patience` and a little.
-  RollCall roll_call(const std::vector<int>& ranks, const std::string& key, std::chrono::milliseconds patience);
+  /// answered, at the latest after `patience` and a little. `stacks`: with the stacks of their main threads.
+  RollCall roll_call(const std::vector<int>& ranks, const std::string& key, std::chrono::milliseconds patience, bool stacks = false);
 
-  /// Tells all ranks that this one has failed, and which ranks it has found silent.
-  void report(const std::string& error, const std::vector<int>& silent);
+  /// Tells all ranks that this one has failed, and which ranks it has found silent. With `hang`, returns when the
+  /// dump of this rank is written; of several ranks that notice a hang the first one's report counts.
+  void report(const std::string& error, const std::vector<int>& silent, const std::optional<Hang>& hang = std::nullopt);
 
   /// Says good-bye. With no `error` it then waits until the others have left too, so that nothing
   /// on its way to them is lost, unless one of them fails, does not answer or needs longer than

@@ -2,6 +2,7 @@
 
 #include <trireme/base/cores.h>
 #include <trireme/base/env.h>
+#include <trireme/base/fault.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/backends.h>
@@ -86,6 +87,7 @@ class World::Impl {
       : environment_(read_environment([](const std::string& name) { return env::text(name.c_str()); })), timeout_(timeout_from(options)),
         backend_(backend_from(options)), exceptions_at_start_(std::uncaught_exceptions()) {
     log::set_rank(environment_.rank, environment_.size);
+    fault::arm_from_environment(environment_.rank, environment_.size);
     if (backend_ != "auto") {
       find_backend(backend_); // complains before anybody waits
     }

@@ -1,6 +1,7 @@
 #include <trireme/data/loader.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/notes.h>
 
 #include <condition_variable>
 #include <deque>
@@ -57,6 +58,7 @@ class DataLoader::Prefetcher {
 
   /// Called at most as often as the epoch has micro-batches left, and not after a throw.
   Batch take() {
+    const Note note("waiting for the loader");
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !ready_.empty() || failure_; });
     if (ready_.empty()) {
@@ -80,6 +82,7 @@ class DataLoader::Prefetcher {
             return;
           }
         }
+        const Note note("making a micro-batch ahead");
         Batch batch = make_batch(*dataset_, *micro_batch, part_);
         {
           const std::lock_guard lock(mutex_);

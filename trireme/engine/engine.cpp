@@ -1,7 +1,9 @@
 #include <trireme/engine/engine.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/fault.h>
 #include <trireme/base/log.h>
+#include <trireme/base/notes.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/preemption.h>
@@ -11,6 +13,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <limits>
 
 namespace trireme::engine {
 namespace {
@@ -34,6 +37,11 @@ class Stopwatch {
   double& sum_;
   Clock::time_point start_;
 };
+
+// What TRIREME_FAULT makes of a value that autograd goes through.
+at::Tensor spoiled(const at::Tensor& value, fault::Effect effect) {
+  return effect == fault::Effect::nan ? value * std::numeric_limits<double>::quiet_NaN() : value;
+}
 
 // A micro-batch of nothing but padding stays as it is: it counts for nothing, but stages wait for it.
 data::Batch without_padding(data::Batch micro_batch) {
@@ -60,8 +68,18 @@ double Engine::Impl::exposed_seconds() const {
 
 void Engine::Impl::start_step() {
   running = StepTimes();
-  step_start = Clock::now();
+  waiting_for_stages = 0;
+  step_start = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(loading));
+  fault::set_step(global_steps + 1);
   exposed_before = exposed_seconds();
+}
+
+data::Batch Engine::Impl::load(const std::function<data::Batch()>& next) {
+  const Stopwatch watch(loading);
+  const Note note("data");
+  fault::set_step(global_steps + 1);
+  fault::at(fault::Phase::data);
+  return next();
 }
 
 at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
@@ -74,10 +92,12 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
   }
   const Stopwatch watch(running.forward);
   const monitor::Span span("forward");
+  const Note note("forward of step", global_steps + 1);
+  const fault::Effect effect = fault::at(fault::Phase::forward);
   if (!model->is_training()) {
     model->train();
   }
-  return loss_function(micro_batch);
+  return spoiled(loss_function(micro_batch), effect);
 }
 
 // Every stage reduces its buckets as soon as the backward of its last micro-batch fills them.
@@ -86,6 +106,7 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
     throw InputError("engine", "train_batch() in the middle of a step", "Finish the step with forward(), backward() and step() first.");
   }
   start_step();
+  const Note note("step", global_steps + 1);
   if (!model->is_training()) {
     model->train();
   }
@@ -103,7 +124,8 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   callbacks.reduce_tied_grads = [&] { ties->sum_gradients(); };
   callbacks.reduce_grads = [&] { reducer->end(); };
   reducer->begin();
-  loss_sum = executor->train(static_cast<int>(batch.accumulation), micro_steps, 1 / micro_batches, next, callbacks) / micro_batches;
+  const auto loaded = [&] { return load(next); };
+  loss_sum = executor->train(static_cast<int>(batch.accumulation), micro_steps, 1 / micro_batches, loaded, callbacks) / micro_batches;
   running.forward = executor->seconds().forward;
   running.backward = executor->seconds().backward;
   micro_steps += batch.accumulation - 1;
@@ -115,6 +137,8 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   }
   const Stopwatch watch(running.backward);
   const monitor::Span span("backward");
+  const Note note("backward of step", global_steps + 1);
+  const at::Tensor root = spoiled(loss, fault::at(fault::Phase::backward));
   loss_sum += loss.item<double>() / static_cast<double>(batch.accumulation);
   if (at_boundary()) {
     set_riders();
@@ -122,9 +146,9 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   // Sharded gradients are added up as shards, so every micro-batch is reduced.
   reducer->set_synchronising(at_boundary() || buffers.front()->gradients_are_sharded());
   if (batch.accumulation == 1) {
-    loss.backward();
+    root.backward();
   } else {
-    (loss / static_cast<double>(batch.accumulation)).backward();
+    (root / static_cast<double>(batch.accumulation)).backward();
   }
 }
 
@@ -137,6 +161,8 @@ void Engine::Impl::step() {
   {
     const Stopwatch watch(running.optimizer);
     const monitor::Span span("optimizer");
+    const Note note("optimizer of step", global_steps + 1);
+    fault::at(fault::Phase::step);
     if (!reducer->order_is_learned()) {
       reducer->finish(); // moves the buffers, so before anything looks at buckets
     }
@@ -149,12 +175,16 @@ void Engine::Impl::step() {
   ++global_steps;
   global_samples += batch.train;
   running.exposed_communication = exposed_seconds() - exposed_before;
-  running.optimizer -= running.exposed_communication;
+  running.optimizer -= running.exposed_communication + waiting_for_stages;
   if (executor) {
     running.exposed_communication += executor->seconds().waiting;
   }
+  running.exposed_communication += waiting_for_stages;
+  running.data = loading;
+  loading = 0;
   running.total = std::chrono::duration<double>(Clock::now() - step_start).count();
   times = running;
+  arrivals->step(global_steps, {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total});
 }
 
 void Engine::Impl::set_riders() {
@@ -201,6 +231,7 @@ void Engine::Impl::update() {
     }
   }
   if (pipe.size() > 1) {
+    const Stopwatch watch(waiting_for_stages);
     at::Tensor sums = torch::tensor({mean_loss, squared_norm, stop_agreed ? 1.0 : 0.0}, torch::kFloat64);
     pipe.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
     mean_loss = sums[0].item<double>();
@@ -265,7 +296,7 @@ at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
     step();
   } else {
     for (int64_t i = 0; i < impl_->batch.accumulation; ++i) {
-      backward(forward(next()));
+      backward(forward(impl_->load(next)));
       step();
     }
   }
@@ -322,6 +353,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
   if (micro_batch.samples == 0) {
     return {};
   }
+  const Note note("evaluation after step", global_steps);
   model->eval();
   const auto real = static_cast<double>(micro_batch.samples);
   return {loss_function(without_padding(micro_batch)).item<double>() * real, real};
@@ -329,6 +361,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
 
 Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next) {
   LossSum sum;
+  const Note note("evaluation after step", global_steps);
   model->eval();
   executor->evaluate(
       static_cast<int>(micro_batches), [&next] { return without_padding(next()); },
@@ -386,6 +419,9 @@ void Engine::want_grad_norm(bool on) {
 const StepTimes& Engine::times() const {
   return impl_->times;
 }
+const std::optional<monitor::Straggler>& Engine::straggler() const {
+  return impl_->arrivals->straggler();
+}
 int64_t Engine::num_parameters() const {
   return impl_->num_parameters;
 }
@@ -408,6 +444,8 @@ torch::nn::Module& Engine::module() {
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last) {
   checkpoint::SaveOptions options(impl_->checkpoint);
   options.keep_last = keep_last;
+  const Note note("checkpoint of step", impl_->global_steps);
+  fault::at(fault::Phase::checkpoint);
   TrainingState(*impl_).save(folder, tag.empty() ? checkpoint::step_tag(impl_->global_steps) : tag, client_state, options);
 }
 
@@ -415,6 +453,7 @@ std::optional<nlohmann::json> Engine::load_checkpoint(const std::filesystem::pat
   if (tag.empty() && !checkpoint::find_newest(folder) && !std::filesystem::exists(folder / "manifest.json")) {
     return std::nullopt;
   }
+  const Note note("load of a checkpoint");
   return TrainingState(*impl_).load(folder, tag);
 }
 

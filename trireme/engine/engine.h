@@ -4,6 +4,7 @@
 #include <trireme/config/engine_config.h>
 #include <trireme/data/batch.h>
 #include <trireme/data/loader.h>
+#include <trireme/monitor/straggler.h>
 
 #include <ATen/core/Tensor.h>
 #include <nlohmann/json.hpp>
@@ -26,6 +27,8 @@ using LossFunction = std::function<at::Tensor(const data::Batch&)>;
 
 /// Where the time of the last step went, in seconds.
 struct StepTimes {
+  /// Waiting for the loader; known with train_batch() only.
+  double data = 0;
   double forward = 0;
   double backward = 0;
   /// Communication that backward did not hide.
@@ -91,6 +94,9 @@ class Engine {
   /// Computes the norm also without clipping: one more read of the gradients a step.
   void want_grad_norm(bool on);
   const StepTimes& times() const;
+  /// The replica of this rank's stage that kept the others waiting in the last 16 steps, if one did; its rank is one of the
+  /// world. Rank 0 of the data axis warns of it by itself.
+  const std::optional<monitor::Straggler>& straggler() const;
   /// Trained and frozen numbers of the whole model, tied ones once.
   int64_t num_parameters() const;
   /// Mean loss of the last step, the same on every rank.

@@ -2,6 +2,7 @@
 
 #include <trireme/checkpoint/options.h>
 #include <trireme/config/batch_size.h>
+#include <trireme/engine/arrivals.h>
 #include <trireme/engine/engine.h>
 #include <trireme/engine/step_report.h>
 #include <trireme/optim/flat_optimizer.h>
@@ -41,6 +42,7 @@ class Engine::Impl {
   nlohmann::ordered_json config;
   checkpoint::CheckpointOptions checkpoint;
   std::optional<StepReport> report; // rank 0
+  std::optional<Arrivals> arrivals;
 
   // Where it is.
   int64_t micro_steps = 0;
@@ -60,6 +62,8 @@ class Engine::Impl {
   StepTimes running;
   Clock::time_point step_start;
   double exposed_before = 0;
+  double waiting_for_stages = 0; // for their losses and norms
+  double loading = 0; // of the step that begins or runs
 
   struct LossSum {
     double loss = 0;
@@ -67,6 +71,8 @@ class Engine::Impl {
   };
 
   bool at_boundary() const;
+  /// The next micro-batch, as a part of the step.
+  data::Batch load(const std::function<data::Batch()>& next);
   at::Tensor forward(const data::Batch& micro_batch);
   void backward(const at::Tensor& loss);
   void step();

@@ -1,6 +1,7 @@
 #include <trireme/engine/initialize.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/fault.h>
 #include <trireme/base/json.h>
 #include <trireme/base/log.h>
 #include <trireme/config/deepspeed_json.h>
@@ -109,6 +110,7 @@ int64_t count_parameters(const Engine::Impl& impl) {
 
 Initialized initialize(comm::World& world, const InitializeOptions& options) {
   check_options(options);
+  fault::set_step(0);
   const config::EngineConfig& config = options.config;
   const mesh::Mesh mesh(world, mesh::MeshShape::fit(world.size(), options.pipeline ? options.pipeline->options().stages : 1, 1));
   auto impl = std::make_unique<Engine::Impl>();
@@ -117,6 +119,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
   impl->group = mesh.group(mesh::Axis::data);
   impl->pipe = mesh.group(mesh::Axis::pipe);
   impl->everyone = mesh.world();
+  impl->arrivals.emplace(impl->group);
   impl->batch = config.batch_for(impl->group.size());
   impl->clipping = config.gradient_clipping;
   impl->config = options.stored_config.value_or(config.source);

@@ -32,6 +32,7 @@ constexpr RealKey kRealKeys[] = {
     {"tokens_per_s", &StepMetrics::tokens_per_s},
     {"samples_per_s", &StepMetrics::samples_per_s},
     {"step_ms", &StepMetrics::step_ms},
+    {"comm_wait_ms", &StepMetrics::comm_wait_ms},
     {"wall_time", &StepMetrics::wall_time},
 };
 constexpr WholeKey kWholeKeys[] = {

@@ -23,6 +23,7 @@ struct StepMetrics {
   std::optional<double> tokens_per_s;     ///< all ranks together
   std::optional<double> samples_per_s;    ///< all ranks together, where there are no tokens
   std::optional<double> step_ms;
+  std::optional<double> comm_wait_ms;     ///< of it, waiting for communication that nothing hid
   std::optional<double> wall_time;        ///< seconds since 1970; MetricsWriter fills it in
   std::optional<int64_t> peak_rss_bytes;  ///< of the largest rank so far
   std::optional<int64_t> comm_bytes;      ///< sent by one rank during this step

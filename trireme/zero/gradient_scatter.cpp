@@ -1,5 +1,6 @@
 #include <trireme/zero/gradient_scatter.h>
 
+#include <trireme/base/error.h>
 #include <trireme/bucket/shard_plan.h>
 
 #include <memory>
@@ -30,7 +31,8 @@ comm::Work scatter_gradients(const comm::Group& group, bucket::FlatParameters& b
   const bucket::Range mine = bucket::ShardPlan(buffer.layout(), group.rank(), group.size(), true).mine(bucket);
   const bucket::Bucket& whole = buffer.layout().buckets()[bucket];
   const at::Tensor gradients = buffer.bucket_grad(bucket);
-  comm::Work scattered = group.reduce_scatter(gradients.slice(0, mine.begin - whole.begin, mine.end - whole.begin), gradients, comm::ReduceOp::sum, "gradients");
+  comm::Work scattered = group.reduce_scatter(gradients.slice(0, mine.begin - whole.begin, mine.end - whole.begin), gradients, comm::ReduceOp::sum,
+                                              concat("gradients, bucket ", bucket));
   if (bucket != 0) {
     return scattered;
   }

@@ -323,7 +323,7 @@ void Reducer::Impl::adopt_order(const std::vector<std::vector<int64_t>>& orders)
 }
 
 comm::Work Reducer::all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
-  return group.all_reduce(buffer.bucket_grad_and_riders(bucket), comm::ReduceOp::sum, "gradients");
+  return group.all_reduce(buffer.bucket_grad_and_riders(bucket), comm::ReduceOp::sum, concat("gradients, bucket ", bucket));
 }
 
 Reducer::Reducer(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options, Reduce reduce)

@@ -1,6 +1,8 @@
 #include <trireme/parallel/pipeline/executor.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/fault.h>
+#include <trireme/base/notes.h>
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/parallel/pipeline/schedule_check.h>
 #include <trireme/parallel/pipeline/split_backward.h>
@@ -10,6 +12,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 
 namespace trireme::pipeline {
 namespace {
@@ -58,6 +61,16 @@ Tensors arrive(const Tensors& inputs) {
     tensors.push_back(input.defined() && input.requires_grad() && at::GradMode::is_enabled() ? Arrive::apply(input) : input);
   }
   return tensors;
+}
+
+// What TRIREME_FAULT makes of the first of these that can be NaN.
+void spoil(Tensors& tensors, fault::Effect effect) {
+  for (size_t i = 0; i < tensors.size() && effect == fault::Effect::nan; ++i) {
+    if (tensors[i].defined() && tensors[i].is_floating_point()) {
+      tensors[i] = tensors[i] * std::numeric_limits<double>::quiet_NaN();
+      return;
+    }
+  }
 }
 
 Tensors detached(const Tensors& tensors) {
@@ -238,6 +251,7 @@ void Executor::interpret(const Program& todo) {
 // Batches come in order, whatever the order of the schedule.
 void Executor::load(int micro_batch) {
   const monitor::Span span("load", Lane::data);
+  const Note note("load of micro-batch", micro_batch);
   for (int next = batches_.empty() ? 0 : batches_.rbegin()->first + 1; next <= micro_batch; ++next) {
     batches_[next] = (*next_)();
   }
@@ -251,6 +265,7 @@ Message Executor::receive(RecvChannel& channel, int micro_batch) {
 }
 
 void Executor::recv_activation(const Instruction& instruction) {
+  const Note note("recv activation of micro-batch", instruction.micro_batch);
   Channels& channels = channels_[instruction.chunk];
   Message message = receive(*channels.activations_in, instruction.micro_batch);
   channels.grads_out->release(message.received);
@@ -265,6 +280,7 @@ void Executor::recv_activation(const Instruction& instruction) {
 }
 
 void Executor::recv_grad(const Instruction& instruction) {
+  const Note note("recv gradient of micro-batch", instruction.micro_batch);
   Channels& channels = channels_[instruction.chunk];
   Message message = receive(*channels.grads_in, instruction.micro_batch);
   channels.activations_out->release(message.received);
@@ -292,7 +308,11 @@ void Executor::forward(const Instruction& instruction) {
   }
   const ComputeSpan span('F', instruction, seconds_.forward);
   const int64_t count = (first_micro_batch_ + instruction.micro_batch) * replicas_ + replica_;
-  finish_forward(instruction, flight, model_.forward_chunk(instruction.chunk, arrive(flight.inputs), count));
+  const Note note("forward of micro-batch", instruction.micro_batch);
+  const fault::Effect effect = training_ ? fault::at(fault::Phase::forward) : fault::Effect::none;
+  Tensors outputs = model_.forward_chunk(instruction.chunk, arrive(flight.inputs), count);
+  spoil(outputs, effect);
+  finish_forward(instruction, flight, outputs);
   int in_flight = 0;
   for (const auto& flights : flights_) {
     in_flight += static_cast<int>(std::count_if(flights.begin(), flights.end(), [](const auto& item) { return !item.second.roots.empty() || item.second.split; }));
@@ -352,6 +372,8 @@ void Executor::check_fingerprint(const Instruction& instruction, uint64_t travel
 
 void Executor::backward(const Instruction& instruction) {
   InFlight& flight = this->flight(instruction);
+  const Note note("backward of micro-batch", instruction.micro_batch);
+  const fault::Effect effect = fault::at(fault::Phase::backward);
   callbacks_->before_backward(instruction.chunk, --backwards_left_[instruction.chunk] == 0);
   {
     const bool split = instruction.op == Op::backward_input;
@@ -369,6 +391,7 @@ void Executor::backward(const Instruction& instruction) {
       }
       ++root;
     }
+    spoil(grads, effect);
     flight.roots.clear();
     flight.grads.clear();
     if (!roots.empty() && split) {
@@ -407,6 +430,7 @@ void Executor::backward_weight(const Instruction& instruction) {
     return; // everything was done with the inputs
   }
   callbacks_->before_backward(instruction.chunk, last);
+  const Note note("weight gradients of micro-batch", instruction.micro_batch);
   const ComputeSpan span('W', instruction, seconds_.backward);
   found->second.split->run_weights();
   flights_[instruction.chunk].erase(found);

@@ -1,6 +1,7 @@
 #include <trireme/parallel/pipeline/module.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/notes.h>
 #include <trireme/base/text.h>
 #include <trireme/parallel/pipeline/message.h>
 #include <trireme/parallel/pipeline/profile.h>
@@ -97,7 +98,7 @@ void PipelineModule::build_layer(int64_t index, std::vector<Part>& chunk) {
   const Layer& layer = layers_[index];
   const bool shares_module = layer.tie() && layer.tie()->attributes.empty();
   if (shares_module && shared_.count(layer.tie()->key) != 0) {
-    chunk.push_back({index, layer.share(shared_[layer.tie()->key])});
+    chunk.push_back({index, layer.share(shared_[layer.tie()->key]), keep_name(layer.type())});
     return;
   }
   int64_t first = index;
@@ -109,7 +110,7 @@ void PipelineModule::build_layer(int64_t index, std::vector<Part>& chunk) {
     torch::manual_seed(options_.base_seed + first);
   }
   const BuiltLayer built = layer.build();
-  chunk.push_back({index, built});
+  chunk.push_back({index, built, keep_name(layer.type())});
   if (!built.module) {
     return;
   }
@@ -205,6 +206,7 @@ void PipelineModule::train(bool on) {
 }
 
 Tensors PipelineModule::call(const Part& part, const Tensors& inputs, int64_t micro_batch) const {
+  const Note note("layer", part.index, part.type);
   if (options_.seed_layers) {
     torch::manual_seed(options_.base_seed * (micro_batch + 1) + part.index);
   }

@@ -95,6 +95,7 @@ class PipelineModule : public torch::nn::Module {
   struct Part {
     int64_t index;
     BuiltLayer built;
+    const char* type; ///< for notes: lives for ever
   };
 
   int stage_of(int64_t layer) const;

@@ -1,0 +1,91 @@
+#include <trireme/comm/hang_report.h>
+#include <trireme/comm/wait_graph.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::comm {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+constexpr const char* kPipe = "pipe/1";
+
+/// A rank of group "pipe" with one operation; `waits`: it is in wait() of it.
+PeerView at(OpSummary op, bool waits, const std::vector<int>& members = {0, 1, 2, 3}) {
+  PeerView view;
+  view.answered = true;
+  GroupView group{"pipe", members, {}};
+  group.progress.note(op);
+  if (waits) {
+    group.progress.waiting = {op.number, op.is_message(), 12};
+  }
+  view.groups[kPipe] = group;
+  return view;
+}
+
+OpSummary recv(int peer, int64_t number = 5) {
+  return {number, "recv", 4000, "Byte", "activations", peer, false};
+}
+
+PeerView busy(const char* what, int64_t number, const char* detail) {
+  PeerView view = at(recv(0, 4), false);
+  view.groups[kPipe].progress.mark_done(recv(0, 4));
+  view.notes = {{1, true, {{"forward of micro-batch", 5, "", 13}, {what, number, detail, 12}}}};
+  return view;
+}
+
+TEST(WaitGraphTest, FollowsMessagesToTheRankThatWaitsForNobody) {
+  std::map<int, PeerView> ranks = {{0, busy("layer", 7, "ReLU")}, {1, at(recv(0), true)}, {2, at(recv(1), true)}, {3, at(recv(2), true)}};
+  const WaitGraph graph = follow_waits(ranks, 3);
+  EXPECT_THAT(graph.roots, ElementsAre(0));
+  EXPECT_THAT(graph.circle, IsEmpty());
+  EXPECT_THAT(graph.waits.at(2).for_ranks, ElementsAre(1));
+  const std::string text = hang_text(ranks, 3, "something");
+  EXPECT_THAT(text, HasSubstr("held up by: rank 0 is in layer 7 (ReLU), in forward of micro-batch 5, for 12.0 s"));
+  EXPECT_THAT(text, HasSubstr("rank 1 waits 12.0 s in recv #5 from rank 0 (\"activations\", 4.00 kB) of group \"pipe\""));
+  EXPECT_LT(text.find("held up by"), text.find("rank 1 waits"));
+}
+
+TEST(WaitGraphTest, FollowsCollectivesToThoseThatHaveNotCome) {
+  const OpSummary reduce{9, "all_reduce", 4, "Float", "loss", -1, false};
+  OpSummary before = reduce;
+  before.number = 8;
+  before.done = true;
+  std::map<int, PeerView> ranks = {{0, at(reduce, true)}, {1, at(reduce, true)}, {2, at(before, false)}, {3, at(reduce, true)}};
+  EXPECT_THAT(follow_waits(ranks, 0).roots, ElementsAre(2));
+  ranks[2].answered = false;
+  ranks[2].process = 77;
+  ranks[2].state = "is stopped (state T)";
+  EXPECT_THAT(hang_text(ranks, 0, "x"), HasSubstr("held up by: rank 2 does not answer: its process 77 is stopped (state T)"));
+  ranks[2] = at(reduce, true);
+  EXPECT_THAT(follow_waits(ranks, 0).roots, IsEmpty()) << "all have come";
+  ranks[2] = at(reduce, false); // has begun it and does something else before it waits
+  EXPECT_THAT(follow_waits(ranks, 0).roots, ElementsAre(2));
+}
+
+TEST(WaitGraphTest, ACircleHasNoRoot) {
+  std::map<int, PeerView> ranks = {{0, at(recv(1), true)}, {1, at(recv(0), true)}, {2, at(recv(1), true)}};
+  const WaitGraph graph = follow_waits(ranks, 2);
+  EXPECT_THAT(graph.roots, IsEmpty());
+  EXPECT_THAT(graph.circle, testing::UnorderedElementsAre(0, 1));
+  EXPECT_THAT(hang_text(ranks, 2, "x"), HasSubstr("wait for each other"));
+}
+
+TEST(WaitGraphTest, SurvivesTheTripAsJson) {
+  PeerView view = busy("layer", 7, "ReLU");
+  view.error = "[data] gone";
+  view.process = 42;
+  view.place = "here";
+  view.stack = {"a()", "b()"};
+  view.groups[kPipe].progress.waiting = {4, true, 1.5};
+  const PeerView copy = view_from_json(nlohmann::json::parse(to_json(view).dump()));
+  EXPECT_EQ(to_json(copy), to_json(view));
+  EXPECT_EQ(describe_activity(copy), describe_activity(view));
+  EXPECT_EQ(copy.groups.at(kPipe).progress.awaited()->peer, 0);
+}
+
+} // namespace
+} // namespace trireme::comm

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string_view>
+
+/// Failures on purpose, to try out what a job does about them. docs/failures.md describes TRIREME_FAULT for users.
+namespace trireme::fault {
+
+enum class Phase : uint8_t { data, forward, backward, all_reduce, step, checkpoint, send, recv };
+
+/// What the place that was hit has to do itself; killing, stopping and sleeping are done already.
+enum class Effect : uint8_t {
+  none,
+  nan,  ///< put a NaN into the tensor at hand
+  drop, ///< leave the operation out
+};
+
+/// Reads "rank=1,step=7,phase=all_reduce,kind=kill[,seconds=S][,attempt=0]", several separated by ';', and keeps
+/// those for this rank and this start of the job (0: the first). Replaces what was armed before; "" disarms.
+/// Errors: InputError naming the part that is wrong.
+void arm(std::string_view text, int rank, int size, int attempt);
+/// The same with TRIREME_FAULT and TORCHELASTIC_RESTART_COUNT.
+void arm_from_environment(int rank, int size);
+
+/// Says which optimizer step begins, counted from 1; 0: training has not begun. Without any call every
+/// phase counts for itself: its first occurrence is step 1.
+void set_step(int64_t step);
+
+namespace detail {
+inline constinit std::atomic<bool> armed{false};
+Effect strike(Phase phase);
+} // namespace detail
+
+/// Marks a place where a fault can strike, each fault at most once a step. Cost: one load and branch while none is armed.
+inline Effect at(Phase phase) {
+  return detail::armed.load(std::memory_order_relaxed) ? detail::strike(phase) : Effect::none;
+}
+
+} // namespace trireme::fault

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+/// Says what this thread does, for as long as the object lives: "forward of micro-batch 5", within it "layer 7 (ReLU)".
+///
+///   const Note note("layer", 7, type);   // type: a literal, or from keep_name()
+///
+/// For hang reports: another thread reads it with current_notes(), also while this one is stuck. Cost: a clock read and
+/// a few relaxed stores, about 30 ns; no lock, no memory. Beyond 16 levels, or 64 threads with notes, nothing is noted.
+class Note {
+ public:
+  /// `what` and `detail` must live for ever; `number` below 0 and a null `detail` are left out.
+  explicit Note(const char* what, int64_t number = -1, const char* detail = nullptr) noexcept;
+  ~Note();
+  Note(const Note&) = delete;
+  Note& operator=(const Note&) = delete;
+
+ private:
+  void* slot_;
+};
+
+/// A copy of `name` that is never freed, the same one for the same text. Locks and allocates: for set-up code.
+const char* keep_name(std::string_view name);
+
+/// One note as somebody else sees it.
+struct NoteView {
+  std::string what;
+  int64_t number = -1;
+  std::string detail;
+  /// Since when, ago.
+  double seconds = 0;
+};
+
+struct ThreadNotes {
+  /// As the kernel numbers threads; the main thread's is the process's.
+  int64_t thread = 0;
+  bool main = false;
+  /// Outermost first.
+  std::vector<NoteView> notes;
+};
+
+/// The threads of this process that have notes now, the main one first. Any thread may ask.
+std::vector<ThreadNotes> current_notes();
+
+/// `layer 7 (ReLU)`.
+std::string describe(const NoteView& note);
+
+} // namespace trireme

@@ -1,0 +1,223 @@
+#include <trireme/base/stacks.h>
+
+#include <trireme/base/error.h>
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+namespace trireme {
+namespace {
+
+constexpr int kFrames = 96;
+constexpr size_t kThreads = 64;
+constexpr size_t kLongName = 200;
+/// The handler itself and the kernel's way into it.
+constexpr int kHandlerFrames = 2;
+
+enum Stage : int { idle, asked, taking, taken };
+
+/// One at a time; the interrupted thread only fills in the frames.
+struct Request {
+  std::atomic<int> stage{idle};
+  std::atomic<int64_t> thread{0};
+  int depth = 0;
+  void* frames[kFrames] = {};
+};
+
+constinit Request request;
+constinit std::atomic<bool> prepared{false};
+
+void on_signal(int) {
+  const int before = errno;
+  int expected = asked;
+  if (request.thread.load() == static_cast<int64_t>(syscall(SYS_gettid)) && request.stage.compare_exchange_strong(expected, taking)) {
+    request.depth = backtrace(request.frames, kFrames);
+    request.stage.store(taken);
+  }
+  errno = before;
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+/// The letter of /proc/.../stat, which comes after the last ')': names may have any characters. 0: no such process.
+char state_letter(const std::string& folder) {
+  const std::string line = first_line(folder + "/stat");
+  const size_t end = line.rfind(')');
+  return end == std::string::npos || end + 2 >= line.size() ? '\0' : line[end + 2];
+}
+
+const char* thread_state(char letter) {
+  switch (letter) {
+    case 'R':
+      return "runs";
+    case 'S':
+      return "sleeps";
+    case 'D':
+      return "waits for a disk or driver";
+    case 'T':
+    case 't':
+      return "stopped";
+    case 'Z':
+    case 'X':
+    case '\0':
+      return "has ended";
+    default:
+      return "";
+  }
+}
+
+std::string symbol(void* address, bool interrupted) {
+  // A return address may be the first of the next function; the call before it is what is meant.
+  auto* inside = static_cast<char*>(address) - (interrupted ? 0 : 1);
+  Dl_info info{};
+  if (dladdr(inside, &info) == 0) {
+    return concat(address);
+  }
+  char text[32];
+  if (info.dli_sname == nullptr) {
+    std::snprintf(text, sizeof text, "+0x%zx", static_cast<size_t>(inside - static_cast<char*>(info.dli_fbase)));
+    return std::filesystem::path(info.dli_fname == nullptr ? "?" : info.dli_fname).filename().string() + text;
+  }
+  int status = 0;
+  char* plain = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+  std::string name = status == 0 ? plain : info.dli_sname;
+  std::free(plain);
+  if (name.size() > kLongName) {
+    name = name.substr(0, kLongName) + "...";
+  }
+  std::snprintf(text, sizeof text, " + 0x%zx", static_cast<size_t>(static_cast<char*>(address) - static_cast<char*>(info.dli_saddr)));
+  return name + text;
+}
+
+std::vector<std::string> symbols(void* const* frames, int depth) {
+  std::vector<std::string> names;
+  for (int frame = 0; frame < depth; ++frame) {
+    names.push_back(symbol(frames[frame], frame == 0));
+  }
+  return names;
+}
+
+/// Waits for the interrupted thread.
+bool wait_until_taken() {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+  while (request.stage.load() != taken) {
+    int expected = asked;
+    if (std::chrono::steady_clock::now() >= deadline && request.stage.compare_exchange_strong(expected, idle)) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
+}
+
+} // namespace
+
+void prepare_stack_capture() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (prepared) {
+    return;
+  }
+  void* frame = nullptr;
+  backtrace(&frame, 1); // the first call loads a library and allocates
+  struct sigaction current {};
+  if (sigaction(SIGURG, nullptr, &current) != 0 || current.sa_handler != SIG_DFL) {
+    return;
+  }
+  struct sigaction ours {};
+  ours.sa_handler = on_signal;
+  ours.sa_flags = SA_RESTART;
+  sigemptyset(&ours.sa_mask);
+  prepared = sigaction(SIGURG, &ours, nullptr) == 0;
+}
+
+ThreadStack capture_stack(int64_t thread) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const std::string folder = "/proc/self/task/" + std::to_string(thread);
+  ThreadStack stack{thread, thread == static_cast<int64_t>(getpid()), first_line(folder + "/comm"), thread_state(state_letter(folder)), {}};
+  if (thread == static_cast<int64_t>(syscall(SYS_gettid))) {
+    void* frames[kFrames];
+    stack.frames = symbols(frames + 1, backtrace(frames, kFrames) - 1);
+    return stack;
+  }
+  if (!prepared) {
+    return stack;
+  }
+  request.thread.store(thread);
+  request.stage.store(asked);
+  if (syscall(SYS_tgkill, getpid(), thread, SIGURG) == 0 && wait_until_taken()) {
+    stack.frames = symbols(request.frames + kHandlerFrames, std::max(0, request.depth - kHandlerFrames));
+  }
+  request.stage.store(idle);
+  return stack;
+}
+
+std::vector<ThreadStack> capture_stacks() {
+  std::vector<int64_t> threads = {static_cast<int64_t>(getpid())};
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", error)) {
+    const int64_t thread = std::strtoll(entry.path().filename().c_str(), nullptr, 10);
+    if (thread != threads.front() && threads.size() < kThreads) {
+      threads.push_back(thread);
+    }
+  }
+  std::vector<ThreadStack> stacks;
+  for (const int64_t thread : threads) {
+    stacks.push_back(capture_stack(thread));
+  }
+  return stacks;
+}
+
+std::string process_state(int64_t process) {
+  if (process <= 0) {
+    return "";
+  }
+  switch (state_letter("/proc/" + std::to_string(process))) {
+    case '\0':
+    case 'Z':
+    case 'X':
+      return "has ended";
+    case 'T':
+      return "is stopped (state T: SIGSTOP, or Ctrl-Z)";
+    case 't':
+      return "is stopped by a debugger";
+    case 'D':
+      return "waits for a disk or driver (state D)";
+    case 'R':
+      return "runs";
+    case 'S':
+      return "sleeps";
+    default:
+      return "";
+  }
+}
+
+std::string process_place() {
+  std::error_code error;
+  const auto space = std::filesystem::read_symlink("/proc/self/ns/pid", error);
+  return first_line("/proc/sys/kernel/random/boot_id") + "/" + space.string();
+}
+
+} // namespace trireme

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <trireme/comm/progress.h>
+#include <trireme/comm/store.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+
+namespace trireme::comm {
+
+/// What the rank that notices a hang tells all.
+struct Hang {
+  /// hang_text().
+  std::string text;
+  /// The rank that prints it.
+  int printer = 0;
+  /// The store does not answer: every rank is on its own.
+  bool alone = false;
+};
+
+/// One rank's part in a hang: of all who notice it the first one's report counts; every rank writes its dump, one prints the report.
+/// Internal to Watch, whose thread makes all calls but attend_alone().
+class HangCase {
+ public:
+  using View = std::function<PeerView()>;
+  HangCase(int rank, int size) : rank_(rank), size_(size) {}
+
+  /// Leaves the report in the store unless another rank has done so.
+  void open(Store& store, const Hang& hang);
+  /// Writes the dump and prints, once.
+  void attend(Store& store, const View& view);
+  void attend_alone(const Hang& hang, const View& view);
+  bool attended() const {
+    return attended_;
+  }
+
+ private:
+  void dump(const std::string& folder, int from, const std::string& report, const View& view) const;
+
+  const int rank_;
+  const int size_;
+  std::atomic<bool> attended_{false};
+};
+
+} // namespace trireme::comm

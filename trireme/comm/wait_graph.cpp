@@ -1,0 +1,100 @@
+#include <trireme/comm/wait_graph.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/units.h>
+#include <trireme/comm/explain.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+namespace trireme::comm {
+namespace {
+
+bool waits_somewhere(const PeerView& view) {
+  return std::any_of(view.groups.begin(), view.groups.end(), [](const auto& group) { return group.second.progress.waiting.has_value(); });
+}
+
+/// Who has not come to this collective; where all have, who has not finished it and does something else now.
+std::vector<int> missing(const std::map<int, PeerView>& ranks, const std::string& key, const GroupView& group, int64_t number, int self) {
+  std::vector<int> absent;
+  std::vector<int> busy;
+  for (const int member : group.members) {
+    const auto view = ranks.find(member);
+    if (member == self || view == ranks.end()) {
+      continue;
+    }
+    const auto theirs = view->second.groups.find(key);
+    if (theirs == view->second.groups.end() || theirs->second.progress.collectives < number) {
+      absent.push_back(member);
+      continue;
+    }
+    const OpSummary* op = theirs->second.progress.collective(number);
+    if (op != nullptr && !op->done && (!view->second.answered || !waits_somewhere(view->second))) {
+      busy.push_back(member);
+    }
+  }
+  return absent.empty() ? busy : absent;
+}
+
+std::optional<Wait> wait_of(const std::map<int, PeerView>& ranks, int rank) {
+  const PeerView& view = ranks.at(rank);
+  const std::string* newest = nullptr;
+  for (const auto& [key, group] : view.groups) {
+    if (group.progress.awaited() != nullptr &&
+        (newest == nullptr || group.progress.waiting->seconds < view.groups.at(*newest).progress.waiting->seconds)) {
+      newest = &key;
+    }
+  }
+  if (newest == nullptr || view.left || !view.answered) {
+    return std::nullopt;
+  }
+  const GroupView& group = view.groups.at(*newest);
+  const OpSummary& op = *group.progress.awaited();
+  return Wait{group.name, op, group.progress.waiting->seconds,
+              op.is_message() ? std::vector<int>{op.peer} : missing(ranks, *newest, group, op.number, rank)};
+}
+
+} // namespace
+
+WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from) {
+  WaitGraph graph;
+  for (const auto& [rank, view] : ranks) {
+    if (auto wait = wait_of(ranks, rank)) {
+      graph.waits.emplace(rank, std::move(*wait));
+    }
+  }
+  std::vector<int> path = {from};
+  std::set<int> seen;
+  // Depth first; `path` shows the circle when there is one.
+  const auto visit = [&](const auto& self, int rank) -> void {
+    const auto wait = graph.waits.find(rank);
+    const bool waits = wait != graph.waits.end() && !wait->second.for_ranks.empty();
+    if (!waits && rank != from) {
+      graph.roots.push_back(rank);
+    }
+    for (const int next : waits ? wait->second.for_ranks : std::vector<int>{}) {
+      const auto before = std::find(path.begin(), path.end(), next);
+      if (before != path.end()) {
+        graph.circle.assign(before, path.end());
+      } else if (seen.insert(next).second) {
+        path.push_back(next);
+        self(self, next);
+        path.pop_back();
+      }
+    }
+  };
+  visit(visit, from);
+  std::sort(graph.roots.begin(), graph.roots.end());
+  if (!graph.roots.empty()) {
+    graph.circle.clear();
+  }
+  return graph;
+}
+
+std::string describe(const Wait& wait) {
+  return concat("waits ", format_seconds(wait.seconds), " in ", describe(wait.op), " of group \"", wait.group, '"',
+                wait.for_ranks.empty() || wait.op.is_message() ? "" : " for " + name_ranks(wait.for_ranks));
+}
+
+} // namespace trireme::comm
