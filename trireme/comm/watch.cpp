@@ -59,8 +59,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   }
 
   void add(std::weak_ptr<Watched> group) {
-    const std::lock_guard lock(mutex_);
-    groups_.push_back(std::move(group));
+    groups_.add(std::move(group));
   }
 
   RollCall roll_call(const std::vector<int>& ranks, const std::string& key, milliseconds patience, bool stacks) {
@@ -198,13 +197,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
 
   int64_t version() {
     const std::lock_guard lock(mutex_);
-    int64_t sum = leaving_ ? 1 : 0;
-    for (const auto& weak : groups_) {
-      if (const auto group = weak.lock()) {
-        sum += group->version() + 1;
-      }
-    }
-    return sum;
+    return groups_.version() + (leaving_ ? 1 : 0);
   }
 
   /// What this rank says of itself.
@@ -217,11 +210,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     view.answered = true;
     view.left = leaving_;
     view.error = error_;
-    for (const auto& weak : groups_) {
-      if (const auto group = weak.lock()) {
-        view.groups[group->key()] = {group->name(), group->members(), group->progress()};
-      }
-    }
+    view.groups = groups_.views();
     return view;
   }
 
@@ -313,21 +302,12 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   }
 
   void interrupt_groups_of(const std::set<int>& ranks) {
-    std::vector<std::shared_ptr<Watched>> affected;
     {
       const std::lock_guard lock(mutex_);
       failure_heard_ = true;
       changed_.notify_all();
-      for (const auto& weak : groups_) {
-        const auto group = weak.lock();
-        if (group && std::any_of(group->members().begin(), group->members().end(), [&](int rank) { return ranks.count(rank) != 0; })) {
-          affected.push_back(group);
-        }
-      }
     }
-    for (const auto& group : affected) {
-      group->interrupt();
-    }
+    groups_.interrupt(ranks);
   }
 
   /// Goes on with the roll calls that are under way.
@@ -438,13 +418,13 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   const std::string own_place_ = process_place();
   std::thread thread_;
 
+  WatchedGroups groups_;
   std::mutex mutex_;
   std::condition_variable wake_;    // for the thread
   std::condition_variable changed_; // from the thread
   bool stopping_ = false;
   bool ended_ = false;
   bool store_lost_ = false;
-  std::vector<std::weak_ptr<Watched>> groups_;
   std::vector<std::shared_ptr<Question>> questions_;
   std::string error_;
   std::vector<int> silent_;

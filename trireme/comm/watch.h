@@ -3,6 +3,7 @@
 #include <trireme/comm/hang_case.h>
 #include <trireme/comm/progress.h>
 #include <trireme/comm/store.h>
+#include <trireme/comm/watched_groups.h>
 
 #include <chrono>
 #include <memory>
@@ -11,21 +12,6 @@
 #include <vector>
 
 namespace trireme::comm {
-
-/// A group as its watch sees it.
-class Watched {
- public:
-  virtual ~Watched() = default;
-  /// The same on all ranks, unique in the world.
-  virtual const std::string& key() const = 0;
-  virtual const std::string& name() const = 0;
-  virtual const std::vector<int>& members() const = 0;
-  virtual GroupProgress progress() const = 0;
-  /// Grows whenever progress() changes.
-  virtual int64_t version() const = 0;
-  /// Makes waiting operations fail.
-  virtual void interrupt() = 0;
-};
 
 /// Tells the other ranks where this one is, and asks where they are.
 ///

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <trireme/comm/progress.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace trireme::comm {
+
+/// A group as its watch sees it.
+class Watched {
+ public:
+  virtual ~Watched() = default;
+  /// The same on all ranks, unique in the world.
+  virtual const std::string& key() const = 0;
+  virtual const std::string& name() const = 0;
+  virtual const std::vector<int>& members() const = 0;
+  virtual GroupProgress progress() const = 0;
+  /// Grows whenever progress() changes.
+  virtual int64_t version() const = 0;
+  /// Makes waiting operations fail.
+  virtual void interrupt() = 0;
+};
+
+/// The groups of this rank that still live. Thread-safe.
+class WatchedGroups {
+ public:
+  void add(std::weak_ptr<Watched> group);
+  /// Grows whenever a group comes or the progress of one changes.
+  int64_t version() const;
+  /// Where this rank is in each, by key.
+  std::map<std::string, GroupView> views() const;
+  /// Interrupts those that have one of these world ranks.
+  void interrupt(const std::set<int>& ranks) const;
+
+ private:
+  std::vector<std::shared_ptr<Watched>> live() const;
+
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<Watched>> groups_;
+};
+
+} // namespace trireme::comm
