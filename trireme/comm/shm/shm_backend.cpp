@@ -298,7 +298,7 @@ class ShmBackend : public Backend {
   }
   std::shared_ptr<Parcel> parcel(const at::Tensor& tensor, int peer, int tag) const {
     auto parcel = std::make_shared<Parcel>();
-    parcel->tensor = tensor.detach();
+    parcel->tensor = tensor;
     parcel->peer = peer;
     parcel->tag = tag;
     parcel->bytes = tensor.nbytes();
@@ -313,8 +313,8 @@ class ShmBackend : public Backend {
     op->root = root;
     op->count = count;
     if (in.defined()) {
-      op->in = in.detach();
-      op->out = out.detach();
+      op->in = in;
+      op->out = out;
       op->element_bytes = static_cast<int64_t>(in.element_size());
     }
     return core_->start(op) ? nullptr : std::make_shared<ShmPending<Collective>>(core_, std::move(op), -1);
