@@ -1,7 +1,7 @@
 #include <trireme/base/env.h>
 #include <trireme/store/sockets.h>
 
-#include "tests/comm/command.h"
+#include "tests/support/command.h"
 
 #include <gmock/gmock.h>
 

@@ -1,6 +1,7 @@
 #include <trireme/comm/recorder.h>
 #include <trireme/comm/world.h>
 
+#include "tests/support/peer_error.h"
 #include "tests/support/run_ranks.h"
 
 #include <torch/torch.h>
@@ -16,6 +17,7 @@
 namespace trireme::comm {
 namespace {
 
+using test::peer_error;
 using test::run_processes;
 using test::run_ranks;
 using test::RunOptions;
@@ -32,16 +34,6 @@ class MismatchTest : public testing::TestWithParam<const char*> {};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-/// The PeerError that the call throws.
-std::string peer_error(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const PeerError& error) {
-    return error.what();
-  }
-  return "no PeerError";
 }
 
 RunOptions over(const std::string& backend) {

@@ -4,6 +4,7 @@
 #include <trireme/comm/hang_report.h>
 #include <trireme/comm/world.h>
 
+#include "tests/support/peer_error.h"
 #include "tests/support/run_ranks.h"
 
 #include <torch/torch.h>
@@ -21,6 +22,7 @@ namespace trireme::comm {
 namespace {
 
 namespace fs = std::filesystem;
+using test::peer_error;
 using test::run_processes;
 using test::run_ranks;
 using test::RunOptions;
@@ -30,15 +32,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 using Clock = std::chrono::steady_clock;
-
-std::string peer_error(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const PeerError& error) {
-    return error.what();
-  }
-  return "no PeerError";
-}
 
 int count(const std::string& text, const std::string& what) {
   int found = 0;

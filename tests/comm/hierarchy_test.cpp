@@ -2,6 +2,7 @@
 #include <trireme/comm/hierarchy/task_thread.h>
 #include <trireme/comm/world.h>
 
+#include "tests/support/peer_error.h"
 #include "tests/support/run_ranks.h"
 
 #include <torch/torch.h>
@@ -141,14 +142,11 @@ TEST(HierarchyTest, ALostRankIsNamedOnEveryHost) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       raise(SIGKILL);
     }
-    std::string error = "no error";
-    try {
+    const std::string error = test::peer_error([&] {
       for (;;) {
         world.group().all_reduce(tensor, ReduceOp::sum, "bucket").wait();
       }
-    } catch (const PeerError& problem) {
-      error = problem.what();
-    }
+    });
     EXPECT_THAT(error, AllOf(HasSubstr("(\"bucket\""), HasSubstr("rank 3")));
   });
   EXPECT_THAT(lines, ElementsAre("rank 3: ended by signal 9 (Killed)"));

@@ -2,7 +2,7 @@
 #include <trireme/base/text.h>
 #include <trireme/store/sockets.h>
 
-#include "tests/comm/command.h"
+#include "tests/support/command.h"
 
 #include <gmock/gmock.h>
 

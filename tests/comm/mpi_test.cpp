@@ -1,7 +1,7 @@
 #include <trireme/base/error.h>
 #include <trireme/comm/backends.h>
 
-#include "tests/comm/command.h"
+#include "tests/support/command.h"
 #include "tests/comm/group_checks.h"
 #include "tests/support/run_mpi.h"
 

@@ -1,7 +1,7 @@
 // What listens where, and what strangers can do to a job.
+#include <trireme/base/descriptor.h>
 #include <trireme/base/env.h>
 #include <trireme/comm/world.h>
-#include <trireme/store/descriptor.h>
 #include <trireme/store/secret.h>
 #include <trireme/store/sockets.h>
 
@@ -81,7 +81,7 @@ class JobSecret {
   }
 
  private:
-  store::Descriptor file_;
+  Descriptor file_;
 };
 
 class ListeningTest : public testing::TestWithParam<const char*> {};
@@ -194,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, StrangersTest, testing::Values("gloo", "shm")
 TEST(JobsTest, RanksWithAnotherSecretAreToldWhatToDo) {
   for (const bool none : {false, true}) {
     const auto lines = run_processes(2, [&](int rank) {
-      const store::Descriptor own(store::Secret::random().memory_file());
+      const Descriptor own(store::Secret::random().memory_file());
       if (rank == 0 || !none) {
         set("TRIREME_SECRET_FD", std::to_string(own.get()));
       }

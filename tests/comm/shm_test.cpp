@@ -2,6 +2,7 @@
 #include <trireme/comm/shm/arena.h>
 #include <trireme/comm/world.h>
 
+#include "tests/support/peer_error.h"
 #include "tests/support/run_ranks.h"
 
 #include <torch/torch.h>
@@ -332,14 +333,11 @@ TEST(ShmFailureTest, AKilledRankIsNoticedWithinASecondAndLeavesNothing) {
         }).detach();
       }
       const auto start = Clock::now();
-      std::string error = "no error";
-      try {
+      const std::string error = test::peer_error([&] {
         for (;;) {
           world.group().all_reduce(tensor, ReduceOp::sum, "bucket").wait();
         }
-      } catch (const PeerError& problem) {
-        error = problem.what();
-      }
+      });
       EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(1200));
       EXPECT_THAT(error, AllOf(HasSubstr("(\"bucket\""), HasSubstr("rank 1"), HasSubstr("not answer any more")));
     });

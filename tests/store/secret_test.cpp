@@ -1,5 +1,5 @@
+#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
-#include <trireme/store/descriptor.h>
 #include <trireme/store/secret.h>
 
 #include <gmock/gmock.h>

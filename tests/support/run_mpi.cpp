@@ -3,7 +3,7 @@
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 
-#include "tests/comm/command.h"
+#include "tests/support/command.h"
 
 #include <gtest/gtest.h>
 

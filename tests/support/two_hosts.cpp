@@ -1,31 +1,21 @@
 #include "tests/support/two_hosts.h"
 
+#include "tests/support/command.h"
+
 #include <trireme/base/error.h>
 
 #include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 namespace trireme::test {
 namespace {
 
-/// Exit status and output of a shell command.
-std::pair<int, std::string> shell(const std::string& command) {
-  FILE* pipe = popen(("exec 2>&1; " + command).c_str(), "r");
-  std::string output;
-  char buffer[4096];
-  for (size_t count = 0; pipe != nullptr && (count = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
-    output.append(buffer, count);
-  }
-  return {pipe == nullptr ? -1 : pclose(pipe), output};
-}
-
 std::string must(const std::string& command) {
-  const auto [status, output] = shell(command);
+  const auto [status, output] = run_command(command);
   if (status != 0) {
     throw Error("test", concat(command, ": ", output));
   }
@@ -38,12 +28,12 @@ std::optional<std::string> TwoHosts::missing() {
   if (geteuid() != 0) {
     return "network namespaces need root";
   }
-  if (shell("command -v ip && command -v tc").first != 0) {
+  if (run_command("command -v ip && command -v tc").first != 0) {
     return "ip and tc (package iproute2) are not installed";
   }
   const std::string name = concat("trireme-", getpid(), "-try");
-  const auto [status, output] = shell(concat("ip netns add ", name, " && ip -n ", name, " link add t0 type veth peer name t1"));
-  shell("ip netns del " + name);
+  const auto [status, output] = run_command(concat("ip netns add ", name, " && ip -n ", name, " link add t0 type veth peer name t1"));
+  run_command("ip netns del " + name);
   return status == 0 ? std::nullopt : std::optional("network namespaces cannot be made here: " + output);
 }
 
@@ -60,7 +50,7 @@ TwoHosts::TwoHosts() {
 
 TwoHosts::~TwoHosts() {
   for (const auto& name : names_) {
-    shell("ip netns del " + name);
+    run_command("ip netns del " + name);
   }
 }
 

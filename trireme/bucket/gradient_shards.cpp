@@ -17,18 +17,17 @@ GradientShards::GradientShards(const FlatLayout& layout, const ShardPlan& plan, 
       begun_(layout.buckets().size(), false), under_way_(layout.buckets().size()) {}
 
 at::Tensor GradientShards::bucket(int64_t b) {
-  at::Tensor& memory = under_way_[b];
-  if (memory.defined()) {
-    return memory;
+  const Bucket& bucket = layout_.buckets()[b];
+  if (under_way_[b].defined()) {
+    return under_way_[b].slice(0, 0, bucket.numel());
   }
   const torch::NoGradGuard no_grad;
-  const Bucket& bucket = layout_.buckets()[b];
   const auto fits = std::find_if(spare_.begin(), spare_.end(), [&](const at::Tensor& spare) { return spare.numel() >= bucket.numel(); });
-  at::Tensor whole = fits == spare_.end() ? allocate_(bucket.numel(), type_) : *fits;
+  under_way_[b] = fits == spare_.end() ? allocate_(bucket.numel(), type_) : *fits;
   if (fits != spare_.end()) {
     spare_.erase(fits);
   }
-  memory = whole.slice(0, 0, bucket.numel());
+  at::Tensor memory = under_way_[b].slice(0, 0, bucket.numel());
   int64_t end = bucket.begin;
   for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
     const Slot& slot = layout_.slots()[s];

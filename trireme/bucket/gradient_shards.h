@@ -38,7 +38,7 @@ class GradientShards {
   Allocate allocate_;
   at::Tensor shard_; // [plan.state_numel()]
   std::vector<bool> begun_;
-  std::vector<at::Tensor> under_way_;
+  std::vector<at::Tensor> under_way_; // by bucket, perhaps longer than it
   std::vector<at::Tensor> spare_;
 };
 

@@ -4,6 +4,11 @@
 
 namespace trireme::bucket {
 
+Range shard_of(const Bucket& bucket, int rank, int size) {
+  const int64_t part = bucket.numel() / size;
+  return {bucket.begin + part * rank, bucket.begin + part * (rank + 1)};
+}
+
 ShardPlan::ShardPlan(const FlatLayout& layout, int rank, int size, bool sharded)
     : buckets_(layout.buckets()), rank_(rank), size_(size), sharded_(sharded && size > 1), state_offset_{0} {
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -17,11 +22,7 @@ ShardPlan::ShardPlan(const FlatLayout& layout, int rank, int size, bool sharded)
 
 Range ShardPlan::range(int64_t bucket, int rank) const {
   const Bucket& whole = buckets_[bucket];
-  if (!sharded_) {
-    return {whole.begin, whole.end};
-  }
-  const int64_t part = whole.numel() / size_;
-  return {whole.begin + part * rank, whole.begin + part * (rank + 1)};
+  return sharded_ ? shard_of(whole, rank, size_) : Range{whole.begin, whole.end};
 }
 
 } // namespace trireme::bucket

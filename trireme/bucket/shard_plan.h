@@ -17,6 +17,9 @@ struct Range {
   }
 };
 
+/// Rank `rank`'s equal part of a bucket that `size` ranks share; the bucket divides by `size`.
+Range shard_of(const Bucket& bucket, int rank, int size);
+
 /// Says which slice of which bucket each rank owns: everything on every rank
 /// (ZeRO stage 0), or rank r's equal part of each bucket (stages 1 to 3).
 ///

@@ -1,6 +1,7 @@
 #include <trireme/comm/group_state.h>
 
 #include <trireme/base/env.h>
+#include <trireme/base/hash.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/hang_report.h>
 
@@ -16,13 +17,9 @@ int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// FNV-1a of what the ranks have to agree on.
+/// A hash of what the ranks have to agree on.
 int64_t signature(const OpSummary& op) {
-  uint64_t hash = 1469598103934665603ull;
-  for (const char c : concat(op.number, '/', op.op, '/', op.bytes, '/', op.dtype, '/', op.detail, '/', op.what)) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  }
-  return static_cast<int64_t>(hash);
+  return static_cast<int64_t>(fnv1a(concat(op.number, '/', op.op, '/', op.bytes, '/', op.dtype, '/', op.detail, '/', op.what)));
 }
 
 /// Answers come within two ticks of the others' watch threads; more where a deadline has passed anyway.

@@ -35,12 +35,6 @@ int descriptor_limit() {
 
 } // namespace
 
-void Descriptor::close() {
-  if (fd_ >= 0) {
-    ::close(std::exchange(fd_, -1));
-  }
-}
-
 Pipe make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {

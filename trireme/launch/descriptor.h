@@ -1,34 +1,10 @@
 #pragma once
 
+#include <trireme/base/descriptor.h>
+
 #include <string>
-#include <utility>
 
 namespace trireme::launch {
-
-/// Owns one file descriptor.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    close();
-  }
-  int get() const {
-    return fd_;
-  }
-  explicit operator bool() const {
-    return fd_ >= 0;
-  }
-  void close();
-
- private:
-  int fd_ = -1;
-};
 
 struct Pipe {
   Descriptor read;

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
-#include <trireme/store/descriptor.h>
 #include <trireme/store/secret.h>
 #include <trireme/store/sockets.h>
 

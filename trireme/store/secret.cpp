@@ -1,8 +1,8 @@
 #include <trireme/store/secret.h>
 
+#include <trireme/base/descriptor.h>
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
-#include <trireme/store/descriptor.h>
 
 #include <openssl/crypto.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/store/descriptor.h>
+#include <trireme/base/descriptor.h>
 #include <trireme/store/handshake.h>
 #include <trireme/store/requests.h>
 #include <trireme/store/server.h>

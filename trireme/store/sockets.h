@@ -1,6 +1,7 @@
 #pragma once
 
-#include <trireme/store/descriptor.h>
+#include <trireme/base/descriptor.h>
+
 
 #include <chrono>
 #include <string>

@@ -28,8 +28,8 @@ class Both : public comm::Pending {
 } // namespace
 
 comm::Work scatter_gradients(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
-  const bucket::Range mine = bucket::ShardPlan(buffer.layout(), group.rank(), group.size(), true).mine(bucket);
   const bucket::Bucket& whole = buffer.layout().buckets()[bucket];
+  const bucket::Range mine = bucket::shard_of(whole, group.rank(), group.size());
   const at::Tensor gradients = buffer.bucket_grad(bucket);
   comm::Work scattered = group.reduce_scatter(gradients.slice(0, mine.begin - whole.begin, mine.end - whole.begin), gradients, comm::ReduceOp::sum,
                                               concat("gradients, bucket ", bucket));

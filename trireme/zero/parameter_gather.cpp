@@ -8,8 +8,8 @@ namespace trireme::zero {
 
 void ParameterGather::start(int64_t buffer, int64_t bucket) {
   const bucket::FlatParameters& parameters = *buffers_[buffer];
-  const bucket::Range mine = bucket::ShardPlan(parameters.layout(), group_.rank(), group_.size(), true).mine(bucket);
   const bucket::Bucket& whole = parameters.layout().buckets()[bucket];
+  const bucket::Range mine = bucket::shard_of(whole, group_.rank(), group_.size());
   works_.push_back(group_.all_gather(parameters.flat_data().slice(0, whole.begin, whole.end), parameters.flat_data().slice(0, mine.begin, mine.end),
                                      "parameters"));
 }

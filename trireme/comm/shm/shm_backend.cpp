@@ -1,6 +1,7 @@
 #include <trireme/comm/shm/shm_backend.h>
 
 #include <trireme/base/text.h>
+#include <trireme/comm/closed_forms.h>
 #include <trireme/comm/host_memory.h>
 #include <trireme/comm/reduce.h>
 #include <trireme/comm/shm/collectives.h>
@@ -294,7 +295,7 @@ class ShmBackend : public Backend {
 
  private:
   int64_t share(const at::Tensor& whole) const {
-    return static_cast<int64_t>(whole.nbytes()) * (size() - 1) / size();
+    return share_of_others(static_cast<int64_t>(whole.nbytes()), size());
   }
   std::shared_ptr<Parcel> parcel(const at::Tensor& tensor, int peer, int tag) const {
     auto parcel = std::make_shared<Parcel>();

@@ -1,6 +1,7 @@
 #include <trireme/parallel/data/replicas.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/hash.h>
 
 #include <torch/torch.h>
 
@@ -10,14 +11,10 @@
 namespace trireme::parallel {
 namespace {
 
-// FNV-1a, folded to 52 bits so that it survives a sum in double.
+// Folded to 52 bits so that it survives a sum in double.
 int64_t fingerprint(const FlatBuffers& buffers) {
-  uint64_t hash = 1469598103934665603ull;
-  const auto mix = [&](const std::string& text) {
-    for (const unsigned char c : text) {
-      hash = (hash ^ c) * 1099511628211ull;
-    }
-  };
+  uint64_t hash = fnv1a("");
+  const auto mix = [&](const std::string& text) { hash = fnv1a(text, hash); };
   for (const auto& buffer : buffers) {
     mix(concat(buffer->flat_data().scalar_type()));
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <trireme/base/error.h>
+
+#include <functional>
+#include <string>
+
+namespace trireme::test {
+
+/// The text of the PeerError that the call ends with.
+inline std::string peer_error(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const PeerError& error) {
+    return error.what();
+  }
+  return "no PeerError";
+}
+
+} // namespace trireme::test
