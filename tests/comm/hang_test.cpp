@@ -27,6 +27,7 @@ using test::run_processes;
 using test::run_ranks;
 using test::RunOptions;
 using testing::AllOf;
+using testing::AnyOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -144,7 +145,7 @@ TEST_P(HangTest, AStoppedRankIsToldToBeStopped) {
   EXPECT_THAT(lines, ElementsAre("rank 1: ended by signal 9 (Killed)"));
   EXPECT_EQ(count(printed(), "hang report:"), 1) << printed();
   EXPECT_THAT(printed(), HasSubstr("held up by: rank 1 does not answer: its process"));
-  EXPECT_THAT(describe_hang(folder_), HasSubstr("no dump of rank 1"));
+  EXPECT_THAT(describe_hang(folder_), AnyOf(HasSubstr("no dump of rank 1:"), HasSubstr("no dump of ranks 1 and 2:"))) << "rank 2 may be late";
 }
 
 TEST_P(HangTest, TheStoppedHostOfTheMeetingPointIsToldToo) {

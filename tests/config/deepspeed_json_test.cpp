@@ -46,7 +46,7 @@ TEST(DeepSpeedJsonTest, EmptyConfigHasDeepSpeedsDefaults) {
   EXPECT_EQ(config.gradient_clipping, 1.0);
   EXPECT_FALSE(config.optimizer.has_value());
   EXPECT_EQ(config.schedule.kind, ScheduleOptions::Kind::constant);
-  EXPECT_EQ(config.zero_stage, 0);
+  EXPECT_EQ(config.zero.stage, 0);
   EXPECT_EQ(config.data_parallel.bucket_bytes, 25 << 20);
   EXPECT_EQ(config.data_parallel.first_bucket_bytes, 1 << 20);
   EXPECT_FALSE(config.steps_per_print.has_value());

@@ -75,7 +75,7 @@ TEST_P(PipelineEqualsOneProcess, ForTwentySteps) {
   EXPECT_THAT(run_ranks(c.stages * c.replicas,
                         [c](comm::World& world) {
                           config::EngineConfig config = small_config(kBatch, kMicroBatches);
-                          config.zero_stage = c.zero_stage;
+                          config.zero.stage = c.zero_stage;
                           PipelineRun run(world, stages(c.stages, c.schedule), deep_gpt(), config);
                           std::vector<double> losses;
                           std::vector<double> norms;

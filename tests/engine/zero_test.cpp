@@ -2,6 +2,9 @@
 
 #include <trireme/base/error.h>
 
+#include <trireme/models/gpt_layers.h>
+#include <trireme/zero/init.h>
+
 #include <tests/support/run_ranks.h>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -16,13 +19,16 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::run_ranks;
+using testing::AllOf;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr int64_t kBatch = 48;
 
 config::EngineConfig zero_config(int stage, int64_t accumulation = 1, double clipping = 1.0) {
   config::EngineConfig config = small_config(kBatch, accumulation, clipping);
-  config.zero_stage = stage;
+  config.zero.stage = stage;
+  config.zero.param_persistence_threshold = 40; // everything but biases and norms comes and goes
   return config;
 }
 
@@ -35,7 +41,7 @@ struct Case {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const int stage : {1, 2}) {
+  for (const int stage : {1, 2, 3}) {
     for (const int ranks : {2, 3, 4}) {
       for (const int64_t accumulation : {1, 4}) {
         for (const double clipping : {0.0, 1.0}) {
@@ -74,18 +80,17 @@ INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsOneProcess, testing::ValuesIn(cases()), 
 struct OddNetImpl : torch::nn::Module {
   OddNetImpl() {
     torch::manual_seed(3);
-    first = register_module("first", torch::nn::Linear(9, 13));
-    frozen = register_module("frozen", torch::nn::Linear(13, 13));
-    frozen->weight.set_requires_grad(false);
-    unused = register_module("unused", torch::nn::Linear(5, 7));
-    last = register_module("last", torch::nn::Linear(13, 9));
+    first = register_module("first", zero::Sharded<torch::nn::Linear>(9, 13));
+    frozen = register_module("frozen", zero::Sharded<torch::nn::Linear>([](torch::nn::LinearImpl& linear) { linear.weight.set_requires_grad(false); }, 13, 13));
+    unused = register_module("unused", zero::Sharded<torch::nn::Linear>(5, 7));
+    last = register_module("last", zero::Sharded<torch::nn::Linear>(13, 9));
     scale = register_parameter("scale", torch::ones({1}));
     shared = register_parameter("shared", first->weight);
   }
   at::Tensor forward(const at::Tensor& x) {
-    return last->forward(torch::gelu(frozen->forward(torch::tanh(first->forward(x))))) * scale + x.matmul(shared.t()).sum();
+    return last->forward(torch::gelu(frozen->forward(torch::tanh(first->forward(x))))) * scale + first->use([&] { return x.matmul(shared.t()); }).sum();
   }
-  torch::nn::Linear first{nullptr}, frozen{nullptr}, unused{nullptr}, last{nullptr};
+  zero::Sharded<torch::nn::Linear> first{nullptr}, frozen{nullptr}, unused{nullptr}, last{nullptr};
   at::Tensor scale, shared;
 };
 TORCH_MODULE(OddNet);
@@ -129,6 +134,7 @@ TEST_P(ZeroEqualsStageZero, BitForBit) {
                               }
                             }
                             const auto a = plain.model->named_parameters();
+                            const auto whole = sharded.made.engine->gather_parameters(sharded.model->parameters());
                             for (const auto& item : sharded.model->named_parameters()) {
                               EXPECT_TRUE(item.value().equal(a[item.key()])) << item.key();
                             }
@@ -137,8 +143,155 @@ TEST_P(ZeroEqualsStageZero, BitForBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsStageZero, testing::Combine(testing::Values(1, 2), testing::Values(2, 3, 4)),
+INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsStageZero, testing::Combine(testing::Values(1, 2, 3), testing::Values(2, 3, 4)),
                          [](const auto& info) { return concat("stage", std::get<0>(info.param), "_", std::get<1>(info.param), "ranks"); });
+
+/// One for each way to read what is not there: the message names the parameter and says what to do.
+TEST(ZeroTest, AParameterThatIsNotGatheredSaysSo) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          SmallRun run(world, zero_config(3));
+                          const at::Tensor weight = run.model->transformer->embedding->wte->weight;
+                          EXPECT_EQ(weight.sizes(), (at::IntArrayRef{31, 16}));
+                          for (const auto& read : std::vector<std::function<void()>>{[&] { weight.sum(); }, [&] { weight.data_ptr<float>(); },
+                                                                                      [&] { weight.t().matmul(torch::ones({31, 2})); }}) {
+                            try {
+                              const torch::NoGradGuard no_grad;
+                              read();
+                              ADD_FAILURE() << "read";
+                            } catch (const c10::Error& error) {
+                              EXPECT_THAT(error.what(), AllOf(HasSubstr("transformer.wte.weight"), HasSubstr("ZeRO stage 3"), HasSubstr("GatheredParameters")));
+                            }
+                          }
+                          run.engine().train_batch(); // goes on
+                        }),
+              IsEmpty());
+}
+
+TEST(ZeroTest, GatheredParametersCanBeReadAndChanged) {
+  for (const int stage : {0, 2, 3}) {
+    EXPECT_THAT(run_ranks(3,
+                          [stage](comm::World& world) {
+                            SmallRun run(world, zero_config(stage));
+                            run.engine().train_batch();
+                            const torch::NoGradGuard no_grad;
+                            at::Tensor weight = run.model->transformer->embedding->wte->weight;
+                            {
+                              const auto whole = run.engine().gather_parameters({weight}, /*modifier_rank=*/1);
+                              weight.fill_(world.rank());
+                              run.engine().eval_batch(run.made.loader->next()); // does not take it away
+                              EXPECT_EQ(weight.sum().item<double>(), 31 * 16 * world.rank());
+                            }
+                            const auto whole = run.engine().gather_parameters({weight});
+                            EXPECT_TRUE(weight.equal(torch::ones_like(weight)));
+                          }),
+                IsEmpty());
+  }
+}
+
+/// Under zero::Init no rank has more than its shards and one module, and whatever follows is as without it.
+TEST(ZeroTest, InitBuildsTheSameModel) {
+  for (const int stage : {0, 2, 3}) {
+    EXPECT_THAT(run_ranks(3,
+                          [stage](comm::World& world) {
+                            config::EngineConfig config = zero_config(stage);
+                            SmallRun plain(world, config);
+                            std::optional<zero::Init> init(std::in_place, world.group());
+                            models::Gpt model(small_gpt());
+                            EXPECT_FALSE(bucket::has_memory(model->transformer->h[0]->parameters()[0]));
+                            init.reset();
+                            InitializeOptions options;
+                            options.model = model.ptr();
+                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                            options.config = config;
+                            options.training_data = std::make_shared<Counting>();
+                            options.shuffle = false;
+                            const auto early = initialize(world, options);
+                            for (int step = 0; step < 5; ++step) {
+                              EXPECT_EQ(plain.engine().train_batch().item<double>(), early.engine->train_batch().item<double>());
+                            }
+                          }),
+                IsEmpty());
+  }
+}
+
+TEST(ZeroTest, RanksWithAnotherSeedTakeRankZerosValues) {
+  EXPECT_THAT(run_ranks(3,
+                        [](comm::World& world) {
+                          torch::manual_seed(world.rank());
+                          const zero::Init init(world.group());
+                          const zero::Sharded<torch::nn::Linear> linear(8, 8);
+                          torch::manual_seed(0);
+                          const torch::nn::Linear of_rank_0(8, 8);
+                          const torch::NoGradGuard no_grad;
+                          const at::Tensor x = torch::ones({2, 8});
+                          EXPECT_TRUE(zero::Sharded<torch::nn::Linear>(linear)->forward(x).equal(torch::nn::Linear(of_rank_0)->forward(x)));
+                          EXPECT_THROW(zero::Init(world.group()), Error);
+                        }),
+              IsEmpty());
+}
+
+TEST(ZeroTest, EvaluationAndAccumulationMixAtStageThree) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          SmallRun plain(world, zero_config(0, 2));
+                          SmallRun sharded(world, zero_config(3, 2));
+                          for (int step = 0; step < 4; ++step) {
+                            EXPECT_NEAR(plain.engine().train_batch().item<double>(), sharded.engine().train_batch().item<double>(), 1e-6);
+                            const data::Batch batch = plain.made.loader->next();
+                            sharded.made.loader->next();
+                            EXPECT_NEAR(plain.engine().eval_batch(batch).item<double>(), sharded.engine().eval_batch(batch).item<double>(), 1e-6);
+                          }
+                        }),
+              IsEmpty());
+}
+
+/// A model that is a list of layers: each layer is a unit, also when it is recomputed.
+TEST(ZeroTest, LayersOfAListAreUnits) {
+  for (const int64_t interval : {0, 1, 2}) {
+    EXPECT_THAT(run_ranks(2,
+                          [interval](comm::World& world) {
+                            config::EngineConfig config = zero_config(3, 2);
+                            pipeline::PipelineOptions layers;
+                            layers.activation_checkpoint_interval = interval;
+                            InitializeOptions options;
+                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, layers);
+                            options.config = config;
+                            options.training_data = std::make_shared<Counting>();
+                            options.shuffle = false;
+                            const auto made = initialize(world, options);
+                            const std::vector<double> expected = plain_losses(kBatch, 8, 1.0);
+                            for (int step = 0; step < 8; ++step) {
+                              EXPECT_NEAR(made.engine->train_batch().item<double>(), expected[step], 1e-6 * expected[step]) << "step " << step;
+                              EXPECT_FALSE(bucket::has_memory(options.pipeline->named_parameters()["transformer.h.0.attn.c_attn.weight"]));
+                            }
+                            data::SamplerOptions split;
+                            split.rank = world.rank();
+                            split.replicas = 2;
+                            data::DataLoader loader(options.training_data, data::DistributedSampler(192, split), 6);
+                            EXPECT_GT(made.engine->evaluate(loader), 0);
+                          }),
+                IsEmpty());
+  }
+}
+
+TEST(ZeroTest, PipelinesOfSeveralStagesRefuseStageThree) {
+  EXPECT_THAT(run_ranks(4,
+                        [](comm::World& world) {
+                          pipeline::PipelineOptions two;
+                          two.stages = 2;
+                          InitializeOptions options;
+                          options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, two);
+                          options.config = zero_config(3);
+                          try {
+                            initialize(world, options);
+                            ADD_FAILURE() << "accepted";
+                          } catch (const InputError& error) {
+                            EXPECT_THAT(error.what(), AllOf(HasSubstr("ZeRO stage 3 with 2 pipeline stages"), HasSubstr("\"stage\": 2")));
+                          }
+                        }),
+              IsEmpty());
+}
 
 /// 2P(N-1)/N bytes a rank and step for P bytes of parameters: the gradients' reduce-scatter and the parameters' all-gather.
 TEST(ZeroTest, SendsWhatTheFormulaSays) {
@@ -159,6 +312,34 @@ TEST(ZeroTest, SendsWhatTheFormulaSays) {
   }
 }
 
+/// 3P(N-1)/N at stage 3: parameters once for the forward, once for the backward, gradients once. The tied embedding is gathered for
+/// itself and for the head, where it stays for the head's backward; its own backward does not read it.
+TEST(ZeroTest, StageThreeSendsWhatTheFormulaSays) {
+  EXPECT_THAT(run_ranks(4,
+                        [](comm::World& world) {
+                          config::EngineConfig config = zero_config(3, 1, 0);
+                          config.zero.prefetch_elements = 0;
+                          config.zero.param_persistence_threshold = 0;
+                          SmallRun run(world, config);
+                          run.engine().train_batch();
+                          const int64_t before = run.engine().bytes_sent();
+                          run.engine().train_batch();
+                          const double sent = static_cast<double>(run.engine().bytes_sent() - before);
+                          const double norm = 2 * 16; // ln_f belongs to no unit: its parameters are gathered once
+                          const double all = static_cast<double>(run.engine().num_parameters());
+                          const double formula = (3 * all - norm) * 4 * 3 / 4;
+                          EXPECT_GE(sent, formula);
+                          EXPECT_LE(sent, formula * 1.12) << "padding of small buckets";
+                          SmallRun ahead(world, zero_config(3, 1, 0));
+                          ahead.engine().train_batch();
+                          ahead.engine().train_batch();
+                          const int64_t start = ahead.engine().bytes_sent();
+                          ahead.engine().train_batch();
+                          EXPECT_LE(ahead.engine().bytes_sent() - start, static_cast<int64_t>(sent)) << "gathering ahead costs nothing";
+                        }),
+              IsEmpty());
+}
+
 TEST(ZeroTest, EachRankHoldsItsShareOfTheStates) {
   EXPECT_THAT(run_ranks(4,
                         [](comm::World& world) {
@@ -177,17 +358,21 @@ TEST(ZeroTest, EachRankHoldsItsShareOfTheStates) {
 }
 
 TEST(ZeroTest, AStepWithoutAFiniteGradientIsSkippedOnAllRanks) {
-  for (const int stage : {1, 2}) {
+  for (const int stage : {1, 2, 3}) {
     EXPECT_THAT(run_ranks(3,
                           [stage](comm::World& world) {
                             SmallRun run(world, zero_config(stage));
                             run.engine().train_batch();
-                            const at::Tensor before = run.model->parameters()[0].detach().clone();
+                            const auto first = [&] {
+                              const auto whole = run.engine().gather_parameters(run.model->parameters());
+                              return run.model->parameters()[0].detach().clone();
+                            };
+                            const at::Tensor before = first();
                             const at::Tensor loss = run.engine().forward(run.made.loader->next());
                             run.engine().backward(world.rank() == 1 ? loss * NAN : loss);
                             run.engine().step();
                             EXPECT_EQ(run.engine().skipped_steps(), 1);
-                            EXPECT_TRUE(run.model->parameters()[0].equal(before));
+                            EXPECT_TRUE(first().equal(before));
                             EXPECT_TRUE(std::isfinite(run.engine().train_batch().item<double>()));
                           }),
                 IsEmpty());
@@ -198,7 +383,7 @@ TEST(ZeroTest, AStepWithoutAFiniteGradientIsSkippedOnAllRanks) {
 TEST(ZeroTest, CheckpointsFitEveryStage) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_zero_", ::getpid());
   constexpr int kSaved = 4;
-  for (const auto& [stage, ranks] : {std::pair{1, 3}, std::pair{2, 4}, std::pair{0, 2}}) {
+  for (const auto& [stage, ranks] : {std::pair{1, 3}, std::pair{2, 4}, std::pair{0, 2}, std::pair{3, 3}}) {
     EXPECT_THAT(run_ranks(ranks,
                           [&, stage = stage](comm::World& world) {
                             SmallRun run(world, zero_config(stage));
@@ -208,7 +393,7 @@ TEST(ZeroTest, CheckpointsFitEveryStage) {
                             run.engine().save_checkpoint(folder / "run");
                           }),
                 IsEmpty());
-    for (const auto& [other, others] : {std::pair{0, 1}, std::pair{1, 2}, std::pair{2, 3}}) {
+    for (const auto& [other, others] : {std::pair{0, 1}, std::pair{1, 2}, std::pair{2, 3}, std::pair{3, 2}}) {
       EXPECT_THAT(run_ranks(others,
                             [&, other = other](comm::World& world) {
                               SmallRun run(world, zero_config(other));
@@ -227,7 +412,7 @@ TEST(ZeroTest, CheckpointsFitEveryStage) {
 
 TEST(ZeroTest, ResumedIsUninterruptedBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_zero_bits_", ::getpid());
-  for (const int stage : {1, 2}) {
+  for (const int stage : {1, 2, 3}) {
     EXPECT_THAT(run_ranks(3,
                           [&, stage](comm::World& world) {
                             SmallRun whole(world, zero_config(stage, 2));

@@ -32,7 +32,7 @@ Rules rules() {
       {"optim", {"base", "bucket", "kernels", "comm"}},
       {"parallel/data", {"base", "comm", "mesh", "bucket", "recompute"}},
       {"parallel/pipeline", {"base", "kernels", "monitor", "data", "bucket", "comm", "recompute", "mesh"}},
-      {"zero", {"base", "mesh", "bucket", "comm", "optim"}},
+      {"zero", {"base", "mesh", "bucket", "comm"}},
       {"checkpoint", {"base", "comm", "mesh", "bucket"}},
   };
   std::set<std::string> below;

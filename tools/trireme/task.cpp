@@ -28,8 +28,8 @@ Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets) {
     return task;
   }
   task.gpt = models::Gpt(options);
-  if (!run.model.gpt.init_from.empty()) {
-    models::load_gpt2(task.gpt, run.model.gpt.init_from);
+  if (!options.init_from.empty()) {
+    models::check_gpt2_names(task.gpt, options.init_from);
   }
   task.model = task.gpt.ptr();
   task.loss = [gpt = task.gpt](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };

@@ -18,6 +18,7 @@
 #include <trireme/engine/preemption.h>
 #include <trireme/generate/sample.h>
 #include <trireme/monitor/chrome_trace.h>
+#include <trireme/zero/init.h>
 
 #include <torch/torch.h>
 
@@ -35,7 +36,7 @@ class TrainRun {
         world_(world),
         run_(config::read_run_file(command.run_file, command.overrides)),
         datasets_(data::make_datasets(run_.data)),
-        task_((torch::manual_seed(run_.training.seed + world.rank()), make_task(run_, datasets_))) {
+        task_(build_task()) {
     engine::InitializeOptions options;
     options.model = task_.model;
     options.loss = task_.loss;
@@ -60,6 +61,10 @@ class TrainRun {
   int train();
 
  private:
+  bool shards_parameters() const {
+    return run_.engine.zero.stage >= 3 && world_.size() > 1;
+  }
+  Task build_task() const;
   void resume();
   void save();
   monitor::StepMetrics metrics();
@@ -91,6 +96,15 @@ class TrainRun {
   int64_t peak_rss_ = 0;
   std::optional<std::string> failed_save_;
 };
+
+Task TrainRun::build_task() const {
+  torch::manual_seed(run_.training.seed + world_.rank());
+  std::optional<zero::Init> init;
+  if (shards_parameters() && run_.parallel.pipe == 1) { // stages build what is theirs only
+    init.emplace(world_.group());
+  }
+  return make_task(run_, datasets_);
+}
 
 void TrainRun::resume() {
   const bool restarted = env::flag("TRIREME_RESTART");
@@ -205,11 +219,13 @@ std::string TrainRun::write_sample() {
   if (!run_.training.sample || !task_.gpt_options || !datasets_.tokenizer) {
     return "";
   }
-  if (!task_.gpt) { // no rank has the whole model; the last checkpoint has
+  if (!task_.gpt || shards_parameters()) { // no rank has the whole model; the last checkpoint has
     if (failed_save_) {
       return "";
     }
-    task_.gpt = models::Gpt(*task_.gpt_options);
+    models::GptOptions options = *task_.gpt_options;
+    options.init_from.clear();
+    task_.gpt = models::Gpt(options);
     const auto saved = checkpoint::Checkpoint::open(command_.out / "checkpoints");
     for (const auto& item : task_.gpt->named_parameters()) {
       saved.read_into(item.key(), 0, item.value().detach());

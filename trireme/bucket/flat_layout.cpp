@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <set>
 
 namespace trireme::bucket {
 namespace {
@@ -41,16 +42,24 @@ FlatLayout::FlatLayout(std::vector<TensorInfo> tensors, std::vector<int64_t> ord
     offset = bucket.end;
     bucket = Bucket{offset, offset, bucket.last_slot, bucket.last_slot};
   };
+  std::set<int64_t> closed_units;
   for (const int64_t tensor : order_) {
     if (tensor < 0 || tensor >= static_cast<int64_t>(tensors_.size()) || position_[tensor] != -1) {
       throw Error("bucket", concat("the order is not a permutation: tensor ", tensor, " is out of range or named twice"));
     }
     const int64_t numel = tensors_[tensor].numel();
+    const int64_t unit = tensors_[tensor].unit;
     const int64_t limit = buckets_.empty() ? options_.first_bucket_bytes : options_.bucket_bytes;
     const bool holds_some = static_cast<int64_t>(slots_.size()) > bucket.first_slot;
-    if (holds_some && (offset + numel - bucket.begin) * options_.element_bytes > limit) {
+    const bool full = unit == TensorInfo::kNoUnit && (offset + numel - bucket.begin) * options_.element_bytes > limit;
+    if (holds_some && (unit != bucket.unit || full)) {
+      closed_units.insert(bucket.unit);
       close();
     }
+    if (unit != TensorInfo::kNoUnit && closed_units.count(unit) != 0) {
+      throw Error("bucket", concat("the order tears unit ", unit, " apart: tensor ", tensors_[tensor].name, " comes after tensors of another"));
+    }
+    bucket.unit = unit;
     position_[tensor] = static_cast<int64_t>(slots_.size());
     bucket_of_[tensor] = static_cast<int64_t>(buckets_.size());
     slots_.push_back(Slot{tensor, offset, offset + numel});

@@ -10,6 +10,9 @@ namespace trireme::bucket {
 struct TensorInfo {
   std::string name;
   std::vector<int64_t> sizes;
+  /// Tensors of one unit (0 and up) share a bucket that holds nothing else: they are gathered and freed together. kNoUnit: any bucket.
+  int64_t unit = kNoUnit;
+  static constexpr int64_t kNoUnit = -1;
 
   int64_t numel() const;
 };
@@ -27,6 +30,7 @@ struct Bucket {
   int64_t end = 0;
   int64_t first_slot = 0;
   int64_t last_slot = 0;
+  int64_t unit = TensorInfo::kNoUnit;
 
   int64_t numel() const {
     return end - begin;
@@ -48,11 +52,11 @@ struct LayoutOptions {
 /// computes the same layout from the same list.
 ///
 /// `order` is the order in the buffer (indices into `tensors`): the order in which
-/// gradients become ready, so that buckets fill from the front during backward.
+/// gradients become ready, so that buckets fill from the front during backward. Tensors of one unit follow each other in it.
 class FlatLayout {
  public:
   FlatLayout() = default;
-  /// Throws Error when `order` is not a permutation of the tensors.
+  /// Throws Error when `order` is not a permutation of the tensors, or tears a unit apart.
   FlatLayout(std::vector<TensorInfo> tensors, std::vector<int64_t> order, const LayoutOptions& options);
 
   const std::vector<TensorInfo>& tensors() const {

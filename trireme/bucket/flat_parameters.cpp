@@ -10,21 +10,32 @@
 namespace trireme::bucket {
 namespace {
 
-FlatLayout initial_layout(const NamedTensors& parameters, const LayoutOptions& options) {
+// Gradients become ready roughly in the reverse of the order of definition. Units first: what belongs to none is spread over the
+// model, so its last gradient is late.
+FlatLayout initial_layout(const NamedTensors& parameters, const LayoutOptions& options, const Sharding& sharding) {
   std::vector<TensorInfo> tensors;
   for (const auto& [name, parameter] : parameters) {
-    tensors.push_back({name, parameter.sizes().vec()});
+    tensors.push_back({name, parameter.sizes().vec(), sharding.parameters ? sharding.unit_of(parameter) : TensorInfo::kNoUnit});
   }
-  // Gradients become ready roughly in the reverse of the order of definition.
   std::vector<int64_t> order(tensors.size());
   std::iota(order.rbegin(), order.rend(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensors[a].unit > tensors[b].unit; });
   return FlatLayout(std::move(tensors), std::move(order), options);
+}
+
+// The largest bucket twice or some of the others: as parameters, and as gradients on their way.
+int64_t spare_bytes(const FlatLayout& layout) {
+  int64_t largest = 0;
+  for (const Bucket& bucket : layout.buckets()) {
+    largest = std::max(largest, bucket.numel());
+  }
+  return (largest + 4 * layout.numel() / static_cast<int64_t>(layout.buckets().size())) * layout.options().element_bytes;
 }
 
 } // namespace
 
-FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate)
-    : allocate_(allocate) {
+FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const Sharding& sharding)
+    : allocate_(allocate), sharding_(sharding) {
   if (parameters.empty()) {
     throw Error("bucket", "no parameter to train was given", "Is every parameter frozen (requires_grad false)?");
   }
@@ -38,7 +49,10 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   }
   LayoutOptions typed = options;
   typed.element_bytes = static_cast<int64_t>(first.element_size());
-  adopt(initial_layout(parameters, typed));
+  const FlatLayout layout = initial_layout(parameters, typed, sharding_);
+  sharding_.unit_of = nullptr; // what it refers to need not live on
+  pool_ = std::make_shared<MemoryPool>(allocate_, spare_bytes(layout));
+  adopt(layout);
 }
 
 // Plain tensors on the same memory, not views to autograd: optimizers detach gradients in place, which views refuse.
@@ -52,20 +66,26 @@ at::Tensor FlatParameters::view(const at::Tensor& flat, int64_t i, int64_t flat_
 void FlatParameters::adopt(const FlatLayout& layout) {
   const torch::NoGradGuard no_grad;
   layout_ = layout;
-  const at::ScalarType type = parameters_.front().scalar_type();
-  flat_data_ = allocate_(layout_.numel(), type).zero_();
-  if (shards_) {
-    const ShardPlan before = shards_->plan();
-    shard_gradients(ShardPlan(layout_, before.rank(), before.size(), before.sharded()));
+  const at::ScalarType type = scalar_type();
+  const ShardPlan plan(layout_, sharding_.rank, sharding_.size, sharding_.size > 1);
+  grad_views_.clear();
+  if (sharding_.gradients) {
+    clear_grads();
+    riders_and_grad_ = allocate_(kRiders, type).zero_();
+    grad_shards_ = std::make_unique<GradientShards>(layout_, plan, type, allocate_, pool_);
   } else {
     riders_and_grad_ = allocate_(kRiders + layout_.numel(), type).zero_();
     flat_grad_ = riders_and_grad_.slice(0, kRiders);
-    grad_views_.clear();
-  }
-  for (int64_t i = 0; i < count(); ++i) {
-    if (!shards_) {
+    for (int64_t i = 0; i < count(); ++i) {
       grad_views_.push_back(view(flat_grad_, i));
     }
+  }
+  if (sharding_.parameters) {
+    data_shards_ = std::make_unique<ParameterShards>(layout_, plan, type, parameters_.front().device(), allocate_, pool_);
+    return;
+  }
+  flat_data_ = allocate_(layout_.numel(), type).zero_();
+  for (int64_t i = 0; i < count(); ++i) {
     at::Tensor data = view(flat_data_, i);
     data.copy_(parameters_[i].detach());
     parameters_[i].set_data(data);
@@ -75,29 +95,71 @@ void FlatParameters::adopt(const FlatLayout& layout) {
   }
 }
 
+void FlatParameters::take_in(int64_t b) {
+  const torch::NoGradGuard no_grad;
+  data_shards_->whole(b);
+  const Bucket& bucket = layout_.buckets()[b];
+  for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
+    const int64_t i = layout_.slots()[s].tensor;
+    at::Tensor data = data_shards_->view(i);
+    data.copy_(parameters_[i].detach());
+    parameters_[i].set_data(data);
+  }
+}
+
+void FlatParameters::keep_shard(int64_t b) {
+  if (data_shards_) {
+    data_shards_->keep(b);
+  }
+}
+
+void FlatParameters::release(int64_t b) {
+  data_shards_->release(b);
+}
+
+void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t, const at::Tensor&)>& visit) const {
+  for (size_t b = 0; b < layout_.buckets().size(); ++b) {
+    const Bucket& bucket = layout_.buckets()[b];
+    if (stays_whole(static_cast<int64_t>(b))) {
+      continue;
+    }
+    const Range mine = shard_of(bucket, sharding_.rank, sharding_.size);
+    for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
+      const Slot& slot = layout_.slots()[s];
+      const Range piece{std::max(slot.begin, mine.begin), std::min(slot.end, mine.end)};
+      if (piece.begin < piece.end) {
+        visit(slot.tensor, piece.begin - slot.begin, owned_data(static_cast<int64_t>(b), piece));
+      }
+    }
+  }
+}
+
+at::Tensor FlatParameters::bucket_data(int64_t b) {
+  if (data_shards_) {
+    return data_shards_->whole(b);
+  }
+  const Bucket& bucket = layout_.buckets()[b];
+  return flat_data_.slice(0, bucket.begin, bucket.end);
+}
+
+at::Tensor FlatParameters::owned_data(int64_t b, const Range& range) const {
+  return data_shards_ ? data_shards_->owned(b, range) : flat_data_.slice(0, range.begin, range.end);
+}
+
 at::Tensor FlatParameters::bucket_grad(int64_t b) {
-  if (shards_) {
-    return shards_->bucket(b);
+  if (grad_shards_) {
+    return grad_shards_->bucket(b);
   }
   const Bucket& bucket = layout_.buckets()[b];
   return flat_grad_.slice(0, bucket.begin, bucket.end);
 }
 
 at::Tensor FlatParameters::owned_grad(int64_t b, const Range& range) const {
-  return shards_ ? shards_->owned(b, range) : flat_grad_.slice(0, range.begin, range.end);
-}
-
-void FlatParameters::shard_gradients(const ShardPlan& plan) {
-  const at::ScalarType type = parameters_.front().scalar_type();
-  riders_and_grad_ = allocate_(kRiders, type).zero_();
-  flat_grad_ = at::Tensor();
-  grad_views_.clear();
-  clear_grads();
-  shards_ = std::make_unique<GradientShards>(layout_, plan, type, allocate_);
+  return grad_shards_ ? grad_shards_->owned(b, range) : flat_grad_.slice(0, range.begin, range.end);
 }
 
 void FlatParameters::settle(int64_t b) {
-  shards_->settle(b);
+  grad_shards_->settle(b);
   const Bucket& bucket = layout_.buckets()[b];
   for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
     parameters_[layout_.slots()[s].tensor].mutable_grad().reset(); // its memory belongs to the next bucket
@@ -105,11 +167,11 @@ void FlatParameters::settle(int64_t b) {
 }
 
 at::Tensor FlatParameters::grad_home(int64_t i) {
-  if (!shards_) {
+  if (!grad_shards_) {
     return grad_views_[i];
   }
   const int64_t b = layout_.bucket_of(i);
-  return view(shards_->bucket(b), i, layout_.buckets()[b].begin);
+  return view(grad_shards_->bucket(b), i, layout_.buckets()[b].begin);
 }
 
 at::Tensor FlatParameters::bucket_grad_and_riders(int64_t b) const {
@@ -146,8 +208,8 @@ void FlatParameters::clear_grads() {
   for (at::Tensor& parameter : parameters_) {
     parameter.mutable_grad().reset();
   }
-  if (shards_) {
-    shards_->start_over();
+  if (grad_shards_) {
+    grad_shards_->start_over();
   }
 }
 

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <trireme/bucket/gradient_shards.h>
+#include <trireme/bucket/parameter_shards.h>
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,8 +17,16 @@ namespace trireme::bucket {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Gives memory for a flat buffer: elements and type. Group::allocate is one.
-using Allocate = std::function<at::Tensor(int64_t, at::ScalarType)>;
+/// What of the flat buffers this rank, one of `size`, keeps only a shard of.
+struct Sharding {
+  int rank = 0;
+  int size = 1;
+  bool gradients = false;
+  /// Those of units.
+  bool parameters = false;
+  /// The unit of a parameter (TensorInfo::unit); with sharded parameters only.
+  std::function<int64_t(const at::Tensor&)> unit_of = nullptr;
+};
 
 /// Parameters of one kind (dtype, device, hyper-parameters) moved into one flat
 /// buffer, with a second buffer of the same layout for their gradients.
@@ -26,15 +36,17 @@ using Allocate = std::function<at::Tensor(int64_t, at::ScalarType)>;
 /// over what autograd may have put elsewhere. clear_grads() forgets gradients without
 /// touching memory: autograd then hands over a fresh tensor in the first backward,
 /// which attach_grad copies once - half the traffic of zeroing and adding.
-/// shard_gradients() gives the second buffer up: gradients then have memory bucket by bucket, and this rank's shard is all that stays.
+/// With sharded gradients there is no second buffer: gradients have memory bucket by bucket, and this rank's shard is all that stays
+/// (GradientShards). With sharded parameters the same holds for the units' parameters (ParameterShards).
 /// Before the gradients lie kRiders spare elements that travel with the first
 /// bucket: small sums (the loss) that would otherwise cost a collective of their own.
 class FlatParameters {
  public:
   static constexpr int64_t kRiders = 16;
 
+  /// With sharded parameters they stay where they are until take_in(), so that no rank ever needs all of them.
   /// Throws Error when dtypes or devices differ.
-  FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate);
+  FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const Sharding& sharding = {});
 
   const FlatLayout& layout() const {
     return layout_;
@@ -48,10 +60,35 @@ class FlatParameters {
   const std::string& name(int64_t i) const {
     return layout_.tensors()[i].name;
   }
-  /// [layout().numel()]
+  at::ScalarType scalar_type() const {
+    return parameters_.front().scalar_type();
+  }
+  /// [layout().numel()]; undefined when parameters are sharded.
   const at::Tensor& flat_data() const {
     return flat_data_;
   }
+  /// The parameters of bucket `b`, [bucket numel]. Of sharded ones: memory for them, with the values only between gather and release.
+  at::Tensor bucket_data(int64_t b);
+  /// Elements `range` (of the flat buffer) of the parameters, which lie in bucket `b` and, when they are sharded, are this rank's.
+  at::Tensor owned_data(int64_t b, const Range& range) const;
+  bool parameters_are_sharded() const {
+    return data_shards_ != nullptr;
+  }
+  /// Whether bucket `b` has the values of all ranks at all times.
+  bool stays_whole(int64_t b) const {
+    return !data_shards_ || data_shards_->stays_whole(b);
+  }
+  bool is_whole(int64_t b) const {
+    return !data_shards_ || data_shards_->is_whole(b);
+  }
+  /// Of sharded parameters, once for each bucket: moves the bucket's parameters in and leaves it whole. keep_shard() goes after it,
+  /// or after any other change of the whole bucket; release() gives the memory back.
+  void take_in(int64_t b);
+  void keep_shard(int64_t b);
+  void release(int64_t b);
+  /// Calls visit(i, begin, values) for each piece of a sharded parameter on this rank: elements [begin, begin + n) of parameter
+  /// i's row-major order, viewed.
+  void for_each_sharded(const std::function<void(int64_t i, int64_t begin, const at::Tensor& values)>& visit) const;
   /// [layout().numel()]; undefined when gradients are sharded.
   const at::Tensor& flat_grad() const {
     return flat_grad_;
@@ -65,10 +102,8 @@ class FlatParameters {
   /// [kRiders]
   at::Tensor riders() const;
 
-  /// Keeps only what `plan` gives this rank (class GradientShards). Between steps: gradients are forgotten.
-  void shard_gradients(const ShardPlan& plan);
   bool gradients_are_sharded() const {
-    return shards_ != nullptr;
+    return grad_shards_ != nullptr;
   }
   /// Bucket `b` has been reduced: takes this rank's shard and forgets the rest.
   void settle(int64_t b);
@@ -79,7 +114,8 @@ class FlatParameters {
   bool has_grad(int64_t i) const;
   void clear_grads();
 
-  /// Moves everything into a new order; gradients that are sharded are forgotten (ready order learned in the first step).
+  /// Moves everything into a new order (ready order learned in the first step); gradients that are sharded are forgotten.
+  /// Not when parameters are sharded.
   void reorder(const std::vector<int64_t>& order);
 
  private:
@@ -89,12 +125,15 @@ class FlatParameters {
 
   std::vector<at::Tensor> parameters_;
   Allocate allocate_;
+  Sharding sharding_;
   FlatLayout layout_;
+  std::shared_ptr<MemoryPool> pool_;
+  std::unique_ptr<ParameterShards> data_shards_;
   at::Tensor flat_data_;
   at::Tensor riders_and_grad_;
   at::Tensor flat_grad_;
   std::vector<at::Tensor> grad_views_; // of flat_grad_
-  std::unique_ptr<GradientShards> shards_;
+  std::unique_ptr<GradientShards> grad_shards_;
 };
 
 /// Copies a buffer laid out as `from` into a new one laid out as `to` (same tensors).

@@ -5,15 +5,22 @@
 #include <algorithm>
 
 namespace trireme::bucket {
-namespace {
 
-/// Memory that waits for its next bucket; more than this goes back.
-constexpr size_t kSpare = 2;
+void clear_gaps(const FlatLayout& layout, int64_t bucket, const at::Tensor& memory) {
+  const torch::NoGradGuard no_grad;
+  const Bucket& whole = layout.buckets()[bucket];
+  int64_t end = whole.begin;
+  for (int64_t s = whole.first_slot; s < whole.last_slot; ++s) {
+    const Slot& slot = layout.slots()[s];
+    memory.slice(0, end - whole.begin, slot.begin - whole.begin).zero_();
+    end = slot.end;
+  }
+  memory.slice(0, end - whole.begin, whole.numel()).zero_();
+}
 
-} // namespace
-
-GradientShards::GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate)
-    : layout_(layout), plan_(plan), type_(type), allocate_(std::move(allocate)), shard_(allocate_(plan_.state_numel(), type_).zero_()),
+GradientShards::GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate,
+                               std::shared_ptr<MemoryPool> pool)
+    : layout_(layout), plan_(plan), type_(type), allocate_(std::move(allocate)), pool_(std::move(pool)),
       begun_(layout.buckets().size(), false), under_way_(layout.buckets().size()) {}
 
 at::Tensor GradientShards::bucket(int64_t b) {
@@ -21,20 +28,9 @@ at::Tensor GradientShards::bucket(int64_t b) {
   if (under_way_[b].defined()) {
     return under_way_[b].slice(0, 0, bucket.numel());
   }
-  const torch::NoGradGuard no_grad;
-  const auto fits = std::find_if(spare_.begin(), spare_.end(), [&](const at::Tensor& spare) { return spare.numel() >= bucket.numel(); });
-  under_way_[b] = fits == spare_.end() ? allocate_(bucket.numel(), type_) : *fits;
-  if (fits != spare_.end()) {
-    spare_.erase(fits);
-  }
+  under_way_[b] = pool_->take(bucket.numel(), type_);
   at::Tensor memory = under_way_[b].slice(0, 0, bucket.numel());
-  int64_t end = bucket.begin;
-  for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
-    const Slot& slot = layout_.slots()[s];
-    memory.slice(0, end - bucket.begin, slot.begin - bucket.begin).zero_();
-    end = slot.end;
-  }
-  memory.slice(0, end - bucket.begin, bucket.numel()).zero_();
+  clear_gaps(layout_, b, memory);
   return memory;
 }
 
@@ -44,6 +40,9 @@ void GradientShards::settle(int64_t b) {
     return;
   }
   const torch::NoGradGuard no_grad;
+  if (!shard_.defined()) {
+    shard_ = allocate_(plan_.state_numel(), type_);
+  }
   const Range mine = plan_.mine(b);
   const int64_t begin = layout_.buckets()[b].begin;
   const at::Tensor reduced = memory.slice(0, mine.begin - begin, mine.end - begin);
@@ -54,12 +53,7 @@ void GradientShards::settle(int64_t b) {
     kept.copy_(reduced);
   }
   begun_[b] = true;
-  if (spare_.size() == kSpare) {
-    // The largest are worth most: they fit every bucket.
-    const auto smallest = std::min_element(spare_.begin(), spare_.end(), [](const at::Tensor& x, const at::Tensor& y) { return x.numel() < y.numel(); });
-    spare_.erase(smallest);
-  }
-  spare_.push_back(std::move(memory));
+  pool_->give_back(std::move(memory));
   memory = at::Tensor();
 }
 

@@ -1,11 +1,12 @@
 #pragma once
 
+#include <trireme/bucket/memory_pool.h>
 #include <trireme/bucket/shard_plan.h>
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <vector>
 
 namespace trireme::bucket {
@@ -13,11 +14,10 @@ namespace trireme::bucket {
 /// Gradients of which only this rank's shard stays (ZeRO stages 2 and 3): a bucket has memory from its first gradient until it
 /// has been reduced and settle() has taken its shard out of it.
 ///
-/// Memory: numel / ranks, and the buckets under way; their memory is used again by later ones.
+/// Memory: numel / ranks from the first settle() on, and the buckets under way; their memory is used again by later ones.
 class GradientShards {
  public:
-  using Allocate = std::function<at::Tensor(int64_t, at::ScalarType)>;
-  GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate);
+  GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate, std::shared_ptr<MemoryPool> pool);
 
   const ShardPlan& plan() const {
     return plan_;
@@ -36,10 +36,13 @@ class GradientShards {
   ShardPlan plan_;
   at::ScalarType type_;
   Allocate allocate_;
+  std::shared_ptr<MemoryPool> pool_;
   at::Tensor shard_; // [plan.state_numel()]
   std::vector<bool> begun_;
   std::vector<at::Tensor> under_way_; // by bucket, perhaps longer than it
-  std::vector<at::Tensor> spare_;
 };
+
+/// Sets the gaps between the slots of a bucket's memory ([bucket numel]) to zero.
+void clear_gaps(const FlatLayout& layout, int64_t bucket, const at::Tensor& memory);
 
 } // namespace trireme::bucket

@@ -99,12 +99,18 @@ pipeline::PipelineOptions read_pipeline(const Values& values) {
   return out;
 }
 
-int read_zero_stage(const Values& zero) {
-  const auto stage = static_cast<int>(zero.get<int64_t>("stage", 0));
-  if (stage == 3) {
-    zero.find("stage")->fail("not yet: parameters cannot be sharded so far (stage 3)", "Write 2.");
-  }
-  return stage;
+// DeepSpeed reads the keys with and without their prefix.
+const char* name_of(const Values& zero, const char* full, const char* without_prefix) {
+  return zero.find(full) == nullptr ? without_prefix : full;
+}
+
+zero::ZeroOptions read_zero(const Values& zero) {
+  zero::ZeroOptions out;
+  out.stage = static_cast<int>(zero.get<int64_t>("stage", 0));
+  out.param_persistence_threshold = zero.get(name_of(zero, "stage3_param_persistence_threshold", "param_persistence_threshold"), out.param_persistence_threshold);
+  out.model_persistence_threshold = zero.get("stage3_model_persistence_threshold", out.model_persistence_threshold);
+  out.prefetch_elements = zero.maybe<int64_t>(name_of(zero, "stage3_prefetch_bucket_size", "prefetch_bucket_size"));
+  return out;
 }
 
 } // namespace
@@ -123,7 +129,7 @@ EngineConfig read_deepspeed(const JsonNode& node) {
   out.schedule = read_schedule(values.find("scheduler"), out.optimizer, out.notes);
   out.data_parallel = read_data_parallel(values, out.notes);
   out.pipeline = read_pipeline(values.section("pipeline"));
-  out.zero_stage = read_zero_stage(values.section("zero_optimization"));
+  out.zero = read_zero(values.section("zero_optimization"));
   out.dataloader_drop_last = values.get("dataloader_drop_last", out.dataloader_drop_last);
   out.steps_per_print = values.maybe<int64_t>("steps_per_print");
   out.wall_clock_breakdown = values.get("wall_clock_breakdown", out.wall_clock_breakdown);

@@ -5,6 +5,7 @@
 #include <trireme/optim/options.h>
 #include <trireme/parallel/data/options.h>
 #include <trireme/parallel/pipeline/options.h>
+#include <trireme/zero/options.h>
 
 #include <nlohmann/json.hpp>
 
@@ -38,7 +39,7 @@ struct EngineConfig {
   /// Kind `constant` when the JSON has no scheduler.
   optim::ScheduleOptions schedule;
   parallel::DataParallelOptions data_parallel;
-  int zero_stage = 0;
+  zero::ZeroOptions zero;
   /// For a model that is a list of layers; the schedule is the run file's.
   pipeline::PipelineOptions pipeline;
 

@@ -9,7 +9,6 @@ constexpr auto N = Verdict::no_effect;
 constexpr auto L = Verdict::not_yet;
 constexpr auto R = Verdict::refused;
 
-constexpr std::string_view kStage3 = "it matters at ZeRO stage 3.";
 constexpr std::string_view kPlusPlus = "ZeRO++ is not part of this engine. Leave it out.";
 constexpr std::string_view kMics = "MiCS is not part of this engine. Leave it out.";
 constexpr std::string_view kOffloadOnly = "it belongs to the offload.";
@@ -19,7 +18,7 @@ constexpr std::string_view kOffloadOnly = "it belongs to the offload.";
 std::vector<Section> zero_sections() {
   return {
     {"engine.zero_optimization", "", "What the data ranks share among them. Rajbhandari et al. 2020, arXiv:1910.02054.", false, {
-      {"stage", H, "int 0..3", "0", "Shared among the data ranks: nothing (0), optimizer states (1), gradients too (2); 3, parameters too, is not there yet."},
+      {"stage", H, "int 0..3", "0", "Shared among the data ranks: nothing (0), optimizer states (1), gradients too (2), parameters too (3)."},
       {"reduce_bucket_size", H, "int >= 1", "null", "Largest number of elements one gradient collective moves. Without it buckets hold 25 MiB."},
       {"allgather_bucket_size", N, "int >= 1", "500000000", "parameters are gathered in the buckets of their gradients."},
       {"overlap_comm", N, "bool", "null", "gradients always travel during the backward pass."},
@@ -33,24 +32,24 @@ std::vector<Section> zero_sections() {
       {"ignore_unused_parameters", N, "bool", "true", "a parameter without a gradient is always allowed."},
       {"offload_param", H, "object", "null", "Where parameters live."},
       {"offload_optimizer", H, "object", "null", "Where optimizer state lives."},
-      {"sub_group_size", N, "int >= 1", "1000000000", kStage3},
-      {"stage3_prefetch_bucket_size", N, "int >= 0", "50000000", kStage3},
-      {"prefetch_bucket_size", N, "int >= 0", "50000000", kStage3},
-      {"stage3_param_persistence_threshold", N, "int >= 0", "100000", kStage3},
-      {"param_persistence_threshold", N, "int >= 0", "100000", kStage3},
-      {"stage3_model_persistence_threshold", N, "int >= 0", "9223372036854775807", kStage3},
-      {"stage3_max_live_parameters", N, "int >= 0", "1000000000", kStage3},
-      {"stage3_max_reuse_distance", N, "int >= 0", "1000000000", kStage3},
-      {"stage3_gather_16bit_weights_on_model_save", N, "bool", "false", kStage3},
-      {"stage3_module_granularity_threshold", N, "int >= 0", "0", kStage3},
-      {"stage3_use_all_reduce_for_fetch_params", N, "bool", "false", kStage3},
-      {"stage3_allgather_sequential", N, "bool", "false", kStage3},
-      {"memory_efficient_linear", N, "bool", "true", kStage3},
+      {"sub_group_size", N, "int >= 1", "1000000000", "the optimizer steps bucket by bucket."},
+      {"stage3_prefetch_bucket_size", H, "int >= 0", "null", "Stage 3: elements that may be gathered ahead of their use. Without it the next unit is, whatever its size; 0 gathers nothing ahead."},
+      {"prefetch_bucket_size", H, "int >= 0", "null", "Another name of stage3_prefetch_bucket_size."},
+      {"stage3_param_persistence_threshold", H, "int >= 0", "100000", "Stage 3: parameters with fewer elements stay whole on every rank."},
+      {"param_persistence_threshold", H, "int >= 0", "100000", "Another name of stage3_param_persistence_threshold."},
+      {"stage3_model_persistence_threshold", H, "int >= 0", "9223372036854775807", "Stage 3: most elements that stay whole for being small, the smallest first."},
+      {"stage3_max_live_parameters", N, "int >= 0", "1000000000", "one unit and what is gathered ahead are whole at a time."},
+      {"stage3_max_reuse_distance", N, "int >= 0", "1000000000", "a unit that is expected next is not released."},
+      {"stage3_gather_16bit_weights_on_model_save", N, "bool", "false", "checkpoints fit every layout; trireme convert writes whole weights."},
+      {"stage3_module_granularity_threshold", N, "int >= 0", "0", "units are the layers of a list, or the modules that are Sharded."},
+      {"stage3_use_all_reduce_for_fetch_params", N, "bool", "false", "parameters are always all-gathered."},
+      {"stage3_allgather_sequential", N, "bool", "false", "a unit is one collective."},
+      {"memory_efficient_linear", N, "bool", "true", "linear layers keep no copies of their weights."},
       {"pipeline_loading_checkpoint", N, "bool", "false", "a rank reads only what it owns in any case."},
       {"override_module_apply", N, "bool", "true", "C++ modules are not patched."},
-      {"log_trace_cache_warnings", N, "bool", "false", kStage3},
+      {"log_trace_cache_warnings", N, "bool", "false", "the order of units is learned anew in every pass."},
       {"enable_sanity_checks", N, "bool", "false", "the checks that exist are always on."},
-      {"leaf_module", L, "object", "null", "it belongs to ZeRO stage 3."},
+      {"leaf_module", N, "object", "null", "a unit is what is Sharded, with everything in it."},
       {"cpu_offload", R, "bool", "false", "write \"offload_optimizer\": {\"device\": \"cpu\"} instead."},
       {"cpu_offload_params", R, "bool", "false", "write \"offload_param\": {\"device\": \"cpu\"} instead."},
       {"cpu_offload_param", R, "bool", "false", "write \"offload_param\": {\"device\": \"cpu\"} instead."},

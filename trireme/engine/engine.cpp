@@ -43,16 +43,6 @@ at::Tensor spoiled(const at::Tensor& value, fault::Effect effect) {
   return effect == fault::Effect::nan ? value * std::numeric_limits<double>::quiet_NaN() : value;
 }
 
-// A micro-batch of nothing but padding stays as it is: it counts for nothing, but stages wait for it.
-data::Batch without_padding(data::Batch micro_batch) {
-  for (auto* tensors : {&micro_batch.inputs, &micro_batch.targets}) {
-    for (at::Tensor& tensor : *tensors) {
-      tensor = micro_batch.samples == 0 ? tensor : tensor.narrow(0, 0, micro_batch.samples);
-    }
-  }
-  return micro_batch;
-}
-
 } // namespace
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -63,7 +53,7 @@ bool Engine::Impl::at_boundary() const {
 }
 
 double Engine::Impl::exposed_seconds() const {
-  return reducer->exposed_seconds() + (parameter_gather ? parameter_gather->exposed_seconds() : 0);
+  return reducer->exposed_seconds() + coordinator->exposed_seconds() + (parameter_gather ? parameter_gather->exposed_seconds() : 0);
 }
 
 void Engine::Impl::start_step() {
@@ -72,6 +62,7 @@ void Engine::Impl::start_step() {
   step_start = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(loading));
   fault::set_step(global_steps + 1);
   exposed_before = exposed_seconds();
+  coordinator->begin(zero::Pass::training);
 }
 
 data::Batch Engine::Impl::load(const std::function<data::Batch()>& next) {
@@ -251,6 +242,7 @@ void Engine::Impl::update() {
   }
   skips_in_a_row = 0;
   lr = schedule->lr();
+  coordinator->release_all();
   optimizer->begin_step(lr, schedule->betas(), reduce_scale * clip);
   for (size_t b = 0; b < buffers.size(); ++b) {
     const auto buckets = static_cast<int64_t>(buffers[b]->layout().buckets().size());
@@ -291,7 +283,7 @@ at::Tensor Engine::train_batch() {
 }
 
 at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
-  if (impl_->executor) {
+  if (impl_->runs_schedule()) {
     impl_->run_pipeline(next);
     step();
   } else {
@@ -315,72 +307,6 @@ void Engine::step() {
   if (impl_->report && impl_->global_steps > before) {
     impl_->report->step(*this);
   }
-}
-
-at::Tensor Engine::eval_batch(const data::Batch& batch) {
-  const Impl::LossSum sum = impl_->executor ? impl_->evaluate_pipeline(1, [&batch] { return batch; }) : impl_->evaluate(batch);
-  return torch::tensor(impl_->mean_over_ranks(sum), torch::kFloat64);
-}
-
-double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
-  loader.start_epoch(0);
-  Impl::LossSum sum;
-  const auto add = [&sum](const Impl::LossSum& one) {
-    sum.loss += one.loss;
-    sum.samples += one.samples;
-  };
-  if (impl_->executor) {
-    const int64_t all = loader.batches_per_epoch();
-    const int64_t count = max_batches == 0 ? all : std::min(all, max_batches);
-    const int64_t at_once = std::max<int64_t>(impl_->batch.accumulation, 4 * impl_->pipe.size()); // to fill the pipeline
-    for (int64_t done = 0; done < count; done += at_once) {
-      add(impl_->evaluate_pipeline(std::min(at_once, count - done), [&loader] { return *loader.next(); }));
-    }
-    return impl_->mean_over_ranks(sum);
-  }
-  for (int64_t i = 0; max_batches == 0 || i < max_batches; ++i) {
-    const auto batch = loader.next();
-    if (!batch) {
-      break;
-    }
-    add(impl_->evaluate(*batch));
-  }
-  return impl_->mean_over_ranks(sum);
-}
-
-Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
-  const torch::NoGradGuard no_grad;
-  if (micro_batch.samples == 0) {
-    return {};
-  }
-  const Note note("evaluation after step", global_steps);
-  model->eval();
-  const auto real = static_cast<double>(micro_batch.samples);
-  return {loss_function(without_padding(micro_batch)).item<double>() * real, real};
-}
-
-Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next) {
-  LossSum sum;
-  const Note note("evaluation after step", global_steps);
-  model->eval();
-  executor->evaluate(
-      static_cast<int>(micro_batches), [&next] { return without_padding(next()); },
-      [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {
-        const auto real = static_cast<double>(micro_batch.samples);
-        sum.loss += real == 0 ? 0 : layers->loss(outputs, micro_batch.targets).item<double>() * real;
-        sum.samples += real;
-      });
-  return sum;
-}
-
-double Engine::Impl::mean_over_ranks(const LossSum& sum) const {
-  at::Tensor both = torch::tensor({sum.loss, sum.samples}, torch::kFloat64);
-  everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
-  const double samples = both[1].item<double>();
-  if (samples == 0) {
-    throw InputError("engine", "there is nothing to evaluate: no rank got a sample");
-  }
-  return both[0].item<double>() / samples;
 }
 
 int64_t Engine::train_batch_size() const {
@@ -436,6 +362,9 @@ const comm::Group& Engine::pipe_group() const {
 }
 int64_t Engine::bytes_sent() const {
   return impl_->group.bytes_sent() + (impl_->pipe.size() > 1 ? impl_->pipe.bytes_sent() : 0);
+}
+std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank) {
+  return std::make_unique<zero::GatheredParameters>(impl_->coordinator, std::move(parameters), modifier_rank);
 }
 torch::nn::Module& Engine::module() {
   return *impl_->model;

@@ -5,6 +5,7 @@
 #include <trireme/data/batch.h>
 #include <trireme/data/loader.h>
 #include <trireme/monitor/straggler.h>
+#include <trireme/zero/gathered_parameters.h>
 
 #include <ATen/core/Tensor.h>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -108,6 +110,10 @@ class Engine {
   /// Bytes this rank has sent to either.
   int64_t bytes_sent() const;
   torch::nn::Module& module();
+  /// Makes these parameters whole on every rank while what it returns lives: to look at them, or to change them on one of the
+  /// data-parallel ranks, whose values are then everybody's. For ZeRO stage 3; at other stages they are whole anyway. Collective
+  /// at both ends. See zero/gathered_parameters.h.
+  std::unique_ptr<zero::GatheredParameters> gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank = std::nullopt);
 
   /// Saves weights, optimizer, schedule, data position and random state as
   /// `folder`/`tag` (default global_step<N>). Collective. Errors: Error, the same on every

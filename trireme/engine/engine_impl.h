@@ -11,6 +11,7 @@
 #include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/ties.h>
+#include <trireme/zero/parameter_coordinator.h>
 #include <trireme/zero/parameter_gather.h>
 
 #include <chrono>
@@ -34,9 +35,11 @@ class Engine::Impl {
   config::BatchTriple batch;
   double clipping = 0;
   parallel::FlatBuffers buffers;
+  parallel::FlatBuffers frozen; // sharded parameters that are not trained
   std::unique_ptr<parallel::Reducer> reducer;
   std::shared_ptr<optim::FlatOptimizer> optimizer;
   std::unique_ptr<zero::ParameterGather> parameter_gather; // null: every rank steps everything
+  std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters, if there are any
   std::shared_ptr<optim::Schedule> schedule;
   std::shared_ptr<data::RepeatingLoader> loader;
   nlohmann::ordered_json config;
@@ -70,6 +73,13 @@ class Engine::Impl {
     double samples = 0;
   };
 
+  bool parameters_are_sharded() const {
+    return !buffers.empty() && buffers.front()->parameters_are_sharded();
+  }
+  /// Whether the executor runs the step; sharded parameters are for models in one stage, which need none.
+  bool runs_schedule() const {
+    return executor && !parameters_are_sharded();
+  }
   bool at_boundary() const;
   /// The next micro-batch, as a part of the step.
   data::Batch load(const std::function<data::Batch()>& next);
@@ -79,6 +89,7 @@ class Engine::Impl {
   /// All micro-batches of a step as a pipeline, up to reduced gradients.
   void run_pipeline(const std::function<data::Batch()>& next);
   LossSum evaluate(const data::Batch& micro_batch);
+  LossSum evaluate_together(data::DataLoader& loader, int64_t max_batches);
   LossSum evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next);
   double mean_over_ranks(const LossSum& sum) const;
 

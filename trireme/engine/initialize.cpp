@@ -8,6 +8,7 @@
 #include <trireme/engine/engine_impl.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/zero/gradient_scatter.h>
+#include <trireme/zero/model_units.h>
 
 #include <torch/torch.h>
 
@@ -54,9 +55,40 @@ void check_options(const InitializeOptions& options) {
   }
 }
 
-void build_pipeline(Engine::Impl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options) {
-  impl.layers = options.pipeline;
+bool shards_parameters(const Engine::Impl& impl, const config::EngineConfig& config) {
+  return config.zero.stage >= 3 && impl.group.size() > 1;
+}
+
+// Layers are the units: each is sharded as soon as it is built.
+void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
+  if (!shards_parameters(impl, config)) {
+    impl.layers->build(impl.pipe);
+    return;
+  }
+  if (impl.pipe.size() > 1) {
+    throw InputError("engine", concat("ZeRO stage 3 with ", impl.pipe.size(), " pipeline stages"),
+                     "Every micro-batch would gather every layer twice. Use \"stage\": 2 in the pipeline, or one stage (parallel.pipe 1).");
+  }
+  pipeline::LayerHooks hooks;
+  hooks.built = [&](torch::nn::Module& layer) { units.add(layer, std::make_unique<zero::EarlyShards>(layer, impl.group)); };
+  hooks.before = [&impl](torch::nn::Module& layer) { impl.coordinator->enter(layer); };
+  hooks.after = [&impl](torch::nn::Module& layer, const pipeline::Tensors& outputs) {
+    for (const at::Tensor& output : outputs) {
+      impl.coordinator->gather_for_backward(layer, output);
+    }
+  };
+  impl.layers->set_hooks(hooks);
   impl.layers->build(impl.pipe);
+  impl.layers->set_hooks({nullptr, hooks.before, hooks.after});
+  if (!impl.layers->ties().empty()) {
+    throw InputError("engine", concat("ZeRO stage 3 with layers that share some of their parameters (\"", impl.layers->ties().front().name, "\")"),
+                     "Share the whole module (TiedLayerSpec without attributes()), or use \"stage\": 2.");
+  }
+}
+
+void build_pipeline(Engine::Impl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options, zero::ModelUnits& units) {
+  impl.layers = options.pipeline;
+  build_layers(impl, options.config, units);
   impl.model = impl.layers;
   impl.loss_function = [&impl](const data::Batch& batch) {
     const int64_t count = impl.micro_steps * impl.group.size() + impl.group.rank();
@@ -69,10 +101,67 @@ void build_pipeline(Engine::Impl& impl, comm::World& world, const mesh::Mesh& me
   impl.executor = std::make_unique<pipeline::Executor>(*impl.layers, impl.pipe, impl.group.rank(), impl.group.size());
 }
 
-std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::EngineConfig& config) {
+std::vector<bucket::FlatParameters*> pointers(const parallel::FlatBuffers& buffers) {
+  std::vector<bucket::FlatParameters*> found;
+  for (const auto& buffer : buffers) {
+    found.push_back(buffer.get());
+  }
+  return found;
+}
+
+// Frozen parameters need no flat buffer but to be sharded.
+bucket::NamedTensors frozen_in_units(const torch::nn::Module& model, const zero::ModelUnits& units) {
+  bucket::NamedTensors found;
+  for (const auto& item : model.named_parameters()) {
+    const auto same = [&](const auto& known) { return known.second.is_same(item.value()); };
+    if (!item.value().requires_grad() && units.unit_of(item.value()) != bucket::TensorInfo::kNoUnit && std::none_of(found.begin(), found.end(), same)) {
+      found.emplace_back(item.key(), item.value());
+    }
+  }
+  return found;
+}
+
+// Says so where stage 3 is no better than stage 2.
+void warn_of_whole_parameters(const Engine::Impl& impl, const zero::ModelUnits& units, const config::EngineConfig& config) {
+  int64_t whole = 0;
+  for (const at::Tensor& parameter : impl.model->parameters()) {
+    const bool small = parameter.numel() < config.zero.param_persistence_threshold;
+    whole += !small && units.unit_of(parameter) == bucket::TensorInfo::kNoUnit ? parameter.numel() : 0;
+  }
+  if (whole > 0 && impl.everyone.rank() == 0) {
+    log::warning("ZeRO stage 3: ", whole, " numbers of large parameters (", units.sharded_elements(),
+                 " are sharded) belong to no unit and stay whole on every rank. Make their modules zero::Sharded, or the model a list of layers.");
+  }
+}
+
+std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
   const bool is_stage = impl.pipe.size() > 1;
-  impl.buffers = parallel::flatten(parallel::trainable_parameters(*impl.model, is_stage), impl.group, config.data_parallel, impl.group.size());
+  const bool sharded = impl.group.size() > 1;
+  bucket::Sharding sharding{impl.group.rank(), impl.group.size(), sharded && config.zero.stage >= 2, shards_parameters(impl, config),
+                            [&](const at::Tensor& parameter) { return units.unit_of(parameter); }};
+  if (sharding.parameters) {
+    units.choose(config.zero);
+    warn_of_whole_parameters(impl, units, config);
+  } else {
+    units.make_whole();
+  }
+  const auto make = [&](const bucket::NamedTensors& parameters) {
+    return parallel::flatten(parameters, impl.group, config.data_parallel, impl.group.size(), sharding);
+  };
+  impl.buffers = make(parallel::trainable_parameters(*impl.model, is_stage));
+  std::vector<bucket::FlatParameters*> all = pointers(impl.buffers);
+  if (sharding.parameters) {
+    impl.frozen = make(frozen_in_units(*impl.model, units));
+    const auto frozen = pointers(impl.frozen);
+    all.insert(all.end(), frozen.begin(), frozen.end());
+  } else {
+    units.drop_early_shards();
+  }
   parallel::check_same_model(impl.buffers, impl.group);
+  impl.coordinator = std::make_shared<zero::ParameterCoordinator>(all, impl.group, config.zero.prefetch_elements);
+  if (sharding.parameters) {
+    units.move_into(all, impl.group, config.data_parallel.broadcast_at_start, impl.coordinator);
+  }
   if (config.data_parallel.broadcast_at_start) {
     parallel::broadcast_parameters(impl.buffers, impl.group);
     parallel::broadcast_untrained(*impl.model, impl.group);
@@ -80,11 +169,7 @@ std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::E
   if (impl.ties) {
     impl.ties->broadcast_weights();
   }
-  std::vector<bucket::FlatParameters*> buffers;
-  for (const auto& buffer : impl.buffers) {
-    buffers.push_back(buffer.get());
-  }
-  return buffers;
+  return pointers(impl.buffers);
 }
 
 // Copies of a tied parameter are one parameter: summed before they are sent, counted once.
@@ -126,16 +211,14 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
   impl->checkpoint = config.checkpoint;
   announce(config);
 
+  zero::ModelUnits units;
   if (options.pipeline) {
-    build_pipeline(*impl, world, mesh, options);
+    build_pipeline(*impl, world, mesh, options, units);
+  } else {
+    units = zero::ModelUnits::of(*impl->model);
   }
-  const std::vector<bucket::FlatParameters*> buffers = flatten(*impl, config);
-  const bool sharded = config.zero_stage >= 1 && impl->group.size() > 1;
-  if (sharded && config.zero_stage >= 2) {
-    for (bucket::FlatParameters* buffer : buffers) {
-      buffer->shard_gradients(bucket::ShardPlan(buffer->layout(), impl->group.rank(), impl->group.size(), true));
-    }
-  }
+  const std::vector<bucket::FlatParameters*> buffers = flatten(*impl, config, units);
+  const bool sharded = config.zero.stage >= 1 && impl->group.size() > 1;
   impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel,
                                                       sharded ? &zero::scatter_gradients : &parallel::Reducer::all_reduce);
   const std::vector<double> weight_decay(buffers.size(), config.optimizer->weight_decay());

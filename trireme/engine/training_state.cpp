@@ -50,6 +50,24 @@ std::string order_name(const comm::Group& pipe, size_t buffer) {
 
 } // namespace
 
+// Visits this rank's pieces of the parameters that no rank has whole; returns which those are.
+std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
+  std::set<const void*> sharded;
+  for (const auto* buffers : {&engine_.buffers, &engine_.frozen}) {
+    for (const auto& buffer : *buffers) {
+      buffer->for_each_sharded([&](int64_t i, int64_t begin, const at::Tensor& values) {
+        visit(buffer->layout().tensors()[i], begin, values);
+      });
+      for (int64_t i = 0; i < buffer->count(); ++i) {
+        if (!buffer->stays_whole(buffer->layout().bucket_of(i))) {
+          sharded.insert(buffer->parameter(i).unsafeGetTensorImpl());
+        }
+      }
+    }
+  }
+  return sharded;
+}
+
 std::vector<checkpoint::TensorShard> TrainingState::shards() {
   const int rank = engine_.group.rank(); // each stage's replicas share the work of saving it
   std::vector<checkpoint::TensorShard> mine;
@@ -60,8 +78,13 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       mine.push_back({name, kind, tensor.sizes().vec(), 0, tensor.detach(), {}, {}});
     }
   };
+  const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+    mine.push_back({tensor.name, "parameter", tensor.sizes, begin, values, {}, {}});
+  });
   for (const auto& item : engine_.model->named_parameters()) {
-    add_whole(item.key(), "parameter", item.value());
+    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0) {
+      add_whole(item.key(), "parameter", item.value());
+    }
   }
   for (const auto& item : engine_.model->named_buffers()) {
     add_whole(item.key(), "buffer", item.value());
@@ -117,23 +140,33 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
 void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   const torch::NoGradGuard no_grad;
   std::set<const void*> seen;
+  const auto check_shape = [&](const std::string& name, at::IntArrayRef needed) {
+    const auto& shape = saved.entry(saved_name(name)).shape;
+    if (at::IntArrayRef(shape) != needed) {
+      throw InputError("checkpoint", concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(shape), ", the model needs ", needed),
+                       "Use the model configuration that the checkpoint was made with.");
+    }
+  };
   const auto read = [&](const std::string& name, const at::Tensor& tensor) {
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
       return;
     }
-    if (saved.entry(saved_name(name)).shape != tensor.sizes().vec()) {
-      throw InputError("checkpoint",
-                       concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(saved.entry(saved_name(name)).shape), ", the model needs ", tensor.sizes()),
-                       "Use the model configuration that the checkpoint was made with.");
-    }
+    check_shape(name, tensor.sizes());
     if (tensor.is_contiguous()) {
       saved.read_into(saved_name(name), 0, tensor.detach());
     } else {
       tensor.detach().copy_(saved.read(saved_name(name)));
     }
   };
+  engine_.coordinator->release_all();
+  const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+    check_shape(tensor.name, tensor.sizes);
+    saved.read_into(saved_name(tensor.name), begin, values);
+  });
   for (const auto& item : engine_.model->named_parameters()) {
-    read(item.key(), item.value());
+    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0) {
+      read(item.key(), item.value());
+    }
   }
   for (const auto& item : engine_.model->named_buffers()) {
     read(item.key(), item.value());

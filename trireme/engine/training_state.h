@@ -4,6 +4,8 @@
 #include <trireme/engine/engine_impl.h>
 
 #include <filesystem>
+#include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,8 @@ class TrainingState {
   nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
 
  private:
+  using VisitPiece = std::function<void(const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
+  std::set<const void*> for_each_sharded(const VisitPiece& visit);
   std::vector<checkpoint::TensorShard> shards();
   nlohmann::json state(const nlohmann::json& client_state) const;
   void load_tensors(const checkpoint::Checkpoint& saved);

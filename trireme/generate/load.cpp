@@ -24,6 +24,7 @@ TrainedGpt load(const std::filesystem::path& path) {
   if (options.vocab_size == 0 && trained.tokenizer) { // "the tokenizer's"
     options.vocab_size = trained.tokenizer->vocab_size();
   }
+  options.init_from.clear(); // the weights are the checkpoint's
   trained.model = models::Gpt(options);
   for (const auto& item : trained.model->named_parameters()) {
     saved.read_into(item.key(), 0, item.value().detach());

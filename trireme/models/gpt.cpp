@@ -1,11 +1,12 @@
 #include <trireme/models/gpt.h>
 
 #include <trireme/base/error.h>
-#include <trireme/models/initialize.h>
+#include <trireme/models/gpt_values.h>
 
 #include <torch/torch.h>
 
-#include <cmath>
+#include <string>
+#include <utility>
 
 namespace trireme::models {
 namespace {
@@ -26,21 +27,23 @@ void check_length(int64_t length, const at::Tensor& positions) {
   }
 }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+// For a part of the model that may be sharded as soon as it has its values.
+auto values_of(const GptValues& values, std::string prefix) {
+  return [&values, prefix = std::move(prefix)](const nn::Module& module) { values.fill(prefix, module); };
 }
 
 } // namespace
 
-GptEmbeddingImpl::GptEmbeddingImpl(const GptOptions& options)
-    : wte(nn::Embedding(options.vocab_size, options.hidden)),
-      wpe(nn::Embedding(options.sequence_length, options.hidden)),
+GptEmbeddingImpl::GptEmbeddingImpl(const GptOptions& options, const GptValues& values)
+    : wte(values_of(values, "transformer.wte"), options.vocab_size, options.hidden),
+      wpe(values_of(values, "transformer.wpe"), options.sequence_length, options.hidden),
       dropout(options.dropout) {}
 
 at::Tensor GptEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
   const int64_t length = tokens_BT.size(1);
   check_length(length, wpe->weight);
-  return drop(wte->forward(tokens_BT) + wpe->weight.slice(0, 0, length), dropout, is_training());
+  const at::Tensor x = wte->forward(tokens_BT);
+  return drop(wpe->use([&] { return x + wpe->weight.slice(0, 0, length); }), dropout, is_training());
 }
 
 GptAttentionImpl::GptAttentionImpl(const GptOptions& options)
@@ -88,21 +91,22 @@ at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH) {
   return drop(x_BTH + weight.slice(0, 0, x_BTH.size(1)), dropout, is_training());
 }
 
-GptTrunkImpl::GptTrunkImpl(const GptOptions& options) : embedding(options) {
+GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const GptValues& values) : embedding(options, values) {
   register_module("wte", embedding->wte);
   register_module("wpe", embedding->wpe);
   h = register_module("h", nn::ModuleList());
   for (int64_t i = 0; i < options.layers; ++i) {
-    h->push_back(GptBlock(options));
+    h->push_back(zero::Sharded<GptBlock>(values_of(values, concat("transformer.h.", i)), options));
   }
   ln_f = register_module("ln_f", layer_norm(options.hidden));
+  values.fill("transformer.ln_f", *ln_f);
 }
 
 at::Tensor GptTrunkImpl::forward(const at::Tensor& tokens_BT) {
   embedding->train(is_training());
   at::Tensor x = embedding->forward(tokens_BT);
   for (const auto& block : *h) {
-    x = block->as<GptBlockImpl>()->forward(x);
+    x = block->as<zero::ShardedImpl<GptBlockImpl>>()->forward(x);
   }
   return ln_f->forward(x);
 }
@@ -111,28 +115,18 @@ GptImpl::GptImpl(const GptOptions& options) : options_(options) {
   if (options.heads < 1 || options.hidden % options.heads != 0) {
     throw InputError("gpt", concat("heads must divide hidden, got ", options.heads, " and ", options.hidden));
   }
-  transformer = register_module("transformer", GptTrunk(options));
+  const GptValues values(options);
+  transformer = register_module("transformer", GptTrunk(options, values));
   if (!options.tie_embeddings) {
-    lm_head = register_module(
-        "lm_head", nn::Linear(nn::LinearOptions(options.hidden, options.vocab_size).bias(false)));
+    lm_head = register_module("lm_head", zero::Sharded<nn::Linear>(values_of(values, "lm_head"),
+                                                                   nn::LinearOptions(options.hidden, options.vocab_size).bias(false)));
   }
-  for (const auto& item : named_parameters()) {
-    initialise_gpt(item.key(), item.value(), options);
-  }
-}
-
-void initialise_gpt(const std::string& name, const at::Tensor& parameter, const GptOptions& options) {
-  if (parameter.dim() == 1) {
-    fill(parameter, name.find(".ln_") != std::string::npos && ends_with(name, "weight") ? 1.0 : 0.0);
-    return;
-  }
-  const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(options.layers));
-  fill_normal(parameter, ends_with(name, "c_proj.weight") ? residual : 0.02, options.seed, name);
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
   const at::Tensor x = transformer->forward(tokens_BT);
-  return options_.tie_embeddings ? at::linear(x, transformer->embedding->wte->weight) : lm_head->forward(x);
+  auto& wte = transformer->embedding->wte;
+  return options_.tie_embeddings ? wte->use([&] { return at::linear(x, wte->weight); }) : lm_head->forward(x);
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {

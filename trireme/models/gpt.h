@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/models/options.h>
+#include <trireme/zero/sharded.h>
 
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
@@ -14,14 +15,16 @@
 // B batch, T tokens, H hidden, A heads, V vocabulary.
 namespace trireme::models {
 
+class GptValues;
+
 /// Token plus learned position embedding: [B, T] int64 -> [B, T, H].
 class GptEmbeddingImpl : public torch::nn::Module {
  public:
-  explicit GptEmbeddingImpl(const GptOptions& options);
+  GptEmbeddingImpl(const GptOptions& options, const GptValues& values);
   at::Tensor forward(const at::Tensor& tokens_BT);
 
-  torch::nn::Embedding wte{nullptr};
-  torch::nn::Embedding wpe{nullptr};
+  zero::Sharded<torch::nn::Embedding> wte{nullptr};
+  zero::Sharded<torch::nn::Embedding> wpe{nullptr};
   double dropout;
 };
 TORCH_MODULE(GptEmbedding);
@@ -78,25 +81,21 @@ TORCH_MODULE(GptPositions);
 /// Everything below the head, under Hugging Face's name "transformer".
 class GptTrunkImpl : public torch::nn::Module {
  public:
-  explicit GptTrunkImpl(const GptOptions& options);
+  GptTrunkImpl(const GptOptions& options, const GptValues& values);
   at::Tensor forward(const at::Tensor& tokens_BT);
 
   GptEmbedding embedding{nullptr}; ///< registered as wte and wpe
-  torch::nn::ModuleList h{nullptr};
+  torch::nn::ModuleList h{nullptr}; ///< of zero::Sharded<GptBlock>
   torch::nn::LayerNorm ln_f{nullptr};
 };
 TORCH_MODULE(GptTrunk);
-
-/// Gives a parameter of a GPT its first value, whatever part of the model it is built in.
-void initialise_gpt(const std::string& name, const at::Tensor& parameter, const GptOptions& options);
 
 /// GPT-2: [B, T] int64 tokens -> [B, T, V] logits.
 ///
 /// Parameters carry Hugging Face GPT-2 names ("transformer.h.0.attn.c_attn.weight") in
 /// torch's Linear layout; save_gpt2/load_gpt2 turn them into GPT-2's [in, out] layout and back.
-/// Each parameter is initialised from a generator of its own, seeded by (seed, name):
-/// any part of the model can be built alone with the same values. Normal(0, 0.02),
-/// residual projections by 1/sqrt(2 layers), as GPT-2.
+/// First values: GptValues. Embeddings, blocks and head are units of ZeRO stage 3 (zero::Sharded), and never on a rank together
+/// when it is built under zero::Init.
 /// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 class GptImpl : public torch::nn::Module {
  public:
@@ -111,7 +110,7 @@ class GptImpl : public torch::nn::Module {
   }
 
   GptTrunk transformer{nullptr};
-  torch::nn::Linear lm_head{nullptr}; ///< absent when tied to the token embedding
+  zero::Sharded<torch::nn::Linear> lm_head{nullptr}; ///< absent when tied to the token embedding
 
  private:
   GptOptions options_;

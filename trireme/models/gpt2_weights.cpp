@@ -27,15 +27,17 @@ bool is_constant(const std::string& name) {
   return ends_with(".attn.bias") || ends_with(".attn.masked_bias");
 }
 
+// Some files leave the prefix away.
+std::string name_in(const checkpoint::WeightFiles& files, const std::string& parameter) {
+  return !files.has(parameter) && parameter.rfind(kPrefix, 0) == 0 ? parameter.substr(kPrefix.size()) : parameter;
+}
+
 } // namespace
 
-std::string load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, const checkpoint::WeightFiles& files,
-                                const std::filesystem::path& weights) {
+void load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, const checkpoint::WeightFiles& files,
+                         const std::filesystem::path& weights) {
   const torch::NoGradGuard no_grad;
-  std::string name = parameter;
-  if (!files.has(name) && name.rfind(kPrefix, 0) == 0) {
-    name = name.substr(kPrefix.size());
-  }
+  const std::string name = name_in(files, parameter);
   if (!files.has(name)) {
     throw InputError("gpt", concat(weights.string(), " has no tensor \"", parameter, '"'),
                      parameter == "lm_head.weight" ? "Set model.tie_embeddings to true if the file has tied embeddings."
@@ -53,20 +55,27 @@ std::string load_gpt2_parameter(const std::string& parameter, const at::Tensor& 
                      "Make layers, hidden, sequence_length and vocab_size in \"model\" those of the file.");
   }
   value.detach().copy_(source);
-  return name;
+}
+
+void check_gpt2_names(const Gpt& model, const std::filesystem::path& weights) {
+  const auto files = checkpoint::WeightFiles::open(weights);
+  std::set<std::string> places;
+  for (const auto& item : model->named_parameters()) {
+    places.insert(name_in(files, item.key()));
+  }
+  for (const std::string& name : files.names()) {
+    if (places.count(name) == 0 && !is_constant(name) && name != "lm_head.weight") {
+      throw InputError("gpt", concat(weights.string(), ": the model has no place for tensor \"", name, '"'), "Check layers in \"model\".");
+    }
+  }
 }
 
 void load_gpt2(Gpt& model, const std::filesystem::path& weights) {
   const auto files = checkpoint::WeightFiles::open(weights);
-  std::set<std::string> used;
   for (const auto& item : model->named_parameters()) {
-    used.insert(load_gpt2_parameter(item.key(), item.value(), files, weights));
+    load_gpt2_parameter(item.key(), item.value(), files, weights);
   }
-  for (const std::string& name : files.names()) {
-    if (used.count(name) == 0 && !is_constant(name) && name != "lm_head.weight") {
-      throw InputError("gpt", concat(weights.string(), ": the model has no place for tensor \"", name, '"'), "Check layers in \"model\".");
-    }
-  }
+  check_gpt2_names(model, weights);
 }
 
 void save_gpt2(const Gpt& model, const std::filesystem::path& file) {

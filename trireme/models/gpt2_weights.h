@@ -17,8 +17,11 @@ void load_gpt2(Gpt& model, const std::filesystem::path& weights);
 /// Writes `model` as one safetensors file with Hugging Face GPT-2 names and layouts.
 void save_gpt2(const Gpt& model, const std::filesystem::path& file);
 
-/// Fills one parameter, named as in Gpt, from the files; returns the name it has there.
-std::string load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, const checkpoint::WeightFiles& files,
+/// Errors: InputError naming a tensor of the files that the model has no place for.
+void check_gpt2_names(const Gpt& model, const std::filesystem::path& weights);
+
+/// Fills one parameter, named as in Gpt, from the files.
+void load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, const checkpoint::WeightFiles& files,
                                 const std::filesystem::path& weights);
 
 } // namespace trireme::models

@@ -1,9 +1,8 @@
 #include <trireme/models/gpt_layers.h>
 
 #include <trireme/base/error.h>
-#include <trireme/checkpoint/weight_files.h>
 #include <trireme/models/gpt.h>
-#include <trireme/models/gpt2_weights.h>
+#include <trireme/models/gpt_values.h>
 
 #include <torch/torch.h>
 
@@ -21,22 +20,10 @@ pipeline::LayerList gpt_layers(const GptOptions& options) {
   if (options.heads < 1 || options.hidden % options.heads != 0) {
     throw InputError("gpt", concat("heads must divide hidden, got ", options.heads, " and ", options.hidden));
   }
-  std::shared_ptr<const checkpoint::WeightFiles> files;
-  if (!options.init_from.empty()) {
-    files = std::make_shared<checkpoint::WeightFiles>(checkpoint::WeightFiles::open(options.init_from));
-  }
+  const auto values = std::make_shared<const GptValues>(options);
   const auto named = [&](Layer layer, const std::string& prefix) {
     layer.name(prefix);
-    layer.initialise([prefix, options, files](nn::Module& module) {
-      for (const auto& item : module.named_parameters()) {
-        const std::string name = concat(prefix, '.', item.key());
-        if (files) {
-          load_gpt2_parameter(name, item.value(), *files, options.init_from);
-        } else {
-          initialise_gpt(name, item.value(), options);
-        }
-      }
-    });
+    layer.initialise([prefix, values](nn::Module& module) { values->fill(prefix, module); });
     return layer;
   };
   const TiedLayerSpec<nn::Embedding> tied("wte", options.vocab_size, options.hidden);

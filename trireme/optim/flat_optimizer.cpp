@@ -61,7 +61,7 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
   Shard& shard = shards_[buffer];
   const bucket::Range range = shard.plan.mine(bucket);
   ShardStep step;
-  step.param = shard.buffer->flat_data().slice(0, range.begin, range.end);
+  step.param = shard.buffer->owned_data(bucket, range);
   step.grad = shard.buffer->owned_grad(bucket, range);
   const int64_t offset = shard.plan.state_offset(bucket);
   for (const at::Tensor& state : shard.states) {

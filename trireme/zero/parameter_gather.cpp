@@ -7,11 +7,13 @@
 namespace trireme::zero {
 
 void ParameterGather::start(int64_t buffer, int64_t bucket) {
-  const bucket::FlatParameters& parameters = *buffers_[buffer];
+  bucket::FlatParameters& parameters = *buffers_[buffer];
+  if (!parameters.stays_whole(bucket)) {
+    return;
+  }
   const bucket::Bucket& whole = parameters.layout().buckets()[bucket];
   const bucket::Range mine = bucket::shard_of(whole, group_.rank(), group_.size());
-  works_.push_back(group_.all_gather(parameters.flat_data().slice(0, whole.begin, whole.end), parameters.flat_data().slice(0, mine.begin, mine.end),
-                                     "parameters"));
+  works_.push_back(group_.all_gather(parameters.bucket_data(bucket), parameters.owned_data(bucket, mine), "parameters"));
 }
 
 void ParameterGather::finish() {

@@ -16,7 +16,7 @@ class ParameterGather {
   /// The buffers must outlive it.
   ParameterGather(std::vector<bucket::FlatParameters*> buffers, comm::Group group) : buffers_(std::move(buffers)), group_(std::move(group)) {}
 
-  /// Begins one bucket. Every rank begins the same buckets in the same order.
+  /// Begins one bucket; not one that is gathered where it is used (ParameterCoordinator). Every rank begins the same buckets in the same order.
   void start(int64_t buffer, int64_t bucket);
   /// Returns when all that has begun is there.
   void finish();

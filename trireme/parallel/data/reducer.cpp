@@ -313,7 +313,7 @@ void Reducer::Impl::learn_order() {
 
 void Reducer::Impl::adopt_order(const std::vector<std::vector<int64_t>>& orders) {
   for (size_t q = 0; q < queues_.size(); ++q) {
-    if (queues_[q].buffer->layout().order() != orders.at(q)) {
+    if (queues_[q].buffer->layout().order() != orders.at(q) && !queues_[q].buffer->parameters_are_sharded()) {
       queues_[q].buffer->reorder(orders[q]);
     }
     reset(queues_[q]);

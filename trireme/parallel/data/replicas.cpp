@@ -16,7 +16,7 @@ int64_t fingerprint(const FlatBuffers& buffers) {
   uint64_t hash = fnv1a("");
   const auto mix = [&](const std::string& text) { hash = fnv1a(text, hash); };
   for (const auto& buffer : buffers) {
-    mix(concat(buffer->flat_data().scalar_type()));
+    mix(concat(buffer->scalar_type()));
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
       mix(tensor.name);
       for (const int64_t size : tensor.sizes) {
@@ -43,27 +43,13 @@ bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool m
   return found;
 }
 
-FlatBuffers flatten(const bucket::NamedTensors& parameters, const comm::Group& group, const DataParallelOptions& options, int64_t shards) {
-  std::vector<bucket::NamedTensors> kinds;
-  for (const auto& named : parameters) {
-    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const bucket::NamedTensors& kind) {
-      return kind.front().second.scalar_type() == named.second.scalar_type() && kind.front().second.device() == named.second.device();
-    });
-    (same == kinds.end() ? kinds.emplace_back() : *same).push_back(named);
-  }
+FlatBuffers flatten(const bucket::NamedTensors& parameters, const comm::Group& group, const DataParallelOptions& options, int64_t shards,
+                    const bucket::Sharding& sharding) {
   bucket::LayoutOptions layout;
   layout.bucket_bytes = options.bucket_bytes;
   layout.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
   layout.shards = shards;
-  FlatBuffers buffers;
-  for (bucket::NamedTensors& kind : kinds) {
-    const at::Device device = kind.front().second.device();
-    const auto allocate = [group, device](int64_t numel, at::ScalarType type) {
-      return device.is_cpu() ? group.allocate(numel, type) : torch::empty({numel}, at::TensorOptions().dtype(type).device(device));
-    };
-    buffers.push_back(std::make_unique<bucket::FlatParameters>(std::move(kind), layout, allocate));
-  }
-  return buffers;
+  return bucket::flatten(parameters, layout, [group](int64_t numel, at::ScalarType type) { return group.allocate(numel, type); }, sharding);
 }
 
 void check_same_model(const FlatBuffers& buffers, const comm::Group& group) {
@@ -84,7 +70,9 @@ void check_same_model(const FlatBuffers& buffers, const comm::Group& group) {
 void broadcast_parameters(const FlatBuffers& buffers, const comm::Group& group, int root) {
   const torch::NoGradGuard no_grad;
   for (const auto& buffer : buffers) {
-    group.broadcast(buffer->flat_data(), root, "parameters").wait();
+    if (!buffer->parameters_are_sharded()) {
+      group.broadcast(buffer->flat_data(), root, "parameters").wait();
+    }
   }
 }
 
@@ -99,7 +87,7 @@ void broadcast_untrained(torch::nn::Module& model, const comm::Group& group, int
     tensor.detach().copy_(whole);
   };
   for (const auto& item : model.named_parameters()) {
-    if (!item.value().requires_grad()) {
+    if (!item.value().requires_grad() && bucket::has_memory(item.value())) { // what is sharded has been agreed on
       broadcast(item.key(), item.value());
     }
   }

@@ -114,6 +114,9 @@ void PipelineModule::build_layer(int64_t index, std::vector<Part>& chunk) {
   if (!built.module) {
     return;
   }
+  if (hooks_.built) {
+    hooks_.built(*built.module);
+  }
   // A further copy of what is tied needs a name of its own here; saved_name() leads back.
   const std::string prefix = index == first ? name_of(index) : std::to_string(index);
   register_tensors(prefix, *built.module);
@@ -205,6 +208,18 @@ void PipelineModule::train(bool on) {
   }
 }
 
+std::vector<std::shared_ptr<torch::nn::Module>> PipelineModule::layer_modules() const {
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  for (const auto& chunk : chunks_) {
+    for (const Part& part : chunk) {
+      if (part.built.module && std::find(modules.begin(), modules.end(), part.built.module) == modules.end()) {
+        modules.push_back(part.built.module);
+      }
+    }
+  }
+  return modules;
+}
+
 Tensors PipelineModule::call(const Part& part, const Tensors& inputs, int64_t micro_batch) const {
   const Note note("layer", part.index, part.type);
   if (options_.seed_layers) {
@@ -215,7 +230,13 @@ Tensors PipelineModule::call(const Part& part, const Tensors& inputs, int64_t mi
   };
   Tensors outputs;
   try {
+    if (hooks_.before && part.built.module) {
+      hooks_.before(*part.built.module);
+    }
     outputs = part.built.forward(inputs);
+    if (hooks_.after && part.built.module) {
+      hooks_.after(*part.built.module, outputs);
+    }
   } catch (const InputError& error) {
     throw InputError("pipeline", concat(where(), ": ", error.what()));
   } catch (const Error&) {

@@ -27,6 +27,15 @@ struct TiedParameter {
   std::vector<int> owners;
 };
 
+/// What somebody else does about the layers that have a module: ZeRO stage 3, whose parameters are not always there.
+struct LayerHooks {
+  /// Right after it was built, and given its values.
+  std::function<void(torch::nn::Module&)> built = nullptr;
+  /// Around each forward, also a recomputed one.
+  std::function<void(torch::nn::Module&)> before = nullptr;
+  std::function<void(torch::nn::Module&, const Tensors& outputs)> after = nullptr;
+};
+
 /// A model as a list of layers, of which each stage of a pipeline builds its own.
 ///
 ///   auto model = std::make_shared<PipelineModule>(LayerList{
@@ -52,6 +61,13 @@ class PipelineModule : public torch::nn::Module {
   /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Once. Collective over `pipe`.
   /// Errors: InputError for a partition that does not work out, with the choices.
   void build(const comm::Group& pipe = {});
+
+  /// Before build().
+  void set_hooks(LayerHooks hooks) {
+    hooks_ = std::move(hooks);
+  }
+  /// The modules of this stage's layers, in order, each once.
+  std::vector<std::shared_ptr<torch::nn::Module>> layer_modules() const;
 
   /// The whole model in one process: chunk after chunk. Needs a pipe of one stage.
   Tensors forward(const Tensors& inputs);
@@ -112,6 +128,7 @@ class PipelineModule : public torch::nn::Module {
   Loss loss_;
   PipelineOptions options_;
   Tensors sample_inputs_;
+  LayerHooks hooks_;
   Partition partition_;
   int stage_ = 0;
   int stages_ = 0;

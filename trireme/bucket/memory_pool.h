@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace trireme::bucket {
+
+/// Gives memory for a flat buffer: elements and type. Group::allocate is one.
+using Allocate = std::function<at::Tensor(int64_t, at::ScalarType)>;
+
+/// Memory of buckets that come and go (gradients under way, gathered parameters): what one gives back the next one gets,
+/// so that a step neither asks the system for pages nor waits for it to clear them.
+///
+/// Keeps at most `spare_bytes`; the largest pieces go first, because they are the rarest. Not thread-safe.
+class MemoryPool {
+ public:
+  MemoryPool(Allocate allocate, int64_t spare_bytes) : allocate_(std::move(allocate)), spare_bytes_(spare_bytes) {}
+
+  /// At least `numel` elements, uninitialised.
+  at::Tensor take(int64_t numel, at::ScalarType type);
+  void give_back(at::Tensor memory);
+  /// Lets go of everything that waits here.
+  void clear() {
+    spare_.clear();
+  }
+
+ private:
+  Allocate allocate_;
+  int64_t spare_bytes_;
+  std::vector<at::Tensor> spare_; // the smallest first
+};
+
+} // namespace trireme::bucket

@@ -1,0 +1,102 @@
+#include <trireme/bucket/parameter_shards.h>
+
+#include <trireme/base/error.h>
+#include <trireme/bucket/gradient_shards.h>
+
+#include <torch/torch.h>
+
+namespace trireme::bucket {
+namespace {
+
+void drop_tensor(void* tensor) {
+  delete static_cast<at::Tensor*>(tensor);
+}
+
+} // namespace
+
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.numel() == 0 || tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
+}
+
+ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, const Allocate& allocate,
+                                 std::shared_ptr<MemoryPool> pool)
+    : layout_(layout), plan_(plan), type_(type), device_(device), pool_(std::move(pool)), whole_(layout.buckets().size()) {
+  int64_t offset = 0;
+  for (size_t b = 0; b < layout.buckets().size(); ++b) {
+    const auto bucket = static_cast<int64_t>(b);
+    shard_offset_.push_back(offset);
+    offset += stays_whole(bucket) ? 0 : plan_.mine(bucket).numel();
+    // The size stays what it is with memory: views may be made at any time.
+    const size_t bytes = static_cast<size_t>(layout.buckets()[b].numel()) * c10::elementSize(type);
+    storages_.emplace_back(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
+    if (stays_whole(bucket)) {
+      whole(bucket);
+    } else {
+      empty_storage(bucket);
+    }
+  }
+  shard_ = allocate(offset, type);
+}
+
+// Parameters may outlive it, empty.
+ParameterShards::~ParameterShards() = default;
+
+at::Tensor ParameterShards::whole(int64_t b) {
+  const int64_t numel = layout_.buckets()[b].numel();
+  if (!whole_[b].defined()) {
+    whole_[b] = pool_->take(numel, type_);
+    c10::StorageImpl& storage = *storages_[b].unsafeGetStorageImpl();
+    auto* const holder = new at::Tensor(whole_[b]);
+    storage.clear_data_ptr_access_error_msg_();
+    storage.set_data_ptr_noswap(at::DataPtr(whole_[b].mutable_data_ptr(), holder, &drop_tensor, device_));
+  }
+  return whole_[b].slice(0, 0, numel);
+}
+
+at::Tensor ParameterShards::view(int64_t tensor) {
+  const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
+  const int64_t b = layout_.bucket_of(tensor);
+  const int64_t offset = layout_.slot_of(tensor).begin - layout_.buckets()[b].begin;
+  const at::IntArrayRef sizes = layout_.tensors()[tensor].sizes;
+  return torch::empty({0}, at::TensorOptions().dtype(type_).device(device_)).set_(storages_[b], offset, sizes, c10::contiguous_strides(sizes));
+}
+
+void ParameterShards::keep(int64_t b) {
+  const torch::NoGradGuard no_grad;
+  clear_gaps(layout_, b, whole(b));
+  if (!stays_whole(b)) {
+    const Range mine = plan_.mine(b);
+    const int64_t begin = layout_.buckets()[b].begin;
+    owned(b, mine).copy_(whole_[b].slice(0, mine.begin - begin, mine.end - begin));
+  }
+}
+
+void ParameterShards::release(int64_t b) {
+  if (whole_[b].defined() && !stays_whole(b)) {
+    empty_storage(b);
+    pool_->give_back(std::move(whole_[b]));
+    whole_[b] = at::Tensor();
+  }
+}
+
+void ParameterShards::empty_storage(int64_t b) {
+  const Bucket& bucket = layout_.buckets()[b];
+  const std::string& first = layout_.tensors()[layout_.slots()[bucket.first_slot].tensor].name;
+  c10::StorageImpl& storage = *storages_[b].unsafeGetStorageImpl();
+  storage.set_data_ptr_noswap(at::DataPtr(nullptr, device_));
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      concat("the parameters from \"", first, "\" on (", bucket.last_slot - bucket.first_slot,
+             " tensors) are sharded among the ranks (ZeRO stage 3) and not gathered now. Read them while a "
+             "zero::GatheredParameters of them lives, or call the forward() of the module that is Sharded."));
+}
+
+at::Tensor ParameterShards::owned(int64_t b, const Range& range) const {
+  if (stays_whole(b)) {
+    const int64_t begin = layout_.buckets()[b].begin;
+    return whole_[b].slice(0, range.begin - begin, range.end - begin);
+  }
+  const int64_t offset = shard_offset_[b] - plan_.mine(b).begin;
+  return shard_.slice(0, offset + range.begin, offset + range.end);
+}
+
+} // namespace trireme::bucket

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <trireme/bucket/memory_pool.h>
+#include <trireme/bucket/shard_plan.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme::bucket {
+
+/// Parameters of which only this rank's shard stays (ZeRO stage 3): a unit's bucket has memory from whole() to release(). Buckets
+/// of no unit are always whole.
+///
+/// Parameters are views on one storage for each bucket. Releasing takes the memory away from the storage and gathering gives it
+/// memory again, so that everything that views it, autograd's saved tensors included, sees the values again. Who reads a
+/// parameter meanwhile gets c10::Error with a sentence that names it.
+/// Memory: numel / ranks, buckets of no unit, and what is gathered.
+class ParameterShards {
+ public:
+  ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, const Allocate& allocate,
+                  std::shared_ptr<MemoryPool> pool);
+  ~ParameterShards();
+  ParameterShards(const ParameterShards&) = delete;
+  ParameterShards& operator=(const ParameterShards&) = delete;
+
+  /// Whether the bucket has memory for all its elements now.
+  bool is_whole(int64_t b) const {
+    return whole_[b].defined();
+  }
+  /// Whether it always has.
+  bool stays_whole(int64_t b) const {
+    return layout_.buckets()[b].unit == TensorInfo::kNoUnit;
+  }
+  /// The bucket's memory, [bucket numel]; taken, uninitialised, when there is none.
+  at::Tensor whole(int64_t b);
+  /// Tensor `tensor` of the layout as a view on its bucket, which is whole.
+  at::Tensor view(int64_t tensor);
+  /// Makes this rank's part of the whole bucket what stays.
+  void keep(int64_t b);
+  /// Gives the bucket's memory back; not of buckets that stay whole.
+  void release(int64_t b);
+  /// This rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer.
+  at::Tensor owned(int64_t b, const Range& range) const;
+
+ private:
+  void empty_storage(int64_t b);
+
+  const FlatLayout& layout_;
+  ShardPlan plan_;
+  at::ScalarType type_;
+  at::Device device_;
+  std::shared_ptr<MemoryPool> pool_;
+  at::Tensor shard_; // of the buckets that do not stay whole
+  std::vector<int64_t> shard_offset_; // by bucket
+  std::vector<at::Tensor> whole_; // by bucket, perhaps longer than it
+  std::vector<c10::Storage> storages_; // by bucket
+};
+
+/// Whether a tensor's values can be read: not those of a sharded parameter that is not gathered.
+bool has_memory(const at::Tensor& tensor);
+
+} // namespace trireme::bucket

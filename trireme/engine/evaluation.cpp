@@ -1,0 +1,122 @@
+#include <trireme/base/error.h>
+#include <trireme/base/notes.h>
+#include <trireme/engine/engine_impl.h>
+
+#include <torch/torch.h>
+
+#include <algorithm>
+
+namespace trireme::engine {
+namespace {
+
+// A micro-batch of nothing but padding stays as it is: it counts for nothing, but stages wait for it.
+data::Batch without_padding(data::Batch micro_batch) {
+  for (auto* tensors : {&micro_batch.inputs, &micro_batch.targets}) {
+    for (at::Tensor& tensor : *tensors) {
+      tensor = micro_batch.samples == 0 ? tensor : tensor.narrow(0, 0, micro_batch.samples);
+    }
+  }
+  return micro_batch;
+}
+
+} // namespace
+
+at::Tensor Engine::eval_batch(const data::Batch& batch) {
+  const Impl::LossSum sum = impl_->runs_schedule() ? impl_->evaluate_pipeline(1, [&batch] { return batch; }) : impl_->evaluate(batch);
+  return torch::tensor(impl_->mean_over_ranks(sum), torch::kFloat64);
+}
+
+double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
+  loader.start_epoch(0);
+  Impl::LossSum sum;
+  const auto add = [&sum](const Impl::LossSum& one) {
+    sum.loss += one.loss;
+    sum.samples += one.samples;
+  };
+  if (impl_->runs_schedule()) {
+    const int64_t all = loader.batches_per_epoch();
+    const int64_t count = max_batches == 0 ? all : std::min(all, max_batches);
+    const int64_t at_once = std::max<int64_t>(impl_->batch.accumulation, 4 * impl_->pipe.size()); // to fill the pipeline
+    for (int64_t done = 0; done < count; done += at_once) {
+      add(impl_->evaluate_pipeline(std::min(at_once, count - done), [&loader] { return *loader.next(); }));
+    }
+    return impl_->mean_over_ranks(sum);
+  }
+  if (impl_->parameters_are_sharded()) {
+    return impl_->mean_over_ranks(impl_->evaluate_together(loader, max_batches));
+  }
+  for (int64_t i = 0; max_batches == 0 || i < max_batches; ++i) {
+    const auto batch = loader.next();
+    if (!batch) {
+      break;
+    }
+    add(impl_->evaluate(*batch));
+  }
+  return impl_->mean_over_ranks(sum);
+}
+
+// Every rank runs as many forwards as the one with most data: the others need its part of the parameters.
+Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, int64_t max_batches) {
+  at::Tensor most = torch::tensor({loader.batches_per_epoch()}, torch::kInt64);
+  group.all_reduce(most, comm::ReduceOp::max, "evaluation length").wait();
+  const int64_t count = max_batches == 0 ? most.item<int64_t>() : std::min(max_batches, most.item<int64_t>());
+  LossSum sum;
+  data::Batch batch;
+  for (int64_t i = 0; i < count; ++i) {
+    if (auto next = loader.next()) {
+      batch = std::move(*next);
+    } else if (i > 0) {
+      batch.samples = 0;
+    } else {
+      throw InputError("engine", "this rank has nothing to evaluate, and with ZeRO stage 3 every rank takes part in every forward",
+                       "Give each rank at least one micro-batch.");
+    }
+    const LossSum one = evaluate(batch);
+    sum.loss += one.loss;
+    sum.samples += one.samples;
+  }
+  return sum;
+}
+
+Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
+  const torch::NoGradGuard no_grad;
+  const bool alone = !parameters_are_sharded(); // otherwise the others need this rank's part
+  if (micro_batch.samples == 0 && alone) {
+    return {};
+  }
+  const Note note("evaluation after step", global_steps);
+  model->eval();
+  coordinator->begin(zero::Pass::evaluation);
+  if (micro_batch.samples == 0) {
+    loss_function(micro_batch);
+    return {};
+  }
+  const auto real = static_cast<double>(micro_batch.samples);
+  return {loss_function(without_padding(micro_batch)).item<double>() * real, real};
+}
+
+Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next) {
+  LossSum sum;
+  const Note note("evaluation after step", global_steps);
+  model->eval();
+  executor->evaluate(
+      static_cast<int>(micro_batches), [&next] { return without_padding(next()); },
+      [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {
+        const auto real = static_cast<double>(micro_batch.samples);
+        sum.loss += real == 0 ? 0 : layers->loss(outputs, micro_batch.targets).item<double>() * real;
+        sum.samples += real;
+      });
+  return sum;
+}
+
+double Engine::Impl::mean_over_ranks(const LossSum& sum) const {
+  at::Tensor both = torch::tensor({sum.loss, sum.samples}, torch::kFloat64);
+  everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
+  const double samples = both[1].item<double>();
+  if (samples == 0) {
+    throw InputError("engine", "there is nothing to evaluate: no rank got a sample");
+  }
+  return both[0].item<double>() / samples;
+}
+
+} // namespace trireme::engine

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <trireme/models/options.h>
+
+#include <memory>
+#include <string>
+
+namespace at {
+class Tensor;
+}
+namespace torch::nn {
+class Module;
+}
+namespace trireme::checkpoint {
+class WeightFiles;
+}
+
+namespace trireme::models {
+
+/// Gives the parameters of a GPT their first values, whatever part of it is built, on whatever rank: those of
+/// options.init_from, or random ones from a generator for each parameter, seeded by (seed, name). Normal(0, 0.02), residual
+/// projections by 1/sqrt(2 layers), as GPT-2.
+class GptValues {
+ public:
+  /// Errors: InputError when init_from cannot be read.
+  explicit GptValues(const GptOptions& options);
+  /// For the parameters of `module`, which the whole model calls `prefix`. Errors: InputError naming a tensor that the file lacks.
+  void fill(const std::string& prefix, const torch::nn::Module& module) const;
+
+ private:
+  void fill_one(const std::string& name, const at::Tensor& parameter) const;
+
+  GptOptions options_;
+  std::shared_ptr<const checkpoint::WeightFiles> files_;
+};
+
+} // namespace trireme::models

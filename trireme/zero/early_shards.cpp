@@ -1,0 +1,46 @@
+#include <trireme/zero/early_shards.h>
+
+#include <torch/nn/module.h>
+
+#include <set>
+
+namespace trireme::zero {
+namespace {
+
+// Those that no other module has been given before.
+bucket::NamedTensors parameters_of(const torch::nn::Module& module) {
+  bucket::NamedTensors found;
+  std::set<const void*> seen;
+  for (const auto& item : module.named_parameters()) {
+    if (bucket::has_memory(item.value()) && seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      found.emplace_back(item.key(), item.value());
+    }
+  }
+  return found;
+}
+
+} // namespace
+
+EarlyShards::EarlyShards(const torch::nn::Module& module, const comm::Group& group) : group_(group) {
+  bucket::LayoutOptions layout;
+  layout.shards = group_.size();
+  const bucket::Sharding sharding{group_.rank(), group_.size(), true, true, [](const at::Tensor&) { return 0; }};
+  buffers_ = bucket::flatten(parameters_of(module), layout, [group](int64_t numel, at::ScalarType type) { return group.allocate(numel, type); }, sharding);
+  for (const auto& buffer : buffers_) {
+    buffer->take_in(0);
+    group_.broadcast(buffer->bucket_data(0), 0, "parameters of a new module").wait();
+    buffer->keep_shard(0);
+    buffer->release(0);
+  }
+}
+
+void EarlyShards::gather() {
+  for (const auto& buffer : buffers_) {
+    if (!buffer->is_whole(0)) {
+      const bucket::Range mine = bucket::shard_of(buffer->layout().buckets()[0], group_.rank(), group_.size());
+      group_.all_gather(buffer->bucket_data(0), buffer->owned_data(0, mine), "parameters of a module").wait();
+    }
+  }
+}
+
+} // namespace trireme::zero

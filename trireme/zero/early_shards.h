@@ -1,0 +1,27 @@
+#pragma once
+
+#include <trireme/bucket/flatten.h>
+#include <trireme/comm/group.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace trireme::zero {
+
+/// The parameters of one module that has just been built, sharded at once, so that a model larger than a rank's memory can be
+/// built part by part: what zero::Init does for modules that are Sharded, and the engine for the layers of a list.
+///
+/// Rank 0's values become everybody's. Collective, as gather() is.
+class EarlyShards {
+ public:
+  EarlyShards(const torch::nn::Module& module, const comm::Group& group);
+  /// Makes the parameters whole again.
+  void gather();
+
+ private:
+  comm::Group group_;
+  bucket::FlatBuffers buffers_; // one bucket each
+};
+
+} // namespace trireme::zero

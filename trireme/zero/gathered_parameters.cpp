@@ -1,0 +1,25 @@
+#include <trireme/zero/gathered_parameters.h>
+
+#include <trireme/base/log.h>
+#include <trireme/zero/parameter_coordinator.h>
+
+#include <exception>
+#include <utility>
+
+namespace trireme::zero {
+
+GatheredParameters::GatheredParameters(std::shared_ptr<ParameterCoordinator> coordinator, std::vector<at::Tensor> parameters, std::optional<int> modifier)
+    : coordinator_(std::move(coordinator)), parameters_(std::move(parameters)), modifier_(modifier) {
+  coordinator_->pin(parameters_);
+}
+
+// A rank that is lost here is noticed again by the next collective.
+GatheredParameters::~GatheredParameters() {
+  try {
+    coordinator_->unpin(parameters_, modifier_);
+  } catch (const std::exception& error) {
+    log::error("gathered parameters could not be given back: ", error.what());
+  }
+}
+
+} // namespace trireme::zero

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <trireme/comm/group.h>
+
+namespace trireme::zero {
+
+/// While it lives, a module that is Sharded keeps only this rank's part of its parameters as soon as it has been built (and
+/// initialised): no rank ever holds the whole model. Afterwards initialize() takes over, at any ZeRO stage.
+///
+///   zero::Init init(world.group());
+///   Net net(options); // its blocks are Sharded<Block>
+///
+/// Every rank of `group`, the data-parallel ranks, builds the same modules in the same order. One at a time.
+/// What is built outside of Sharded modules stays whole.
+class Init {
+ public:
+  /// Errors: Error when another one lives.
+  explicit Init(comm::Group group);
+  ~Init();
+  Init(const Init&) = delete;
+  Init& operator=(const Init&) = delete;
+
+  /// The one that lives, or nullptr.
+  static const Init* active();
+  const comm::Group& group() const {
+    return group_;
+  }
+
+ private:
+  comm::Group group_;
+};
+
+} // namespace trireme::zero

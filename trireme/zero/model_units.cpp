@@ -1,0 +1,130 @@
+#include <trireme/zero/model_units.h>
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <set>
+
+namespace trireme::zero {
+
+ModelUnits ModelUnits::of(torch::nn::Module& model) {
+  ModelUnits units;
+  for (Unit* const unit : units_of(model)) {
+    units.add(unit->module(), nullptr, unit);
+  }
+  return units;
+}
+
+void ModelUnits::add(torch::nn::Module& module, std::unique_ptr<EarlyShards> early, Unit* unit) {
+  Item item{&module, std::move(early), unit, {}};
+  for (const at::Tensor& parameter : module.parameters()) {
+    if (unit_of_.emplace(parameter.unsafeGetTensorImpl(), static_cast<int64_t>(items_.size())).second) {
+      item.parameters.push_back(parameter);
+    }
+  }
+  items_.push_back(std::move(item));
+}
+
+void ModelUnits::choose(const ZeroOptions& options) {
+  std::vector<at::Tensor> small;
+  for (const Item& item : items_) {
+    std::copy_if(item.parameters.begin(), item.parameters.end(), std::back_inserter(small),
+                 [&](const at::Tensor& parameter) { return parameter.numel() < options.param_persistence_threshold; });
+  }
+  std::stable_sort(small.begin(), small.end(), [](const at::Tensor& a, const at::Tensor& b) { return a.numel() < b.numel(); });
+  int64_t together = 0;
+  for (const at::Tensor& parameter : small) {
+    together += parameter.numel();
+    if (together > options.model_persistence_threshold) {
+      break;
+    }
+    unit_of_.erase(parameter.unsafeGetTensorImpl());
+  }
+}
+
+int64_t ModelUnits::unit_of(const at::Tensor& parameter) const {
+  const auto found = unit_of_.find(parameter.unsafeGetTensorImpl());
+  return found == unit_of_.end() ? bucket::TensorInfo::kNoUnit : found->second;
+}
+
+int64_t ModelUnits::sharded_elements() const {
+  int64_t sum = 0;
+  for (const Item& item : items_) {
+    for (const at::Tensor& parameter : item.parameters) {
+      sum += unit_of(parameter) == bucket::TensorInfo::kNoUnit ? 0 : parameter.numel();
+    }
+  }
+  return sum;
+}
+
+void ModelUnits::make_whole(Item& item) {
+  if (item.early) {
+    item.early->gather();
+  }
+  for (const auto& module : item.module->modules()) {
+    if (auto* const unit = dynamic_cast<Unit*>(module.get())) {
+      unit->make_whole();
+    }
+  }
+}
+
+// Units within others have nothing to do any more.
+void ModelUnits::join(Item& item, const std::shared_ptr<ParameterCoordinator>& coordinator) {
+  item.early.reset();
+  for (const auto& module : item.module->modules()) {
+    if (auto* const unit = dynamic_cast<Unit*>(module.get())) {
+      unit->join(unit == item.unit ? coordinator : nullptr);
+    }
+  }
+}
+
+void ModelUnits::make_whole() {
+  for (Item& item : items_) {
+    make_whole(item);
+  }
+}
+
+void ModelUnits::drop_early_shards() {
+  for (Item& item : items_) {
+    join(item, nullptr);
+  }
+}
+
+void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, const comm::Group& group, bool broadcast,
+                           const std::shared_ptr<ParameterCoordinator>& coordinator) {
+  const torch::NoGradGuard no_grad;
+  const auto take_in = [&](bucket::FlatParameters& buffer, int64_t b) {
+    buffer.take_in(b);
+    if (broadcast) {
+      group.broadcast(buffer.bucket_data(b), 0, "parameters").wait();
+    }
+    buffer.keep_shard(b);
+    buffer.release(b);
+  };
+  const auto take_in_unit = [&](int64_t unit) {
+    for (bucket::FlatParameters* const buffer : buffers) {
+      for (size_t b = 0; b < buffer->layout().buckets().size(); ++b) {
+        if (buffer->layout().buckets()[b].unit == unit) {
+          take_in(*buffer, static_cast<int64_t>(b));
+        }
+      }
+    }
+  };
+  for (size_t i = 0; i < items_.size(); ++i) {
+    Item& item = items_[i];
+    make_whole(item);
+    for (const at::Tensor& parameter : item.parameters) {
+      if (unit_of(parameter) == bucket::TensorInfo::kNoUnit) {
+        at::Tensor(parameter).set_data(parameter.detach().clone()); // its memory goes with the unit's
+      }
+    }
+    take_in_unit(static_cast<int64_t>(i));
+    join(item, coordinator);
+  }
+  take_in_unit(bucket::TensorInfo::kNoUnit);
+  for (const Item& item : items_) {
+    coordinator->add(*item.module);
+  }
+}
+
+} // namespace trireme::zero

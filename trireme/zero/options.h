@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+namespace trireme::zero {
+
+/// What the data-parallel ranks share among them instead of each holding it.
+/// Source: Rajbhandari et al. 2020, arXiv:1910.02054.
+struct ZeroOptions {
+  /// 0: nothing; 1: optimizer states; 2: gradients too; 3: parameters too.
+  int stage = 0;
+  /// Stage 3: parameters with fewer elements than this stay whole on every rank...
+  int64_t param_persistence_threshold = 100000;
+  /// ...the smallest first, as long as they are not more than this together.
+  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
+  /// Stage 3: elements that may be gathered ahead of time; absent: the next unit.
+  std::optional<int64_t> prefetch_elements = std::nullopt;
+};
+
+} // namespace trireme::zero

@@ -1,0 +1,168 @@
+#include <trireme/zero/parameter_coordinator.h>
+
+#include <trireme/bucket/shard_plan.h>
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace trireme::zero {
+namespace {
+
+bool contains(const auto& parts, const auto& part) {
+  return std::find(parts.begin(), parts.end(), part) != parts.end();
+}
+
+// An embedding's backward reads indices only.
+bool reads_parameters_in_backward(const at::Tensor& output) {
+  return output.grad_fn()->name() != "EmbeddingBackward0";
+}
+
+} // namespace
+
+ParameterCoordinator::Parts ParameterCoordinator::parts_of(const std::vector<at::Tensor>& parameters) const {
+  Parts parts;
+  for (size_t b = 0; b < buffers_.size(); ++b) {
+    for (int64_t i = 0; i < buffers_[b]->count(); ++i) {
+      const bool meant = std::any_of(parameters.begin(), parameters.end(), [&](const at::Tensor& p) { return p.is_same(buffers_[b]->parameter(i)); });
+      const Part part{b, buffers_[b]->layout().bucket_of(i)};
+      if (meant && !contains(parts, part)) {
+        parts.push_back(part);
+      }
+    }
+  }
+  return parts;
+}
+
+void ParameterCoordinator::add(const torch::nn::Module& module) {
+  Parts parts = parts_of(module.parameters());
+  std::erase_if(parts, [&](const Part& part) { return buffers_[part.buffer]->stays_whole(part.bucket); });
+  if (!parts.empty()) {
+    units_.emplace(&module, std::move(parts));
+  }
+}
+
+int64_t ParameterCoordinator::numel(const Part& part) const {
+  return buffers_[part.buffer]->layout().buckets()[part.bucket].numel();
+}
+
+// What is to be gathered ahead while `needed` is used.
+ParameterCoordinator::Parts ParameterCoordinator::expected(const Parts& needed) const {
+  Parts next;
+  int64_t elements = 0;
+  for (const void* unit : order_.upcoming()) {
+    Parts fresh;
+    for (const Part& part : units_.at(static_cast<const torch::nn::Module*>(unit))) {
+      if (!contains(needed, part) && !contains(next, part)) {
+        fresh.push_back(part);
+        elements += numel(part);
+      }
+    }
+    if (ahead_ && elements > *ahead_) {
+      break;
+    }
+    next.insert(next.end(), fresh.begin(), fresh.end());
+    if (!ahead_ && !fresh.empty()) {
+      break;
+    }
+  }
+  return next;
+}
+
+void ParameterCoordinator::enter(const torch::nn::Module& module) {
+  const auto unit = units_.find(&module);
+  if (&module == current_ || unit == units_.end()) {
+    return;
+  }
+  current_ = &module;
+  order_.note(&module);
+  const Parts& needed = unit->second;
+  Parts kept = expected(needed);
+  kept.insert(kept.begin(), needed.begin(), needed.end());
+  release_except(kept);
+  for (const Part& part : kept) {
+    start(part);
+  }
+  for (const Part& part : needed) {
+    finish(part);
+  }
+}
+
+void ParameterCoordinator::gather_for_backward(const torch::nn::Module& module, const at::Tensor& output) {
+  if (!output.defined() || !output.requires_grad() || output.is_leaf() || !reads_parameters_in_backward(output)) {
+    return;
+  }
+  output.register_hook([weak = weak_from_this(), unit = &module](const at::Tensor&) {
+    if (const auto self = weak.lock()) {
+      self->enter(*unit);
+    }
+  });
+}
+
+void ParameterCoordinator::start(const Part& part) {
+  if (live_.count(part) != 0) {
+    return;
+  }
+  bucket::FlatParameters& buffer = *buffers_[part.buffer];
+  const bucket::Range mine = bucket::shard_of(buffer.layout().buckets()[part.bucket], group_.rank(), group_.size());
+  live_[part].work = group_.all_gather(buffer.bucket_data(part.bucket), buffer.owned_data(part.bucket, mine), "parameters");
+}
+
+void ParameterCoordinator::finish(const Part& part) {
+  Live& live = live_.at(part);
+  if (!live.arrived) {
+    const auto begin = std::chrono::steady_clock::now();
+    live.work.wait();
+    live.arrived = true;
+    exposed_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+}
+
+void ParameterCoordinator::release_except(const Parts& kept) {
+  for (auto live = live_.begin(); live != live_.end();) {
+    const Part part = live->first;
+    if (contains(kept, part) || pins_.count(part) != 0) {
+      ++live;
+      continue;
+    }
+    finish(part);
+    buffers_[part.buffer]->release(part.bucket);
+    live = live_.erase(live);
+  }
+}
+
+void ParameterCoordinator::release_all() {
+  current_ = nullptr;
+  release_except({});
+}
+
+void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters) {
+  for (const Part& part : parts_of(parameters)) {
+    if (!buffers_[part.buffer]->stays_whole(part.bucket)) {
+      ++pins_[part];
+      start(part);
+      finish(part);
+    }
+  }
+}
+
+void ParameterCoordinator::unpin(const std::vector<at::Tensor>& parameters, std::optional<int> modifier) {
+  const torch::NoGradGuard no_grad;
+  for (const Part& part : parts_of(parameters)) {
+    bucket::FlatParameters& buffer = *buffers_[part.buffer];
+    if (modifier) {
+      group_.broadcast(buffer.bucket_data(part.bucket), *modifier, "modified parameters").wait();
+      buffer.keep_shard(part.bucket);
+    }
+    if (!buffer.stays_whole(part.bucket) && --pins_[part] == 0) {
+      pins_.erase(part);
+      if (current_ == nullptr || !contains(units_.at(current_), part)) {
+        buffer.release(part.bucket);
+        live_.erase(part);
+      }
+    }
+  }
+}
+
+} // namespace trireme::zero

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <trireme/bucket/flat_parameters.h>
+#include <trireme/comm/group.h>
+#include <trireme/zero/access_order.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace trireme::zero {
+
+/// Gathers the parameters of the unit that is about to be used, and those of the next ones ahead of time (ZeRO stage 3).
+///
+/// One rule for forward, backward and recomputation: entering a unit lets go of every other that is not expected next. So the
+/// last unit of forward is still there for its backward, and a recomputed one for the backward that follows.
+/// What is next is what came next in the pass before; the first pass gathers nothing ahead.
+/// Every rank enters the same units in the same order.
+///
+/// Cost: P(N-1)/N bytes sent a rank for the forward and as much for the backward of P bytes of parameters, less what is kept.
+/// Memory: the shards, one unit, and what is gathered ahead. Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 5.3.
+class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordinator> {
+ public:
+  /// `ahead`: elements that may be gathered ahead; absent: the next unit, whatever its size; 0: nothing.
+  /// The buffers must outlive it.
+  ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, comm::Group group, std::optional<int64_t> ahead)
+      : buffers_(std::move(buffers)), group_(std::move(group)), ahead_(ahead) {}
+
+  /// Makes a unit of the module: its parameters, those of its children included, are gathered together.
+  /// They have been taken in by the buffers.
+  void add(const torch::nn::Module& module);
+
+  /// A forward, a pass of training or evaluation, begins.
+  void begin(Pass pass) {
+    order_.begin(pass);
+  }
+  /// Returns when the unit's parameters are there. A module that is not a unit: nothing happens.
+  void enter(const torch::nn::Module& module);
+  /// Enters the unit again when the backward of `output`, which it returned, begins.
+  void gather_for_backward(const torch::nn::Module& module, const at::Tensor& output);
+  /// Lets go of everything: the shards have changed.
+  void release_all();
+
+  /// Gathers the buckets of these parameters and keeps them until unpin(). Parameters that are not sharded are passed over.
+  void pin(const std::vector<at::Tensor>& parameters);
+  /// `modifier`: the rank whose values are everybody's from now on.
+  void unpin(const std::vector<at::Tensor>& parameters, std::optional<int> modifier);
+
+  /// Time spent waiting for parameters so far.
+  double exposed_seconds() const {
+    return exposed_;
+  }
+
+ private:
+  // A bucket of a unit.
+  struct Part {
+    size_t buffer;
+    int64_t bucket;
+    auto operator<=>(const Part&) const = default;
+  };
+  struct Live {
+    comm::Work work;
+    bool arrived = false;
+  };
+  using Parts = std::vector<Part>;
+
+  Parts parts_of(const std::vector<at::Tensor>& parameters) const;
+  Parts expected(const Parts& needed) const;
+  int64_t numel(const Part& part) const;
+  void start(const Part& part);
+  void finish(const Part& part);
+  void release_except(const Parts& kept);
+
+  std::vector<bucket::FlatParameters*> buffers_;
+  comm::Group group_;
+  std::optional<int64_t> ahead_;
+  std::map<const torch::nn::Module*, Parts> units_;
+  AccessOrder order_;
+  const torch::nn::Module* current_ = nullptr;
+  std::map<Part, Live> live_;
+  std::map<Part, int> pins_;
+  double exposed_ = 0;
+};
+
+} // namespace trireme::zero

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <trireme/zero/unit.h>
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <concepts>
+#include <utility>
+
+namespace trireme::zero {
+
+/// A module of class Impl whose parameters are there only while they are used (ZeRO stage 3); at other stages an Impl and
+/// nothing more. Names of parameters do not change. A Sharded within another is a part of it.
+template <typename Impl>
+class ShardedImpl : public Impl, public Unit {
+ public:
+  /// Builds an Impl from the arguments.
+  template <typename... A>
+    requires std::constructible_from<Impl, A...>
+  explicit ShardedImpl(A&&... args) : Impl(std::forward<A>(args)...) {
+    built(*this);
+  }
+  /// The same; `initialise` gives the parameters their values before they are sharded.
+  template <std::invocable<Impl&> F, typename... A>
+    requires std::constructible_from<Impl, A...>
+  explicit ShardedImpl(F&& initialise, A&&... args) : Impl(std::forward<A>(args)...) {
+    initialise(*this);
+    built(*this);
+  }
+
+  template <typename... A>
+  auto forward(A&&... args) {
+    return use([&] { return Impl::forward(std::forward<A>(args)...); });
+  }
+  /// Calls f() with the parameters there, for what is not forward(): a head that uses the embedding's weight.
+  /// It returns a tensor, or a vector, pair or tuple of tensors.
+  template <typename F>
+  auto use(F&& f) {
+    enter(*this);
+    auto outputs = f();
+    leave(*this, outputs);
+    return outputs;
+  }
+
+  torch::nn::Module& module() override {
+    return *this;
+  }
+};
+
+/// The holder: Sharded<Block> block(options); y = block(x), or block->forward(x).
+///
+/// Call it through its own type. Through Block's (`as<BlockImpl>()->forward`) nobody gathers, and reading a parameter then fails
+/// with a message that says so.
+template <typename M>
+class Sharded : public torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>> {
+ public:
+  using torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>>::ModuleHolder;
+};
+
+} // namespace trireme::zero

@@ -1,0 +1,71 @@
+#include <trireme/zero/unit.h>
+
+#include <trireme/zero/early_shards.h>
+#include <trireme/zero/init.h>
+#include <trireme/zero/parameter_coordinator.h>
+
+#include <torch/nn/module.h>
+
+namespace trireme::zero {
+namespace {
+
+void collect(torch::nn::Module& module, std::vector<Unit*>& units) {
+  if (auto* const unit = dynamic_cast<Unit*>(&module)) {
+    units.push_back(unit);
+    return;
+  }
+  for (const auto& child : module.children()) {
+    collect(*child, units);
+  }
+}
+
+} // namespace
+
+Unit::Unit() = default;
+Unit::~Unit() = default;
+
+void Unit::join(const std::shared_ptr<ParameterCoordinator>& coordinator) {
+  coordinator_ = coordinator;
+  early_.reset();
+}
+
+bool Unit::make_whole() {
+  if (early_) {
+    early_->gather();
+  }
+  return early_ != nullptr;
+}
+
+void Unit::built(torch::nn::Module& module) {
+  if (Init::active() != nullptr) {
+    early_ = std::make_unique<EarlyShards>(module, Init::active()->group());
+  }
+}
+
+void Unit::enter(torch::nn::Module& module) {
+  if (const auto coordinator = coordinator_.lock()) {
+    coordinator->enter(module);
+  } else {
+    make_whole();
+  }
+}
+
+void Unit::leave(torch::nn::Module& module, const at::Tensor& output) {
+  if (const auto coordinator = coordinator_.lock()) {
+    coordinator->gather_for_backward(module, output);
+  }
+}
+
+void Unit::leave(torch::nn::Module& module, const std::vector<at::Tensor>& outputs) {
+  for (const at::Tensor& output : outputs) {
+    leave(module, output);
+  }
+}
+
+std::vector<Unit*> units_of(torch::nn::Module& model) {
+  std::vector<Unit*> units;
+  collect(model, units);
+  return units;
+}
+
+} // namespace trireme::zero

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace trireme::zero {
+
+class EarlyShards;
+class ParameterCoordinator;
+
+/// What is Sharded about a module: which coordinator gathers its parameters, and what zero::Init left of them.
+class Unit {
+ public:
+  Unit();
+  virtual ~Unit();
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+  virtual torch::nn::Module& module() = 0;
+
+  /// From now on `coordinator` is told when the parameters are needed; what Init left is dropped.
+  void join(const std::shared_ptr<ParameterCoordinator>& coordinator);
+  /// Makes parameters that Init has sharded whole; they stay so until join(). Collective then. Returns whether it had to.
+  bool make_whole();
+
+ protected:
+  void built(torch::nn::Module& module);
+  void enter(torch::nn::Module& module);
+  void leave(torch::nn::Module& module, const at::Tensor& output);
+  void leave(torch::nn::Module& module, const std::vector<at::Tensor>& outputs);
+  template <typename... T>
+  void leave(torch::nn::Module& module, const std::tuple<T...>& outputs) {
+    std::apply([&](const T&... output) { (leave(module, output), ...); }, outputs);
+  }
+  template <typename A, typename B>
+  void leave(torch::nn::Module& module, const std::pair<A, B>& outputs) {
+    leave(module, outputs.first);
+    leave(module, outputs.second);
+  }
+
+ private:
+  std::weak_ptr<ParameterCoordinator> coordinator_;
+  std::unique_ptr<EarlyShards> early_;
+};
+
+/// The units of a model, outermost ones only, in the order of registration.
+std::vector<Unit*> units_of(torch::nn::Module& model);
+
+} // namespace trireme::zero
