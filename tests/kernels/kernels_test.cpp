@@ -59,8 +59,8 @@ AdamArgs adam_args(Arrays& a, bool decay_in_gradient) {
   AdamArgs args;
   args.param = a.param.data();
   args.grad = a.grad.data();
-  args.exp_avg = a.first.data();
-  args.exp_avg_sq = a.second.data();
+  args.exp_avg = {a.first.data()};
+  args.exp_avg_sq = {a.second.data()};
   args.grad_scale = 0.37f;
   args.weight_decay = decay_in_gradient ? 0.013f : 0;
   args.param_scale = decay_in_gradient ? 1 : 0.9987f;
@@ -77,7 +77,7 @@ SgdArgs sgd_args(Arrays& a) {
   SgdArgs args;
   args.param = a.param.data();
   args.grad = a.grad.data();
-  args.momentum_buffer = a.first.data();
+  args.momentum_buffer = {a.first.data()};
   args.grad_scale = 0.37f;
   args.weight_decay = 0.013f;
   args.lr = 0.07f;
@@ -119,7 +119,7 @@ TEST(KernelsTest, SgdHasTheSameBitsInEverySet) {
           args.first = variant == 1;
           args.nesterov = variant == 2;
           if (variant == 3) {
-            args.momentum_buffer = nullptr;
+            args.momentum_buffer = {};
           }
           kernel_set(set).sgd(args, begin, begin + n);
         };
@@ -136,7 +136,7 @@ TEST(KernelsTest, SquaredNormHasTheSameBitsInEverySet) {
     for_each_range([&](int64_t begin, int64_t n) {
       const Arrays arrays(begin, n, 9);
       const float* x = arrays.grad.data() + begin;
-      ASSERT_EQ(kernel_set(simd).squared_norm(x, n), kernel_set(Simd::scalar).squared_norm(x, n)) << name(simd) << ' ' << n;
+      ASSERT_EQ(kernel_set(simd).squared_norm(x, Element::f32, n), kernel_set(Simd::scalar).squared_norm(x, Element::f32, n)) << name(simd) << ' ' << n;
     });
   }
 }
@@ -185,8 +185,8 @@ TEST(KernelsTest, SquaredNormIsTheSum) {
   for (int64_t i = 0; i < kLargest; ++i) {
     sum += static_cast<double>(arrays.grad[i]) * arrays.grad[i];
   }
-  EXPECT_NEAR(active_kernels().squared_norm(arrays.grad.data(), kLargest), sum, 1e-14 * sum);
-  EXPECT_EQ(active_kernels().squared_norm(nullptr, 0), 0.0);
+  EXPECT_NEAR(active_kernels().squared_norm(arrays.grad.data(), Element::f32, kLargest), sum, 1e-14 * sum);
+  EXPECT_EQ(active_kernels().squared_norm(nullptr, Element::f32, 0), 0.0);
 }
 
 TEST(KernelsTest, NotANumberStaysVisible) {
@@ -198,7 +198,7 @@ TEST(KernelsTest, NotANumberStaysVisible) {
     EXPECT_TRUE(std::isnan(arrays.param[5]));
     EXPECT_TRUE(std::isnan(arrays.param[290]));
     EXPECT_TRUE(std::isfinite(arrays.param[6]));
-    EXPECT_TRUE(std::isnan(kernel_set(simd).squared_norm(arrays.grad.data(), kLargest)));
+    EXPECT_TRUE(std::isnan(kernel_set(simd).squared_norm(arrays.grad.data(), Element::f32, kLargest)));
   }
 }
 

@@ -1,9 +1,11 @@
 #include <trireme/kernels/combine_loops.h>
 #include <trireme/kernels/kernel_sets.h>
-#include <trireme/kernels/loops.h>
+#include <trireme/kernels/norm_loops.h>
+#include <trireme/kernels/optimizer_loops.h>
 
 namespace trireme::kernels {
 
-const KernelSet kScalarKernels = {&adam, &sgd, &squared_norm, &combine, &stream_copy};
+const KernelSet kScalarKernels = {&adam, &sgd, &lion, &adagrad, &rmsprop, &lamb_moments, &lamb_apply,
+                                    &decode_state, &encode_state, &squared_norm, &combine, &stream_copy};
 
 } // namespace trireme::kernels

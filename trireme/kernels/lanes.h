@@ -51,6 +51,10 @@ inline ScalarLanes fnma(ScalarLanes a, ScalarLanes b, ScalarLanes c) {
 inline ScalarLanes sqrt(ScalarLanes a) {
   return {__builtin_sqrtf(a.x)};
 }
+/// -1 or 1; zeros and nan stay.
+inline ScalarLanes sign(ScalarLanes a) {
+  return {a.x > 0 ? 1.0F : a.x < 0 ? -1.0F : a.x};
+}
 
 #if defined(__AVX512F__)
 
@@ -92,6 +96,10 @@ inline Lanes fnma(Lanes a, Lanes b, Lanes c) {
 }
 inline Lanes sqrt(Lanes a) {
   return {_mm512_maskz_sqrt_ps(0xffff, a.x)};
+}
+inline Lanes sign(Lanes a) {
+  const __m512 one = _mm512_mask_mov_ps(a.x, _mm512_cmp_ps_mask(a.x, _mm512_setzero_ps(), _CMP_GT_OQ), _mm512_set1_ps(1));
+  return {_mm512_mask_mov_ps(one, _mm512_cmp_ps_mask(a.x, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_set1_ps(-1))};
 }
 
 /// Sums of squares in double.
@@ -145,6 +153,10 @@ inline Lanes fnma(Lanes a, Lanes b, Lanes c) {
 }
 inline Lanes sqrt(Lanes a) {
   return {_mm256_sqrt_ps(a.x)};
+}
+inline Lanes sign(Lanes a) {
+  const __m256 one = _mm256_blendv_ps(a.x, _mm256_set1_ps(1), _mm256_cmp_ps(a.x, _mm256_setzero_ps(), _CMP_GT_OQ));
+  return {_mm256_blendv_ps(one, _mm256_set1_ps(-1), _mm256_cmp_ps(a.x, _mm256_setzero_ps(), _CMP_LT_OQ))};
 }
 
 struct SquareSum {

@@ -8,7 +8,7 @@
 
 namespace trireme::optim {
 
-Adam::Adam(const AdamOptions& options) : options_(options) {
+Adam::Adam(const AdamOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
   const auto check = [this](bool holds, const char* option, const char* range, double value) {
     check_option(holds, name(), option, range, value);
   };
@@ -23,13 +23,13 @@ const char* Adam::name() const {
   return options_.decoupled_weight_decay ? "adamw" : "adam";
 }
 
-const std::vector<std::string>& Adam::state_names() const {
-  static const std::vector<std::string> names = {"exp_avg", "exp_avg_sq"};
-  return names;
+const std::vector<StateInfo>& Adam::states() const {
+  static const std::vector<StateInfo> states = {{"exp_avg"}, {"exp_avg_sq", false}};
+  return states;
 }
 
 void Adam::step(const ShardStep& shard) const {
-  check_shard(shard, name(), state_names());
+  check_shard(shard, *this);
   const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
   const double step = static_cast<double>(shard.step);
   // In double, rounded once: 1 - beta2 in fp32 would lose four digits.
@@ -38,11 +38,9 @@ void Adam::step(const ShardStep& shard) const {
   const bool decoupled = options_.decoupled_weight_decay;
 
   kernels::AdamArgs args;
-  args.param = shard.param.mutable_data_ptr<float>();
-  args.grad = shard.grad.const_data_ptr<float>();
-  args.exp_avg = shard.states[0].mutable_data_ptr<float>();
-  args.exp_avg_sq = shard.states[1].mutable_data_ptr<float>();
-  args.grad_scale = static_cast<float>(shard.grad_scale);
+  set_arrays(args, shard);
+  args.exp_avg = state_array(shard, 0);
+  args.exp_avg_sq = state_array(shard, 1);
   args.weight_decay = decoupled ? 0 : static_cast<float>(shard.weight_decay);
   args.param_scale = decoupled ? static_cast<float>(1 - shard.lr * shard.weight_decay) : 1;
   args.one_minus_beta1 = static_cast<float>(1 - betas.beta1);

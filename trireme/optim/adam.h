@@ -4,17 +4,17 @@
 
 namespace trireme::optim {
 
-/// Adam and AdamW with fp32 parameters, gradients and moments; name() is "adam" or "adamw".
+/// Adam and AdamW; name() is "adam" or "adamw".
 ///
 /// States: exp_avg, exp_avg_sq. After 100 steps the parameters are within a few ulps of
 /// torch.optim.Adam and AdamW (tests/optim/reference_optimizers.py).
 class Adam final : public Optimizer {
  public:
   /// Errors: InputError for betas outside [0, 1) or a negative lr, eps or weight_decay.
-  explicit Adam(const AdamOptions& options);
+  explicit Adam(const AdamOptions& options, StateType state_type = StateType::fp32);
 
   const char* name() const override;
-  const std::vector<std::string>& state_names() const override;
+  const std::vector<StateInfo>& states() const override;
   void step(const ShardStep& shard) const override;
 
  private:

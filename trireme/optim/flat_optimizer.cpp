@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/comm/host_memory.h>
+#include <trireme/kernels/optimizer_args.h>
 
 #include <torch/torch.h>
 
@@ -29,43 +30,99 @@ std::vector<Segment> segments_of(const bucket::FlatLayout& layout, const bucket:
 FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, std::vector<double> weight_decay, const OptimizerOptions& options,
                              int rank, int size, bool sharded)
     : rule_(make_optimizer(options)), rank_(rank), size_(size), sharded_(sharded) {
+  int64_t tensors = 0;
   for (size_t i = 0; i < buffers.size(); ++i) {
-    shards_.push_back({buffers[i], weight_decay.at(i), bucket::ShardPlan(buffers[i]->layout(), rank, size, sharded), {}, {}, {}});
+    Shard& shard = shards_.emplace_back(Shard{buffers[i], weight_decay.at(i), bucket::ShardPlan(buffers[i]->layout(), rank, size, sharded), {}, {}, {},
+                                              {}, {}, {}, 2 * tensors});
+    tensors += shard.buffer->count();
   }
+  norms_.resize(rule_->needs_norms() ? 2 * tensors : 0);
 }
 
-void FlatOptimizer::allocate_states() {
+void FlatOptimizer::allocate() {
   for (Shard& shard : shards_) {
     const bucket::FlatLayout& layout = shard.buffer->layout();
     shard.plan = bucket::ShardPlan(layout, rank_, size_, sharded_);
-    for (size_t i = 0; i < rule_->state_names().size(); ++i) {
-      shard.states.push_back(comm::allocate_host(shard.plan.state_numel(), torch::kFloat32).zero_());
-    }
+    shard.scale_offset = {0};
     for (size_t b = 0; b < layout.buckets().size(); ++b) {
-      shard.segments.push_back(segments_of(layout, layout.buckets()[b], shard.plan.mine(static_cast<int64_t>(b))));
+      const bucket::Range range = shard.plan.mine(static_cast<int64_t>(b));
+      shard.segments.push_back(segments_of(layout, layout.buckets()[b], range));
+      shard.scale_offset.push_back(shard.scale_offset.back() + (range.numel() + kStateBlock - 1) / kStateBlock);
+    }
+    allocate_states(shard);
+    if (shard.buffer->scalar_type() != torch::kFloat32) {
+      shard.master = comm::allocate_host(shard.plan.state_numel(), torch::kFloat32);
+    }
+  }
+  refresh_masters();
+}
+
+void FlatOptimizer::allocate_states(Shard& shard) const {
+  for (const StateInfo& info : rule_->states()) {
+    at::Tensor state = comm::allocate_host(shard.plan.state_numel(), scalar_type(rule_->state_type()));
+    if (rule_->state_type() == StateType::int8) {
+      shard.scales.push_back(torch::full({shard.scale_offset.back()}, info.initial, torch::kFloat32));
+      state.fill_(info.initial == 0 ? 0 : info.is_signed ? kernels::kLargestSignedCode : kernels::kLargestCode);
+    } else {
+      state.fill_(info.initial);
+    }
+    shard.states.push_back(state);
+  }
+}
+
+void FlatOptimizer::refresh_masters() {
+  const torch::NoGradGuard no_grad;
+  for (Shard& shard : shards_) {
+    for (size_t b = 0; shard.master.defined() && b < shard.segments.size(); ++b) {
+      const auto bucket = static_cast<int64_t>(b);
+      const bucket::Range range = shard.plan.mine(bucket);
+      const int64_t offset = shard.plan.state_offset(bucket);
+      shard.master.slice(0, offset, offset + range.numel()).copy_(shard.buffer->owned_data(bucket, range));
     }
   }
 }
 
+int64_t FlatOptimizer::bytes() const {
+  size_t sum = 0;
+  for (const Shard& shard : shards_) {
+    sum += shard.master.defined() ? shard.master.nbytes() : 0;
+    for (const auto* arrays : {&shard.states, &shard.scales}) {
+      for (const at::Tensor& array : *arrays) {
+        sum += array.nbytes();
+      }
+    }
+  }
+  return static_cast<int64_t>(sum);
+}
+
 void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double grad_scale) {
-  if (!states_allocated()) {
-    allocate_states();
+  if (!allocated()) {
+    allocate();
   }
   ++steps_;
   lr_ = lr;
   betas_ = betas;
   grad_scale_ = grad_scale;
+  prepared_ = false;
 }
 
-void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
-  Shard& shard = shards_[buffer];
+ShardStep FlatOptimizer::shard_step(Shard& shard, int64_t bucket) {
   const bucket::Range range = shard.plan.mine(bucket);
-  ShardStep step;
-  step.param = shard.buffer->owned_data(bucket, range);
-  step.grad = shard.buffer->owned_grad(bucket, range);
+  const at::Tensor data = shard.buffer->owned_data(bucket, range);
   const int64_t offset = shard.plan.state_offset(bucket);
+  ShardStep step;
+  if (shard.master.defined()) {
+    step.param = shard.master.slice(0, offset, offset + range.numel());
+    step.param_copy = data;
+  } else {
+    step.param = data;
+  }
+  step.grad = shard.buffer->owned_grad(bucket, range);
   for (const at::Tensor& state : shard.states) {
     step.states.push_back(state.slice(0, offset, offset + range.numel()));
+  }
+  for (const at::Tensor& scales : shard.scales) {
+    step.scales.push_back(scales.slice(0, shard.scale_offset[bucket], shard.scale_offset[bucket + 1]));
   }
   step.segments = shard.segments[bucket];
   step.lr = lr_;
@@ -73,6 +130,42 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
   step.weight_decay = shard.weight_decay;
   step.grad_scale = grad_scale_;
   step.step = steps_;
+  return step;
+}
+
+std::span<double> FlatOptimizer::norms_of(const Shard& shard) {
+  return std::span<double>(norms_).subspan(shard.first_norm, 2 * shard.buffer->count());
+}
+
+void FlatOptimizer::prepare() {
+  if (!needs_norms()) {
+    return;
+  }
+  std::fill(norms_.begin(), norms_.end(), 0.0);
+  for (Shard& shard : shards_) {
+    for (size_t b = 0; b < shard.segments.size(); ++b) {
+      rule_->prepare(shard_step(shard, static_cast<int64_t>(b)), norms_of(shard));
+    }
+  }
+  if (sharded_ && size_ > 1) {
+    if (!sum_over_) {
+      throw Error("optim", concat(rule_->name(), ": norms of parameters that lie on several ranks need sum_over()."));
+    }
+    at::Tensor sums = torch::from_blob(norms_.data(), {static_cast<int64_t>(norms_.size())}, torch::kFloat64);
+    sum_over_(sums);
+  }
+  prepared_ = true;
+}
+
+void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
+  Shard& shard = shards_[buffer];
+  ShardStep step = shard_step(shard, bucket);
+  if (needs_norms()) {
+    if (!prepared_) {
+      throw Error("optim", concat(rule_->name(), ": step_bucket() before prepare()."));
+    }
+    step.norms = norms_of(shard);
+  }
   rule_->step(step);
 }
 
@@ -116,20 +209,35 @@ double FlatOptimizer::squared_grad_norm() const {
 }
 
 void FlatOptimizer::for_each_state(const Visit& visit) {
-  if (!states_allocated()) {
-    allocate_states();
+  if (!allocated()) {
+    allocate();
   }
+  const auto& infos = rule_->states();
   for (Shard& shard : shards_) {
     const bucket::FlatLayout& layout = shard.buffer->layout();
     for (size_t b = 0; b < layout.buckets().size(); ++b) {
-      const bucket::Range range = shard.plan.mine(static_cast<int64_t>(b));
-      const int64_t offset = shard.plan.state_offset(static_cast<int64_t>(b));
-      for (const Segment& segment : shard.segments[b]) {
-        const int64_t begin = range.begin + segment.begin - layout.slot_of(segment.parameter).begin;
-        for (size_t i = 0; i < shard.states.size(); ++i) {
-          visit(rule_->state_names()[i], layout.tensors()[segment.parameter], begin,
-                shard.states[i].slice(0, offset + segment.begin, offset + segment.end));
+      const auto bucket = static_cast<int64_t>(b);
+      const bucket::Range range = shard.plan.mine(bucket);
+      const int64_t offset = shard.plan.state_offset(bucket);
+      const auto visit_all = [&](const std::string& name, const at::Tensor& values) {
+        for (const Segment& segment : shard.segments[b]) {
+          const int64_t begin = range.begin + segment.begin - layout.slot_of(segment.parameter).begin;
+          visit(name, layout.tensors()[segment.parameter], begin, values.slice(0, segment.begin, segment.end));
         }
+      };
+      const auto mine = [&](const at::Tensor& array) { return array.slice(0, offset, offset + range.numel()); };
+      if (shard.master.defined()) {
+        visit_all("master", mine(shard.master));
+      }
+      for (size_t i = 0; i < infos.size(); ++i) {
+        if (shard.scales.empty()) {
+          visit_all(infos[i].name, mine(shard.states[i]));
+          continue;
+        }
+        const at::Tensor scales = shard.scales[i].slice(0, shard.scale_offset[b], shard.scale_offset[b + 1]);
+        const at::Tensor values = decode_states(mine(shard.states[i]), scales, infos[i].is_signed);
+        visit_all(infos[i].name, values);
+        encode_states(values, mine(shard.states[i]), scales, infos[i].is_signed);
       }
     }
   }

@@ -16,8 +16,10 @@ namespace trireme::optim {
 /// Steps what this rank owns of a set of flat buffers, and owns the optimizer states
 /// of exactly that (ZeRO stage 0: everything; 1 and up: its shards).
 ///
-/// States are allocated at the first step, in the layout of that moment.
-/// Cost: one pass of the kernel over the owned elements.
+/// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes the
+/// parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are.
+/// Masters and states are allocated at the first step, in the layout and from the parameters of that moment.
+/// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer {
  public:
   /// `weight_decay[i]` belongs to buffers[i]. The buffers must outlive the optimizer.
@@ -40,17 +42,36 @@ class FlatOptimizer {
 
   /// Before the buckets of a step: counts it and says with which values it is done.
   void begin_step(double lr, std::optional<Betas> betas, double grad_scale);
+  /// True: all gradients must be final before the first step_bucket(), because parameters' norms are needed (LAMB).
+  bool needs_norms() const {
+    return rule_->needs_norms();
+  }
+  /// Where needs_norms(), after begin_step() and before the first step_bucket(), when all gradients are final: updates the states,
+  /// and adds up every parameter's norms over the ranks with one call of sum_over(). Else it does nothing.
+  void prepare();
+  /// Says how float64 sums [n] are added up over the ranks that shards are spread over. Needed where needs_norms() and sharded().
+  void sum_over(std::function<void(at::Tensor& sums)> all_reduce) {
+    sum_over_ = std::move(all_reduce);
+  }
   /// Steps the owned part of one bucket; each bucket once between two begin_step().
   void step_bucket(int64_t buffer, int64_t bucket);
   /// Leaves these parameters out of the norm: copies of others that are counted elsewhere.
   void leave_out_of_norm(const std::function<bool(const std::string& name)>& left_out);
   /// Sum of squares of this rank's share of the gradients, in double, bucket after bucket: summed over the ranks it is that of all.
   /// The share is a shard's also where nothing is sharded, so that every stage adds in the same order.
+  /// Finite if and only if all these gradients are.
   double squared_grad_norm() const;
 
+  /// Takes the masters from the parameters again: after weights were loaded into these without masters.
+  void refresh_masters();
+  /// Bytes of masters and states on this rank; 0 before they are allocated.
+  int64_t bytes() const;
+
   /// Calls `visit(state name, tensor name, tensor sizes, begin, values)` for each piece of
-  /// state on this rank: `values` are elements [begin, begin + n) of the tensor's
-  /// row-major order, viewed, so that a loader may write into them.
+  /// state on this rank: `values` are elements [begin, begin + n) of the tensor's row-major order, and a loader may write into them.
+  /// Masters come as "master", fp32. fp32 and bf16 states are viewed in their type. 8-bit states come as fp32, whatever blocks they
+  /// lie in, and are encoded again afterwards: unchanged values give unchanged codes, so saving and resuming in the same shards is
+  /// exact; in other shards, blocks are cut anew.
   using Visit = std::function<void(const std::string&, const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
   void for_each_state(const Visit& visit);
 
@@ -59,15 +80,22 @@ class FlatOptimizer {
     bucket::FlatParameters* buffer;
     double weight_decay;
     bucket::ShardPlan plan;
+    at::Tensor master; // [plan.state_numel()], or undefined: the parameters are fp32
     std::vector<at::Tensor> states; // each [plan.state_numel()]
+    std::vector<at::Tensor> scales; // of 8-bit states: each bucket's owned range begins a block
+    std::vector<int64_t> scale_offset; // of each bucket, and their number
     std::vector<std::vector<Segment>> segments; // of each bucket's owned range
     std::vector<int64_t> uncounted; // tensors left out of the norm
+    int64_t first_norm; // in norms_
   };
 
-  void allocate_states();
-  bool states_allocated() const {
+  void allocate();
+  void allocate_states(Shard& shard) const;
+  bool allocated() const {
     return shards_.empty() || !shards_.front().segments.empty();
   }
+  ShardStep shard_step(Shard& shard, int64_t bucket);
+  std::span<double> norms_of(const Shard& shard);
   static std::vector<bucket::Slot> uncounted_slots(const Shard& shard);
 
   std::vector<Shard> shards_;
@@ -79,6 +107,9 @@ class FlatOptimizer {
   double lr_ = 0;
   std::optional<Betas> betas_;
   double grad_scale_ = 1;
+  std::function<void(at::Tensor&)> sum_over_;
+  std::vector<double> norms_; // of every tensor of every buffer, as ShardStep::norms
+  bool prepared_ = false;
 };
 
 } // namespace trireme::optim

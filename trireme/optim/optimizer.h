@@ -27,22 +27,43 @@ struct Betas {
   double beta2 = 0.999;
 };
 
+/// One array of optimizer states.
+struct StateInfo {
+  /// "exp_avg": what a checkpoint calls it.
+  std::string name;
+  /// False: never negative, so its 8-bit codes need no sign.
+  bool is_signed = true;
+  double initial = 0;
+};
+
+/// Elements of a block of 8-bit states.
+inline constexpr int64_t kStateBlock = 256;
+
 /// What one rank steps of one flat buffer, and with which values.
 ///
-/// Shapes: param, grad and each state are [n], contiguous, fp32.
+/// Shapes: all [n], contiguous, in host memory.
 struct ShardStep {
+  /// fp32: the parameters, or their masters.
   at::Tensor param;
+  /// fp32, bf16 or fp16.
   at::Tensor grad;
-  /// In the order of Optimizer::state_names().
+  /// Undefined, or where the new parameters are also written, rounded to nearest even: bf16 or fp16.
+  at::Tensor param_copy;
+  /// In the order of Optimizer::states(), of Optimizer::state_type(): fp32, bf16, or uint8 codes.
   std::vector<at::Tensor> states;
+  /// With 8-bit states: the blocks' scales, [ceil(n / kStateBlock)], fp32, for each of the states; else empty.
+  std::vector<at::Tensor> scales;
   std::span<const Segment> segments;
+  /// Where needs_norms(): of each Segment::parameter p, over all ranks, the sums of squares of its weights, at 2p, and of its update,
+  /// at 2p + 1.
+  std::span<const double> norms;
   double lr = 0;
   double weight_decay = 0;
   /// Multiplied into each gradient as it is read: unscaling and clipping cost no pass of their own.
   double grad_scale = 1;
   /// 1 for the first step; bias correction needs it.
   int64_t step = 1;
-  /// Instead of the optimizer's own, as Schedule::betas_at() gives them for OneCycle. Adam only.
+  /// Instead of the optimizer's own, as Schedule::betas_at() gives them for OneCycle. Adam, LAMB and Lion.
   std::optional<Betas> betas;
 };
 
@@ -50,22 +71,48 @@ struct ShardStep {
 /// Holds hyper-parameters only; the states belong to whoever owns the shards.
 class Optimizer {
  public:
+  explicit Optimizer(StateType state_type) : state_type_(state_type) {}
   virtual ~Optimizer() = default;
   virtual const char* name() const = 0;
-  /// "exp_avg", "exp_avg_sq": what a checkpoint calls them.
-  virtual const std::vector<std::string>& state_names() const = 0;
-  /// Updates param and states in place. The same bits for any number of threads and any SIMD width.
-  /// Cost: Adam reads 4 and writes 3 arrays once (28 bytes an element). Allocates nothing.
+  virtual const std::vector<StateInfo>& states() const = 0;
+  /// Updates param, states and param_copy in place. The same bits for any number of threads and any SIMD width, and however a buffer
+  /// is cut into shards (8-bit states: at multiples of kStateBlock; LAMB: up to rounding of the norms, in double).
+  /// Cost: Adam in fp32 reads 4 and writes 3 arrays once, 28 bytes an element; kernels/optimizer_args.h has the others. Allocates nothing.
   /// Errors: Error naming the tensor whose shape, type, layout or device is wrong; nothing is changed then.
   virtual void step(const ShardStep& shard) const = 0;
+
+  /// True: a step has two phases, prepare() for all shards, then, when `sums` of all ranks have been added, step() with these norms.
+  virtual bool needs_norms() const {
+    return false;
+  }
+  /// Updates the states and adds this shard's part to `sums`, which is laid out as ShardStep::norms. Errors: as step().
+  virtual void prepare(const ShardStep& shard, std::span<double> sums) const;
+
+  StateType state_type() const {
+    return state_type_;
+  }
+
+ private:
+  StateType state_type_;
 };
+
+/// The type of the arrays that hold such states.
+at::ScalarType scalar_type(StateType type);
+
+/// "fp32", "bf16" or "int8".
+const char* name(StateType type);
 
 /// Makes the optimizer that `options.kind` names. lr and weight_decay come with each ShardStep.
 /// Errors: InputError naming the option that has an impossible value.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options);
 
-/// Sums the squares of `grad` ([n], fp32, contiguous) in double, the same bits for any number of threads.
-/// Cost: reads the array once. inf or nan anywhere gives inf or nan.
+/// Sums the squares of `grad` ([n], fp32, bf16 or fp16, contiguous) in double, the same bits for any number of threads. Finite if and
+/// only if every element is: the overflow check of mixed precision.
+/// Cost: reads the array once.
 double squared_norm(const at::Tensor& grad);
+
+/// Reads 8-bit states ([n] codes with their scales) as fp32, and writes them from fp32. What was read and is written back is the same.
+at::Tensor decode_states(const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
+void encode_states(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 
 } // namespace trireme::optim

@@ -26,18 +26,87 @@ struct SgdOptions {
   bool nesterov = false;
 };
 
+/// LAMB (You et al. 2020, arXiv:1904.00962) as DeepSpeed has it: each parameter's step is scaled by
+/// |weight| / |update|, kept within [min_coeff, max_coeff], and 1 where either norm is 0.
+struct LambOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  bool bias_correction = true;
+  double max_coeff = 10;
+  double min_coeff = 0.01;
+  bool eps_inside_sqrt = false;
+};
+
+/// Lion (Chen et al. 2023, arXiv:2302.06675); decay acts on the weight.
+struct LionOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0;
+};
+
+/// torch.optim.Adagrad (Duchi et al. 2011).
+struct AdagradOptions {
+  double lr = 1e-2;
+  double lr_decay = 0;
+  double eps = 1e-10;
+  double weight_decay = 0;
+  double initial_accumulator_value = 0;
+};
+
+/// torch.optim.RMSprop (Tieleman & Hinton 2012).
+struct RmspropOptions {
+  double lr = 1e-2;
+  double alpha = 0.99;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double momentum = 0;
+  bool centered = false;
+};
+
+/// What optimizer states are kept in: 4, 2 or 1 bytes an element. int8: blocks of 256 with a scale each (Dettmers et al. 2022,
+/// arXiv:2110.02861). The arithmetic is fp32 in every case.
+enum class StateType { fp32, bf16, int8 };
+
 /// The optimizer of a run: a kind and the options of that kind.
 struct OptimizerOptions {
-  enum class Kind { adam, sgd };
+  enum class Kind { adam, sgd, lamb, lion, adagrad, rmsprop };
   Kind kind = Kind::adam;
+  StateType state_type = StateType::fp32;
   AdamOptions adam;
   SgdOptions sgd;
+  LambOptions lamb;
+  LionOptions lion;
+  AdagradOptions adagrad;
+  RmspropOptions rmsprop;
 
+  /// f() of the kind's options.
+  template <class F>
+  auto of_kind(const F& f) const {
+    switch (kind) {
+      case Kind::sgd:
+        return f(sgd);
+      case Kind::lamb:
+        return f(lamb);
+      case Kind::lion:
+        return f(lion);
+      case Kind::adagrad:
+        return f(adagrad);
+      case Kind::rmsprop:
+        return f(rmsprop);
+      case Kind::adam:
+        break;
+    }
+    return f(adam);
+  }
   double lr() const {
-    return kind == Kind::adam ? adam.lr : sgd.lr;
+    return of_kind([](const auto& options) { return options.lr; });
   }
   double weight_decay() const {
-    return kind == Kind::adam ? adam.weight_decay : sgd.weight_decay;
+    return of_kind([](const auto& options) { return options.weight_decay; });
   }
 };
 

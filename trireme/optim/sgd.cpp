@@ -7,7 +7,7 @@
 
 namespace trireme::optim {
 
-Sgd::Sgd(const SgdOptions& options) : options_(options) {
+Sgd::Sgd(const SgdOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
   const auto check = [this](const char* option, double value) {
     check_option(value >= 0, name(), option, "at least 0", value);
   };
@@ -25,19 +25,19 @@ const char* Sgd::name() const {
   return "sgd";
 }
 
-const std::vector<std::string>& Sgd::state_names() const {
-  static const std::vector<std::string> none;
-  static const std::vector<std::string> names = {"momentum_buffer"};
-  return options_.momentum == 0 ? none : names;
+const std::vector<StateInfo>& Sgd::states() const {
+  static const std::vector<StateInfo> none;
+  static const std::vector<StateInfo> buffer = {{"momentum_buffer"}};
+  return options_.momentum == 0 ? none : buffer;
 }
 
 void Sgd::step(const ShardStep& shard) const {
-  check_shard(shard, name(), state_names());
+  check_shard(shard, *this);
   kernels::SgdArgs args;
-  args.param = shard.param.mutable_data_ptr<float>();
-  args.grad = shard.grad.const_data_ptr<float>();
-  args.momentum_buffer = shard.states.empty() ? nullptr : shard.states[0].mutable_data_ptr<float>();
-  args.grad_scale = static_cast<float>(shard.grad_scale);
+  set_arrays(args, shard);
+  if (!shard.states.empty()) {
+    args.momentum_buffer = state_array(shard, 0);
+  }
   args.weight_decay = static_cast<float>(shard.weight_decay);
   args.lr = static_cast<float>(shard.lr);
   args.momentum = static_cast<float>(options_.momentum);

@@ -11,10 +11,10 @@ namespace trireme::optim {
 class Sgd final : public Optimizer {
  public:
   /// Errors: InputError for a negative value, or nesterov without momentum or with dampening.
-  explicit Sgd(const SgdOptions& options);
+  explicit Sgd(const SgdOptions& options, StateType state_type = StateType::fp32);
 
   const char* name() const override;
-  const std::vector<std::string>& state_names() const override;
+  const std::vector<StateInfo>& states() const override;
   void step(const ShardStep& shard) const override;
 
  private:

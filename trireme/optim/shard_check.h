@@ -1,19 +1,28 @@
 #pragma once
 
+#include <trireme/kernels/optimizer_args.h>
 #include <trireme/optim/optimizer.h>
 
+#include <initializer_list>
 #include <string>
 
 namespace trireme::optim {
 
-/// Throws Error naming what is wrong unless `shard` holds contiguous fp32 host arrays of one length,
-/// one state for each of `state_names`, and a step of at least 1.
-void check_shard(const ShardStep& shard, const char* optimizer, const std::vector<std::string>& state_names);
+/// Throws Error naming what is wrong unless `shard` holds contiguous host arrays of one length and of the types that ShardStep says,
+/// the states of `optimizer`, and a step of at least 1.
+void check_shard(const ShardStep& shard, const Optimizer& optimizer);
 
-/// Throws Error unless `tensor` is [n], contiguous, fp32 and on the host.
-void check_flat(const at::Tensor& tensor, const std::string& what);
+/// Throws Error unless `tensor` is [n], contiguous, of one of these types and on the host.
+void check_flat(const at::Tensor& tensor, const std::string& what, std::initializer_list<at::ScalarType> types);
 
 /// Throws InputError("optim", "<optimizer>: <option> must be <range>, got <value>") unless `holds`.
 void check_option(bool holds, const char* optimizer, const char* option, const char* range, double value);
+
+/// The kernels' name of f32, bf16, f16 or uint8 tensors.
+kernels::Element element_of(at::ScalarType type);
+
+/// What all kernels are told of a checked shard.
+void set_arrays(kernels::StepArgs& args, const ShardStep& shard);
+kernels::StateArray state_array(const ShardStep& shard, size_t i);
 
 } // namespace trireme::optim

@@ -1,0 +1,382 @@
+#include <trireme/optim/flat_optimizer.h>
+
+#include <trireme/base/error.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <barrier>
+#include <map>
+#include <mutex>
+#include <thread>
+
+namespace trireme::optim {
+namespace {
+
+using Kind = OptimizerOptions::Kind;
+using ::testing::HasSubstr;
+
+at::Tensor allocate(int64_t numel, at::ScalarType type) {
+  return torch::empty({numel}, type);
+}
+
+OptimizerOptions options_of(Kind kind, StateType type = StateType::fp32) {
+  OptimizerOptions options;
+  options.kind = kind;
+  options.state_type = type;
+  options.sgd.momentum = 0.9;
+  options.rmsprop.momentum = 0.9;
+  options.rmsprop.centered = true;
+  options.adagrad.initial_accumulator_value = 0.1;
+  return options;
+}
+
+/// What one of `size` ranks has: parameters of odd sizes in buckets that none of them fills.
+class Rank {
+ public:
+  Rank(const OptimizerOptions& options, int rank, int size, at::ScalarType type = torch::kFloat32) : size_(size) {
+    torch::manual_seed(11);
+    bucket::NamedTensors parameters;
+    for (const int64_t n : {700, 1, 333, 2500, 40}) {
+      at::Tensor values = torch::randn({n}).to(torch::kBFloat16).to(type); // the same start in every type
+      parameters.emplace_back(concat("p", n), values.set_requires_grad(true));
+    }
+    bucket::LayoutOptions layout;
+    layout.bucket_bytes = 1100 * 4;
+    layout.first_bucket_bytes = 256;
+    layout.shards = size * 2; // in bf16 and in fp32 the same cut
+    flat_ = std::make_unique<bucket::FlatParameters>(parameters, layout, allocate);
+    optimizer_ = std::make_unique<FlatOptimizer>(std::vector{flat_.get()}, std::vector{0.01}, options, rank, size, size > 1);
+  }
+
+  FlatOptimizer& optimizer() {
+    return *optimizer_;
+  }
+  bucket::FlatParameters& flat() {
+    return *flat_;
+  }
+
+  /// Gradients whose values are the same on every rank and exact in bf16, by parameter, wherever these lie.
+  void set_gradients(int64_t step) {
+    for (int64_t i = 0; i < flat_->count(); ++i) {
+      torch::manual_seed(static_cast<uint64_t>(1000 * step + i));
+      flat_->attach_zero_grad(i);
+      flat_->parameter(i).mutable_grad().copy_((torch::randn(flat_->parameter(i).sizes()) * 0.1).to(torch::kBFloat16));
+    }
+  }
+  void begin(int64_t step) {
+    set_gradients(step);
+    optimizer_->begin_step(0.01, std::nullopt, 0.5);
+  }
+  void step_all() {
+    for (size_t b = 0; b < flat_->layout().buckets().size(); ++b) {
+      optimizer_->step_bucket(0, static_cast<int64_t>(b));
+    }
+  }
+  void run(int64_t first, int64_t last) {
+    for (int64_t step = first; step <= last; ++step) {
+      begin(step);
+      optimizer_->prepare();
+      step_all();
+    }
+  }
+
+  /// "exp_avg/p700" and so on: pieces that this rank has, at their place in tensors of the whole size.
+  std::map<std::string, at::Tensor> states() {
+    std::map<std::string, at::Tensor> found;
+    optimizer_->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+      const auto [place, is_new] = found.try_emplace(concat(state, '/', tensor.name), torch::zeros({tensor.numel()}, values.options()));
+      place->second.slice(0, begin, begin + values.numel()).copy_(values);
+    });
+    return found;
+  }
+  void load_states(const std::map<std::string, at::Tensor>& saved) {
+    optimizer_->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+      values.copy_(saved.at(concat(state, '/', tensor.name)).slice(0, begin, begin + values.numel()));
+    });
+  }
+  /// The parameters by name: this rank's parts, the rest 0.
+  std::map<std::string, at::Tensor> own_parameters() {
+    std::map<std::string, at::Tensor> found;
+    optimizer_->for_each_state([&](const std::string&, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+      for (int64_t i = 0; i < flat_->count(); ++i) {
+        if (flat_->name(i) == tensor.name) {
+          const at::Tensor part = flat_->parameter(i).detach().slice(0, begin, begin + values.numel());
+          found.try_emplace(tensor.name, torch::zeros({tensor.numel()}, part.options())).first->second.slice(0, begin, begin + values.numel()).copy_(part);
+        }
+      }
+    });
+    return found;
+  }
+
+ private:
+  int size_;
+  std::unique_ptr<bucket::FlatParameters> flat_;
+  std::unique_ptr<FlatOptimizer> optimizer_;
+};
+
+void add(std::map<std::string, at::Tensor>& sum, const std::map<std::string, at::Tensor>& part) {
+  for (const auto& [name, tensor] : part) {
+    const auto [place, is_new] = sum.try_emplace(name, tensor);
+    if (!is_new) {
+      place->second = place->second + tensor;
+    }
+  }
+}
+
+/// Runs f(rank) on threads that can add up tensors among them.
+template <class F>
+void run_ranks(int size, const OptimizerOptions& options, at::ScalarType type, const F& f) {
+  std::barrier barrier(size);
+  std::mutex mutex;
+  at::Tensor total;
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int r = 0; r < size; ++r) {
+    ranks.push_back(std::make_unique<Rank>(options, r, size, type));
+    ranks.back()->optimizer().sum_over([&](at::Tensor& sums) {
+      {
+        const std::lock_guard lock(mutex);
+        total = total.defined() ? total + sums : sums.clone();
+      }
+      barrier.arrive_and_wait();
+      sums.copy_(total);
+      barrier.arrive_and_wait();
+      const std::lock_guard lock(mutex);
+      total = at::Tensor();
+    });
+  }
+  std::mutex one_at_a_time;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      for (int64_t step = 1; step <= 5; ++step) {
+        {
+          const std::lock_guard lock(one_at_a_time); // the random seed is the process's
+          ranks[r]->begin(step);
+        }
+        ranks[r]->optimizer().prepare();
+        ranks[r]->step_all();
+        barrier.arrive_and_wait();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (auto& rank : ranks) {
+    f(*rank);
+  }
+}
+
+TEST(FlatOptimizerTest, MastersOfNarrowParametersAreThoseOfFp32Parameters) {
+  for (const at::ScalarType type : {torch::kBFloat16, torch::kFloat16}) {
+    for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
+      Rank narrow(options_of(kind), 0, 1, type);
+      Rank wide(options_of(kind), 0, 1);
+      const double norm = [&] {
+        narrow.set_gradients(1);
+        return narrow.optimizer().squared_grad_norm();
+      }();
+      wide.set_gradients(1);
+      if (type == torch::kBFloat16) {
+        EXPECT_NEAR(norm, wide.optimizer().squared_grad_norm(), 1e-12 * norm);
+      }
+      narrow.run(1, 5);
+      wide.run(1, 5);
+      const auto states = narrow.states();
+      for (const auto& [name, expected] : wide.own_parameters()) {
+        const at::Tensor& master = states.at("master/" + name);
+        if (type == torch::kBFloat16) { // in fp16 the smallest of these gradients are rounded
+          EXPECT_TRUE(torch::equal(master, expected)) << narrow.optimizer().rule().name() << ' ' << name;
+        }
+        EXPECT_TRUE(torch::equal(narrow.own_parameters().at(name), master.to(type))) << name;
+      }
+      EXPECT_EQ(wide.states().count("master/p700"), 0u);
+    }
+  }
+}
+
+TEST(FlatOptimizerTest, ShardsHaveTheBitsOfTheWhole) {
+  for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    for (const StateType state_type : {StateType::fp32, StateType::bf16}) {
+      for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
+        for (const int size : {2, 3}) {
+          Rank whole(options_of(kind, state_type), 0, 1, type);
+          whole.run(1, 5);
+          std::map<std::string, at::Tensor> parameters, states;
+          run_ranks(size, options_of(kind, state_type), type, [&](Rank& rank) {
+            add(parameters, rank.own_parameters());
+            add(states, rank.states());
+          });
+          for (const auto& [name, expected] : whole.own_parameters()) {
+            EXPECT_TRUE(torch::equal(parameters.at(name), expected)) << name << " on " << size;
+          }
+          for (const auto& [name, expected] : whole.states()) {
+            EXPECT_TRUE(torch::equal(states.at(name), expected)) << name << " on " << size;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(FlatOptimizerTest, LambsNormsAreThoseOfWholeParametersThatLieOnSeveralRanks) {
+  for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    Rank whole(options_of(Kind::lamb), 0, 1, type);
+    whole.run(1, 5);
+    for (const int size : {2, 3, 4}) {
+      std::map<std::string, at::Tensor> states, parameters;
+      run_ranks(size, options_of(Kind::lamb), type, [&](Rank& rank) {
+        add(states, rank.states());
+        add(parameters, rank.own_parameters());
+      });
+      // Sums in double in another order: at most the last bit of a trust ratio differs.
+      const auto expected = type == torch::kFloat32 ? whole.own_parameters() : whole.states();
+      for (const auto& [name, tensor] : expected) {
+        const at::Tensor& ours = type == torch::kFloat32 ? parameters.at(name) : states.at(name);
+        EXPECT_LE((ours - tensor).abs().max().item<double>(), 1e-6 * tensor.abs().max().item<double>()) << name << " on " << size;
+      }
+    }
+  }
+}
+
+TEST(FlatOptimizerTest, LambSaysWhatIsMissing) {
+  const auto message = [](auto f) -> std::string {
+    try {
+      f();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "done";
+  };
+  Rank alone(options_of(Kind::lamb), 0, 1);
+  alone.run(1, 1);
+  alone.begin(2);
+  EXPECT_THAT(message([&] { alone.step_all(); }), HasSubstr("lamb: step_bucket() before prepare()"));
+  Rank one_of_two(options_of(Kind::lamb), 0, 2);
+  one_of_two.begin(1);
+  EXPECT_THAT(message([&] { one_of_two.optimizer().prepare(); }), HasSubstr("need sum_over()"));
+}
+
+TEST(FlatOptimizerTest, ResumedIsUninterrupted) {
+  for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    for (const StateType state_type : {StateType::fp32, StateType::bf16, StateType::int8}) {
+      for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
+        if (kind == Kind::lamb && state_type == StateType::int8) {
+          continue;
+        }
+        const OptimizerOptions options = options_of(kind, state_type);
+        Rank first(options, 0, 1, type);
+        first.run(1, 4);
+        auto saved = first.states();
+        const auto again = first.states();
+        for (const auto& [name, tensor] : saved) {
+          EXPECT_TRUE(torch::equal(tensor, again.at(name))) << "reading changes nothing";
+          EXPECT_EQ(tensor.scalar_type(), state_type == StateType::bf16 && !name.starts_with("master") ? torch::kBFloat16 : torch::kFloat32);
+        }
+        const auto parameters = first.own_parameters();
+        first.run(5, 8);
+
+        Rank second(options, 0, 1, type);
+        for (int64_t i = 0; i < second.flat().count(); ++i) {
+          const torch::NoGradGuard no_grad;
+          second.flat().parameter(i).copy_(parameters.at(second.flat().name(i)));
+        }
+        second.load_states(saved);
+        second.optimizer().set_steps(4);
+        second.run(5, 8);
+        EXPECT_TRUE(torch::equal(second.flat().flat_data(), first.flat().flat_data())) << first.optimizer().rule().name() << ' ' << name(state_type);
+        const auto theirs = first.states();
+        for (const auto& [name, tensor] : second.states()) {
+          EXPECT_TRUE(torch::equal(tensor, theirs.at(name))) << name;
+        }
+      }
+    }
+  }
+}
+
+TEST(FlatOptimizerTest, CountsItsBytes) {
+  for (const auto& [state_type, type, bytes] : std::vector<std::tuple<StateType, at::ScalarType, double>>{
+           {StateType::fp32, torch::kFloat32, 8}, {StateType::bf16, torch::kFloat32, 4}, {StateType::int8, torch::kFloat32, 2 + 8 / 256.0},
+           {StateType::fp32, torch::kBFloat16, 12}, {StateType::int8, torch::kBFloat16, 6 + 8 / 256.0}}) {
+    Rank rank(options_of(Kind::adam, state_type), 0, 1, type);
+    EXPECT_EQ(rank.optimizer().bytes(), 0);
+    rank.run(1, 1);
+    const auto numel = static_cast<double>(rank.flat().layout().numel());
+    const auto blocks_begun = static_cast<double>(rank.flat().layout().buckets().size()) * 2 * 4;
+    EXPECT_GE(static_cast<double>(rank.optimizer().bytes()), bytes * numel);
+    EXPECT_LE(static_cast<double>(rank.optimizer().bytes()), bytes * numel + blocks_begun);
+  }
+}
+
+TEST(FlatOptimizerTest, RefreshedMastersAreTheParameters) {
+  Rank rank(options_of(Kind::adam), 0, 1, torch::kBFloat16);
+  rank.run(1, 2);
+  {
+    const torch::NoGradGuard no_grad;
+    rank.flat().parameter(0).fill_(3);
+  }
+  rank.optimizer().refresh_masters();
+  EXPECT_TRUE(torch::equal(rank.states().at("master/p700"), torch::full({700}, 3.0)));
+}
+
+TEST(FlatOptimizerTest, GapsStayZero) {
+  for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
+    Rank rank(options_of(kind), 0, 1, torch::kBFloat16);
+    rank.run(1, 3);
+    double outside = rank.flat().flat_data().to(torch::kFloat64).abs().sum().item<double>();
+    for (int64_t i = 0; i < rank.flat().count(); ++i) {
+      outside -= rank.flat().parameter(i).detach().to(torch::kFloat64).abs().sum().item<double>();
+    }
+    EXPECT_NEAR(outside, 0, 1e-9);
+  }
+}
+
+// Two spirals, a network of 2-64-64-1: not separable by less than a few hundred steps of learning.
+double trained_loss(StateType state_type, Kind kind) {
+  torch::manual_seed(5);
+  const int64_t n = 256;
+  const at::Tensor turn = torch::rand({n}).sqrt() * 9;
+  const at::Tensor label = torch::arange(n) % 2;
+  const at::Tensor angle = turn + label * M_PI;
+  const at::Tensor x = torch::stack({turn * torch::cos(angle), turn * torch::sin(angle)}, 1) / 5;
+  torch::nn::Sequential net(torch::nn::Linear(2, 64), torch::nn::Tanh(), torch::nn::Linear(64, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
+  bucket::NamedTensors parameters;
+  for (const auto& item : net->named_parameters()) {
+    parameters.emplace_back(item.key(), item.value());
+  }
+  bucket::FlatParameters flat(parameters, {}, allocate);
+  FlatOptimizer optimizer({&flat}, {0.0}, options_of(kind, state_type), 0, 1, false);
+  double last = 0;
+  for (int step = 0; step < 600; ++step) {
+    flat.clear_grads();
+    const at::Tensor loss = torch::binary_cross_entropy_with_logits(net->forward(x).squeeze(1), label.to(torch::kFloat32));
+    loss.backward();
+    for (int64_t i = 0; i < flat.count(); ++i) {
+      flat.attach_grad(i);
+    }
+    optimizer.begin_step(kind == Kind::lion ? 1e-3 : 5e-3, std::nullopt, 1);
+    for (size_t b = 0; b < flat.layout().buckets().size(); ++b) {
+      optimizer.step_bucket(0, static_cast<int64_t>(b));
+    }
+    last = loss.item<double>();
+  }
+  return last;
+}
+
+TEST(FlatOptimizerTest, NarrowStatesLearnAsFp32StatesDo) {
+  for (const Kind kind : {Kind::adam, Kind::lion}) {
+    const double wide = trained_loss(StateType::fp32, kind);
+    ASSERT_LT(wide, 0.1);
+    for (const StateType type : {StateType::bf16, StateType::int8}) {
+      const double narrow = trained_loss(type, kind);
+      RecordProperty(concat(kind == Kind::adam ? "adam " : "lion ", name(type)), std::to_string(narrow));
+      RecordProperty(kind == Kind::adam ? "adam" : "lion", std::to_string(wide));
+      EXPECT_LT(narrow, 1.5 * wide + 0.01) << name(type);
+    }
+  }
+}
+
+} // namespace
+} // namespace trireme::optim

@@ -1,0 +1,300 @@
+#pragma once
+
+#include <trireme/kernels/lanes.h>
+#include <trireme/kernels/narrow.h>
+#include <trireme/kernels/optimizer_args.h>
+
+#include <cstdint>
+
+// The 8-bit map of StateArray. A code c >= 1 with its highest bit at k stands for a value of level z = kTop - k, that is in
+// (8^-(z+1), 8^-z], of 2^k evenly spaced ones; so both directions are a multiply-add with the level's two numbers.
+
+namespace trireme::kernels {
+namespace {
+
+constexpr float power(float base, int exponent) {
+  float result = 1;
+  for (int i = 0; i < exponent; ++i) {
+    result *= base;
+  }
+  return result;
+}
+
+template <bool kSigned>
+struct CodeMap {
+  static constexpr int kTop = kSigned ? 6 : 7;
+  static constexpr uint32_t kMagnitude = kSigned ? 0x7f : 0xff;
+  // Twice the same eight: AVX-512 looks up with four bits.
+  alignas(64) float slope[16] = {};
+  alignas(64) float offset[16] = {};
+  alignas(64) float code_slope[16] = {};
+  alignas(64) float code_offset[16] = {};
+
+  constexpr CodeMap() {
+    for (int i = 0; i < 16; ++i) {
+      // Decoding finds its entry by the lowest bits of the code's exponent as a float, 127 + k.
+      const int k = (i + 1) % 8;
+      const int z = kTop - k;
+      if (z >= 0) {
+        slope[i] = 0.875F / power(8, z) / power(2, k);
+        offset[i] = (0.875F / power(2, k) - 0.75F) / power(8, z);
+      }
+      const int level = i % 8;
+      if (level <= kTop) {
+        const float steps = power(2, kTop - level);
+        code_slope[i] = power(8, level) * steps * 8 / 7;
+        code_offset[i] = steps * 6 / 7 - 1;
+      }
+    }
+  }
+};
+
+template <bool kSigned>
+constexpr CodeMap<kSigned> kCodeMap;
+
+/// floor(d / 3) for the exponents that occur.
+constexpr int kThirdFactor = 11;
+constexpr int kThirdShift = 5;
+
+template <bool kSigned>
+inline float decode_code(uint8_t code, float scale) {
+  constexpr const CodeMap<kSigned>& map = kCodeMap<kSigned>;
+  const uint32_t c = code & CodeMap<kSigned>::kMagnitude;
+  const auto x = static_cast<float>(c);
+  const uint32_t entry = (bits_of(x) >> 23) & 7;
+  const float value = (c == 0 ? 0 : __builtin_fmaf(map.slope[entry], x, map.offset[entry])) * scale;
+  return kSigned ? float_of(bits_of(value) ^ static_cast<uint32_t>(code & 0x80U) << 24) : value;
+}
+
+template <bool kSigned>
+inline uint8_t encode_code(float x, float inverse) {
+  constexpr const CodeMap<kSigned>& map = kCodeMap<kSigned>;
+  const uint32_t magnitude = bits_of(x) & 0x7fffffffU;
+  const float y = float_of(magnitude) * inverse;
+  int distance = 126 - static_cast<int>(bits_of(y) >> 23);
+  constexpr int kFarthest = 3 * CodeMap<kSigned>::kTop + 2;
+  distance = distance < 0 ? 0 : distance > kFarthest ? kFarthest : distance;
+  const int level = distance * kThirdFactor >> kThirdShift;
+  constexpr float kToInteger = 12582912.0F; // 1.5 * 2^23: adding it rounds to an integer in the lowest bits, ties to even
+  const float rounded = __builtin_fmaf(y, map.code_slope[level], map.code_offset[level]) + kToInteger;
+  const auto code = static_cast<int>(bits_of(rounded) - bits_of(kToInteger));
+  if (kSigned) {
+    return static_cast<uint8_t>(static_cast<uint32_t>(code) | (bits_of(x) >> 24 & 0x80U));
+  }
+  return static_cast<uint8_t>(code < 1 && magnitude != 0 ? 1 : code);
+}
+
+#if defined(__AVX512F__)
+
+template <bool kSigned>
+struct WideCodes {
+  static constexpr int kCount = 16;
+  const __m512 slope = _mm512_load_ps(kCodeMap<kSigned>.slope);
+  const __m512 offset = _mm512_load_ps(kCodeMap<kSigned>.offset);
+  const __m512 code_slope = _mm512_load_ps(kCodeMap<kSigned>.code_slope);
+  const __m512 code_offset = _mm512_load_ps(kCodeMap<kSigned>.code_offset);
+
+  void decode(const uint8_t* from, float scale, float* to) const {
+    const __m512i all = _mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    const __m512i c = _mm512_and_si512(all, _mm512_set1_epi32(CodeMap<kSigned>::kMagnitude));
+    const __m512 x = _mm512_maskz_cvtepi32_ps(0xffff, c);
+    const __m512i entry = _mm512_maskz_srli_epi32(0xffff, _mm512_castps_si512(x), 23);
+    const __m512 a = _mm512_maskz_permutexvar_ps(0xffff, entry, slope);
+    const __m512 b = _mm512_maskz_permutexvar_ps(0xffff, entry, offset);
+    const __m512 unit = _mm512_maskz_fmadd_ps(_mm512_test_epi32_mask(c, c), a, x, b);
+    __m512 value = _mm512_mul_ps(unit, _mm512_set1_ps(scale));
+    if constexpr (kSigned) {
+      const __m512i sign = _mm512_maskz_slli_epi32(0xffff, _mm512_and_si512(all, _mm512_set1_epi32(0x80)), 24);
+      value = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(value), sign));
+    }
+    _mm512_storeu_ps(to, value);
+  }
+
+  void encode(const float* from, float inverse, uint8_t* to) const {
+    const __m512i bits = _mm512_castps_si512(_mm512_loadu_ps(from));
+    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    const __m512 y = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(inverse));
+    __m512i distance = _mm512_sub_epi32(_mm512_set1_epi32(126), _mm512_maskz_srli_epi32(0xffff, _mm512_castps_si512(y), 23));
+    distance = _mm512_maskz_max_epi32(0xffff, distance, _mm512_setzero_si512());
+    distance = _mm512_maskz_min_epi32(0xffff, distance, _mm512_set1_epi32(3 * CodeMap<kSigned>::kTop + 2));
+    const __m512i level = _mm512_maskz_srli_epi32(0xffff, _mm512_mullo_epi32(distance, _mm512_set1_epi32(kThirdFactor)), kThirdShift);
+    const __m512 a = _mm512_maskz_permutexvar_ps(0xffff, level, code_slope);
+    const __m512 b = _mm512_maskz_permutexvar_ps(0xffff, level, code_offset);
+    __m512i code = _mm512_maskz_cvtps_epi32(0xffff, _mm512_fmadd_ps(y, a, b));
+    if constexpr (kSigned) {
+      const __m512i sign = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 24), _mm512_set1_epi32(0x80));
+      code = _mm512_or_si512(code, sign);
+    } else {
+      code = _mm512_mask_max_epi32(code, _mm512_test_epi32_mask(magnitude, magnitude), code, _mm512_set1_epi32(1));
+    }
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, code));
+  }
+};
+
+/// Sixteen of the largest magnitudes so far, as bits: for positive floats these are ordered alike, and nan comes last.
+struct Largest {
+  static constexpr int kCount = 16;
+  __m512i bits = _mm512_setzero_si512();
+
+  void add(const float* from) {
+    const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(_mm512_loadu_ps(from)), _mm512_set1_epi32(0x7fffffff));
+    bits = _mm512_maskz_max_epi32(0xffff, bits, magnitude);
+  }
+  uint32_t get() const {
+    alignas(64) int32_t lanes[kCount];
+    _mm512_store_si512(lanes, bits);
+    int32_t largest = 0;
+    for (const int32_t lane : lanes) {
+      largest = lane > largest ? lane : largest;
+    }
+    return static_cast<uint32_t>(largest);
+  }
+};
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+template <bool kSigned>
+struct WideCodes {
+  static constexpr int kCount = 8;
+  const __m256 slope = _mm256_load_ps(kCodeMap<kSigned>.slope);
+  const __m256 offset = _mm256_load_ps(kCodeMap<kSigned>.offset);
+  const __m256 code_slope = _mm256_load_ps(kCodeMap<kSigned>.code_slope);
+  const __m256 code_offset = _mm256_load_ps(kCodeMap<kSigned>.code_offset);
+
+  void decode(const uint8_t* from, float scale, float* to) const {
+    const __m256i all = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    const __m256i c = _mm256_and_si256(all, _mm256_set1_epi32(CodeMap<kSigned>::kMagnitude));
+    const __m256 x = _mm256_cvtepi32_ps(c);
+    const __m256i entry = _mm256_srli_epi32(_mm256_castps_si256(x), 23);
+    const __m256 a = _mm256_permutevar8x32_ps(slope, entry);
+    const __m256 b = _mm256_permutevar8x32_ps(offset, entry);
+    const __m256 zero = _mm256_castsi256_ps(_mm256_cmpeq_epi32(c, _mm256_setzero_si256()));
+    const __m256 unit = _mm256_andnot_ps(zero, _mm256_fmadd_ps(a, x, b));
+    __m256 value = _mm256_mul_ps(unit, _mm256_set1_ps(scale));
+    if constexpr (kSigned) {
+      const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(all, _mm256_set1_epi32(0x80)), 24);
+      value = _mm256_xor_ps(value, _mm256_castsi256_ps(sign));
+    }
+    _mm256_storeu_ps(to, value);
+  }
+
+  void encode(const float* from, float inverse, uint8_t* to) const {
+    const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(from));
+    const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    const __m256 y = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(inverse));
+    __m256i distance = _mm256_sub_epi32(_mm256_set1_epi32(126), _mm256_srli_epi32(_mm256_castps_si256(y), 23));
+    distance = _mm256_max_epi32(distance, _mm256_setzero_si256());
+    distance = _mm256_min_epi32(distance, _mm256_set1_epi32(3 * CodeMap<kSigned>::kTop + 2));
+    const __m256i level = _mm256_srli_epi32(_mm256_mullo_epi32(distance, _mm256_set1_epi32(kThirdFactor)), kThirdShift);
+    const __m256 a = _mm256_permutevar8x32_ps(code_slope, level);
+    const __m256 b = _mm256_permutevar8x32_ps(code_offset, level);
+    __m256i code = _mm256_cvtps_epi32(_mm256_fmadd_ps(y, a, b));
+    if constexpr (kSigned) {
+      code = _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80)));
+    } else {
+      const __m256i zero = _mm256_cmpeq_epi32(magnitude, _mm256_setzero_si256());
+      code = _mm256_max_epi32(code, _mm256_andnot_si256(zero, _mm256_set1_epi32(1)));
+    }
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(words, words));
+  }
+};
+
+struct Largest {
+  static constexpr int kCount = 8;
+  __m256i bits = _mm256_setzero_si256();
+
+  void add(const float* from) {
+    const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(from)), _mm256_set1_epi32(0x7fffffff));
+    bits = _mm256_max_epi32(bits, magnitude);
+  }
+  uint32_t get() const {
+    alignas(32) int32_t lanes[kCount];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), bits);
+    int32_t largest = 0;
+    for (const int32_t lane : lanes) {
+      largest = lane > largest ? lane : largest;
+    }
+    return static_cast<uint32_t>(largest);
+  }
+};
+
+#else
+
+template <bool kSigned>
+struct WideCodes {
+  static constexpr int kCount = 1;
+
+  void decode(const uint8_t* from, float scale, float* to) const {
+    *to = decode_code<kSigned>(*from, scale);
+  }
+  void encode(const float* from, float inverse, uint8_t* to) const {
+    *to = encode_code<kSigned>(*from, inverse);
+  }
+};
+
+struct Largest {
+  static constexpr int kCount = 1;
+  uint32_t bits = 0;
+
+  void add(const float* from) {
+    const uint32_t magnitude = bits_of(*from) & 0x7fffffffU;
+    bits = magnitude > bits ? magnitude : bits;
+  }
+  uint32_t get() const {
+    return bits;
+  }
+};
+
+#endif
+
+/// n at most kStateBlock.
+template <bool kSigned>
+inline void decode_block(const uint8_t* codes, float scale, int64_t n, float* to) {
+  const WideCodes<kSigned> wide;
+  int64_t i = 0;
+  for (; i + wide.kCount <= n; i += wide.kCount) {
+    wide.decode(codes + i, scale, to + i);
+  }
+  for (; i < n; ++i) {
+    to[i] = decode_code<kSigned>(codes[i], scale);
+  }
+}
+
+inline float largest_magnitude(const float* from, int64_t n) {
+  Largest largest;
+  int64_t i = 0;
+  for (; i + largest.kCount <= n; i += largest.kCount) {
+    largest.add(from + i);
+  }
+  uint32_t bits = largest.get();
+  for (; i < n; ++i) {
+    const uint32_t magnitude = bits_of(from[i]) & 0x7fffffffU;
+    bits = magnitude > bits ? magnitude : bits;
+  }
+  return float_of(bits);
+}
+
+/// Returns the block's scale.
+template <bool kSigned>
+inline float encode_block(const float* from, int64_t n, uint8_t* codes) {
+  constexpr float kLeast = 0x1p-96F; // with less, values of the lowest level would not be exact any more
+  const float scale = largest_magnitude(from, n);
+  if (!(scale >= kLeast) || scale > 3.4028235e38F) {
+    __builtin_memset(codes, 0, static_cast<size_t>(n));
+    return scale < kLeast ? 0 : scale;
+  }
+  const float inverse = 1 / scale;
+  const WideCodes<kSigned> wide;
+  int64_t i = 0;
+  for (; i + wide.kCount <= n; i += wide.kCount) {
+    wide.encode(from + i, inverse, codes + i);
+  }
+  for (; i < n; ++i) {
+    codes[i] = encode_code<kSigned>(from[i], inverse);
+  }
+  return scale;
+}
+
+} // namespace
+} // namespace trireme::kernels

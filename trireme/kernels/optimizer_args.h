@@ -1,0 +1,181 @@
+#pragma once
+
+#include <trireme/kernels/element.h>
+
+#include <cstdint>
+
+// What the optimizer kernels are given: plain structs only (see kernels.h). Arrays of one call have the same length; a kernel
+// works on [begin, end) of all of them.
+
+namespace trireme::kernels {
+
+/// Elements of one 8-bit block: they share a scale.
+inline constexpr int64_t kStateBlock = 256;
+/// The codes of 1.
+inline constexpr int kLargestCode = 255;
+inline constexpr int kLargestSignedCode = 127;
+
+/// An optimizer state: f32, bf16, or u8 for block-wise 8 bits.
+///
+/// 8 bits: element i is scales[i / 256] * value(code i), where scales holds the largest magnitude of each block and value() is a
+/// dynamic tree map from [0, 255] to [0, 1], or with a sign to [-1, 1]: the smaller a value, the fewer bits its fraction has. Levels
+/// differ by 8 instead of the paper's 10, which makes every value() exact in fp32, so that encoding a decoded block gives the same
+/// codes. Unsigned: 128 steps from 1/8 to 1, then 64 from 1/64 to 1/8, down to 8^-7; what is above 0 never becomes 0, so that a
+/// second moment stays a divisor. Signed: half as many steps, down to 8^-6. A block with inf or nan reads as nan; one whose largest
+/// magnitude is below 2^-96 as 0. Ranges begin at a multiple of 256, and end at one or at the array's end.
+/// Source: Dettmers et al. 2022, 8-bit Optimizers via Block-wise Quantization, arXiv:2110.02861.
+struct StateArray {
+  void* values = nullptr;
+  Element type = Element::f32;
+  /// u8: one for each block of 256.
+  float* scales = nullptr;
+};
+
+/// What every optimizer steps over.
+struct StepArgs {
+  /// The parameters, or their fp32 masters.
+  float* param = nullptr;
+  const void* grad = nullptr;
+  /// f32, bf16 or f16.
+  Element grad_type = Element::f32;
+  /// nullptr, or where the new parameters are also written, rounded: bf16 or f16.
+  void* param_copy = nullptr;
+  Element copy_type = Element::bf16;
+  /// Multiplied into each gradient as it is read.
+  float grad_scale = 1;
+};
+
+/// Adam over [begin, end); the scalars are those of one step.
+///
+///   g = grad * grad_scale  [+ weight_decay * param, when the decay is not decoupled]
+///   m = m + (1 - beta1) (g - m)
+///   v = beta2 v + (1 - beta2) g^2
+///   param = param * param_scale - step_size * m / (sqrt(v) * root_scale + eps)
+///
+/// Cost: 28 bytes of memory traffic an element in fp32; 28 with a bf16 gradient and a bf16 copy out; 20 with bf16 states besides, 16 with
+/// 8-bit states.
+/// Source: Kingma & Ba 2015, arXiv:1412.6980; Loshchilov & Hutter 2019, arXiv:1711.05101.
+struct AdamArgs : StepArgs {
+  StateArray exp_avg;
+  /// Unsigned.
+  StateArray exp_avg_sq;
+  /// Not decoupled: added to the gradient. Decoupled: 0 here, and param_scale = 1 - lr * weight_decay.
+  float weight_decay = 0;
+  float param_scale = 1;
+  float one_minus_beta1 = 0;
+  float beta2 = 0;
+  float one_minus_beta2 = 0;
+  /// lr / (1 - beta1^step), or lr without bias correction.
+  float step_size = 0;
+  /// 1 / sqrt(1 - beta2^step), or 1 without bias correction.
+  float root_scale = 1;
+  float eps = 0;
+};
+
+/// Stochastic gradient descent over [begin, end), momentum as torch.optim.SGD defines it.
+///
+///   g = grad * grad_scale + weight_decay * param
+///   buffer = first ? g : momentum * buffer + one_minus_dampening * g
+///   param = param - lr * (nesterov ? g + momentum * buffer : buffer)
+///
+/// Cost in fp32: 20 bytes an element with momentum, 12 without.
+struct SgdArgs : StepArgs {
+  /// Without values: no momentum, param = param - lr * g.
+  StateArray momentum_buffer;
+  float weight_decay = 0;
+  float lr = 0;
+  float momentum = 0;
+  float one_minus_dampening = 1;
+  bool nesterov = false;
+  /// The first step: what the buffer holds does not count.
+  bool first = false;
+};
+
+/// Lion over [begin, end).
+///
+///   g = grad * grad_scale
+///   param = param * param_scale - lr * sign(m + (1 - beta1) (g - m))       sign(0) = 0
+///   m = m + (1 - beta2) (g - m)
+///
+/// Cost in fp32: 20 bytes an element. Source: Chen et al. 2023, arXiv:2302.06675.
+struct LionArgs : StepArgs {
+  StateArray exp_avg;
+  /// 1 - lr * weight_decay.
+  float param_scale = 1;
+  float lr = 0;
+  float one_minus_beta1 = 0;
+  float one_minus_beta2 = 0;
+};
+
+/// Adagrad over [begin, end).
+///
+///   g = grad * grad_scale + weight_decay * param
+///   sum = sum + g^2
+///   param = param - lr * g / (sqrt(sum) + eps)
+///
+/// Cost in fp32: 20 bytes an element. Source: Duchi et al. 2011, JMLR 12.
+struct AdagradArgs : StepArgs {
+  /// Unsigned.
+  StateArray sum;
+  float weight_decay = 0;
+  float lr = 0;
+  float eps = 0;
+};
+
+/// RMSprop over [begin, end) as torch.optim.RMSprop defines it.
+///
+///   g = grad * grad_scale + weight_decay * param
+///   v = alpha v + (1 - alpha) g^2
+///   a = a + (1 - alpha) (g - a)                                  when centered
+///   d = g / (sqrt(centered ? v - a^2 : v) + eps)
+///   b = momentum * b + d                                         with momentum
+///   param = param - lr * (with momentum ? b : d)
+///
+/// Cost in fp32: 20 bytes an element, 8 more for each of the other states.
+/// Source: Tieleman & Hinton 2012, lecture 6.5; Graves 2013, arXiv:1308.0850 (centered).
+struct RmspropArgs : StepArgs {
+  /// Unsigned.
+  StateArray square_avg;
+  /// Without values: not centered.
+  StateArray grad_avg;
+  /// Without values: no momentum.
+  StateArray momentum_buffer;
+  float weight_decay = 0;
+  float lr = 0;
+  float alpha = 0;
+  float one_minus_alpha = 0;
+  float momentum = 0;
+  float eps = 0;
+};
+
+/// LAMB over [begin, end), in two phases, because a parameter's step needs norms of all of it.
+///
+///   g = grad * grad_scale
+///   m, v as in Adam                                             phase 1: lamb_moments()
+///   u = m / (sqrt(v) + eps) + weight_decay * param              or sqrt(v + eps), when eps is inside the root
+///   param = param - step_size * u                               phase 2: lamb_apply()
+///
+/// Phase 2 computes u again from the states, which costs no more traffic than keeping it and no memory.
+/// Cost in fp32: 24 bytes an element for phase 1, 16 for phase 2.
+/// Source: You et al. 2020, arXiv:1904.00962, with the bias correction in step_size, as DeepSpeed has it.
+struct LambArgs : StepArgs {
+  StateArray exp_avg;
+  /// Unsigned.
+  StateArray exp_avg_sq;
+  float weight_decay = 0;
+  float one_minus_beta1 = 0;
+  float beta2 = 0;
+  float one_minus_beta2 = 0;
+  float eps = 0;
+  bool eps_inside_root = false;
+  /// Phase 2: lr, bias correction and trust ratio.
+  float step_size = 0;
+};
+
+/// Sums of squares of the parameters and of LAMB's u.
+struct LambSums {
+  double param = 0;
+  double update = 0;
+};
+
+} // namespace trireme::kernels

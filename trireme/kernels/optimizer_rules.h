@@ -1,0 +1,253 @@
+#pragma once
+
+#include <trireme/kernels/lanes.h>
+#include <trireme/kernels/optimizer_args.h>
+
+// The arithmetic of each optimizer on registers of floats. A rule has up to three states; the loop calls, array after array,
+//   g = gradient(g, p)        when kDecayInGradient
+//   s0 = first(g, s0)         which may change g
+//   s1 = second(g, s0, s1), s2 = third(g, s0, s1, s2)
+//   p = param(p, g, s0, s1, s2)   when kSteps
+// and state() says where a state is.
+
+namespace trireme::kernels {
+namespace {
+
+template <class V, bool kDecay>
+struct AdamMoments {
+  static constexpr int kStates = 2;
+  static constexpr bool kSigned[3] = {true, false, true};
+  static constexpr bool kDecayInGradient = kDecay;
+
+  template <class A>
+  explicit AdamMoments(const A& args)
+      : weight_decay(V::all(args.weight_decay)),
+        one_minus_beta1(V::all(args.one_minus_beta1)),
+        beta2(V::all(args.beta2)),
+        one_minus_beta2(V::all(args.one_minus_beta2)) {}
+
+  template <class A>
+  static const StateArray& state(const A& args, int i) {
+    return i == 0 ? args.exp_avg : args.exp_avg_sq;
+  }
+  V gradient(V g, V p) const {
+    return fma(weight_decay, p, g);
+  }
+  V first(V& g, V m) const {
+    return fma(one_minus_beta1, g - m, m);
+  }
+  V second(V g, V, V v) const {
+    return fma(one_minus_beta2 * g, g, beta2 * v);
+  }
+
+  V weight_decay, one_minus_beta1, beta2, one_minus_beta2;
+};
+
+template <class V, bool kDecay>
+struct AdamRule : AdamMoments<V, kDecay> {
+  using Args = AdamArgs;
+  static constexpr bool kSteps = true;
+
+  explicit AdamRule(const AdamArgs& args)
+      : AdamMoments<V, kDecay>(args),
+        param_scale(V::all(args.param_scale)),
+        step_size(V::all(args.step_size)),
+        root_scale(V::all(args.root_scale)),
+        eps(V::all(args.eps)) {}
+
+  V param(V p, V, V m, V v, V) const {
+    return fnma(step_size, m / fma(sqrt(v), root_scale, eps), p * param_scale);
+  }
+
+  V param_scale, step_size, root_scale, eps;
+};
+template <class V>
+using Adam = AdamRule<V, false>;
+template <class V>
+using AdamDecayed = AdamRule<V, true>;
+
+/// LAMB's first phase: decay is a part of the update, not of the gradient.
+template <class V>
+struct LambMoments : AdamMoments<V, false> {
+  using Args = LambArgs;
+  static constexpr bool kSteps = false;
+  using AdamMoments<V, false>::AdamMoments;
+};
+
+/// LAMB's u.
+template <class V>
+struct LambDirection {
+  explicit LambDirection(const LambArgs& args)
+      : weight_decay(V::all(args.weight_decay)),
+        eps_in(V::all(args.eps_inside_root ? args.eps : 0)),
+        eps_out(V::all(args.eps_inside_root ? 0 : args.eps)) {}
+
+  V operator()(V p, V m, V v) const {
+    return fma(weight_decay, p, m / (sqrt(v + eps_in) + eps_out));
+  }
+
+  V weight_decay, eps_in, eps_out;
+};
+
+enum class Momentum { none, heavy_ball, nesterov };
+
+template <class V, Momentum kMomentum>
+struct SgdRule {
+  using Args = SgdArgs;
+  static constexpr int kStates = kMomentum == Momentum::none ? 0 : 1;
+  static constexpr bool kSigned[3] = {true, true, true};
+  static constexpr bool kDecayInGradient = true;
+  static constexpr bool kSteps = true;
+
+  explicit SgdRule(const SgdArgs& args)
+      : weight_decay(V::all(args.weight_decay)),
+        lr(V::all(args.lr)),
+        momentum(V::all(args.momentum)),
+        one_minus_dampening(V::all(args.one_minus_dampening)),
+        is_first(args.first) {}
+
+  static const StateArray& state(const SgdArgs& args, int) {
+    return args.momentum_buffer;
+  }
+  V gradient(V g, V p) const {
+    return fma(weight_decay, p, g);
+  }
+  V first(V& g, V buffer) const {
+    return is_first ? g : fma(momentum, buffer, one_minus_dampening * g);
+  }
+  V param(V p, V g, V buffer, V, V) const {
+    if constexpr (kMomentum == Momentum::none) {
+      return fnma(lr, g, p);
+    } else if constexpr (kMomentum == Momentum::nesterov) {
+      return fnma(lr, fma(momentum, buffer, g), p);
+    } else {
+      return fnma(lr, buffer, p);
+    }
+  }
+
+  V weight_decay, lr, momentum, one_minus_dampening;
+  bool is_first;
+};
+template <class V>
+using SgdPlain = SgdRule<V, Momentum::none>;
+template <class V>
+using SgdHeavyBall = SgdRule<V, Momentum::heavy_ball>;
+template <class V>
+using SgdNesterov = SgdRule<V, Momentum::nesterov>;
+
+template <class V>
+struct Lion {
+  using Args = LionArgs;
+  static constexpr int kStates = 1;
+  static constexpr bool kSigned[3] = {true, true, true};
+  static constexpr bool kDecayInGradient = false;
+  static constexpr bool kSteps = true;
+
+  explicit Lion(const LionArgs& args)
+      : param_scale(V::all(args.param_scale)),
+        lr(V::all(args.lr)),
+        one_minus_beta1(V::all(args.one_minus_beta1)),
+        one_minus_beta2(V::all(args.one_minus_beta2)) {}
+
+  static const StateArray& state(const LionArgs& args, int) {
+    return args.exp_avg;
+  }
+  V first(V& g, V m) const {
+    const V change = g - m;
+    g = sign(fma(one_minus_beta1, change, m));
+    return fma(one_minus_beta2, change, m);
+  }
+  V param(V p, V direction, V, V, V) const {
+    return fnma(lr, direction, p * param_scale);
+  }
+
+  V param_scale, lr, one_minus_beta1, one_minus_beta2;
+};
+
+template <class V>
+struct Adagrad {
+  using Args = AdagradArgs;
+  static constexpr int kStates = 1;
+  static constexpr bool kSigned[3] = {false, true, true};
+  static constexpr bool kDecayInGradient = true;
+  static constexpr bool kSteps = true;
+
+  explicit Adagrad(const AdagradArgs& args) : weight_decay(V::all(args.weight_decay)), lr(V::all(args.lr)), eps(V::all(args.eps)) {}
+
+  static const StateArray& state(const AdagradArgs& args, int) {
+    return args.sum;
+  }
+  V gradient(V g, V p) const {
+    return fma(weight_decay, p, g);
+  }
+  V first(V& g, V sum) const {
+    return fma(g, g, sum);
+  }
+  V param(V p, V g, V sum, V, V) const {
+    return fnma(lr, g / (sqrt(sum) + eps), p);
+  }
+
+  V weight_decay, lr, eps;
+};
+
+/// The states in use come first: square_avg, then grad_avg when centered, then momentum_buffer.
+template <class V, bool kCentered, bool kMomentum>
+struct RmspropRule {
+  using Args = RmspropArgs;
+  static constexpr int kStates = 1 + kCentered + kMomentum;
+  static constexpr bool kSigned[3] = {false, true, true};
+  static constexpr bool kDecayInGradient = true;
+  static constexpr bool kSteps = true;
+
+  explicit RmspropRule(const RmspropArgs& args)
+      : weight_decay(V::all(args.weight_decay)),
+        lr(V::all(args.lr)),
+        alpha(V::all(args.alpha)),
+        one_minus_alpha(V::all(args.one_minus_alpha)),
+        momentum(V::all(args.momentum)),
+        eps(V::all(args.eps)) {}
+
+  static const StateArray& state(const RmspropArgs& args, int i) {
+    return i == 0 ? args.square_avg : i == 1 && kCentered ? args.grad_avg : args.momentum_buffer;
+  }
+  V gradient(V g, V p) const {
+    return fma(weight_decay, p, g);
+  }
+  V first(V& g, V square) const {
+    return fma(one_minus_alpha * g, g, alpha * square);
+  }
+  V second(V g, V square, V old) const {
+    if constexpr (kCentered) {
+      return fma(one_minus_alpha, g - old, old);
+    } else {
+      return fma(momentum, old, direction(g, square, old));
+    }
+  }
+  V third(V g, V square, V average, V old) const {
+    return fma(momentum, old, direction(g, square, average));
+  }
+  V param(V p, V g, V square, V s1, V s2) const {
+    if constexpr (kMomentum) {
+      return fnma(lr, kCentered ? s2 : s1, p);
+    } else {
+      return fnma(lr, direction(g, square, s1), p);
+    }
+  }
+  V direction(V g, V square, V average) const {
+    const V variance = kCentered ? fnma(average, average, square) : square;
+    return g / (sqrt(variance) + eps);
+  }
+
+  V weight_decay, lr, alpha, one_minus_alpha, momentum, eps;
+};
+template <class V>
+using Rmsprop = RmspropRule<V, false, false>;
+template <class V>
+using RmspropMomentum = RmspropRule<V, false, true>;
+template <class V>
+using RmspropCentered = RmspropRule<V, true, false>;
+template <class V>
+using RmspropCenteredMomentum = RmspropRule<V, true, true>;
+
+} // namespace
+} // namespace trireme::kernels

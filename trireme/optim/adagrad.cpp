@@ -1,0 +1,39 @@
+#include <trireme/optim/adagrad.h>
+
+#include <trireme/kernels/kernels.h>
+#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/shard_check.h>
+
+namespace trireme::optim {
+
+Adagrad::Adagrad(const AdagradOptions& options, StateType state_type)
+    : Optimizer(state_type), options_(options), states_{{"sum", false, options.initial_accumulator_value}} {
+  const auto check = [this](const char* option, double value) { check_option(value >= 0, name(), option, "at least 0", value); };
+  check("lr", options.lr);
+  check("lr_decay", options.lr_decay);
+  check("eps", options.eps);
+  check("weight_decay", options.weight_decay);
+  check("initial_accumulator_value", options.initial_accumulator_value);
+}
+
+const char* Adagrad::name() const {
+  return "adagrad";
+}
+
+const std::vector<StateInfo>& Adagrad::states() const {
+  return states_;
+}
+
+void Adagrad::step(const ShardStep& shard) const {
+  check_shard(shard, *this);
+  kernels::AdagradArgs args;
+  set_arrays(args, shard);
+  args.sum = state_array(shard, 0);
+  args.weight_decay = static_cast<float>(shard.weight_decay);
+  args.lr = static_cast<float>(shard.lr / (1 + static_cast<double>(shard.step - 1) * options_.lr_decay));
+  args.eps = static_cast<float>(options_.eps);
+  const auto& kernels = kernels::active_kernels();
+  parallel_ranges(shard.param.numel(), [&](int64_t begin, int64_t end) { kernels.adagrad(args, begin, end); });
+}
+
+} // namespace trireme::optim

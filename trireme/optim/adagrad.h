@@ -1,0 +1,24 @@
+#pragma once
+
+#include <trireme/optim/optimizer.h>
+
+namespace trireme::optim {
+
+/// Adagrad as torch.optim.Adagrad has it.
+///
+/// States: sum, which begins as initial_accumulator_value.
+class Adagrad final : public Optimizer {
+ public:
+  /// Errors: InputError naming the option that has an impossible value.
+  explicit Adagrad(const AdagradOptions& options, StateType state_type = StateType::fp32);
+
+  const char* name() const override;
+  const std::vector<StateInfo>& states() const override;
+  void step(const ShardStep& shard) const override;
+
+ private:
+  AdagradOptions options_;
+  std::vector<StateInfo> states_;
+};
+
+} // namespace trireme::optim

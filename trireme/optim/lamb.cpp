@@ -1,0 +1,112 @@
+#include <trireme/optim/lamb.h>
+
+#include <trireme/base/error.h>
+#include <trireme/kernels/kernels.h>
+#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/shard_check.h>
+
+#include <cmath>
+
+namespace trireme::optim {
+namespace {
+
+// Whole segments in blocks: one result each, whatever the number of threads.
+std::vector<Segment> blocks_of(std::span<const Segment> segments) {
+  std::vector<Segment> blocks;
+  for (const Segment& segment : segments) {
+    for (int64_t begin = segment.begin; begin < segment.end; begin += kBlock) {
+      blocks.push_back({begin, std::min(begin + kBlock, segment.end), segment.parameter});
+    }
+  }
+  return blocks;
+}
+
+template <class F>
+void parallel_each(size_t count, const F& f) {
+  at::parallel_for(0, static_cast<int64_t>(count), 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      f(static_cast<size_t>(i));
+    }
+  });
+}
+
+} // namespace
+
+Lamb::Lamb(const LambOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
+  const auto check = [this](bool holds, const char* option, const char* range, double value) {
+    check_option(holds, name(), option, range, value);
+  };
+  check(options.lr >= 0, "lr", "at least 0", options.lr);
+  check(options.beta1 >= 0 && options.beta1 < 1, "betas[0]", "in [0, 1)", options.beta1);
+  check(options.beta2 >= 0 && options.beta2 < 1, "betas[1]", "in [0, 1)", options.beta2);
+  check(options.eps >= 0, "eps", "at least 0", options.eps);
+  check(options.weight_decay >= 0, "weight_decay", "at least 0", options.weight_decay);
+  check(options.min_coeff >= 0, "min_coeff", "at least 0", options.min_coeff);
+  check(options.max_coeff >= options.min_coeff, "max_coeff", "at least min_coeff", options.max_coeff);
+  if (state_type == StateType::int8) {
+    throw InputError("optim", "lamb: states of 8 bits are not possible: their blocks lie across parameters, whose norms are taken one by one.",
+                     "Use \"state_dtype\": \"bf16\".");
+  }
+}
+
+const char* Lamb::name() const {
+  return "lamb";
+}
+
+const std::vector<StateInfo>& Lamb::states() const {
+  static const std::vector<StateInfo> states = {{"exp_avg"}, {"exp_avg_sq", false}};
+  return states;
+}
+
+kernels::LambArgs Lamb::args_of(const ShardStep& shard) const {
+  check_shard(shard, *this);
+  const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
+  kernels::LambArgs args;
+  set_arrays(args, shard);
+  args.exp_avg = state_array(shard, 0);
+  args.exp_avg_sq = state_array(shard, 1);
+  args.weight_decay = static_cast<float>(shard.weight_decay);
+  args.one_minus_beta1 = static_cast<float>(1 - betas.beta1);
+  args.beta2 = static_cast<float>(betas.beta2);
+  args.one_minus_beta2 = static_cast<float>(1 - betas.beta2);
+  args.eps = static_cast<float>(options_.eps);
+  args.eps_inside_root = options_.eps_inside_sqrt;
+  return args;
+}
+
+void Lamb::prepare(const ShardStep& shard, std::span<double> sums) const {
+  const kernels::LambArgs args = args_of(shard);
+  const std::vector<Segment> blocks = blocks_of(shard.segments);
+  std::vector<kernels::LambSums> parts(blocks.size());
+  const auto& kernels = kernels::active_kernels();
+  parallel_each(blocks.size(), [&](size_t i) { parts[i] = kernels.lamb_moments(args, blocks[i].begin, blocks[i].end); });
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    sums[2 * blocks[i].parameter] += parts[i].param;
+    sums[2 * blocks[i].parameter + 1] += parts[i].update;
+  }
+}
+
+void Lamb::step(const ShardStep& shard) const {
+  const kernels::LambArgs args = args_of(shard);
+  for (const Segment& segment : shard.segments) {
+    if (static_cast<int64_t>(shard.norms.size()) < 2 * segment.parameter + 2) {
+      throw Error("optim", concat("lamb: no norms of parameter ", segment.parameter, '.'), "Call prepare() for all shards first.");
+    }
+  }
+  const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
+  const double step = static_cast<double>(shard.step);
+  const double correction =
+      options_.bias_correction ? std::sqrt(1 - std::pow(betas.beta2, step)) / (1 - std::pow(betas.beta1, step)) : 1;
+  const auto& kernels = kernels::active_kernels();
+  const std::vector<Segment> blocks = blocks_of(shard.segments);
+  parallel_each(blocks.size(), [&](size_t i) {
+    const double weight = std::sqrt(shard.norms[2 * blocks[i].parameter]);
+    const double update = std::sqrt(shard.norms[2 * blocks[i].parameter + 1]);
+    const double ratio = weight > 0 && update > 0 ? std::clamp(weight / update, options_.min_coeff, options_.max_coeff) : 1;
+    kernels::LambArgs own = args;
+    own.step_size = static_cast<float>(shard.lr * correction * ratio);
+    kernels.lamb_apply(own, blocks[i].begin, blocks[i].end);
+  });
+}
+
+} // namespace trireme::optim

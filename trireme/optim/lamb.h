@@ -1,0 +1,32 @@
+#pragma once
+
+#include <trireme/kernels/optimizer_args.h>
+#include <trireme/optim/optimizer.h>
+
+namespace trireme::optim {
+
+/// LAMB: Adam's moments, and each parameter's step scaled by its trust ratio. The norms are those of whole parameters, also where
+/// these lie in several shards: prepare() gives this rank's part of them.
+///
+/// States: exp_avg, exp_avg_sq; fp32 or bf16. DeepSpeed's formula: the bias correction multiplies the whole step, weight decay included.
+class Lamb final : public Optimizer {
+ public:
+  /// Errors: InputError naming the option that has an impossible value.
+  explicit Lamb(const LambOptions& options, StateType state_type = StateType::fp32);
+
+  const char* name() const override;
+  const std::vector<StateInfo>& states() const override;
+  void step(const ShardStep& shard) const override;
+
+  bool needs_norms() const override {
+    return true;
+  }
+  void prepare(const ShardStep& shard, std::span<double> sums) const override;
+
+ private:
+  kernels::LambArgs args_of(const ShardStep& shard) const;
+
+  LambOptions options_;
+};
+
+} // namespace trireme::optim

@@ -1,0 +1,42 @@
+#include <trireme/optim/lion.h>
+
+#include <trireme/kernels/kernels.h>
+#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/shard_check.h>
+
+namespace trireme::optim {
+
+Lion::Lion(const LionOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
+  const auto check = [this](bool holds, const char* option, const char* range, double value) {
+    check_option(holds, name(), option, range, value);
+  };
+  check(options.lr >= 0, "lr", "at least 0", options.lr);
+  check(options.beta1 >= 0 && options.beta1 < 1, "betas[0]", "in [0, 1)", options.beta1);
+  check(options.beta2 >= 0 && options.beta2 < 1, "betas[1]", "in [0, 1)", options.beta2);
+  check(options.weight_decay >= 0, "weight_decay", "at least 0", options.weight_decay);
+}
+
+const char* Lion::name() const {
+  return "lion";
+}
+
+const std::vector<StateInfo>& Lion::states() const {
+  static const std::vector<StateInfo> states = {{"exp_avg"}};
+  return states;
+}
+
+void Lion::step(const ShardStep& shard) const {
+  check_shard(shard, *this);
+  const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
+  kernels::LionArgs args;
+  set_arrays(args, shard);
+  args.exp_avg = state_array(shard, 0);
+  args.param_scale = static_cast<float>(1 - shard.lr * shard.weight_decay);
+  args.lr = static_cast<float>(shard.lr);
+  args.one_minus_beta1 = static_cast<float>(1 - betas.beta1);
+  args.one_minus_beta2 = static_cast<float>(1 - betas.beta2);
+  const auto& kernels = kernels::active_kernels();
+  parallel_ranges(shard.param.numel(), [&](int64_t begin, int64_t end) { kernels.lion(args, begin, end); });
+}
+
+} // namespace trireme::optim

@@ -1,0 +1,57 @@
+#include <trireme/optim/rmsprop.h>
+
+#include <trireme/kernels/kernels.h>
+#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/shard_check.h>
+
+namespace trireme::optim {
+
+Rmsprop::Rmsprop(const RmspropOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
+  const auto check = [this](bool holds, const char* option, const char* range, double value) {
+    check_option(holds, name(), option, range, value);
+  };
+  check(options.lr >= 0, "lr", "at least 0", options.lr);
+  check(options.alpha >= 0 && options.alpha <= 1, "alpha", "in [0, 1]", options.alpha);
+  check(options.eps >= 0, "eps", "at least 0", options.eps);
+  check(options.weight_decay >= 0, "weight_decay", "at least 0", options.weight_decay);
+  check(options.momentum >= 0, "momentum", "at least 0", options.momentum);
+  states_.push_back({"square_avg", false});
+  if (options.centered) {
+    states_.push_back({"grad_avg"});
+  }
+  if (options.momentum > 0) {
+    states_.push_back({"momentum_buffer"});
+  }
+}
+
+const char* Rmsprop::name() const {
+  return "rmsprop";
+}
+
+const std::vector<StateInfo>& Rmsprop::states() const {
+  return states_;
+}
+
+void Rmsprop::step(const ShardStep& shard) const {
+  check_shard(shard, *this);
+  kernels::RmspropArgs args;
+  set_arrays(args, shard);
+  size_t next = 0;
+  args.square_avg = state_array(shard, next++);
+  if (options_.centered) {
+    args.grad_avg = state_array(shard, next++);
+  }
+  if (options_.momentum > 0) {
+    args.momentum_buffer = state_array(shard, next++);
+  }
+  args.weight_decay = static_cast<float>(shard.weight_decay);
+  args.lr = static_cast<float>(shard.lr);
+  args.alpha = static_cast<float>(options_.alpha);
+  args.one_minus_alpha = static_cast<float>(1 - options_.alpha);
+  args.momentum = static_cast<float>(options_.momentum);
+  args.eps = static_cast<float>(options_.eps);
+  const auto& kernels = kernels::active_kernels();
+  parallel_ranges(shard.param.numel(), [&](int64_t begin, int64_t end) { kernels.rmsprop(args, begin, end); });
+}
+
+} // namespace trireme::optim
