@@ -18,8 +18,8 @@ at::ScalarType scalar_type(Type type);
 struct CastOptions {
   /// Floating-point buffers too (a batch norm's running statistics).
   bool buffers = true;
-  /// Parameters and buffers of layer, group, batch, instance and local response norms stay in fp32. libtorch's CPU kernels take a lower input with
-  /// fp32 weights; on CUDA only batch norm does.
+  /// Parameters and buffers of layer, group, batch and instance norms stay in fp32. libtorch's CPU kernels take a lower input
+  /// with fp32 weights; on CUDA only batch norm does.
   bool keep_norms = false;
 };
 

@@ -8,10 +8,10 @@
 
 namespace trireme::precision {
 
-/// Whether every element is finite. Cost: reads the tensor once, on all threads, and stops early at a bad block; no memory on the host.
+/// Says whether every element is finite. Cost: reads the tensor once, on all threads, without memory of its own.
 bool all_finite(const at::Tensor& tensor);
 
-/// Whether a gradient of this step is NaN or Inf on any rank, so that all ranks skip the step or none does.
+/// Remembers whether a gradient of this step is NaN or Inf on any rank, so that all ranks skip the step or none does.
 ///
 /// The answer joins a sum that ranks exchange anyway (the gradient norm's, a pipeline's loss):
 ///

@@ -48,14 +48,15 @@ class GradScaler final : public Stateful {
   explicit GradScaler(const GradScalerOptions& options = {}, comm::Group group = {});
 
   /// `outputs` times the scale; itself when disabled.
-  at::Tensor scale(const at::Tensor& outputs) const;
-  std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs) const;
+  at::Tensor scale(const at::Tensor& outputs);
+  std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
 
   /// Divides the gradients by the scale, once a step, after the last backward. Collective with a group.
-  /// Errors: Error when called twice before update() or after step(); InputError for fp16 gradients (keep the parameters in fp32).
+  /// Errors: Error when called twice before update(), after step(), or when nothing was ever scaled; InputError for fp16 gradients
+  /// (parameters stay fp32 here).
   void unscale_(torch::optim::Optimizer& optimizer);
   /// unscale_() where that was not done yet, then the optimizer's step unless a gradient is NaN or Inf on any rank.
-  /// Returns whether it stepped. Errors: Error when called twice before update().
+  /// Returns whether it stepped. Errors: Error when called twice before update(), or when there is no gradient at all.
   bool step(torch::optim::Optimizer& optimizer);
   /// Ends the iteration: the scale shrinks when a step was skipped, and grows after growth_interval good ones.
   /// Errors: Error when no gradients were unscaled before.
@@ -81,7 +82,8 @@ class GradScaler final : public Stateful {
     return options_.enabled;
   }
 
-  /// Python's state_dict(): {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; {} when disabled. After update().
+  /// Python's state_dict(): {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; {} when
+  /// disabled. To be asked for after update().
   nlohmann::json state() const override;
   /// Errors: InputError when it is malformed or a disabled scaler's; nothing is changed then. Does nothing when disabled.
   void load_state(const nlohmann::json& state) override;
@@ -89,18 +91,16 @@ class GradScaler final : public Stateful {
  private:
   // Of one optimizer in this iteration; it has an entry once its gradients are unscaled.
   struct Progress {
-    std::vector<at::Tensor> flags; // one a device: 1 when a gradient on it is not finite
-    at::Tensor agreed; // [1] under way between the ranks
-    std::optional<comm::Work> work;
-    std::optional<bool> found;
+    at::Tensor flag; // [1], fp32: 1 when a gradient is not finite; undefined without a gradient
+    std::optional<comm::Work> work; // the flag is on its way between the ranks
     bool stepped = false;
+    bool found();
   };
-  bool found_inf(Progress& progress);
-  void check();
 
   GradScalerOptions options_;
   comm::Group group_;
   float scale_;
+  bool has_scaled_ = false;
   int64_t growth_tracker_ = 0;
   std::map<const torch::optim::Optimizer*, Progress> progress_;
 };

@@ -12,10 +12,10 @@
 
 namespace trireme::precision {
 
-/// Bucket's NamedTensors.
+/// The same type as bucket::NamedTensors.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// A tensor that is not finite throughout.
+/// Describes a tensor that is not finite throughout.
 struct NonFinite {
   std::string name;
   int rank = 0; ///< in the world
@@ -24,13 +24,14 @@ struct NonFinite {
   int64_t numel = 0;
 };
 
-/// Finds the first `most` tensors that hold NaN or Inf, in the order given. Undefined ones are passed over.
+/// Finds the first `most` tensors that hold NaN or Inf, in the order given. Undefined and empty ones are passed over.
+/// Cost: reads the tensors once.
 std::vector<NonFinite> find_non_finite(const NamedTensors& tensors, int rank, int64_t most = 3);
 
 /// Gathers what each rank of `group` found, ranks one after the other. Collective.
 std::vector<NonFinite> gather_non_finite(const comm::Group& group, const std::vector<NonFinite>& here);
 
-/// "rank 1: h.3.mlp.c_fc.weight (12 NaN, 1 Inf of 4096), h.3.mlp.c_fc.bias (...); rank 2: ...", or "" for none.
+/// Writes "rank 1: h.3.mlp.c_fc.weight (12 NaN, 1 Inf of 4096), h.3.mlp.c_fc.bias (...); rank 2: ...", or "" for none.
 std::string describe_non_finite(const std::vector<NonFinite>& found);
 
 /// Tells which gradients of which rank a NaN or Inf came from: after the reduction all ranks have it.
