@@ -152,7 +152,7 @@ TEST(OverflowReportTest, TheWatchTellsABadLossFromBadWeights) {
   {
     OverflowWatch watch(model.named());
     (model.loss() * kInf).backward();
-    EXPECT_THAT(watch.report(alone), AllOf(HasSubstr("rank 0: layer2."), HasSubstr("All gradients of rank 0 are bad: forward or the loss")));
+    EXPECT_THAT(watch.report(alone), AllOf(HasSubstr("rank 0: layer2."), HasSubstr("All gradients of rank 0 are bad: forward or")));
     const torch::NoGradGuard no_grad;
     model.layers[1]->weight[0][0] = kNan;
     const torch::AutoGradMode grad(true);
