@@ -30,9 +30,10 @@ Rules rules() {
       {"recompute", one},
       {"mesh", {"base", "comm"}},
       {"optim", {"base", "bucket", "kernels", "comm"}},
+      {"precision", {"base", "kernels", "comm"}},
       {"parallel/data", {"base", "comm", "mesh", "bucket", "recompute"}},
       {"parallel/pipeline", {"base", "kernels", "monitor", "data", "bucket", "comm", "recompute", "mesh"}},
-      {"zero", {"base", "mesh", "bucket", "comm"}},
+      {"zero", {"base", "mesh", "bucket", "comm", "precision"}},
       {"checkpoint", {"base", "comm", "mesh", "bucket"}},
   };
   std::set<std::string> below;

@@ -1,0 +1,42 @@
+#include <trireme/precision/autocast.h>
+
+#include <trireme/base/error.h>
+#include <trireme/precision/cast.h>
+
+#include <ATen/autocast_mode.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+
+namespace trireme::precision {
+
+Autocast::Autocast(Type type, c10::DeviceType device, bool enabled) : device_(device) {
+  const auto& devices = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
+  if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+    throw InputError("precision", concat("autocast does not know the device ", device), "Use it on cpu or cuda.");
+  }
+  if (enabled && type == Type::fp32) {
+    throw InputError("precision", "autocast to fp32: there is nothing lower to cast to", "Choose bf16 or fp16, or leave autocast out.");
+  }
+  enabled_before_ = at::autocast::is_autocast_enabled(device);
+  type_before_ = at::autocast::get_autocast_dtype(device);
+  cache_before_ = at::autocast::is_autocast_cache_enabled();
+  at::autocast::set_autocast_enabled(device, enabled);
+  if (enabled) {
+    at::autocast::set_autocast_dtype(device, scalar_type(type));
+  }
+  at::autocast::increment_nesting();
+  at::autocast::set_autocast_cache_enabled(true);
+}
+
+Autocast::~Autocast() {
+  // Casts of weights must not outlive the block: an optimizer changes the weights in place.
+  if (at::autocast::decrement_nesting() == 0) {
+    at::autocast::clear_cache();
+  }
+  at::autocast::set_autocast_enabled(device_, enabled_before_);
+  at::autocast::set_autocast_dtype(device_, type_before_);
+  at::autocast::set_autocast_cache_enabled(cache_before_);
+}
+
+} // namespace trireme::precision

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <trireme/precision/options.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace trireme::precision {
+
+/// ATen's name of the type.
+at::ScalarType scalar_type(Type type);
+
+struct CastOptions {
+  /// Floating-point buffers too (a batch norm's running statistics).
+  bool buffers = true;
+  /// Parameters and buffers of layer, group, batch and instance norms stay in fp32. libtorch's CPU kernels take a lower input
+  /// with fp32 weights; on CUDA only batch norm does.
+  bool keep_norms = false;
+};
+
+/// Converts a module's floating-point parameters and buffers in place: the module's tensors stay the same objects, so optimizers, ties and
+/// names hold, and tensors that share memory still do. Gradients are dropped. Integer tensors stay.
+/// Cost: one tensor at a time; the fp32 memory is freed as it goes, unless somebody else holds it.
+void cast_module(torch::nn::Module& module, Type type, const CastOptions& options = {});
+
+/// The tensor in this type when it is floating-point, else the tensor itself. No copy where it has the type.
+at::Tensor cast_floating(const at::Tensor& tensor, Type type);
+/// The same for a model's inputs (fp16.auto_cast).
+std::vector<at::Tensor> cast_floating(std::vector<at::Tensor> tensors, Type type);
+
+} // namespace trireme::precision

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <trireme/base/stateful.h>
+#include <trireme/precision/options.h>
+
+#include <cstdint>
+
+namespace trireme::precision {
+
+/// Chooses the loss scale of each step: one rule for every engine and ZeRO stage.
+///
+///   overflow:    hysteresis left > 1: one less. Else scale = max(scale / 2, min_loss_scale).
+///                The step is skipped; counting of good steps begins anew.
+///   no overflow: consecutive_hysteresis: hysteresis is full again.
+///                Each time loss_scale_window good steps are counted: scale *= 2, hysteresis is full again.
+///
+/// As DeepSpeed documents it, its way of counting included: the first step of a run and the first one after an overflow are not
+/// counted, so the scale first doubles in good step loss_scale_window + 1, and then every loss_scale_window steps.
+/// The scale stops growing at 2^127, the largest power of two that fp32 holds.
+///
+/// A step's gradients carry the scale that its loss was multiplied with, so unscale them before update(), or with
+/// Update::used: DeepSpeed divides by the scale of the *next* step (zero/stage_1_and_2.py), so that gradients are halved
+/// whenever the scale doubles.
+///
+///   (scaler.scale() * loss).backward();
+///   bool overflow = ...;                            // the same on all ranks: FoundInf
+///   const LossScaler::Update update = scaler.update(overflow);
+///   if (!update.skipped) step(1 / update.used);
+///
+/// Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
+class LossScaler final : public Stateful {
+ public:
+  /// What update() decided.
+  struct Update {
+    /// Scale that the gradients of the step just done carry.
+    double used = 1;
+    /// Scale of the next step's loss.
+    double scale = 1;
+    bool skipped = false;
+    /// A dynamic scale should have been lowered and was at its minimum. DeepSpeed ends the run here; say which gradients it was
+    /// (OverflowWatch) when doing so.
+    bool at_minimum = false;
+  };
+
+  /// Scales nothing: bf16 and fp32. update() still says which steps to skip.
+  LossScaler();
+  /// Errors: InputError naming the option that has an impossible value.
+  explicit LossScaler(const LossScaleOptions& options);
+
+  /// Factor of the present step's loss.
+  double scale() const {
+    return scale_;
+  }
+  bool dynamic() const {
+    return dynamic_;
+  }
+  /// Overflows that the next one may join before the scale is halved, itself included.
+  int64_t hysteresis() const {
+    return hysteresis_;
+  }
+  /// Steps skipped one after the other up to now.
+  int64_t overflows_in_a_row() const {
+    return overflows_in_a_row_;
+  }
+
+  /// Ends a step. `overflow`: a gradient was NaN or Inf on some rank; every rank passes the same.
+  Update update(bool overflow);
+
+  /// {"loss_scale", "hysteresis", "iteration", "last_overflow", "overflows_in_a_row"}
+  nlohmann::json state() const override;
+  /// Goes on where the saved one was; whether the scale moves is this one's options' choice: a static scale stays.
+  /// Errors: InputError when it is malformed; nothing is changed then.
+  void load_state(const nlohmann::json& state) override;
+
+ private:
+  LossScaleOptions options_;
+  bool dynamic_ = false;
+  double scale_ = 1;
+  int64_t hysteresis_ = 1;
+  int64_t iteration_ = 0;
+  int64_t last_overflow_ = -1;
+  int64_t overflows_in_a_row_ = 0;
+};
+
+} // namespace trireme::precision

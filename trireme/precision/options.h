@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace trireme::precision {
+
+/// Element types that training computes in.
+enum class Type { fp32, bf16, fp16 };
+
+/// "fp32", "bf16", "fp16": what configurations call them.
+constexpr const char* type_name(Type type) {
+  return type == Type::fp32 ? "fp32" : type == Type::bf16 ? "bf16" : "fp16";
+}
+
+/// How losses are scaled so that small fp16 gradients do not vanish; see LossScaler for the rule. DeepSpeed's names and defaults.
+struct LossScaleOptions {
+  /// 0: found while training (dynamic). Else the scale of every step.
+  double loss_scale = 0;
+  /// The first dynamic scale is 2 to this power, 0 to 127.
+  int64_t initial_scale_power = 16;
+  /// Steps without overflow after which the scale doubles.
+  int64_t loss_scale_window = 1000;
+  /// Overflows until the scale is halved: with 2 the first one only skips its step.
+  int64_t hysteresis = 2;
+  /// true: every good step restores `hysteresis`; false: only a doubling does.
+  bool consecutive_hysteresis = false;
+  /// The scale never falls below this.
+  double min_loss_scale = 1;
+};
+
+/// What is computed, added up and sent in which type. The default is fp32 throughout.
+struct PrecisionOptions {
+  /// Parameters and gradients of forward and backward. Other than fp32: the optimizer's shards keep fp32 masters.
+  Type compute = Type::fp32;
+  /// Where scales_loss().
+  LossScaleOptions loss_scale;
+  /// fp16: floating-point inputs of the model are cast.
+  bool cast_inputs = false;
+  /// bf16: gradients are looked at and a step with NaN or Inf is skipped. fp16 always does.
+  bool check_grad_overflow = true;
+  /// bf16: a gradient is added to its fp32 sum at once, not at the end of the backward pass.
+  bool immediate_grad_update = false;
+  /// Present: forward runs under autocast with this type; parameters stay in `compute`.
+  std::optional<Type> autocast;
+  /// Type in which gradients travel; absent: their own.
+  std::optional<Type> communication;
+  /// Type in which the gradients of micro-batches are added up; absent: fp32.
+  std::optional<Type> grad_accumulation;
+
+  /// fp16 gradients, whether by the parameters' type or by autocast's.
+  bool scales_loss() const {
+    return compute == Type::fp16 || autocast == Type::fp16;
+  }
+  bool has_masters() const {
+    return compute != Type::fp32;
+  }
+};
+
+} // namespace trireme::precision
