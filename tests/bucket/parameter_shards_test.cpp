@@ -21,7 +21,7 @@ class ParameterShardsTest : public testing::Test {
     torch::manual_seed(5);
     LayoutOptions options;
     options.shards = 2;
-    Sharding sharding{1, 2, true, true, [this](const at::Tensor& p) {
+    FlatOptions sharding{1, 2, true, true, [this](const at::Tensor& p) {
                         const auto is = [&](const at::Tensor& q) { return p.is_same(q); };
                         return is(first->weight) || is(first->bias) ? 0 : is(second->weight) || is(second->bias) ? 1 : TensorInfo::kNoUnit;
                       }};

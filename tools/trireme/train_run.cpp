@@ -101,7 +101,7 @@ Task TrainRun::build_task() const {
   torch::manual_seed(run_.training.seed + world_.rank());
   std::optional<zero::Init> init;
   if (shards_parameters() && run_.parallel.pipe == 1) { // stages build what is theirs only
-    init.emplace(world_.group());
+    init.emplace(world_.group(), run_.engine.precision.compute);
   }
   return make_task(run_, datasets_);
 }
@@ -182,6 +182,7 @@ monitor::StepMetrics TrainRun::metrics() {
   m.loss = engine_->loss() / task_.loss_divisor;
   m.lr = engine_->get_lr();
   m.grad_norm = engine_->get_global_grad_norm();
+  m.loss_scale = engine_->loss_scale();
   m.step_ms = seconds * 1e3;
   m.comm_wait_ms = engine_->times().exposed_communication * 1e3;
   if (task_.tokens_per_sample > 0) {

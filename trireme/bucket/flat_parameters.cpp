@@ -12,10 +12,10 @@ namespace {
 
 // Gradients become ready roughly in the reverse of the order of definition. Units first: what belongs to none is spread over the
 // model, so its last gradient is late.
-FlatLayout initial_layout(const NamedTensors& parameters, const LayoutOptions& options, const Sharding& sharding) {
+FlatLayout initial_layout(const NamedTensors& parameters, const LayoutOptions& options, const FlatOptions& flat_options) {
   std::vector<TensorInfo> tensors;
   for (const auto& [name, parameter] : parameters) {
-    tensors.push_back({name, parameter.sizes().vec(), sharding.parameters ? sharding.unit_of(parameter) : TensorInfo::kNoUnit});
+    tensors.push_back({name, parameter.sizes().vec(), flat_options.shard_parameters ? flat_options.unit_of(parameter) : TensorInfo::kNoUnit});
   }
   std::vector<int64_t> order(tensors.size());
   std::iota(order.rbegin(), order.rend(), 0);
@@ -34,8 +34,8 @@ int64_t spare_bytes(const FlatLayout& layout) {
 
 } // namespace
 
-FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const Sharding& sharding)
-    : allocate_(allocate), sharding_(sharding) {
+FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const FlatOptions& flat_options)
+    : allocate_(allocate), options_(flat_options) {
   if (parameters.empty()) {
     throw Error("bucket", "no parameter to train was given", "Is every parameter frozen (requires_grad false)?");
   }
@@ -47,10 +47,11 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
     }
     parameters_.push_back(parameter);
   }
+  gradient_type_ = scalar_type() == at::kFloat ? at::kFloat : options_.gradient_type.value_or(scalar_type());
   LayoutOptions typed = options;
   typed.element_bytes = static_cast<int64_t>(first.element_size());
-  const FlatLayout layout = initial_layout(parameters, typed, sharding_);
-  sharding_.unit_of = nullptr; // what it refers to need not live on
+  const FlatLayout layout = initial_layout(parameters, typed, options_);
+  options_.unit_of = nullptr; // what it refers to need not live on
   pool_ = std::make_shared<MemoryPool>(allocate_, spare_bytes(layout));
   adopt(layout);
 }
@@ -67,20 +68,9 @@ void FlatParameters::adopt(const FlatLayout& layout) {
   const torch::NoGradGuard no_grad;
   layout_ = layout;
   const at::ScalarType type = scalar_type();
-  const ShardPlan plan(layout_, sharding_.rank, sharding_.size, sharding_.size > 1);
-  grad_views_.clear();
-  if (sharding_.gradients) {
-    clear_grads();
-    riders_and_grad_ = allocate_(kRiders, type).zero_();
-    grad_shards_ = std::make_unique<GradientShards>(layout_, plan, type, allocate_, pool_);
-  } else {
-    riders_and_grad_ = allocate_(kRiders + layout_.numel(), type).zero_();
-    flat_grad_ = riders_and_grad_.slice(0, kRiders);
-    for (int64_t i = 0; i < count(); ++i) {
-      grad_views_.push_back(view(flat_grad_, i));
-    }
-  }
-  if (sharding_.parameters) {
+  const ShardPlan plan(layout_, options_.rank, options_.size, options_.size > 1);
+  adopt_gradients(plan);
+  if (options_.shard_parameters) {
     data_shards_ = std::make_unique<ParameterShards>(layout_, plan, type, parameters_.front().device(), allocate_, pool_);
     return;
   }
@@ -92,6 +82,27 @@ void FlatParameters::adopt(const FlatLayout& layout) {
     if (has_grad(i)) {
       attach_grad(i);
     }
+  }
+}
+
+void FlatParameters::adopt_gradients(const ShardPlan& plan) {
+  grad_views_.clear();
+  riders_ = at::Tensor();
+  if (options_.shard_gradients) {
+    clear_grads();
+    grad_shards_ = std::make_unique<GradientShards>(layout_, plan, gradient_type_, allocate_, pool_);
+  } else if (gradient_type_ == at::kFloat) {
+    riders_and_grad_ = allocate_(kRiders + layout_.numel(), gradient_type_).zero_();
+    riders_ = riders_and_grad_.slice(0, 0, kRiders);
+    flat_grad_ = riders_and_grad_.slice(0, kRiders);
+  } else {
+    flat_grad_ = allocate_(layout_.numel(), gradient_type_).zero_();
+  }
+  if (!riders_.defined()) {
+    riders_ = allocate_(kRiders, at::kFloat).zero_();
+  }
+  for (int64_t i = 0; flat_grad_.defined() && i < count(); ++i) {
+    grad_views_.push_back(view(flat_grad_, i));
   }
 }
 
@@ -123,7 +134,7 @@ void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t,
     if (stays_whole(static_cast<int64_t>(b))) {
       continue;
     }
-    const Range mine = shard_of(bucket, sharding_.rank, sharding_.size);
+    const Range mine = shard_of(bucket, options_.rank, options_.size);
     for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
       const Slot& slot = layout_.slots()[s];
       const Range piece{std::max(slot.begin, mine.begin), std::min(slot.end, mine.end)};
@@ -177,10 +188,6 @@ at::Tensor FlatParameters::grad_home(int64_t i) {
 at::Tensor FlatParameters::bucket_grad_and_riders(int64_t b) const {
   const Bucket& bucket = layout_.buckets()[b];
   return riders_and_grad_.slice(0, b == 0 ? 0 : kRiders + bucket.begin, kRiders + bucket.end);
-}
-
-at::Tensor FlatParameters::riders() const {
-  return riders_and_grad_.slice(0, 0, kRiders);
 }
 
 bool FlatParameters::has_grad(int64_t i) const {

@@ -17,15 +17,18 @@ namespace trireme::bucket {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// What of the flat buffers this rank, one of `size`, keeps only a shard of.
-struct Sharding {
+/// How a FlatParameters keeps what it has, on this rank, one of `size`.
+struct FlatOptions {
   int rank = 0;
   int size = 1;
-  bool gradients = false;
-  /// Those of units.
-  bool parameters = false;
+  /// Of gradients only this rank's shard stays.
+  bool shard_gradients = false;
+  /// The same for the parameters of units.
+  bool shard_parameters = false;
   /// The unit of a parameter (TensorInfo::unit); with sharded parameters only.
   std::function<int64_t(const at::Tensor&)> unit_of = nullptr;
+  /// Gradients are added up in this type; absent: the parameters'.
+  std::optional<at::ScalarType> gradient_type = std::nullopt;
 };
 
 /// Parameters of one kind (dtype, device, hyper-parameters) moved into one flat
@@ -38,15 +41,15 @@ struct Sharding {
 /// which attach_grad copies once - half the traffic of zeroing and adding.
 /// With sharded gradients there is no second buffer: gradients have memory bucket by bucket, and this rank's shard is all that stays
 /// (GradientShards). With sharded parameters the same holds for the units' parameters (ParameterShards).
-/// Before the gradients lie kRiders spare elements that travel with the first
-/// bucket: small sums (the loss) that would otherwise cost a collective of their own.
+/// kRiders spare fp32 elements are for small sums (the loss). Before whole fp32 gradients they lie in front of the first bucket and
+/// travel with it; otherwise they cost a collective of their own.
 class FlatParameters {
  public:
   static constexpr int64_t kRiders = 16;
 
   /// With sharded parameters they stay where they are until take_in(), so that no rank ever needs all of them.
   /// Throws Error when dtypes or devices differ.
-  FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const Sharding& sharding = {});
+  FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const FlatOptions& flat_options = {});
 
   const FlatLayout& layout() const {
     return layout_;
@@ -62,6 +65,9 @@ class FlatParameters {
   }
   at::ScalarType scalar_type() const {
     return parameters_.front().scalar_type();
+  }
+  at::ScalarType gradient_type() const {
+    return gradient_type_;
   }
   /// [layout().numel()]; undefined when parameters are sharded.
   const at::Tensor& flat_data() const {
@@ -95,12 +101,18 @@ class FlatParameters {
   }
   /// The gradients of bucket `b`, [bucket numel].
   at::Tensor bucket_grad(int64_t b);
-  /// The same as one tensor with what rides before bucket 0. Not when gradients are sharded.
+  /// Whether riders() lie before the gradients of bucket 0.
+  bool riders_travel_along() const {
+    return flat_grad_.defined() && flat_grad_.scalar_type() == at::kFloat;
+  }
+  /// The gradients of bucket `b`, with the riders in front of bucket 0. Where these travel along.
   at::Tensor bucket_grad_and_riders(int64_t b) const;
   /// Elements `range` (of the flat buffer) of the gradients, which lie in bucket `b` and, when they are sharded, are this rank's.
   at::Tensor owned_grad(int64_t b, const Range& range) const;
-  /// [kRiders]
-  at::Tensor riders() const;
+  /// [kRiders], fp32
+  at::Tensor riders() const {
+    return riders_;
+  }
 
   bool gradients_are_sharded() const {
     return grad_shards_ != nullptr;
@@ -122,15 +134,18 @@ class FlatParameters {
   at::Tensor view(const at::Tensor& flat, int64_t i, int64_t flat_begin = 0) const;
   at::Tensor grad_home(int64_t i);
   void adopt(const FlatLayout& layout);
+  void adopt_gradients(const ShardPlan& plan);
 
   std::vector<at::Tensor> parameters_;
   Allocate allocate_;
-  Sharding sharding_;
+  FlatOptions options_;
+  at::ScalarType gradient_type_;
   FlatLayout layout_;
   std::shared_ptr<MemoryPool> pool_;
   std::unique_ptr<ParameterShards> data_shards_;
   at::Tensor flat_data_;
-  at::Tensor riders_and_grad_;
+  at::Tensor riders_and_grad_; // where they lie together
+  at::Tensor riders_;
   at::Tensor flat_grad_;
   std::vector<at::Tensor> grad_views_; // of flat_grad_
   std::unique_ptr<GradientShards> grad_shards_;

@@ -13,7 +13,7 @@ bool same_kind(const at::Tensor& a, const at::Tensor& b) {
 
 } // namespace
 
-FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options, const Allocate& allocate_host, const Sharding& sharding) {
+FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options, const Allocate& allocate_host, const FlatOptions& flat_options) {
   std::vector<NamedTensors> kinds;
   for (const auto& named : parameters) {
     const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const NamedTensors& kind) { return same_kind(kind.front().second, named.second); });
@@ -25,7 +25,7 @@ FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options
     const Allocate on_device = [device](int64_t numel, at::ScalarType type) {
       return torch::empty({numel}, at::TensorOptions().dtype(type).device(device));
     };
-    buffers.push_back(std::make_unique<FlatParameters>(std::move(kind), options, device.is_cpu() ? allocate_host : on_device, sharding));
+    buffers.push_back(std::make_unique<FlatParameters>(std::move(kind), options, device.is_cpu() ? allocate_host : on_device, flat_options));
   }
   return buffers;
 }

@@ -6,37 +6,18 @@
 #include <trireme/base/notes.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/engine/engine_impl.h>
-#include <trireme/engine/preemption.h>
+#include <trireme/engine/stopwatch.h>
 #include <trireme/engine/training_state.h>
 #include <trireme/monitor/chrome_trace.h>
+#include <trireme/precision/autocast.h>
+#include <trireme/precision/cast.h>
 
 #include <torch/torch.h>
 
-#include <cmath>
 #include <limits>
 
 namespace trireme::engine {
 namespace {
-
-// Riders of the first flat buffer: the loss, and how many ranks have been asked to stop.
-constexpr int64_t kLoss = 0;
-constexpr int64_t kStop = 1;
-// A run whose loss stays NaN is over; going on only costs money.
-constexpr int64_t kMaxSkipsInARow = 20;
-
-class Stopwatch {
- public:
-  explicit Stopwatch(double& sum) : sum_(sum), start_(Clock::now()) {}
-  ~Stopwatch() {
-    sum_ += std::chrono::duration<double>(Clock::now() - start_).count();
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& sum_;
-  Clock::time_point start_;
-};
 
 // What TRIREME_FAULT makes of a value that autograd goes through.
 at::Tensor spoiled(const at::Tensor& value, fault::Effect effect) {
@@ -88,7 +69,27 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
   if (!model->is_training()) {
     model->train();
   }
-  return spoiled(loss_function(micro_batch), effect);
+  return spoiled(loss_of(micro_batch), effect);
+}
+
+at::Tensor Engine::Impl::loss_of(const data::Batch& micro_batch) const {
+  const std::shared_ptr<void> guard = autocast_guard();
+  return loss_function(with_inputs_cast(micro_batch));
+}
+
+data::Batch Engine::Impl::with_inputs_cast(data::Batch micro_batch) const {
+  if (precision.cast_inputs) {
+    micro_batch.inputs = precision::cast_floating(std::move(micro_batch.inputs), precision.compute);
+  }
+  return micro_batch;
+}
+
+// Null without autocast.
+std::shared_ptr<void> Engine::Impl::autocast_guard() const {
+  if (!precision.autocast) {
+    return nullptr;
+  }
+  return std::make_shared<precision::Autocast>(precision.autocast_type, buffers.empty() ? at::kCPU : buffers.front()->riders().device().type());
 }
 
 // Every stage reduces its buckets as soon as the backward of its last micro-batch fills them.
@@ -115,8 +116,8 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   callbacks.reduce_tied_grads = [&] { ties->sum_gradients(); };
   callbacks.reduce_grads = [&] { reducer->end(); };
   reducer->begin();
-  const auto loaded = [&] { return load(next); };
-  loss_sum = executor->train(static_cast<int>(batch.accumulation), micro_steps, 1 / micro_batches, loaded, callbacks) / micro_batches;
+  const auto loaded = [&] { return with_inputs_cast(load(next)); };
+  loss_sum = executor->train(static_cast<int>(batch.accumulation), micro_steps, scaler.scale() / micro_batches, loaded, callbacks) / micro_batches;
   running.forward = executor->seconds().forward;
   running.backward = executor->seconds().backward;
   micro_steps += batch.accumulation - 1;
@@ -136,10 +137,11 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   }
   // Sharded gradients are added up as shards, so every micro-batch is reduced.
   reducer->set_synchronising(at_boundary() || buffers.front()->gradients_are_sharded());
-  if (batch.accumulation == 1) {
+  const double factor = scaler.scale() / static_cast<double>(batch.accumulation);
+  if (factor == 1) {
     root.backward();
   } else {
-    (root / static_cast<double>(batch.accumulation)).backward();
+    (root * factor).backward();
   }
 }
 
@@ -176,98 +178,6 @@ void Engine::Impl::step() {
   running.total = std::chrono::duration<double>(Clock::now() - step_start).count();
   times = running;
   arrivals->step(global_steps, {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total});
-}
-
-void Engine::Impl::set_riders() {
-  const at::Tensor riders = buffers.front()->riders();
-  riders[kLoss] = loss_sum;
-  riders[kStop] = Preemption::asked() == 0 ? 0 : 1;
-}
-
-// The mean over the data ranks. It travels with the first bucket, so it is there before any weight changes; so does whether
-// one of them was asked to stop.
-double Engine::Impl::reduced_loss() {
-  stop_agreed = false;
-  if (buffers.empty()) { // a stage that trains nothing
-    if (!has_loss()) {
-      return 0;
-    }
-    at::Tensor sums = torch::tensor({loss_sum, Preemption::asked() == 0 ? 0.0 : 1.0}, torch::kFloat64);
-    group.all_reduce(sums, comm::ReduceOp::sum, "loss").wait();
-    stop_agreed = sums[1].item<double>() > 0;
-    return sums[0].item<double>() / group.size();
-  }
-  reducer->wait(0, 0);
-  const at::Tensor riders = buffers.front()->riders();
-  stop_agreed = riders[kStop].item<double>() > 0;
-  return riders[kLoss].item<double>() / (group.size() == 1 ? 1 : reducer->pre_scale() * group.size());
-}
-
-// The optimizer's part of a step. Every rank sees the same loss and norm, so all skip or none does.
-// Without a norm to wait for, buckets are stepped while later ones still travel.
-void Engine::Impl::update() {
-  const double reduce_scale = group.size() == 1 ? 1 : reducer->post_scale();
-  const bool needs_norm = clipping > 0 || norm_wanted;
-  double clip = 1;
-  grad_norm.reset();
-  mean_loss = reduced_loss();
-  double squared_norm = 0;
-  if (needs_norm) {
-    reducer->finish();
-    squared_norm = optimizer->squared_grad_norm();
-    if (group.size() > 1) {
-      at::Tensor sum = torch::tensor({squared_norm}, torch::kFloat64);
-      group.all_reduce(sum, comm::ReduceOp::sum, "gradient norm").wait();
-      squared_norm = sum.item<double>();
-    }
-  }
-  if (pipe.size() > 1) {
-    const Stopwatch watch(waiting_for_stages);
-    at::Tensor sums = torch::tensor({mean_loss, squared_norm, stop_agreed ? 1.0 : 0.0}, torch::kFloat64);
-    pipe.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
-    mean_loss = sums[0].item<double>();
-    squared_norm = sums[1].item<double>();
-    stop_agreed = sums[2].item<double>() > 0;
-  }
-  bool finite = std::isfinite(mean_loss);
-  if (needs_norm) {
-    grad_norm = std::sqrt(squared_norm) * reduce_scale;
-    finite = finite && std::isfinite(*grad_norm);
-    clip = clipping > 0 ? std::min(1.0, clipping / (*grad_norm + 1e-6)) : 1;
-  }
-  if (!finite) {
-    reducer->finish();
-    skip();
-    return;
-  }
-  skips_in_a_row = 0;
-  lr = schedule->lr();
-  coordinator->release_all();
-  optimizer->begin_step(lr, schedule->betas(), reduce_scale * clip);
-  for (size_t b = 0; b < buffers.size(); ++b) {
-    const auto buckets = static_cast<int64_t>(buffers[b]->layout().buckets().size());
-    for (int64_t k = 0; k < buckets; ++k) {
-      reducer->wait(static_cast<int64_t>(b), k);
-      optimizer->step_bucket(static_cast<int64_t>(b), k);
-      if (parameter_gather) {
-        parameter_gather->start(static_cast<int64_t>(b), k);
-      }
-    }
-  }
-  if (parameter_gather) {
-    parameter_gather->finish();
-  }
-  schedule->advance();
-}
-
-void Engine::Impl::skip() {
-  ++skipped_steps;
-  log::warning("step ", global_steps + 1, " skipped on all ranks: the ", std::isfinite(mean_loss) ? "gradient norm" : "loss", " is not finite (",
-               skipped_steps, " skipped so far)");
-  if (++skips_in_a_row >= kMaxSkipsInARow) {
-    throw Error("engine", concat(kMaxSkipsInARow, " steps in a row had no finite loss or gradient; the last was step ", global_steps + 1),
-                "Lower the learning rate or look at the data; the last checkpoint is from before this.");
-  }
 }
 
 at::Tensor Engine::train_batch() {
@@ -350,6 +260,9 @@ const std::optional<monitor::Straggler>& Engine::straggler() const {
 }
 int64_t Engine::num_parameters() const {
   return impl_->num_parameters;
+}
+std::optional<double> Engine::loss_scale() const {
+  return impl_->precision.scales_loss() ? std::optional(impl_->used_scale) : std::nullopt;
 }
 double Engine::loss() const {
   return impl_->mean_loss;

@@ -45,7 +45,7 @@ struct StepTimes {
 /// both are the same computation, bit for bit. A step happens at the accumulation
 /// boundary: every gradient_accumulation_steps() micro-batches.
 ///
-/// A step whose loss (or gradient norm, when clipping) is not finite on any rank is
+/// A step whose loss (or gradient norm, when clipping or in low precision) is not finite on any rank is
 /// skipped on all ranks: weights, states and learning rate stay; skipped_steps() counts.
 /// Meanings are DeepSpeed's: the loss is divided by the accumulation steps, "Adam" is
 /// AdamW, gradient_clipping is 1.0 unless said otherwise.
@@ -101,6 +101,8 @@ class Engine {
   const std::optional<monitor::Straggler>& straggler() const;
   /// Trained and frozen numbers of the whole model, tied ones once.
   int64_t num_parameters() const;
+  /// The factor that the last step's loss was multiplied with; absent where losses are not scaled.
+  std::optional<double> loss_scale() const;
   /// Mean loss of the last step, the same on every rank.
   double loss() const;
 

@@ -11,6 +11,8 @@
 #include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/ties.h>
+#include <trireme/precision/loss_scaler.h>
+#include <trireme/precision/overflow_report.h>
 #include <trireme/zero/parameter_coordinator.h>
 #include <trireme/zero/parameter_gather.h>
 
@@ -34,6 +36,7 @@ class Engine::Impl {
   std::unique_ptr<pipeline::Executor> executor;
   config::BatchTriple batch;
   double clipping = 0;
+  precision::PrecisionOptions precision;
   parallel::FlatBuffers buffers;
   parallel::FlatBuffers frozen; // sharded parameters that are not trained
   std::unique_ptr<parallel::Reducer> reducer;
@@ -55,6 +58,10 @@ class Engine::Impl {
   int64_t global_samples = 0;
   double loss_sum = 0; // of this step's micro-batches, over the accumulation steps
   double mean_loss = 0;
+  precision::LossScaler scaler;
+  double used_scale = 1; // of the last step
+  std::unique_ptr<precision::OverflowWatch> overflow_watch; // while steps are skipped one after the other
+  std::string overflow_source;
   double lr = 0;
   bool stop_agreed = false;
   std::optional<double> grad_norm;
@@ -84,6 +91,10 @@ class Engine::Impl {
   /// The next micro-batch, as a part of the step.
   data::Batch load(const std::function<data::Batch()>& next);
   at::Tensor forward(const data::Batch& micro_batch);
+  /// The loss function in the precision that was asked for.
+  at::Tensor loss_of(const data::Batch& micro_batch) const;
+  data::Batch with_inputs_cast(data::Batch micro_batch) const;
+  std::shared_ptr<void> autocast_guard() const;
   void backward(const at::Tensor& loss);
   void step();
   /// All micro-batches of a step as a pipeline, up to reduced gradients.
@@ -97,8 +108,13 @@ class Engine::Impl {
   void update();
   void start_step();
   double exposed_seconds() const;
-  void skip();
+  void step_all_buckets(double grad_scale);
+  void skip(const precision::LossScaler::Update& scaling);
   double reduced_loss();
+  double squared_norm_of_all();
+  bool looks_for_overflow() const {
+    return precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);
+  }
   void set_riders();
   bool has_loss() const {
     return pipe.rank() == pipe.size() - 1;

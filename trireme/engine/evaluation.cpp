@@ -88,11 +88,11 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
   model->eval();
   coordinator->begin(zero::Pass::evaluation);
   if (micro_batch.samples == 0) {
-    loss_function(micro_batch);
+    loss_of(micro_batch);
     return {};
   }
   const auto real = static_cast<double>(micro_batch.samples);
-  return {loss_function(without_padding(micro_batch)).item<double>() * real, real};
+  return {loss_of(without_padding(micro_batch)).item<double>() * real, real};
 }
 
 Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next) {
@@ -100,7 +100,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, con
   const Note note("evaluation after step", global_steps);
   model->eval();
   executor->evaluate(
-      static_cast<int>(micro_batches), [&next] { return without_padding(next()); },
+      static_cast<int>(micro_batches), [&] { return with_inputs_cast(without_padding(next())); },
       [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {
         const auto real = static_cast<double>(micro_batch.samples);
         sum.loss += real == 0 ? 0 : layers->loss(outputs, micro_batch.targets).item<double>() * real;

@@ -7,6 +7,7 @@
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/mesh/mesh.h>
+#include <trireme/precision/cast.h>
 #include <trireme/zero/gradient_scatter.h>
 #include <trireme/zero/model_units.h>
 
@@ -59,9 +60,20 @@ bool shards_parameters(const Engine::Impl& impl, const config::EngineConfig& con
   return config.zero.stage >= 3 && impl.group.size() > 1;
 }
 
+// Parameters in the type that is computed in; masters stay fp32 in the optimizer.
+void lower(torch::nn::Module& module, const precision::PrecisionOptions& precision) {
+  if (precision.compute != precision::Type::fp32) {
+    precision::cast_module(module, precision.compute);
+  }
+}
+
 // Layers are the units: each is sharded as soon as it is built.
 void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
+  pipeline::LayerHooks hooks;
+  hooks.around = [&impl] { return impl.autocast_guard(); };
+  hooks.built = [&impl](torch::nn::Module& layer) { lower(layer, impl.precision); };
   if (!shards_parameters(impl, config)) {
+    impl.layers->set_hooks(hooks);
     impl.layers->build(impl.pipe);
     return;
   }
@@ -69,8 +81,10 @@ void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::
     throw InputError("engine", concat("ZeRO stage 3 with ", impl.pipe.size(), " pipeline stages"),
                      "Every micro-batch would gather every layer twice. Use \"stage\": 2 in the pipeline, or one stage (parallel.pipe 1).");
   }
-  pipeline::LayerHooks hooks;
-  hooks.built = [&](torch::nn::Module& layer) { units.add(layer, std::make_unique<zero::EarlyShards>(layer, impl.group)); };
+  hooks.built = [&](torch::nn::Module& layer) {
+    lower(layer, impl.precision);
+    units.add(layer, std::make_unique<zero::EarlyShards>(layer, impl.group));
+  };
   hooks.before = [&impl](torch::nn::Module& layer) { impl.coordinator->enter(layer); };
   hooks.after = [&impl](torch::nn::Module& layer, const pipeline::Tensors& outputs) {
     for (const at::Tensor& output : outputs) {
@@ -79,7 +93,8 @@ void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::
   };
   impl.layers->set_hooks(hooks);
   impl.layers->build(impl.pipe);
-  impl.layers->set_hooks({nullptr, hooks.before, hooks.after});
+  hooks.built = nullptr; // `units` ends with initialize()
+  impl.layers->set_hooks(hooks);
   if (!impl.layers->ties().empty()) {
     throw InputError("engine", concat("ZeRO stage 3 with layers that share some of their parameters (\"", impl.layers->ties().front().name, "\")"),
                      "Share the whole module (TiedLayerSpec without attributes()), or use \"stage\": 2.");
@@ -134,12 +149,29 @@ void warn_of_whole_parameters(const Engine::Impl& impl, const zero::ModelUnits& 
   }
 }
 
+// What is added up over micro-batches needs the range of grad_accum_dtype; what is not goes as it travels.
+at::ScalarType gradient_type(const Engine::Impl& impl) {
+  return precision::scalar_type(impl.batch.accumulation > 1 ? impl.precision.grad_accumulation : impl.precision.communication_type());
+}
+
+parallel::Reducer::Reduce reduce_function(const Engine::Impl& impl, bool sharded) {
+  const at::ScalarType travel = precision::scalar_type(impl.precision.communication_type());
+  if (sharded) {
+    return [travel](const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
+      return zero::scatter_gradients(group, buffer, bucket, travel);
+    };
+  }
+  return [travel](const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
+    return parallel::Reducer::all_reduce_as(travel, group, buffer, bucket);
+  };
+}
+
 std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
   const bool is_stage = impl.pipe.size() > 1;
   const bool sharded = impl.group.size() > 1;
-  bucket::Sharding sharding{impl.group.rank(), impl.group.size(), sharded && config.zero.stage >= 2, shards_parameters(impl, config),
-                            [&](const at::Tensor& parameter) { return units.unit_of(parameter); }};
-  if (sharding.parameters) {
+  bucket::FlatOptions sharding{impl.group.rank(), impl.group.size(), sharded && config.zero.stage >= 2, shards_parameters(impl, config),
+                            [&](const at::Tensor& parameter) { return units.unit_of(parameter); }, gradient_type(impl)};
+  if (sharding.shard_parameters) {
     units.choose(config.zero);
     warn_of_whole_parameters(impl, units, config);
   } else {
@@ -150,7 +182,7 @@ std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::E
   };
   impl.buffers = make(parallel::trainable_parameters(*impl.model, is_stage));
   std::vector<bucket::FlatParameters*> all = pointers(impl.buffers);
-  if (sharding.parameters) {
+  if (sharding.shard_parameters) {
     impl.frozen = make(frozen_in_units(*impl.model, units));
     const auto frozen = pointers(impl.frozen);
     all.insert(all.end(), frozen.begin(), frozen.end());
@@ -159,7 +191,7 @@ std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::E
   }
   parallel::check_same_model(impl.buffers, impl.group);
   impl.coordinator = std::make_shared<zero::ParameterCoordinator>(all, impl.group, config.zero.prefetch_elements);
-  if (sharding.parameters) {
+  if (sharding.shard_parameters) {
     units.move_into(all, impl.group, config.data_parallel.broadcast_at_start, impl.coordinator);
   }
   if (config.data_parallel.broadcast_at_start) {
@@ -207,6 +239,10 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
   impl->arrivals.emplace(impl->group);
   impl->batch = config.batch_for(impl->group.size());
   impl->clipping = config.gradient_clipping;
+  impl->precision = config.precision;
+  if (impl->precision.scales_loss()) {
+    impl->scaler = precision::LossScaler(impl->precision.loss_scale);
+  }
   impl->config = options.stored_config.value_or(config.source);
   impl->checkpoint = config.checkpoint;
   announce(config);
@@ -215,14 +251,20 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
   if (options.pipeline) {
     build_pipeline(*impl, world, mesh, options, units);
   } else {
+    lower(*impl->model, impl->precision);
     units = zero::ModelUnits::of(*impl->model);
   }
   const std::vector<bucket::FlatParameters*> buffers = flatten(*impl, config, units);
   const bool sharded = config.zero.stage >= 1 && impl->group.size() > 1;
-  impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel,
-                                                      sharded ? &zero::scatter_gradients : &parallel::Reducer::all_reduce);
+  impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel, reduce_function(*impl, sharded));
   const std::vector<double> weight_decay(buffers.size(), config.optimizer->weight_decay());
   impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, weight_decay, *config.optimizer, impl->group.rank(), impl->group.size(), sharded);
+  impl->optimizer->sum_over([group = impl->group](at::Tensor& sums) { group.all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait(); });
+  impl->coordinator->on_modified([optimizer = std::weak_ptr(impl->optimizer)] {
+    if (const auto alive = optimizer.lock()) {
+      alive->refresh_masters();
+    }
+  });
   if (sharded) {
     impl->parameter_gather = std::make_unique<zero::ParameterGather>(buffers, impl->group);
   }

@@ -21,6 +21,7 @@ monitor::StepMetrics metrics_of(const Engine& engine) {
   m.loss = engine.loss();
   m.lr = engine.get_lr();
   m.grad_norm = engine.get_global_grad_norm();
+  m.loss_scale = engine.loss_scale();
   m.step_ms = engine.times().total * 1e3;
   m.comm_wait_ms = engine.times().exposed_communication * 1e3;
   m.samples_per_s = static_cast<double>(engine.train_batch_size()) / engine.times().total;

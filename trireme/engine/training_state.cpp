@@ -118,6 +118,7 @@ nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
       {"global_samples", engine_.global_samples},
       {"optimizer", {{"name", engine_.optimizer->rule().name()}, {"steps", engine_.optimizer->steps()}}},
       {"schedule", engine_.schedule->state()},
+      {"loss_scaler", engine_.scaler.state()},
       {"client", client_state},
   };
   if (engine_.loader) {
@@ -140,6 +141,11 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
 void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   const torch::NoGradGuard no_grad;
   std::set<const void*> seen;
+  // Where low precision left off, fp32 goes on from its masters.
+  const auto most_exact = [&](const std::string& name, const at::Tensor& values) {
+    const std::string master = concat(optim::kMasterState, '/', saved_name(name));
+    return values.scalar_type() == torch::kFloat32 && saved.has(master) ? master : saved_name(name);
+  };
   const auto check_shape = [&](const std::string& name, at::IntArrayRef needed) {
     const auto& shape = saved.entry(saved_name(name)).shape;
     if (at::IntArrayRef(shape) != needed) {
@@ -152,16 +158,17 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
       return;
     }
     check_shape(name, tensor.sizes());
+    const std::string from = most_exact(name, tensor);
     if (tensor.is_contiguous()) {
-      saved.read_into(saved_name(name), 0, tensor.detach());
+      saved.read_into(from, 0, tensor.detach());
     } else {
-      tensor.detach().copy_(saved.read(saved_name(name)));
+      tensor.detach().copy_(saved.read(from));
     }
   };
   engine_.coordinator->release_all();
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     check_shape(tensor.name, tensor.sizes);
-    saved.read_into(saved_name(tensor.name), begin, values);
+    saved.read_into(most_exact(tensor.name, values), begin, values);
   });
   for (const auto& item : engine_.model->named_parameters()) {
     if (sharded.count(item.value().unsafeGetTensorImpl()) == 0) {
@@ -172,7 +179,10 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     read(item.key(), item.value());
   }
   engine_.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    saved.read_into(concat(state, '/', saved_name(tensor.name)), begin, values);
+    const std::string& name = saved_name(tensor.name);
+    const std::string whole = concat(state, '/', name);
+    // A run without masters has their values as its parameters.
+    saved.read_into(state == optim::kMasterState && !saved.has(whole) ? name : whole, begin, values);
   });
 }
 
@@ -213,6 +223,9 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   engine_.micro_steps = engine_.global_steps * engine_.batch.accumulation;
   engine_.optimizer->set_steps(state["optimizer"].at("steps"));
   engine_.schedule->load_state(state.at("schedule"));
+  if (state.contains("loss_scaler")) {
+    engine_.scaler.load_state(state["loss_scaler"]);
+  }
   if (engine_.loader && state.contains("loader")) {
     engine_.loader->load_state(state["loader"]);
   }

@@ -51,7 +51,7 @@ void FlatOptimizer::allocate() {
     }
     allocate_states(shard);
     if (shard.buffer->scalar_type() != torch::kFloat32) {
-      shard.master = comm::allocate_host(shard.plan.state_numel(), torch::kFloat32);
+      shard.master = comm::allocate_host(shard.plan.state_numel(), torch::kFloat32).zero_();
     }
   }
   refresh_masters();
@@ -77,7 +77,9 @@ void FlatOptimizer::refresh_masters() {
       const auto bucket = static_cast<int64_t>(b);
       const bucket::Range range = shard.plan.mine(bucket);
       const int64_t offset = shard.plan.state_offset(bucket);
-      shard.master.slice(0, offset, offset + range.numel()).copy_(shard.buffer->owned_data(bucket, range));
+      const at::Tensor master = shard.master.slice(0, offset, offset + range.numel());
+      const at::Tensor data = shard.buffer->owned_data(bucket, range);
+      master.copy_(torch::where(master.to(data.scalar_type()) == data, master, data.to(torch::kFloat32)));
     }
   }
 }

@@ -13,6 +13,9 @@
 
 namespace trireme::optim {
 
+/// What a checkpoint calls the fp32 masters of low-precision parameters.
+inline constexpr const char* kMasterState = "master";
+
 /// Steps what this rank owns of a set of flat buffers, and owns the optimizer states
 /// of exactly that (ZeRO stage 0: everything; 1 and up: its shards).
 ///
@@ -62,7 +65,7 @@ class FlatOptimizer {
   /// Finite if and only if all these gradients are.
   double squared_grad_norm() const;
 
-  /// Takes the masters from the parameters again: after weights were loaded into these without masters.
+  /// Takes masters from the parameters again where these are not what the masters round to: after somebody has changed them.
   void refresh_masters();
   /// Bytes of masters and states on this rank; 0 before they are allocated.
   int64_t bytes() const;

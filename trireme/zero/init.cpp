@@ -11,7 +11,7 @@ thread_local const Init* the_active = nullptr;
 
 } // namespace
 
-Init::Init(comm::Group group) : group_(std::move(group)) {
+Init::Init(comm::Group group, precision::Type type) : group_(std::move(group)), type_(type) {
   if (the_active != nullptr) {
     throw Error("zero", "a zero::Init was made while another one lives", "One around the whole construction of the model is enough.");
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/comm/group.h>
+#include <trireme/precision/options.h>
 
 namespace trireme::zero {
 
@@ -14,8 +15,9 @@ namespace trireme::zero {
 /// What is built outside of Sharded modules stays whole.
 class Init {
  public:
+  /// `type`: what the parameters are converted to as well, as the configuration will ask for ("bf16": {"enabled": true}).
   /// Errors: Error when another one lives.
-  explicit Init(comm::Group group);
+  explicit Init(comm::Group group, precision::Type type = precision::Type::fp32);
   ~Init();
   Init(const Init&) = delete;
   Init& operator=(const Init&) = delete;
@@ -25,9 +27,13 @@ class Init {
   const comm::Group& group() const {
     return group_;
   }
+  precision::Type type() const {
+    return type_;
+  }
 
  private:
   comm::Group group_;
+  precision::Type type_;
 };
 
 } // namespace trireme::zero

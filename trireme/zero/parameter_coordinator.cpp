@@ -163,6 +163,9 @@ void ParameterCoordinator::unpin(const std::vector<at::Tensor>& parameters, std:
       }
     }
   }
+  if (modifier && on_modified_) {
+    on_modified_();
+  }
 }
 
 } // namespace trireme::zero

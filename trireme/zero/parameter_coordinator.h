@@ -5,6 +5,7 @@
 #include <trireme/zero/access_order.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -49,6 +50,10 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
 
   /// Gathers the buckets of these parameters and keeps them until unpin(). Parameters that are not sharded are passed over.
   void pin(const std::vector<at::Tensor>& parameters);
+  /// Called whenever parameters were modified between pin() and unpin().
+  void on_modified(std::function<void()> callback) {
+    on_modified_ = std::move(callback);
+  }
   /// `modifier`: the rank whose values are everybody's from now on.
   void unpin(const std::vector<at::Tensor>& parameters, std::optional<int> modifier);
 
@@ -85,6 +90,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   const torch::nn::Module* current_ = nullptr;
   std::map<Part, Live> live_;
   std::map<Part, int> pins_;
+  std::function<void()> on_modified_;
   double exposed_ = 0;
 };
 

@@ -1,5 +1,6 @@
 #include <trireme/zero/unit.h>
 
+#include <trireme/precision/cast.h>
 #include <trireme/zero/early_shards.h>
 #include <trireme/zero/init.h>
 #include <trireme/zero/parameter_coordinator.h>
@@ -38,6 +39,9 @@ bool Unit::make_whole() {
 
 void Unit::built(torch::nn::Module& module) {
   if (Init::active() != nullptr) {
+    if (Init::active()->type() != precision::Type::fp32) {
+      precision::cast_module(module, Init::active()->type());
+    }
     early_ = std::make_unique<EarlyShards>(module, Init::active()->group());
   }
 }

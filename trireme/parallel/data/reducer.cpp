@@ -323,7 +323,29 @@ void Reducer::Impl::adopt_order(const std::vector<std::vector<int64_t>>& orders)
 }
 
 comm::Work Reducer::all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
-  return group.all_reduce(buffer.bucket_grad_and_riders(bucket), comm::ReduceOp::sum, concat("gradients, bucket ", bucket));
+  return all_reduce_as(buffer.gradient_type(), group, buffer, bucket);
+}
+
+comm::Work Reducer::all_reduce_as(at::ScalarType travel, const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
+  const std::string what = concat("gradients, bucket ", bucket);
+  const bool as_they_are = travel == buffer.gradient_type();
+  if (as_they_are && buffer.riders_travel_along()) {
+    return group.all_reduce(buffer.bucket_grad_and_riders(bucket), comm::ReduceOp::sum, what);
+  }
+  const torch::NoGradGuard no_grad;
+  const at::Tensor gradients = buffer.bucket_grad(bucket);
+  const at::Tensor sent = travel == gradients.scalar_type() ? gradients : group.allocate(gradients.numel(), travel).copy_(gradients);
+  comm::Work reduced = group.all_reduce(sent, comm::ReduceOp::sum, what);
+  if (!as_they_are) {
+    reduced = comm::then(std::move(reduced), [gradients, sent] {
+      const torch::NoGradGuard no_autograd;
+      at::Tensor(gradients).copy_(sent);
+    });
+  }
+  if (bucket != 0) {
+    return reduced;
+  }
+  return comm::then(std::move(reduced), [riders = group.all_reduce(buffer.riders(), comm::ReduceOp::sum, "loss")]() mutable { riders.wait(); });
 }
 
 Reducer::Reducer(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options, Reduce reduce)

@@ -28,7 +28,10 @@ class Reducer {
  public:
   /// How a ready bucket is reduced: all-reduce for replicas; ZeRO scatters instead, once the order is learned.
   using Reduce = std::function<comm::Work(const comm::Group&, bucket::FlatParameters&, int64_t bucket)>;
+  /// Sends fp32 gradients, and others in their own type.
   static comm::Work all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket);
+  /// Sends them in another type, at the cost of a converted copy of the bucket meanwhile.
+  static comm::Work all_reduce_as(at::ScalarType travel, const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket);
 
   /// Installs the hooks; the buffers must outlive the reducer.
   Reducer(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options,

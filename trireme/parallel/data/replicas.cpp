@@ -44,12 +44,12 @@ bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool m
 }
 
 FlatBuffers flatten(const bucket::NamedTensors& parameters, const comm::Group& group, const DataParallelOptions& options, int64_t shards,
-                    const bucket::Sharding& sharding) {
+                    const bucket::FlatOptions& flat_options) {
   bucket::LayoutOptions layout;
   layout.bucket_bytes = options.bucket_bytes;
   layout.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
   layout.shards = shards;
-  return bucket::flatten(parameters, layout, [group](int64_t numel, at::ScalarType type) { return group.allocate(numel, type); }, sharding);
+  return bucket::flatten(parameters, layout, [group](int64_t numel, at::ScalarType type) { return group.allocate(numel, type); }, flat_options);
 }
 
 void check_same_model(const FlatBuffers& buffers, const comm::Group& group) {

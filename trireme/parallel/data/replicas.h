@@ -22,7 +22,7 @@ bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool m
 /// One flat buffer for each dtype and device, in order of first appearance. `shards`
 /// is the number of ranks that each bucket must divide among (1: it need not).
 FlatBuffers flatten(const bucket::NamedTensors& parameters, const comm::Group& group, const DataParallelOptions& options, int64_t shards = 1,
-                    const bucket::Sharding& sharding = {});
+                    const bucket::FlatOptions& flat_options = {});
 
 /// Throws InputError on every rank when names, shapes or dtypes differ between ranks.
 void check_same_model(const FlatBuffers& buffers, const comm::Group& group);

@@ -261,6 +261,7 @@ Tensors PipelineModule::run(const std::vector<Part>& chunk, size_t first, size_t
 }
 
 Tensors PipelineModule::forward_chunk(int index, const Tensors& inputs, int64_t micro_batch) {
+  const std::shared_ptr<void> guard = hooks_.around ? hooks_.around() : nullptr;
   const std::vector<Part>& chunk = chunks_[index];
   const auto interval = static_cast<size_t>(options_.activation_checkpoint_interval);
   if (interval == 0 || !at::GradMode::is_enabled()) {
@@ -297,6 +298,7 @@ at::Tensor PipelineModule::loss(const Tensors& outputs, const Tensors& targets) 
     throw InputError("pipeline", concat("there is no loss function, and the last layer's output is not a loss: ", pipeline::describe(outputs)),
                      "Give PipelineModule a loss.");
   }
+  const std::shared_ptr<void> guard = hooks_.around ? hooks_.around() : nullptr;
   const at::Tensor value = loss_ ? loss_(outputs, targets) : outputs[0];
   if (!value.defined() || value.numel() != 1) {
     throw InputError("pipeline", "the loss function did not return one number", "Return the mean over the samples as a 0-dim tensor.");

@@ -27,11 +27,13 @@ struct TiedParameter {
   std::vector<int> owners;
 };
 
-/// What somebody else does about the layers that have a module: ZeRO stage 3, whose parameters are not always there.
+/// What somebody else does about layers: mixed precision, and ZeRO stage 3, whose parameters are not always there.
 struct LayerHooks {
-  /// Right after it was built, and given its values.
+  /// What it returns lives while a chunk's forward, or the loss, is computed.
+  std::function<std::shared_ptr<void>()> around = nullptr;
+  /// Right after a layer with a module was built, and given its values.
   std::function<void(torch::nn::Module&)> built = nullptr;
-  /// Around each forward, also a recomputed one.
+  /// Around each forward of a layer with a module, also a recomputed one.
   std::function<void(torch::nn::Module&)> before = nullptr;
   std::function<void(torch::nn::Module&, const Tensors& outputs)> after = nullptr;
 };

@@ -1,0 +1,152 @@
+#include <trireme/base/error.h>
+#include <trireme/base/log.h>
+#include <trireme/engine/engine_impl.h>
+#include <trireme/engine/preemption.h>
+#include <trireme/engine/stopwatch.h>
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme::engine {
+namespace {
+
+// Riders of the first flat buffer: the loss, and how many ranks have been asked to stop.
+constexpr int64_t kLoss = 0;
+constexpr int64_t kStop = 1;
+// A run whose loss stays NaN is over; going on only costs money. A loss scale that still falls is another matter.
+constexpr int64_t kMaxSkipsInARow = 20;
+// From this one on it is looked where NaN and Inf come from.
+constexpr int64_t kExplainAfter = 3;
+
+} // namespace
+
+void Engine::Impl::set_riders() {
+  const at::Tensor riders = buffers.front()->riders();
+  riders[kLoss] = loss_sum;
+  riders[kStop] = Preemption::asked() == 0 ? 0 : 1;
+}
+
+// The mean over the data ranks. It travels with the first bucket, so it is there before any weight changes; so does whether
+// one of them was asked to stop.
+double Engine::Impl::reduced_loss() {
+  stop_agreed = false;
+  if (buffers.empty()) { // a stage that trains nothing
+    if (!has_loss()) {
+      return 0;
+    }
+    at::Tensor sums = torch::tensor({loss_sum, Preemption::asked() == 0 ? 0.0 : 1.0}, torch::kFloat64);
+    group.all_reduce(sums, comm::ReduceOp::sum, "loss").wait();
+    stop_agreed = sums[1].item<double>() > 0;
+    return sums[0].item<double>() / group.size();
+  }
+  reducer->wait(0, 0);
+  const at::Tensor riders = buffers.front()->riders();
+  stop_agreed = riders[kStop].item<double>() > 0;
+  return riders[kLoss].item<double>() / (group.size() == 1 ? 1 : reducer->pre_scale() * group.size());
+}
+
+// Of the gradients as they are, scaled by whatever; infinite or NaN when one of them is.
+double Engine::Impl::squared_norm_of_all() {
+  reducer->finish();
+  double squared_norm = optimizer->squared_grad_norm();
+  if (group.size() > 1) {
+    at::Tensor sum = torch::tensor({squared_norm}, torch::kFloat64);
+    group.all_reduce(sum, comm::ReduceOp::sum, "gradient norm").wait();
+    squared_norm = sum.item<double>();
+  }
+  return squared_norm;
+}
+
+// Every rank sees the same loss and norm, so all skip or none does.
+// Without a norm to wait for, buckets are stepped while later ones still travel.
+void Engine::Impl::update() {
+  const bool needs_norm = clipping > 0 || norm_wanted || looks_for_overflow();
+  used_scale = scaler.scale();
+  const double unscale = (group.size() == 1 ? 1 : reducer->post_scale()) / used_scale;
+  double clip = 1;
+  grad_norm.reset();
+  mean_loss = reduced_loss();
+  double squared_norm = needs_norm ? squared_norm_of_all() : 0;
+  if (pipe.size() > 1) {
+    const Stopwatch watch(waiting_for_stages);
+    at::Tensor sums = torch::tensor({mean_loss, squared_norm, stop_agreed ? 1.0 : 0.0}, torch::kFloat64);
+    pipe.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
+    mean_loss = sums[0].item<double>();
+    squared_norm = sums[1].item<double>();
+    stop_agreed = sums[2].item<double>() > 0;
+  }
+  bool finite = std::isfinite(mean_loss);
+  if (needs_norm) {
+    grad_norm = std::sqrt(squared_norm) * unscale;
+    finite = finite && std::isfinite(*grad_norm);
+    clip = clipping > 0 ? std::min(1.0, clipping / (*grad_norm + 1e-6)) : 1;
+  }
+  const precision::LossScaler::Update scaling = scaler.update(!finite);
+  if (!finite) {
+    reducer->finish();
+    skip(scaling);
+    return;
+  }
+  skips_in_a_row = 0;
+  overflow_watch.reset();
+  lr = schedule->lr();
+  coordinator->release_all();
+  step_all_buckets(unscale * clip);
+  schedule->advance();
+}
+
+void Engine::Impl::step_all_buckets(double grad_scale) {
+  optimizer->begin_step(lr, schedule->betas(), grad_scale);
+  if (optimizer->needs_norms()) {
+    reducer->finish();
+    optimizer->prepare();
+  }
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const auto buckets = static_cast<int64_t>(buffers[b]->layout().buckets().size());
+    for (int64_t k = 0; k < buckets; ++k) {
+      reducer->wait(static_cast<int64_t>(b), k);
+      optimizer->step_bucket(static_cast<int64_t>(b), k);
+      if (parameter_gather) {
+        parameter_gather->start(static_cast<int64_t>(b), k);
+      }
+    }
+  }
+  if (parameter_gather) {
+    parameter_gather->finish();
+  }
+}
+
+void Engine::Impl::skip(const precision::LossScaler::Update& scaling) {
+  ++skipped_steps;
+  ++skips_in_a_row;
+  const char* const what = std::isfinite(mean_loss) ? "the gradient norm" : "the loss";
+  log::warning("step ", global_steps + 1, " skipped on all ranks: ", what, " is not finite",
+               scaling.scale < scaling.used ? concat("; the loss scale falls from ", scaling.used, " to ", scaling.scale) : "", " (", skipped_steps,
+               " skipped so far)");
+  if (overflow_watch) {
+    overflow_source = overflow_watch->report(everyone);
+    overflow_watch.reset();
+    if (everyone.rank() == 0) {
+      log::warning(overflow_source);
+    }
+  }
+  if (scaling.at_minimum || (skips_in_a_row >= kMaxSkipsInARow && !scaler.dynamic())) {
+    throw Error("engine",
+                concat(skips_in_a_row, " steps in a row had no finite loss or gradient; the last was step ", global_steps + 1,
+                       scaling.at_minimum ? concat(", at the smallest loss scale (", scaling.used, ")") : "", overflow_source.empty() ? "" : ". ", overflow_source),
+                "Lower the learning rate or look at the data; the last checkpoint is from before this.");
+  }
+  if (skips_in_a_row == kExplainAfter) {
+    precision::NamedTensors parameters;
+    for (const auto& buffer : buffers) {
+      for (int64_t i = 0; i < buffer->count(); ++i) {
+        parameters.emplace_back(buffer->name(i), buffer->parameter(i));
+      }
+    }
+    overflow_watch = std::make_unique<precision::OverflowWatch>(parameters);
+  }
+}
+
+} // namespace trireme::engine
