@@ -110,11 +110,6 @@ std::vector<Section> engine_sections() {
     {"engine.checkpoint.parallel_write", "", "Who writes a checkpoint.", false, {
       {"pipeline_stage", N, "bool", "false", "every rank writes its own part in any case."},
     }},
-    {"engine.data_types", "", "Element types. Everything is fp32 for now.", false, {
-      {"grad_accum_dtype", L, "word fp32|fp16|bf16", "null", "gradients are accumulated in fp32.", R"(["fp32"])"},
-      {"param_dtype", L, "word fp32|fp16|bf16", "null", "parameters keep the type the model gave them.", R"(["fp32"])"},
-      {"buffer_dtype", L, "word fp32|fp16|bf16", "null", "buffers keep the type the model gave them.", R"(["fp32"])"},
-    }},
     {"engine.timers", "", "Timers.", false, {
       {"throughput", H, "object", "null", "The throughput timer."},
     }},
