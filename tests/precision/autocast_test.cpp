@@ -150,41 +150,30 @@ at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets) {
   return at::cross_entropy_loss(logits.view({-1, logits.size(-1)}), targets.reshape({-1}));
 }
 
-class PythonTest : public testing::Test {
- protected:
-  PythonTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_autocast_", ::getpid())) {
-    fs::create_directories(folder_);
-    const std::string command =
-        concat(TRIREME_SOURCE_DIR "/.venv/bin/python " TRIREME_SOURCE_DIR "/tests/precision/reference_autocast.py ", folder_.string());
-    EXPECT_EQ(std::system(command.c_str()), 0) << command;
+// The same operations on the same machine: the same bits, forward and backward.
+void expect_equal(const checkpoint::Safetensors& expected, GptImpl& gpt, const at::Tensor& logits, const at::Tensor& loss) {
+  const auto compare = [&](const std::string& name, const at::Tensor& found) {
+    const at::Tensor wanted = expected.tensor(name);
+    EXPECT_TRUE(found.to(at::kFloat).equal(wanted)) << name << " differs by up to " << (found - wanted).abs().max().item<double>();
+  };
+  compare("logits", logits);
+  compare("loss", loss.reshape({1}));
+  loss.backward();
+  for (const char* name : {"transformer.wte.weight", "transformer.h.0.attn.c_attn.weight", "transformer.h.1.ln_2.bias"}) {
+    compare(name, gpt.weight(name).grad());
   }
-  ~PythonTest() override {
-    fs::remove_all(folder_);
-  }
+}
 
-  // The same operations on the same machine: the same bits.
-  void expect_equal(GptImpl& gpt, const std::string& file, const at::Tensor& logits, const at::Tensor& loss) {
-    const auto expected = checkpoint::Safetensors::open(folder_ / file);
-    const auto compare = [&](const std::string& name, const at::Tensor& found) {
-      const at::Tensor wanted = expected.tensor(name);
-      EXPECT_TRUE(found.to(at::kFloat).equal(wanted)) << name << " differs by up to " << (found - wanted).abs().max().item<double>();
-    };
-    compare("logits", logits);
-    compare("loss", loss.reshape({1}));
-    loss.backward();
-    for (const char* name : {"transformer.wte.weight", "transformer.h.0.attn.c_attn.weight", "transformer.h.1.ln_2.bias"}) {
-      compare(name, gpt.weight(name).grad());
-    }
-  }
-
-  fs::path folder_;
-};
-
-TEST_F(PythonTest, AGptUnderAutocastIsPythons) {
+TEST(AutocastTest, AGptIsPythonsBitForBit) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_autocast_", ::getpid());
+  fs::create_directories(folder);
+  const std::string command =
+      concat(TRIREME_SOURCE_DIR "/.venv/bin/python " TRIREME_SOURCE_DIR "/tests/precision/reference_autocast.py ", folder.string());
+  ASSERT_EQ(std::system(command.c_str()), 0) << command;
   for (const auto& [type, file] : {std::pair(Type::bf16, "bf16.safetensors"), std::pair(Type::fp16, "fp16.safetensors")}) {
     SCOPED_TRACE(file);
-    GptImpl gpt(folder_ / "model.safetensors");
-    const auto given = checkpoint::Safetensors::open(folder_ / file);
+    GptImpl gpt(folder / "model.safetensors");
+    const auto given = checkpoint::Safetensors::open(folder / file);
     at::Tensor logits;
     at::Tensor loss;
     {
@@ -193,17 +182,15 @@ TEST_F(PythonTest, AGptUnderAutocastIsPythons) {
       loss = loss_of(logits, given.tensor("targets"));
     }
     EXPECT_EQ(logits.scalar_type(), scalar_type(type));
-    expect_equal(gpt, file, logits, loss);
+    expect_equal(given, gpt, logits, loss);
   }
-}
-
-TEST_F(PythonTest, AGptInBfloat16IsPythons) {
-  GptImpl gpt(folder_ / "model.safetensors");
+  GptImpl gpt(folder / "model.safetensors");
   cast_module(gpt, Type::bf16);
-  const auto given = checkpoint::Safetensors::open(folder_ / "whole_bf16.safetensors");
+  const auto given = checkpoint::Safetensors::open(folder / "whole_bf16.safetensors");
   const at::Tensor logits = gpt.forward(given.tensor("tokens"));
   EXPECT_EQ(logits.scalar_type(), at::kBFloat16);
-  expect_equal(gpt, "whole_bf16.safetensors", logits, loss_of(logits, given.tensor("targets")));
+  expect_equal(given, gpt, logits, loss_of(logits, given.tensor("targets")));
+  fs::remove_all(folder);
 }
 
 } // namespace

@@ -4,6 +4,7 @@
 #include <trireme/base/units.h>
 #include <trireme/config/key_check.h>
 #include <trireme/config/optimizer_json.h>
+#include <trireme/config/precision_json.h>
 
 #include <limits>
 
@@ -130,6 +131,7 @@ EngineConfig read_deepspeed(const JsonNode& node) {
   out.data_parallel = read_data_parallel(values, out.notes);
   out.pipeline = read_pipeline(values.section("pipeline"));
   out.zero = read_zero(values.section("zero_optimization"));
+  out.precision = read_precision(values);
   out.dataloader_drop_last = values.get("dataloader_drop_last", out.dataloader_drop_last);
   out.steps_per_print = values.maybe<int64_t>("steps_per_print");
   out.wall_clock_breakdown = values.get("wall_clock_breakdown", out.wall_clock_breakdown);

@@ -1,6 +1,7 @@
 #include <trireme/config/engine_config.h>
 
 #include <trireme/config/optimizer_json.h>
+#include <trireme/config/precision_json.h>
 
 namespace trireme::config {
 namespace {
@@ -32,7 +33,7 @@ const char* tag_validation_name(checkpoint::TagValidation value) {
 
 ordered_json to_json(const EngineConfig& config) {
   const parallel::DataParallelOptions& data = config.data_parallel;
-  return {
+  ordered_json out = {
       {"train_batch_size", or_null(config.batch.train)},
       {"train_micro_batch_size_per_gpu", or_null(config.batch.micro)},
       {"gradient_accumulation_steps", or_null(config.batch.accumulation)},
@@ -61,6 +62,8 @@ ordered_json to_json(const EngineConfig& config) {
       {"tensorboard", to_json(config.tensorboard)},
       {"checkpoint", {{"tag_validation", tag_validation_name(config.checkpoint.tag_validation)}}},
   };
+  write_precision(config.precision, out);
+  return out;
 }
 
 } // namespace trireme::config

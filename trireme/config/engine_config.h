@@ -5,6 +5,7 @@
 #include <trireme/optim/options.h>
 #include <trireme/parallel/data/options.h>
 #include <trireme/parallel/pipeline/options.h>
+#include <trireme/precision/options.h>
 #include <trireme/zero/options.h>
 
 #include <nlohmann/json.hpp>
@@ -40,6 +41,8 @@ struct EngineConfig {
   optim::ScheduleOptions schedule;
   parallel::DataParallelOptions data_parallel;
   zero::ZeroOptions zero;
+  /// Types of parameters, gradients and what travels; the loss scale.
+  precision::PrecisionOptions precision;
   /// For a model that is a list of layers; the schedule is the run file's.
   pipeline::PipelineOptions pipeline;
 

@@ -46,7 +46,7 @@ std::string_view verdict_name(Verdict verdict) {
 const std::vector<Section>& all_sections() {
   static const std::vector<Section> sections = [] {
     std::vector<Section> out;
-    for (auto part : {run_sections(), engine_sections(), optimizer_sections(), zero_sections(), later_sections()}) {
+    for (auto part : {run_sections(), engine_sections(), optimizer_sections(), zero_sections(), precision_sections(), later_sections()}) {
       std::move(part.begin(), part.end(), std::back_inserter(out));
     }
     return out;

@@ -50,6 +50,7 @@ std::vector<Section> run_sections();
 std::vector<Section> engine_sections();
 std::vector<Section> optimizer_sections();
 std::vector<Section> zero_sections();
+std::vector<Section> precision_sections();
 std::vector<Section> later_sections();
 
 /// All of the above.

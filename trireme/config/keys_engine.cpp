@@ -31,7 +31,7 @@ Section top_level() {
     {"tensorboard", H, "object", "null", "Metrics as TensorBoard event files."},
     {"checkpoint", H, "object", "null", "How checkpoints are written."},
     {"data_types", H, "object", "null", "Element types of gradients, parameters and buffers."},
-    {"communication_data_type", L, "word fp16|bf16|fp32", "null", "gradients travel in their own type, fp32.", R"(["fp32"])"},
+    {"communication_data_type", H, "word fp16|bf16|fp32", "null", "The type in which gradients travel. Without it that of the parameters."},
     {"sparse_gradients", L, "bool", "false", "embedding gradients travel as whole tensors."},
     {"managed_gradient_accumulation", L, "bool", "true", "the engine counts the micro-batches of a step itself."},
     {"fp16", H, "object", "null", "Half precision with loss scaling."},
@@ -109,11 +109,6 @@ std::vector<Section> engine_sections() {
     }},
     {"engine.checkpoint.parallel_write", "", "Who writes a checkpoint.", false, {
       {"pipeline_stage", N, "bool", "false", "every rank writes its own part in any case."},
-    }},
-    {"engine.data_types", "", "Element types. Everything is fp32 for now.", false, {
-      {"grad_accum_dtype", L, "word fp32|fp16|bf16", "null", "gradients are accumulated in fp32.", R"(["fp32"])"},
-      {"param_dtype", L, "word fp32|fp16|bf16", "null", "parameters keep the type the model gave them.", R"(["fp32"])"},
-      {"buffer_dtype", L, "word fp32|fp16|bf16", "null", "buffers keep the type the model gave them.", R"(["fp32"])"},
     }},
     {"engine.timers", "", "Timers.", false, {
       {"throughput", H, "object", "null", "The throughput timer."},

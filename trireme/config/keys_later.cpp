@@ -10,52 +10,11 @@ constexpr auto N = Verdict::no_effect;
 constexpr auto L = Verdict::not_yet;
 constexpr auto R = Verdict::refused;
 
-constexpr std::string_view kFp16 = "it belongs to fp16.";
-constexpr std::string_view kBf16 = "it belongs to bf16.";
-constexpr std::string_view kAmp = "apex is a Python package. Use \"fp16\", \"bf16\" or \"torch_autocast\" once they are here.";
 constexpr std::string_view kNvme = "it matters with offload to NVMe, which is not built yet.";
 constexpr std::string_view kProfiler = "it belongs to the profiler.";
 constexpr std::string_view kElastic = "it belongs to elasticity.";
 constexpr std::string_view kTensor = "it belongs to tensor parallelism.";
 constexpr std::string_view kComms = "it belongs to the log of collectives.";
-
-std::vector<Section> precision() {
-  return {
-    {"engine.fp16", "", "Half precision with loss scaling. Micikevicius et al. 2018, arXiv:1710.03740.", true, {
-      {"enabled", L, "bool", "false", "training is in fp32."},
-      {"auto_cast", L, "bool", "false", kFp16},
-      {"loss_scale", L, "real >= 0", "0", kFp16},
-      {"initial_scale_power", L, "int >= 0", "16", kFp16},
-      {"loss_scale_window", L, "int >= 1", "1000", kFp16},
-      {"hysteresis", L, "int >= 1", "2", kFp16},
-      {"consecutive_hysteresis", L, "bool", "false", kFp16},
-      {"min_loss_scale", L, "real > 0", "1", kFp16},
-      {"fp16_master_weights_and_grads", L, "bool", "false", kFp16},
-    }},
-    {"engine.bf16", "", "bfloat16 parameters with fp32 master copies.", true, {
-      {"enabled", L, "bool", "false", "training is in fp32."},
-      {"immediate_grad_update", L, "bool", "false", kBf16},
-      {"check_grad_overflow", L, "bool", "true", kBf16},
-      {"check_overflow", R, "bool", "true", "it is called \"check_grad_overflow\"."},
-      {"bf16_master_weights_and_grads", L, "bool", "false", kBf16},
-      {"bf16_optimizer_states", L, "bool", "false", kBf16},
-    }},
-    {"engine.torch_autocast", "", "Automatic mixed precision by operation.", true, {
-      {"enabled", L, "bool", "false", "training is in fp32."},
-      {"dtype", L, "text", "null", "it belongs to torch_autocast."},
-      {"lower_precision_safe_modules", L, "texts", "null", "it belongs to torch_autocast."},
-    }},
-    {"engine.amp", "", "NVIDIA apex.", true, {
-      {"enabled", R, "bool", "false", kAmp},
-      {"opt_level", R, "text", "null", kAmp},
-      {"loss_scale", R, "text", "null", kAmp},
-      {"keep_batchnorm_fp32", R, "bool", "null", kAmp},
-      {"master_weights", R, "bool", "null", kAmp},
-      {"min_loss_scale", R, "real", "null", kAmp},
-      {"max_loss_scale", R, "real", "null", kAmp},
-    }},
-  };
-}
 
 std::vector<Section> pipeline_and_memory() {
   return {
@@ -135,7 +94,7 @@ std::vector<Section> observation_and_elasticity() {
 
 std::vector<Section> later_sections() {
   std::vector<Section> out;
-  for (const auto& part : {precision(), pipeline_and_memory(), observation_and_elasticity()}) {
+  for (const auto& part : {pipeline_and_memory(), observation_and_elasticity()}) {
     out.insert(out.end(), part.begin(), part.end());
   }
   return out;

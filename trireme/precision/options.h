@@ -39,18 +39,20 @@ struct PrecisionOptions {
   bool cast_inputs = false;
   /// bf16: gradients are looked at and a step with NaN or Inf is skipped. fp16 always does.
   bool check_grad_overflow = true;
-  /// bf16: a gradient is added to its fp32 sum at once, not at the end of the backward pass.
-  bool immediate_grad_update = false;
-  /// Present: forward runs under autocast with this type; parameters stay in `compute`.
-  std::optional<Type> autocast;
-  /// Type in which gradients travel; absent: their own.
+  /// Forward runs under autocast with `autocast_type`; parameters stay fp32.
+  bool autocast = false;
+  Type autocast_type = Type::bf16;
+  /// Type in which gradients travel; absent: `compute`, as in DeepSpeed.
   std::optional<Type> communication;
-  /// Type in which the gradients of micro-batches are added up; absent: fp32.
-  std::optional<Type> grad_accumulation;
+  /// Type in which the gradients of micro-batches are added up.
+  Type grad_accumulation = Type::fp32;
 
+  Type communication_type() const {
+    return communication.value_or(compute);
+  }
   /// fp16 gradients, whether by the parameters' type or by autocast's.
   bool scales_loss() const {
-    return compute == Type::fp16 || autocast == Type::fp16;
+    return compute == Type::fp16 || (autocast && autocast_type == Type::fp16);
   }
   bool has_masters() const {
     return compute != Type::fp32;

@@ -1,0 +1,60 @@
+#include <trireme/config/key_table.h>
+
+// Element types: what is computed, added up and sent in less than fp32.
+// clang-format off: a line of the table is a line.
+namespace trireme::config {
+namespace {
+
+constexpr auto H = Verdict::honoured;
+constexpr auto N = Verdict::no_effect;
+constexpr auto R = Verdict::refused;
+constexpr auto L = Verdict::not_yet;
+
+constexpr std::string_view kAmp = "apex is a Python package. Use \"fp16\", \"bf16\" or \"torch_autocast\" instead.";
+
+} // namespace
+
+std::vector<Section> precision_sections() {
+  return {
+    {"engine.fp16", "", "Half precision with loss scaling. Micikevicius et al. 2018, arXiv:1710.03740.", true, {
+      {"enabled", H, "bool", "false", "Parameters and gradients in fp16, with fp32 masters and a loss scale."},
+      {"auto_cast", H, "bool", "false", "Cast the model's floating-point inputs to fp16."},
+      {"loss_scale", H, "real >= 0", "0", "The factor of every loss; 0: dynamic, found while training."},
+      {"initial_scale_power", H, "int 0..127", "16", "The first dynamic scale is 2 to this power."},
+      {"loss_scale_window", H, "int >= 1", "1000", "Steps without overflow after which the scale doubles."},
+      {"hysteresis", H, "int >= 1", "2", "Overflows until the scale is halved; each of them skips its step."},
+      {"consecutive_hysteresis", H, "bool", "false", "Every good step restores the hysteresis, not only a doubling."},
+      {"min_loss_scale", H, "real > 0", "1", "A dynamic scale never falls below this."},
+      {"fp16_master_weights_and_grads", L, "bool", "false", "masters are fp32."},
+    }},
+    {"engine.bf16", "", "bfloat16 parameters with fp32 master copies.", true, {
+      {"enabled", H, "bool", "false", "Parameters and gradients in bfloat16, with fp32 masters."},
+      {"immediate_grad_update", N, "bool", "false", "a gradient is always added to its sum as soon as it is there."},
+      {"check_grad_overflow", H, "bool", "true", "Skip a step whose gradients hold NaN or Inf."},
+      {"check_overflow", R, "bool", "true", "it is called \"check_grad_overflow\"."},
+      {"bf16_master_weights_and_grads", L, "bool", "false", "masters are fp32."},
+      {"bf16_optimizer_states", L, "bool", "false", "optimizer states are fp32."},
+    }},
+    {"engine.torch_autocast", "", "Automatic mixed precision by operation: parameters stay fp32.", true, {
+      {"enabled", H, "bool", "false", "Run forward under autocast; with fp16 the loss is scaled as in \"fp16\"."},
+      {"dtype", H, "word fp16|float16|half|torch.float16|bf16|bfloat16|torch.bfloat16", "\"bfloat16\"", "The lower type."},
+      {"lower_precision_safe_modules", L, "texts", "null", "gradients travel in their own type whatever module they belong to."},
+    }},
+    {"engine.amp", "", "NVIDIA apex.", true, {
+      {"enabled", R, "bool", "false", kAmp},
+      {"opt_level", R, "text", "null", kAmp},
+      {"loss_scale", R, "text", "null", kAmp},
+      {"keep_batchnorm_fp32", R, "bool", "null", kAmp},
+      {"master_weights", R, "bool", "null", kAmp},
+      {"min_loss_scale", R, "real", "null", kAmp},
+      {"max_loss_scale", R, "real", "null", kAmp},
+    }},
+    {"engine.data_types", "", "Element types of what is neither computed nor sent.", false, {
+      {"grad_accum_dtype", H, "word fp32|bf16|fp16", "\"fp32\"", "The type in which gradients of micro-batches are added up."},
+      {"param_dtype", L, "word fp32|fp16|bf16", "null", "parameters keep the type the model gave them.", R"(["fp32"])"},
+      {"buffer_dtype", L, "word fp32|fp16|bf16", "null", "buffers keep the type the model gave them.", R"(["fp32"])"},
+    }},
+  };
+}
+
+} // namespace trireme::config

@@ -1,0 +1,108 @@
+#include <trireme/config/precision_json.h>
+
+#include <cmath>
+
+namespace trireme::config {
+namespace {
+
+using nlohmann::ordered_json;
+using precision::PrecisionOptions;
+using precision::Type;
+
+constexpr double kLargestScale = 0x1p127; // of fp32's powers of two
+
+// Any of DeepSpeed's names; check_keys() let no other through.
+Type type_of(const std::string& name) {
+  if (name == "fp32") {
+    return Type::fp32;
+  }
+  return name == "bf16" || name == "bfloat16" || name == "torch.bfloat16" ? Type::bf16 : Type::fp16;
+}
+
+void read_loss_scale(const Values& fp16, precision::LossScaleOptions& out) {
+  out.loss_scale = fp16.get("loss_scale", out.loss_scale);
+  out.initial_scale_power = fp16.get("initial_scale_power", out.initial_scale_power);
+  out.loss_scale_window = fp16.get("loss_scale_window", out.loss_scale_window);
+  out.hysteresis = fp16.get("hysteresis", out.hysteresis);
+  out.consecutive_hysteresis = fp16.get("consecutive_hysteresis", out.consecutive_hysteresis);
+  out.min_loss_scale = fp16.get("min_loss_scale", out.min_loss_scale);
+}
+
+// Only where the loss is scaled: files carry settings along that nothing uses.
+void check_loss_scale(const Values& fp16, const precision::LossScaleOptions& options) {
+  if (options.loss_scale > kLargestScale) {
+    fp16.find("loss_scale")->fail(concat(options.loss_scale, " times a loss is infinite in fp32"), "Write 0 for a dynamic scale.");
+  }
+  const double first = std::ldexp(1.0, static_cast<int>(options.initial_scale_power));
+  if (options.loss_scale == 0 && options.min_loss_scale > first) {
+    fp16.find("min_loss_scale")
+        ->fail(concat(options.min_loss_scale, " is more than the first scale, ", first, " (2 to the initial_scale_power)"),
+               "Lower it, or raise initial_scale_power.");
+  }
+}
+
+void check_autocast(const Values& autocast, const Values& fp16, const Values& bf16) {
+  for (const Values* other : {&fp16, &bf16}) {
+    if (autocast.get("enabled", false) && other->get("enabled", false)) {
+      const JsonNode& enabled = *other->find("enabled");
+      autocast.find("enabled")
+          ->fail(concat("autocast casts fp32 parameters, but ", enabled.path(), " at ", enabled.where(), " makes them lower already"),
+                 "Enable one of the two.");
+    }
+  }
+}
+
+} // namespace
+
+PrecisionOptions read_precision(const Values& engine) {
+  const Values fp16 = engine.section("fp16");
+  const Values bf16 = engine.section("bf16");
+  const Values autocast = engine.section("torch_autocast");
+  const Values types = engine.section("data_types");
+  check_autocast(autocast, fp16, bf16);
+
+  PrecisionOptions out;
+  out.compute = fp16.get("enabled", false) ? Type::fp16 : bf16.get("enabled", false) ? Type::bf16 : Type::fp32;
+  out.cast_inputs = fp16.get("auto_cast", out.cast_inputs);
+  out.check_grad_overflow = bf16.get("check_grad_overflow", out.check_grad_overflow);
+  out.autocast = autocast.get("enabled", false);
+  out.autocast_type = type_of(autocast.get<std::string>("dtype", "bf16"));
+  read_loss_scale(fp16, out.loss_scale);
+  if (out.scales_loss()) {
+    check_loss_scale(fp16, out.loss_scale);
+  }
+  const auto communication = engine.maybe<std::string>("communication_data_type");
+  if (communication && type_of(*communication) != out.compute) {
+    out.communication = type_of(*communication);
+  }
+  out.grad_accumulation = type_of(types.get<std::string>("grad_accum_dtype", "fp32"));
+  if (out.grad_accumulation != Type::fp32 && out.compute == Type::fp32) {
+    types.find("grad_accum_dtype")->fail("gradients of fp32 parameters are added up in fp32", "Write \"fp32\", or enable bf16 or fp16.");
+  }
+  if (out.grad_accumulation == Type::fp16 && out.compute != Type::fp16) {
+    types.find("grad_accum_dtype")
+        ->fail(concat("gradients of ", precision::type_name(out.compute), " have a wider range than fp16, where their sum is infinite"),
+               "Write \"fp32\", or enable fp16.");
+  }
+  return out;
+}
+
+void write_precision(const PrecisionOptions& options, ordered_json& out) {
+  const precision::LossScaleOptions& scale = options.loss_scale;
+  out["fp16"] = {{"enabled", options.compute == Type::fp16},
+                 {"auto_cast", options.cast_inputs},
+                 {"loss_scale", scale.loss_scale},
+                 {"initial_scale_power", scale.initial_scale_power},
+                 {"loss_scale_window", scale.loss_scale_window},
+                 {"hysteresis", scale.hysteresis},
+                 {"consecutive_hysteresis", scale.consecutive_hysteresis},
+                 {"min_loss_scale", scale.min_loss_scale}};
+  out["bf16"] = {{"enabled", options.compute == Type::bf16},
+                 {"check_grad_overflow", options.check_grad_overflow}};
+  out["torch_autocast"] = {{"enabled", options.autocast}, {"dtype", precision::type_name(options.autocast_type)}};
+  const auto& communication = options.communication;
+  out["communication_data_type"] = communication ? ordered_json(precision::type_name(*communication)) : ordered_json(nullptr);
+  out["data_types"] = {{"grad_accum_dtype", precision::type_name(options.grad_accumulation)}};
+}
+
+} // namespace trireme::config
