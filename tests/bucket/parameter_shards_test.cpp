@@ -73,8 +73,8 @@ TEST_F(ParameterShardsTest, ViewsSeeTheValuesAgainOnceGathered) {
   const at::Tensor expected = first->weight.clone();
   const Bucket bucket = flat->layout().buckets()[1];
   flat->take_in(1);
-  const at::Tensor both = flat->bucket_data(1).clone(); // what an all-gather would bring
   flat->keep_shard(1);
+  const at::Tensor both = flat->bucket_data(1).clone(); // what an all-gather would bring
   const Range mine = shard_of(bucket, 1, 2);
   EXPECT_TRUE(flat->owned_data(1, mine).equal(both.slice(0, mine.begin - bucket.begin, mine.end - bucket.begin)));
   const at::Tensor view = first->weight.t();

@@ -29,7 +29,7 @@ std::string error_of(const std::string& text) {
 TEST(PrecisionJsonTest, DefaultsAreFp32AndDeepSpeedsScale) {
   const PrecisionOptions options = read("{}");
   EXPECT_EQ(options.compute, Type::fp32);
-  EXPECT_FALSE(options.has_masters() || options.scales_loss() || options.autocast || options.cast_inputs || options.immediate_grad_update);
+  EXPECT_FALSE(options.has_masters() || options.scales_loss() || options.autocast || options.cast_inputs);
   EXPECT_TRUE(options.check_grad_overflow);
   EXPECT_FALSE(options.communication);
   EXPECT_EQ(options.communication_type(), Type::fp32);
@@ -63,7 +63,7 @@ TEST(PrecisionJsonTest, ReadsBfloat16) {
   const PrecisionOptions options = read(R"({"bf16": {"enabled": true, "check_grad_overflow": false, "immediate_grad_update": true},
                                             "communication_data_type": "bf16"})");
   EXPECT_EQ(options.compute, Type::bf16);
-  EXPECT_TRUE(options.has_masters() && options.immediate_grad_update);
+  EXPECT_TRUE(options.has_masters());
   EXPECT_FALSE(options.scales_loss() || options.check_grad_overflow);
   EXPECT_FALSE(options.communication) << "it is what gradients have anyway";
   EXPECT_EQ(options.communication_type(), Type::bf16);
