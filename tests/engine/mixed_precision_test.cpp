@@ -1,0 +1,274 @@
+#include "small_run.h"
+
+#include <trireme/base/error.h>
+#include <trireme/precision/cast.h>
+#include <trireme/precision/loss_scaler.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <filesystem>
+
+namespace trireme::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using precision::Type;
+using test::run_ranks;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr int64_t kBatch = 48;
+
+config::EngineConfig low_config(Type type, int stage = 0, int64_t accumulation = 1, double clipping = 1.0) {
+  config::EngineConfig config = small_config(kBatch, accumulation, clipping);
+  config.zero.stage = stage;
+  config.zero.param_persistence_threshold = 40;
+  config.precision.compute = type;
+  return config;
+}
+
+/// The same with nothing but libtorch: bf16 parameters, fp32 masters that torch's AdamW steps.
+std::vector<double> plain_bf16_losses(int steps) {
+  models::Gpt model(small_gpt());
+  precision::cast_module(*model, Type::bf16);
+  std::vector<at::Tensor> masters;
+  for (const at::Tensor& parameter : model->parameters()) {
+    masters.push_back(parameter.detach().to(torch::kFloat32).requires_grad_());
+  }
+  torch::optim::AdamW optimizer(masters, torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
+  const Counting data;
+  std::vector<double> losses;
+  int64_t position = 0;
+  for (int step = 0; step < steps; ++step) {
+    std::vector<int64_t> indices;
+    for (int64_t i = 0; i < kBatch; ++i) {
+      indices.push_back(position++ % data.size());
+    }
+    const data::Batch batch = data.get(indices);
+    const at::Tensor loss = model->loss(batch.input(), batch.target());
+    model->zero_grad();
+    loss.backward();
+    for (size_t i = 0; i < masters.size(); ++i) {
+      masters[i].mutable_grad() = model->parameters()[i].grad().to(torch::kFloat32);
+    }
+    torch::nn::utils::clip_grad_norm_(masters, 1.0);
+    optimizer.step();
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < masters.size(); ++i) {
+      model->parameters()[i].copy_(masters[i]);
+    }
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
+TEST(MixedPrecisionTest, BfloatOnOneRankEqualsPlainLibtorch) {
+  EXPECT_THAT(run_ranks(1,
+                        [](comm::World& world) {
+                          SmallRun run(world, low_config(Type::bf16));
+                          const std::vector<double> expected = plain_bf16_losses(20);
+                          for (int step = 0; step < 20; ++step) {
+                            EXPECT_NEAR(run.engine().train_batch().item<double>(), expected[step], 1e-5) << "step " << step;
+                          }
+                          EXPECT_EQ(run.model->parameters()[0].scalar_type(), torch::kBFloat16);
+                        }),
+              IsEmpty());
+}
+
+TEST(MixedPrecisionTest, EveryStageHasTheBitsOfStageZero) {
+  for (const int stage : {1, 2, 3}) {
+    for (const int ranks : {2, 3}) {
+      EXPECT_THAT(run_ranks(ranks,
+                            [stage](comm::World& world) {
+                              SmallRun plain(world, low_config(Type::bf16, 0, 1, 0));
+                              SmallRun sharded(world, low_config(Type::bf16, stage, 1, 0));
+                              for (int step = 0; step < 10; ++step) {
+                                EXPECT_EQ(plain.engine().train_batch().item<double>(), sharded.engine().train_batch().item<double>()) << "step " << step;
+                              }
+                              const auto whole = sharded.engine().gather_parameters(sharded.model->parameters());
+                              for (const auto& item : sharded.model->named_parameters()) {
+                                EXPECT_TRUE(item.value().equal(plain.model->named_parameters()[item.key()])) << item.key();
+                              }
+                            }),
+                  IsEmpty())
+          << "stage " << stage << " on " << ranks;
+    }
+  }
+}
+
+TEST(MixedPrecisionTest, MicroBatchesAddUpInFp32) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          for (const int stage : {0, 1, 2, 3}) {
+                            SmallRun run(world, low_config(Type::bf16, stage, 4));
+                            EXPECT_EQ(run.engine().gradient_accumulation_steps(), 4);
+                            std::vector<double> losses;
+                            for (int step = 0; step < 12; ++step) {
+                              losses.push_back(run.engine().train_batch().item<double>());
+                            }
+                            const std::vector<double> fp32 = plain_losses(kBatch, 12, 1.0);
+                            EXPECT_NEAR(losses.front(), fp32.front(), 0.01);
+                            EXPECT_NEAR(losses.back(), fp32.back(), 0.15) << "stage " << stage;
+                          }
+                        }),
+              IsEmpty());
+}
+
+TEST(MixedPrecisionTest, GradientsTravelInTheTypeThatWasAskedFor) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const auto bytes_of_step = [&](const config::EngineConfig& config) {
+                            SmallRun run(world, config);
+                            run.engine().train_batch();
+                            const int64_t before = run.engine().bytes_sent();
+                            const double loss = run.engine().train_batch().item<double>();
+                            EXPECT_TRUE(std::isfinite(loss));
+                            return static_cast<double>(run.engine().bytes_sent() - before);
+                          };
+                          const double fp32 = bytes_of_step(small_config(kBatch, 1, 0));
+                          config::EngineConfig sent_low = small_config(kBatch, 1, 0);
+                          sent_low.precision.communication = Type::bf16;
+                          EXPECT_NEAR(bytes_of_step(sent_low) / fp32, 0.5, 0.05);
+                          EXPECT_NEAR(bytes_of_step(low_config(Type::bf16, 0, 1, 0)) / fp32, 0.5, 0.05);
+                          config::EngineConfig sent_high = low_config(Type::bf16, 0, 1, 0);
+                          sent_high.precision.communication = Type::fp32;
+                          EXPECT_NEAR(bytes_of_step(sent_high) / fp32, 1, 0.05);
+                        }),
+              IsEmpty());
+}
+
+/// A scale that overflows: all ranks skip the same steps, by the documented rule, and the learning rate waits.
+TEST(MixedPrecisionTest, HalfPrecisionFindsItsScale) {
+  for (const int stage : {0, 2, 3}) {
+    EXPECT_THAT(run_ranks(2,
+                          [stage](comm::World& world) {
+                            config::EngineConfig config = low_config(Type::fp16, stage);
+                            config.precision.loss_scale.initial_scale_power = 24;
+                            config.precision.loss_scale.hysteresis = 2;
+                            SmallRun run(world, config);
+                            precision::LossScaler rule(config.precision.loss_scale);
+                            double first = 0;
+                            double last = 0;
+                            for (int step = 0; step < 40; ++step) {
+                              const int64_t skipped = run.engine().skipped_steps();
+                              last = run.engine().train_batch().item<double>();
+                              first = step == 0 ? last : first;
+                              EXPECT_EQ(*run.engine().loss_scale(), rule.scale()) << "step " << step;
+                              rule.update(run.engine().skipped_steps() > skipped);
+                            }
+                            EXPECT_GT(run.engine().skipped_steps(), 3);
+                            EXPECT_LT(run.engine().skipped_steps(), 30);
+                            EXPECT_LT(last, 0.8 * first);
+                          }),
+                IsEmpty());
+  }
+}
+
+TEST(MixedPrecisionTest, AutocastKeepsParametersInFp32) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          config::EngineConfig config = small_config(kBatch, 1);
+                          config.precision.autocast = true;
+                          SmallRun run(world, config);
+                          const std::vector<double> fp32 = plain_losses(kBatch, 10, 1.0);
+                          bool differs = false;
+                          for (int step = 0; step < 10; ++step) {
+                            const double loss = run.engine().train_batch().item<double>();
+                            EXPECT_NEAR(loss, fp32[step], 0.1) << "step " << step;
+                            differs = differs || loss != fp32[step];
+                          }
+                          EXPECT_TRUE(differs) << "nothing was in bf16";
+                          EXPECT_EQ(run.model->parameters()[0].scalar_type(), torch::kFloat32);
+                        }),
+              IsEmpty());
+}
+
+/// Saved by one stage and type, continued by another: bf16 to bf16 bit for bit, others from the masters.
+TEST(MixedPrecisionTest, CheckpointsFitEveryTypeAndStage) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_mixed_", ::getpid());
+  for (const int stage : {0, 3}) {
+    EXPECT_THAT(run_ranks(2,
+                          [&, stage](comm::World& world) {
+                            SmallRun run(world, low_config(Type::bf16, stage, 1, 0));
+                            for (int step = 0; step < 4; ++step) {
+                              run.engine().train_batch();
+                            }
+                            run.engine().save_checkpoint(folder / "run");
+                            SmallRun again(world, low_config(Type::bf16, stage, 1, 0));
+                            ASSERT_TRUE(again.engine().load_checkpoint(folder / "run"));
+                            SmallRun other(world, low_config(Type::bf16, stage == 0 ? 3 : 0, 1, 0));
+                            ASSERT_TRUE(other.engine().load_checkpoint(folder / "run"));
+                            SmallRun wide(world, low_config(Type::fp32, 1, 1, 0));
+                            ASSERT_TRUE(wide.engine().load_checkpoint(folder / "run"));
+                            for (int step = 0; step < 4; ++step) {
+                              const double expected = run.engine().train_batch().item<double>();
+                              EXPECT_EQ(again.engine().train_batch().item<double>(), expected);
+                              EXPECT_EQ(other.engine().train_batch().item<double>(), expected);
+                              EXPECT_NEAR(wide.engine().train_batch().item<double>(), expected, 0.03);
+                            }
+                            wide.engine().save_checkpoint(folder / "wide");
+                            SmallRun narrow(world, low_config(Type::bf16, stage, 1, 0));
+                            ASSERT_TRUE(narrow.engine().load_checkpoint(folder / "wide"));
+                            EXPECT_NEAR(narrow.engine().train_batch().item<double>(), wide.engine().train_batch().item<double>(), 0.03);
+                          }),
+                IsEmpty())
+        << "stage " << stage;
+    fs::remove_all(folder);
+  }
+}
+
+/// What goes wrong again and again is named: the rank, and the tensor nearest to where it began.
+TEST(MixedPrecisionTest, RepeatedOverflowNamesTheLayer) {
+  const auto problems = run_ranks(2, [](comm::World& world) {
+    SmallRun run(world, low_config(Type::bf16, 1));
+    const at::Tensor bad = run.model->named_parameters()["transformer.h.1.ln_2.bias"];
+    bad.register_hook([&world](const at::Tensor& grad) { return world.rank() == 1 ? grad * NAN : grad; });
+    try {
+      for (int step = 0; step < 30; ++step) {
+        run.engine().train_batch();
+      }
+      ADD_FAILURE() << "went on for ever";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("20 steps in a row"), HasSubstr("rank 1"), HasSubstr("transformer.h.1.ln_2.bias")));
+    }
+  });
+  EXPECT_THAT(problems, IsEmpty());
+}
+
+/// Every optimizer through the engine: LAMB's norms cross ranks, states are cut into shards.
+TEST(MixedPrecisionTest, OptimizersStepTheSameAtEveryStage) {
+  for (const char* const optimizer :
+       {R"({"type": "Lamb", "params": {"lr": 0.01}})", R"({"type": "Lion", "params": {"lr": 0.001}})", R"({"type": "Adagrad", "params": {"lr": 0.01}})",
+        R"({"type": "RMSprop", "params": {"lr": 0.001}})", R"({"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}})"}) {
+    EXPECT_THAT(run_ranks(3,
+                          [optimizer](comm::World& world) {
+                            const std::string text = concat(R"({"train_batch_size": 48, "gradient_accumulation_steps": 1, "optimizer": )", optimizer, "}");
+                            config::EngineConfig config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
+                            config.data_parallel.bucket_bytes = 4000;
+                            config.data_parallel.first_bucket_bytes = 1000;
+                            config.zero.param_persistence_threshold = 40;
+                            SmallRun plain(world, config);
+                            config.zero.stage = 2;
+                            SmallRun two(world, config);
+                            config.zero.stage = 3;
+                            SmallRun three(world, config);
+                            double first = 0;
+                            for (int step = 0; step < 8; ++step) {
+                              const double loss = plain.engine().train_batch().item<double>();
+                              first = step == 0 ? loss : first;
+                              EXPECT_NEAR(two.engine().train_batch().item<double>(), loss, 1e-6 * loss) << "step " << step;
+                              EXPECT_NEAR(three.engine().train_batch().item<double>(), loss, 1e-6 * loss) << "step " << step;
+                              EXPECT_TRUE(step < 7 || loss < first) << loss << " after " << first;
+                            }
+                          }),
+                IsEmpty())
+        << optimizer;
+  }
+}
+
+} // namespace
+} // namespace trireme::engine
