@@ -22,6 +22,7 @@ Rules rules() {
       {"base", {}},
       {"store", one},
       {"kernels", one},
+      {"fused", {"base", "kernels"}},
       {"launch", one},
       {"monitor", one},
       {"data", one},

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 
@@ -14,7 +15,7 @@ namespace fs = std::filesystem;
 
 TEST(CommandLineTest, HelpHasAnExampleForEveryCommand) {
   EXPECT_EQ(sh(kTrireme + " --help").status, 0);
-  for (const char* command : {"train", "launch", "generate", "inspect", "doctor", "schedule", "data fetch", "bench optim", "bench comm"}) {
+  for (const char* command : {"train", "launch", "generate", "inspect", "doctor", "schedule", "data fetch", "bench optim", "bench comm", "bench kernels"}) {
     const Finished help = sh(concat(kTrireme, ' ', command, " --help"));
     EXPECT_EQ(help.status, 0) << command;
     EXPECT_THAT(help.output, HasSubstr("Example:\n  trireme ")) << command;
@@ -75,6 +76,17 @@ TEST(CommandLineTest, BenchCommPrintsRowsWithCountedAndComputedSteps) {
   EXPECT_EQ(rows["memcpy"], 2 * 2);
   EXPECT_EQ(sh(kTrireme + " bench comm --op broadcast --algorithm ring").status, 2);
   EXPECT_EQ(sh(kTrireme + " bench comm --algorithm rings").status, 2);
+}
+
+TEST(CommandLineTest, BenchKernelsPrintsRows) {
+  const Finished bench = sh(kTrireme + " bench kernels --batch 1 --length 20 --hidden 32 --heads 2 --vocab 50 --repeats 1 --threads 1 --json");
+  EXPECT_EQ(bench.status, 0) << bench.output;
+  EXPECT_EQ(std::count(bench.output.begin(), bench.output.end(), '\n'), 2 * 5 * 2);
+  const auto first = nlohmann::json::parse(bench.output.substr(0, bench.output.find('\n')));
+  for (const char* key : {"op", "dtype", "fused_ms", "aten_ms"}) {
+    EXPECT_TRUE(first.contains(key)) << key;
+  }
+  EXPECT_EQ(sh(kTrireme + " bench kernels --heads 5").status, 2);
 }
 
 TEST(CommandLineTest, LaunchStartsAnyProgram) {

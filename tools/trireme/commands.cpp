@@ -32,6 +32,7 @@ struct Parser {
   DataFetchCommand fetch;
   BenchOptimCommand bench_optim;
   BenchCommCommand bench_comm;
+  BenchKernelsCommand bench_kernels;
 
   Parser() {
     app.set_version_flag("--version", TRIREME_VERSION);
@@ -143,6 +144,17 @@ struct Parser {
     c->add_option("--threads", bench_optim.threads, "Numbers of threads (default: all cores)")->delimiter(',')->check(CLI::PositiveNumber);
     c->add_option("--repeats", bench_optim.repeats, "Measurements of each; the median is printed")->check(CLI::PositiveNumber)->capture_default_str();
     c->add_flag("--json", bench_optim.json, "One JSON object a line instead of a table");
+
+    c = add(*bench, result, bench_kernels, "kernels", "The fused operations of a transformer, forward and backward, against ATen's",
+            "trireme bench kernels --hidden 768 --heads 12 --length 512 --json");
+    c->add_option("--batch", bench_kernels.batch, "Samples of a micro-batch")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_option("--length", bench_kernels.length, "Tokens of a sample")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_option("--hidden", bench_kernels.hidden, "Numbers of a token")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_option("--heads", bench_kernels.heads, "Attention heads")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_option("--vocab", bench_kernels.vocab, "Classes of the cross-entropy")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_option("--threads", bench_kernels.threads, "Threads (default: all cores)")->check(CLI::PositiveNumber);
+    c->add_option("--repeats", bench_kernels.repeats, "Measurements of each; the median is printed")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_flag("--json", bench_kernels.json, "One JSON object a line instead of a table");
 
     c = add(*bench, result, bench_comm, "comm", "A collective between ranks of this machine, over each backend and against copies in memory",
             "trireme bench comm --op all_reduce --ranks 2,4 --json");

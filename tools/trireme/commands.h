@@ -86,6 +86,17 @@ struct BenchOptimCommand {
   bool json = false;
 };
 
+struct BenchKernelsCommand {
+  int64_t batch = 4;
+  int64_t length = 256;
+  int64_t hidden = 384;
+  int64_t heads = 6;
+  int64_t vocab = 8192;
+  int64_t threads = 0; ///< 0: all cores
+  int64_t repeats = 15;
+  bool json = false;
+};
+
 struct BenchCommCommand {
   std::string op = "all_reduce";
   std::vector<int64_t> ranks = {2, 4};
@@ -98,7 +109,7 @@ struct BenchCommCommand {
 
 using Command =
     std::variant<TrainCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand,
-                 ScheduleCommand>;
+                 BenchKernelsCommand, ScheduleCommand>;
 
 /// What the arguments ask for. Help and version are printed here and end in ExitNow(0).
 /// Errors: InputError with the words that were wrong and what would be right.

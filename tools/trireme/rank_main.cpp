@@ -1,6 +1,7 @@
 // `trireme-rank`: the part of the command line that has libtorch in it. `trireme` starts
 // it as the ranks of a training, or becomes it for generate, inspect, bench and doctor.
 #include "bench_comm.h"
+#include "bench_kernels.h"
 #include "bench_optim.h"
 #include "commands.h"
 #include "doctor.h"
@@ -52,6 +53,18 @@ struct Run {
     args.repeats = static_cast<int>(command.repeats);
     args.json = command.json;
     return bench_optim(args, std::cout);
+  }
+  int operator()(const BenchKernelsCommand& command) const {
+    BenchKernelsArgs args;
+    args.batch = command.batch;
+    args.length = command.length;
+    args.hidden = command.hidden;
+    args.heads = command.heads;
+    args.vocab = command.vocab;
+    args.threads = static_cast<int>(command.threads);
+    args.repeats = static_cast<int>(command.repeats);
+    args.json = command.json;
+    return bench_kernels(args, std::cout);
   }
   int operator()(const BenchCommCommand& command) const {
     return bench_comm(command, std::cout);

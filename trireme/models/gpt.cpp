@@ -1,6 +1,7 @@
 #include <trireme/models/gpt.h>
 
 #include <trireme/base/error.h>
+#include <trireme/fused/fused.h>
 #include <trireme/models/gpt_values.h>
 
 #include <torch/torch.h>
@@ -19,6 +20,10 @@ at::Tensor drop(const at::Tensor& x, double probability, bool training) {
 
 nn::LayerNorm layer_norm(int64_t hidden) {
   return nn::LayerNorm(nn::LayerNormOptions({hidden}).eps(1e-5));
+}
+
+at::Tensor normalise(nn::LayerNorm& norm, const at::Tensor& x) {
+  return fused::layer_norm(x, norm->weight, norm->bias, norm->options.eps());
 }
 
 void check_length(int64_t length, const at::Tensor& positions) {
@@ -52,15 +57,12 @@ GptAttentionImpl::GptAttentionImpl(const GptOptions& options)
       heads(options.heads),
       dropout(options.dropout) {}
 
+at::Tensor GptAttentionImpl::mix(const at::Tensor& x_BTH) {
+  return fused::causal_attention(at::linear(x_BTH, c_attn->weight), c_attn->bias, heads, is_training() ? dropout : 0.0);
+}
+
 at::Tensor GptAttentionImpl::forward(const at::Tensor& x_BTH) {
-  const int64_t B = x_BTH.size(0);
-  const int64_t T = x_BTH.size(1);
-  const int64_t H = x_BTH.size(2);
-  const auto qkv = c_attn->forward(x_BTH).split(H, 2);
-  const auto split_heads = [&](const at::Tensor& t) { return t.view({B, T, heads, H / heads}).transpose(1, 2); };
-  const at::Tensor y = at::scaled_dot_product_attention(split_heads(qkv[0]), split_heads(qkv[1]), split_heads(qkv[2]), {},
-                                                        is_training() ? dropout : 0.0, /*is_causal=*/true);
-  return drop(c_proj->forward(y.transpose(1, 2).reshape({B, T, H})), dropout, is_training());
+  return drop(c_proj->forward(mix(x_BTH)), dropout, is_training());
 }
 
 GptMlpImpl::GptMlpImpl(const GptOptions& options)
@@ -68,19 +70,30 @@ GptMlpImpl::GptMlpImpl(const GptOptions& options)
       c_proj(register_module("c_proj", nn::Linear(4 * options.hidden, options.hidden))),
       dropout(options.dropout) {}
 
+at::Tensor GptMlpImpl::activate(const at::Tensor& x_BTH) {
+  return fused::bias_gelu(at::linear(x_BTH, c_fc->weight), c_fc->bias, fused::Gelu::tanh);
+}
+
 at::Tensor GptMlpImpl::forward(const at::Tensor& x_BTH) {
-  return drop(c_proj->forward(at::gelu(c_fc->forward(x_BTH), "tanh")), dropout, is_training());
+  return drop(c_proj->forward(activate(x_BTH)), dropout, is_training());
 }
 
 GptBlockImpl::GptBlockImpl(const GptOptions& options)
     : ln_1(register_module("ln_1", layer_norm(options.hidden))),
       attn(register_module("attn", GptAttention(options))),
       ln_2(register_module("ln_2", layer_norm(options.hidden))),
-      mlp(register_module("mlp", GptMlp(options))) {}
+      mlp(register_module("mlp", GptMlp(options))),
+      dropout(options.dropout) {}
 
 at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH) {
-  const at::Tensor x = x_BTH + attn->forward(ln_1->forward(x_BTH));
-  return x + mlp->forward(ln_2->forward(x));
+  const at::Tensor normal = normalise(ln_1, x_BTH);
+  if (dropout > 0 && is_training()) { // between a projection's bias and the addition
+    const auto [x, y] = fused::add_layer_norm(attn->forward(normal), x_BTH, {}, ln_2->weight, ln_2->bias, ln_2->options.eps());
+    return x + mlp->forward(y);
+  }
+  const auto [x, y] = fused::add_layer_norm(at::linear(attn->mix(normal), attn->c_proj->weight), x_BTH, attn->c_proj->bias, ln_2->weight, ln_2->bias,
+                                            ln_2->options.eps());
+  return fused::add_bias(at::linear(mlp->activate(y), mlp->c_proj->weight), x, mlp->c_proj->bias);
 }
 
 GptPositionsImpl::GptPositionsImpl(const GptOptions& options)
@@ -131,7 +144,7 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
   const at::Tensor logits = forward(tokens_BT);
-  return at::cross_entropy_loss(logits.view({-1, logits.size(-1)}), targets_BT.reshape({-1}));
+  return fused::cross_entropy(logits.view({-1, logits.size(-1)}), targets_BT.reshape({-1}), at::Reduction::Mean, -100, fused::Logits::overwrite);
 }
 
 } // namespace trireme::models

@@ -34,6 +34,8 @@ class GptAttentionImpl : public torch::nn::Module {
  public:
   explicit GptAttentionImpl(const GptOptions& options);
   at::Tensor forward(const at::Tensor& x_BTH);
+  /// What c_proj is applied to: every head's mixed values, [B, T, H].
+  at::Tensor mix(const at::Tensor& x_BTH);
 
   torch::nn::Linear c_attn{nullptr};
   torch::nn::Linear c_proj{nullptr};
@@ -47,6 +49,8 @@ class GptMlpImpl : public torch::nn::Module {
  public:
   explicit GptMlpImpl(const GptOptions& options);
   at::Tensor forward(const at::Tensor& x_BTH);
+  /// What c_proj is applied to: [B, T, 4H].
+  at::Tensor activate(const at::Tensor& x_BTH);
 
   torch::nn::Linear c_fc{nullptr};
   torch::nn::Linear c_proj{nullptr};
@@ -54,7 +58,7 @@ class GptMlpImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GptMlp);
 
-/// Pre-norm transformer block.
+/// Pre-norm transformer block. The projections' biases are added by what follows them (fused/fused.h).
 class GptBlockImpl : public torch::nn::Module {
  public:
   explicit GptBlockImpl(const GptOptions& options);
@@ -64,6 +68,7 @@ class GptBlockImpl : public torch::nn::Module {
   GptAttention attn{nullptr};
   torch::nn::LayerNorm ln_2{nullptr};
   GptMlp mlp{nullptr};
+  double dropout;
 };
 TORCH_MODULE(GptBlock);
 

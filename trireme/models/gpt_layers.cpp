@@ -1,6 +1,7 @@
 #include <trireme/models/gpt_layers.h>
 
 #include <trireme/base/error.h>
+#include <trireme/fused/fused.h>
 #include <trireme/models/gpt.h>
 #include <trireme/models/gpt_values.h>
 
@@ -46,7 +47,7 @@ pipeline::LayerList gpt_layers(const GptOptions& options) {
 
 at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
   const at::Tensor& logits = outputs.at(0);
-  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.at(0).reshape({-1}));
+  return fused::cross_entropy(logits.reshape({-1, logits.size(-1)}), targets.at(0).reshape({-1}), at::Reduction::Mean);
 }
 
 } // namespace trireme::models

@@ -1,0 +1,165 @@
+#include <trireme/fused/fused.h>
+#include <trireme/fused/rows.h>
+
+#include <torch/torch.h>
+
+namespace trireme::fused {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Without a residual only y comes out; h is x then.
+struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& any_x, const std::optional<at::Tensor>& any_residual,
+                               const std::optional<at::Tensor>& any_bias, const at::Tensor& weight, const at::Tensor& shift, double eps) {
+    const at::Tensor x = any_x.contiguous();
+    const bool adds = any_residual.has_value();
+    const at::Tensor residual = adds ? any_residual->contiguous() : at::Tensor();
+    const at::Tensor bias = any_bias.value_or(at::Tensor());
+    const at::Tensor h = adds ? at::empty_like(x) : x;
+    const at::Tensor y = at::empty_like(x);
+    const int64_t rows = rows_of(x);
+    const at::Tensor mean = at::empty({rows}, at::kFloat);
+    const at::Tensor rstd = at::empty({rows}, at::kFloat);
+    const at::Tensor bias_floats = as_floats(bias);
+    const at::Tensor weight_floats = as_floats(weight);
+    const at::Tensor shift_floats = as_floats(shift);
+    kernels::LayerNormArgs args;
+    args.x = x.const_data_ptr();
+    args.residual = adds ? residual.const_data_ptr() : nullptr;
+    args.bias = floats_or_null(bias_floats);
+    args.h = adds ? h.mutable_data_ptr() : nullptr;
+    args.y = y.mutable_data_ptr();
+    args.weight = weight_floats.const_data_ptr<float>();
+    args.shift = shift_floats.const_data_ptr<float>();
+    args.mean = mean.mutable_data_ptr<float>();
+    args.rstd = rstd.mutable_data_ptr<float>();
+    args.eps = static_cast<float>(eps);
+    args.columns = columns_of(x);
+    args.element = element_of(x);
+    parallel_rows(rows, args.columns, [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().layer_norm(args, begin, end); });
+    context->save_for_backward({h, weight, mean, rstd});
+    context->saved_data["adds"] = adds;
+    context->saved_data["has_bias"] = bias.defined();
+    context->saved_data["bias_type"] = static_cast<int64_t>(bias.defined() ? bias.scalar_type() : at::kFloat);
+    context->saved_data["shift_type"] = static_cast<int64_t>(shift.scalar_type());
+    context->set_materialize_grads(false);
+    return adds ? variable_list{h, y} : variable_list{y};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    refuse_create_graph("layer_norm");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& h = saved[0];
+    const at::Tensor& weight = saved[1];
+    const bool adds = context->saved_data["adds"].toBool();
+    const auto contiguous = [&](const at::Tensor& t) { return t.defined() ? t.to(h.scalar_type()).contiguous() : t; };
+    const at::Tensor dh_in = adds ? contiguous(grads[0]) : at::Tensor();
+    const at::Tensor dy_given = contiguous(grads.back());
+    const at::Tensor dy = dy_given.defined() ? dy_given : at::zeros_like(h);
+    const at::Tensor dh = at::empty_like(h);
+    const at::Tensor weight_floats = as_floats(weight);
+    kernels::LayerNormArgs args;
+    args.h = const_cast<void*>(h.const_data_ptr());
+    args.weight = weight_floats.const_data_ptr<float>();
+    args.mean = const_cast<float*>(saved[2].const_data_ptr<float>());
+    args.rstd = const_cast<float*>(saved[3].const_data_ptr<float>());
+    args.dy = dy.const_data_ptr();
+    args.dh_in = dh_in.defined() ? dh_in.const_data_ptr() : nullptr;
+    args.dh = dh.mutable_data_ptr();
+    args.columns = columns_of(h);
+    args.element = element_of(h);
+    const bool wants_bias = context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
+    const auto sums = summed_rows<3>(rows_of(h), args.columns, [&](int64_t begin, int64_t end, const auto& partial) {
+      kernels::LayerNormArgs mine = args;
+      mine.dweight = partial[0];
+      mine.dshift = partial[1];
+      mine.dbias = wants_bias ? partial[2] : nullptr;
+      kernels::active_fused_kernels().layer_norm_backward(mine, begin, end);
+    });
+    const auto as = [&](const at::Tensor& sum, const char* type) { return sum.to(static_cast<at::ScalarType>(context->saved_data[type].toInt())); };
+    return {dh, adds ? dh : at::Tensor(), wants_bias ? as(sums[2], "bias_type") : at::Tensor(), sums[0].to(weight.scalar_type()), as(sums[1], "shift_type"), {}};
+  }
+};
+
+struct AddBias : torch::autograd::Function<AddBias> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x, const at::Tensor& any_residual, const at::Tensor& bias) {
+    const at::Tensor x = any_x.contiguous();
+    const at::Tensor residual = any_residual.contiguous();
+    const at::Tensor out = at::empty_like(x);
+    const at::Tensor floats = as_floats(bias);
+    kernels::AddBiasArgs args;
+    args.x = x.const_data_ptr();
+    args.residual = residual.const_data_ptr();
+    args.bias = floats.const_data_ptr<float>();
+    args.out = out.mutable_data_ptr();
+    args.columns = columns_of(x);
+    args.element = element_of(x);
+    parallel_rows(rows_of(x), args.columns, [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().add_bias(args, begin, end); });
+    context->saved_data["type"] = static_cast<int64_t>(bias.scalar_type());
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    refuse_create_graph("add_bias");
+    const at::Tensor dout = grads[0].contiguous();
+    if (!context->needs_input_grad(2)) {
+      return {dout, dout, {}};
+    }
+    kernels::ColumnSumArgs args;
+    args.x = dout.const_data_ptr();
+    args.columns = columns_of(dout);
+    args.element = element_of(dout);
+    const auto sums = summed_rows<1>(rows_of(dout), args.columns, [&](int64_t begin, int64_t end, const auto& partial) {
+      kernels::ColumnSumArgs mine = args;
+      mine.sum = partial[0];
+      kernels::active_fused_kernels().column_sum(mine, begin, end);
+    });
+    return {dout, dout, sums[0].to(static_cast<at::ScalarType>(context->saved_data["type"].toInt()))};
+  }
+};
+
+void check_residual(const char* operation, const at::Tensor& x, const at::Tensor& residual) {
+  if (x.sizes() != residual.sizes()) {
+    throw InputError("fused", concat(operation, ": x has the shape ", x.sizes(), ", the residual ", residual.sizes(), '.'));
+  }
+}
+
+} // namespace
+
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& shift, double eps) {
+  check_parameter("layer_norm", "weight", weight, columns_of(x));
+  check_parameter("layer_norm", "shift", shift, columns_of(x));
+  if (!usable({x, weight, shift}) || !weight.defined() || !shift.defined()) {
+    return at::layer_norm(x, {columns_of(x)}, weight, shift, eps);
+  }
+  return AddLayerNorm::apply(x, std::optional<at::Tensor>(), std::optional<at::Tensor>(), weight, shift, eps)[0];
+}
+
+std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& bias, const at::Tensor& weight,
+                                                 const at::Tensor& shift, double eps) {
+  check_residual("add_layer_norm", x, residual);
+  check_parameter("add_layer_norm", "bias", bias, columns_of(x));
+  check_parameter("add_layer_norm", "weight", weight, columns_of(x));
+  check_parameter("add_layer_norm", "shift", shift, columns_of(x));
+  if (!usable({x, residual, bias, weight, shift}) || !weight.defined() || !shift.defined()) {
+    const at::Tensor h = residual + (bias.defined() ? x + bias : x);
+    return {h, at::layer_norm(h, {columns_of(h)}, weight, shift, eps)};
+  }
+  const at::ScalarType type = at::result_type(x, residual);
+  const auto both = AddLayerNorm::apply(x.to(type), if_defined(residual.to(type)), if_defined(bias), weight, shift, eps);
+  return {both[0], both[1]};
+}
+
+at::Tensor add_bias(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& bias) {
+  check_residual("add_bias", x, residual);
+  check_parameter("add_bias", "bias", bias, columns_of(x));
+  if (!usable({x, residual, bias}) || !bias.defined()) {
+    return residual + (bias.defined() ? x + bias : x);
+  }
+  const at::ScalarType type = at::result_type(x, residual);
+  return AddBias::apply(x.to(type), residual.to(type), bias);
+}
+
+} // namespace trireme::fused

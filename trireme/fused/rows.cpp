@@ -1,0 +1,49 @@
+#include <trireme/fused/rows.h>
+
+#include <torch/torch.h>
+
+namespace trireme::fused {
+
+bool usable(std::initializer_list<at::Tensor> tensors) {
+  const auto known = [](const at::Tensor& t) {
+    return !t.defined() || (t.is_cpu() && t.layout() == at::kStrided && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16));
+  };
+  return kernels::active_simd() != kernels::Simd::scalar && std::all_of(tensors.begin(), tensors.end(), known);
+}
+
+at::Tensor as_floats(const at::Tensor& parameter) {
+  return parameter.defined() ? parameter.to(at::kFloat).contiguous() : parameter;
+}
+
+const float* floats_or_null(const at::Tensor& parameter) {
+  return parameter.defined() ? parameter.const_data_ptr<float>() : nullptr;
+}
+
+void refuse_create_graph(const char* operation) {
+  if (at::GradMode::is_enabled()) {
+    throw Error("fused", concat(operation, " cannot be differentiated twice (backward with create_graph)."),
+                "Set TRIREME_SIMD=scalar to run on ATen's operations, which can.");
+  }
+}
+
+void check_parameter(const char* operation, const char* name, const at::Tensor& parameter, int64_t columns) {
+  if (parameter.defined() && (parameter.dim() != 1 || parameter.size(0) != columns)) {
+    throw InputError("fused", concat(operation, ": the ", name, " has the shape ", parameter.sizes(), ", but rows have ", columns, " columns."));
+  }
+}
+
+at::Tensor partial_sums(int64_t blocks, int64_t columns) {
+  return at::zeros({blocks, columns}, at::kFloat);
+}
+
+at::Tensor add_up(const at::Tensor& partial) {
+  at::Tensor total = at::zeros({partial.size(1)}, at::kFloat);
+  kernels::ColumnSumArgs args;
+  args.x = partial.const_data_ptr();
+  args.sum = total.mutable_data_ptr<float>();
+  args.columns = partial.size(1);
+  kernels::active_fused_kernels().column_sum(args, 0, partial.size(0));
+  return total;
+}
+
+} // namespace trireme::fused

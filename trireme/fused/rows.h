@@ -1,0 +1,83 @@
+#pragma once
+
+#include <trireme/base/error.h>
+#include <trireme/kernels/fused_kernels.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+
+// What the operations of this folder share: which tensors the kernels know, and rows given to threads.
+
+namespace trireme::fused {
+
+/// Says whether the kernels can treat tensors like these: all on the CPU, fp32 or bf16; undefined ones do not count.
+bool usable(std::initializer_list<at::Tensor> tensors);
+
+/// As an argument of an autograd function: undefined tensors have no edge.
+inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
+inline kernels::Element element_of(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBFloat16 ? kernels::Element::bf16 : kernels::Element::f32;
+}
+
+/// A weight or bias as the kernels want it; undefined stays so.
+at::Tensor as_floats(const at::Tensor& parameter);
+const float* floats_or_null(const at::Tensor& parameter);
+
+/// The last dim, and the number of rows that it is cut from.
+inline int64_t columns_of(const at::Tensor& tensor) {
+  return tensor.size(-1);
+}
+inline int64_t rows_of(const at::Tensor& tensor) {
+  return columns_of(tensor) == 0 ? 0 : tensor.numel() / columns_of(tensor);
+}
+
+/// Refuses derivatives of derivatives: called first in every backward.
+void refuse_create_graph(const char* operation);
+
+/// Refuses a parameter that is not [columns].
+void check_parameter(const char* operation, const char* name, const at::Tensor& parameter, int64_t columns);
+
+/// Calls f(begin, end) for ranges of rows on all threads.
+template <class F>
+void parallel_rows(int64_t rows, int64_t columns, const F& f) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(columns, 1)), f);
+}
+
+/// [blocks, columns] of zeros for summed_rows(), and their sum.
+at::Tensor partial_sums(int64_t blocks, int64_t columns);
+at::Tensor add_up(const at::Tensor& partial);
+
+/// Sums over rows: calls f(begin, end, partial sums) for blocks of rows that follow from the shape alone, so that neither the
+/// blocks nor the order in which they are added depends on the number of threads. Returns the kSums sums, fp32 [columns] each.
+template <size_t kSums, class F>
+std::array<at::Tensor, kSums> summed_rows(int64_t rows, int64_t columns, const F& f) {
+  const int64_t block = std::max<int64_t>(16, (rows + 63) / 64);
+  const int64_t blocks = (rows + block - 1) / block;
+  std::array<at::Tensor, kSums> partial;
+  for (at::Tensor& sums : partial) {
+    sums = partial_sums(blocks, columns);
+  }
+  at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; ++b) {
+      std::array<float*, kSums> at;
+      for (size_t i = 0; i < kSums; ++i) {
+        at[i] = partial[i].template mutable_data_ptr<float>() + b * columns;
+      }
+      f(b * block, std::min(rows, (b + 1) * block), at);
+    }
+  });
+  std::array<at::Tensor, kSums> sums;
+  std::transform(partial.begin(), partial.end(), sums.begin(), add_up);
+  return sums;
+}
+
+} // namespace trireme::fused

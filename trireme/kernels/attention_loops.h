@@ -1,0 +1,363 @@
+#pragma once
+
+#include <trireme/kernels/fused_kernels.h>
+#include <trireme/kernels/wide.h>
+
+// Attention of fused_kernels.h, written once; included by each fused_<simd>.cpp. Queries are treated in blocks whose
+// rows of scores are held whole, so that the softmax needs no rescaling. Everything of a head is fp32 in the workspace.
+
+namespace trireme::kernels {
+namespace {
+
+constexpr int64_t kBlockRows = 48;
+constexpr int kTileRows = 6;
+// 24 sums and their operands fill 32 registers of 16 floats; 12 sums of two halves fill 16 registers of 8.
+constexpr int kTileWides = Wide::kParts == 1 ? 4 : 1;
+/// Columns of a panel of transposed keys or values.
+constexpr int64_t kPanel = 64;
+
+constexpr int64_t round_up(int64_t n, int64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
+/// c[m][n] = (or +=) sum over k of a[m * am + k * ak] * b[k * ldb + n], for m < kRows and n < 16 kWides, k ascending.
+template <int kRows, int kWides, bool kAdd>
+inline void multiply_tile(const float* a, int64_t am, int64_t ak, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc) {
+  Wide sums[kRows][kWides];
+#pragma GCC unroll 6
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kWides; ++n) {
+      sums[m][n] = kAdd ? Wide::load(c + m * ldc + n * Wide::kCount) : Wide::zero();
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    Wide columns[kWides];
+#pragma GCC unroll 4
+    for (int n = 0; n < kWides; ++n) {
+      columns[n] = Wide::load(b + k * ldb + n * Wide::kCount);
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < kRows; ++m) {
+      const Wide factor = Wide::all(a[m * am + k * ak]);
+#pragma GCC unroll 4
+      for (int n = 0; n < kWides; ++n) {
+        sums[m][n] = fma(factor, columns[n], sums[m][n]);
+      }
+    }
+  }
+#pragma GCC unroll 6
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kWides; ++n) {
+      sums[m][n].store(c + m * ldc + n * Wide::kCount);
+    }
+  }
+}
+
+template <int kWides, bool kAdd>
+inline void multiply_rows(int rows, const float* a, int64_t am, int64_t ak, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc) {
+  switch (rows) {
+    case 6:
+      return multiply_tile<6, kWides, kAdd>(a, am, ak, b, ldb, depth, c, ldc);
+    case 5:
+      return multiply_tile<5, kWides, kAdd>(a, am, ak, b, ldb, depth, c, ldc);
+    case 4:
+      return multiply_tile<4, kWides, kAdd>(a, am, ak, b, ldb, depth, c, ldc);
+    case 3:
+      return multiply_tile<3, kWides, kAdd>(a, am, ak, b, ldb, depth, c, ldc);
+    case 2:
+      return multiply_tile<2, kWides, kAdd>(a, am, ak, b, ldb, depth, c, ldc);
+    default:
+      return multiply_tile<1, kWides, kAdd>(a, am, ak, b, ldb, depth, c, ldc);
+  }
+}
+
+/// Up to kTileRows rows by `columns`, a multiple of 16.
+template <bool kAdd>
+void multiply(int rows, int64_t columns, int64_t depth, const float* a, int64_t am, int64_t ak, const float* b, int64_t ldb, float* c, int64_t ldc) {
+  int64_t n = 0;
+  for (; n + kTileWides * Wide::kCount <= columns; n += kTileWides * Wide::kCount) {
+    multiply_rows<kTileWides, kAdd>(rows, a, am, ak, b + n, ldb, depth, c + n, ldc);
+  }
+  if constexpr (kTileWides > 1) {
+    for (; n < columns; n += Wide::kCount) {
+      multiply_rows<1, kAdd>(rows, a, am, ak, b + n, ldb, depth, c + n, ldc);
+    }
+  }
+}
+
+/// The workspace of one head.
+struct HeadSpace {
+  /// base: nullptr to count only.
+  HeadSpace(int64_t length, int64_t head_size, bool backward, float* base)
+      : width(round_up(head_size, Wide::kCount)), padded(round_up(length, kPanel)), score_width(padded + Wide::kCount) {
+    const auto take = [&](int64_t n) {
+      float* here = base != nullptr ? base + floats : nullptr;
+      floats += n;
+      return here;
+    };
+    q = take(length * width);
+    k = backward ? take(length * width) : nullptr;
+    v = backward ? nullptr : take(length * width);
+    k_panels = take(padded * head_size);
+    v_panels = backward ? take(padded * head_size) : nullptr;
+    dk = backward ? take(length * width) : nullptr;
+    dv = backward ? take(length * width) : nullptr;
+    d_out = backward ? take(kBlockRows * width) : nullptr;
+    rows_out = take(kBlockRows * width);
+    scores = take(kBlockRows * score_width);
+    d_scores = backward ? take(kBlockRows * score_width) : nullptr;
+    sums = backward ? take(width) : nullptr;
+  }
+
+  int64_t width, padded, score_width; ///< floats from row to row: of a head, of a panel row's whole, of scores
+  float *q, *k, *v, *k_panels, *v_panels, *dk, *dv, *d_out, *rows_out, *scores, *d_scores, *sums;
+  int64_t floats = 0;
+};
+
+/// to[r][c] = (from[r][c] + bias[c]) * scale as fp32, zeros up to `width`.
+template <class T>
+inline void widen(const T* from, int64_t stride, const float* bias, float scale, int64_t rows, int64_t columns, float* to, int64_t width) {
+  const Wide factor = Wide::all(scale);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; c += Wide::kCount) {
+      const int n = static_cast<int>(columns - c < Wide::kCount ? columns - c : Wide::kCount);
+      Wide x = n == Wide::kCount ? Wide::load(from + r * stride + c) : Wide::load(from + r * stride + c, n);
+      if (bias != nullptr) {
+        x = x + (n == Wide::kCount ? Wide::load(bias + c) : Wide::load(bias + c, n));
+      }
+      (x * factor).store(to + r * width + c);
+    }
+  }
+}
+
+/// to[r][c] = from[r][c] * scale, rounded to T.
+template <class T>
+inline void narrow(const float* from, int64_t width, float scale, int64_t rows, int64_t columns, T* to, int64_t stride) {
+  const Wide factor = Wide::all(scale);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; c += Wide::kCount) {
+      const Wide x = Wide::load(from + r * width + c) * factor;
+      if (columns - c < Wide::kCount) {
+        x.store(to + r * stride + c, static_cast<int>(columns - c));
+      } else {
+        x.store(to + r * stride + c);
+      }
+    }
+  }
+}
+
+/// panels[p][c][i] = from[p * kPanel + i][c], zeros behind the last row.
+inline void transpose_panels(const float* from, int64_t width, int64_t rows, int64_t columns, float* panels) {
+  for (int64_t first = 0; first < rows; first += kPanel) {
+    float* panel = panels + first * columns;
+    const int64_t here = rows - first < kPanel ? rows - first : kPanel;
+    for (int64_t c = 0; c < columns; ++c) {
+      for (int64_t i = 0; i < here; ++i) {
+        panel[c * kPanel + i] = from[(first + i) * width + c];
+      }
+      for (int64_t i = here; i < kPanel; ++i) {
+        panel[c * kPanel + i] = 0;
+      }
+    }
+  }
+}
+
+/// scores[m][j] = a[m] . panels[j] for the rows of a block that starts at query q0, as far as a group of rows can see.
+inline void block_scores(const float* a, int64_t width, const float* panels, int64_t head_size, int64_t q0, int64_t rows, float* scores, int64_t ld) {
+  for (int64_t first = 0; first < q0 + rows; first += kPanel) {
+    for (int64_t m = 0; m < rows; m += kTileRows) {
+      const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
+      const int64_t seen = round_up(q0 + m + group, Wide::kCount) - first;
+      if (seen > 0) {
+        multiply<false>(static_cast<int>(group), seen < kPanel ? seen : kPanel, head_size, a + m * width, width, 1, panels + first * head_size, kPanel,
+                        scores + m * ld + first, ld);
+      }
+    }
+  }
+}
+
+/// Closes a row of scores behind what it sees, up to whole registers.
+inline void mask_row(float* row, int64_t seen, float value) {
+  for (int64_t j = seen; j < round_up(seen, Wide::kCount); ++j) {
+    row[j] = value;
+  }
+}
+
+/// Products of a group of rows run a little further than each of its rows sees.
+inline void clear_behind(float* row, int64_t seen) {
+  for (int64_t j = round_up(seen, Wide::kCount); j < round_up(seen + kTileRows, Wide::kCount); ++j) {
+    row[j] = 0;
+  }
+}
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+/// Turns scores into e^(score - max) and returns the row's log sum exp; `scale` becomes 1 / sum.
+inline float softmax_row(float* row, int64_t seen, float& scale) {
+  mask_row(row, seen, kMinusInfinity);
+  Wide top = Wide::all(kMinusInfinity);
+  for (int64_t j = 0; j < seen; j += Wide::kCount) {
+    top = max(top, Wide::load(row + j));
+  }
+  const float highest = largest(top);
+  const Wide shift = Wide::all(highest);
+  Wide total = Wide::zero();
+  for (int64_t j = 0; j < seen; j += Wide::kCount) {
+    const Wide e = exp(Wide::load(row + j) - shift);
+    total = total + e;
+    e.store(row + j);
+  }
+  clear_behind(row, seen);
+  const float all = sum(total);
+  scale = 1.0f / all;
+  return highest + __builtin_logf(all);
+}
+
+template <class T>
+void attention_task(const AttentionArgs& args, int64_t task, float* workspace) {
+  const int64_t length = args.length;
+  const int64_t size = args.head_size;
+  const int64_t hidden = args.heads * size;
+  const int64_t sample = task / args.heads;
+  const int64_t head = task % args.heads;
+  const HeadSpace space(length, size, false, workspace);
+  const T* qkv = static_cast<const T*>(args.qkv) + sample * length * 3 * hidden + head * size;
+  const float* bias = args.bias != nullptr ? args.bias + head * size : nullptr;
+  const auto part = [&](int64_t which, float scale, float* to) {
+    widen(qkv + which * hidden, 3 * hidden, bias != nullptr ? bias + which * hidden : nullptr, scale, length, size, to, space.width);
+  };
+  part(1, 1, space.v);
+  transpose_panels(space.v, space.width, length, size, space.k_panels);
+  part(2, 1, space.v);
+  part(0, args.scale, space.q);
+  T* out = static_cast<T*>(args.out) + sample * length * hidden + head * size;
+  float* lse = args.lse + task * length;
+  for (int64_t q0 = 0; q0 < length; q0 += kBlockRows) {
+    const int64_t rows = length - q0 < kBlockRows ? length - q0 : kBlockRows;
+    block_scores(space.q + q0 * space.width, space.width, space.k_panels, size, q0, rows, space.scores, space.score_width);
+    float scale[kBlockRows];
+    for (int64_t m = 0; m < rows; ++m) {
+      lse[q0 + m] = softmax_row(space.scores + m * space.score_width, q0 + m + 1, scale[m]);
+    }
+    for (int64_t m = 0; m < rows; m += kTileRows) {
+      const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
+      multiply<false>(static_cast<int>(group), space.width, q0 + m + group, space.scores + m * space.score_width, space.score_width, 1, space.v, space.width,
+                      space.rows_out + m * space.width, space.width);
+    }
+    for (int64_t m = 0; m < rows; ++m) {
+      narrow(space.rows_out + m * space.width, space.width, scale[m], 1, size, out + (q0 + m) * hidden, hidden);
+    }
+  }
+}
+
+/// P and dP of a row become P and dS = P (dP - sum P dP).
+inline void backward_row(float* p, float* dp, int64_t seen, float lse) {
+  mask_row(p, seen, kMinusInfinity);
+  mask_row(dp, seen, 0);
+  const Wide shift = Wide::all(lse);
+  Wide total = Wide::zero();
+  for (int64_t j = 0; j < seen; j += Wide::kCount) {
+    const Wide e = exp(Wide::load(p + j) - shift);
+    e.store(p + j);
+    total = fma(e, Wide::load(dp + j), total);
+  }
+  const Wide mean = Wide::all(sum(total));
+  for (int64_t j = 0; j < seen; j += Wide::kCount) {
+    (Wide::load(p + j) * (Wide::load(dp + j) - mean)).store(dp + j);
+  }
+  clear_behind(p, seen);
+  clear_behind(dp, seen);
+}
+
+/// to[c] = scale * sum over rows of from[r][c].
+inline void sum_rows(const float* from, int64_t width, int64_t rows, int64_t columns, float scale, bool add, float* sums, float* to) {
+  for (int64_t c = 0; c < width; c += Wide::kCount) {
+    Wide total = Wide::zero();
+    for (int64_t r = 0; r < rows; ++r) {
+      total = total + Wide::load(from + r * width + c);
+    }
+    (total * Wide::all(scale)).store(sums + c);
+  }
+  for (int64_t c = 0; c < columns; ++c) {
+    to[c] = add ? to[c] + sums[c] : sums[c];
+  }
+}
+
+template <class T>
+void attention_backward_task(const AttentionArgs& args, int64_t task, float* workspace) {
+  const int64_t length = args.length;
+  const int64_t size = args.head_size;
+  const int64_t hidden = args.heads * size;
+  const int64_t sample = task / args.heads;
+  const int64_t head = task % args.heads;
+  const HeadSpace space(length, size, true, workspace);
+  const int64_t width = space.width;
+  const int64_t ld = space.score_width;
+  const T* qkv = static_cast<const T*>(args.qkv) + sample * length * 3 * hidden + head * size;
+  const T* dout = static_cast<const T*>(args.dout) + sample * length * hidden + head * size;
+  T* dqkv = static_cast<T*>(args.dqkv) + sample * length * 3 * hidden + head * size;
+  const float* bias = args.bias != nullptr ? args.bias + head * size : nullptr;
+  float* dbias = args.dbias != nullptr ? args.dbias + sample * 3 * hidden + head * size : nullptr;
+  const float* lse = args.lse + task * length;
+  const auto part = [&](int64_t which, float scale, float* to) {
+    widen(qkv + which * hidden, 3 * hidden, bias != nullptr ? bias + which * hidden : nullptr, scale, length, size, to, width);
+  };
+  part(2, 1, space.k);
+  transpose_panels(space.k, width, length, size, space.v_panels);
+  part(1, 1, space.k);
+  transpose_panels(space.k, width, length, size, space.k_panels);
+  part(0, args.scale, space.q);
+  std::memset(space.dk, 0, static_cast<size_t>(length * width) * sizeof(float));
+  std::memset(space.dv, 0, static_cast<size_t>(length * width) * sizeof(float));
+  for (int64_t q0 = 0; q0 < length; q0 += kBlockRows) {
+    const int64_t rows = length - q0 < kBlockRows ? length - q0 : kBlockRows;
+    const float* q = space.q + q0 * width;
+    widen(dout + q0 * hidden, hidden, nullptr, 1, rows, size, space.d_out, width);
+    block_scores(q, width, space.k_panels, size, q0, rows, space.scores, ld);
+    block_scores(space.d_out, width, space.v_panels, size, q0, rows, space.d_scores, ld);
+    for (int64_t m = 0; m < rows; ++m) {
+      backward_row(space.scores + m * ld, space.d_scores + m * ld, q0 + m + 1, lse[q0 + m]);
+    }
+    for (int64_t m = 0; m < rows; m += kTileRows) {
+      const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
+      multiply<false>(static_cast<int>(group), width, q0 + m + group, space.d_scores + m * ld, ld, 1, space.k, width, space.rows_out + m * width, width);
+    }
+    narrow(space.rows_out, width, args.scale, rows, size, dqkv + q0 * 3 * hidden, 3 * hidden);
+    if (dbias != nullptr) {
+      sum_rows(space.rows_out, width, rows, size, args.scale, q0 > 0, space.sums, dbias);
+    }
+    for (int64_t j = 0; j < q0 + rows; j += kTileRows) { // keys; queries before the first of them do not see them
+      const int group = static_cast<int>(q0 + rows - j < kTileRows ? q0 + rows - j : kTileRows);
+      const int64_t skip = j > q0 ? j - q0 : 0;
+      multiply<true>(group, width, rows - skip, space.scores + skip * ld + j, 1, ld, space.d_out + skip * width, width, space.dv + j * width, width);
+      multiply<true>(group, width, rows - skip, space.d_scores + skip * ld + j, 1, ld, q + skip * width, width, space.dk + j * width, width);
+    }
+  }
+  narrow(space.dk, width, 1, length, size, dqkv + hidden, 3 * hidden);
+  narrow(space.dv, width, 1, length, size, dqkv + 2 * hidden, 3 * hidden);
+  if (dbias != nullptr) {
+    sum_rows(space.dk, width, length, size, 1, false, space.sums, dbias + hidden);
+    sum_rows(space.dv, width, length, size, 1, false, space.sums, dbias + 2 * hidden);
+  }
+}
+
+int64_t attention_workspace(int64_t length, int64_t head_size, bool backward) {
+  return HeadSpace(length, head_size, backward, nullptr).floats;
+}
+
+void attention(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace) {
+  for (int64_t task = begin; task < end; ++task) {
+    args.element == Element::bf16 ? attention_task<Bf16>(args, task, workspace) : attention_task<float>(args, task, workspace);
+  }
+}
+
+void attention_backward(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace) {
+  for (int64_t task = begin; task < end; ++task) {
+    args.element == Element::bf16 ? attention_backward_task<Bf16>(args, task, workspace) : attention_backward_task<float>(args, task, workspace);
+  }
+}
+
+} // namespace
+} // namespace trireme::kernels

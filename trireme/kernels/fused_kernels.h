@@ -1,0 +1,134 @@
+#pragma once
+
+#include <trireme/kernels/kernels.h>
+
+#include <cstdint>
+
+/// Loops over whole layers of a transformer, forward and backward: one pass over memory each, one thread, no allocation.
+///
+/// Arrays are fp32 or bf16 (`element`: f32 or bf16, nothing else); arithmetic is done in fp32, stores round to nearest even.
+/// As in kernels.h every instruction set gives the same bits, and a row's result does not depend on which other
+/// rows a call treats. The scalar set is for proof, not for use: attention there costs a library call a multiplication.
+namespace trireme::kernels {
+
+/// The form of GELU: `tanh` of GPT-2, `erf` the exact one. Source: Hendrycks & Gimpel 2016, arXiv:1606.08415.
+enum class Gelu { tanh, erf };
+
+/// y = gelu(x + bias) over rows of `columns`, and its derivative. Error of both against double for the rounded sum:
+/// at most 2 ulp (of the element type) of max(|x + bias|, 1).
+struct GeluArgs {
+  const void* x = nullptr;
+  const float* bias = nullptr; ///< [columns], or nullptr
+  void* y = nullptr;           ///< forward
+  const void* dy = nullptr;    ///< backward, with dx
+  void* dx = nullptr;
+  float* dbias = nullptr; ///< backward: the rows' sum of dx is added to it; or nullptr
+  int64_t columns = 0;
+  Element element = Element::f32;
+  Gelu form = Gelu::tanh;
+};
+
+/// h = x + residual + bias (either may be absent; then nothing is written to h), y = (h - mean) * rstd * weight + shift, over rows of `columns`.
+/// Source: Ba et al. 2016, arXiv:1607.06450.
+struct LayerNormArgs {
+  const void* x = nullptr;
+  const void* residual = nullptr; ///< nullptr: h is x
+  const float* bias = nullptr;    ///< [columns]; only with a residual
+  void* h = nullptr;              ///< written forward with a residual, read backward
+  void* y = nullptr;
+  const float* weight = nullptr; ///< [columns]
+  const float* shift = nullptr;  ///< [columns]
+  float* mean = nullptr;         ///< [rows]
+  float* rstd = nullptr;         ///< [rows]; 1 / sqrt(variance + eps)
+  float eps = 1e-5f;
+  // Backward: dh is the sum of what comes through y and, where given, of h's own gradient.
+  const void* dy = nullptr;
+  const void* dh_in = nullptr; ///< or nullptr
+  void* dh = nullptr;
+  float* dweight = nullptr; ///< these three: the rows' sum is added; nullptr leaves it out
+  float* dshift = nullptr;
+  float* dbias = nullptr;
+  int64_t columns = 0;
+  Element element = Element::f32;
+};
+
+/// Cross-entropy of logits [rows, columns] against class numbers.
+///
+/// Forward: lse = log sum exp(logits), loss = lse - logits[target], 0 where target == ignore.
+/// Backward: dlogits = (exp(logits - lse) - onehot(target)) * scale, 0 for ignored rows; may be written over the logits.
+/// Targets must be `ignore` or in [0, columns).
+struct CrossEntropyArgs {
+  const void* logits = nullptr;
+  const int64_t* target = nullptr;
+  int64_t ignore = -100;
+  float* lse = nullptr;
+  float* loss = nullptr;
+  void* dlogits = nullptr;
+  float scale = 1;
+  int64_t columns = 0;
+  Element element = Element::f32;
+};
+
+/// sum[j] += column j of the rows.
+struct ColumnSumArgs {
+  const void* x = nullptr;
+  float* sum = nullptr;
+  int64_t columns = 0;
+  Element element = Element::f32;
+};
+
+/// out = x + residual + bias over rows of `columns`.
+struct AddBiasArgs {
+  const void* x = nullptr;
+  const void* residual = nullptr;
+  const float* bias = nullptr;
+  void* out = nullptr;
+  int64_t columns = 0;
+  Element element = Element::f32;
+};
+
+/// Causal self-attention of all heads, straight from the projection's layout: qkv [batch, length, 3 * heads * head_size]
+/// (queries, keys, values side by side, heads inside), out [batch, length, heads * head_size].
+///
+/// out = softmax(mask(Q K^T * scale)) V with Q, K, V the columns of qkv + bias. Backward recomputes the probabilities from lse.
+/// A task is one head of one sample, in the order batch-major. Products above the diagonal are left out.
+/// Cost of a task: about length^2 head_size multiply-adds forward, 2.5 times that backward; all in fp32.
+/// Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691 (recomputation from lse).
+struct AttentionArgs {
+  const void* qkv = nullptr;
+  const float* bias = nullptr; ///< [3 * heads * head_size], or nullptr
+  void* out = nullptr;         ///< forward
+  float* lse = nullptr;        ///< [batch, heads, length], written forward, read backward
+  const void* dout = nullptr;  ///< backward
+  void* dqkv = nullptr;
+  float* dbias = nullptr; ///< [batch, 3 * heads * head_size]: each sample's own sum; or nullptr
+  float scale = 1;
+  int64_t length = 0;
+  int64_t heads = 0;
+  int64_t head_size = 0;
+  Element element = Element::f32;
+};
+
+/// The kernels of one instruction set. Ranges are rows, for attention tasks.
+struct FusedKernelSet {
+  void (*gelu)(const GeluArgs& args, int64_t begin, int64_t end);
+  void (*gelu_backward)(const GeluArgs& args, int64_t begin, int64_t end);
+  void (*layer_norm)(const LayerNormArgs& args, int64_t begin, int64_t end);
+  void (*layer_norm_backward)(const LayerNormArgs& args, int64_t begin, int64_t end);
+  void (*cross_entropy)(const CrossEntropyArgs& args, int64_t begin, int64_t end);
+  void (*cross_entropy_backward)(const CrossEntropyArgs& args, int64_t begin, int64_t end);
+  void (*column_sum)(const ColumnSumArgs& args, int64_t begin, int64_t end);
+  void (*add_bias)(const AddBiasArgs& args, int64_t begin, int64_t end);
+  /// Floats that the last argument of the two functions below must point at, one such area for each thread; best 64-byte aligned.
+  int64_t (*attention_workspace)(int64_t length, int64_t head_size, bool backward);
+  void (*attention)(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace);
+  void (*attention_backward)(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace);
+};
+
+/// The kernels of `simd`, which must be supported().
+const FusedKernelSet& fused_kernel_set(Simd simd);
+
+/// fused_kernel_set(active_simd()).
+const FusedKernelSet& active_fused_kernels();
+
+} // namespace trireme::kernels

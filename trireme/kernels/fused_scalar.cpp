@@ -1,0 +1,11 @@
+#include <trireme/kernels/attention_loops.h>
+#include <trireme/kernels/fused_kernel_sets.h>
+#include <trireme/kernels/fused_rows.h>
+
+namespace trireme::kernels {
+
+const FusedKernelSet kScalarFusedKernels = {
+    &gelu,       &gelu_backward, &layer_norm,          &layer_norm_backward, &cross_entropy,     &cross_entropy_backward,
+    &column_sum, &add_bias,      &attention_workspace, &attention,           &attention_backward};
+
+} // namespace trireme::kernels
