@@ -252,6 +252,10 @@ void Engine::Impl::update() {
   skips_in_a_row = 0;
   lr = schedule->lr();
   optimizer->begin_step(lr, schedule->betas(), reduce_scale * clip);
+  if (optimizer->needs_norms()) {
+    reducer->finish();
+    optimizer->prepare();
+  }
   for (size_t b = 0; b < buffers.size(); ++b) {
     const auto buckets = static_cast<int64_t>(buffers[b]->layout().buckets().size());
     for (int64_t k = 0; k < buckets; ++k) {

@@ -140,6 +140,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
                                                       sharded ? &zero::scatter_gradients : &parallel::Reducer::all_reduce);
   const std::vector<double> weight_decay(buffers.size(), config.optimizer->weight_decay());
   impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, weight_decay, *config.optimizer, impl->group.rank(), impl->group.size(), sharded);
+  impl->optimizer->sum_over([group = impl->group](at::Tensor& sums) { group.all_reduce(sums, comm::ReduceOp::sum, "parameter norms").wait(); });
   if (sharded) {
     impl->parameter_gather = std::make_unique<zero::ParameterGather>(buffers, impl->group);
   }
