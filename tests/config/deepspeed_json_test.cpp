@@ -194,12 +194,8 @@ TEST(DeepSpeedJsonTest, WhatIsNotBuiltSaysNotYet) {
   expect_errors({
       {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})", "1:56: zero_optimization.offload_optimizer.device:", "not yet: ", "write \"none\""},
       {R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/n"}}})", "1:52: zero_optimization.offload_param.device:", "not yet: ", ""},
-      {R"({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}})", "1:24: optimizer.type:", "not yet: Lamb is not among Adam, AdamW, SGD", "use AdamW"},
-      {R"({"optimizer": {"type": "OneBitAdam"}})", "1:24: optimizer.type:", "not yet: OneBitAdam", "uncompressed"},
+      {R"({"optimizer": {"type": "OneBitAdam"}})", "1:24: optimizer.type:", "not yet: OneBitAdam is not among Adam, AdamW, SGD, Lamb", "uncompressed"},
       {R"({"optimizer": {"type": "ZeroOneAdam"}})", "1:24: optimizer.type:", "not yet: ZeroOneAdam", ""},
-      {R"({"optimizer": {"type": "lion"}})", "1:24: optimizer.type:", "not yet: Lion", ""},
-      {R"({"optimizer": {"type": "Adagrad"}})", "1:24: optimizer.type:", "not yet: Adagrad", ""},
-      {R"({"optimizer": {"type": "RMSprop"}})", "1:24: optimizer.type:", "not yet: RMSprop", ""},
       {R"({"activation_checkpointing": {"cpu_checkpointing": true}})", "1:52: activation_checkpointing.cpu_checkpointing:", "not yet: ", ""},
       {R"({"sparse_attention": {"mode": "fixed"}})", "1:22: sparse_attention:", "not yet: attention is dense", "Leave it out."},
       {R"({"flops_profiler": {"enabled": true}})", "1:32: flops_profiler.enabled:", "not yet: ", "wall_clock_breakdown"},
@@ -225,7 +221,7 @@ TEST(DeepSpeedJsonTest, WhatIsOutsideSaysWhatToDoInstead) {
       {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "1:54: optimizer.params.amsgrad:", "not supported: ", ""},
       {R"({"optimizer": {"type": "Muon"}})", "1:24: optimizer.type:", "not supported: Muon", "AdamW"},
       {R"({"optimizer": {"type": "Adem"}})", "1:24: optimizer.type:", "not one of the choices", "Did you mean \"Adam\"?"},
-      {R"({"optimizer": {"type": "NovoGrad"}})", "1:24: optimizer.type:", "not one of the choices", "Known: Adam, AdamW, SGD."},
+      {R"({"optimizer": {"type": "NovoGrad"}})", "1:24: optimizer.type:", "not one of the choices", "Known: Adam, AdamW, SGD, Lamb, FusedLamb, Lion, Adagrad, RMSprop."},
       {R"({"scheduler": {"type": "StepLR"}})", "1:24: scheduler.type:", "not one of the choices", "Known: WarmupLR"},
       {R"({"fp32_allreduce": true})", "1:20: fp32_allreduce:", "not supported: ", "communication_data_type"},
       {R"({"wandb": {"enabled": true}})", "1:11: wandb:", "not supported: ", "tensorboard"},
@@ -244,6 +240,11 @@ TEST(DeepSpeedJsonTest, SettingsThatContradictEachOther) {
   expect_errors({
       {R"({"optimizer": {"params": {}}})", "1:15: optimizer:", "the key \"type\" is missing", ""},
       {R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})", "1:59: optimizer.params.adam_w_mode:", "ds.json:1:24 asks for AdamW", "\"type\": \"Adam\""},
+      {R"({"optimizer": {"type": "Lamb", "params": {"max_coeff": 0.5, "min_coeff": 1}}})", "1:74: optimizer.params.min_coeff:", "more than max_coeff", ""},
+      {R"({"optimizer": {"type": "Lion", "params": {"betas": [0.9]}}})", "1:52: optimizer.params.betas:", "must be two numbers", ""},
+      {R"({"optimizer": {"type": "Lamb", "params": {"state_dtype": "int8"}}})", "1:58: optimizer.params.state_dtype:", "", ""},
+      {R"({"optimizer": {"type": "Adam", "params": {"state_dtype": "int8", "fp32_optimizer_states": true}}})",
+       "1:91: optimizer.params.fp32_optimizer_states:", "contradicts", ""},
       {R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", "1:54: optimizer.params.nesterov:", "needs momentum > 0", ""},
       {R"({"scheduler": {"type": "WarmupDecayLR"}})", "1:15: scheduler:", "WarmupDecayLR needs \"params\": {\"total_num_steps\"", ""},
       {R"({"scheduler": {"type": "WarmupCosineLR", "params": {"cos_min_ratio": 0}}})", "1:52: scheduler.params:", "\"total_num_steps\" is missing", ""},
@@ -262,6 +263,27 @@ TEST(DeepSpeedJsonTest, AdamModes) {
   EXPECT_FALSE(adam(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})").decoupled_weight_decay);
   EXPECT_FALSE(adam(R"({"optimizer": {"type": "Adam", "params": {"bias_correction": false}}})").bias_correction);
   EXPECT_EQ(adam(R"({"optimizer": {"type": "Adam", "params": null}})").lr, 1e-3);
+}
+
+TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
+  const auto optimizer = [](const std::string& section) { return *read(concat(R"({"optimizer": )", section, "}")).optimizer; };
+  auto o = optimizer(R"({"type": "lamb"})");
+  EXPECT_EQ(o.kind, OptimizerOptions::Kind::lamb);
+  EXPECT_EQ(o.lamb.max_coeff, 10);
+  EXPECT_EQ(o.lamb.min_coeff, 0.01);
+  EXPECT_EQ(o.lr(), 1e-3);
+  o = optimizer(R"({"type": "Lion", "params": {"betas": [0.95, 0.98], "weight_decay": 0.3, "state_dtype": "int8"}})");
+  EXPECT_EQ(o.lion.beta2, 0.98);
+  EXPECT_EQ(o.weight_decay(), 0.3);
+  EXPECT_EQ(o.state_type, optim::StateType::int8);
+  o = optimizer(R"({"type": "Adagrad"})");
+  EXPECT_EQ(o.lr(), 1e-2);
+  EXPECT_EQ(o.adagrad.eps, 1e-10);
+  o = optimizer(R"({"type": "RMSprop", "params": {"lr": 0.1, "alpha": 0.9, "momentum": 0.8, "centered": true}})");
+  EXPECT_EQ(o.rmsprop.alpha, 0.9);
+  EXPECT_EQ(o.rmsprop.momentum, 0.8);
+  EXPECT_TRUE(o.rmsprop.centered);
+  EXPECT_EQ(optimizer(R"({"type": "Adam", "params": {"fp32_optimizer_states": false}})").state_type, optim::StateType::bf16);
 }
 
 TEST(DeepSpeedJsonTest, Sgd) {

@@ -16,6 +16,7 @@ TEST(BenchOptimTest, WritesOneJsonObjectALine) {
   BenchOptimArgs args;
   args.params = {1000, 70000};
   args.threads = {1, 2};
+  args.impls = {"adam"};
   args.repeats = 3;
   args.json = true;
   const int threads_before = at::get_num_threads();
@@ -29,7 +30,7 @@ TEST(BenchOptimTest, WritesOneJsonObjectALine) {
     const double ms = row.at("ms");
     EXPECT_GT(ms, 0);
     EXPECT_LE(row.at("ms_min").get<double>(), ms);
-    EXPECT_NEAR(row.at("gb_per_s").get<double>(), 28 * row.at("params").get<double>() / ms / 1e6, 1e-6);
+    EXPECT_NEAR(row.at("gb_per_s").get<double>(), row.at("bytes").get<double>() * row.at("params").get<double>() / ms / 1e6, 1e-6);
   }
   EXPECT_THAT(
       rows,
@@ -45,7 +46,22 @@ TEST(BenchOptimTest, WritesATable) {
   args.repeats = 2;
   std::stringstream out;
   bench_optim(args, out);
-  EXPECT_THAT(out.str(), ::testing::MatchesRegex("impl .*ms_min.*\nadam  *1000  *1 .*\nlimit  *1000  *1 .* 1.000\n"));
+  EXPECT_THAT(out.str(), ::testing::MatchesRegex("impl .*ms_min.*\nadam  *1000  *1  *28.0 .*\nadam_bf16  *1000  *1  *30.0 .*\nadam_bf16_states16 .*\n"
+                                                 "adam_bf16_states8 .*\nlamb .*\nlion .*\nadagrad .*\nrmsprop .*\nsgd .*\nlimit  *1000  *1 .* 100.0\n"));
+}
+
+TEST(BenchOptimTest, NamesTheRowsThereAre) {
+  BenchOptimArgs args;
+  args.params = {1000};
+  args.impls = {"adam", "adam_fp4"};
+  std::stringstream out;
+  try {
+    bench_optim(args, out);
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("--impl adam_fp4 is not a row"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("adam_bf16_states8"));
+  }
 }
 
 TEST(BenchOptimTest, RefusesNumbersBelowOne) {

@@ -9,7 +9,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <iomanip>
 #include <memory>
 #include <new>
@@ -18,7 +20,33 @@
 namespace trireme::tools {
 namespace {
 
-constexpr int64_t kBytesPerParameter = 28;
+using optim::OptimizerOptions;
+using optim::StateType;
+using Kind = OptimizerOptions::Kind;
+
+struct Impl {
+  const char* name;
+  Kind kind;
+  /// Gradient and copy out in bf16, norm and clip.
+  bool mixed;
+  StateType state_type;
+  /// Memory traffic a parameter.
+  double bytes;
+};
+
+constexpr double kLimitBytes = 28;
+constexpr double kScaleBytes = 2.0 * 2 * sizeof(float) / optim::kStateBlock; // two states' scales are read and written
+constexpr std::array kImpls = {
+    Impl{"adam", Kind::adam, false, StateType::fp32, kLimitBytes},
+    Impl{"adam_bf16", Kind::adam, true, StateType::fp32, 30},
+    Impl{"adam_bf16_states16", Kind::adam, true, StateType::bf16, 22},
+    Impl{"adam_bf16_states8", Kind::adam, true, StateType::int8, 18 + kScaleBytes},
+    Impl{"lamb", Kind::lamb, false, StateType::fp32, 40},
+    Impl{"lion", Kind::lion, false, StateType::fp32, 20},
+    Impl{"adagrad", Kind::adagrad, false, StateType::fp32, 20},
+    Impl{"rmsprop", Kind::rmsprop, false, StateType::fp32, 20},
+    Impl{"sgd", Kind::sgd, false, StateType::fp32, 20},
+};
 
 /// p, g, m and v of one size.
 struct Arrays {
@@ -75,6 +103,7 @@ double median(std::vector<double> values) {
 
 struct Row {
   const char* impl;
+  double bytes;
   int64_t params;
   int threads;
   std::vector<double> ms;
@@ -83,48 +112,112 @@ struct Row {
 
 void print(const Row& row, bool json, std::ostream& out) {
   const double ms = median(row.ms);
-  const double gb_per_s = static_cast<double>(kBytesPerParameter * row.params) / ms / 1e6;
+  const double gb_per_s = row.bytes * static_cast<double>(row.params) / ms / 1e6;
   const double ms_min = *std::min_element(row.ms.begin(), row.ms.end());
   if (json) {
     out << nlohmann::json{{"bench", "optim"}, {"impl", row.impl}, {"params", row.params}, {"threads", row.threads},
-                          {"ms", ms}, {"ms_min", ms_min}, {"gb_per_s", gb_per_s}, {"of_limit", row.of_limit}}
+                          {"bytes", row.bytes}, {"ms", ms}, {"ms_min", ms_min}, {"gb_per_s", gb_per_s}, {"of_limit", row.of_limit}}
         << '\n';
   } else {
-    out << std::left << std::setw(8) << row.impl << std::right << std::setw(12) << row.params << std::setw(9)
-        << row.threads << std::fixed << std::setprecision(3) << std::setw(11) << ms << std::setw(11) << ms_min
-        << std::setprecision(1) << std::setw(8) << gb_per_s << std::setprecision(3) << std::setw(10) << row.of_limit
+    out << std::left << std::setw(19) << row.impl << std::right << std::setw(12) << row.params << std::setw(9)
+        << row.threads << std::fixed << std::setprecision(1) << std::setw(7) << row.bytes << std::setprecision(3) << std::setw(11) << ms << std::setw(11) << ms_min
+        << std::setprecision(1) << std::setw(8) << gb_per_s << std::setw(12) << 100 * row.of_limit
         << '\n';
   }
   out.flush();
 }
 
-void measure(const BenchOptimArgs& args, const Arrays& arrays, std::ostream& out) {
-  optim::OptimizerOptions options;
-  options.adam.beta2 = 0.95;
-  const auto adam = optim::make_optimizer(options);
-  optim::ShardStep shard;
-  shard.param = arrays.param;
-  shard.grad = arrays.grad;
-  shard.states = {arrays.exp_avg, arrays.exp_avg_sq};
-  shard.lr = 1e-3;
-  shard.weight_decay = 0.1;
+/// One optimizer and what it steps.
+class Stepped {
+ public:
+  Stepped(const Impl& impl, int64_t n, bool huge_pages) : impl_(impl) {
+    const auto make = [&](float value, at::ScalarType type) { // half or a quarter of an fp32 array
+      const auto floats = static_cast<int64_t>((static_cast<size_t>(n) * at::elementSize(type) + sizeof(float) - 1) / sizeof(float));
+      at::Tensor array = flat(floats, 0, huge_pages).view(type).slice(0, 0, n);
+      return value == 0 ? array : array.fill_(value);
+    };
+    OptimizerOptions options;
+    options.kind = impl.kind;
+    options.state_type = impl.state_type;
+    options.adam.beta2 = 0.95;
+    options.sgd.momentum = 0.9;
+    optimizer_ = optim::make_optimizer(options);
+    shard_.param = make(0.02F, at::kFloat);
+    shard_.grad = make(0.01F, impl.mixed ? at::kBFloat16 : at::kFloat);
+    if (impl.mixed) {
+      shard_.param_copy = make(0, at::kBFloat16);
+    }
+    for (size_t i = 0; i < optimizer_->states().size(); ++i) {
+      shard_.states.push_back(make(0, optim::scalar_type(impl.state_type)));
+      if (impl.state_type == StateType::int8) {
+        shard_.scales.push_back(at::zeros({(n + optim::kStateBlock - 1) / optim::kStateBlock}));
+      }
+    }
+    shard_.lr = 1e-3;
+    shard_.weight_decay = 0.1;
+    constexpr int64_t kParameters = 16;
+    for (int64_t i = 0; i < kParameters; ++i) {
+      segments_.push_back({n * i / kParameters, n * (i + 1) / kParameters, i});
+    }
+    shard_.segments = segments_;
+    norms_.resize(2 * kParameters);
+    shard_.norms = norms_;
+  }
 
+  void step() {
+    if (impl_.mixed) {
+      constexpr double kLossScale = 1;
+      shard_.grad_scale = std::min(1.0, 1 / (std::sqrt(optim::squared_norm(shard_.grad)) / kLossScale + 1e-6)) / kLossScale;
+    }
+    if (optimizer_->needs_norms()) {
+      std::fill(norms_.begin(), norms_.end(), 0.0);
+      optimizer_->prepare(shard_, norms_);
+    }
+    optimizer_->step(shard_);
+    ++shard_.step;
+  }
+
+ private:
+  const Impl& impl_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  optim::ShardStep shard_;
+  std::vector<optim::Segment> segments_;
+  std::vector<double> norms_;
+};
+
+std::vector<double> measure(const BenchOptimArgs& args, const Impl& impl, const Arrays& limit_arrays, std::ostream& out) {
+  const int64_t n = limit_arrays.param.numel();
+  Stepped stepped(impl, n, args.huge_pages);
   constexpr int kWarmUps = 2;
-  std::vector<double> adam_ms, limit_ms, ratios;
+  std::vector<double> own_ms, limit_ms, shares;
   for (int i = -kWarmUps; i < args.repeats; ++i) {
-    const double limit = milliseconds([&] { stream(arrays); });
-    const double ours = milliseconds([&] { adam->step(shard); });
-    ++shard.step;
+    const double limit = milliseconds([&] { stream(limit_arrays); });
+    const double own = milliseconds([&] { stepped.step(); });
     if (i >= 0) {
       limit_ms.push_back(limit);
-      adam_ms.push_back(ours);
-      ratios.push_back(limit / ours);
+      own_ms.push_back(own);
+      shares.push_back(limit * impl.bytes / kLimitBytes / own);
     }
   }
-  const int64_t n = arrays.param.numel();
-  const int threads = at::get_num_threads();
-  print({"adam", n, threads, adam_ms, median(ratios)}, args.json, out);
-  print({"limit", n, threads, limit_ms, 1.0}, args.json, out);
+  print({impl.name, impl.bytes, n, at::get_num_threads(), own_ms, median(shares)}, args.json, out);
+  return limit_ms;
+}
+
+std::vector<const Impl*> chosen(const std::vector<std::string>& names) {
+  std::vector<const Impl*> found;
+  std::string known;
+  for (const Impl& impl : kImpls) {
+    known += (known.empty() ? "" : ", ") + std::string(impl.name);
+    if (names.empty() || std::find(names.begin(), names.end(), impl.name) != names.end()) {
+      found.push_back(&impl);
+    }
+  }
+  for (const std::string& name : names) {
+    if (std::none_of(found.begin(), found.end(), [&](const Impl* impl) { return impl->name == name; })) {
+      throw InputError("bench", concat("--impl ", name, " is not a row."), concat("There are ", known, '.'));
+    }
+  }
+  return found;
 }
 
 } // namespace
@@ -142,18 +235,24 @@ int bench_optim(const BenchOptimArgs& args, std::ostream& out) {
     check("--threads", threads);
   }
   check("--repeats", args.repeats);
+  const std::vector<const Impl*> impls = chosen(args.impls);
 
   const int before = at::get_num_threads();
   const std::vector<int> thread_counts = args.threads.empty() ? std::vector<int>{before} : args.threads;
   if (!args.json) {
-    out << "impl          params  threads         ms     ms_min    GB/s  of_limit\n";
+    out << "impl                     params  threads  bytes         ms     ms_min    GB/s  % of limit\n";
   }
   for (int64_t n : args.params) {
     const auto make = [&](float value) { return flat(n, value, args.huge_pages); };
     const Arrays arrays{make(0.02f), make(0.01f), make(0), make(0)};
     for (int threads : thread_counts) {
       at::set_num_threads(threads);
-      measure(args, arrays, out);
+      std::vector<double> limit_ms;
+      for (const Impl* impl : impls) {
+        const std::vector<double> beside = measure(args, *impl, arrays, out);
+        limit_ms.insert(limit_ms.end(), beside.begin(), beside.end());
+      }
+      print({"limit", kLimitBytes, n, threads, limit_ms, 1.0}, args.json, out);
     }
   }
   at::set_num_threads(before);

@@ -139,9 +139,10 @@ struct Parser {
 
     CLI::App* bench = app.add_subcommand("bench", "Measure a part of Trireme on this machine");
     bench->require_subcommand(1);
-    c = add(*bench, result, bench_optim, "optim", "One Adam step against the machine's memory bandwidth", "trireme bench optim --params 50000000 --threads 1,2 --json");
+    c = add(*bench, result, bench_optim, "optim", "Optimizer steps against the machine's memory bandwidth", "trireme bench optim --params 50000000 --threads 1,2 --json");
     c->add_option("--params", bench_optim.params, "Numbers of parameters")->delimiter(',')->check(CLI::PositiveNumber);
     c->add_option("--threads", bench_optim.threads, "Numbers of threads (default: all cores)")->delimiter(',')->check(CLI::PositiveNumber);
+    c->add_option("--impl", bench_optim.impls, "Rows: adam, adam_bf16, adam_bf16_states16, adam_bf16_states8, lamb, lion, adagrad, rmsprop, sgd (default: all)")->delimiter(',');
     c->add_option("--repeats", bench_optim.repeats, "Measurements of each; the median is printed")->check(CLI::PositiveNumber)->capture_default_str();
     c->add_flag("--json", bench_optim.json, "One JSON object a line instead of a table");
 

@@ -82,6 +82,7 @@ struct DataFetchCommand {
 struct BenchOptimCommand {
   std::vector<int64_t> params = {50'000'000};
   std::vector<int64_t> threads;
+  std::vector<std::string> impls;
   int64_t repeats = 11;
   bool json = false;
 };

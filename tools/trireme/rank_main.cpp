@@ -50,6 +50,7 @@ struct Run {
     BenchOptimArgs args;
     args.params = command.params;
     args.threads.assign(command.threads.begin(), command.threads.end());
+    args.impls = command.impls;
     args.repeats = static_cast<int>(command.repeats);
     args.json = command.json;
     return bench_optim(args, std::cout);

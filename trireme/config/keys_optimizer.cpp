@@ -12,6 +12,9 @@ constexpr auto R = Verdict::refused;
 const Key kLr = {"lr", H, "real >= 0", "0.001", "Learning rate; a scheduler replaces it."};
 const Key kWeightDecay = {"weight_decay", H, "real >= 0", "0", "Weight decay."};
 const Key kMaxGradNorm = {"max_grad_norm", R, "real", "null", "clipping is the engine's. Write \"gradient_clipping\" at the top level instead.", "[0]"};
+const Key kEps = {"eps", H, "real >= 0", "1e-8", "Added to the root of the second moment."};
+const Key kStateType = {"state_dtype", H, "word fp32|bf16|int8", "\"fp32\"",
+                        "What the optimizer's states are kept in: 4, 2 or 1 bytes an element (int8: blocks of 256 with a scale each). Ours."};
 const Key kLastBatch = {"last_batch_iteration", R, "int", "-1", "a checkpoint brings its position along. Leave it out and resume."};
 const Key kWarmupMin = {"warmup_min_lr", H, "real >= 0", "0", "Rate at the start. As in DeepSpeed the first two steps run at it."};
 const Key kWarmupSteps = {"warmup_num_steps", H, "int >= 0", "1000", "Steps until the largest rate is reached."};
@@ -35,11 +38,11 @@ std::vector<Section> optimizer_sections() {
       {"Adam", H, "", "", "Adam with decoupled weight decay: AdamW, unless adam_w_mode is false. Kingma & Ba 2015; Loshchilov & Hutter 2019."},
       {"AdamW", H, "", "", "The same by its own name."},
       {"SGD", H, "", "", "Stochastic gradient descent with momentum as in torch.optim.SGD."},
-      {"Lamb", L, "", "", "use AdamW with a warm-up."},
-      {"FusedLamb", L, "", "", "use AdamW with a warm-up."},
-      {"Lion", L, "", "", "use AdamW."},
-      {"Adagrad", L, "", "", "use AdamW or SGD."},
-      {"RMSprop", L, "", "", "use AdamW or SGD."},
+      {"Lamb", H, "", "", "Adam with steps scaled by |weight| / |update| of each parameter. You et al. 2020."},
+      {"FusedLamb", H, "", "", "The same."},
+      {"Lion", H, "", "", "Steps by the sign of an averaged gradient; where that is exactly 0, none. Chen et al. 2023."},
+      {"Adagrad", H, "", "", "As in torch.optim.Adagrad. Duchi et al. 2011."},
+      {"RMSprop", H, "", "", "As in torch.optim.RMSprop. Tieleman & Hinton 2012."},
       {"OneBitAdam", L, "", "", "use AdamW; gradients travel uncompressed."},
       {"OneBitLamb", L, "", "", "use AdamW; gradients travel uncompressed."},
       {"ZeroOneAdam", L, "", "", "use AdamW; gradients travel uncompressed."},
@@ -51,12 +54,12 @@ std::vector<Section> optimizer_sections() {
     {"engine.optimizer.params", "Adam AdamW", "", false, {
       kLr,
       {"betas", H, "reals 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."},
-      {"eps", H, "real >= 0", "1e-8", "Added to the root of the second moment."},
-      kWeightDecay,
+      kEps, kWeightDecay,
       {"bias_correction", H, "bool", "true", "Correct the moments' start at zero."},
       {"adam_w_mode", H, "bool", "true", "true: decay acts on the weight; false: it is added to the gradient, and the type must be \"Adam\"."},
       {"torch_adam", N, "bool", "false", "there is one implementation; its results are torch's."},
-      {"fp32_optimizer_states", L, "bool", "true", "both moments are fp32."},
+      {"fp32_optimizer_states", H, "bool", "true", "false: the same as \"state_dtype\": \"bf16\"."},
+      kStateType,
       {"amsgrad", R, "bool", "false", "it is not implemented. Leave it out."},
       kMaxGradNorm,
     }},
@@ -66,7 +69,40 @@ std::vector<Section> optimizer_sections() {
       {"dampening", H, "real 0..1", "0", "Share of the gradient that does not enter the momentum."},
       kWeightDecay,
       {"nesterov", H, "bool", "false", "Look ahead; needs momentum > 0 and dampening 0."},
+      kStateType, kMaxGradNorm,
+    }},
+    {"engine.optimizer.params", "Lamb FusedLamb", "", false, {
+      kLr,
+      {"betas", H, "reals 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."},
+      kEps, kWeightDecay,
+      {"bias_correction", H, "bool", "true", "Correct the moments' start at zero, in the size of the whole step."},
+      {"max_coeff", H, "real >= 0", "10.0", "Largest trust ratio |weight| / |update|."},
+      {"min_coeff", H, "real >= 0", "0.01", "Smallest trust ratio."},
+      {"eps_inside_sqrt", H, "bool", "false", "Add eps before the root is taken."},
+      {"state_dtype", H, "word fp32|bf16", "\"fp32\"", "What the optimizer's states are kept in. Ours."},
+      {"amsgrad", R, "bool", "false", "it is not implemented. Leave it out."},
       kMaxGradNorm,
+    }},
+    {"engine.optimizer.params", "Lion", "", false, {
+      kLr,
+      {"betas", H, "reals 0..<1", "[0.9, 0.99]", "Share of the average in a step's direction, and the average's decay."},
+      kWeightDecay, kStateType, kMaxGradNorm,
+    }},
+    {"engine.optimizer.params", "Adagrad", "", false, {
+      {"lr", H, "real >= 0", "0.01", "Learning rate; a scheduler replaces it."},
+      {"lr_decay", H, "real >= 0", "0", "The rate of step t is lr / (1 + (t - 1) lr_decay)."},
+      {"eps", H, "real >= 0", "1e-10", "Added to the root of the sum of squares."},
+      kWeightDecay,
+      {"initial_accumulator_value", H, "real >= 0", "0", "What the sum of squares begins with."},
+      kStateType, kMaxGradNorm,
+    }},
+    {"engine.optimizer.params", "RMSprop", "", false, {
+      {"lr", H, "real >= 0", "0.01", "Learning rate; a scheduler replaces it."},
+      {"alpha", H, "real 0..1", "0.99", "Decay of the average of squares."},
+      kEps, kWeightDecay,
+      {"momentum", H, "real 0..<1", "0", "Share of the last step that is kept."},
+      {"centered", H, "bool", "false", "Divide by the estimated standard deviation instead of the root mean square."},
+      kStateType, kMaxGradNorm,
     }},
     {"engine.scheduler", "", "The learning-rate schedule, one step for each optimizer step.", false, {
       {"type", H, "choice", "required", "Its name."},

@@ -15,16 +15,19 @@ std::string canonical_type(const JsonNode& section, const char* path) {
   return canonical_choice(path, section.find("type")->as_string());
 }
 
-void read_adam(const Values& values, const JsonNode& section, const std::string& type, optim::AdamOptions& out) {
-  out.lr = values.get("lr", out.lr);
+template <class Options>
+void read_betas(const Values& values, Options& out) {
   const auto betas = values.get("betas", std::vector<double>{out.beta1, out.beta2});
   if (betas.size() != 2) {
     values.find("betas")->fail(concat("must be two numbers, found ", betas.size()), "Write [0.9, 0.999].");
   }
   out.beta1 = betas[0];
   out.beta2 = betas[1];
+}
+
+void read_adam(const Values& values, const JsonNode& section, const std::string& type, optim::AdamOptions& out) {
+  read_betas(values, out);
   out.eps = values.get("eps", out.eps);
-  out.weight_decay = values.get("weight_decay", out.weight_decay);
   out.bias_correction = values.get("bias_correction", out.bias_correction);
   out.decoupled_weight_decay = values.get("adam_w_mode", out.decoupled_weight_decay);
   if (!out.decoupled_weight_decay && type == "AdamW") {
@@ -35,15 +38,55 @@ void read_adam(const Values& values, const JsonNode& section, const std::string&
 }
 
 void read_sgd(const Values& values, optim::SgdOptions& out) {
-  out.lr = values.get("lr", out.lr);
   out.momentum = values.get("momentum", out.momentum);
   out.dampening = values.get("dampening", out.dampening);
-  out.weight_decay = values.get("weight_decay", out.weight_decay);
   out.nesterov = values.get("nesterov", out.nesterov);
   if (out.nesterov && (out.momentum <= 0 || out.dampening != 0)) {
     values.find("nesterov")
         ->fail(concat("needs momentum > 0 and dampening 0, found momentum ", out.momentum, " and dampening ",
                       out.dampening));
+  }
+}
+
+void read_lamb(const Values& values, optim::LambOptions& out) {
+  read_betas(values, out);
+  out.eps = values.get("eps", out.eps);
+  out.bias_correction = values.get("bias_correction", out.bias_correction);
+  out.max_coeff = values.get("max_coeff", out.max_coeff);
+  out.min_coeff = values.get("min_coeff", out.min_coeff);
+  out.eps_inside_sqrt = values.get("eps_inside_sqrt", out.eps_inside_sqrt);
+  if (out.min_coeff > out.max_coeff) {
+    const JsonNode* at = values.find("min_coeff") != nullptr ? values.find("min_coeff") : values.find("max_coeff");
+    at->fail(concat("min_coeff is ", out.min_coeff, ", more than max_coeff, ", out.max_coeff));
+  }
+}
+
+void read_adagrad(const Values& values, optim::AdagradOptions& out) {
+  out.lr_decay = values.get("lr_decay", out.lr_decay);
+  out.eps = values.get("eps", out.eps);
+  out.initial_accumulator_value = values.get("initial_accumulator_value", out.initial_accumulator_value);
+}
+
+void read_rmsprop(const Values& values, optim::RmspropOptions& out) {
+  out.alpha = values.get("alpha", out.alpha);
+  out.eps = values.get("eps", out.eps);
+  out.momentum = values.get("momentum", out.momentum);
+  out.centered = values.get("centered", out.centered);
+}
+
+// DeepSpeed's fp32_optimizer_states says with true and false what our state_dtype says by name.
+void read_state_type(const Values& values, OptimizerOptions& out) {
+  const std::string name = values.get<std::string>("state_dtype", "fp32");
+  out.state_type = name == "int8" ? optim::StateType::int8 : name == "bf16" ? optim::StateType::bf16 : optim::StateType::fp32;
+  if (out.kind != OptimizerOptions::Kind::adam) {
+    return;
+  }
+  const auto fp32 = values.maybe<bool>("fp32_optimizer_states");
+  if (fp32 && values.find("state_dtype") != nullptr && *fp32 != (out.state_type == optim::StateType::fp32)) {
+    values.find("fp32_optimizer_states")->fail(concat("contradicts ", values.find("state_dtype")->where(), ", where state_dtype is ", name));
+  }
+  if (fp32 && !*fp32 && out.state_type == optim::StateType::fp32) {
+    out.state_type = optim::StateType::bf16;
   }
 }
 
@@ -102,14 +145,28 @@ std::optional<OptimizerOptions> read_optimizer(const JsonNode* section) {
   }
   const std::string type = canonical_type(*section, "engine.optimizer.type");
   const Values values = Values(section, "engine.optimizer").section("params", type);
+  using Kind = OptimizerOptions::Kind;
   OptimizerOptions out;
+  const auto read = [&](Kind kind, auto& options, const auto& read_own) {
+    out.kind = kind;
+    options.lr = values.get("lr", options.lr);
+    options.weight_decay = values.get("weight_decay", options.weight_decay);
+    read_own(values, options);
+  };
   if (type == "SGD") {
-    out.kind = OptimizerOptions::Kind::sgd;
-    read_sgd(values, out.sgd);
+    read(Kind::sgd, out.sgd, read_sgd);
+  } else if (type == "Lamb" || type == "FusedLamb") {
+    read(Kind::lamb, out.lamb, read_lamb);
+  } else if (type == "Lion") {
+    read(Kind::lion, out.lion, [](const Values& given, optim::LionOptions& options) { read_betas(given, options); });
+  } else if (type == "Adagrad") {
+    read(Kind::adagrad, out.adagrad, read_adagrad);
+  } else if (type == "RMSprop") {
+    read(Kind::rmsprop, out.rmsprop, read_rmsprop);
   } else {
-    out.kind = OptimizerOptions::Kind::adam;
-    read_adam(values, *section, type, out.adam);
+    read(Kind::adam, out.adam, [&](const Values& given, optim::AdamOptions& options) { read_adam(given, *section, type, options); });
   }
+  read_state_type(values, out);
   return out;
 }
 
@@ -166,25 +223,58 @@ ordered_json to_json(const std::optional<OptimizerOptions>& optimizer) {
   if (!optimizer) {
     return nullptr;
   }
-  if (optimizer->kind == OptimizerOptions::Kind::sgd) {
-    const optim::SgdOptions& sgd = optimizer->sgd;
-    return {{"type", "SGD"},
-            {"params",
-             {{"lr", sgd.lr},
-              {"momentum", sgd.momentum},
-              {"dampening", sgd.dampening},
-              {"weight_decay", sgd.weight_decay},
-              {"nesterov", sgd.nesterov}}}};
+  using Kind = OptimizerOptions::Kind;
+  ordered_json params = {{"lr", optimizer->lr()}};
+  const char* type = nullptr;
+  const auto betas = [](const auto& o) { return ordered_json::array({o.beta1, o.beta2}); };
+  switch (optimizer->kind) {
+    case Kind::sgd: {
+      const optim::SgdOptions& o = optimizer->sgd;
+      type = "SGD";
+      params.update({{"momentum", o.momentum}, {"dampening", o.dampening}, {"weight_decay", o.weight_decay}, {"nesterov", o.nesterov}});
+      break;
+    }
+    case Kind::lamb: {
+      const optim::LambOptions& o = optimizer->lamb;
+      type = "Lamb";
+      params.update({{"betas", betas(o)},
+                     {"eps", o.eps},
+                     {"weight_decay", o.weight_decay},
+                     {"bias_correction", o.bias_correction},
+                     {"max_coeff", o.max_coeff},
+                     {"min_coeff", o.min_coeff},
+                     {"eps_inside_sqrt", o.eps_inside_sqrt}});
+      break;
+    }
+    case Kind::lion:
+      type = "Lion";
+      params.update({{"betas", betas(optimizer->lion)}, {"weight_decay", optimizer->lion.weight_decay}});
+      break;
+    case Kind::adagrad: {
+      const optim::AdagradOptions& o = optimizer->adagrad;
+      type = "Adagrad";
+      params.update({{"lr_decay", o.lr_decay}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"initial_accumulator_value", o.initial_accumulator_value}});
+      break;
+    }
+    case Kind::rmsprop: {
+      const optim::RmspropOptions& o = optimizer->rmsprop;
+      type = "RMSprop";
+      params.update({{"alpha", o.alpha}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"momentum", o.momentum}, {"centered", o.centered}});
+      break;
+    }
+    case Kind::adam: {
+      const optim::AdamOptions& o = optimizer->adam;
+      type = o.decoupled_weight_decay ? "AdamW" : "Adam";
+      params.update({{"betas", betas(o)},
+                     {"eps", o.eps},
+                     {"weight_decay", o.weight_decay},
+                     {"bias_correction", o.bias_correction},
+                     {"adam_w_mode", o.decoupled_weight_decay}});
+      break;
+    }
   }
-  const optim::AdamOptions& adam = optimizer->adam;
-  return {{"type", adam.decoupled_weight_decay ? "AdamW" : "Adam"},
-          {"params",
-           {{"lr", adam.lr},
-            {"betas", ordered_json::array({adam.beta1, adam.beta2})},
-            {"eps", adam.eps},
-            {"weight_decay", adam.weight_decay},
-            {"bias_correction", adam.bias_correction},
-            {"adam_w_mode", adam.decoupled_weight_decay}}}};
+  params["state_dtype"] = optim::name(optimizer->state_type);
+  return {{"type", type}, {"params", params}};
 }
 
 ordered_json to_json(const ScheduleOptions& s) {

@@ -133,14 +133,14 @@ class States {
 
  private:
   const typename Rule::Args& args_;
-  alignas(64) float rooms_[Rule::kStates == 0 ? 1 : Rule::kStates][kPiece];
+  alignas(64) float rooms_[Rule::kStates == 0 ? 1 : Rule::kStates][kRoom];
 };
 
 template <template <class> class Rule>
 void step(const typename Rule<Lanes>::Args& args, int64_t begin, int64_t end) {
   const Stepper<Rule> stepper(args);
   States<Rule<Lanes>> states(args);
-  alignas(64) float grad_room[kPiece];
+  alignas(64) float grad_room[kRoom];
   const bool plain = args.grad_type == Element::f32 && args.param_copy == nullptr && states.are_floats();
   const int64_t piece = plain ? end - begin : kPiece;
   for (int64_t i = begin; i < end; i += piece) {
@@ -205,7 +205,7 @@ LambSums lamb_moments(const LambArgs& args, int64_t begin, int64_t end) {
   States<LambMoments<Lanes>> states(args);
   const bool exact = states.are_floats();
   SquaredSums params, updates;
-  alignas(64) float room[kPiece];
+  alignas(64) float room[kRoom];
   for (int64_t i = begin; i < end; i += kPiece) {
     const int64_t n = end - i < kPiece ? end - i : kPiece;
     Floats f;

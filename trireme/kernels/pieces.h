@@ -13,6 +13,8 @@ namespace {
 
 /// Elements of a piece: with its fp32 copies it stays in the first cache. A multiple of kStateBlock.
 constexpr int64_t kPiece = 1024;
+/// Length of a piece's copy. Not a multiple of 4 KiB: a load would wait for stores to another array at the same place of its page.
+constexpr int64_t kRoom = kPiece + 80;
 
 template <class F>
 inline void widen(const void* array, int64_t begin, int64_t n, float* to) {

@@ -33,10 +33,6 @@ at::ScalarType scalar_type(StateType type) {
   return type == StateType::bf16 ? at::kBFloat16 : type == StateType::int8 ? at::kByte : at::kFloat;
 }
 
-const char* name(StateType type) {
-  return type == StateType::bf16 ? "bf16" : type == StateType::int8 ? "int8" : "fp32";
-}
-
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options) {
   using Kind = OptimizerOptions::Kind;
   switch (options.kind) {

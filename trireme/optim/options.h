@@ -71,6 +71,11 @@ struct RmspropOptions {
 /// arXiv:2110.02861). The arithmetic is fp32 in every case.
 enum class StateType { fp32, bf16, int8 };
 
+/// "fp32", "bf16" or "int8", as a configuration calls it.
+inline const char* name(StateType type) {
+  return type == StateType::bf16 ? "bf16" : type == StateType::int8 ? "int8" : "fp32";
+}
+
 /// The optimizer of a run: a kind and the options of that kind.
 struct OptimizerOptions {
   enum class Kind { adam, sgd, lamb, lion, adagrad, rmsprop };
