@@ -138,5 +138,23 @@ inline void F16::store(Raw* p, Lanes lanes) {
 
 #endif
 
+/// Registers of either width.
+template <class F, class V>
+inline V load_as(const typename F::Raw* p) {
+  if constexpr (V::kCount == 1) {
+    return {F::load1(p)};
+  } else {
+    return F::load(p);
+  }
+}
+template <class F, class V>
+inline void store_as(typename F::Raw* p, V x) {
+  if constexpr (V::kCount == 1) {
+    F::store1(p, x.x);
+  } else {
+    F::store(p, x);
+  }
+}
+
 } // namespace
 } // namespace trireme::kernels
