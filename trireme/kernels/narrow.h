@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/kernels/code_map.h>
 #include <trireme/kernels/lanes.h>
 
 #include <cstdint>
@@ -8,13 +9,6 @@
 
 namespace trireme::kernels {
 namespace {
-
-inline uint32_t bits_of(float x) {
-  return __builtin_bit_cast(uint32_t, x);
-}
-inline float float_of(uint32_t bits) {
-  return __builtin_bit_cast(float, bits);
-}
 
 struct F32 {
   using Raw = float;

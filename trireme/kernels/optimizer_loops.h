@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/kernels/lanes.h>
 #include <trireme/kernels/norm_loops.h>
 #include <trireme/kernels/optimizer_rules.h>
 #include <trireme/kernels/pieces.h>
