@@ -1,88 +1,19 @@
 #pragma once
 
+#include <trireme/kernels/code_map.h>
 #include <trireme/kernels/lanes.h>
 #include <trireme/kernels/narrow.h>
 #include <trireme/kernels/optimizer_args.h>
 
 #include <cstdint>
 
-// The 8-bit map of StateArray. A code c >= 1 with its highest bit at k stands for a value of level z = kTop - k, that is in
-// (8^-(z+1), 8^-z], of 2^k evenly spaced ones; so both directions are a multiply-add with the level's two numbers.
+// Blocks of 8-bit states.
 
 namespace trireme::kernels {
 namespace {
 
-constexpr float power(float base, int exponent) {
-  float result = 1;
-  for (int i = 0; i < exponent; ++i) {
-    result *= base;
-  }
-  return result;
-}
-
-template <bool kSigned>
-struct CodeMap {
-  static constexpr int kTop = kSigned ? 6 : 7;
-  static constexpr uint32_t kMagnitude = kSigned ? 0x7f : 0xff;
-  // Twice the same eight: AVX-512 looks up with four bits.
-  alignas(64) float slope[16] = {};
-  alignas(64) float offset[16] = {};
-  alignas(64) float code_slope[16] = {};
-  alignas(64) float code_offset[16] = {};
-
-  constexpr CodeMap() {
-    for (int i = 0; i < 16; ++i) {
-      // Decoding finds its entry by the lowest bits of the code's exponent as a float, 127 + k.
-      const int k = (i + 1) % 8;
-      const int z = kTop - k;
-      if (z >= 0) {
-        slope[i] = 0.875F / power(8, z) / power(2, k);
-        offset[i] = (0.875F / power(2, k) - 0.75F) / power(8, z);
-      }
-      const int level = i % 8;
-      if (level <= kTop) {
-        const float steps = power(2, kTop - level);
-        code_slope[i] = power(8, level) * steps * 8 / 7;
-        code_offset[i] = steps * 6 / 7 - 1;
-      }
-    }
-  }
-};
-
 template <bool kSigned>
 constexpr CodeMap<kSigned> kCodeMap;
-
-/// floor(d / 3) for the exponents that occur.
-constexpr int kThirdFactor = 11;
-constexpr int kThirdShift = 5;
-
-template <bool kSigned>
-inline float decode_code(uint8_t code, float scale) {
-  constexpr const CodeMap<kSigned>& map = kCodeMap<kSigned>;
-  const uint32_t c = code & CodeMap<kSigned>::kMagnitude;
-  const auto x = static_cast<float>(c);
-  const uint32_t entry = (bits_of(x) >> 23) & 7;
-  const float value = (c == 0 ? 0 : __builtin_fmaf(map.slope[entry], x, map.offset[entry])) * scale;
-  return kSigned ? float_of(bits_of(value) ^ static_cast<uint32_t>(code & 0x80U) << 24) : value;
-}
-
-template <bool kSigned>
-inline uint8_t encode_code(float x, float inverse) {
-  constexpr const CodeMap<kSigned>& map = kCodeMap<kSigned>;
-  const uint32_t magnitude = bits_of(x) & 0x7fffffffU;
-  const float y = float_of(magnitude) * inverse;
-  int distance = 126 - static_cast<int>(bits_of(y) >> 23);
-  constexpr int kFarthest = 3 * CodeMap<kSigned>::kTop + 2;
-  distance = distance < 0 ? 0 : distance > kFarthest ? kFarthest : distance;
-  const int level = distance * kThirdFactor >> kThirdShift;
-  constexpr float kToInteger = 12582912.0F; // 1.5 * 2^23: adding it rounds to an integer in the lowest bits, ties to even
-  const float rounded = __builtin_fmaf(y, map.code_slope[level], map.code_offset[level]) + kToInteger;
-  const auto code = static_cast<int>(bits_of(rounded) - bits_of(kToInteger));
-  if (kSigned) {
-    return static_cast<uint8_t>(static_cast<uint32_t>(code) | (bits_of(x) >> 24 & 0x80U));
-  }
-  return static_cast<uint8_t>(code < 1 && magnitude != 0 ? 1 : code);
-}
 
 #if defined(__AVX512F__)
 
@@ -91,8 +22,8 @@ struct WideCodes {
   static constexpr int kCount = 16;
   const __m512 slope = _mm512_load_ps(kCodeMap<kSigned>.slope);
   const __m512 offset = _mm512_load_ps(kCodeMap<kSigned>.offset);
-  const __m512 code_slope = _mm512_load_ps(kCodeMap<kSigned>.code_slope);
-  const __m512 code_offset = _mm512_load_ps(kCodeMap<kSigned>.code_offset);
+  const __m512 code_slope[2] = {_mm512_load_ps(kCodeMap<kSigned>.code_slope), _mm512_load_ps(kCodeMap<kSigned>.code_slope + 16)};
+  const __m512 code_offset[2] = {_mm512_load_ps(kCodeMap<kSigned>.code_offset), _mm512_load_ps(kCodeMap<kSigned>.code_offset + 16)};
 
   void decode(const uint8_t* from, float scale, float* to) const {
     const __m512i all = _mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -113,13 +44,11 @@ struct WideCodes {
   void encode(const float* from, float inverse, uint8_t* to) const {
     const __m512i bits = _mm512_castps_si512(_mm512_loadu_ps(from));
     const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
-    const __m512 y = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(inverse));
-    __m512i distance = _mm512_sub_epi32(_mm512_set1_epi32(126), _mm512_maskz_srli_epi32(0xffff, _mm512_castps_si512(y), 23));
-    distance = _mm512_maskz_max_epi32(0xffff, distance, _mm512_setzero_si512());
-    distance = _mm512_maskz_min_epi32(0xffff, distance, _mm512_set1_epi32(3 * CodeMap<kSigned>::kTop + 2));
-    const __m512i level = _mm512_maskz_srli_epi32(0xffff, _mm512_mullo_epi32(distance, _mm512_set1_epi32(kThirdFactor)), kThirdShift);
-    const __m512 a = _mm512_maskz_permutexvar_ps(0xffff, level, code_slope);
-    const __m512 b = _mm512_maskz_permutexvar_ps(0xffff, level, code_offset);
+    const __m512 unit = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(inverse));
+    const __m512 y = _mm512_maskz_max_ps(0xffff, unit, _mm512_set1_ps(CodeMap<kSigned>::kLeast));
+    const __m512i entry = _mm512_maskz_srli_epi32(0xffff, _mm512_castps_si512(y), 23);
+    const __m512 a = _mm512_permutex2var_ps(code_slope[0], entry, code_slope[1]);
+    const __m512 b = _mm512_permutex2var_ps(code_offset[0], entry, code_offset[1]);
     __m512i code = _mm512_maskz_cvtps_epi32(0xffff, _mm512_fmadd_ps(y, a, b));
     if constexpr (kSigned) {
       const __m512i sign = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 24), _mm512_set1_epi32(0x80));
@@ -158,8 +87,6 @@ struct WideCodes {
   static constexpr int kCount = 8;
   const __m256 slope = _mm256_load_ps(kCodeMap<kSigned>.slope);
   const __m256 offset = _mm256_load_ps(kCodeMap<kSigned>.offset);
-  const __m256 code_slope = _mm256_load_ps(kCodeMap<kSigned>.code_slope);
-  const __m256 code_offset = _mm256_load_ps(kCodeMap<kSigned>.code_offset);
 
   void decode(const uint8_t* from, float scale, float* to) const {
     const __m256i all = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
@@ -181,13 +108,11 @@ struct WideCodes {
   void encode(const float* from, float inverse, uint8_t* to) const {
     const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(from));
     const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
-    const __m256 y = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(inverse));
-    __m256i distance = _mm256_sub_epi32(_mm256_set1_epi32(126), _mm256_srli_epi32(_mm256_castps_si256(y), 23));
-    distance = _mm256_max_epi32(distance, _mm256_setzero_si256());
-    distance = _mm256_min_epi32(distance, _mm256_set1_epi32(3 * CodeMap<kSigned>::kTop + 2));
-    const __m256i level = _mm256_srli_epi32(_mm256_mullo_epi32(distance, _mm256_set1_epi32(kThirdFactor)), kThirdShift);
-    const __m256 a = _mm256_permutevar8x32_ps(code_slope, level);
-    const __m256 b = _mm256_permutevar8x32_ps(code_offset, level);
+    const __m256 unit = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(inverse));
+    const __m256 y = _mm256_max_ps(unit, _mm256_set1_ps(CodeMap<kSigned>::kLeast));
+    const __m256i entry = _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(y), 23), _mm256_set1_epi32(31));
+    const __m256 a = _mm256_i32gather_ps(kCodeMap<kSigned>.code_slope, entry, 4);
+    const __m256 b = _mm256_i32gather_ps(kCodeMap<kSigned>.code_offset, entry, 4);
     __m256i code = _mm256_cvtps_epi32(_mm256_fmadd_ps(y, a, b));
     if constexpr (kSigned) {
       code = _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80)));
@@ -226,10 +151,10 @@ struct WideCodes {
   static constexpr int kCount = 1;
 
   void decode(const uint8_t* from, float scale, float* to) const {
-    *to = decode_code<kSigned>(*from, scale);
+    *to = decode_code(kCodeMap<kSigned>, *from, scale);
   }
   void encode(const float* from, float inverse, uint8_t* to) const {
-    *to = encode_code<kSigned>(*from, inverse);
+    *to = encode_code(kCodeMap<kSigned>, *from, inverse);
   }
 };
 
@@ -257,7 +182,7 @@ inline void decode_block(const uint8_t* codes, float scale, int64_t n, float* to
     wide.decode(codes + i, scale, to + i);
   }
   for (; i < n; ++i) {
-    to[i] = decode_code<kSigned>(codes[i], scale);
+    to[i] = decode_code(kCodeMap<kSigned>, codes[i], scale);
   }
 }
 
@@ -278,11 +203,10 @@ inline float largest_magnitude(const float* from, int64_t n) {
 /// Returns the block's scale.
 template <bool kSigned>
 inline float encode_block(const float* from, int64_t n, uint8_t* codes) {
-  constexpr float kLeast = 0x1p-96F; // with less, values of the lowest level would not be exact any more
   const float scale = largest_magnitude(from, n);
-  if (!(scale >= kLeast) || scale > 3.4028235e38F) {
+  if (!(scale >= kLeastScale) || scale > 3.4028235e38F) {
     __builtin_memset(codes, 0, static_cast<size_t>(n));
-    return scale < kLeast ? 0 : scale;
+    return scale < kLeastScale ? 0 : scale;
   }
   const float inverse = 1 / scale;
   const WideCodes<kSigned> wide;
@@ -291,7 +215,7 @@ inline float encode_block(const float* from, int64_t n, uint8_t* codes) {
     wide.encode(from + i, inverse, codes + i);
   }
   for (; i < n; ++i) {
-    codes[i] = encode_code<kSigned>(from[i], inverse);
+    codes[i] = encode_code(kCodeMap<kSigned>, from[i], inverse);
   }
   return scale;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/kernels/code_map.h>
 #include <trireme/kernels/lanes.h>
 
 #include <cstdint>
@@ -8,13 +9,6 @@
 
 namespace trireme::kernels {
 namespace {
-
-inline uint32_t bits_of(float x) {
-  return __builtin_bit_cast(uint32_t, x);
-}
-inline float float_of(uint32_t bits) {
-  return __builtin_bit_cast(float, bits);
-}
 
 struct F32 {
   using Raw = float;
@@ -137,6 +131,24 @@ inline void F16::store(Raw* p, Lanes lanes) {
 }
 
 #endif
+
+/// Registers of either width.
+template <class F, class V>
+inline V load_as(const typename F::Raw* p) {
+  if constexpr (V::kCount == 1) {
+    return {F::load1(p)};
+  } else {
+    return F::load(p);
+  }
+}
+template <class F, class V>
+inline void store_as(typename F::Raw* p, V x) {
+  if constexpr (V::kCount == 1) {
+    F::store1(p, x.x);
+  } else {
+    F::store(p, x);
+  }
+}
 
 } // namespace
 } // namespace trireme::kernels

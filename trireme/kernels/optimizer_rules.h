@@ -1,9 +1,9 @@
 #pragma once
 
-#include <trireme/kernels/lanes.h>
+#include <trireme/kernels/device.h>
 #include <trireme/kernels/optimizer_args.h>
 
-// The arithmetic of each optimizer on registers of floats. A rule has up to three states; the loop calls, array after array,
+// The arithmetic of each optimizer on registers of floats (lanes.h; on CUDA one float, cuda/lane.cuh). A rule has up to three states; the loop calls, array after array,
 //   g = gradient(g, p)        when kDecayInGradient
 //   s0 = first(g, s0)         which may change g
 //   s1 = second(g, s0, s1), s2 = third(g, s0, s1, s2)
@@ -27,16 +27,16 @@ struct AdamMoments {
         one_minus_beta2(V::all(args.one_minus_beta2)) {}
 
   template <class A>
-  static const StateArray& state(const A& args, int i) {
+  TRIREME_DEVICE static const StateArray& state(const A& args, int i) {
     return i == 0 ? args.exp_avg : args.exp_avg_sq;
   }
-  V gradient(V g, V p) const {
+  TRIREME_DEVICE V gradient(V g, V p) const {
     return fma(weight_decay, p, g);
   }
-  V first(V& g, V m) const {
+  TRIREME_DEVICE V first(V& g, V m) const {
     return fma(one_minus_beta1, g - m, m);
   }
-  V second(V g, V, V v) const {
+  TRIREME_DEVICE V second(V g, V, V v) const {
     return fma(one_minus_beta2 * g, g, beta2 * v);
   }
 
@@ -55,7 +55,7 @@ struct AdamRule : AdamMoments<V, kDecay> {
         root_scale(V::all(args.root_scale)),
         eps(V::all(args.eps)) {}
 
-  V param(V p, V, V m, V v, V) const {
+  TRIREME_DEVICE V param(V p, V, V m, V v, V) const {
     return fnma(step_size, m / fma(sqrt(v), root_scale, eps), p * param_scale);
   }
 
@@ -82,7 +82,7 @@ struct LambDirection {
         eps_in(V::all(args.eps_inside_root ? args.eps : 0)),
         eps_out(V::all(args.eps_inside_root ? 0 : args.eps)) {}
 
-  V operator()(V p, V m, V v) const {
+  TRIREME_DEVICE V operator()(V p, V m, V v) const {
     return fma(weight_decay, p, m / (sqrt(v + eps_in) + eps_out));
   }
 
@@ -106,16 +106,16 @@ struct SgdRule {
         one_minus_dampening(V::all(args.one_minus_dampening)),
         is_first(args.first) {}
 
-  static const StateArray& state(const SgdArgs& args, int) {
+  TRIREME_DEVICE static const StateArray& state(const SgdArgs& args, int) {
     return args.momentum_buffer;
   }
-  V gradient(V g, V p) const {
+  TRIREME_DEVICE V gradient(V g, V p) const {
     return fma(weight_decay, p, g);
   }
-  V first(V& g, V buffer) const {
+  TRIREME_DEVICE V first(V& g, V buffer) const {
     return is_first ? g : fma(momentum, buffer, one_minus_dampening * g);
   }
-  V param(V p, V g, V buffer, V, V) const {
+  TRIREME_DEVICE V param(V p, V g, V buffer, V, V) const {
     if constexpr (kMomentum == Momentum::none) {
       return fnma(lr, g, p);
     } else if constexpr (kMomentum == Momentum::nesterov) {
@@ -149,15 +149,15 @@ struct Lion {
         one_minus_beta1(V::all(args.one_minus_beta1)),
         one_minus_beta2(V::all(args.one_minus_beta2)) {}
 
-  static const StateArray& state(const LionArgs& args, int) {
+  TRIREME_DEVICE static const StateArray& state(const LionArgs& args, int) {
     return args.exp_avg;
   }
-  V first(V& g, V m) const {
+  TRIREME_DEVICE V first(V& g, V m) const {
     const V change = g - m;
     g = sign(fma(one_minus_beta1, change, m));
     return fma(one_minus_beta2, change, m);
   }
-  V param(V p, V direction, V, V, V) const {
+  TRIREME_DEVICE V param(V p, V direction, V, V, V) const {
     return fnma(lr, direction, p * param_scale);
   }
 
@@ -174,16 +174,16 @@ struct Adagrad {
 
   explicit Adagrad(const AdagradArgs& args) : weight_decay(V::all(args.weight_decay)), lr(V::all(args.lr)), eps(V::all(args.eps)) {}
 
-  static const StateArray& state(const AdagradArgs& args, int) {
+  TRIREME_DEVICE static const StateArray& state(const AdagradArgs& args, int) {
     return args.sum;
   }
-  V gradient(V g, V p) const {
+  TRIREME_DEVICE V gradient(V g, V p) const {
     return fma(weight_decay, p, g);
   }
-  V first(V& g, V sum) const {
+  TRIREME_DEVICE V first(V& g, V sum) const {
     return fma(g, g, sum);
   }
-  V param(V p, V g, V sum, V, V) const {
+  TRIREME_DEVICE V param(V p, V g, V sum, V, V) const {
     return fnma(lr, g / (sqrt(sum) + eps), p);
   }
 
@@ -207,33 +207,33 @@ struct RmspropRule {
         momentum(V::all(args.momentum)),
         eps(V::all(args.eps)) {}
 
-  static const StateArray& state(const RmspropArgs& args, int i) {
+  TRIREME_DEVICE static const StateArray& state(const RmspropArgs& args, int i) {
     return i == 0 ? args.square_avg : i == 1 && kCentered ? args.grad_avg : args.momentum_buffer;
   }
-  V gradient(V g, V p) const {
+  TRIREME_DEVICE V gradient(V g, V p) const {
     return fma(weight_decay, p, g);
   }
-  V first(V& g, V square) const {
+  TRIREME_DEVICE V first(V& g, V square) const {
     return fma(one_minus_alpha * g, g, alpha * square);
   }
-  V second(V g, V square, V old) const {
+  TRIREME_DEVICE V second(V g, V square, V old) const {
     if constexpr (kCentered) {
       return fma(one_minus_alpha, g - old, old);
     } else {
       return fma(momentum, old, direction(g, square, old));
     }
   }
-  V third(V g, V square, V average, V old) const {
+  TRIREME_DEVICE V third(V g, V square, V average, V old) const {
     return fma(momentum, old, direction(g, square, average));
   }
-  V param(V p, V g, V square, V s1, V s2) const {
+  TRIREME_DEVICE V param(V p, V g, V square, V s1, V s2) const {
     if constexpr (kMomentum) {
       return fnma(lr, kCentered ? s2 : s1, p);
     } else {
       return fnma(lr, direction(g, square, s1), p);
     }
   }
-  V direction(V g, V square, V average) const {
+  TRIREME_DEVICE V direction(V g, V square, V average) const {
     const V variance = kCentered ? fnma(average, average, square) : square;
     return g / (sqrt(variance) + eps);
   }
