@@ -26,9 +26,9 @@ PIPELINE_ENGINES = {
 # name: (kind, ranks); traits_of() says what the parts of a name mean
 ZERO_ENGINES = {
     "raw": ("raw", 1), "raw-fused": ("raw", 1), "plain": ("python", 1), "trireme-1": ("trireme", 1), "trireme-1-z1": ("trireme", 1),
-    "trireme-1-z3": ("trireme", 1), "deepspeed-1-z1": ("deepspeed", 1), "deepspeed-1-z3": ("deepspeed", 1), "plain-bf16": ("python", 1),
+    "trireme-1-z3": ("trireme", 1), "trireme-1-z3-all": ("trireme", 1), "deepspeed-1-z1": ("deepspeed", 1), "deepspeed-1-z3": ("deepspeed", 1), "plain-bf16": ("python", 1),
     "plain-autocast-bf16": ("python", 1), "trireme-1-bf16": ("trireme", 1),
-    **{f"trireme-2-z{stage}": ("trireme", 2) for stage in range(4)}, "ddp-2": ("python", 2), "fsdp-2": ("python", 2), "fsdp-2-malloc": ("python", 2),
+    **{f"trireme-2-z{stage}": ("trireme", 2) for stage in range(4)}, "trireme-2-z3-all": ("trireme", 2), "ddp-2": ("python", 2), "fsdp-2": ("python", 2), "fsdp-2-malloc": ("python", 2),
     **{f"deepspeed-2-z{stage}": ("deepspeed", 2) for stage in range(4)},
     **{f"trireme-2-z{stage}-bf16": ("trireme", 2) for stage in range(4)}, "ddp-2-bf16": ("python", 2), "fsdp-2-bf16": ("python", 2),
     **{f"deepspeed-2-z{stage}-bf16": ("deepspeed", 2) for stage in range(4)},
@@ -38,10 +38,11 @@ KINDS = {**ENGINES, **PIPELINE_ENGINES, **ZERO_ENGINES}
 
 def traits_of(name):
     """What a name says besides kind and ranks: z0 to z3 is ZeRO's stage (FSDP2 shards what stage 3 does), bf16 the type, autocast how a plain
-    loop uses it."""
+    loop uses it, all that stage 3 shards small parameters too, which it otherwise leaves whole."""
     engine, *parts = name.split("-")
     stage = next((int(part[1]) for part in parts if part in ("z0", "z1", "z2", "z3")), 3 if engine == "fsdp" else 0)
-    return dict(engine=engine, zero_stage=stage, dtype="bf16" if "bf16" in parts else "fp32", autocast="autocast" in parts)
+    return dict(engine=engine, zero_stage=stage, dtype="bf16" if "bf16" in parts else "fp32", autocast="autocast" in parts,
+                shard_all="all" in parts)
 
 PROBE = """
 import importlib.metadata as metadata, importlib.util as util

@@ -99,6 +99,8 @@ def write_run_file(path, spec):
             "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}},
         },
     }
+    if spec["shard_all"]:
+        run["engine"]["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     if spec["dtype"] == "bf16":
         run["engine"]["bf16"] = {"enabled": True}
     if not spec.get("tie", True):
