@@ -23,7 +23,26 @@ PIPELINE_ENGINES = {
     "plain-t1": ("python", 1), "raw-t1": ("raw", 1), "trireme-1f1b": ("trireme", 2), "trireme-interleaved": ("trireme", 2),
     "trireme-zero-bubble": ("trireme", 2), "torch-1f1b": ("python", 2), "torch-interleaved": ("python", 2), "deepspeed-1f1b": ("deepspeed", 2),
 }
-KINDS = {**ENGINES, **PIPELINE_ENGINES}
+# name: (kind, ranks); traits_of() says what the parts of a name mean
+ZERO_ENGINES = {
+    "raw": ("raw", 1), "raw-fused": ("raw", 1), "plain": ("python", 1), "trireme-1": ("trireme", 1), "trireme-1-z1": ("trireme", 1),
+    "trireme-1-z3": ("trireme", 1), "trireme-1-z3-all": ("trireme", 1), "deepspeed-1-z1": ("deepspeed", 1), "deepspeed-1-z3": ("deepspeed", 1), "plain-bf16": ("python", 1),
+    "plain-autocast-bf16": ("python", 1), "trireme-1-bf16": ("trireme", 1),
+    **{f"trireme-2-z{stage}": ("trireme", 2) for stage in range(4)}, "trireme-2-z3-all": ("trireme", 2), "ddp-2": ("python", 2), "fsdp-2": ("python", 2), "fsdp-2-malloc": ("python", 2),
+    **{f"deepspeed-2-z{stage}": ("deepspeed", 2) for stage in range(4)},
+    **{f"trireme-2-z{stage}-bf16": ("trireme", 2) for stage in range(4)}, "ddp-2-bf16": ("python", 2), "fsdp-2-bf16": ("python", 2),
+    **{f"deepspeed-2-z{stage}-bf16": ("deepspeed", 2) for stage in range(4)},
+}
+KINDS = {**ENGINES, **PIPELINE_ENGINES, **ZERO_ENGINES}
+
+
+def traits_of(name):
+    """What a name says besides kind and ranks: z0 to z3 is ZeRO's stage (FSDP2 shards what stage 3 does), bf16 the type, autocast how a plain
+    loop uses it, all that stage 3 shards small parameters too, which it otherwise leaves whole."""
+    engine, *parts = name.split("-")
+    stage = next((int(part[1]) for part in parts if part in ("z0", "z1", "z2", "z3")), 3 if engine == "fsdp" else 0)
+    return dict(engine=engine, zero_stage=stage, dtype="bf16" if "bf16" in parts else "fp32", autocast="autocast" in parts,
+                shard_all="all" in parts)
 
 PROBE = """
 import importlib.metadata as metadata, importlib.util as util
@@ -93,15 +112,16 @@ def run_trireme(installed, spec, processes, folder, environment):
 def run_engine(installed, name, spec, folder):
     """One run of one engine in `folder`: a row with everything the tables show. Raises Failed."""
     kind, processes = KINDS[name]
-    engine, _, schedule = name.partition("-")
-    spec = dict(spec, tokens=str(folder / "tokens.bin"), engine=engine)
+    spec = dict(spec, tokens=str(folder / "tokens.bin"), **traits_of(name))
     if "stages" in spec and processes > 1:
-        spec["schedule"] = schedule
+        spec["schedule"] = name.partition("-")[2]
     write_tokens(folder / "tokens.bin", spec)
     environment = {"OMP_NUM_THREADS": str(spec["threads"]), "DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR", "NO_COLOR": "1",
                    "PYTHONDONTWRITEBYTECODE": "1"}
     if name.endswith("-gloo"):
         environment["TRIREME_BACKEND"] = "gloo"
+    if name.endswith("-malloc"):
+        environment["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)  # blocks of 1 MiB and more go back to the system when they are freed
     if kind == "trireme":
         done, rows = run_trireme(installed, spec, processes, folder, environment)
     elif kind == "raw":
@@ -124,12 +144,12 @@ def summarize(name, spec, done, rows):
     known = [row["losses"] for row in rows if row["losses"]]  # of a pipeline only the last stage may know them
     losses = [sum(values) / len(known) for values in zip(*known)]
     wall_ms = (ended[-1] - ended[warmup - 1]) / (len(ended) - warmup) * 1e3 if warmup > 0 else None
-    # A ring all-reduce of fp32 gradients sends 2 (n - 1) / n of them; peers do not say what they send.
-    formula = 0 if ranks == 1 else round(2 * (ranks - 1) / ranks * 4 * parameters(spec))
-    return dict(engine=name, size=spec["size"], ranks=ranks, threads=spec["threads"], steps=len(ended) - warmup, same_batch=spec["same_batch"],
+    # A ring all-reduce of fp32 gradients sends 2 (n - 1) / n of them; peers do not say what they send, and with ZeRO or bf16 it is not this.
+    formula = 0 if ranks == 1 else None if spec["zero_stage"] or spec["dtype"] != "fp32" else round(2 * (ranks - 1) / ranks * 4 * parameters(spec))
+    return dict(engine=name, size=spec["size"], zero_stage=spec["zero_stage"], dtype=spec["dtype"], ranks=ranks, threads=spec["threads"], steps=len(ended) - warmup, same_batch=spec["same_batch"],
                 step_ms=round(step_ms, 3), wall_ms=None if wall_ms is None else round(wall_ms, 3),
                 tokens_per_s=round(samples_per_step(spec) * spec["length"] / step_ms * 1e3, 1),
                 peak_rss_mb=round(max(row["peak_rss_bytes"] for row in rows) / 2**20, 1),
                 process_s=round(done.wall_s, 3), start_s=round(done.wall_s - (ended[-1] - ended[0]), 3),
-                sent_bytes=rows[0].get("sent_bytes", formula), sent_is_formula="sent_bytes" not in rows[0],
+                sent_bytes=rows[0].get("sent_bytes", formula), sent_is_formula="sent_bytes" not in rows[0] and formula is not None,
                 loss_first=losses[0], loss_last=losses[-1], other_cpu_pct=round(done.other_cpu_pct, 1), clean_exit=done.clean)

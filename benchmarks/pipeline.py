@@ -3,7 +3,7 @@ import statistics
 
 from engines import PIPELINE_ENGINES
 from rounds import run_in_turns
-from tables import check, median_of, number, print_checks, print_table
+from tables import apart, check, median_of, number, print_checks, print_table
 from workloads import make_pipeline_spec
 
 STAGES = 2
@@ -81,11 +81,7 @@ def print_agreement(results, names):
     rows = [row for name in names for row in results.of(name)[:1]]
     if len(rows) < 2:
         return
-
-    def apart(key):
-        losses = [row[key] for row in rows]
-        return (max(losses) - min(losses)) / min(losses)
-    print(f"Losses of {len(rows)} engines are within {apart('loss_first'):.0e} of each other at the first step and {apart('loss_last'):.0e} at the last (relative).\n")
+    print(f"Losses of {len(rows)} engines are within {apart(rows, 'loss_first'):.0e} of each other at the first step and {apart(rows, 'loss_last'):.0e} at the last (relative).\n")
 
 
 def pipeline(installed, args, record):

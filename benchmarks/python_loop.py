@@ -1,4 +1,4 @@
-"""Trains the benchmark's GPT in Python: a plain loop, torch.compile, DDP or DeepSpeed. Started by benchmarks/run, once per rank.
+"""Trains the benchmark's GPT in Python: a plain loop, torch.compile, DDP, FSDP2 or DeepSpeed, in fp32 or bf16. Started by benchmarks/run, once per rank.
 Usage: python_loop.py SPEC, a JSON object of workloads.py with "engine"; ranks find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 Each rank prints one JSON line: step_ms, ended (seconds at the end of each step), losses, peak_rss_bytes."""
 import contextlib
@@ -30,10 +30,14 @@ def make_optimizer(model):
 
 
 class Loop:
-    """The loop as the tutorials write it; torch.compile changes only how the model is called."""
+    """The loop as the tutorials write it; torch.compile changes only how the model is called. In bf16 the parameters and the optimizer's
+    moments are bf16 and nothing is fp32, or, with autocast, everything is fp32 but the operations that autocast casts for."""
 
     def __init__(self, spec, model):
         self.accumulate = spec["accumulate"]
+        self.autocast = spec["dtype"] == "bf16" and (spec["autocast"] or spec["engine"] == "ddp")
+        if spec["dtype"] == "bf16" and not self.autocast and spec["engine"] in ("plain", "compile"):
+            model = model.to(torch.bfloat16)
         self.optimizer = make_optimizer(model)
         self.model = torch.compile(model) if spec["engine"] == "compile" else model
 
@@ -44,7 +48,8 @@ class Loop:
         total = 0.0
         for i, (x, y) in enumerate(micro_batches):
             with self.keep_local(i + 1 == self.accumulate):
-                loss = loss_of(self.model(x), y)
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                    loss = loss_of(self.model(x), y)
                 (loss / self.accumulate if self.accumulate > 1 else loss).backward()
             total += loss.item()
         self.optimizer.step()
@@ -70,8 +75,28 @@ class Ddp(Loop):
         torch.distributed.destroy_process_group()
 
 
+class Fsdp(Loop):
+    """FSDP2, every block and the root sharded and gathered by themselves, gradients reduced with every micro-batch, so that they are shards
+    too. Its peak is that of the steps, not of building the whole model first. bf16: bf16 parameters, gradients reduced in fp32."""
+
+    def __init__(self, spec, model):
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        torch.distributed.init_process_group("gloo")
+        bf16 = spec["dtype"] == "bf16"
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
+        mesh = torch.distributed.init_device_mesh("cpu", (spec["ranks"],))
+        for block in model.h.values():
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        super().__init__(spec, model)
+
+    def close(self):
+        torch.distributed.destroy_process_group()
+
+
 class DeepSpeed:
-    """ZeRO stage 0 with torch's fused AdamW: DeepSpeed's own optimizer is measured by `benchmarks/run optim`."""
+    """A ZeRO stage with torch's fused AdamW: DeepSpeed's own optimizer is measured by `benchmarks/run optim`."""
 
     def __init__(self, spec, model):
         import deepspeed
@@ -85,7 +110,8 @@ class DeepSpeed:
             "gradient_clipping": 0.0,
             "steps_per_print": 10**9,
             "zero_allow_untested_optimizer": True,
-            "zero_optimization": {"stage": 0, "overlap_comm": False, "contiguous_gradients": True},
+            "zero_optimization": {"stage": spec["zero_stage"], "overlap_comm": False, "contiguous_gradients": True},
+            "bf16": {"enabled": spec["dtype"] == "bf16"},
         }
         self.engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), optimizer=make_optimizer(model), config=config)
 
@@ -111,7 +137,7 @@ def peak_rss_bytes():
 def main():
     spec = json.loads(sys.argv[1])
     torch.set_num_threads(spec["threads"])
-    kind = {"plain": Loop, "compile": Loop, "ddp": Ddp, "deepspeed": DeepSpeed}[spec["engine"]]
+    kind = {"plain": Loop, "compile": Loop, "ddp": Ddp, "fsdp": Fsdp, "deepspeed": DeepSpeed}[spec["engine"]]
     loop = kind(spec, build(spec))
     batches = make_batches(spec, int(os.environ.get("RANK", 0)))
     if spec["ranks"] > 1:

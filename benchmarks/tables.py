@@ -40,17 +40,26 @@ class Results:
         return [value(*(self.rounds[name][n] for name in names)) for n in sorted(numbers)]
 
 
-def check(label, values, limit, unit=""):
-    """One line of a list of ratios (medians over rounds, their range) with its target, and the same as a row for --json."""
+def apart(rows, key):
+    """How far the largest of these rows' values is from the smallest, relative to it."""
+    values = [row[key] for row in rows]
+    return (max(values) - min(values)) / min(values)
+
+
+def check(label, values, limit, unit="", at_least=False, within_spread=False):
+    """One line of a list of ratios (medians over rounds, their range) with its target, and the same as a row for --json. The target is a
+    largest value or, with `at_least`, a smallest; `within_spread` is content when a round reached it: both may then be equally fast."""
     if not values:
         return [label, "-", "-", "", "not measured"], None
     value = statistics.median(values)
     digits = 3 if abs(value) < 10 else 1
-    held = None if limit is None else value <= limit
+    judged = (max(values) if at_least else min(values)) if within_spread else value
+    held = None if limit is None else judged >= limit if at_least else judged <= limit
     verdict = "" if held is None else "held" if held else "MISSED"
     spread = f"{min(values):.{digits}f} to {max(values):.{digits}f}"
-    target = "" if limit is None else f"<= {limit:g}{unit}"
-    return [label, f"{value:.{digits}f}{unit}", spread, target, verdict], dict(check=label, value=value, spread=[min(values), max(values)], target=limit, held=held)
+    target = "" if limit is None else f"{'>=' if at_least else '<='} {limit:g}{unit}" + (" within the range" if within_spread else "")
+    return [label, f"{value:.{digits}f}{unit}", spread, target, verdict], dict(check=label, value=value, spread=[min(values), max(values)], target=limit,
+                                                                               at_least=at_least, held=held)
 
 
 def print_checks(checks):

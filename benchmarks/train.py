@@ -1,7 +1,7 @@
 """`benchmarks/run train` and `start`: whole training steps, and whole processes for one step. Standard library only."""
 from engines import ENGINES
 from rounds import run_in_turns
-from tables import check, median_of, number, print_checks, print_table
+from tables import apart, check, median_of, number, print_checks, print_table
 from workloads import make_spec
 
 START_ENGINES = ["raw", "trireme-1", "plain", "trireme-2", "ddp-2", "deepspeed-2"]
@@ -61,10 +61,7 @@ def print_agreement(results, names):
     rows = [row for name in names for row in results.of(name)[:1] if row["same_batch"]]
     if len(rows) < 2:
         return
-    def apart(key):
-        losses = [row[key] for row in rows]
-        return (max(losses) - min(losses)) / min(losses)
-    print(f"Losses of {len(rows)} engines are within {apart('loss_first'):.0e} of each other at the first step and {apart('loss_last'):.0e} at the last (relative).")
+    print(f"Losses of {len(rows)} engines are within {apart(rows, 'loss_first'):.0e} of each other at the first step and {apart(rows, 'loss_last'):.0e} at the last (relative).")
     left_out = [name for name in names if results.of(name) and not results.of(name)[0]["same_batch"]]
     if left_out:
         print(f"Not compared: {', '.join(left_out)}, whose batch is larger, because one sample cannot be divided.")

@@ -95,9 +95,14 @@ def write_run_file(path, spec):
             "train_micro_batch_size_per_gpu": spec["micro"],
             "gradient_accumulation_steps": spec["accumulate"],
             "gradient_clipping": 0.0,
+            "zero_optimization": {"stage": spec["zero_stage"]},
             "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}},
         },
     }
+    if spec["shard_all"]:
+        run["engine"]["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    if spec["dtype"] == "bf16":
+        run["engine"]["bf16"] = {"enabled": True}
     if not spec.get("tie", True):
         run["model"]["tie_embeddings"] = False
     if "schedule" in spec:
