@@ -23,13 +23,9 @@ FlatLayout initial_layout(const NamedTensors& parameters, const LayoutOptions& o
   return FlatLayout(std::move(tensors), std::move(order), options);
 }
 
-// The largest bucket twice or some of the others: as parameters, and as gradients on their way.
+// Some buckets, as parameters and as gradients on their way; one much larger than the others is rare, and returned.
 int64_t spare_bytes(const FlatLayout& layout) {
-  int64_t largest = 0;
-  for (const Bucket& bucket : layout.buckets()) {
-    largest = std::max(largest, bucket.numel());
-  }
-  return (largest + 4 * layout.numel() / static_cast<int64_t>(layout.buckets().size())) * layout.options().element_bytes;
+  return 3 * layout.numel() / static_cast<int64_t>(layout.buckets().size()) * layout.options().element_bytes;
 }
 
 } // namespace

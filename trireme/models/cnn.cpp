@@ -33,7 +33,7 @@ CnnImpl::CnnImpl(const CnnOptions& options) : dropout_(options.dropout) {
 }
 
 at::Tensor CnnImpl::forward(const at::Tensor& images) {
-  at::Tensor x = at::max_pool2d(at::relu(conv1->forward(images)), 2);
+  at::Tensor x = at::max_pool2d(at::relu(conv1->forward(images.to(conv1->weight.scalar_type()))), 2);
   x = at::max_pool2d(at::relu(conv2->forward(x)), 2);
   x = at::relu(fc1->forward(x.flatten(1)));
   if (dropout_ > 0 && is_training()) {
@@ -43,7 +43,7 @@ at::Tensor CnnImpl::forward(const at::Tensor& images) {
 }
 
 at::Tensor CnnImpl::loss(const at::Tensor& images, const at::Tensor& labels) {
-  return at::cross_entropy_loss(forward(images), labels);
+  return at::cross_entropy_loss(forward(images).to(at::kFloat), labels);
 }
 
 } // namespace trireme::models
