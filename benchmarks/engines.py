@@ -26,9 +26,10 @@ PIPELINE_ENGINES = {
 # name: (kind, ranks); traits_of() says what the parts of a name mean
 ZERO_ENGINES = {
     "raw": ("raw", 1), "raw-fused": ("raw", 1), "plain": ("python", 1), "trireme-1": ("trireme", 1), "trireme-1-z1": ("trireme", 1),
-    "trireme-1-z3": ("trireme", 1), "trireme-1-z3-all": ("trireme", 1), "deepspeed-1-z1": ("deepspeed", 1), "deepspeed-1-z3": ("deepspeed", 1), "plain-bf16": ("python", 1),
-    "plain-autocast-bf16": ("python", 1), "trireme-1-bf16": ("trireme", 1),
-    **{f"trireme-2-z{stage}": ("trireme", 2) for stage in range(4)}, "trireme-2-z3-all": ("trireme", 2), "ddp-2": ("python", 2), "fsdp-2": ("python", 2), "fsdp-2-malloc": ("python", 2),
+    "trireme-1-z3": ("trireme", 1), "trireme-1-z3-all": ("trireme", 1), "deepspeed-1-z1": ("deepspeed", 1), "deepspeed-1-z3": ("deepspeed", 1),
+    "plain-bf16": ("python", 1), "plain-autocast-bf16": ("python", 1), "trireme-1-bf16": ("trireme", 1),
+    **{f"trireme-2-z{stage}": ("trireme", 2) for stage in range(4)}, "trireme-2-z3-all": ("trireme", 2),
+    "ddp-2": ("python", 2), "fsdp-2": ("python", 2), "fsdp-2-malloc": ("python", 2),
     **{f"deepspeed-2-z{stage}": ("deepspeed", 2) for stage in range(4)},
     **{f"trireme-2-z{stage}-bf16": ("trireme", 2) for stage in range(4)}, "ddp-2-bf16": ("python", 2), "fsdp-2-bf16": ("python", 2),
     **{f"deepspeed-2-z{stage}-bf16": ("deepspeed", 2) for stage in range(4)},

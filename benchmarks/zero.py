@@ -82,7 +82,8 @@ def agreement_checks(results, names):
         if len(exact) > 1:
             checks += [(f"{len(exact)} fp32 engines, {when} loss", apart(exact, f"loss_{when}"), FP32_TOLERANCE) for when in ("first", "last")]
         masters = [name for name in group if rows[name]["dtype"] == "bf16" and name != "plain-bf16"]
-        for label, some, limit in ((f"{len(masters)} bf16 engines from fp32", masters, BF16_TOLERANCE), ("plain-bf16 (no fp32 masters) from fp32", ["plain-bf16"], None)):
+        for label, some, limit in ((f"{len(masters)} bf16 engines from fp32", masters, BF16_TOLERANCE),
+                                   ("plain-bf16 (no fp32 masters) from fp32", ["plain-bf16"], None)):
             some = [rows[name] for name in some if name in rows]
             if some and exact:
                 for when in ("first", "last"):
