@@ -101,7 +101,7 @@ TEST(ActivationsTest, OfGpt) {
     }
     const at::Tensor tokens = torch::randint(c.options.vocab_size, {kSamples, c.options.sequence_length}, torch::kInt64);
     const Measured measured = measure(gpt_module, tokens, tokens);
-    Run run;
+    estimate::Run run;
     run.model = gpt({c.options.layers, c.options.hidden, c.options.heads, c.options.sequence_length, c.options.vocab_size, c.options.tie_embeddings, c.options.dropout},
                     {kSamples, c.type, false, false});
     run.compute = c.type;

@@ -35,28 +35,28 @@ TEST(FormulasTest, Gpt2IsAsLargeAsEverybodySays) {
 
 TEST(FormulasTest, StatesFollowTheStage) {
   const int64_t P = 124'439'808;
-  const auto states = [](const Run& run) { return memory_of(run).front().model_states(); };
+  const auto states = [](const estimate::Run& run) { return memory_of(run).front().model_states(); };
   const auto near = [](int64_t bytes) { return testing::DoubleNear(static_cast<double>(bytes), 2e-3 * static_cast<double>(bytes)); };
   EXPECT_THAT(states(plain()), near(16 * P));
   EXPECT_THAT(states(plain(4, 0)), near(16 * P));
   EXPECT_THAT(states(plain(4, 1)), near((8 + 2) * P));
   EXPECT_THAT(states(plain(4, 2)), near((4 + 3) * P));
   EXPECT_THAT(states(plain(4, 3)), near(4 * P));
-  Run bf16 = plain(4, 1);
+  estimate::Run bf16 = plain(4, 1);
   bf16.compute = bf16.travel = Type::bf16;
   EXPECT_THAT(states(bf16), near(4 * P + 12 * P / 4)) << "2 + 2, and 4 + 8 shared";
   bf16.accumulation = 2;
   EXPECT_THAT(states(bf16), near(6 * P + 12 * P / 4)) << "gradients are added up in fp32";
-  Run bytes = plain();
+  estimate::Run bytes = plain();
   bytes.state_bytes = 1;
   EXPECT_THAT(states(bytes), near((4 + 4 + 2) * P + 2 * 4 * P / 256));
-  Run sgd = plain();
+  estimate::Run sgd = plain();
   sgd.states = 0;
   EXPECT_THAT(states(sgd), near(8 * P));
 }
 
 TEST(FormulasTest, StageThreeKeepsSmallParametersWhole) {
-  Run run = plain(4, 3);
+  estimate::Run run = plain(4, 3);
   run.param_persistence_threshold = 0;
   const auto layout = layout_of(run, 0);
   EXPECT_EQ(whole_elements(layout), (2 * 768 + 63) / 64 * 64) << "the last norm belongs to no unit";
@@ -68,26 +68,26 @@ TEST(FormulasTest, StageThreeKeepsSmallParametersWhole) {
 
 TEST(FormulasTest, TrafficFollowsTheStage) {
   const double P = 124'439'808;
-  const auto sent = [](const Run& run) { return static_cast<double>(traffic_of(run).front().bytes()); };
+  const auto sent = [](const estimate::Run& run) { return static_cast<double>(traffic_of(run).front().bytes()); };
   const auto near = [](double bytes) { return testing::DoubleNear(bytes, 3e-3 * bytes); };
   EXPECT_EQ(sent(plain()), 0);
   for (const int stage : {0, 1, 2}) {
     EXPECT_THAT(sent(plain(4, stage)), near(2 * 4 * P * 3 / 4)) << "stage " << stage;
   }
-  Run twice = plain(4, 2);
+  estimate::Run twice = plain(4, 2);
   twice.accumulation = 2;
   EXPECT_THAT(sent(twice), near(3 * 4 * P * 3 / 4)) << "every micro-batch is reduced";
-  Run three = plain(4, 3);
+  estimate::Run three = plain(4, 3);
   three.param_persistence_threshold = 0;
   three.prefetch_elements = 0;
   EXPECT_THAT(sent(three), near(3 * 4 * P * 3 / 4));
-  Run half = plain(4, 0);
+  estimate::Run half = plain(4, 0);
   half.compute = half.travel = Type::bf16;
   EXPECT_THAT(sent(half), near(2 * 2 * P * 3 / 4));
 }
 
 TEST(FormulasTest, PipelinesSendEveryMicroBatchBothWays) {
-  Run run = plain();
+  estimate::Run run = plain();
   run.model = gpt(shape(), {/*samples=*/2, Type::fp32, false, true});
   run.layer_list = true;
   run.stages = 3;
@@ -107,7 +107,7 @@ TEST(FormulasTest, PipelinesSendEveryMicroBatchBothWays) {
 }
 
 TEST(FormulasTest, RecomputationKeepsTheInputs) {
-  Run run = plain();
+  estimate::Run run = plain();
   run.model = gpt(shape(), {/*samples=*/2, Type::fp32, false, true});
   run.layer_list = true;
   const int64_t all = memory_of(run).front().item(Category::activations).bytes;
