@@ -28,7 +28,11 @@
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/data/data_parallel.h>
 #include <trireme/parallel/pipeline/module.h>
+#include <trireme/precision/autocast.h>
+#include <trireme/precision/grad_scaler.h>
 #include <trireme/recompute/recompute.h>
+#include <trireme/zero/init.h>
+#include <trireme/zero/sharded.h>
 
 namespace trireme {
 

@@ -72,7 +72,7 @@ TEST(MixedPrecisionTest, BfloatOnOneRankEqualsPlainLibtorch) {
                           SmallRun run(world, low_config(Type::bf16));
                           const std::vector<double> expected = plain_bf16_losses(20);
                           for (int step = 0; step < 20; ++step) {
-                            EXPECT_NEAR(run.engine().train_batch().item<double>(), expected[step], 1e-5) << "step " << step;
+                            EXPECT_NEAR(run.engine().train_batch().item<double>(), expected[step], 2e-3 * expected[step]) << "step " << step;
                           }
                           EXPECT_EQ(run.model->parameters()[0].scalar_type(), torch::kBFloat16);
                         }),
@@ -218,6 +218,38 @@ TEST(MixedPrecisionTest, CheckpointsFitEveryTypeAndStage) {
                 IsEmpty())
         << "stage " << stage;
     fs::remove_all(folder);
+  }
+}
+
+/// Steps during backward, bucket by bucket, are the steps after it, bit for bit; what needs all gradients first refuses.
+TEST(MixedPrecisionTest, StepsInBackwardAreTheSameSteps) {
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_THAT(run_ranks(ranks,
+                          [](comm::World& world) {
+                            for (const int stage : {0, 1, 2, 3}) {
+                              for (const int64_t accumulation : {1, 2}) {
+                                config::EngineConfig config = low_config(Type::fp32, stage, accumulation, 0);
+                                SmallRun after(world, config);
+                                config.step_in_backward = true;
+                                SmallRun during(world, config);
+                                for (int step = 0; step < 6; ++step) {
+                                  EXPECT_EQ(after.engine().train_batch().item<double>(), during.engine().train_batch().item<double>()) << stage << ' ' << step;
+                                }
+                                const data::Batch batch = during.made.loader->next();
+                                for (int64_t i = 0; i < accumulation; ++i) {
+                                  during.engine().backward(during.engine().forward(batch) * (world.rank() == 0 ? NAN : 1));
+                                  during.engine().step();
+                                }
+                                EXPECT_EQ(during.engine().skipped_steps(), 1);
+                                EXPECT_TRUE(std::isfinite(during.engine().train_batch().item<double>())) << "a step with a bad loss changes nothing";
+                              }
+                            }
+                            config::EngineConfig clipped = low_config(Type::fp32, 0, 1, 1.0);
+                            clipped.step_in_backward = true;
+                            EXPECT_THROW(SmallRun(world, clipped), InputError);
+                          }),
+                IsEmpty())
+        << ranks << " ranks";
   }
 }
 

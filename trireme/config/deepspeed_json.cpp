@@ -132,6 +132,7 @@ EngineConfig read_deepspeed(const JsonNode& node) {
   out.pipeline = read_pipeline(values.section("pipeline"));
   out.zero = read_zero(values.section("zero_optimization"));
   out.precision = read_precision(values);
+  out.step_in_backward = values.get("step_in_backward", out.step_in_backward);
   out.dataloader_drop_last = values.get("dataloader_drop_last", out.dataloader_drop_last);
   out.steps_per_print = values.maybe<int64_t>("steps_per_print");
   out.wall_clock_breakdown = values.get("wall_clock_breakdown", out.wall_clock_breakdown);

@@ -45,6 +45,7 @@ ordered_json to_json(const EngineConfig& config) {
         {"partition", config.pipeline.partition},
         {"seed_layers", config.pipeline.seed_layers},
         {"activation_checkpoint_interval", config.pipeline.activation_checkpoint_interval}}},
+      {"step_in_backward", config.step_in_backward},
       {"zero_optimization", {{"stage", config.zero.stage},
          {"reduce_bucket_size", data.bucket_bytes / 4},
          {"stage3_param_persistence_threshold", config.zero.param_persistence_threshold},

@@ -41,6 +41,8 @@ struct EngineConfig {
   optim::ScheduleOptions schedule;
   parallel::DataParallelOptions data_parallel;
   zero::ZeroOptions zero;
+  /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with what needs all gradients first.
+  bool step_in_backward = false;
   /// Types of parameters, gradients and what travels; the loss scale.
   precision::PrecisionOptions precision;
   /// For a model that is a list of layers; the schedule is the run file's.

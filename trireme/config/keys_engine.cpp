@@ -51,6 +51,7 @@ Section top_level() {
     {"curriculum_learning", L, "switch", "null", "every step sees the full sequence length."},
     {"disable_allgather", N, "bool", "false", "DeepSpeed reads it and never uses it."},
     {"vocabulary_size", N, "int >= 1", "null", "it only makes DeepSpeed warn about sizes that are not a multiple of 8."},
+    {"step_in_backward", H, "bool", "false", "Step each bucket as soon as its gradients are final, during backward. Ours; for runs without clipping, loss scale and NaN check."},
     {"zero_allow_untested_optimizer", N, "bool", "false", "every optimizer here may be used with every ZeRO stage."},
     {"zero_force_ds_cpu_optimizer", N, "bool", "true", "there is one optimizer of each kind, and it runs wherever its state is."},
     {"use_node_local_storage", R, "bool", "false", "it belongs into \"checkpoint\"."},

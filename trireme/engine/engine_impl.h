@@ -17,6 +17,7 @@
 #include <trireme/zero/parameter_gather.h>
 
 #include <chrono>
+#include <set>
 
 namespace trireme::engine {
 
@@ -66,6 +67,10 @@ class Engine::Impl {
   bool stop_agreed = false;
   std::optional<double> grad_norm;
   bool norm_wanted = false;
+  bool may_step_in_backward = false;
+  // Of a step whose buckets are stepped during backward: whether that has begun, and which were.
+  bool stepping = false;
+  std::set<std::pair<int64_t, int64_t>> stepped;
   int64_t num_parameters = 0;
 
   StepTimes times;
@@ -87,6 +92,9 @@ class Engine::Impl {
   bool runs_schedule() const {
     return executor && !parameters_are_sharded();
   }
+  bool looks_for_overflow() const {
+    return precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);
+  }
   bool at_boundary() const;
   /// The next micro-batch, as a part of the step.
   data::Batch load(const std::function<data::Batch()>& next);
@@ -104,17 +112,18 @@ class Engine::Impl {
   LossSum evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next);
   double mean_over_ranks(const LossSum& sum) const;
 
+  /// For Reducer::on_bucket_final, where "step_in_backward" asks for it.
+  void step_in_backward(int64_t buffer, int64_t bucket);
+
  private:
   void update();
   void start_step();
   double exposed_seconds() const;
-  void step_all_buckets(double grad_scale);
+  void begin_optimizer_step(double grad_scale);
+  void step_bucket(int64_t buffer, int64_t bucket);
   void skip(const precision::LossScaler::Update& scaling);
   double reduced_loss();
   double squared_norm_of_all();
-  bool looks_for_overflow() const {
-    return precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);
-  }
   void set_riders();
   bool has_loss() const {
     return pipe.rank() == pipe.size() - 1;

@@ -67,7 +67,7 @@ void Engine::Impl::update() {
   const double unscale = (group.size() == 1 ? 1 : reducer->post_scale()) / used_scale;
   double clip = 1;
   grad_norm.reset();
-  mean_loss = reduced_loss();
+  mean_loss = stepping ? mean_loss : reduced_loss();
   double squared_norm = needs_norm ? squared_norm_of_all() : 0;
   if (pipe.size() > 1) {
     const Stopwatch watch(waiting_for_stages);
@@ -91,30 +91,58 @@ void Engine::Impl::update() {
   }
   skips_in_a_row = 0;
   overflow_watch.reset();
-  lr = schedule->lr();
   coordinator->release_all();
-  step_all_buckets(unscale * clip);
+  if (!stepping) {
+    begin_optimizer_step(unscale * clip);
+  }
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    for (size_t k = 0; k < buffers[b]->layout().buckets().size(); ++k) {
+      step_bucket(static_cast<int64_t>(b), static_cast<int64_t>(k));
+    }
+  }
+  if (parameter_gather) {
+    parameter_gather->finish();
+  }
+  stepping = false;
+  stepped.clear();
   schedule->advance();
 }
 
-void Engine::Impl::step_all_buckets(double grad_scale) {
+void Engine::Impl::begin_optimizer_step(double grad_scale) {
+  lr = schedule->lr();
   optimizer->begin_step(lr, schedule->betas(), grad_scale);
   if (optimizer->needs_norms()) {
     reducer->finish();
     optimizer->prepare();
   }
-  for (size_t b = 0; b < buffers.size(); ++b) {
-    const auto buckets = static_cast<int64_t>(buffers[b]->layout().buckets().size());
-    for (int64_t k = 0; k < buckets; ++k) {
-      reducer->wait(static_cast<int64_t>(b), k);
-      optimizer->step_bucket(static_cast<int64_t>(b), k);
-      if (parameter_gather) {
-        parameter_gather->start(static_cast<int64_t>(b), k);
-      }
+}
+
+// Once a step; its parameters travel while the next ones are stepped.
+void Engine::Impl::step_bucket(int64_t buffer, int64_t bucket) {
+  if (!stepped.emplace(buffer, bucket).second) {
+    return;
+  }
+  reducer->wait(buffer, bucket);
+  optimizer->step_bucket(buffer, bucket);
+  if (parameter_gather) {
+    parameter_gather->start(buffer, bucket);
+  }
+}
+
+// The loss comes with the first bucket: a step that has to be skipped changes nothing.
+void Engine::Impl::step_in_backward(int64_t buffer, int64_t bucket) {
+  if (!may_step_in_backward || norm_wanted || !at_boundary()) {
+    return;
+  }
+  if (!stepping && stepped.empty() && bucket == 0 && buffer == 0) {
+    mean_loss = reduced_loss();
+    stepping = std::isfinite(mean_loss);
+    if (stepping) {
+      begin_optimizer_step(group.size() == 1 ? 1 : reducer->post_scale());
     }
   }
-  if (parameter_gather) {
-    parameter_gather->finish();
+  if (stepping) {
+    step_bucket(buffer, bucket);
   }
 }
 
@@ -122,9 +150,11 @@ void Engine::Impl::skip(const precision::LossScaler::Update& scaling) {
   ++skipped_steps;
   ++skips_in_a_row;
   const char* const what = std::isfinite(mean_loss) ? "the gradient norm" : "the loss";
-  log::warning("step ", global_steps + 1, " skipped on all ranks: ", what, " is not finite",
-               scaling.scale < scaling.used ? concat("; the loss scale falls from ", scaling.used, " to ", scaling.scale) : "", " (", skipped_steps,
-               " skipped so far)");
+  if (everyone.rank() == 0) {
+    log::warning("step ", global_steps + 1, " skipped on all ranks: ", what, " is not finite",
+                 scaling.scale < scaling.used ? concat("; the loss scale falls from ", scaling.used, " to ", scaling.scale) : "", " (", skipped_steps,
+                 " skipped so far)");
+  }
   if (overflow_watch) {
     overflow_source = overflow_watch->report(everyone);
     overflow_watch.reset();

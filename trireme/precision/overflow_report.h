@@ -24,7 +24,7 @@ struct NonFinite {
   int64_t numel = 0;
 };
 
-/// Finds the first `most` tensors that hold NaN or Inf, in the order given. Undefined and empty ones are passed over.
+/// Finds the first `most` tensors that hold NaN or Inf, in the order given. Undefined ones are passed over, and those without values (sharded parameters).
 /// Cost: reads the tensors once.
 std::vector<NonFinite> find_non_finite(const NamedTensors& tensors, int rank, int64_t most = 3);
 

@@ -12,7 +12,7 @@
 namespace trireme::parallel {
 namespace {
 
-/// Of sharded gradients: buckets that travel while the next one fills.
+/// Buckets that may travel while the next one fills, where somebody waits for them in backward.
 constexpr int64_t kUnderWay = 2;
 
 using Clock = std::chrono::steady_clock;
@@ -49,6 +49,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
 
   bool synchronising = true;
   std::function<void()> on_end;
+  std::function<void(int64_t, int64_t)> on_final;
   double exposed = 0;
 
   double pre_scale() const {
@@ -72,6 +73,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::vector<bool> ready; // parameter i has its gradient
     std::vector<comm::Work> works; // of buckets [0, next)
     int64_t next; // first bucket not started
+    int64_t handed_over = 0; // first bucket not given to on_final
     std::vector<bool> held = {}; // parameter i is final at end() only
     std::vector<int64_t> arrivals = {}; // parameters in the order of their gradients
   };
@@ -82,6 +84,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void reset_all();
   void start(Queue& queue, bool even_if_missing);
   void start_rest();
+  void hand_over(Queue& queue);
   void learn_order();
 
   comm::Group group_;
@@ -138,6 +141,7 @@ void Reducer::Impl::reset(Queue& queue) {
   queue.ready.assign(queue.buffer->count(), false);
   queue.works.clear();
   queue.next = 0;
+  queue.handed_over = 0;
 }
 
 void Reducer::Impl::reset_all() {
@@ -229,6 +233,7 @@ void Reducer::Impl::start(Queue& queue, bool even_if_missing) {
     }
     if (group_.size() == 1) {
       queue.works.emplace_back();
+      hand_over(queue);
       continue;
     }
     if (const double scale = pre_scale(); scale != 1) {
@@ -243,6 +248,16 @@ void Reducer::Impl::start(Queue& queue, bool even_if_missing) {
       wait(queue, queue.next - kUnderWay);
     }
     queue.works.push_back((learned_ ? reduce_ : Reduce(&Reducer::all_reduce))(group_, *queue.buffer, queue.next));
+    hand_over(queue);
+  }
+}
+
+// All but those that may still be on their way.
+void Reducer::Impl::hand_over(Queue& queue) {
+  const auto started = static_cast<int64_t>(queue.works.size());
+  for (; on_final && learned_ && queue.handed_over < started - (group_.size() == 1 ? 0 : kUnderWay); ++queue.handed_over) {
+    wait(queue, queue.handed_over);
+    on_final(&queue - queues_.data(), queue.handed_over);
   }
 }
 
@@ -371,6 +386,9 @@ void Reducer::end() {
 }
 void Reducer::hold(const std::vector<at::Tensor>& parameters) {
   impl_->hold(parameters);
+}
+void Reducer::on_bucket_final(std::function<void(int64_t buffer, int64_t bucket)> callback) {
+  impl_->on_final = std::move(callback);
 }
 void Reducer::on_backward_end(std::function<void()> callback) {
   impl_->on_end = std::move(callback);

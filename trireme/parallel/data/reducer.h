@@ -54,6 +54,10 @@ class Reducer {
   /// Called at the end of every synchronising backward, after the last bucket started.
   void on_backward_end(std::function<void()> callback);
 
+  /// Called in a synchronising backward for each bucket in order, as soon as its sum is there: while backward computes the rest.
+  /// Buckets that were not handed over by its end are not any more. Not before the order is learned.
+  void on_bucket_final(std::function<void(int64_t buffer, int64_t bucket)> callback);
+
   /// Waits for one bucket of the backward that has ended.
   void wait(int64_t buffer, int64_t bucket);
   /// Waits for all buckets; after the first backward also adopts the learned order.
