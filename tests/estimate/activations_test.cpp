@@ -1,4 +1,5 @@
 // Formulas against what libtorch's allocator hands out.
+#include <trireme/base/error.h>
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/model.h>
 #include <trireme/models/cnn.h>

@@ -34,9 +34,9 @@ TEST(FormulasTest, Gpt2IsAsLargeAsEverybodySays) {
 }
 
 TEST(FormulasTest, StatesFollowTheStage) {
-  const int64_t P = 124'439'808;
-  const auto states = [](const estimate::Run& run) { return memory_of(run).front().model_states(); };
-  const auto near = [](int64_t bytes) { return testing::DoubleNear(static_cast<double>(bytes), 2e-3 * static_cast<double>(bytes)); };
+  const double P = 124'439'808;
+  const auto states = [](const estimate::Run& run) { return static_cast<double>(memory_of(run).front().model_states()); };
+  const auto near = [](double bytes) { return testing::DoubleNear(bytes, 2e-3 * bytes); };
   EXPECT_THAT(states(plain()), near(16 * P));
   EXPECT_THAT(states(plain(4, 0)), near(16 * P));
   EXPECT_THAT(states(plain(4, 1)), near((8 + 2) * P));
