@@ -68,7 +68,7 @@ Layer block(const GptShape& shape, const Conditions& conditions, const Sizes& s,
   // GELU's gradients of output and input beside the residual's, when GELU's output is gone; and the largest weight's.
   layer.working = s.element * s.hidden + 4 * s.product * s.hidden + s.element * 4 * h * h;
   if (shape.dropout > 0) {
-    layer.working = std::max(layer.working, 2 * s.product * s.scores);
+    layer.working = std::max(layer.working, s.product * s.scores);
   }
   return layer;
 }

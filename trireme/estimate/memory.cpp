@@ -105,7 +105,9 @@ Item buffers(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
   Item item;
   Sum sum(item);
   if (run.shards(2)) {
-    sum.add(concat("the ", kGradientBuckets, " largest gradient buckets"), bytes_of(run.gradients()) * largest_buckets(layout, kGradientBuckets));
+    const bool adds_up = run.stages > 1 && run.accumulation > 1; // before any bucket is reduced
+    sum.add(adds_up ? "all gradient buckets" : concat("the ", kGradientBuckets, " largest gradient buckets"),
+            bytes_of(run.gradients()) * (adds_up ? layout.numel() : largest_buckets(layout, kGradientBuckets)));
   }
   if (run.shards(3)) {
     const int64_t units = run.prefetch_elements == 0 ? 1 : kGatheredUnits;

@@ -24,7 +24,8 @@ void add_data(const Run& run, const bucket::FlatLayout& layout, std::vector<Item
   const int64_t e = bytes_of(run.compute);
   const bool reduces_whole = !run.shards(1);
   const bool riders_along = reduces_whole && run.gradients() == Type::fp32 && run.travel == Type::fp32;
-  const int64_t reductions = run.shards(2) ? run.accumulation : 1;
+  // A pipeline's micro-batches are in flight together: their gradients are added up before they are reduced.
+  const int64_t reductions = run.shards(2) && run.stages == 1 ? run.accumulation : 1;
   const std::string times = reductions > 1 ? concat(reductions, " x ") : "";
   int64_t reduced = 0;
   int64_t gathered = 0;
