@@ -24,6 +24,7 @@ struct Parser {
   CLI::App app{"Trireme: distributed training for the PyTorch C++ frontend", "trireme"};
   std::optional<Command> result;
   TrainCommand train;
+  EstimateCommand estimate;
   LaunchCommand launch;
   GenerateCommand generate;
   InspectCommand inspect;
@@ -39,6 +40,7 @@ struct Parser {
     app.require_subcommand(1);
     app.footer("Exit status: 0 done, 2 the input is wrong, 1 anything else.\nHelp for one command: trireme COMMAND --help");
     add_train();
+    add_estimate();
     add_launch();
     add_generate();
     add_schedule();
@@ -71,6 +73,7 @@ struct Parser {
     c->add_option("--trace", train.trace_steps, "Record the first so many steps of every rank into trace.json (opens in ui.perfetto.dev)")
         ->type_name("STEPS")
         ->check(CLI::NonNegativeNumber);
+    c->add_flag("!--no-memory-check", train.memory_check, "Start even when the estimate says that it cannot fit in memory");
     c->callback([this, c] {
       train.resume = c->count("--resume") > 0;
       if (train.resume_from.empty()) { // --resume without a value
@@ -78,6 +81,18 @@ struct Parser {
       }
       result = train;
     });
+  }
+
+  void add_estimate() {
+    CLI::App* c = add(app, result, estimate, "estimate", "Say what memory and traffic a run needs, as formulas and numbers",
+                      "trireme estimate examples/austen/run.json -n 2 --measure 10");
+    c->add_option("run_file", estimate.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
+    c->add_option("-n,--ranks", estimate.ranks, "Ranks (default: what \"parallel\" asks for)")->check(CLI::PositiveNumber);
+    c->add_option("--set", estimate.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->expected(1)->take_all();
+    c->add_option("--measure", estimate.measured_steps, "Also run so many steps (at least 2) in a scratch folder, and print what they needed")
+        ->type_name("STEPS")
+        ->check(CLI::Range(int64_t{2}, int64_t{1'000'000}));
+    c->add_flag("--json", estimate.json, "One JSON object instead of tables");
   }
 
   void add_launch() {

@@ -32,6 +32,15 @@ struct TrainCommand {
   std::filesystem::path out;
   bool all_output = false;
   int64_t trace_steps = 0;
+  bool memory_check = true;
+};
+
+struct EstimateCommand {
+  std::filesystem::path run_file;
+  int64_t ranks = 0; ///< as TrainCommand's
+  std::vector<std::string> overrides;
+  int64_t measured_steps = 0;
+  bool json = false;
 };
 
 struct LaunchCommand {
@@ -109,7 +118,7 @@ struct BenchCommCommand {
 };
 
 using Command =
-    std::variant<TrainCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand,
+    std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand,
                  BenchKernelsCommand, ScheduleCommand>;
 
 /// What the arguments ask for. Help and version are printed here and end in ExitNow(0).

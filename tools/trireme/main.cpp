@@ -3,6 +3,7 @@
 #include "commands.h"
 #include "fetch_data.h"
 #include "launch_options.h"
+#include "show_estimate.h"
 #include "show_schedule.h"
 #include "start_bench.h"
 #include "train_job.h"
@@ -49,6 +50,9 @@ int run(int argc, char** argv) {
   }
   if (const auto* train_command = std::get_if<TrainCommand>(&command)) {
     return train_job(*train_command);
+  }
+  if (const auto* estimate_command = std::get_if<EstimateCommand>(&command)) {
+    return show_estimate(*estimate_command);
   }
   if (const auto* launch_command = std::get_if<LaunchCommand>(&command)) {
     return launch_program(*launch_command);

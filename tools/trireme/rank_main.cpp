@@ -73,6 +73,9 @@ struct Run {
   int operator()(const LaunchCommand&) const {
     throw Error("trireme-rank", "launch is done by trireme");
   }
+  int operator()(const EstimateCommand&) const {
+    throw Error("trireme-rank", "estimate is done by trireme");
+  }
   int operator()(const ScheduleCommand&) const {
     throw Error("trireme-rank", "schedule is done by trireme");
   }

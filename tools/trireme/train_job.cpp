@@ -1,6 +1,8 @@
 #include "train_job.h"
 
 #include "launch_options.h"
+#include "memory_check.h"
+#include "run_estimate.h"
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
@@ -25,26 +27,9 @@ fs::path default_out(const TrainCommand& command) {
   return fs::path("runs") / (stem == "run" && command.run_file.has_parent_path() ? command.run_file.parent_path().filename() : fs::path(stem));
 }
 
-int64_t ranks_of_replica(const config::RunConfig& run) {
-  return run.parallel.pipe * run.parallel.tensor;
-}
-
 // `slots`: of the hostfile's hosts, 0 without one.
-int64_t ranks_of(const TrainCommand& command, const config::RunConfig& run, int64_t slots) {
-  const int64_t per_replica = ranks_of_replica(run);
-  const int64_t fitting = std::max<int64_t>(1, slots / per_replica);
-  const int64_t ranks = command.ranks > 0 ? command.ranks : per_replica * run.parallel.data.value_or(fitting);
-  if (ranks % per_replica != 0) {
-    throw InputError("trireme",
-                     concat("-n ", ranks, " ranks cannot be divided among ", per_replica, run.parallel.tensor == 1 ? " pipeline stages" : " ranks of a replica (pipe * tensor)"),
-                     concat("Use -n ", per_replica, ", ", 2 * per_replica, " or another multiple, or set parallel.pipe to a divisor of ", ranks, '.'));
-  }
-  if (run.parallel.data && ranks != per_replica * *run.parallel.data) {
-    throw InputError("trireme",
-                     concat("-n ", ranks, " does not fit \"parallel\" in ", command.run_file.string(), ": pipe * tensor * data = ",
-                            per_replica * *run.parallel.data),
-                     R"(Leave -n away, or set parallel.data to "auto".)");
-  }
+int64_t ranks_on(const TrainCommand& command, const config::RunConfig& run, int64_t slots) {
+  const int64_t ranks = ranks_of(run, command.run_file.string(), command.ranks, std::max<int64_t>(1, slots / ranks_of_replica(run)));
   if (slots > 0 && ranks > slots) {
     throw InputError("trireme", concat(ranks, " ranks do not fit on the ", slots, " slots of ", command.places.hostfile.string()),
                      "Add hosts or slots, or ask for fewer ranks with -n or \"parallel\".");
@@ -200,8 +185,11 @@ int train_job(TrainCommand command) {
   for (size_t i = 0; i < options.hosts.size() && (options.max_nodes == 0 || i < static_cast<size_t>(options.max_nodes)); ++i) {
     slots += options.hosts[i].slots;
   }
-  const int64_t ranks = ranks_of(command, run, slots);
+  const int64_t ranks = ranks_on(command, run, slots);
   run.engine.batch_for(ranks / ranks_of_replica(run)); // complain before anything starts
+  if (command.memory_check && slots == 0) { // of other hosts only their agents know
+    check_memory(run, command.run_file, command.overrides, ranks, estimate::memory_at_hand());
+  }
   if (command.out.empty()) {
     command.out = default_out(command);
   }

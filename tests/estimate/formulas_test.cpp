@@ -1,0 +1,142 @@
+#include <trireme/estimate/layouts.h>
+#include <trireme/estimate/traffic.h>
+#include <trireme/estimate/verdict.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::estimate {
+namespace {
+
+using testing::HasSubstr;
+
+GptShape shape(bool tied = true) {
+  return {/*layers=*/12, /*hidden=*/768, /*heads=*/12, /*sequence_length=*/1024, /*vocab_size=*/50257, tied, 0};
+}
+
+Run plain(int64_t ranks = 1, int zero_stage = 0) {
+  Run run;
+  run.model = gpt(shape(), {});
+  run.bounds = {0, std::ssize(run.model.layers)};
+  run.data_ranks = ranks;
+  run.zero_stage = zero_stage;
+  return run;
+}
+
+TEST(FormulasTest, TheTextbooksNumbers) {
+  EXPECT_EQ(textbook_model_bytes(12, 768), 4LL * 12 * 768 * (13 + 12 * 768));
+  EXPECT_EQ(textbook_model_bytes(12, 768) / 4 + (50257 + 1024 + 2) * 768, gpt(shape(), {}).parameters()) << "embeddings and the last norm";
+  EXPECT_EQ(textbook_activation_bytes(12, 4, 1024, 768, 12), 12LL * 4 * 1024 * 768 * (67 + 9 * 12 * 1024 / 768));
+}
+
+TEST(FormulasTest, Gpt2IsAsLargeAsEverybodySays) {
+  EXPECT_EQ(gpt(shape(), {}).parameters(), 124'439'808);
+  EXPECT_EQ(gpt(shape(false), {}).parameters(), 124'439'808 + 50257 * 768);
+}
+
+TEST(FormulasTest, StatesFollowTheStage) {
+  const double P = 124'439'808;
+  const auto states = [](const estimate::Run& run) { return static_cast<double>(memory_of(run).front().model_states()); };
+  const auto near = [](double bytes) { return testing::DoubleNear(bytes, 2e-3 * bytes); };
+  EXPECT_THAT(states(plain()), near(16 * P));
+  EXPECT_THAT(states(plain(4, 0)), near(16 * P));
+  EXPECT_THAT(states(plain(4, 1)), near((8 + 2) * P));
+  EXPECT_THAT(states(plain(4, 2)), near((4 + 3) * P));
+  EXPECT_THAT(states(plain(4, 3)), near(4 * P));
+  estimate::Run bf16 = plain(4, 1);
+  bf16.compute = bf16.travel = Type::bf16;
+  EXPECT_THAT(states(bf16), near(4 * P + 12 * P / 4)) << "2 + 2, and 4 + 8 shared";
+  bf16.accumulation = 2;
+  EXPECT_THAT(states(bf16), near(6 * P + 12 * P / 4)) << "gradients are added up in fp32";
+  estimate::Run bytes = plain();
+  bytes.state_bytes = 1;
+  EXPECT_THAT(states(bytes), near((4 + 4 + 2) * P + 2 * 4 * P / 256));
+  estimate::Run sgd = plain();
+  sgd.states = 0;
+  EXPECT_THAT(states(sgd), near(8 * P));
+}
+
+TEST(FormulasTest, StageThreeKeepsSmallParametersWhole) {
+  estimate::Run run = plain(4, 3);
+  run.param_persistence_threshold = 0;
+  const auto layout = layout_of(run, 0);
+  EXPECT_EQ(whole_elements(layout), (2 * 768 + 63) / 64 * 64) << "the last norm belongs to no unit";
+  run.param_persistence_threshold = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(unit_elements(layout_of(run, 0)), 0);
+  run.model_persistence_threshold = 0;
+  EXPECT_GT(unit_elements(layout_of(run, 0)), 124'000'000);
+}
+
+TEST(FormulasTest, TrafficFollowsTheStage) {
+  const double P = 124'439'808;
+  const auto sent = [](const estimate::Run& run) { return static_cast<double>(traffic_of(run).front().bytes()); };
+  const auto near = [](double bytes) { return testing::DoubleNear(bytes, 3e-3 * bytes); };
+  EXPECT_EQ(sent(plain()), 0);
+  for (const int stage : {0, 1, 2}) {
+    EXPECT_THAT(sent(plain(4, stage)), near(2 * 4 * P * 3 / 4)) << "stage " << stage;
+  }
+  estimate::Run twice = plain(4, 2);
+  twice.accumulation = 2;
+  EXPECT_THAT(sent(twice), near(3 * 4 * P * 3 / 4)) << "every micro-batch is reduced";
+  estimate::Run three = plain(4, 3);
+  three.param_persistence_threshold = 0;
+  three.prefetch_elements = 0;
+  EXPECT_THAT(sent(three), near(3 * 4 * P * 3 / 4));
+  estimate::Run half = plain(4, 0);
+  half.compute = half.travel = Type::bf16;
+  EXPECT_THAT(sent(half), near(2 * 2 * P * 3 / 4));
+}
+
+TEST(FormulasTest, PipelinesSendEveryMicroBatchBothWays) {
+  estimate::Run run = plain();
+  run.model = gpt(shape(), {/*samples=*/2, Type::fp32, false, true});
+  run.layer_list = true;
+  run.stages = 3;
+  run.bounds = {0, 6, 10, 16};
+  run.in_flight = {{3}, {2}, {1}};
+  run.accumulation = 8;
+  const auto traffic = traffic_of(run);
+  const int64_t message = 64 + 4 * 2 * 1024 * 768;
+  const int64_t sums = 2 * (24 * 2 / 3);
+  EXPECT_EQ(traffic[0].bytes(), 8 * message + sums);
+  EXPECT_EQ(traffic[1].bytes(), 16 * message + sums);
+  EXPECT_EQ(traffic[2].bytes(), 8 * message + sums);
+  EXPECT_EQ(traffic[0].tied_bytes, 4 * 50257 * 768);
+  EXPECT_EQ(traffic[1].tied_bytes, 0);
+  const auto memory = memory_of(run);
+  EXPECT_GT(memory[0].item(Category::activations).bytes, memory[1].item(Category::activations).bytes);
+}
+
+TEST(FormulasTest, RecomputationKeepsTheInputs) {
+  estimate::Run run = plain();
+  run.model = gpt(shape(), {/*samples=*/2, Type::fp32, false, true});
+  run.layer_list = true;
+  const int64_t all = memory_of(run).front().item(Category::activations).bytes;
+  run.recompute_interval = 1;
+  const int64_t few = memory_of(run).front().item(Category::activations).bytes;
+  const int64_t S = 4 * 2 * 1024 * 768;
+  const int64_t logits = 4 * 2 * 1024 * 50257;
+  EXPECT_GT(all, 12 * 16 * S + 2 * logits);
+  EXPECT_LT(few, 2 * logits + (12 + 16 + 12) * S + 4 * 50257 * 768 * 2);
+}
+
+TEST(FormulasTest, ARunIsRefusedOnlyBeyondTheMargin) {
+  const Need need = need_of(memory_of(plain(2)), 2);
+  EXPECT_EQ(need.least_of_all, 2 * need.least_of_a_rank);
+  EXPECT_GT(need.peak_of_a_rank, need.least_of_a_rank + kBaselineBytes - 1);
+  MemoryAtHand memory;
+  EXPECT_EQ(why_too_large(need, memory, 2), "");
+  EXPECT_TRUE(fits(need, memory));
+  memory.bytes = static_cast<int64_t>(static_cast<double>(need.least_of_all) / 1.05);
+  memory.source = "this machine has free";
+  EXPECT_EQ(why_too_large(need, memory, 2), "") << "within the margin";
+  EXPECT_FALSE(fits(need, memory));
+  memory.bytes = need.least_of_all / 2;
+  EXPECT_THAT(why_too_large(need, memory, 2), HasSubstr("of 2 ranks need"));
+  EXPECT_THAT(why_too_large(need, memory, 2), HasSubstr("this machine has free"));
+  memory = {};
+  memory.process_bytes = need.least_of_a_rank / 2;
+  EXPECT_THAT(why_too_large(need, memory, 2), HasSubstr("ulimit -v"));
+}
+
+} // namespace
+} // namespace trireme::estimate

@@ -1,0 +1,66 @@
+#include <trireme/base/error.h>
+#include <trireme/config/run_estimate.h>
+#include <trireme/estimate/memory.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::config {
+namespace {
+
+using testing::ElementsAre;
+
+RunEstimate described(int64_t ranks, const std::vector<std::string>& overrides = {}) {
+  const std::string text = R"({"model": {"type": "gpt", "layers": 6, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50},
+    "data": {"type": "tokens", "train": ["t.bin"]}, "training": {"steps": 3},
+    "engine": {"train_batch_size": 48, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}})";
+  return describe(read_run(JsonNode::parse(text, "run.json"), "/", overrides), ranks);
+}
+
+TEST(RunEstimateTest, TakesTheNumbersOver) {
+  const estimate::Run run = described(4, {"engine.gradient_accumulation_steps=3", "engine.zero_optimization.stage=2", "engine.bf16.enabled=true",
+                                          "engine.gradient_clipping=0", "engine.zero_optimization.reduce_bucket_size=1000"})
+                                .run;
+  EXPECT_EQ(run.data_ranks, 4);
+  EXPECT_EQ(run.micro_batch, 4);
+  EXPECT_EQ(run.accumulation, 3);
+  EXPECT_EQ(run.zero_stage, 2);
+  EXPECT_EQ(run.compute, estimate::Type::bf16);
+  EXPECT_EQ(run.gradients(), estimate::Type::fp32);
+  EXPECT_TRUE(run.gradient_norm) << "bf16 looks for overflows";
+  EXPECT_EQ(run.bucket_bytes, 4000);
+  EXPECT_FALSE(run.layer_list);
+}
+
+TEST(RunEstimateTest, CountsTheStatesOfEveryOptimizer) {
+  const auto states = [](const std::string& type, const std::string& more = "") {
+    std::vector<std::string> overrides = {concat("engine.optimizer={\"type\": \"", type, "\", \"params\": {\"lr\": 0.1", more, "}}")};
+    return described(1, overrides).run.states;
+  };
+  EXPECT_EQ(states("Adam"), 2);
+  EXPECT_EQ(states("SGD"), 0);
+  EXPECT_EQ(states("SGD", ", \"momentum\": 0.9"), 1);
+  EXPECT_EQ(states("Lamb"), 2);
+  EXPECT_EQ(states("Lion"), 1);
+  EXPECT_EQ(states("Adagrad"), 1);
+}
+
+TEST(RunEstimateTest, KnowsWhatSchedulesKeep) {
+  const auto in_flight = [](const std::string& schedule) {
+    return described(2, {"parallel.pipe=2", concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=8"}).run.in_flight;
+  };
+  EXPECT_THAT(in_flight("naive"), ElementsAre(ElementsAre(1), ElementsAre(1)));
+  EXPECT_THAT(in_flight("gpipe"), ElementsAre(ElementsAre(8), ElementsAre(8)));
+  EXPECT_THAT(in_flight("1f1b"), ElementsAre(ElementsAre(2), ElementsAre(1)));
+  EXPECT_THAT(in_flight("interleaved").at(0), testing::SizeIs(2));
+  EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=uniform"}).run.bounds, (std::vector<int64_t>{0, 5, 10}));
+  EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=type:block"}).run.bounds[1], 5) << "three blocks each";
+}
+
+TEST(RunEstimateTest, RefusesRanksThatDoNotFit) {
+  EXPECT_THROW(described(3, {"parallel.pipe=2"}), InputError);
+  EXPECT_THROW(described(0), InputError);
+  EXPECT_THROW(described(5), InputError) << "48 samples";
+}
+
+} // namespace
+} // namespace trireme::config

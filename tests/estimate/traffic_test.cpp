@@ -1,0 +1,107 @@
+// Formulas against counted bytes: equal, not near.
+#include <trireme/config/run_estimate.h>
+#include <trireme/engine/initialize.h>
+#include <trireme/estimate/traffic.h>
+#include <trireme/models/gpt.h>
+#include <trireme/models/gpt_layers.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+namespace trireme::estimate {
+namespace {
+
+using test::run_ranks;
+using testing::IsEmpty;
+
+class Tokens : public data::Dataset {
+ public:
+  explicit Tokens(const models::GptOptions& options) : options_(options) {}
+  int64_t size() const override {
+    return 96;
+  }
+  data::Batch get(std::span<const int64_t> indices) const override {
+    const at::Tensor tokens = torch::arange(options_.sequence_length * std::ssize(indices)).remainder(options_.vocab_size).view({std::ssize(indices), -1});
+    return {{tokens}, {tokens}, std::ssize(indices)};
+  }
+  std::string describe() const override {
+    return "tokens";
+  }
+
+ private:
+  models::GptOptions options_;
+};
+
+config::RunConfig run_config(const std::vector<std::string>& overrides) {
+  const std::string text = R"({"model": {"type": "gpt", "layers": 4, "hidden": 48, "heads": 2, "sequence_length": 20, "vocab_size": 77},
+    "data": {"type": "tokens", "train": ["t.bin"]}, "training": {"steps": 3},
+    "engine": {"train_batch_size": 24, "zero_optimization": {"reduce_bucket_size": 30000}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}})";
+  return config::read_run(JsonNode::parse(text, "run.json"), "/", overrides);
+}
+
+struct Case {
+  int ranks;
+  std::vector<std::string> overrides;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const int ranks : {2, 3, 4}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      const std::string zero = concat("engine.zero_optimization.stage=", stage);
+      all.push_back({ranks, {zero}});
+      all.push_back({ranks, {zero, "engine.gradient_accumulation_steps=2", "engine.gradient_clipping=0"}});
+    }
+  }
+  const std::string low = "engine.zero_optimization.stage3_param_persistence_threshold=100";
+  const std::string three = "engine.zero_optimization.stage=3";
+  all.push_back({2, {three, low}});
+  all.push_back({4, {three, low, "engine.zero_optimization.stage3_prefetch_bucket_size=0", "engine.gradient_accumulation_steps=2"}});
+  all.push_back({3, {three, low, "engine.zero_optimization.stage3_prefetch_bucket_size=60000", "model.tie_embeddings=false"}});
+  all.push_back({2, {"engine.zero_optimization.stage=1", "engine.bf16.enabled=true"}});
+  all.push_back({2, {"engine.bf16.enabled=true", "engine.gradient_accumulation_steps=2"}});
+  all.push_back({2, {"engine.bf16.enabled=true", "engine.communication_data_type=fp32"}});
+  all.push_back({2, {"engine.zero_optimization.stage=1", "engine.optimizer.type=Lamb"}});
+  for (const char* schedule : {"1f1b", "gpipe", "interleaved", "zero-bubble"}) {
+    all.push_back({2, {"parallel.pipe=2", concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=4"}});
+  }
+  all.push_back({4, {"parallel.pipe=2", "engine.gradient_accumulation_steps=4", "engine.zero_optimization.stage=1"}});
+  all.push_back({4, {"parallel.pipe=2", "engine.gradient_accumulation_steps=4", "engine.zero_optimization.stage=2", "model.tie_embeddings=false"}});
+  return all;
+}
+
+class CountedBytes : public testing::TestWithParam<Case> {};
+
+TEST_P(CountedBytes, AreTheFormulas) {
+  const Case c = GetParam();
+  const config::RunConfig run = run_config(c.overrides);
+  const auto traffic = traffic_of(config::describe(run, c.ranks).run);
+  EXPECT_THAT(run_ranks(c.ranks,
+                        [&](comm::World& world) {
+                          engine::InitializeOptions options;
+                          options.config = run.engine;
+                          options.training_data = std::make_shared<Tokens>(run.model.gpt);
+                          if (run.parallel.pipe > 1) {
+                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(run.model.gpt), models::token_loss, run.engine.pipeline);
+                          } else {
+                            models::Gpt gpt_module(run.model.gpt);
+                            options.model = gpt_module.ptr();
+                            options.loss = [gpt_module](const data::Batch& batch) mutable { return gpt_module->loss(batch.input(), batch.target()); };
+                          }
+                          const auto made = engine::initialize(world, options);
+                          made.engine->train_batch(); // learns orders, announces shapes
+                          made.engine->train_batch();
+                          const int64_t before = made.engine->bytes_sent();
+                          made.engine->train_batch();
+                          EXPECT_EQ(made.engine->bytes_sent() - before, traffic.at(made.engine->pipe_group().rank()).bytes());
+                        }),
+              IsEmpty())
+      << c.ranks << " ranks, " << testing::PrintToString(c.overrides);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CountedBytes, testing::ValuesIn(cases()), [](const auto& info) { return concat(info.index); });
+
+} // namespace
+} // namespace trireme::estimate

@@ -1,0 +1,108 @@
+#include "shell.h"
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+
+namespace trireme::tools {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+class EstimateCommandTest : public RunFolder {
+ protected:
+  Finished estimate(const std::string& rest, int seconds = 20) const {
+    return sh(concat(kTrireme, " estimate ", path("run.json"), ' ', rest), seconds);
+  }
+  json estimate_json(const std::string& rest) const {
+    const Finished finished = estimate(rest + " --json", 100);
+    EXPECT_EQ(finished.status, 0) << finished.output;
+    return json::parse(finished.output);
+  }
+};
+
+// Scripts rely on these names.
+TEST_F(EstimateCommandTest, SaysTheNumbersAsJson) {
+  const json all = estimate_json("-n 2 --set engine.zero_optimization.stage=1");
+  EXPECT_EQ(all.at("ranks"), 2);
+  EXPECT_EQ(all.at("zero_stage"), 1);
+  EXPECT_EQ(all.at("parameters"), 50 * 32 + 16 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32);
+  ASSERT_EQ(all.at("by_stage").size(), 1u);
+  const json& stage = all.at("by_stage").at(0);
+  EXPECT_EQ(stage.at("ranks"), (json{0, 1}));
+  int64_t sum = 0;
+  for (const char* category : {"parameters", "gradients", "optimizer_states", "masters", "activations", "communication_buffers", "data", "baseline"}) {
+    const json& item = stage.at("memory").at(category);
+    EXPECT_TRUE(item.contains("formula")) << category;
+    EXPECT_TRUE(item.contains("numbers")) << category;
+    sum += item.at("bytes").get<int64_t>();
+  }
+  EXPECT_EQ(stage.at("memory").at("optimizer_states").at("bytes"), stage.at("memory").at("parameters").at("bytes")) << "two states of half the parameters";
+  EXPECT_EQ(all.at("peak_bytes"), stage.at("peak_bytes"));
+  EXPECT_GE(stage.at("peak_bytes").get<int64_t>(), sum);
+  EXPECT_EQ(all.at("textbook").at("model_bytes"), 4 * 2 * 32 * (13 + 12 * 32));
+  EXPECT_EQ(all.at("textbook").at("activations_bytes"), 2 * 6 * 16 * 32 * 67 + 2 * 6 * 16 * 9 * 2 * 16);
+  EXPECT_TRUE(all.at("fits").get<bool>());
+  EXPECT_FALSE(all.contains("measured"));
+}
+
+TEST_F(EstimateCommandTest, ShowsATable) {
+  const Finished shown = estimate("-n 4 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=3");
+  EXPECT_EQ(shown.status, 0) << shown.output;
+  for (const char* words : {"2 stages x 2 data-parallel", "stage 1", "optimizer states", "4nh(13+12h)", "activations, send", "peak"}) {
+    EXPECT_THAT(shown.output, HasSubstr(words));
+  }
+}
+
+TEST_F(EstimateCommandTest, MeasuresBesideTheEstimate) {
+  for (const char* options : {"-n 2 --measure 3", "-n 2 --measure 3 --set engine.zero_optimization.stage=2 --set engine.gradient_accumulation_steps=2",
+                              "-n 2 --measure 3 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=2"}) {
+    const json all = estimate_json(options);
+    const json& measured = all.at("measured");
+    EXPECT_EQ(measured.at("steps"), 3);
+    EXPECT_EQ(measured.at("comm_bytes"), all.at("by_stage").at(0).at("comm_bytes")) << options;
+    EXPECT_EQ(measured.at("comm_deviation_percent"), 0.0) << options;
+    EXPECT_LT(std::abs(measured.at("peak_deviation_percent").get<double>()), 30) << measured.dump();
+  }
+}
+
+TEST_F(EstimateCommandTest, RefusesWhatTrainingWouldRefuse) {
+  const auto refused = [&](const Finished& finished, const std::string& words) {
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    EXPECT_THAT(finished.output, HasSubstr(words));
+  };
+  refused(estimate("-n 3 --set parallel.pipe=2"), "3 ranks cannot be divided");
+  refused(estimate("-n 5"), "12");
+  refused(estimate("-n 0"), "--ranks");
+  refused(estimate("--measure 1"), "--measure");
+  refused(estimate("--set model.layerz=3"), "layers");
+  refused(sh(kTrireme + " estimate " + path("absent.json")), "absent.json");
+}
+
+// Before a rank starts, in less than a second, with what would fit.
+TEST_F(EstimateCommandTest, ARunThatCannotFitIsRefused) {
+  const auto start = std::chrono::steady_clock::now();
+  const Finished huge = train("-n 2 --set model.layers=100 --set model.hidden=20000 --set model.heads=100", 20);
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 1.0);
+  EXPECT_EQ(huge.status, 2) << huge.output;
+  EXPECT_THAT(huge.output, HasSubstr("this run cannot fit: model states and activations of 2 ranks need"));
+  EXPECT_THAT(huge.output, HasSubstr("None of the changes tried fits"));
+  EXPECT_THAT(huge.output, HasSubstr("--no-memory-check"));
+}
+
+// 9 million parameters: 147 MB of states on one rank, and a limit between that of stage 0 and that of stage 3.
+TEST_F(EstimateCommandTest, UnderALimitOfTheProcess) {
+  const std::string limited = concat("ulimit -v 120000; ", kTrireme, " train ", path("run.json"), " --out ", path("out"),
+                                     " --set model.layers=3 --set model.hidden=512 --set model.heads=8");
+  const Finished refused = sh(limited + " -n 2", 20);
+  EXPECT_EQ(refused.status, 2) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("(ulimit -v)"));
+  const Finished started = sh(limited + " -n 1 --no-memory-check", 60);
+  EXPECT_NE(started.status, 2) << started.output;
+  EXPECT_THAT(started.output, testing::Not(HasSubstr("cannot fit")));
+}
+
+} // namespace
+} // namespace trireme::tools

@@ -1,0 +1,109 @@
+#include "measure_run.h"
+
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/monitor/metrics.h>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace trireme::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMostOutput = 4000;
+
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::string name = (fs::temp_directory_path() / "trireme-estimate-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) {
+      throw Error("estimate", concat("cannot make a scratch folder ", name, ": ", std::strerror(errno)), "Point TMPDIR at a folder with room.");
+    }
+    path = name;
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  fs::path path;
+};
+
+// Exit status of `words`, whose output goes to a file.
+int run_quietly(std::vector<std::string> words, const fs::path& output) {
+  std::vector<char*> arguments;
+  for (auto& word : words) {
+    arguments.push_back(word.data());
+  }
+  arguments.push_back(nullptr);
+  const pid_t child = ::fork();
+  if (child < 0) {
+    throw Error("estimate", concat("cannot start the run to measure: ", std::strerror(errno)));
+  }
+  if (child == 0) {
+    const int file = ::open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (file < 0 || ::dup2(file, STDOUT_FILENO) < 0 || ::dup2(file, STDERR_FILENO) < 0) {
+      ::_exit(127);
+    }
+    ::execv(arguments.front(), arguments.data());
+    ::_exit(127);
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+} // namespace
+
+MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks) {
+  const ScratchFolder scratch;
+  const fs::path out = scratch.path / "run";
+  std::vector<std::string> words = {fs::read_symlink("/proc/self/exe").string(), "train", command.run_file.string(), "-n", std::to_string(ranks), "--out",
+                                    out.string()};
+  std::vector<std::string> overrides = command.overrides;
+  overrides.insert(overrides.end(), {concat("training.steps=", command.measured_steps), "training.checkpoint_every=0", "training.eval_every=0",
+                                     "training.eval_batches=1", "training.sample=null"});
+  for (const std::string& override : overrides) {
+    words.insert(words.end(), {"--set", override});
+  }
+  if (const int status = run_quietly(words, scratch.path / "output"); status != 0) {
+    std::string output = read_file(scratch.path / "output");
+    output = output.size() > kMostOutput ? output.substr(output.size() - kMostOutput) : output;
+    const std::string happened = concat("the run to measure ended with exit status ", status, ":\n", output);
+    if (status == 2) {
+      throw InputError("estimate", happened);
+    }
+    throw Error("estimate", happened);
+  }
+  MeasuredRun measured;
+  std::vector<double> times;
+  for (const monitor::StepMetrics& step : monitor::read_metrics(out / "metrics.jsonl")) {
+    measured.steps = step.step;
+    measured.peak_rss_bytes = std::max(measured.peak_rss_bytes, step.peak_rss_bytes.value_or(0));
+    if (step.step == 1) { // learns the order of gradients
+      continue;
+    }
+    // Some steps also exchange step times.
+    const int64_t sent = step.comm_bytes.value_or(0);
+    measured.comm_bytes = times.empty() ? sent : std::min(measured.comm_bytes, sent);
+    times.push_back(step.step_ms.value_or(0));
+  }
+  if (!times.empty()) {
+    std::nth_element(times.begin(), times.begin() + std::ssize(times) / 2, times.end());
+    measured.step_ms = times[times.size() / 2];
+  }
+  return measured;
+}
+
+} // namespace trireme::tools

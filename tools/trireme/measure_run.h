@@ -1,0 +1,22 @@
+#pragma once
+
+#include "commands.h"
+
+#include <cstdint>
+#include <optional>
+
+namespace trireme::tools {
+
+/// What some steps of a run needed.
+struct MeasuredRun {
+  int64_t steps = 0;
+  int64_t peak_rss_bytes = 0; ///< of the largest rank
+  int64_t comm_bytes = 0; ///< sent by rank 0 in one step
+  double step_ms = 0; ///< median
+};
+
+/// Trains for so many steps in a scratch folder, without sample and intermediate checkpoints, and reads the run's metrics.
+/// Errors: what the run says when it fails, with its exit status.
+MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks);
+
+} // namespace trireme::tools

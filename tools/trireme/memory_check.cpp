@@ -1,0 +1,167 @@
+#include "memory_check.h"
+
+#include "run_estimate.h"
+
+#include <trireme/base/error.h>
+#include <trireme/base/text.h>
+#include <trireme/base/units.h>
+
+#include <optional>
+#include <utility>
+
+namespace trireme::tools {
+namespace {
+
+/// One change to a run: overrides, and the number of ranks.
+struct Change {
+  std::vector<std::string> overrides;
+  int64_t ranks;
+};
+
+std::vector<Change> zero_changes(const config::RunConfig& run, int64_t ranks) {
+  std::vector<Change> changes = {{{}, ranks}};
+  const int highest = run.parallel.pipe > 1 ? 2 : 3; // stage 3 is for models in one stage
+  for (int stage = run.engine.zero.stage + 1; stage <= highest && ranks > ranks_of_replica(run); ++stage) {
+    changes.push_back({{concat("engine.zero_optimization.stage=", stage)}, ranks});
+  }
+  return changes;
+}
+
+// The samples of a step stay.
+std::vector<Change> batch_changes(const config::RunConfig& run, int64_t ranks) {
+  std::vector<Change> changes = {{{}, ranks}};
+  const config::BatchTriple batch = run.engine.batch_for(ranks / ranks_of_replica(run));
+  for (int64_t micro = batch.micro - 1; micro >= 1; --micro) {
+    if (batch.micro % micro == 0) {
+      changes.push_back({{concat("engine.train_batch_size=", batch.train), concat("engine.train_micro_batch_size_per_gpu=", micro),
+                          concat("engine.gradient_accumulation_steps=", batch.accumulation * (batch.micro / micro))},
+                         ranks});
+    }
+  }
+  return changes;
+}
+
+std::vector<Change> precision_changes(const config::RunConfig& run, int64_t ranks) {
+  std::vector<Change> changes = {{{}, ranks}};
+  if (run.engine.precision.compute == precision::Type::fp32 && !run.engine.precision.autocast) {
+    changes.push_back({{"engine.bf16.enabled=true"}, ranks});
+  }
+  return changes;
+}
+
+// Stages, each with recomputed layers, and fewer ranks.
+std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) {
+  std::vector<Change> changes = {{{}, ranks}};
+  const bool is_gpt = run.model.kind == config::ModelConfig::Kind::gpt;
+  if (run.parallel.pipe > 1 && run.engine.pipeline.activation_checkpoint_interval == 0) {
+    changes.push_back({{"engine.pipeline.activation_checkpoint_interval=1"}, ranks});
+  }
+  for (int64_t pipe = run.parallel.pipe + 1; is_gpt && pipe <= ranks; ++pipe) {
+    if (ranks % pipe == 0) {
+      changes.push_back({{concat("parallel.pipe=", pipe), R"(parallel.data="auto")"}, ranks});
+      changes.push_back({{concat("parallel.pipe=", pipe), R"(parallel.data="auto")", "engine.pipeline.activation_checkpoint_interval=1"}, ranks});
+    }
+  }
+  for (int64_t replicas = ranks / ranks_of_replica(run) / 2; replicas >= 1; replicas /= 2) {
+    changes.push_back({{R"(parallel.data="auto")"}, replicas * ranks_of_replica(run)});
+  }
+  return changes;
+}
+
+// Nothing when the configuration makes no sense.
+std::optional<estimate::Need> need_of(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks) {
+  try {
+    const config::RunConfig run = config::read_run_file(run_file, overrides);
+    const estimate::Run described = describe_run(run, ranks).run;
+    return estimate::need_of(estimate::memory_of(described), described.data_ranks);
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
+}
+
+std::vector<std::string> arguments_of(const std::vector<std::string>& overrides, int64_t ranks, int64_t ranks_before) {
+  std::vector<std::string> arguments;
+  if (ranks != ranks_before) {
+    arguments.push_back(concat("-n ", ranks));
+  }
+  for (const std::string& override : overrides) {
+    arguments.push_back(concat("--set ", override.find('"') == std::string::npos ? override : concat('\'', override, '\'')));
+  }
+  return arguments;
+}
+
+} // namespace
+
+Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
+                        const estimate::MemoryAtHand& memory) {
+  const config::RunConfig run = config::read_run_file(run_file, overrides);
+  constexpr int kMostChanges = 4;
+  Fitting smallest;
+  std::optional<Fitting> found;
+  size_t found_cost = SIZE_MAX;
+  const auto layouts = layout_changes(run, ranks);
+  const auto precisions = precision_changes(run, ranks);
+  for (size_t l = 0; l < layouts.size(); ++l) {
+    std::vector<std::string> with_layout = overrides;
+    with_layout.insert(with_layout.end(), layouts[l].overrides.begin(), layouts[l].overrides.end());
+    const int64_t count = layouts[l].ranks;
+    std::optional<config::RunConfig> laid_out;
+    try {
+      laid_out = config::read_run_file(run_file, with_layout);
+      laid_out->engine.batch_for(count / ranks_of_replica(*laid_out));
+    } catch (const InputError&) {
+      continue;
+    }
+    const auto batches = batch_changes(*laid_out, count);
+    const auto stages = zero_changes(*laid_out, count);
+    for (size_t p = 0; p < precisions.size(); ++p) {
+      for (size_t b = 0; b < batches.size(); ++b) {
+        for (size_t z = 0; z < stages.size(); ++z) {
+          // Fewest kinds of change first, then the gentlest: stages, batches, types, layouts.
+          const size_t kinds = (l > 0) + (p > 0) + (b > 0) + (z > 0);
+          const size_t cost = kinds * 1'000'000 + l * 10'000 + p * 5'000 + b * 10 + z;
+          if (kinds > kMostChanges || cost >= found_cost) {
+            continue;
+          }
+          std::vector<std::string> changes = layouts[l].overrides;
+          for (const auto* more : {&precisions[p].overrides, &batches[b].overrides, &stages[z].overrides}) {
+            changes.insert(changes.end(), more->begin(), more->end());
+          }
+          std::vector<std::string> all = overrides;
+          all.insert(all.end(), changes.begin(), changes.end());
+          const auto need = need_of(run_file, all, count);
+          if (!need) {
+            continue;
+          }
+          if (estimate::fits(*need, memory)) {
+            found = {arguments_of(changes, count, ranks), count, need->peak_of_all};
+            found_cost = cost;
+          } else if (smallest.peak_of_all == 0 || need->peak_of_all < smallest.peak_of_all) {
+            smallest = {{}, count, need->peak_of_all};
+          }
+        }
+      }
+    }
+  }
+  return found.value_or(smallest);
+}
+
+void check_memory(const config::RunConfig& run, const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
+                  const estimate::MemoryAtHand& memory) {
+  const estimate::Run described = describe_run(run, ranks).run;
+  const std::string why = estimate::why_too_large(estimate::need_of(estimate::memory_of(described), described.data_ranks), memory, ranks);
+  if (why.empty()) {
+    return;
+  }
+  const auto bytes = [](int64_t number) { return format_bytes(static_cast<double>(number)); };
+  const Fitting fitting = nearest_fitting(run_file, overrides, ranks, memory);
+  const std::string next = fitting.arguments.empty()
+                               ? concat("None of the changes tried fits; the smallest needs ", bytes(fitting.peak_of_all), " on ", fitting.ranks,
+                                        fitting.ranks == 1 ? " rank" : " ranks", ". Use a smaller model, or more hosts (--hostfile).")
+                               : concat("Fits with about ", bytes(fitting.peak_of_all), ": ", join(fitting.arguments, " "), '.');
+  throw InputError("memory", concat("this run cannot fit: ", why, ", and the estimate allows for an error of ",
+                                    static_cast<int>(100 * (estimate::kMargin - 1) + 0.5), " %"),
+                   concat(next, " `trireme estimate ", run_file.string(), "` shows what needs what; --no-memory-check starts the run all the same."));
+}
+
+} // namespace trireme::tools

@@ -1,0 +1,33 @@
+#include "run_estimate.h"
+
+#include <trireme/base/error.h>
+#include <trireme/data/tokenizer.h>
+
+namespace trireme::tools {
+
+int64_t ranks_of_replica(const config::RunConfig& run) {
+  return run.parallel.pipe * run.parallel.tensor;
+}
+
+int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int64_t asked, int64_t replicas) {
+  const int64_t per_replica = ranks_of_replica(run);
+  const int64_t ranks = asked > 0 ? asked : per_replica * run.parallel.data.value_or(replicas);
+  if (ranks % per_replica != 0) {
+    throw InputError("trireme",
+                     concat("-n ", ranks, " ranks cannot be divided among ", per_replica, run.parallel.tensor == 1 ? " pipeline stages" : " ranks of a replica (pipe * tensor)"),
+                     concat("Use -n ", per_replica, ", ", 2 * per_replica, " or another multiple, or set parallel.pipe to a divisor of ", ranks, '.'));
+  }
+  if (run.parallel.data && ranks != per_replica * *run.parallel.data) {
+    throw InputError("trireme",
+                     concat("-n ", ranks, " does not fit \"parallel\" in ", run_file, ": pipe * tensor * data = ", per_replica * *run.parallel.data),
+                     R"(Leave -n away, or set parallel.data to "auto".)");
+  }
+  return ranks;
+}
+
+config::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks) {
+  const bool asks = run.model.kind == config::ModelConfig::Kind::gpt && run.model.gpt.vocab_size == 0 && !run.data.tokenizer.empty();
+  return config::describe(run, ranks, asks ? data::make_tokenizer(run.data.tokenizer)->vocab_size() : 0);
+}
+
+} // namespace trireme::tools

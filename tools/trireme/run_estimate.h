@@ -1,0 +1,19 @@
+#pragma once
+
+#include <trireme/config/run_estimate.h>
+#include <trireme/estimate/memory.h>
+#include <trireme/estimate/verdict.h>
+
+namespace trireme::tools {
+
+/// The ranks that run: `asked` (0: what "parallel" asks for, data-parallel replicas that "auto" leaves open being `replicas`).
+/// Errors: InputError when they do not fit the run's "parallel".
+int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int64_t asked, int64_t replicas = 1);
+
+/// Ranks that hold one copy of the model.
+int64_t ranks_of_replica(const config::RunConfig& run);
+
+/// config::describe(), with the vocabulary of the run's tokenizer where the model takes that.
+config::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks);
+
+} // namespace trireme::tools

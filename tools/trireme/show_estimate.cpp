@@ -1,0 +1,287 @@
+#include "show_estimate.h"
+
+#include "measure_run.h"
+#include "run_estimate.h"
+
+#include <trireme/base/error.h>
+#include <trireme/base/log.h>
+#include <trireme/base/text.h>
+#include <trireme/base/units.h>
+#include <trireme/estimate/traffic.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <optional>
+
+namespace trireme::tools {
+namespace {
+
+using estimate::Category;
+using estimate::StageMemory;
+using estimate::StageTraffic;
+using nlohmann::ordered_json;
+
+/// A run and all that is said about it.
+struct Shown {
+  config::RunConfig config;
+  int64_t ranks = 0;
+  estimate::Run run;
+  std::vector<std::string> notes;
+  std::vector<StageMemory> memory; ///< by stage
+  std::vector<StageTraffic> traffic;
+  estimate::MemoryAtHand at_hand;
+  std::optional<MeasuredRun> measured;
+
+  bool is_gpt() const {
+    return config.model.kind == config::ModelConfig::Kind::gpt;
+  }
+  const StageMemory& largest() const {
+    return *std::max_element(memory.begin(), memory.end(), [](const auto& a, const auto& b) { return a.peak() < b.peak(); });
+  }
+};
+
+std::string bytes(int64_t number) {
+  return format_bytes(static_cast<double>(number));
+}
+
+// Of an estimate, in percent of what was measured.
+double deviation(int64_t estimated, int64_t measured) {
+  return measured == 0 ? 0 : std::round(1000.0 * static_cast<double>(estimated - measured) / static_cast<double>(measured)) / 10;
+}
+
+// Ranks of a stage: replicas follow each other.
+std::vector<int64_t> ranks_of_stage(const Shown& shown, int64_t stage) {
+  std::vector<int64_t> ranks;
+  for (int64_t replica = 0; replica < shown.run.data_ranks; ++replica) {
+    ranks.push_back(stage * shown.run.data_ranks + replica);
+  }
+  return ranks;
+}
+
+ordered_json as_json(const estimate::Item& item) {
+  return {{"formula", item.formula}, {"numbers", item.numbers}, {"bytes", item.bytes}};
+}
+
+ordered_json textbook(const Shown& shown) {
+  const models::GptOptions& gpt = shown.config.model.gpt;
+  return {{"model_formula", "4nh(13+12h)"},
+          {"model_bytes", estimate::textbook_model_bytes(gpt.layers, gpt.hidden)},
+          {"activations_formula", "nblh(67+9ml/h)"},
+          {"activations_bytes", estimate::textbook_activation_bytes(gpt.layers, shown.run.micro_batch, gpt.sequence_length, gpt.hidden, gpt.heads)}};
+}
+
+ordered_json stage_json(const Shown& shown, const StageMemory& memory) {
+  const StageTraffic& traffic = shown.traffic[static_cast<size_t>(memory.stage)];
+  ordered_json categories = ordered_json::object();
+  for (const estimate::Item& item : memory.items) {
+    categories[item.name] = as_json(item);
+  }
+  ordered_json wire = ordered_json::array();
+  for (const estimate::Item& item : traffic.items) {
+    ordered_json entry = {{"what", item.name}};
+    entry.update(as_json(item));
+    wire.push_back(std::move(entry));
+  }
+  return {{"stage", memory.stage},
+          {"ranks", ranks_of_stage(shown, memory.stage)},
+          {"parameters", memory.parameters},
+          {"memory", categories},
+          {"model_state_bytes", memory.model_states()},
+          {"first_step_bytes", memory.first_step},
+          {"peak_bytes", memory.peak()},
+          {"wire", wire},
+          {"comm_bytes", traffic.bytes()},
+          {"tied_bytes", traffic.tied_bytes}};
+}
+
+ordered_json as_json(const Shown& shown) {
+  const estimate::Run& run = shown.run;
+  ordered_json object = {{"ranks", shown.ranks},
+                         {"stages", run.stages},
+                         {"data_ranks", run.data_ranks},
+                         {"zero_stage", run.zero_stage},
+                         {"type", estimate::type_name(run.compute)},
+                         {"optimizer", run.optimizer},
+                         {"micro_batch", run.micro_batch},
+                         {"accumulation", run.accumulation},
+                         {"parameters", run.model.parameters()}};
+  object["by_stage"] = ordered_json::array();
+  for (const StageMemory& memory : shown.memory) {
+    object["by_stage"].push_back(stage_json(shown, memory));
+  }
+  if (shown.is_gpt()) {
+    object["textbook"] = textbook(shown);
+  }
+  const estimate::Need need = estimate::need_of(shown.memory, run.data_ranks);
+  object["peak_bytes"] = need.peak_of_a_rank;
+  object["peak_bytes_of_all"] = need.peak_of_all;
+  object["memory_at_hand_bytes"] = shown.at_hand.bytes == estimate::MemoryAtHand::kUnlimited ? ordered_json(nullptr) : ordered_json(shown.at_hand.bytes);
+  object["fits"] = estimate::fits(need, shown.at_hand);
+  if (shown.measured) {
+    const MeasuredRun& measured = *shown.measured;
+    object["measured"] = {{"steps", measured.steps},
+                          {"peak_rss_bytes", measured.peak_rss_bytes},
+                          {"peak_deviation_percent", deviation(need.peak_of_a_rank, measured.peak_rss_bytes)},
+                          {"comm_bytes", measured.comm_bytes},
+                          {"comm_deviation_percent", deviation(shown.traffic.front().bytes(), measured.comm_bytes)},
+                          {"step_ms", measured.step_ms}};
+  }
+  object["notes"] = shown.notes;
+  return object;
+}
+
+using Row = std::vector<std::string>;
+
+// Columns before `left` to the right, the others as text.
+void print(const std::vector<Row>& rows, size_t first_number, size_t last_number) {
+  std::vector<size_t> widths;
+  for (const Row& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], row[i].size());
+    }
+  }
+  for (const Row& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string gap(widths[i] - row[i].size(), ' ');
+      const bool is_number = i >= first_number && i <= last_number;
+      line += concat(i == 0 ? "" : "  ", is_number ? gap : "", row[i], is_number ? "" : gap);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    std::cout << line << '\n';
+  }
+}
+
+std::string spoken(std::string name) {
+  std::replace(name.begin(), name.end(), '_', ' ');
+  return name;
+}
+
+void print_heading(const Shown& shown) {
+  const estimate::Run& run = shown.run;
+  std::cout << concat(format_count(static_cast<double>(run.model.parameters())), " parameters, ", shown.ranks, shown.ranks == 1 ? " rank" : " ranks");
+  if (run.stages > 1) {
+    std::cout << concat(" = ", run.stages, " stages x ", run.data_ranks, " data-parallel");
+  }
+  std::cout << concat(", ZeRO ", run.zero_stage, ", ", estimate::type_name(run.compute), ", ", run.optimizer, ", micro-batches of ", run.micro_batch, " x ",
+                      run.accumulation, "\n\n");
+}
+
+// One column of numbers for every stage; of many stages those that differ from the one before.
+void print_memory(const Shown& shown) {
+  std::vector<const StageMemory*> columns;
+  for (const StageMemory& memory : shown.memory) {
+    if (columns.empty() || memory.peak() != columns.back()->peak() || memory.parameters != columns.back()->parameters) {
+      columns.push_back(&memory);
+    }
+  }
+  Row head = {"memory of a rank"};
+  for (const StageMemory* memory : columns) {
+    head.push_back(shown.run.stages == 1 ? "" : concat("stage ", memory->stage));
+  }
+  std::vector<Row> rows = {head};
+  const StageMemory& largest = shown.largest();
+  for (size_t i = 0; i < largest.items.size(); ++i) {
+    Row row = {spoken(largest.items[i].name)};
+    for (const StageMemory* memory : columns) {
+      row.push_back(bytes(memory->items[i].bytes));
+    }
+    const estimate::Item& item = largest.items[i];
+    row.push_back(item.formula + (item.numbers.empty() ? "" : concat(" = ", item.numbers)));
+    rows.push_back(std::move(row));
+  }
+  const auto add = [&](const std::string& name, const auto& number, const std::string& formula) {
+    Row row = {name};
+    for (const StageMemory* memory : columns) {
+      row.push_back(bytes(number(*memory)));
+    }
+    row.push_back(formula);
+    rows.push_back(std::move(row));
+  };
+  add("all while training", [](const StageMemory& m) { return m.training(); }, "");
+  add("first step", [](const StageMemory& m) { return m.first_step; }, "parameters and gradients twice, no optimizer yet");
+  add("peak", [](const StageMemory& m) { return m.peak(); }, "the larger of the two");
+  print(rows, 1, columns.size());
+  std::cout << concat("P ", largest.parameters, " parameters", shown.run.stages > 1 ? concat(" of stage ", largest.stage) : "", ", F ", largest.flat,
+                      " with the gaps of the flat buffer, N ", shown.run.data_ranks, " data-parallel ranks\n\n");
+}
+
+void print_traffic(const Shown& shown) {
+  std::vector<Row> rows = {{"sent by a rank in a step"}};
+  for (const StageTraffic& traffic : shown.traffic) {
+    const std::string where = shown.run.stages > 1 ? concat("stage ", traffic.stage, ": ") : "";
+    for (const estimate::Item& item : traffic.items) {
+      rows.push_back({where + item.name, bytes(item.bytes), concat(item.formula, " = ", item.numbers)});
+    }
+    if (!traffic.items.empty()) {
+      rows.push_back({where + "all", bytes(traffic.bytes()), concat(traffic.bytes(), " bytes")});
+    }
+    if (traffic.tied_bytes > 0) {
+      rows.push_back({where + "shared gradients", bytes(traffic.tied_bytes), "between stages, not in comm_bytes"});
+    }
+  }
+  if (rows.size() > 1) {
+    print(rows, 1, 1);
+    std::cout << concat("A ", shown.run.accumulation, " micro-batches; every ", estimate::kStepsBetweenTimes, "th step another ",
+                        shown.traffic.front().step_time_bytes, " bytes of step times\n\n");
+  }
+}
+
+void print_rest(const Shown& shown) {
+  if (shown.is_gpt()) {
+    const ordered_json book = textbook(shown);
+    std::cout << concat("textbook: model 4nh(13+12h) = ", bytes(book.at("model_bytes").get<int64_t>()), ", activations nblh(67+9ml/h) = ",
+                        bytes(book.at("activations_bytes").get<int64_t>()), " (fp32, without embeddings; docs/memory.md)\n");
+  }
+  const estimate::Need need = estimate::need_of(shown.memory, shown.run.data_ranks);
+  std::cout << concat(shown.ranks == 1 ? "the rank" : "all ranks together", ": ", bytes(need.peak_of_all));
+  if (shown.at_hand.bytes != estimate::MemoryAtHand::kUnlimited) {
+    std::cout << concat("; ", shown.at_hand.source, ' ', bytes(shown.at_hand.bytes), estimate::fits(need, shown.at_hand) ? "" : ": may not fit");
+  }
+  std::cout << '\n';
+  if (shown.measured) {
+    const MeasuredRun& measured = *shown.measured;
+    const auto compare = [&](const char* what, int64_t estimated, int64_t real) {
+      const double off = deviation(estimated, real);
+      std::cout << concat("measured over ", measured.steps, " steps: ", what, ' ', bytes(real), " (", real, "), estimated ", bytes(estimated), ", ",
+                          off > 0 ? "+" : "", off, " %\n");
+    };
+    compare("peak of the largest rank", need.peak_of_a_rank, measured.peak_rss_bytes);
+    compare("sent by rank 0 in a step", shown.traffic.front().bytes(), measured.comm_bytes);
+  }
+  for (const std::string& note : shown.notes) {
+    std::cout << "note: " << note << '\n';
+  }
+}
+
+} // namespace
+
+int show_estimate(const EstimateCommand& command) {
+  Shown shown;
+  shown.config = config::read_run_file(command.run_file, command.overrides);
+  shown.ranks = ranks_of(shown.config, command.run_file.string(), command.ranks);
+  config::RunEstimate described = describe_run(shown.config, shown.ranks);
+  shown.run = std::move(described.run);
+  shown.notes = std::move(described.notes);
+  shown.memory = estimate::memory_of(shown.run);
+  shown.traffic = estimate::traffic_of(shown.run);
+  shown.at_hand = estimate::memory_at_hand();
+  if (command.measured_steps > 0) {
+    shown.measured = measure_run(command, shown.ranks);
+  }
+  if (command.json) {
+    std::cout << as_json(shown).dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
+    return 0;
+  }
+  print_heading(shown);
+  print_memory(shown);
+  print_traffic(shown);
+  print_rest(shown);
+  return 0;
+}
+
+} // namespace trireme::tools

@@ -1,0 +1,203 @@
+#include <trireme/config/run_estimate.h>
+
+#include <trireme/base/error.h>
+#include <trireme/parallel/pipeline/balance.h>
+#include <trireme/parallel/pipeline/schedule.h>
+
+#include <algorithm>
+#include <regex>
+
+namespace trireme::config {
+namespace {
+
+using estimate::Run;
+using estimate::Type;
+
+constexpr int64_t kTokenBytes = 8;
+constexpr int64_t kStoredTokenBytes = 2;
+constexpr int64_t kFloatBytes = 4;
+
+Type type_of(precision::Type type) {
+  return type == precision::Type::fp32 ? Type::fp32 : type == precision::Type::bf16 ? Type::bf16 : Type::fp16;
+}
+
+estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_size, bool layer_list) {
+  estimate::Conditions conditions;
+  conditions.samples = samples;
+  conditions.type = type_of(run.engine.precision.compute);
+  conditions.autocast = run.engine.precision.autocast;
+  conditions.layer_list = layer_list;
+  if (run.model.kind == ModelConfig::Kind::cnn) {
+    const models::CnnOptions& cnn = run.model.cnn;
+    return estimate::cnn({cnn.channels, cnn.side, cnn.classes, cnn.width, cnn.dropout}, conditions);
+  }
+  const models::GptOptions& gpt = run.model.gpt;
+  const int64_t vocabulary = gpt.vocab_size > 0 ? gpt.vocab_size : vocab_size;
+  if (vocabulary == 0) {
+    throw InputError("estimate", "the model takes the size of its vocabulary from its tokenizer", "Say it: --set model.vocab_size=50257");
+  }
+  return estimate::gpt({gpt.layers, gpt.hidden, gpt.heads, gpt.sequence_length, vocabulary, gpt.tie_embeddings, gpt.dropout}, conditions);
+}
+
+void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
+  using Kind = optim::OptimizerOptions::Kind;
+  out.state_bytes = options.state_type == optim::StateType::fp32 ? 4 : options.state_type == optim::StateType::bf16 ? 2 : 1;
+  switch (options.kind) {
+    case Kind::adam:
+      out.optimizer = "adam";
+      out.states = 2;
+      break;
+    case Kind::lamb:
+      out.optimizer = "lamb";
+      out.states = 2;
+      out.parameter_norms = true;
+      break;
+    case Kind::lion:
+      out.optimizer = "lion";
+      out.states = 1;
+      break;
+    case Kind::adagrad:
+      out.optimizer = "adagrad";
+      out.states = 1;
+      break;
+    case Kind::rmsprop:
+      out.optimizer = "rmsprop";
+      out.states = 1 + (options.rmsprop.momentum > 0 ? 1 : 0) + (options.rmsprop.centered ? 1 : 0);
+      break;
+    case Kind::sgd:
+      out.optimizer = "sgd";
+      out.states = options.sgd.momentum > 0 ? 1 : 0;
+      break;
+  }
+}
+
+// As pipeline::make_partition() does with the real layers.
+std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& model, int64_t parts, std::vector<std::string>& notes) {
+  const pipeline::PipelineOptions& options = run.engine.pipeline;
+  constexpr std::string_view kType = "type:";
+  const bool by_type = options.partition.compare(0, kType.size(), kType) == 0;
+  if (options.partition == "uniform") {
+    return pipeline::uniform(std::ssize(model.layers), parts, options.allow_empty_stages);
+  }
+  if (options.partition == "profile" || options.partition == "memory") {
+    notes.push_back(concat("partition \"", options.partition, "\" measures layers at the start; the estimate cuts them by parameters"));
+  }
+  std::vector<double> costs;
+  for (const estimate::Layer& layer : model.layers) {
+    double cost = 0;
+    if (by_type) {
+      const std::regex regex(options.partition.substr(kType.size()), std::regex::ECMAScript | std::regex::icase);
+      cost = std::regex_search(layer.type, regex) ? 1 : 0;
+    } else {
+      for (const estimate::Parameter& parameter : layer.parameters) {
+        cost += static_cast<double>(parameter.numel);
+      }
+    }
+    costs.push_back(cost);
+  }
+  return pipeline::balance(costs, parts, options.allow_empty_stages);
+}
+
+// Micro-batches of each chunk whose forward is done and whose backward is not, at the moment when a stage has most of them.
+std::vector<int64_t> most_in_flight(const pipeline::Program& program, int64_t chunks, bool splits_backward) {
+  std::vector<int64_t> now(static_cast<size_t>(chunks), 0);
+  std::vector<int64_t> most = now;
+  int64_t count = 0;
+  int64_t largest = 0;
+  const pipeline::Op last = splits_backward ? pipeline::Op::backward_weight : pipeline::Op::backward;
+  for (const pipeline::Instruction& instruction : program) {
+    const int change = instruction.op == pipeline::Op::forward ? 1 : instruction.op == last ? -1 : 0;
+    now[static_cast<size_t>(instruction.chunk)] += change;
+    count += change;
+    if (count > largest) {
+      largest = count;
+      most = now;
+    }
+  }
+  return most;
+}
+
+void set_pipeline(const RunConfig& run, RunEstimate& out) {
+  const pipeline::PipelineOptions& options = run.engine.pipeline;
+  Run& e = out.run;
+  e.chunks = e.stages > 1 ? options.chunks : 1;
+  e.recompute_interval = e.layer_list ? options.activation_checkpoint_interval : 0;
+  if (e.stages == 1) {
+    e.bounds = {0, std::ssize(e.model.layers)};
+    e.in_flight = {{1}};
+    return;
+  }
+  e.bounds = bounds_of(run, e.model, e.stages * e.chunks, out.notes);
+  const pipeline::ScheduleShape shape{static_cast<int>(e.stages), static_cast<int>(e.accumulation), static_cast<int>(e.chunks)};
+  e.in_flight.clear();
+  for (int stage = 0; stage < e.stages; ++stage) {
+    const bool splits = options.schedule == pipeline::ScheduleKind::zero_bubble;
+    e.in_flight.push_back(most_in_flight(pipeline::make_program(options.schedule, shape, stage), e.chunks, splits));
+  }
+}
+
+int64_t size_of(const std::vector<std::filesystem::path>& files) {
+  int64_t bytes = 0;
+  for (const auto& file : files) {
+    std::error_code error;
+    const auto size = std::filesystem::file_size(file, error);
+    bytes += error ? 0 : static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
+// Texts lie in memory as 16-bit tokens; a byte-level BPE makes one of about four bytes. Files of tokens are mapped: their pages are the system's.
+int64_t data_bytes(const RunConfig& run, const Run& e) {
+  const int64_t batches = run.data.prefetch + 2;
+  if (run.data.kind == data::DataOptions::Kind::images) {
+    const models::CnnOptions& cnn = run.model.cnn;
+    return size_of(run.data.train) + size_of(run.data.validation) + batches * e.micro_batch * kFloatBytes * cnn.channels * cnn.side * cnn.side;
+  }
+  const int64_t batch = batches * e.micro_batch * 2 * kTokenBytes * run.model.gpt.sequence_length;
+  if (run.data.kind == data::DataOptions::Kind::tokens) {
+    return batch;
+  }
+  const int64_t text = size_of(run.data.train) + size_of(run.data.validation);
+  return batch + kStoredTokenBytes * (run.data.tokenizer == "bytes" ? text : text / 4);
+}
+
+} // namespace
+
+RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
+  RunEstimate out;
+  Run& e = out.run;
+  e.stages = run.parallel.pipe;
+  e.layer_list = e.stages > 1;
+  if (ranks < 1 || ranks % (e.stages * run.parallel.tensor) != 0) {
+    throw InputError("estimate", concat(ranks, " ranks cannot be divided among ", e.stages * run.parallel.tensor, " parts of the model (pipe * tensor)"));
+  }
+  e.data_ranks = ranks / (e.stages * run.parallel.tensor);
+  const BatchTriple batch = run.engine.batch_for(e.data_ranks);
+  e.micro_batch = batch.micro;
+  e.accumulation = batch.accumulation;
+  e.model = model_of(run, batch.micro, vocab_size, e.layer_list);
+  set_pipeline(run, out);
+
+  const precision::PrecisionOptions& precision = run.engine.precision;
+  e.compute = type_of(precision.compute);
+  e.travel = type_of(precision.communication_type());
+  e.grad_accumulation = type_of(precision.grad_accumulation);
+  e.zero_stage = run.engine.zero.stage;
+  e.param_persistence_threshold = run.engine.zero.param_persistence_threshold;
+  e.model_persistence_threshold = run.engine.zero.model_persistence_threshold;
+  e.prefetch_elements = run.engine.zero.prefetch_elements;
+  e.bucket_bytes = run.engine.data_parallel.bucket_bytes;
+  e.first_bucket_bytes = run.engine.data_parallel.first_bucket_bytes;
+  if (run.engine.optimizer) {
+    set_optimizer(*run.engine.optimizer, e);
+  }
+  const bool sees_overflow = precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);
+  e.gradient_norm = run.engine.gradient_clipping > 0 || sees_overflow;
+  e.data_bytes = data_bytes(run, e);
+  if (e.zero_stage >= 3 && e.stages > 1) {
+    out.notes.push_back("ZeRO stage 3 with pipeline stages is estimated, but refused by the engine");
+  }
+  return out;
+}
+
+} // namespace trireme::config

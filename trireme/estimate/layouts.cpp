@@ -1,0 +1,130 @@
+#include <trireme/estimate/layouts.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+
+namespace trireme::estimate {
+namespace {
+
+using bucket::TensorInfo;
+
+// The layer whose parameters `layer` uses: itself, or the first of `layers` that shares them.
+int64_t owner_of(const Run& run, const std::vector<int64_t>& layers, int64_t layer) {
+  const std::string& tie = run.model.layers[layer].tie;
+  const auto first = std::find_if(layers.begin(), layers.end(), [&](int64_t other) { return !tie.empty() && run.model.layers[other].tie == tie; });
+  return first == layers.end() ? layer : *first;
+}
+
+// The smallest parameters below the threshold, as many as are allowed.
+std::vector<bool> stay_whole(const Run& run, const std::vector<const Parameter*>& parameters, const std::vector<bool>& in_unit) {
+  std::vector<size_t> small;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (in_unit[i] && parameters[i]->numel < run.param_persistence_threshold) {
+      small.push_back(i);
+    }
+  }
+  std::stable_sort(small.begin(), small.end(), [&](size_t a, size_t b) { return parameters[a]->numel < parameters[b]->numel; });
+  std::vector<bool> whole(parameters.size(), false);
+  int64_t together = 0;
+  for (const size_t i : small) {
+    together += parameters[i]->numel;
+    if (together > run.model_persistence_threshold) {
+      break;
+    }
+    whole[i] = true;
+  }
+  return whole;
+}
+
+} // namespace
+
+std::vector<std::vector<int64_t>> layers_of(const Run& run, int64_t stage) {
+  std::vector<std::vector<int64_t>> chunks;
+  for (int64_t chunk = 0; chunk < run.chunks; ++chunk) {
+    const int64_t part = chunk * run.stages + stage;
+    std::vector<int64_t>& layers = chunks.emplace_back(static_cast<size_t>(run.bounds[part + 1] - run.bounds[part]));
+    std::iota(layers.begin(), layers.end(), run.bounds[part]);
+  }
+  return chunks;
+}
+
+bucket::FlatLayout layout_of(const Run& run, int64_t stage) {
+  std::vector<int64_t> all;
+  for (const auto& chunk : layers_of(run, stage)) {
+    all.insert(all.end(), chunk.begin(), chunk.end());
+  }
+  std::vector<TensorInfo> tensors;
+  std::vector<const Parameter*> parameters;
+  std::vector<bool> in_unit;
+  std::vector<bool> late;
+  for (const int64_t layer : all) {
+    const Layer& described = run.model.layers[layer];
+    if (owner_of(run, all, layer) != layer) {
+      continue;
+    }
+    for (const Parameter& parameter : described.parameters) {
+      tensors.push_back({described.name + '.' + parameter.name, {parameter.numel}, layer});
+      parameters.push_back(&parameter);
+      in_unit.push_back(run.shards(3) && (run.layer_list || described.is_unit));
+      late.push_back(run.stages > 1 && !described.tie.empty());
+    }
+  }
+  const std::vector<bool> whole = stay_whole(run, parameters, in_unit);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    tensors[i].unit = in_unit[i] && !whole[i] ? tensors[i].unit : TensorInfo::kNoUnit;
+  }
+  // Gradients arrive from the end of the model; those that stages share are final last.
+  std::vector<int64_t> order(tensors.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  if (run.shards(2)) {
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensors[a].unit > tensors[b].unit; });
+  } else {
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return late[a] < late[b]; });
+  }
+  bucket::LayoutOptions options;
+  options.element_bytes = bytes_of(run.compute);
+  options.bucket_bytes = run.bucket_bytes;
+  options.first_bucket_bytes = std::min(run.first_bucket_bytes, run.bucket_bytes);
+  options.shards = run.data_ranks;
+  return bucket::FlatLayout(std::move(tensors), std::move(order), options);
+}
+
+std::vector<int64_t> units_of(const Run& run) {
+  const bucket::FlatLayout layout = layout_of(run, 0);
+  std::vector<int64_t> all(run.model.layers.size());
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<int64_t> units;
+  for (const int64_t layer : all) {
+    const int64_t owner = owner_of(run, all, layer);
+    const auto is_its = [&](const TensorInfo& tensor) { return tensor.unit == owner; };
+    units.push_back(std::any_of(layout.tensors().begin(), layout.tensors().end(), is_its) ? owner : TensorInfo::kNoUnit);
+  }
+  return units;
+}
+
+int64_t unit_elements(const bucket::FlatLayout& layout) {
+  return layout.numel() - whole_elements(layout);
+}
+
+int64_t whole_elements(const bucket::FlatLayout& layout) {
+  int64_t sum = 0;
+  for (const bucket::Bucket& bucket : layout.buckets()) {
+    sum += bucket.unit == TensorInfo::kNoUnit ? bucket.numel() : 0;
+  }
+  return sum;
+}
+
+int64_t largest_buckets(const bucket::FlatLayout& layout, int64_t count, bool units) {
+  std::vector<int64_t> sizes;
+  for (const bucket::Bucket& bucket : layout.buckets()) {
+    if (!units || bucket.unit != TensorInfo::kNoUnit) {
+      sizes.push_back(bucket.numel());
+    }
+  }
+  std::sort(sizes.begin(), sizes.end(), std::greater<>());
+  return std::accumulate(sizes.begin(), sizes.begin() + std::min<std::ptrdiff_t>(count, std::ssize(sizes)), int64_t{0});
+}
+
+} // namespace trireme::estimate

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <trireme/bucket/flat_layout.h>
+#include <trireme/estimate/run.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace trireme::estimate {
+
+/// Indices of the layers on a stage, by chunk.
+std::vector<std::vector<int64_t>> layers_of(const Run& run, int64_t stage);
+
+/// The flat buffer that the parameters of a stage lie in, as the engine makes it. Its tensors are the stage's parameters in the order of
+/// the layers; a shared one comes once.
+bucket::FlatLayout layout_of(const Run& run, int64_t stage);
+
+/// The unit of ZeRO stage 3 that every layer of a model in one stage uses: that of the first layer that shares its parameters; -1 where
+/// there is none, because the layer is not a unit or all its parameters are small enough to stay whole.
+std::vector<int64_t> units_of(const Run& run);
+
+/// Elements of the buckets that belong to a unit, and of those that belong to none.
+int64_t unit_elements(const bucket::FlatLayout& layout);
+int64_t whole_elements(const bucket::FlatLayout& layout);
+
+/// The sum of the `count` largest buckets; of those of units only where `units`.
+int64_t largest_buckets(const bucket::FlatLayout& layout, int64_t count, bool units = false);
+
+} // namespace trireme::estimate

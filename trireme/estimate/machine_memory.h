@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <string>
+
+namespace trireme::estimate {
+
+/// What a run may use of this host's memory, and who says so.
+struct MemoryAtHand {
+  static constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+  /// All ranks together: free memory and what the system can free for it.
+  int64_t bytes = kUnlimited;
+  /// "this machine has free", "the control group /job leaves".
+  std::string source = "unlimited";
+  /// One process: the limit of its address space (ulimit -v).
+  int64_t process_bytes = kUnlimited;
+};
+
+/// Reads MemAvailable and free swap, the limits of this process's control groups (version 1 and 2, those above included) less
+/// what they use and cannot drop, and RLIMIT_AS. What cannot be read does not limit.
+MemoryAtHand memory_at_hand(const std::filesystem::path& proc = "/proc", const std::filesystem::path& cgroups = "/sys/fs/cgroup");
+
+} // namespace trireme::estimate

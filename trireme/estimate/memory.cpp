@@ -1,0 +1,207 @@
+#include <trireme/estimate/memory.h>
+
+#include <trireme/base/error.h>
+#include <trireme/estimate/activations.h>
+#include <trireme/estimate/layouts.h>
+
+#include <algorithm>
+
+namespace trireme::estimate {
+namespace {
+
+// As the engine has them: bytes in front of fp32 gradients for small sums, elements of a block of 8-bit states and bytes of its scale,
+// buckets of sharded gradients that have memory at a time, units of sharded parameters.
+constexpr int64_t kRiderBytes = 64;
+constexpr int64_t kStateBlock = 256;
+constexpr int64_t kScaleBytes = 4;
+constexpr int64_t kGradientBuckets = 3;
+constexpr int64_t kGatheredUnits = 2;
+// Of messages between stages.
+constexpr int64_t kHeaderBytes = 64;
+constexpr int64_t kAnnouncementBytes = 4096;
+
+std::string divided(int64_t ranks, const char* by = " / N") {
+  return ranks > 1 ? by : "";
+}
+
+std::string over(int64_t ranks) {
+  return ranks > 1 ? concat(" / ", ranks) : "";
+}
+
+Item parameters(const Run& run, const bucket::FlatLayout& layout) {
+  const int64_t e = bytes_of(run.compute);
+  if (!run.shards(3)) {
+    return {"", concat(e, " F"), concat(e, " x ", layout.numel()), e * layout.numel()};
+  }
+  const int64_t sharded = unit_elements(layout);
+  const int64_t whole = whole_elements(layout);
+  return {"", concat(e, " (U / N + F - U): of units a share, the rest whole"),
+          concat(e, " x (", sharded, " / ", run.data_ranks, " + ", whole, ')'), e * (sharded / run.data_ranks + whole)};
+}
+
+Item gradients(const Run& run, const bucket::FlatLayout& layout) {
+  const int64_t g = bytes_of(run.gradients());
+  const int64_t ranks = run.shards(2) ? run.data_ranks : 1;
+  return {"", concat(g, " F", divided(ranks), " + ", kRiderBytes), concat(g, " x ", layout.numel(), over(ranks), " + ", kRiderBytes),
+          g * layout.numel() / ranks + kRiderBytes};
+}
+
+Item states(const Run& run, const bucket::FlatLayout& layout) {
+  const int64_t ranks = run.shard_ranks();
+  const int64_t each = layout.numel() / ranks;
+  Item item{run.optimizer, concat(run.states, " states x ", run.state_bytes, " F", divided(ranks)),
+            concat(run.states, " x ", run.state_bytes, " x ", layout.numel(), over(ranks)), run.states * run.state_bytes * each};
+  if (run.state_bytes == 1) {
+    item.formula += concat(", a scale of ", kScaleBytes, " bytes for ", kStateBlock);
+    item.bytes += run.states * kScaleBytes * ((each + kStateBlock - 1) / kStateBlock);
+  }
+  return item;
+}
+
+Item masters(const Run& run, const bucket::FlatLayout& layout) {
+  const int64_t ranks = run.shard_ranks();
+  if (run.compute == Type::fp32) {
+    return {"", "none: parameters are fp32", "", 0};
+  }
+  return {"", concat("4 F", divided(ranks)), concat("4 x ", layout.numel(), over(ranks)), 4 * layout.numel() / ranks};
+}
+
+class Sum {
+ public:
+  explicit Sum(Item& item) : item_(item) {}
+  void add(const std::string& formula, int64_t bytes) {
+    item_.formula += concat(item_.formula.empty() ? "" : " + ", formula);
+    item_.numbers += concat(item_.numbers.empty() ? "" : " + ", bytes);
+    item_.bytes += bytes;
+  }
+
+ private:
+  Item& item_;
+};
+
+// What the neighbours of a stage are sent and what they send: as many messages as micro-batches are in flight, and one that is expected.
+void add_messages(const Run& run, int64_t stage, Sum& sum) {
+  const auto chunks = layers_of(run, stage);
+  int64_t messages = 0;
+  int64_t bytes = 0;
+  for (int64_t chunk = 0; chunk < run.chunks; ++chunk) {
+    const int64_t part = chunk * run.stages + stage;
+    const int64_t in_flight = run.in_flight.at(stage).at(chunk);
+    if (part + 1 < run.stages * run.chunks && !chunks[chunk].empty()) { // activations out, gradients in
+      messages += in_flight + 1;
+      bytes += (in_flight + 1) * message_bytes(run.model.layers[chunks[chunk].back()].output);
+    }
+    if (part > 0 && !chunks[chunk].empty()) { // activations in (in flight they are the layer's input), gradients out
+      messages += 2;
+      bytes += 2 * message_bytes(run.model.layers[chunks[chunk].front()].input);
+    }
+  }
+  if (messages > 0) {
+    sum.add(concat(messages, " messages"), bytes);
+  }
+}
+
+Item buffers(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
+  Item item;
+  Sum sum(item);
+  if (run.shards(2)) {
+    const bool adds_up = run.stages > 1 && run.accumulation > 1; // before any bucket is reduced
+    sum.add(adds_up ? "all gradient buckets" : concat("the ", kGradientBuckets, " largest gradient buckets"),
+            bytes_of(run.gradients()) * (adds_up ? layout.numel() : largest_buckets(layout, kGradientBuckets)));
+  }
+  if (run.shards(3)) {
+    const int64_t units = run.prefetch_elements == 0 ? 1 : kGatheredUnits;
+    sum.add(concat("the ", units, " largest units"), bytes_of(run.compute) * largest_buckets(layout, units, true));
+  }
+  if (run.data_ranks > 1 && run.travel != run.gradients()) {
+    const int64_t elements = run.shards(2) ? largest_buckets(layout, kGradientBuckets) : layout.numel();
+    sum.add(concat("gradients on their way in ", type_name(run.travel)), bytes_of(run.travel) * elements);
+  }
+  if (run.stages > 1) {
+    add_messages(run, stage, sum);
+    for (const auto& chunk : layers_of(run, stage)) {
+      for (const int64_t layer : chunk) {
+        if (!run.model.layers[layer].tie.empty()) {
+          sum.add("the sum of a shared gradient", bytes_of(run.compute) * run.model.layers[layer].parameters.front().numel);
+        }
+      }
+    }
+  }
+  item.formula = item.formula.empty() ? "none: flat buffers travel as they are" : item.formula;
+  return item;
+}
+
+int64_t first_step(const Run& run, const StageMemory& memory) {
+  const int64_t always = memory.item(Category::baseline).bytes + memory.item(Category::data).bytes;
+  const int64_t parameters = memory.item(Category::parameters).bytes;
+  const int64_t gradients = memory.item(Category::gradients).bytes;
+  if (run.shards(3)) {
+    return always + parameters + memory.item(Category::communication_buffers).bytes;
+  }
+  const bool reorders = run.data_ranks > 1 && !run.shards(2);
+  return always + 2 * parameters + (reorders ? 2 : 1) * gradients;
+}
+
+void check(const Run& run) {
+  if (std::ssize(run.bounds) != run.stages * run.chunks + 1 || run.bounds.back() != std::ssize(run.model.layers) ||
+      std::ssize(run.in_flight) != run.stages) {
+    throw Error("estimate", concat(run.stages, " stages of ", run.chunks, " parts do not fit ", run.bounds.size(), " boundaries of ",
+                                   run.model.layers.size(), " layers"));
+  }
+}
+
+} // namespace
+
+const char* category_name(Category category) {
+  constexpr const char* names[] = {"parameters", "gradients", "optimizer_states", "masters", "activations", "communication_buffers", "data", "baseline"};
+  return names[static_cast<size_t>(category)];
+}
+
+int64_t StageMemory::model_states() const {
+  return item(Category::parameters).bytes + item(Category::gradients).bytes + item(Category::optimizer_states).bytes + item(Category::masters).bytes;
+}
+
+int64_t StageMemory::training() const {
+  int64_t sum = 0;
+  for (const Item& item : items) {
+    sum += item.bytes;
+  }
+  return sum;
+}
+
+int64_t StageMemory::peak() const {
+  return std::max(training(), first_step);
+}
+
+int64_t message_bytes(int64_t tensor_bytes) {
+  return std::max(kHeaderBytes + (tensor_bytes + kHeaderBytes - 1) / kHeaderBytes * kHeaderBytes, kAnnouncementBytes);
+}
+
+std::vector<StageMemory> memory_of(const Run& run) {
+  check(run);
+  std::vector<StageMemory> stages;
+  for (int64_t stage = 0; stage < run.stages; ++stage) {
+    const bucket::FlatLayout layout = layout_of(run, stage);
+    StageMemory& memory = stages.emplace_back();
+    memory.stage = stage;
+    for (const bucket::TensorInfo& tensor : layout.tensors()) {
+      memory.parameters += tensor.numel();
+    }
+    memory.flat = layout.numel();
+    memory.items = {parameters(run, layout),
+                    gradients(run, layout),
+                    states(run, layout),
+                    masters(run, layout),
+                    activations_of(run, stage),
+                    buffers(run, stage, layout),
+                    {"", "the data set and the batches made ahead", "", run.data_bytes},
+                    {"", "measured: libtorch itself", "", kBaselineBytes}};
+    for (size_t i = 0; i < memory.items.size(); ++i) {
+      memory.items[i].name = category_name(kCategories[i]);
+    }
+    memory.first_step = first_step(run, memory);
+  }
+  return stages;
+}
+
+} // namespace trireme::estimate

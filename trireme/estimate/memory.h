@@ -1,0 +1,61 @@
+#pragma once
+
+#include <trireme/estimate/run.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::estimate {
+
+/// What memory is for.
+enum class Category { parameters, gradients, optimizer_states, masters, activations, communication_buffers, data, baseline };
+inline constexpr Category kCategories[] = {Category::parameters,  Category::gradients,             Category::optimizer_states, Category::masters,
+                                           Category::activations, Category::communication_buffers, Category::data,             Category::baseline};
+
+/// "parameters", "optimizer_states" and so on: what --json calls it.
+const char* category_name(Category category);
+
+/// A number with the formula that it comes from, in symbols and with numbers in them: "4 F", "4 x 806656".
+struct Item {
+  std::string name;
+  std::string formula = {};
+  std::string numbers = {};
+  int64_t bytes = 0;
+};
+
+/// A rank's memory while it trains. All ranks of a pipeline stage need the same.
+struct StageMemory {
+  int64_t stage = 0;
+  /// Numbers in the stage's parameters, and with the gaps of the flat buffer that they lie in.
+  int64_t parameters = 0;
+  int64_t flat = 0;
+  /// One for each of kCategories, in that order.
+  std::vector<Item> items;
+  /// In the first step the flat buffers move into the order in which gradients arrive: parameters and gradients are there twice, but
+  /// neither optimizer states nor activations. Also the resident memory of a run that ends there.
+  int64_t first_step = 0;
+
+  const Item& item(Category category) const {
+    return items[static_cast<size_t>(category)];
+  }
+  /// Parameters, gradients, optimizer states and masters.
+  int64_t model_states() const;
+  /// All categories.
+  int64_t training() const;
+  /// The largest moment of the run.
+  int64_t peak() const;
+};
+
+/// Resident memory of a rank that has loaded libtorch, joined its group and computed a little: code, thread pools, allocator.
+/// Measured on 2 ranks with libtorch 2.13 for CPUs: 134 MB with a model of 15,000 parameters, and about 16 MB of work areas of the
+/// matrix products once matrices have a usual size. A constant of the build, not of the run.
+inline constexpr int64_t kBaselineBytes = 150'000'000;
+
+/// Says what a rank of each pipeline stage needs. Errors: InputError when parts and layers do not fit each other.
+std::vector<StageMemory> memory_of(const Run& run);
+
+/// Bytes of a message between two stages that carries this many: a header before it, and a smallest size.
+int64_t message_bytes(int64_t tensor_bytes);
+
+} // namespace trireme::estimate

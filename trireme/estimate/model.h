@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+/// What a run will need, as formulas: memory of each rank, and bytes on the wire. Nothing is built or measured here.
+namespace trireme::estimate {
+
+enum class Type { fp32, bf16, fp16 };
+
+constexpr int64_t bytes_of(Type type) {
+  return type == Type::fp32 ? 4 : 2;
+}
+constexpr const char* type_name(Type type) {
+  return type == Type::fp32 ? "fp32" : type == Type::bf16 ? "bf16" : "fp16";
+}
+
+struct Parameter {
+  std::string name;
+  int64_t numel = 0;
+};
+
+/// One layer of a model that is cut into layers. Bytes are those of one micro-batch.
+struct Layer {
+  /// Its name in checkpoints: "transformer.h.0".
+  std::string name;
+  /// The class, as partition "type:REGEX" sees it.
+  std::string type;
+  std::vector<Parameter> parameters = {};
+  /// Layers with the same key share their parameters; empty: nobody does.
+  std::string tie = {};
+  /// Gathered and freed as a whole by ZeRO stage 3 when the model is in one piece. A model that is a list of layers has each of them
+  /// for a unit.
+  bool is_unit = false;
+  /// Its backward reads the parameters; an embedding's reads indices only.
+  bool reads_parameters_in_backward = true;
+  /// What autograd keeps from forward to backward, the input included where backward needs it.
+  int64_t kept = 0;
+  /// The input: what is kept instead when the layer begins a group that is recomputed.
+  int64_t input = 0;
+  /// The output: what a pipeline sends on.
+  int64_t output = 0;
+  /// The most that backward holds beside what is kept: gradients of activations and fresh gradients of parameters.
+  int64_t working = 0;
+};
+
+struct Model {
+  std::vector<Layer> layers;
+  /// What the loss keeps for backward (the logits and a number a row), and holds beside that.
+  int64_t loss_kept = 0;
+  int64_t loss_working = 0;
+
+  /// Numbers in all parameters, shared ones once.
+  int64_t parameters() const;
+};
+
+/// How a model is run, as far as its activations depend on it.
+struct Conditions {
+  /// Samples of a micro-batch.
+  int64_t samples = 1;
+  /// Of parameters and activations.
+  Type type = Type::fp32;
+  /// Parameters and the residual stream fp32, matrix products in a type of 2 bytes.
+  bool autocast = false;
+  /// The model is a list of layers: its loss keeps the logits as they are instead of writing their gradient over them.
+  bool layer_list = false;
+};
+
+/// The numbers of models::GptOptions that memory depends on.
+struct GptShape {
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t heads = 0;
+  int64_t sequence_length = 0;
+  int64_t vocab_size = 0;
+  bool tie_embeddings = true;
+  double dropout = 0;
+};
+
+/// Describes models::Gpt. Of a block with B samples of T tokens, H hidden and A heads backward keeps, in elements of BTH: the input,
+/// both LayerNorms' outputs, queries, keys and values (3), the attention's output, the sum after it, and GELU's input and output (4
+/// each): 16. Beside that 4 BAT bytes for the softmax and 16 BT for the LayerNorms. With dropout attention keeps three
+/// [B, A, T, T], and each dropout its noise.
+Model gpt(const GptShape& shape, const Conditions& conditions);
+
+/// The numbers of models::CnnOptions that memory depends on.
+struct CnnShape {
+  int64_t channels = 0;
+  int64_t side = 0;
+  int64_t classes = 0;
+  int64_t width = 0;
+  double dropout = 0;
+};
+
+/// Describes models::Cnn.
+Model cnn(const CnnShape& shape, const Conditions& conditions);
+
+/// Bytes of the fp32 parameters of n transformer layers of hidden size h, without embeddings and head: 4nh(13 + 12h).
+/// Source: docs/memory.md, "The textbook's formulas".
+constexpr int64_t textbook_model_bytes(int64_t n, int64_t h) {
+  return 4 * n * h * (13 + 12 * h);
+}
+
+/// Bytes of the fp32 activations of n layers for b samples of l tokens with m heads, attention's probabilities and dropout kept:
+/// nblh(67 + 9ml/h). Source: as above; Korthikanti et al. 2022, arXiv:2205.05198, count 66.
+constexpr int64_t textbook_activation_bytes(int64_t n, int64_t b, int64_t l, int64_t h, int64_t m) {
+  return n * b * l * (67 * h + 9 * m * l);
+}
+
+} // namespace trireme::estimate

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <trireme/estimate/model.h>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::estimate {
+
+/// Everything that the memory and the traffic of a run follow from.
+struct Run {
+  Model model;
+  /// The model is a list of layers; else it is in one piece.
+  bool layer_list = false;
+
+  int64_t stages = 1;
+  int64_t chunks = 1;
+  int64_t data_ranks = 1;
+  /// Part p, layers [bounds[p], bounds[p + 1]), is on stage p % stages; stages * chunks + 1 numbers.
+  std::vector<int64_t> bounds;
+  /// Micro-batches that each stage keeps the activations of, for each of its chunks, when it keeps the most: what the schedule says.
+  std::vector<std::vector<int64_t>> in_flight = {{1}};
+  /// Layers that are recomputed together; 0: none is.
+  int64_t recompute_interval = 0;
+
+  /// Samples of a micro-batch, and micro-batches of a step.
+  int64_t micro_batch = 1;
+  int64_t accumulation = 1;
+
+  /// ZeRO's.
+  int zero_stage = 0;
+  int64_t param_persistence_threshold = 100000;
+  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
+  std::optional<int64_t> prefetch_elements;
+
+  /// Of parameters, of gradients on their way, and of sums of gradients. Other parameters than fp32 have fp32 masters.
+  Type compute = Type::fp32;
+  Type travel = Type::fp32;
+  Type grad_accumulation = Type::fp32;
+
+  /// Arrays of optimizer states, and bytes of an element: 4, 2, or 1 in blocks with a scale each.
+  std::string optimizer = "adam";
+  int64_t states = 2;
+  int64_t state_bytes = 4;
+  /// The optimizer adds up norms of every parameter over the ranks (LAMB).
+  bool parameter_norms = false;
+  /// The gradients' norm is needed in every step: for clipping, or to see overflows.
+  bool gradient_norm = true;
+
+  int64_t bucket_bytes = 25 << 20;
+  int64_t first_bucket_bytes = 1 << 20;
+
+  /// What the data set and its loader hold.
+  int64_t data_bytes = 0;
+
+  /// Whether ranks share gradients or more.
+  bool shards(int stage) const {
+    return zero_stage >= stage && data_ranks > 1;
+  }
+  /// Ranks among which optimizer states are divided.
+  int64_t shard_ranks() const {
+    return shards(1) ? data_ranks : 1;
+  }
+  Type gradients() const {
+    return compute == Type::fp32 ? Type::fp32 : accumulation > 1 ? grad_accumulation : travel;
+  }
+};
+
+} // namespace trireme::estimate

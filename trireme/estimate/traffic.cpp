@@ -1,0 +1,140 @@
+#include <trireme/estimate/traffic.h>
+
+#include <trireme/base/error.h>
+#include <trireme/estimate/gather_plan.h>
+#include <trireme/estimate/layouts.h>
+
+namespace trireme::estimate {
+namespace {
+
+constexpr int64_t kRiderBytes = 64; // small sums that travel with the gradients
+constexpr int64_t kNormBytes = 8;
+constexpr int64_t kStageSums = 3 * 8; // loss, norm, and whether to stop
+constexpr int64_t kStepTimes = 8 * 6 * 8; // of as many steps, six numbers each
+
+// Sent by one of `ranks` when each of the others gets, or passes on, one slice of the whole.
+int64_t share(int64_t bytes, int64_t ranks) {
+  return bytes * (ranks - 1) / ranks;
+}
+
+// Gradients, small sums and parameters between the replicas of a stage.
+void add_data(const Run& run, const bucket::FlatLayout& layout, std::vector<Item>& items) {
+  const int64_t n = run.data_ranks;
+  const int64_t t = bytes_of(run.travel);
+  const int64_t e = bytes_of(run.compute);
+  const bool reduces_whole = !run.shards(1);
+  const bool riders_along = reduces_whole && run.gradients() == Type::fp32 && run.travel == Type::fp32;
+  // A pipeline's micro-batches are in flight together: their gradients are added up before they are reduced.
+  const int64_t reductions = run.shards(2) && run.stages == 1 ? run.accumulation : 1;
+  const std::string times = reductions > 1 ? concat(reductions, " x ") : "";
+  int64_t reduced = 0;
+  int64_t gathered = 0;
+  for (size_t b = 0; b < layout.buckets().size(); ++b) {
+    const bucket::Bucket& bucket = layout.buckets()[b];
+    const int64_t bytes = t * bucket.numel() + (riders_along && b == 0 ? kRiderBytes : 0);
+    reduced += reduces_whole ? 2 * share(bytes, n) : share(bytes, n);
+    gathered += run.shards(1) && bucket.unit == bucket::TensorInfo::kNoUnit ? share(e * bucket.numel(), n) : 0;
+  }
+  const std::string whole = concat(t, " x ", layout.numel(), " x ", n - 1, " / ", n);
+  items.push_back({reduces_whole ? "gradients, all-reduce" : "gradients, reduce-scatter",
+                   concat(times.empty() ? "" : "A ", reduces_whole ? "2 " : "", t, " F (N - 1) / N"),
+                   concat(times, reduces_whole ? "2 x " : "", whole, riders_along ? ", with the loss" : ""), reductions * reduced});
+  if (run.shards(3)) {
+    const int64_t elements = gathered_elements(run, layout);
+    items.push_back({"units, all-gather", concat(e, " U' (N - 1) / N, U': units for every forward and backward, less what is still there"),
+                     concat(e, " x ", elements, " x ", n - 1, " / ", n), share(e * elements, n)});
+  }
+  if (run.shards(1)) {
+    items.push_back({"parameters, all-gather", concat(e, run.shards(3) ? " (F - U) (N - 1) / N" : " F (N - 1) / N"),
+                     concat(e, " x ", whole_elements(layout), " x ", n - 1, " / ", n), gathered});
+  }
+  if (!riders_along) {
+    items.push_back({"loss", "2 x 64 (N - 1) / N", concat(times, "2 x 64 x ", n - 1, " / ", n), reductions * 2 * share(kRiderBytes, n)});
+  }
+  if (run.parameter_norms && run.shards(1)) {
+    const int64_t bytes = 2 * 8 * std::ssize(layout.tensors());
+    items.push_back({"norms of parameters", "2 x 16 (N - 1) / N for each parameter", concat("2 x ", bytes, " x ", n - 1, " / ", n), 2 * share(bytes, n)});
+  }
+  if (run.gradient_norm) {
+    items.push_back({"gradient norm", "2 x 8 (N - 1) / N", concat("2 x 8 x ", n - 1, " / ", n), 2 * share(kNormBytes, n)});
+  }
+}
+
+// Activations and their gradients between stages.
+void add_pipeline(const Run& run, int64_t stage, std::vector<Item>& items) {
+  const auto chunks = layers_of(run, stage);
+  const int64_t parts = run.stages * run.chunks;
+  int64_t forwards = 0;
+  int64_t backwards = 0;
+  for (int64_t part = stage; part < parts; part += run.stages) {
+    const int64_t begin = run.bounds[part];
+    if (part + 1 < parts) {
+      forwards += run.accumulation * message_bytes(run.model.layers[run.bounds[part + 1] - 1].output);
+    }
+    if (part > 0) {
+      backwards += run.accumulation * message_bytes(run.model.layers[begin - 1].output);
+    }
+  }
+  const std::string formula = "A (64 + bytes of the tensor), for every boundary";
+  if (forwards > 0) {
+    items.push_back({"activations, send", formula, concat(run.accumulation, " x ", forwards / run.accumulation), forwards});
+  }
+  if (backwards > 0) {
+    items.push_back({"gradients of activations, send", formula, concat(run.accumulation, " x ", backwards / run.accumulation), backwards});
+  }
+  items.push_back({"loss and norm of all stages", "2 x 24 (S - 1) / S", concat("2 x 24 x ", run.stages - 1, " / ", run.stages),
+                   2 * share(kStageSums, run.stages)});
+}
+
+// A shared parameter's gradients are summed over the stages that have it.
+int64_t tied_bytes(const Run& run, int64_t stage) {
+  int64_t bytes = 0;
+  for (const auto& chunk : layers_of(run, stage)) {
+    for (const int64_t layer : chunk) {
+      const Layer& here = run.model.layers[layer];
+      int64_t owners = 0;
+      for (int64_t other = 0; other < run.stages && !here.tie.empty(); ++other) {
+        bool has = false;
+        for (const auto& theirs : layers_of(run, other)) {
+          for (const int64_t candidate : theirs) {
+            has = has || run.model.layers[candidate].tie == here.tie;
+          }
+        }
+        owners += has ? 1 : 0;
+      }
+      if (owners > 1) {
+        bytes += 2 * share(bytes_of(run.compute) * here.parameters.front().numel, owners);
+      }
+    }
+  }
+  return bytes;
+}
+
+} // namespace
+
+int64_t StageTraffic::bytes() const {
+  int64_t sum = 0;
+  for (const Item& item : items) {
+    sum += item.bytes;
+  }
+  return sum;
+}
+
+std::vector<StageTraffic> traffic_of(const Run& run) {
+  std::vector<StageTraffic> stages;
+  for (int64_t stage = 0; stage < run.stages; ++stage) {
+    StageTraffic& traffic = stages.emplace_back();
+    traffic.stage = stage;
+    if (run.data_ranks > 1) {
+      add_data(run, layout_of(run, stage), traffic.items);
+      traffic.step_time_bytes = share(run.data_ranks * kStepTimes, run.data_ranks);
+    }
+    if (run.stages > 1) {
+      add_pipeline(run, stage, traffic.items);
+      traffic.tied_bytes = tied_bytes(run, stage);
+    }
+  }
+  return stages;
+}
+
+} // namespace trireme::estimate

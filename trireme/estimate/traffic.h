@@ -1,0 +1,29 @@
+#pragma once
+
+#include <trireme/estimate/memory.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace trireme::estimate {
+
+/// What the first data-parallel rank of a stage sends in one step, once the order of gradients is known (from the second step on).
+struct StageTraffic {
+  int64_t stage = 0;
+  /// Collective by collective; their sum is what a run's metrics count as comm_bytes.
+  std::vector<Item> items;
+  /// Sums of gradients that pipeline stages share, between these stages: not in comm_bytes.
+  int64_t tied_bytes = 0;
+  /// Every so many steps ranks exchange their step times: not in the items.
+  int64_t step_time_bytes = 0;
+
+  int64_t bytes() const;
+};
+
+inline constexpr int64_t kStepsBetweenTimes = 8;
+
+/// Says what a rank of each pipeline stage sends. Exact for stages 0 to 2 and for pipelines, up to the padding of
+/// buckets to 64 bytes a rank where gradients arrive in another order than the layers'.
+std::vector<StageTraffic> traffic_of(const Run& run);
+
+} // namespace trireme::estimate

@@ -1,0 +1,49 @@
+#include <trireme/estimate/verdict.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/units.h>
+
+#include <algorithm>
+
+namespace trireme::estimate {
+namespace {
+
+std::string bytes(int64_t number) {
+  return format_bytes(static_cast<double>(number));
+}
+
+bool exceeds(int64_t need, int64_t limit) {
+  return static_cast<double>(need) > kMargin * static_cast<double>(limit);
+}
+
+} // namespace
+
+Need need_of(const std::vector<StageMemory>& stages, int64_t data_ranks) {
+  Need need;
+  for (const StageMemory& stage : stages) {
+    const int64_t least = stage.model_states() + stage.item(Category::activations).bytes;
+    need.least_of_a_rank = std::max(need.least_of_a_rank, least);
+    need.least_of_all += data_ranks * least;
+    need.peak_of_a_rank = std::max(need.peak_of_a_rank, stage.peak());
+    need.peak_of_all += data_ranks * stage.peak();
+  }
+  return need;
+}
+
+std::string why_too_large(const Need& need, const MemoryAtHand& memory, int64_t ranks) {
+  if (exceeds(need.least_of_a_rank, memory.process_bytes)) {
+    return concat("model states and activations of a rank need ", bytes(need.least_of_a_rank), ", a process may have ", bytes(memory.process_bytes),
+                  " (ulimit -v)");
+  }
+  if (exceeds(need.least_of_all, memory.bytes)) {
+    return concat("model states and activations of ", ranks, ranks == 1 ? " rank need " : " ranks need ", bytes(need.least_of_all), ", ", memory.source, ' ',
+                  bytes(memory.bytes));
+  }
+  return "";
+}
+
+bool fits(const Need& need, const MemoryAtHand& memory) {
+  return need.peak_of_a_rank <= memory.process_bytes && need.peak_of_all <= memory.bytes;
+}
+
+} // namespace trireme::estimate
