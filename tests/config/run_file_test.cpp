@@ -173,8 +173,8 @@ TEST_F(RunFileTest, TheEnginesFileIsReadAndOverridden) {
   const RunConfig other = read(text, {"engine=other.json", "engine.gradient_clipping=0"});
   EXPECT_EQ(other.engine.batch.train, 4);
   EXPECT_EQ(other.engine.gradient_clipping, 0);
-  write("ds.json", "{\"train_batch_size\": 8,\n \"zero_optimization\": {\"stage\": 3}}");
-  EXPECT_THAT(error_of(text), AllOf(HasSubstr("ds.json:2:33: zero_optimization.stage: not yet")));
+  write("ds.json", "{\"train_batch_size\": 8,\n \"sparse_gradients\": true}");
+  EXPECT_THAT(error_of(text), AllOf(HasSubstr("ds.json:2:22: sparse_gradients: not yet")));
   EXPECT_THAT(error_of(with("engine", "\"missing.json\"")),
               AllOf(HasSubstr(": engine: there is no file"), HasSubstr("missing.json")));
   EXPECT_THAT(error_of(with("engine", "[1]")), HasSubstr(": engine: must be an object, found an array"));
@@ -253,8 +253,8 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"engine", R"({"train_batch_size": 8})", {"engine: a run needs an optimizer", "AdamW"}},
       {"engine", R"({"optimizer": {"type": "AdamW"}})", {"no batch size: neither train_batch_size"}},
       {"engine",
-       R"({"train_batch_size": 8, "zero_optimization": {"stage": 3}})",
-       {"engine.zero_optimization.stage: not yet: "}},
+       R"({"train_batch_size": 8, "sparse_gradients": true})",
+       {"engine.sparse_gradients: not yet: "}},
       {"engine",
        R"({"train_batch_size": 8, "optimiser": {"type": "AdamW"}})",
        {"engine.optimiser: unknown key", "\"optimizer\""}},

@@ -43,7 +43,7 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
     }
     parameters_.push_back(parameter);
   }
-  gradient_type_ = scalar_type() == at::kFloat ? at::kFloat : options_.gradient_type.value_or(scalar_type());
+  gradient_type_ = options_.gradient_type.value_or(scalar_type());
   LayoutOptions typed = options;
   typed.element_bytes = static_cast<int64_t>(first.element_size());
   const FlatLayout layout = initial_layout(parameters, typed, options_);

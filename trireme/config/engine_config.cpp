@@ -48,6 +48,7 @@ ordered_json to_json(const EngineConfig& config) {
       {"step_in_backward", config.step_in_backward},
       {"zero_optimization", {{"stage", config.zero.stage},
          {"reduce_bucket_size", data.bucket_bytes / 4},
+         {"stage3_prefetch_bucket_size", config.zero.prefetch_elements ? nlohmann::ordered_json(*config.zero.prefetch_elements) : nlohmann::ordered_json(nullptr)},
          {"stage3_param_persistence_threshold", config.zero.param_persistence_threshold},
          {"stage3_model_persistence_threshold", config.zero.model_persistence_threshold}}},
       {"prescale_gradients", data.prescale_gradients},

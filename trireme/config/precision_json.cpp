@@ -76,9 +76,6 @@ PrecisionOptions read_precision(const Values& engine) {
     out.communication = type_of(*communication);
   }
   out.grad_accumulation = type_of(types.get<std::string>("grad_accum_dtype", "fp32"));
-  if (out.grad_accumulation != Type::fp32 && out.compute == Type::fp32) {
-    types.find("grad_accum_dtype")->fail("gradients of fp32 parameters are added up in fp32", "Write \"fp32\", or enable bf16 or fp16.");
-  }
   if (out.grad_accumulation == Type::fp16 && out.compute != Type::fp16) {
     types.find("grad_accum_dtype")
         ->fail(concat("gradients of ", precision::type_name(out.compute), " have a wider range than fp16, where their sum is infinite"),
