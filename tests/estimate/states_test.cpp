@@ -24,7 +24,7 @@ using testing::IsEmpty;
 // What this process has beside its peers' memory.
 int64_t resident() {
   malloc_trim(0);
-  return monitor::current_rss_bytes() - comm::memory_of_peers_bytes();
+  return monitor::current_private_bytes() + comm::own_shared_bytes();
 }
 
 class OneToken : public data::Dataset {

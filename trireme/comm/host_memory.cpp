@@ -31,8 +31,8 @@ at::Tensor allocate_host(int64_t numel, at::ScalarType type) {
   return at::from_blob(memory, {numel}, [](void* gone) { std::free(gone); }, at::TensorOptions(type));
 }
 
-int64_t memory_of_peers_bytes() {
-  return shm::PeerArena::resident_bytes();
+int64_t own_shared_bytes() {
+  return shm::Arena::bytes_in_use();
 }
 
 } // namespace trireme::comm

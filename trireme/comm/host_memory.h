@@ -10,8 +10,8 @@ namespace trireme::comm {
 /// asks the kernel for huge pages: an optimizer step that streams through it is about a tenth faster.
 at::Tensor allocate_host(int64_t numel, at::ScalarType type);
 
-/// Bytes of other ranks' memory that this process sees (shared memory) and that therefore count in its resident set too. Subtract
-/// them from monitor::peak_rss_bytes() for what this rank adds to its host's use. Cost: milliseconds.
-int64_t memory_of_peers_bytes();
+/// Bytes of memory that this process has and other ranks see: part of its resident set only as far as it has touched them. 0 where
+/// nothing is shared. Cost: a system call.
+int64_t own_shared_bytes();
 
 } // namespace trireme::comm

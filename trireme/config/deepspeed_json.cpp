@@ -132,6 +132,9 @@ EngineConfig read_deepspeed(const JsonNode& node) {
   out.pipeline = read_pipeline(values.section("pipeline"));
   out.zero = read_zero(values.section("zero_optimization"));
   out.precision = read_precision(values);
+  if (out.optimizer && values.section("bf16").get("bf16_optimizer_states", false)) {
+    out.optimizer->state_type = optim::StateType::bf16;
+  }
   out.step_in_backward = values.get("step_in_backward", out.step_in_backward);
   out.dataloader_drop_last = values.get("dataloader_drop_last", out.dataloader_drop_last);
   out.steps_per_print = values.maybe<int64_t>("steps_per_print");

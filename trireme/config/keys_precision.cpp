@@ -33,7 +33,7 @@ std::vector<Section> precision_sections() {
       {"check_grad_overflow", H, "bool", "true", "Skip a step whose gradients hold NaN or Inf."},
       {"check_overflow", R, "bool", "true", "it is called \"check_grad_overflow\"."},
       {"bf16_master_weights_and_grads", L, "bool", "false", "masters are fp32."},
-      {"bf16_optimizer_states", L, "bool", "false", "optimizer states are fp32."},
+      {"bf16_optimizer_states", H, "bool", "false", "Optimizer states in bfloat16, as the optimizer's \"state_dtype\": \"bf16\"."},
     }},
     {"engine.torch_autocast", "", "Automatic mixed precision by operation: parameters stay fp32.", true, {
       {"enabled", H, "bool", "false", "Run forward under autocast; with fp16 the loss is scaled as in \"fp16\"."},

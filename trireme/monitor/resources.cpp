@@ -37,6 +37,10 @@ int64_t current_rss_bytes() {
   return status_bytes("VmRSS:");
 }
 
+int64_t current_private_bytes() {
+  return status_bytes("RssAnon:") + status_bytes("RssFile:");
+}
+
 double unix_seconds() {
   return seconds_of<std::chrono::system_clock>();
 }

@@ -9,6 +9,8 @@ namespace trireme::monitor {
 int64_t peak_rss_bytes();
 /// The resident memory of this process now (VmRSS), bytes; 0 where the system does not say.
 int64_t current_rss_bytes();
+/// The same without shared memory (RssAnon + RssFile). Cost: some 20 microseconds.
+int64_t current_private_bytes();
 
 /// Seconds since 1970, with fractions.
 double unix_seconds();

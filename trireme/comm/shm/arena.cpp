@@ -13,13 +13,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
-#include <cinttypes>
 #include <climits>
-#include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <sstream>
 #include <vector>
 
@@ -74,9 +72,21 @@ bool Arena::available() {
   return possible;
 }
 
+namespace {
+
+std::atomic<int> the_arenas_descriptor = -1;
+
+} // namespace
+
 Arena& Arena::process() {
   static Arena* const arena = new Arena(); // tensors may outlive everything
   return *arena;
+}
+
+int64_t Arena::bytes_in_use() {
+  struct stat file{};
+  const int descriptor = the_arenas_descriptor;
+  return descriptor >= 0 && fstat(descriptor, &file) == 0 ? static_cast<int64_t>(file.st_blocks) * 512 : 0;
 }
 
 Arena::Arena() : nonce_(random_number()), size_(arena_size()) {
@@ -87,6 +97,7 @@ Arena::Arena() : nonce_(random_number()), size_(arena_size()) {
   new (base_) ArenaHeader();
   header().nonce = nonce_;
   free_[kPage] = size_ - kPage;
+  the_arenas_descriptor = descriptor_;
 }
 
 void* Arena::allocate(size_t bytes) {
@@ -155,44 +166,6 @@ void Arena::stop_reuse() {
   reuse_ = false;
 }
 
-namespace {
-
-/// Where peers' arenas lie in this process: address -> bytes.
-struct PeerRanges {
-  std::mutex mutex;
-  std::map<uint64_t, uint64_t> ranges;
-
-  static PeerRanges& process() {
-    static auto* const all = new PeerRanges();
-    return *all;
-  }
-};
-
-} // namespace
-
-int64_t PeerArena::resident_bytes() {
-  PeerRanges& peers = PeerRanges::process();
-  const std::lock_guard lock(peers.mutex);
-  if (peers.ranges.empty()) {
-    return 0;
-  }
-  std::ifstream smaps("/proc/self/smaps");
-  int64_t bytes = 0;
-  bool peer = false;
-  for (std::string line; std::getline(smaps, line);) {
-    uint64_t begin = 0;
-    uint64_t end = 0;
-    int64_t kilobytes = 0;
-    if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " ", &begin, &end) == 2) {
-      const auto after = peers.ranges.upper_bound(begin);
-      peer = after != peers.ranges.begin() && begin < std::prev(after)->first + std::prev(after)->second;
-    } else if (peer && std::sscanf(line.c_str(), "Rss: %" SCNd64, &kilobytes) == 1) {
-      bytes += kilobytes * 1024;
-    }
-  }
-  return bytes;
-}
-
 std::shared_ptr<PeerArena> PeerArena::map(const std::string& address) {
   static std::mutex mutex;
   static auto* const known = new std::map<std::string, std::weak_ptr<PeerArena>>();
@@ -222,11 +195,6 @@ std::shared_ptr<PeerArena> PeerArena::map(const std::string& address) {
   if (peer->base_ == nullptr || peer->header().nonce != nonce) {
     throw Error("comm", concat("process ", peer->process_, " here is not the one that is meant (another container?)"));
   }
-  {
-    PeerRanges& peers = PeerRanges::process();
-    const std::lock_guard ranges_lock(peers.mutex);
-    peers.ranges[reinterpret_cast<uint64_t>(peer->base_)] = peer->size_;
-  }
   peer->watch_ = static_cast<int>(syscall(SYS_pidfd_open, peer->process_, 0));
   (*known)[address] = peer;
   return peer;
@@ -234,9 +202,6 @@ std::shared_ptr<PeerArena> PeerArena::map(const std::string& address) {
 
 PeerArena::~PeerArena() {
   if (!own_ && base_ != nullptr) {
-    PeerRanges& peers = PeerRanges::process();
-    const std::lock_guard lock(peers.mutex);
-    peers.ranges.erase(reinterpret_cast<uint64_t>(base_));
     munmap(base_, size_);
   }
   if (watch_ >= 0) {

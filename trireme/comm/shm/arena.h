@@ -51,6 +51,8 @@ class Arena {
   uint64_t nonce() const {
     return nonce_;
   }
+  /// Pages that this process's arena has taken from the system; 0 without one.
+  static int64_t bytes_in_use();
   /// From now on released memory is not used again: a rank that was stopped in the middle of an operation may still write to it.
   void stop_reuse();
 
@@ -89,9 +91,6 @@ class PeerArena {
   bool ended() const;
   /// Wakes up its sleeping threads. Cost where none sleeps: a fence and a load.
   void ring() const;
-
-  /// Bytes of all peers' arenas that this process has touched: they count in its resident set, but are the peers' memory.
-  static int64_t resident_bytes();
 
  private:
   PeerArena() = default;
