@@ -34,8 +34,9 @@ TEST_F(BadInputTest, ARunFileThatIsMissingOrNotJson) {
 
 TEST_F(BadInputTest, AnUnknownKey) {
   expect_refused(train("-n 2 --set engine.gradient_clipp1ng=1"), "Did you mean \"gradient_clipping\"?");
-  expect_refused(train("-n 2 --set engine.zero_optimization.stage=3"), "not yet");
-  expect_refused(train("-n 2 --set engine.fp16.enabled=true"), "not yet");
+  expect_refused(train("-n 2 --set engine.zero_optimization.offload_optimizer.device=cpu"), "not yet");
+  expect_refused(train("-n 2 --set engine.zero_optimization.stage=4"), "stage");
+  expect_refused(train("-n 2 --set engine.fp16.enabled=true --set engine.bf16.enabled=true"), "bf16");
 }
 
 TEST_F(BadInputTest, BatchSizesThatDoNotFitTheRanks) {

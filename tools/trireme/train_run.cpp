@@ -22,6 +22,8 @@
 
 #include <torch/torch.h>
 
+#include <malloc.h>
+
 #include <optional>
 
 namespace trireme::tools {
@@ -99,6 +101,10 @@ class TrainRun {
 
 Task TrainRun::build_task() const {
   torch::manual_seed(run_.training.seed + world_.rank());
+  if (shards_parameters()) {
+    // What comes and goes with every unit would otherwise stay with malloc, which raises this threshold by itself up to 32 MiB.
+    ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
+  }
   std::optional<zero::Init> init;
   if (shards_parameters() && run_.parallel.pipe == 1) { // stages build what is theirs only
     init.emplace(world_.group(), run_.engine.precision.compute);

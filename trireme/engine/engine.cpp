@@ -62,7 +62,7 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
   if (micro_steps % batch.accumulation == 0) {
     start_step();
   }
-  const Stopwatch watch(running.forward);
+  const Stopwatch watch(running.forward, [this] { return exposed_seconds(); });
   const monitor::Span span("forward");
   const Note note("forward of step", global_steps + 1);
   const fault::Effect effect = fault::at(fault::Phase::forward);
@@ -127,7 +127,7 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   if (loss.dim() != 0 && loss.numel() != 1) {
     throw InputError("engine", concat("backward() needs a loss of one element, got shape ", loss.sizes()), "Return the mean from the loss function.");
   }
-  const Stopwatch watch(running.backward);
+  const Stopwatch watch(running.backward, [this] { return exposed_seconds(); });
   const monitor::Span span("backward");
   const Note note("backward of step", global_steps + 1);
   const at::Tensor root = spoiled(loss, fault::at(fault::Phase::backward));
@@ -152,7 +152,7 @@ void Engine::Impl::step() {
   }
   ++micro_steps;
   {
-    const Stopwatch watch(running.optimizer);
+    const Stopwatch watch(running.optimizer, [this] { return exposed_seconds() + waiting_for_stages; });
     const monitor::Span span("optimizer");
     const Note note("optimizer of step", global_steps + 1);
     fault::at(fault::Phase::step);
@@ -168,7 +168,6 @@ void Engine::Impl::step() {
   ++global_steps;
   global_samples += batch.train;
   running.exposed_communication = exposed_seconds() - exposed_before;
-  running.optimizer -= running.exposed_communication + waiting_for_stages;
   if (executor) {
     running.exposed_communication += executor->seconds().waiting;
   }
