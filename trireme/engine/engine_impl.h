@@ -83,6 +83,11 @@ class Engine::Impl {
   struct LossSum {
     double loss = 0;
     double samples = 0;
+    LossSum& operator+=(const LossSum& other) {
+      loss += other.loss;
+      samples += other.samples;
+      return *this;
+    }
   };
 
   bool parameters_are_sharded() const {

@@ -29,16 +29,12 @@ at::Tensor Engine::eval_batch(const data::Batch& batch) {
 double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
   loader.start_epoch(0);
   Impl::LossSum sum;
-  const auto add = [&sum](const Impl::LossSum& one) {
-    sum.loss += one.loss;
-    sum.samples += one.samples;
-  };
   if (impl_->runs_schedule()) {
     const int64_t all = loader.batches_per_epoch();
     const int64_t count = max_batches == 0 ? all : std::min(all, max_batches);
     const int64_t at_once = std::max<int64_t>(impl_->batch.accumulation, 4 * impl_->pipe.size()); // to fill the pipeline
     for (int64_t done = 0; done < count; done += at_once) {
-      add(impl_->evaluate_pipeline(std::min(at_once, count - done), [&loader] { return *loader.next(); }));
+      sum += impl_->evaluate_pipeline(std::min(at_once, count - done), [&loader] { return *loader.next(); });
     }
     return impl_->mean_over_ranks(sum);
   }
@@ -50,7 +46,7 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
     if (!batch) {
       break;
     }
-    add(impl_->evaluate(*batch));
+    sum += impl_->evaluate(*batch);
   }
   return impl_->mean_over_ranks(sum);
 }
@@ -71,9 +67,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, 
       throw InputError("engine", "this rank has nothing to evaluate, and with ZeRO stage 3 every rank takes part in every forward",
                        "Give each rank at least one micro-batch.");
     }
-    const LossSum one = evaluate(batch);
-    sum.loss += one.loss;
-    sum.samples += one.samples;
+    sum += evaluate(batch);
   }
   return sum;
 }

@@ -1,5 +1,7 @@
 #include <trireme/zero/early_shards.h>
 
+#include <trireme/zero/gather_bucket.h>
+
 #include <torch/nn/module.h>
 
 #include <set>
@@ -37,8 +39,7 @@ EarlyShards::EarlyShards(const torch::nn::Module& module, const comm::Group& gro
 void EarlyShards::gather() {
   for (const auto& buffer : buffers_) {
     if (!buffer->is_whole(0)) {
-      const bucket::Range mine = bucket::shard_of(buffer->layout().buckets()[0], group_.rank(), group_.size());
-      group_.all_gather(buffer->bucket_data(0), buffer->owned_data(0, mine), "parameters of a module").wait();
+      gather_bucket(group_, *buffer, 0).wait();
     }
   }
 }

@@ -1,6 +1,6 @@
 #include <trireme/zero/parameter_coordinator.h>
 
-#include <trireme/bucket/shard_plan.h>
+#include <trireme/zero/gather_bucket.h>
 
 #include <torch/torch.h>
 
@@ -104,9 +104,7 @@ void ParameterCoordinator::start(const Part& part) {
   if (live_.count(part) != 0) {
     return;
   }
-  bucket::FlatParameters& buffer = *buffers_[part.buffer];
-  const bucket::Range mine = bucket::shard_of(buffer.layout().buckets()[part.bucket], group_.rank(), group_.size());
-  live_[part].work = group_.all_gather(buffer.bucket_data(part.bucket), buffer.owned_data(part.bucket, mine), "parameters");
+  live_[part].work = gather_bucket(group_, *buffers_[part.buffer], part.bucket);
 }
 
 void ParameterCoordinator::finish(const Part& part) {

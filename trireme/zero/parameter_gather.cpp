@@ -1,19 +1,15 @@
 #include <trireme/zero/parameter_gather.h>
 
-#include <trireme/bucket/shard_plan.h>
+#include <trireme/zero/gather_bucket.h>
 
 #include <chrono>
 
 namespace trireme::zero {
 
 void ParameterGather::start(int64_t buffer, int64_t bucket) {
-  bucket::FlatParameters& parameters = *buffers_[buffer];
-  if (!parameters.stays_whole(bucket)) {
-    return;
+  if (buffers_[buffer]->stays_whole(bucket)) {
+    works_.push_back(gather_bucket(group_, *buffers_[buffer], bucket));
   }
-  const bucket::Bucket& whole = parameters.layout().buckets()[bucket];
-  const bucket::Range mine = bucket::shard_of(whole, group_.rank(), group_.size());
-  works_.push_back(group_.all_gather(parameters.bucket_data(bucket), parameters.owned_data(bucket, mine), "parameters"));
 }
 
 void ParameterGather::finish() {
