@@ -1,12 +1,17 @@
-# One target per folder. trireme_library(name SOURCES ... DEPS ... [TORCH]) makes
-# trireme::name from the folder it is called in; TORCH where libtorch is used.
+# One target per folder. trireme_library(name SOURCES ... DEPS ... [TORCH] [TORCH_FREE ...]) makes trireme::name from the folder
+# it is called in; TORCH where libtorch is used, TORCH_FREE for those sources of it that do without.
 # trireme_test(folder SOURCES ... DEPS ... [TORCH]) makes one GoogleTest program of
-# which every test case is one ctest entry with a deadline.
+# which every test case is one ctest entry with a deadline. SEPARATE: sources that use the same names are not compiled together.
+#
+# What makes a build quick: libtorch's headers cost half a minute, so targets that use them share one precompiled header, and
+# unity builds (CMAKE_UNITY_BUILD, on in the release preset) compile the sources of a target together. The dev preset compiles
+# every source by itself, so that a change costs little.
 
 include(GNUInstallDirs) # before the first target: they say where their headers will be
 
 add_library(trireme_flags INTERFACE)
-target_compile_options(trireme_flags INTERFACE -Wall -Wextra)
+# -O2 after CMake's -O3 of a release: the kernels ask for -O3 themselves, nothing else gains by it.
+target_compile_options(trireme_flags INTERFACE -Wall -Wextra $<$<CONFIG:Release>:-O${TRIREME_OPTIMIZE}>)
 if(TRIREME_SANITIZE)
   target_compile_options(trireme_flags INTERFACE -fsanitize=${TRIREME_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(trireme_flags INTERFACE -fsanitize=${TRIREME_SANITIZE})
@@ -18,15 +23,19 @@ add_library(trireme::torch ALIAS trireme_torch)
 set_target_properties(trireme_torch PROPERTIES EXPORT_NAME torch)
 target_link_libraries(trireme_torch INTERFACE ${TORCH_LIBRARIES} OpenMP::OpenMP_CXX)
 
-# One precompiled header for every torch target that includes <torch/torch.h> somewhere.
+# The precompiled header of every target that uses libtorch. Not <torch/torch.h>: what it adds (data, optim, jit) doubles the
+# price of each object, and few sources need it.
 file(WRITE "${CMAKE_BINARY_DIR}/pch.cpp" "")
 add_library(trireme_pch OBJECT EXCLUDE_FROM_ALL "${CMAKE_BINARY_DIR}/pch.cpp")
 target_link_libraries(trireme_pch PRIVATE trireme_flags trireme_torch)
 target_include_directories(trireme_pch PRIVATE "${PROJECT_SOURCE_DIR}")
-target_precompile_headers(trireme_pch PRIVATE <torch/torch.h>)
+target_precompile_headers(trireme_pch PRIVATE
+  <torch/autograd.h> <torch/csrc/autograd/engine.h> <torch/utils.h>
+  <torch/nn/modules/container/modulelist.h> <torch/nn/modules/container/sequential.h>
+  <torch/nn/modules/embedding.h> <torch/nn/modules/linear.h> <torch/nn/modules/normalization.h>)
 
 function(trireme_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;HEADERS_ONLY" "" "SOURCES;DEPS;PRIVATE_LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;HEADERS_ONLY" "" "SOURCES;TORCH_FREE;DEPS;PRIVATE_LINK")
   set(target trireme_${name})
   set(kind PUBLIC)
   if(arg_HEADERS_ONLY)
@@ -49,21 +58,32 @@ function(trireme_library name)
       target_precompile_headers(${target} REUSE_FROM trireme_pch)
     endif()
   endif()
+  if(arg_TORCH_FREE)
+    add_library(${target}_torch_free OBJECT ${arg_TORCH_FREE})
+    target_link_libraries(${target}_torch_free PRIVATE trireme_flags ${arg_PRIVATE_LINK} trireme::base)
+    target_include_directories(${target}_torch_free PRIVATE "${PROJECT_SOURCE_DIR}")
+    target_compile_features(${target}_torch_free PRIVATE cxx_std_20)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_torch_free>)
+  endif()
   set_property(GLOBAL APPEND PROPERTY TRIREME_LIBRARIES ${target})
 endfunction()
 
 function(trireme_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "TIMEOUT;PROCESSORS" "SOURCES;DEPS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;SEPARATE" "TIMEOUT;PROCESSORS" "SOURCES;DEPS;LABELS")
   set(target ${name}_test)
   add_executable(${target} ${arg_SOURCES})
   list(TRANSFORM arg_DEPS PREPEND trireme::)
   target_link_libraries(${target} PRIVATE trireme_flags ${arg_DEPS} GTest::gmock GTest::gtest_main)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   target_compile_definitions(${target} PRIVATE
     TRIREME_SOURCE_DIR="${PROJECT_SOURCE_DIR}" TRIREME_BINARY_DIR="${PROJECT_BINARY_DIR}")
   if(arg_TORCH)
     target_link_libraries(${target} PRIVATE trireme::torch)
     target_precompile_headers(${target} REUSE_FROM trireme_pch)
+  endif()
+  if(arg_SEPARATE)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD OFF)
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)

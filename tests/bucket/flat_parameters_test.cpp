@@ -2,7 +2,8 @@
 #include <trireme/bucket/flat_parameters.h>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
 namespace trireme::bucket {
 namespace {

@@ -2,7 +2,8 @@
 #include <trireme/bucket/flat_parameters.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
 namespace trireme::bucket {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-at::Tensor allocate(int64_t numel, at::ScalarType type) {
+at::Tensor empty_buffer(int64_t numel, at::ScalarType type) {
   return torch::full({numel}, -7, type);
 }
 
@@ -27,7 +28,7 @@ class ParameterShardsTest : public testing::Test {
                       }};
     flat = std::make_unique<FlatParameters>(
         NamedTensors{{"first.weight", first->weight}, {"first.bias", first->bias}, {"second.weight", second->weight}, {"second.bias", second->bias}, {"scale", scale}},
-        options, allocate, sharding);
+        options, empty_buffer, sharding);
   }
   void take_in_all() {
     for (size_t b = 0; b < flat->layout().buckets().size(); ++b) {

@@ -12,7 +12,7 @@
 namespace trireme::comm {
 namespace {
 
-const std::string kDemo = TRIREME_BINARY_DIR "/tests/comm/comm_demo";
+const std::string kDemoProgram = TRIREME_BINARY_DIR "/tests/comm/comm_demo";
 
 /// Starts three ranks `times` times. All they may write is their three lines.
 void start_and_end(int times, const std::string& arguments, int lines, const std::string& forbidden) {
@@ -20,7 +20,7 @@ void start_and_end(int times, const std::string& arguments, int lines, const std
     const int descriptor = store::listen_on({"127.0.0.1", 0});
     const int port = store::bound_port(descriptor);
     close(descriptor);
-    const auto output = test::run_command(test::plain_start(kDemo + arguments, 3, port)).second;
+    const auto output = test::run_command(test::plain_start(kDemoProgram + arguments, 3, port)).second;
     ASSERT_EQ(std::count(output.begin(), output.end(), '\n'), lines) << "start " << turn << ": " << output;
     ASSERT_EQ(output.find(forbidden), std::string::npos) << "start " << turn << ": " << output;
   }

@@ -3,7 +3,7 @@
 #include "tests/comm/group_checks.h"
 #include "tests/support/run_mpi.h"
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <gmock/gmock.h>
 

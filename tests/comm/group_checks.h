@@ -2,7 +2,7 @@
 
 #include <trireme/comm/group.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <gtest/gtest.h>
 

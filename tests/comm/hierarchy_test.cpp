@@ -5,7 +5,7 @@
 #include "tests/support/peer_error.h"
 #include "tests/support/run_ranks.h"
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <gmock/gmock.h>
 

@@ -6,7 +6,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/two_hosts.h"
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <gmock/gmock.h>
 

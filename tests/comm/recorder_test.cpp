@@ -1,7 +1,7 @@
 #include <trireme/comm/recorder.h>
 #include <trireme/comm/world.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <gmock/gmock.h>
 

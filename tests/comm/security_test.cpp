@@ -8,7 +8,7 @@
 #include "tests/comm/listening.h"
 #include "tests/support/run_ranks.h"
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <gmock/gmock.h>
 

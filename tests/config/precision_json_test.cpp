@@ -12,14 +12,14 @@ using precision::Type;
 using testing::AllOf;
 using testing::HasSubstr;
 
-PrecisionOptions read(const std::string& text) {
+PrecisionOptions read_precision(const std::string& text) {
   const JsonNode node = JsonNode::parse(text, "ds.json");
   return read_precision(Values(&node, "engine"));
 }
 
-std::string error_of(const std::string& text) {
+std::string precision_error(const std::string& text) {
   try {
-    read(text);
+    read_precision(text);
   } catch (const InputError& error) {
     return error.what();
   }
@@ -27,7 +27,7 @@ std::string error_of(const std::string& text) {
 }
 
 TEST(PrecisionJsonTest, DefaultsAreFp32AndDeepSpeedsScale) {
-  const PrecisionOptions options = read("{}");
+  const PrecisionOptions options = read_precision("{}");
   EXPECT_EQ(options.compute, Type::fp32);
   EXPECT_FALSE(options.has_masters() || options.scales_loss() || options.autocast || options.cast_inputs);
   EXPECT_TRUE(options.check_grad_overflow);
@@ -43,7 +43,7 @@ TEST(PrecisionJsonTest, DefaultsAreFp32AndDeepSpeedsScale) {
 }
 
 TEST(PrecisionJsonTest, ReadsHalfPrecision) {
-  const PrecisionOptions options = read(R"({
+  const PrecisionOptions options = read_precision(R"({
     "fp16": {"enabled": true, "auto_cast": true, "loss_scale": 128, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3,
              "consecutive_hysteresis": true, "min_loss_scale": 0.25},
     "bf16": {"enabled": false}, "communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp16"}})");
@@ -60,7 +60,7 @@ TEST(PrecisionJsonTest, ReadsHalfPrecision) {
 }
 
 TEST(PrecisionJsonTest, ReadsBfloat16) {
-  const PrecisionOptions options = read(R"({"bf16": {"enabled": true, "check_grad_overflow": false, "immediate_grad_update": true},
+  const PrecisionOptions options = read_precision(R"({"bf16": {"enabled": true, "check_grad_overflow": false, "immediate_grad_update": true},
                                             "communication_data_type": "bf16"})");
   EXPECT_EQ(options.compute, Type::bf16);
   EXPECT_TRUE(options.has_masters());
@@ -71,29 +71,29 @@ TEST(PrecisionJsonTest, ReadsBfloat16) {
 
 TEST(PrecisionJsonTest, ReadsAutocastWithAnyOfItsTypesNames) {
   for (const char* name : {"bf16", "bfloat16", "torch.bfloat16"}) {
-    const PrecisionOptions options = read(concat(R"({"torch_autocast": {"enabled": true, "dtype": ")", name, "\"}}"));
+    const PrecisionOptions options = read_precision(concat(R"({"torch_autocast": {"enabled": true, "dtype": ")", name, "\"}}"));
     EXPECT_TRUE(options.autocast && options.autocast_type == Type::bf16) << name;
     EXPECT_FALSE(options.scales_loss() || options.has_masters());
   }
   for (const char* name : {"fp16", "float16", "half", "torch.float16"}) {
-    const PrecisionOptions options = read(concat(R"({"torch_autocast": {"enabled": true, "dtype": ")", name, "\"}}"));
+    const PrecisionOptions options = read_precision(concat(R"({"torch_autocast": {"enabled": true, "dtype": ")", name, "\"}}"));
     EXPECT_TRUE(options.autocast && options.autocast_type == Type::fp16) << name;
     EXPECT_TRUE(options.scales_loss()) << "its gradients are fp16";
   }
-  EXPECT_EQ(read(R"({"torch_autocast": {"enabled": true}})").autocast_type, Type::bf16);
+  EXPECT_EQ(read_precision(R"({"torch_autocast": {"enabled": true}})").autocast_type, Type::bf16);
 }
 
 TEST(PrecisionJsonTest, NonsenseIsRefusedByPlace) {
-  EXPECT_THAT(error_of(R"({"fp16": {"enabled": true, "min_loss_scale": 17, "initial_scale_power": 4}})"),
+  EXPECT_THAT(precision_error(R"({"fp16": {"enabled": true, "min_loss_scale": 17, "initial_scale_power": 4}})"),
               AllOf(HasSubstr("ds.json:1:46: fp16.min_loss_scale: 17 is more than the first scale, 16"),
                     HasSubstr("raise initial_scale_power")));
-  EXPECT_THAT(error_of(R"({"fp16": {"enabled": true, "loss_scale": 1e300}})"),
+  EXPECT_THAT(precision_error(R"({"fp16": {"enabled": true, "loss_scale": 1e300}})"),
               HasSubstr("fp16.loss_scale: 1e+300 times a loss is infinite"));
-  EXPECT_EQ(error_of(R"({"fp16": {"enabled": false, "min_loss_scale": 1e300}})"), "") << "nothing uses it";
-  EXPECT_EQ(error_of(R"({"fp16": {"enabled": true, "loss_scale": 8, "min_loss_scale": 1e300}})"), "") << "a static scale has no minimum";
-  EXPECT_THAT(error_of(R"({"torch_autocast": {"enabled": true}, "bf16": {"enabled": true}})"),
+  EXPECT_EQ(precision_error(R"({"fp16": {"enabled": false, "min_loss_scale": 1e300}})"), "") << "nothing uses it";
+  EXPECT_EQ(precision_error(R"({"fp16": {"enabled": true, "loss_scale": 8, "min_loss_scale": 1e300}})"), "") << "a static scale has no minimum";
+  EXPECT_THAT(precision_error(R"({"torch_autocast": {"enabled": true}, "bf16": {"enabled": true}})"),
               AllOf(HasSubstr("ds.json:1:32: torch_autocast.enabled: "), HasSubstr("bf16.enabled at ds.json:1:59")));
-  EXPECT_THAT(error_of(R"({"data_types": {"grad_accum_dtype": "fp16"}, "bf16": {"enabled": true}})"),
+  EXPECT_THAT(precision_error(R"({"data_types": {"grad_accum_dtype": "fp16"}, "bf16": {"enabled": true}})"),
               AllOf(HasSubstr("data_types.grad_accum_dtype: gradients of bf16 have a wider range"), HasSubstr("fp32")));
 }
 
@@ -128,7 +128,7 @@ TEST(PrecisionJsonTest, WhatIsWrittenIsReadAgain) {
   nlohmann::ordered_json written;
   write_precision(options, written);
   nlohmann::ordered_json again;
-  write_precision(read(written.dump()), again);
+  write_precision(read_precision(written.dump()), again);
   EXPECT_EQ(written, again);
   EXPECT_EQ(written["fp16"]["hysteresis"], 5);
   EXPECT_EQ(written["torch_autocast"]["dtype"], "fp16");

@@ -5,6 +5,8 @@
 
 #include <tests/support/run_ranks.h>
 
+#include <torch/serialize.h>
+
 #include <gmock/gmock.h>
 
 #include <chrono>

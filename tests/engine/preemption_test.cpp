@@ -7,6 +7,8 @@
 
 #include <tests/support/run_ranks.h>
 
+#include <torch/nn/modules/activation.h>
+
 #include <gmock/gmock.h>
 
 #include <signal.h>

@@ -5,7 +5,9 @@
 #include <trireme/engine/initialize.h>
 #include <trireme/models/gpt.h>
 
-#include <torch/torch.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
 
 namespace trireme::engine {
 

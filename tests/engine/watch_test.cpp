@@ -6,6 +6,8 @@
 
 #include <tests/support/run_ranks.h>
 
+#include <torch/nn/modules/activation.h>
+
 #include <gmock/gmock.h>
 
 #include <cstdlib>

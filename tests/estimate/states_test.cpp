@@ -11,7 +11,7 @@
 
 #include <gmock/gmock.h>
 #include <malloc.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <optional>
 

@@ -8,7 +8,7 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 namespace trireme::estimate {
 namespace {

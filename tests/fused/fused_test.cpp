@@ -6,7 +6,8 @@
 
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/utils.h>
 
 #include <functional>
 

@@ -3,7 +3,7 @@
 #include <trireme/generate/sample.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 namespace trireme::generate {
 namespace {

@@ -21,7 +21,7 @@ constexpr int64_t kSize = 2 * 1024 + 256 + 77; // pieces of 1024, a whole block 
 const char* const kRules[] = {"adam", "adam_decayed", "sgd", "sgd_momentum", "nesterov", "lion", "adagrad", "rmsprop", "rmsprop_centered",
                               "rmsprop_momentum", "rmsprop_both", "lamb"};
 
-std::vector<Simd> all_sets() {
+std::vector<Simd> sets_here() {
   std::vector<Simd> sets = {Simd::scalar};
   for (Simd simd : {Simd::avx2, Simd::avx512}) {
     if (supported(simd)) {
@@ -240,7 +240,7 @@ TEST(OptimizerTypesTest, SameBitsInEverySetAndForAnyCut) {
     for (const Types& t : kTypes) {
       Shard wanted = make(t);
       wanted.step(rule, Simd::scalar, 0, kSize);
-      for (const Simd simd : all_sets()) {
+      for (const Simd simd : sets_here()) {
         Shard whole = make(t);
         whole.step(rule, simd, 0, kSize);
         whole.expect_equal(wanted, describe(rule, simd, t));
@@ -315,7 +315,7 @@ TEST(OptimizerTypesTest, SquaredNormOfNarrowGradients) {
       for (int64_t i = 0; i < n; ++i) {
         values[i] = widened(narrow[i], type);
       }
-      for (const Simd simd : all_sets()) {
+      for (const Simd simd : sets_here()) {
         EXPECT_EQ(kernel_set(simd).squared_norm(narrow.data(), type, n), kernel_set(Simd::scalar).squared_norm(values.data(), Element::f32, n));
       }
     }
@@ -341,7 +341,7 @@ std::vector<float> code_values(Simd simd, bool is_signed) {
 }
 
 TEST(BlockwiseTest, ValuesAreTheDynamicTree) {
-  for (const Simd simd : all_sets()) {
+  for (const Simd simd : sets_here()) {
     for (const bool is_signed : {false, true}) {
       const std::vector<float> values = code_values(simd, is_signed);
       const int largest = is_signed ? 127 : 255;
@@ -389,7 +389,7 @@ TEST(BlockwiseTest, EncodesToTheNearestValue) {
       }
       EXPECT_LE(std::abs(static_cast<double>(map[codes[i]]) - unit), nearest + 1e-6) << values[i];
     }
-    for (const Simd simd : all_sets()) {
+    for (const Simd simd : sets_here()) {
       std::vector<float> own_scales;
       EXPECT_EQ(encoded(simd, is_signed, values, own_scales), codes) << name(simd);
       EXPECT_EQ(own_scales, scales);
@@ -418,7 +418,7 @@ TEST(BlockwiseTest, EncodingADecodedBlockGivesTheSameCodes) {
 
 TEST(BlockwiseTest, ExtremeBlocks) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (const Simd simd : all_sets()) {
+  for (const Simd simd : sets_here()) {
     for (const bool is_signed : {false, true}) {
       for (const int64_t bad : {3, 200}) {
         for (const float extreme : {kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
@@ -442,7 +442,7 @@ TEST(BlockwiseTest, ExtremeBlocks) {
 }
 
 TEST(OptimizerTypesTest, LionStaysWhereTheAverageIsZeroAndShowsNaN) {
-  for (const Simd simd : all_sets()) {
+  for (const Simd simd : sets_here()) {
     std::vector<float> param(40, 1), grad(40, 0), m(40, 0);
     grad[7] = std::numeric_limits<float>::quiet_NaN();
     grad[9] = -1e-30F;

@@ -2,7 +2,8 @@
 #include <trireme/models/alexnet_layers.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/optim/adam.h>
+#include <torch/utils.h>
 
 namespace trireme::models {
 namespace {

@@ -4,7 +4,8 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
 
 namespace trireme::models {
 namespace {

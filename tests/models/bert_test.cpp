@@ -3,7 +3,7 @@
 #include <trireme/models/bert_layers.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <cstdlib>
 #include <filesystem>

@@ -2,7 +2,8 @@
 #include <trireme/models/cnn.h>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim/adam.h>
+#include <torch/utils.h>
 
 namespace trireme::models {
 namespace {

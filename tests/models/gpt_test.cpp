@@ -4,7 +4,7 @@
 #include <trireme/models/gpt2_weights.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-GptOptions small(bool tied = true) {
+GptOptions small_gpt(bool tied = true) {
   GptOptions options;
   options.layers = 2;
   options.hidden = 16;
@@ -41,7 +41,7 @@ TEST_P(Gpt2FilesTest, LogitsEqualPytorchsOnTheSameWeights) {
   const std::string command = concat(TRIREME_SOURCE_DIR "/.venv/bin/python " TRIREME_SOURCE_DIR "/tests/models/reference_gpt2.py ", folder_.string(), ' ',
                                      GetParam() ? 1 : 0);
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
-  Gpt model(small(GetParam()));
+  Gpt model(small_gpt(GetParam()));
   load_gpt2(model, folder_ / "model.safetensors");
   model->eval();
   const auto expected = checkpoint::Safetensors::open(folder_ / "expected.safetensors");
@@ -61,9 +61,9 @@ TEST_P(Gpt2FilesTest, LogitsEqualPytorchsOnTheSameWeights) {
 INSTANTIATE_TEST_SUITE_P(Tied, Gpt2FilesTest, testing::Bool());
 
 TEST_P(Gpt2FilesTest, AWrongShapeIsNamed) {
-  Gpt model(small(GetParam()));
+  Gpt model(small_gpt(GetParam()));
   save_gpt2(model, folder_ / "model.safetensors");
-  GptOptions other = small(GetParam());
+  GptOptions other = small_gpt(GetParam());
   other.vocab_size = 51;
   Gpt wide(other);
   try {
@@ -72,7 +72,7 @@ TEST_P(Gpt2FilesTest, AWrongShapeIsNamed) {
   } catch (const InputError& error) {
     EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("transformer.wte.weight"), testing::HasSubstr("[50, 16]"), testing::HasSubstr("[51, 16]")));
   }
-  other = small(GetParam());
+  other = small_gpt(GetParam());
   other.layers = 1;
   Gpt shallow(other);
   EXPECT_THROW(load_gpt2(shallow, folder_), InputError) << "tensors without a place";
@@ -83,11 +83,11 @@ TEST_P(Gpt2FilesTest, AWrongShapeIsNamed) {
 
 TEST(GptTest, TheSeedAloneDecidesTheWeights) {
   torch::manual_seed(1);
-  Gpt a(small());
+  Gpt a(small_gpt());
   torch::manual_seed(2);
   torch::randn({7});
-  Gpt b(small());
-  GptOptions other = small();
+  Gpt b(small_gpt());
+  GptOptions other = small_gpt();
   other.seed = 99;
   Gpt c(other);
   for (const auto& item : a->named_parameters()) {
@@ -97,7 +97,7 @@ TEST(GptTest, TheSeedAloneDecidesTheWeights) {
 }
 
 TEST(GptTest, NamesAreHuggingFaces) {
-  Gpt model(small(false));
+  Gpt model(small_gpt(false));
   const auto parameters = model->named_parameters();
   EXPECT_TRUE(parameters.contains("transformer.h.1.attn.c_attn.weight"));
   EXPECT_TRUE(parameters.contains("transformer.h.0.mlp.c_proj.bias"));
@@ -108,7 +108,7 @@ TEST(GptTest, NamesAreHuggingFaces) {
 
 TEST(GptTest, LaterTokensDoNotChangeEarlierLogits) {
   const torch::NoGradGuard no_grad;
-  Gpt model(small());
+  Gpt model(small_gpt());
   model->eval();
   at::Tensor tokens = torch::arange(12).view({1, 12});
   const at::Tensor before = model->forward(tokens);
@@ -119,7 +119,7 @@ TEST(GptTest, LaterTokensDoNotChangeEarlierLogits) {
 }
 
 TEST(GptTest, DropoutActsInTrainingOnly) {
-  GptOptions options = small();
+  GptOptions options = small_gpt();
   options.dropout = 0.5;
   Gpt model(options);
   const at::Tensor tokens = torch::arange(12).view({1, 12});
@@ -130,10 +130,10 @@ TEST(GptTest, DropoutActsInTrainingOnly) {
 }
 
 TEST(GptTest, RefusesImpossibleShapes) {
-  GptOptions options = small();
+  GptOptions options = small_gpt();
   options.heads = 3;
   EXPECT_THROW(Gpt{options}, InputError);
-  Gpt model(small());
+  Gpt model(small_gpt());
   EXPECT_THROW(model->forward(torch::zeros({1, 13}, torch::kInt64)), InputError);
 }
 

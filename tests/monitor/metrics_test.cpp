@@ -18,7 +18,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 StepMetrics step_with_loss(int64_t step, double loss) {
   StepMetrics metrics;
@@ -61,7 +60,7 @@ TEST(MetricsLineTest, WhatWasNotMeasuredIsNotThere) {
 }
 
 TEST(MetricsLineTest, ValuesThatAreNotFiniteStayValidJsonAndComeBack) {
-  StepMetrics metrics = step_with_loss(1, kNaN);
+  StepMetrics metrics = step_with_loss(1, std::numeric_limits<double>::quiet_NaN());
   metrics.grad_norm = kInfinity;
   metrics.val_loss = -kInfinity;
   const std::string line = metrics_line(metrics);

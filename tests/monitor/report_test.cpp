@@ -15,7 +15,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<StepMetrics> run_of(int64_t count) {
   std::vector<StepMetrics> steps;
@@ -124,18 +123,18 @@ TEST_F(ReportTest, OneStepAndNoneStillMakeAPage) {
 TEST_F(ReportTest, LossesThatAreNotFiniteAreSaid) {
   auto steps = run_of(500);
   for (size_t i = 300; i < steps.size(); ++i) {
-    steps[i].loss = kNaN;
+    steps[i].loss = std::numeric_limits<double>::quiet_NaN();
     steps[i].grad_norm = std::numeric_limits<double>::infinity();
-    steps[i].val_loss = kNaN;
-    steps[i].tokens_per_s = kNaN;
-    steps[i].wall_time = kNaN;
+    steps[i].val_loss = std::numeric_limits<double>::quiet_NaN();
+    steps[i].tokens_per_s = std::numeric_limits<double>::quiet_NaN();
+    steps[i].wall_time = std::numeric_limits<double>::quiet_NaN();
   }
   const std::string text = check({}, steps);
   EXPECT_THAT(text, AllOf(HasSubstr("not finite from step 301"), HasSubstr("NaN")));
   steps.back().loss = 1.0;
   EXPECT_THAT(check({}, steps), HasSubstr("first not finite at step 301"));
   for (auto& step : steps) {
-    step.loss = kNaN;
+    step.loss = std::numeric_limits<double>::quiet_NaN();
   }
   EXPECT_THAT(check({}, steps), HasSubstr("not finite from step 1"));
 }

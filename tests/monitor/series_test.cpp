@@ -11,7 +11,6 @@ namespace {
 using testing::DoubleNear;
 using testing::ElementsAre;
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<Point> wave(int count) {
   std::vector<Point> points;
@@ -50,14 +49,14 @@ TEST(DownsampleTest, KeepsEndsExtremesAndOrder) {
 
 TEST(DownsampleTest, KeepsAGapOfOneValueVisible) {
   auto points = wave(5000);
-  points[2500].y = kNaN;
+  points[2500].y = std::numeric_limits<double>::quiet_NaN();
   int gaps = 0;
   for (const Point& point : downsample(points, 300)) {
     gaps += std::isnan(point.y) ? 1 : 0;
   }
   EXPECT_EQ(gaps, 1);
   for (Point& point : points) {
-    point.y = kNaN;
+    point.y = std::numeric_limits<double>::quiet_NaN();
   }
   EXPECT_LE(downsample(points, 300).size(), 300u);
 }
@@ -66,7 +65,7 @@ TEST(DownsampleTest, HoldsTheLimitForEverySize) {
   for (int count = 8; count < 400; ++count) {
     auto points = wave(count);
     for (size_t i = 0; i < points.size(); i += 3) {
-      points[i].y = kNaN;
+      points[i].y = std::numeric_limits<double>::quiet_NaN();
     }
     ASSERT_LE(downsample(points, 50).size(), 50u) << count;
   }
@@ -87,7 +86,7 @@ TEST(SmoothTest, ReducesNoiseAndSkipsWhatIsNotFinite) {
   for (int i = 0; i < 2000; ++i) {
     points.push_back({static_cast<double>(i), i % 2 == 0 ? 1.0 : 3.0});
   }
-  points[1500].y = kNaN;
+  points[1500].y = std::numeric_limits<double>::quiet_NaN();
   const auto result = smooth(points, 50);
   EXPECT_TRUE(std::isnan(result[1500].y));
   EXPECT_NEAR(result[1999].y, 2, 0.1);
@@ -104,9 +103,9 @@ TEST(SmoothTest, FollowsASteepStart) {
 }
 
 TEST(MedianTest, IgnoresWhatIsNotFinite) {
-  EXPECT_EQ(median({3, kNaN, 1, 2}), 2);
+  EXPECT_EQ(median({3, std::numeric_limits<double>::quiet_NaN(), 1, 2}), 2);
   EXPECT_EQ(median({4, 1, 3, 2}), 2.5);
-  EXPECT_TRUE(std::isnan(median({kNaN})));
+  EXPECT_TRUE(std::isnan(median({std::numeric_limits<double>::quiet_NaN()})));
 }
 
 TEST(TicksTest, AreRoundAndInside) {

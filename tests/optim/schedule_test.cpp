@@ -37,7 +37,7 @@ void read(const nlohmann::json& params, const char* key, std::optional<T>& value
   }
 }
 
-ScheduleOptions options_of(const std::string& name, const nlohmann::json& params) {
+ScheduleOptions schedule_options(const std::string& name, const nlohmann::json& params) {
   using Kind = ScheduleOptions::Kind;
   ScheduleOptions o;
   o.kind = name == "WarmupLR" ? Kind::warmup
@@ -89,7 +89,7 @@ TEST(ScheduleTest, EqualsDeepSpeedStepByStep) {
   ASSERT_THAT(recorded.at("cases"), SizeIs(22));
   for (const auto& c : recorded.at("cases")) {
     const std::string name = c.at("name");
-    const auto schedule = make_schedule(options_of(name, c.at("params")), recorded.at("optimizer_lr"));
+    const auto schedule = make_schedule(schedule_options(name, c.at("params")), recorded.at("optimizer_lr"));
     EXPECT_EQ(schedule->name(), name);
     for (size_t k = 0; k < recorded.at("steps").size(); ++k) {
       const int64_t step = recorded.at("steps")[k];

@@ -5,7 +5,9 @@
 
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cstdlib>

@@ -6,7 +6,10 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
 
 #include <limits>
 

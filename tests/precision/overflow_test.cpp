@@ -5,7 +5,8 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
 #include <cmath>
 #include <limits>
@@ -20,7 +21,7 @@ using testing::IsEmpty;
 using testing::Not;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 TEST(AllFiniteTest, FindsOneBadElementAnywhere) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
@@ -28,7 +29,7 @@ TEST(AllFiniteTest, FindsOneBadElementAnywhere) {
       at::Tensor values = torch::randn({n}).to(type);
       EXPECT_TRUE(all_finite(values));
       for (const int64_t at : {int64_t{0}, n / 2, n - 1}) {
-        for (const double bad : {kNan, kInf, -kInf}) {
+        for (const double bad : {kNan, kInfinity, -kInfinity}) {
           const at::Tensor spoiled = values.clone();
           spoiled[at] = bad;
           EXPECT_FALSE(all_finite(spoiled)) << type << ' ' << n << ' ' << at << ' ' << bad;
@@ -47,7 +48,7 @@ TEST(AllFiniteTest, OtherShapesAndTypes) {
   EXPECT_FALSE(all_finite(grid.t()));
   EXPECT_TRUE(all_finite(grid.narrow(1, 0, 5)));
   EXPECT_TRUE(all_finite(torch::full({4}, 3e38))) << "finite, although the sum is not";
-  EXPECT_FALSE(all_finite(torch::full({1}, kInf, torch::requires_grad())));
+  EXPECT_FALSE(all_finite(torch::full({1}, kInfinity, torch::requires_grad())));
 }
 
 TEST(FoundInfTest, OneRankIsEnough) {
@@ -58,7 +59,7 @@ TEST(FoundInfTest, OneRankIsEnough) {
                             FoundInf found;
                             at::Tensor gradient = torch::ones({5});
                             if (world.rank() == bad) {
-                              gradient[2] = kInf;
+                              gradient[2] = kInfinity;
                             }
                             found.look(torch::ones({3}));
                             found.look(gradient);
@@ -85,7 +86,7 @@ TEST(OverflowReportTest, ListsTheFirstOfEachRank) {
                           NamedTensors gradients = {{"a", torch::zeros({4})}, {"none", at::Tensor()}, {"b", torch::zeros({2, 3})}};
                           if (world.rank() != 1) {
                             gradients[2].second[1][1] = kNan;
-                            gradients[2].second[0][0] = -kInf;
+                            gradients[2].second[0][0] = -kInfinity;
                             gradients[2].second[0][1] = world.rank() == 2 ? kNan : 0;
                           }
                           const auto here = find_non_finite(gradients, world.rank());
@@ -93,7 +94,7 @@ TEST(OverflowReportTest, ListsTheFirstOfEachRank) {
                           EXPECT_EQ(describe_non_finite(all), "rank 0: b (1 NaN, 1 Inf of 6); rank 2: b (2 NaN, 1 Inf of 6)");
                         }),
               IsEmpty());
-  const at::Tensor bad = torch::full({1}, kInf);
+  const at::Tensor bad = torch::full({1}, kInfinity);
   EXPECT_EQ(find_non_finite({{"a", bad}, {"b", bad}, {"c", bad}}, 0, 2).size(), 2u);
   EXPECT_EQ(describe_non_finite({}), "");
 }
@@ -151,7 +152,7 @@ TEST(OverflowReportTest, TheWatchTellsABadLossFromBadWeights) {
   Model model;
   {
     OverflowWatch watch(model.named());
-    (model.loss() * kInf).backward();
+    (model.loss() * kInfinity).backward();
     EXPECT_THAT(watch.report(alone), AllOf(HasSubstr("rank 0: layer2."), HasSubstr("All gradients of rank 0 are bad: forward or")));
     const torch::NoGradGuard no_grad;
     model.layers[1]->weight[0][0] = kNan;
@@ -192,7 +193,7 @@ TEST(MixedStepTest, ScaledTrainingIsUnscaledTrainingBitForBit) {
     };
     at::Tensor grad = gradient(scaled, scaler.scale());
     if (spoil) {
-      grad[1] = kInf;
+      grad[1] = kInfinity;
     }
     FoundInf found;
     found.look(grad);

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <gmock/gmock.h>
 

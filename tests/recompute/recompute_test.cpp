@@ -3,7 +3,10 @@
 #include <trireme/base/error.h>
 
 #include <ATen/autocast_mode.h>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <torch/utils.h>
 
 #include <gmock/gmock.h>
 

@@ -161,7 +161,7 @@ nlohmann::ordered_json row(const Bench& bench, const std::string& backend, const
   return json;
 }
 
-void print(const nlohmann::ordered_json& row, bool json, std::ostream& out) {
+void print_row(const nlohmann::ordered_json& row, bool json, std::ostream& out) {
   if (json) {
     out << row << std::endl;
     return;
@@ -216,10 +216,10 @@ int bench_comm(const BenchCommCommand& command, std::ostream& out) {
       continue;
     }
     for (const auto& contestant : contestants) {
-      print(row(bench, backend, contestant, limit.median()), command.json, out);
+      print_row(row(bench, backend, contestant, limit.median()), command.json, out);
     }
     if (backend == command.backends.front() && command.op != "barrier") {
-      print(row(bench, "memcpy", limit, limit.median()), command.json, out);
+      print_row(row(bench, "memcpy", limit, limit.median()), command.json, out);
     }
   }
   return 0;

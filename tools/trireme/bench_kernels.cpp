@@ -4,7 +4,9 @@
 #include <trireme/fused/fused.h>
 
 #include <nlohmann/json.hpp>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <chrono>

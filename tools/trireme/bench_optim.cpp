@@ -95,7 +95,7 @@ double milliseconds(const F& f) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
+double median_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
@@ -111,7 +111,7 @@ struct Row {
 };
 
 void print(const Row& row, bool json, std::ostream& out) {
-  const double ms = median(row.ms);
+  const double ms = median_of(row.ms);
   const double gb_per_s = row.bytes * static_cast<double>(row.params) / ms / 1e6;
   const double ms_min = *std::min_element(row.ms.begin(), row.ms.end());
   if (json) {
@@ -199,7 +199,7 @@ std::vector<double> measure(const BenchOptimArgs& args, const Impl& impl, const 
       shares.push_back(limit * impl.bytes / kLimitBytes / own);
     }
   }
-  print({impl.name, impl.bytes, n, at::get_num_threads(), own_ms, median(shares)}, args.json, out);
+  print({impl.name, impl.bytes, n, at::get_num_threads(), own_ms, median_of(shares)}, args.json, out);
   return limit_ms;
 }
 

@@ -7,7 +7,9 @@
 #include <trireme/monitor/resources.h>
 
 #include <nlohmann/json.hpp>
-#include <torch/torch.h>
+#include <torch/cuda.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 #include <torch/version.h>
 
 #include <filesystem>

@@ -6,7 +6,7 @@
 #include <trireme/base/units.h>
 #include <trireme/monitor/report.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 #include <torch/version.h>
 
 #include <algorithm>

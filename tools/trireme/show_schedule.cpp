@@ -34,7 +34,7 @@ int whole(const char* name, int64_t value) {
   return static_cast<int>(value);
 }
 
-struct Shown {
+struct ShownSchedule {
   std::string title;
   std::optional<ScheduleKind> kind;
   std::vector<Program> programs; ///< empty for a trace without a kind
@@ -52,12 +52,12 @@ std::string size_text(const ScheduleShape& shape) {
                 shape.chunks > 1 ? concat(", ", shape.chunks, " chunks") : "");
 }
 
-Shown measured(const ScheduleCommand& command) {
+ShownSchedule measured(const ScheduleCommand& command) {
   if (command.stages > 0 || command.micro_batches > 0 || command.chunks > 0) {
     throw InputError("schedule", "--trace tells stages, micro-batches and chunks itself",
                      "Leave --stages, --micro-batches and --chunks away.");
   }
-  Shown shown;
+  ShownSchedule shown;
   shown.timeline = from_trace(command.trace);
   if (!command.kind.empty()) {
     shown.kind = parse_schedule(command.kind);
@@ -67,12 +67,12 @@ Shown measured(const ScheduleCommand& command) {
   return shown;
 }
 
-Shown planned(const ScheduleCommand& command) {
+ShownSchedule planned(const ScheduleCommand& command) {
   if (command.kind.empty() || command.stages == 0 || command.micro_batches == 0) {
     throw InputError("schedule", "--kind, --stages and --micro-batches are needed, or --trace",
                      "Example: trireme schedule --kind 1f1b --stages 4 --micro-batches 8");
   }
-  Shown shown;
+  ShownSchedule shown;
   shown.kind = parse_schedule(command.kind);
   ScheduleShape shape{whole("stages", command.stages), whole("micro-batches", command.micro_batches), 1};
   if (command.chunks != 0) {
@@ -90,7 +90,7 @@ ordered_json number(double value) {
   return value == std::floor(value) && std::abs(value) < 1e15 ? ordered_json(static_cast<int64_t>(value)) : ordered_json(value);
 }
 
-ordered_json as_json(const Shown& shown, bool is_measured) {
+ordered_json schedule_json(const ShownSchedule& shown, bool is_measured) {
   const Timeline& timeline = shown.timeline;
   ordered_json object = {{"kind", shown.kind ? ordered_json(schedule_name(*shown.kind)) : ordered_json()},
                          {"stages", timeline.shape.stages},
@@ -110,7 +110,7 @@ ordered_json as_json(const Shown& shown, bool is_measured) {
   return object;
 }
 
-ordered_json as_json(const std::vector<Program>& programs) {
+ordered_json programs_json(const std::vector<Program>& programs) {
   ordered_json stages = ordered_json::array();
   for (const Program& program : programs) {
     ordered_json list = ordered_json::array();
@@ -148,7 +148,7 @@ void print_programs(const std::vector<Program>& programs, const ScheduleShape& s
 
 int show_schedule(const ScheduleCommand& command) {
   const bool is_measured = !command.trace.empty();
-  const Shown shown = is_measured ? measured(command) : planned(command);
+  const ShownSchedule shown = is_measured ? measured(command) : planned(command);
   if (command.program && !shown.kind) {
     throw InputError("schedule", "--program prints the instructions of a --kind, and a trace has none");
   }
@@ -156,9 +156,9 @@ int show_schedule(const ScheduleCommand& command) {
     write_file_atomically(command.svg, draw_svg(shown.timeline, shown.title));
   }
   if (command.json) {
-    ordered_json object = as_json(shown, is_measured);
+    ordered_json object = schedule_json(shown, is_measured);
     if (command.program) {
-      object["programs"] = as_json(shown.programs);
+      object["programs"] = programs_json(shown.programs);
     }
     std::cout << object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
     return 0;

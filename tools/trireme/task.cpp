@@ -6,7 +6,8 @@
 #include <trireme/models/gpt2_weights.h>
 #include <trireme/models/gpt_layers.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 
 namespace trireme::tools {

@@ -20,7 +20,8 @@
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/zero/init.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 #include <malloc.h>
 

@@ -2,7 +2,7 @@
 
 #include <trireme/base/error.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <numeric>

@@ -1,6 +1,6 @@
 #include <trireme/bucket/flatten.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 

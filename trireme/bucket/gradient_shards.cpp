@@ -1,6 +1,6 @@
 #include <trireme/bucket/gradient_shards.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 

@@ -3,7 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/bucket/gradient_shards.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 namespace trireme::bucket {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <trireme/comm/shm/arena.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <sys/mman.h>
 

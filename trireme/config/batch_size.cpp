@@ -36,7 +36,7 @@ double change(const std::optional<int64_t>& wanted, int64_t got) {
 }
 
 // The triples that fulfil the equation with the least relative change to what was given.
-std::vector<BatchTriple> nearest(const BatchKeys& keys, int64_t ranks) {
+std::vector<BatchTriple> nearest_triples(const BatchKeys& keys, int64_t ranks) {
   std::vector<BatchTriple> found;
   const auto add = [&](int64_t micro, int64_t accumulation) {
     const int64_t train = product(product(micro, accumulation), ranks);
@@ -78,7 +78,7 @@ std::vector<BatchTriple> nearest(const BatchKeys& keys, int64_t ranks) {
 
 [[noreturn]] void mismatch(const BatchKeys& keys, int64_t ranks) {
   std::vector<std::string> valid;
-  for (const BatchTriple& t : nearest(keys, ranks)) {
+  for (const BatchTriple& t : nearest_triples(keys, ranks)) {
     valid.push_back(concat(t.train, " = ", t.micro, " * ", t.accumulation, " * ", ranks));
   }
   fail(keys,

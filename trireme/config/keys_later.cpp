@@ -1,14 +1,9 @@
-#include <trireme/config/key_table.h>
+#include <trireme/config/verdict_letters.h>
 
 // Sections of capabilities that are not built yet, or never will be: they may be there, switched off.
 // clang-format off: a line of the table is a line.
 namespace trireme::config {
 namespace {
-
-constexpr auto H = Verdict::honoured;
-constexpr auto N = Verdict::no_effect;
-constexpr auto L = Verdict::not_yet;
-constexpr auto R = Verdict::refused;
 
 constexpr std::string_view kNvme = "it matters with offload to NVMe, which is not built yet.";
 constexpr std::string_view kProfiler = "it belongs to the profiler.";

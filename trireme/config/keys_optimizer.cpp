@@ -1,13 +1,8 @@
-#include <trireme/config/key_table.h>
+#include <trireme/config/verdict_letters.h>
 
 // clang-format off: a line of the table is a line.
 namespace trireme::config {
 namespace {
-
-constexpr auto H = Verdict::honoured;
-constexpr auto N = Verdict::no_effect;
-constexpr auto L = Verdict::not_yet;
-constexpr auto R = Verdict::refused;
 
 const Key kLr = {"lr", H, "real >= 0", "0.001", "Learning rate; a scheduler replaces it."};
 const Key kWeightDecay = {"weight_decay", H, "real >= 0", "0", "Weight decay."};

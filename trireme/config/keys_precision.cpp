@@ -1,14 +1,9 @@
-#include <trireme/config/key_table.h>
+#include <trireme/config/verdict_letters.h>
 
 // Element types: what is computed, added up and sent in less than fp32.
 // clang-format off: a line of the table is a line.
 namespace trireme::config {
 namespace {
-
-constexpr auto H = Verdict::honoured;
-constexpr auto N = Verdict::no_effect;
-constexpr auto R = Verdict::refused;
-constexpr auto L = Verdict::not_yet;
 
 constexpr std::string_view kAmp = "apex is a Python package. Use \"fp16\", \"bf16\" or \"torch_autocast\" instead.";
 

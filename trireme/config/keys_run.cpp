@@ -1,12 +1,8 @@
-#include <trireme/config/key_table.h>
+#include <trireme/config/verdict_letters.h>
 
 // clang-format off: a line of the table is a line.
 namespace trireme::config {
 namespace {
-
-constexpr auto H = Verdict::honoured;
-constexpr auto L = Verdict::not_yet;
-constexpr auto N = Verdict::no_effect;
 
 const Key kShuffle = {"shuffle", H, "bool", "true", "A new order in every epoch. false: the order of the file."};
 const Key kPrefetch = {"prefetch", H, "int >= 0", "2", "Micro-batches made ahead of time by a thread."};

@@ -1,13 +1,8 @@
-#include <trireme/config/key_table.h>
+#include <trireme/config/verdict_letters.h>
 
 // clang-format off: a line of the table is a line.
 namespace trireme::config {
 namespace {
-
-constexpr auto H = Verdict::honoured;
-constexpr auto N = Verdict::no_effect;
-constexpr auto L = Verdict::not_yet;
-constexpr auto R = Verdict::refused;
 
 constexpr std::string_view kPlusPlus = "ZeRO++ is not part of this engine. Leave it out.";
 constexpr std::string_view kMics = "MiCS is not part of this engine. Leave it out.";

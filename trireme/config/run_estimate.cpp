@@ -11,13 +11,13 @@ namespace trireme::config {
 namespace {
 
 using estimate::Run;
-using estimate::Type;
 
 constexpr int64_t kTokenBytes = 8;
 constexpr int64_t kStoredTokenBytes = 2;
 constexpr int64_t kFloatBytes = 4;
 
-Type type_of(precision::Type type) {
+estimate::Type type_of(precision::Type type) {
+  using estimate::Type;
   return type == precision::Type::fp32 ? Type::fp32 : type == precision::Type::bf16 ? Type::bf16 : Type::fp16;
 }
 

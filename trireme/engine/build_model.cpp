@@ -5,7 +5,7 @@
 #include <trireme/precision/cast.h>
 #include <trireme/zero/gradient_scatter.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 

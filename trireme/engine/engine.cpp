@@ -12,7 +12,8 @@
 #include <trireme/precision/autocast.h>
 #include <trireme/precision/cast.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <limits>
 

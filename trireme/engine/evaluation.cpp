@@ -2,7 +2,7 @@
 #include <trireme/base/notes.h>
 #include <trireme/engine/engine_impl.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 

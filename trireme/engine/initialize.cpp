@@ -9,7 +9,8 @@
 #include <trireme/engine/engine_impl.h>
 #include <trireme/mesh/mesh.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <set>
 

@@ -4,7 +4,8 @@
 #include <trireme/base/log.h>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 #include <map>
 #include <mutex>

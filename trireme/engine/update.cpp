@@ -4,7 +4,7 @@
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/stopwatch.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,6 @@
 namespace trireme::estimate {
 namespace {
 
-constexpr int64_t kIndex = 8; // bytes of the place that a maximum came from
 
 // Convolution 3x3, ReLU, maximum 2x2: backward needs the input, what ReLU made and where the maxima were.
 Layer convolution(const std::string& name, int64_t in, int64_t out, int64_t side, int64_t samples, int64_t element) {
@@ -11,7 +10,7 @@ Layer convolution(const std::string& name, int64_t in, int64_t out, int64_t side
   Layer layer{name, "Conv2d", {{"weight", 9 * in * out}, {"bias", out}}};
   layer.input = element * in * pixels;
   layer.output = element * out * pixels / 4;
-  layer.kept = layer.input + element * out * pixels + kIndex * out * pixels / 4;
+  layer.kept = layer.input + element * out * pixels + kIndexBytes * out * pixels / 4;
   layer.working = 2 * element * out * pixels;
   return layer;
 }

@@ -9,7 +9,6 @@ namespace {
 
 // Bytes of a number of a LayerNorm's statistics, of the softmax and of a loss.
 constexpr int64_t kFloat = 4;
-constexpr int64_t kIndex = 8;
 
 struct Sizes {
   Sizes(const GptShape& shape, const Conditions& conditions)
@@ -31,7 +30,7 @@ Layer token_embedding(const GptShape& shape, const Sizes& s) {
   layer.is_unit = true;
   layer.tie = shape.tie_embeddings ? "wte" : "";
   layer.reads_parameters_in_backward = false;
-  layer.input = kIndex * s.rows;
+  layer.input = kIndexBytes * s.rows;
   layer.output = s.element * s.hidden;
   layer.working = s.element * (s.hidden + shape.vocab_size * shape.hidden);
   return layer;

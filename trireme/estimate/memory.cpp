@@ -11,7 +11,6 @@ namespace {
 
 // As the engine has them: bytes in front of fp32 gradients for small sums, elements of a block of 8-bit states and bytes of its scale,
 // buckets of sharded gradients that have memory at a time, units of sharded parameters.
-constexpr int64_t kRiderBytes = 64;
 constexpr int64_t kStateBlock = 256;
 constexpr int64_t kScaleBytes = 4;
 constexpr int64_t kGradientBuckets = 3;

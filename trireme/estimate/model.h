@@ -7,6 +7,9 @@
 /// What a run will need, as formulas: memory of each rank, and bytes on the wire. Nothing is built or measured here.
 namespace trireme::estimate {
 
+/// A token, a label, the place that a maximum came from.
+inline constexpr int64_t kIndexBytes = 8;
+
 enum class Type { fp32, bf16, fp16 };
 
 constexpr int64_t bytes_of(Type type) {

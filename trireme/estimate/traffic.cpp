@@ -7,7 +7,6 @@
 namespace trireme::estimate {
 namespace {
 
-constexpr int64_t kRiderBytes = 64; // small sums that travel with the gradients
 constexpr int64_t kNormBytes = 8;
 constexpr int64_t kStageSums = 3 * 8; // loss, norm, and whether to stop
 constexpr int64_t kStepTimes = 8 * 6 * 8; // of as many steps, six numbers each

@@ -1,7 +1,7 @@
 #include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
 
 namespace trireme::fused {
 namespace {

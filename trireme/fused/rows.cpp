@@ -1,6 +1,6 @@
 #include <trireme/fused/rows.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 namespace trireme::fused {
 

@@ -4,7 +4,7 @@
 #include <trireme/base/json.h>
 #include <trireme/checkpoint/checkpoint.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 namespace trireme::generate {
 

@@ -3,7 +3,7 @@
 #include <trireme/base/error.h>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 

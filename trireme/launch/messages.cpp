@@ -5,7 +5,7 @@
 namespace trireme::launch {
 namespace {
 
-constexpr size_t kLongestLine = 64 << 20;
+constexpr size_t kLongestMessage = 64 << 20;
 
 } // namespace
 
@@ -92,7 +92,7 @@ void MessageReader::add(std::string_view bytes) {
   arrived_.erase(0, read_);
   read_ = 0;
   arrived_.append(bytes);
-  if (arrived_.size() > kLongestLine) {
+  if (arrived_.size() > kLongestMessage) {
     throw Error("launch", "a line of more than 64 MiB came from the other side; that is no agent");
   }
 }

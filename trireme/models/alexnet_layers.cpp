@@ -3,7 +3,11 @@
 #include <trireme/base/error.h>
 #include <trireme/models/initialize.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/pooling.h>
 
 #include <array>
 #include <cmath>

@@ -1,20 +1,20 @@
 #include <trireme/models/bert.h>
 
 #include <trireme/base/error.h>
+#include <trireme/models/dropout.h>
 #include <trireme/models/initialize.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/types.h>
 
 namespace trireme::models {
 namespace {
 
 namespace nn = torch::nn;
 
-at::Tensor drop(const at::Tensor& x, double probability, bool training) {
-  return probability > 0 && training ? at::dropout(x, probability, true) : x;
-}
-
-nn::LayerNorm layer_norm(int64_t hidden) {
+nn::LayerNorm bert_norm(int64_t hidden) {
   return nn::LayerNorm(nn::LayerNormOptions({hidden}).eps(1e-12));
 }
 
@@ -32,7 +32,7 @@ nn::Module& name_only(nn::Module& parent, const std::string& name) {
 BertEmbeddingsImpl::BertEmbeddingsImpl(const BertOptions& options)
     : position_embeddings(register_module("position_embeddings", nn::Embedding(options.sequence_length, options.hidden))),
       token_type_embeddings(register_module("token_type_embeddings", nn::Embedding(options.segments, options.hidden))),
-      LayerNorm(register_module("LayerNorm", layer_norm(options.hidden))),
+      LayerNorm(register_module("LayerNorm", bert_norm(options.hidden))),
       dropout_(options.dropout) {}
 
 std::pair<at::Tensor, at::Tensor> BertEmbeddingsImpl::forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT) {
@@ -74,7 +74,7 @@ at::Tensor BertSelfAttentionImpl::forward(const at::Tensor& x_BTH, const at::Ten
 }
 
 BertOutputImpl::BertOutputImpl(int64_t in, int64_t out, double dropout)
-    : dense(register_module("dense", nn::Linear(in, out))), LayerNorm(register_module("LayerNorm", layer_norm(out))), dropout_(dropout) {}
+    : dense(register_module("dense", nn::Linear(in, out))), LayerNorm(register_module("LayerNorm", bert_norm(out))), dropout_(dropout) {}
 
 at::Tensor BertOutputImpl::forward(const at::Tensor& x, const at::Tensor& residual) {
   return LayerNorm->forward(residual + drop(dense->forward(x), dropout_, is_training()));
@@ -95,7 +95,7 @@ std::pair<at::Tensor, at::Tensor> BertBlockImpl::forward(const at::Tensor& x_BTH
 
 BertHeadTransformImpl::BertHeadTransformImpl(const BertOptions& options)
     : dense(register_module("dense", nn::Linear(options.hidden, options.hidden))),
-      LayerNorm(register_module("LayerNorm", layer_norm(options.hidden))) {}
+      LayerNorm(register_module("LayerNorm", bert_norm(options.hidden))) {}
 
 at::Tensor BertHeadTransformImpl::forward(const at::Tensor& x_BTH, const at::Tensor&) {
   return LayerNorm->forward(at::gelu(dense->forward(x_BTH)));

@@ -3,7 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/models/bert.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <utility>
 #include <vector>

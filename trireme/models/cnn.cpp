@@ -3,7 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/models/initialize.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cmath>
 

@@ -2,9 +2,13 @@
 
 #include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
+#include <trireme/models/dropout.h>
 #include <trireme/models/gpt_values.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/types.h>
 
 #include <string>
 #include <utility>
@@ -14,11 +18,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-at::Tensor drop(const at::Tensor& x, double probability, bool training) {
-  return probability > 0 && training ? at::dropout(x, probability, true) : x;
-}
-
-nn::LayerNorm layer_norm(int64_t hidden) {
+nn::LayerNorm gpt_norm(int64_t hidden) {
   return nn::LayerNorm(nn::LayerNormOptions({hidden}).eps(1e-5));
 }
 
@@ -79,9 +79,9 @@ at::Tensor GptMlpImpl::forward(const at::Tensor& x_BTH) {
 }
 
 GptBlockImpl::GptBlockImpl(const GptOptions& options)
-    : ln_1(register_module("ln_1", layer_norm(options.hidden))),
+    : ln_1(register_module("ln_1", gpt_norm(options.hidden))),
       attn(register_module("attn", GptAttention(options))),
-      ln_2(register_module("ln_2", layer_norm(options.hidden))),
+      ln_2(register_module("ln_2", gpt_norm(options.hidden))),
       mlp(register_module("mlp", GptMlp(options))),
       dropout(options.dropout) {}
 
@@ -111,7 +111,7 @@ GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const GptValues& values) :
   for (int64_t i = 0; i < options.layers; ++i) {
     h->push_back(zero::Sharded<GptBlock>(values_of(values, concat("transformer.h.", i)), options));
   }
-  ln_f = register_module("ln_f", layer_norm(options.hidden));
+  ln_f = register_module("ln_f", gpt_norm(options.hidden));
   values.fill("transformer.ln_f", *ln_f);
 }
 

@@ -4,7 +4,7 @@
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/checkpoint/weight_files.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <set>

@@ -5,7 +5,9 @@
 #include <trireme/models/gpt.h>
 #include <trireme/models/gpt_values.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 namespace trireme::models {
 namespace {

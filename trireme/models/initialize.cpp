@@ -1,7 +1,7 @@
 #include <trireme/models/initialize.h>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <zlib.h>
 

@@ -4,7 +4,7 @@
 #include <trireme/comm/host_memory.h>
 #include <trireme/kernels/optimizer_args.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 

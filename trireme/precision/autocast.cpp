@@ -4,7 +4,7 @@
 #include <trireme/precision/cast.h>
 
 #include <ATen/autocast_mode.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 

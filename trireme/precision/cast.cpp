@@ -1,6 +1,8 @@
 #include <trireme/precision/cast.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/instancenorm.h>
+#include <torch/utils.h>
 
 #include <map>
 #include <tuple>

@@ -2,7 +2,9 @@
 
 #include <trireme/base/error.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/utils.h>
 
 #include <cmath>
 

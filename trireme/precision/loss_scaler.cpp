@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kLargestScale = 0x1p127;
 
-void require(bool holds, const char* option, const char* range, double value) {
+void require_option(bool holds, const char* option, const char* range, double value) {
   if (!holds) {
     throw InputError("precision", concat("loss scaling: ", option, " must be ", range, ", got ", value));
   }
@@ -33,17 +33,17 @@ LossScaler::LossScaler() = default;
 
 LossScaler::LossScaler(const LossScaleOptions& options)
     : options_(options), dynamic_(options.loss_scale == 0), scale_(options.loss_scale), hysteresis_(options.hysteresis) {
-  require(options.loss_scale >= 0 && options.loss_scale <= kLargestScale, "loss_scale", "0 (dynamic) or a number up to 2^127",
+  require_option(options.loss_scale >= 0 && options.loss_scale <= kLargestScale, "loss_scale", "0 (dynamic) or a number up to 2^127",
           options.loss_scale);
   if (!dynamic_) {
     return;
   }
   const auto power = static_cast<double>(options.initial_scale_power);
-  require(power >= 0 && power <= 127, "initial_scale_power", "from 0 to 127", power);
-  require(options.loss_scale_window >= 1, "loss_scale_window", ">= 1", static_cast<double>(options.loss_scale_window));
-  require(options.hysteresis >= 1, "hysteresis", ">= 1", static_cast<double>(options.hysteresis));
+  require_option(power >= 0 && power <= 127, "initial_scale_power", "from 0 to 127", power);
+  require_option(options.loss_scale_window >= 1, "loss_scale_window", ">= 1", static_cast<double>(options.loss_scale_window));
+  require_option(options.hysteresis >= 1, "hysteresis", ">= 1", static_cast<double>(options.hysteresis));
   scale_ = std::ldexp(1.0, static_cast<int>(options.initial_scale_power));
-  require(options.min_loss_scale > 0 && options.min_loss_scale <= scale_, "min_loss_scale", "> 0 and at most 2^initial_scale_power",
+  require_option(options.min_loss_scale > 0 && options.min_loss_scale <= scale_, "min_loss_scale", "> 0 and at most 2^initial_scale_power",
           options.min_loss_scale);
 }
 

@@ -4,7 +4,7 @@
 #include <trireme/precision/found_inf.h>
 
 #include <nlohmann/json.hpp>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cstring>

@@ -6,7 +6,9 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/library.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <mutex>

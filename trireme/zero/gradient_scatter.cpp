@@ -3,7 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/bucket/shard_plan.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <utility>
 

@@ -1,6 +1,7 @@
 #include <trireme/zero/model_units.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <set>

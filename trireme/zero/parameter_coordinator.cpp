@@ -2,7 +2,8 @@
 
 #include <trireme/zero/gather_bucket.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <chrono>

@@ -15,13 +15,6 @@ using testing::IsEmpty;
 
 constexpr int64_t kGlobalRows = 12; // divides by 1, 2, 3 and 4
 
-DataParallelOptions small_buckets() {
-  DataParallelOptions options;
-  options.bucket_bytes = 300;
-  options.first_bucket_bytes = 64;
-  return options;
-}
-
 // One process on the whole batch: what every parallel run must equal.
 Toy train_alone(int steps) {
   Toy model(1);

@@ -5,6 +5,8 @@
 
 #include <tests/support/run_ranks.h>
 
+#include <torch/nn/modules/activation.h>
+
 #include <gmock/gmock.h>
 
 namespace trireme::parallel {

@@ -14,13 +14,6 @@ namespace {
 using test::run_ranks;
 using testing::IsEmpty;
 
-DataParallelOptions small_buckets() {
-  DataParallelOptions options;
-  options.bucket_bytes = 300; // several buckets for the toy
-  options.first_bucket_bytes = 64;
-  return options;
-}
-
 std::vector<bucket::FlatParameters*> pointers(const FlatBuffers& buffers) {
   std::vector<bucket::FlatParameters*> out;
   for (const auto& buffer : buffers) {

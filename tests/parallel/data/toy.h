@@ -1,8 +1,22 @@
 #pragma once
 
-#include <torch/torch.h>
+#include <trireme/parallel/data/data_parallel.h>
+
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
 
 namespace trireme::parallel {
+
+/// So small that the toy has several buckets.
+inline DataParallelOptions small_buckets() {
+  DataParallelOptions options;
+  options.bucket_bytes = 300;
+  options.first_bucket_bytes = 64;
+  return options;
+}
 
 /// A small network with a layer that only some batches use, a buffer, and a frozen parameter.
 struct ToyImpl : torch::nn::Module {

@@ -2,7 +2,8 @@
 
 #include <tests/support/run_ranks.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
 #include <gmock/gmock.h>
 

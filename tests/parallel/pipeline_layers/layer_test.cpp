@@ -4,7 +4,19 @@
 #include <trireme/parallel/pipeline/count_parameters.h>
 
 #include <sys/resource.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/nn/modules/transformerlayer.h>
+#include <torch/utils.h>
+
+#include "refusal.h"
 
 #include <gmock/gmock.h>
 
@@ -16,16 +28,6 @@ using testing::HasSubstr;
 
 Tensors run(const Layer& layer, const Tensors& inputs) {
   return layer.build().forward(inputs);
-}
-
-template <typename Action>
-std::string refusal(Action action) {
-  try {
-    action();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "nothing was refused";
 }
 
 at::Tensor ones(int64_t n = 2) {

@@ -2,7 +2,11 @@
 
 #include <trireme/base/error.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
+#include "refusal.h"
 
 #include <gmock/gmock.h>
 
@@ -97,16 +101,6 @@ TEST(UniformTest, TheFirstPartsHaveOneMore) {
   EXPECT_THAT(uniform(10, 4), ElementsAre(0, 3, 6, 8, 10));
   EXPECT_THAT(uniform(2, 4, true), ElementsAre(0, 1, 2, 2, 2));
   EXPECT_THAT(balance({3, 4}, 3, true), ElementsAre(0, 1, 2, 2));
-}
-
-template <typename Action>
-std::string refusal(Action action) {
-  try {
-    action();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "nothing was refused";
 }
 
 TEST(PartitionErrorTest, SayWhatIsWrong) {

@@ -12,12 +12,12 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-Timeline timeline_of(ScheduleKind kind, const ScheduleShape& shape) {
+Timeline timeline_to_draw(ScheduleKind kind, const ScheduleShape& shape) {
   return simulate(make_programs(kind, shape), shape);
 }
 
 TEST(DrawTextTest, OneRowAStage) {
-  EXPECT_EQ(draw_text(timeline_of(ScheduleKind::one_f_one_b, {2, 2, 1})),
+  EXPECT_EQ(draw_text(timeline_to_draw(ScheduleKind::one_f_one_b, {2, 2, 1})),
             "stage 0 |0 1 . . (0) . (1) |\n"
             "stage 1 |. 0 (0) 1 (1) . . |\n"
             "\n"
@@ -26,24 +26,24 @@ TEST(DrawTextTest, OneRowAStage) {
 }
 
 TEST(DrawTextTest, SplitBackwardsAndChunksAreToldApart) {
-  const std::string zero = draw_text(timeline_of(ScheduleKind::zero_bubble, {2, 4, 1}));
+  const std::string zero = draw_text(timeline_to_draw(ScheduleKind::zero_bubble, {2, 4, 1}));
   EXPECT_THAT(zero, HasSubstr("[0]"));
   EXPECT_THAT(zero, HasSubstr("w0"));
   EXPECT_THAT(zero, HasSubstr("[3] input gradient  w3 weight gradient"));
-  const std::string chunks = draw_text(timeline_of(ScheduleKind::interleaved, {2, 2, 2}));
+  const std::string chunks = draw_text(timeline_to_draw(ScheduleKind::interleaved, {2, 2, 2}));
   EXPECT_THAT(chunks, HasSubstr("|0a"));
   EXPECT_THAT(chunks, HasSubstr("(0b)"));
 }
 
 TEST(DrawTextTest, FitsTheTerminalAndSaysSo) {
-  const std::string text = draw_text(timeline_of(ScheduleKind::one_f_one_b, {4, 100, 1}), 80);
+  const std::string text = draw_text(timeline_to_draw(ScheduleKind::one_f_one_b, {4, 100, 1}), 80);
   for (const std::string& line : split(text.substr(0, text.find("\n\n")), '\n')) {
     EXPECT_LE(line.size(), 80u) << line;
     EXPECT_EQ(line.back(), '|');
   }
   EXPECT_THAT(text, HasSubstr("Scaled to fit"));
   EXPECT_THAT(text, HasSubstr("#"));
-  EXPECT_THAT(draw_text(timeline_of(ScheduleKind::one_f_one_b, {4, 8, 1}), 80), Not(HasSubstr("Scaled")));
+  EXPECT_THAT(draw_text(timeline_to_draw(ScheduleKind::one_f_one_b, {4, 8, 1}), 80), Not(HasSubstr("Scaled")));
 }
 
 // The page shows what the program draws.
@@ -51,7 +51,7 @@ TEST(DrawTextTest, ThePageOfSchedulesIsUpToDate) {
   const std::string page = read_file(TRIREME_SOURCE_DIR "/docs/schedules.md");
   for (const char* name : {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"}) {
     const ScheduleKind kind = parse_schedule(name);
-    EXPECT_THAT(page, HasSubstr("```\n" + draw_text(timeline_of(kind, {4, 4, kind == ScheduleKind::interleaved ? 2 : 1}), 140) + "```"));
+    EXPECT_THAT(page, HasSubstr("```\n" + draw_text(timeline_to_draw(kind, {4, 4, kind == ScheduleKind::interleaved ? 2 : 1}), 140) + "```"));
   }
 }
 
@@ -63,7 +63,7 @@ TEST(DrawTextTest, NothingIsDrawnAsNothing) {
 }
 
 TEST(DrawSvgTest, IsOneImageWithoutScripts) {
-  const std::string svg = draw_svg(timeline_of(ScheduleKind::interleaved, {3, 6, 2}), "a < b & \"c\"");
+  const std::string svg = draw_svg(timeline_to_draw(ScheduleKind::interleaved, {3, 6, 2}), "a < b & \"c\"");
   EXPECT_THAT(svg, HasSubstr("<title>a &lt; b &amp; &quot;c&quot;</title>"));
   EXPECT_THAT(svg, HasSubstr("backward of micro-batch 5, chunk 1"));
   EXPECT_THAT(svg, HasSubstr("forward, chunk 0"));

@@ -10,7 +10,7 @@ namespace trireme::comm::shm {
 namespace {
 
 constexpr uint64_t kEagerBytes = 16 << 10;
-constexpr uint64_t kStreamBytes = 8 << 20;
+constexpr uint64_t kStreamedMessageBytes = 8 << 20;
 constexpr size_t kWordBytes = 64;
 
 std::atomic<uint32_t>& word_at(std::byte* block) {
@@ -18,7 +18,7 @@ std::atomic<uint32_t>& word_at(std::byte* block) {
 }
 
 void copy(void* to, const void* from, uint64_t bytes) {
-  if (bytes >= kStreamBytes) {
+  if (bytes >= kStreamedMessageBytes) {
     kernels::active_kernels().stream_copy(to, from, static_cast<int64_t>(bytes));
   } else {
     std::memcpy(to, from, bytes);

@@ -4,7 +4,8 @@
 #include <trireme/parallel/data/reducer.h>
 #include <trireme/parallel/data/replicas.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 namespace trireme::parallel {
 namespace {

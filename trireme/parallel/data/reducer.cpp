@@ -4,7 +4,8 @@
 #include <trireme/recompute/recompute.h>
 
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <chrono>

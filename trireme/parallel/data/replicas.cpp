@@ -3,7 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/hash.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <set>

@@ -3,7 +3,7 @@
 #include <trireme/recompute/state.h>
 
 #include <torch/library.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <exception>
 #include <unordered_set>

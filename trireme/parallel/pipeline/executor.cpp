@@ -8,7 +8,9 @@
 #include <trireme/parallel/pipeline/split_backward.h>
 
 #include <torch/csrc/autograd/engine.h>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <exception>

@@ -7,7 +7,8 @@
 #include <trireme/parallel/pipeline/profile.h>
 #include <trireme/recompute/recompute.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <set>

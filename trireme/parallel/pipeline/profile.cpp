@@ -3,7 +3,9 @@
 #include <trireme/base/error.h>
 #include <trireme/parallel/pipeline/message.h>
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <chrono>

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/torch.h>
+
 
 #include <unordered_map>
 

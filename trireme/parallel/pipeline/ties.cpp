@@ -2,7 +2,8 @@
 
 #include <trireme/base/error.h>
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 
