@@ -1,5 +1,5 @@
-# One target per folder. trireme_library(name SOURCES ... DEPS ... [TORCH] [TORCH_FREE ...]) makes trireme::name from the folder
-# it is called in; TORCH where libtorch is used, TORCH_FREE for those sources of it that do without.
+# One target per folder. trireme_library(name SOURCES ... DEPS ... [TORCH | TORCH_NN] [TORCH_FREE ...]) makes trireme::name from
+# the folder it is called in; TORCH where it uses tensors, TORCH_NN where modules or autograd, TORCH_FREE for sources of it that do without.
 # trireme_test(folder SOURCES ... DEPS ... [TORCH]) makes one GoogleTest program of
 # which every test case is one ctest entry with a deadline. SEPARATE: sources that use the same names are not compiled together.
 #
@@ -23,19 +23,23 @@ add_library(trireme::torch ALIAS trireme_torch)
 set_target_properties(trireme_torch PROPERTIES EXPORT_NAME torch)
 target_link_libraries(trireme_torch INTERFACE ${TORCH_LIBRARIES} OpenMP::OpenMP_CXX)
 
-# The precompiled header of every target that uses libtorch. Not <torch/torch.h>: what it adds (data, optim, jit) doubles the
-# price of each object, and few sources need it.
+# The precompiled headers of targets that use libtorch: TORCH for tensors alone, TORCH_NN for modules and autograd. Neither has
+# <torch/torch.h>: what it adds (data, optim, jit) doubles the price of an object, and few sources need it.
 file(WRITE "${CMAKE_BINARY_DIR}/pch.cpp" "")
-add_library(trireme_pch OBJECT EXCLUDE_FROM_ALL "${CMAKE_BINARY_DIR}/pch.cpp")
-target_link_libraries(trireme_pch PRIVATE trireme_flags trireme_torch)
-target_include_directories(trireme_pch PRIVATE "${PROJECT_SOURCE_DIR}")
-target_precompile_headers(trireme_pch PRIVATE
+function(trireme_precompiled name)
+  add_library(${name} OBJECT EXCLUDE_FROM_ALL "${CMAKE_BINARY_DIR}/pch.cpp")
+  target_link_libraries(${name} PRIVATE trireme_flags trireme_torch)
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_precompile_headers(${name} PRIVATE ${ARGN})
+endfunction()
+trireme_precompiled(trireme_pch_tensor <ATen/core/Tensor.h> <ATen/Context.h> <algorithm> <functional> <memory> <optional> <string> <unordered_map> <vector>)
+trireme_precompiled(trireme_pch
   <torch/autograd.h> <torch/csrc/autograd/engine.h> <torch/utils.h>
   <torch/nn/modules/container/modulelist.h> <torch/nn/modules/container/sequential.h>
   <torch/nn/modules/embedding.h> <torch/nn/modules/linear.h> <torch/nn/modules/normalization.h>)
 
 function(trireme_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;HEADERS_ONLY" "" "SOURCES;TORCH_FREE;DEPS;PRIVATE_LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;TORCH_NN;HEADERS_ONLY" "" "SOURCES;TORCH_FREE;DEPS;PRIVATE_LINK")
   set(target trireme_${name})
   set(kind PUBLIC)
   if(arg_HEADERS_ONLY)
@@ -52,11 +56,13 @@ function(trireme_library name)
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   list(TRANSFORM arg_DEPS PREPEND trireme::)
   target_link_libraries(${target} ${kind} ${arg_DEPS})
-  if(arg_TORCH)
+  if(arg_TORCH OR arg_TORCH_NN)
     target_link_libraries(${target} ${kind} trireme::torch)
-    if(NOT arg_HEADERS_ONLY)
-      target_precompile_headers(${target} REUSE_FROM trireme_pch)
-    endif()
+  endif()
+  if(arg_TORCH_NN)
+    target_precompile_headers(${target} REUSE_FROM trireme_pch)
+  elseif(arg_TORCH AND NOT arg_HEADERS_ONLY)
+    target_precompile_headers(${target} REUSE_FROM trireme_pch_tensor)
   endif()
   if(arg_TORCH_FREE)
     add_library(${target}_torch_free OBJECT ${arg_TORCH_FREE})

@@ -2,7 +2,8 @@
 
 #include <trireme/comm/shm/arena.h>
 
-#include <torch/utils.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <sys/mman.h>
 

@@ -5,6 +5,7 @@
 #include <trireme/comm/mpi/mpi_pending.h>
 #include <trireme/comm/reduce.h>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ATen.h>
 
 #include <unistd.h>
