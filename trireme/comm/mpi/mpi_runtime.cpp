@@ -40,7 +40,7 @@ std::vector<std::string> candidates() {
   for (const auto& mpi : possible()) {
     for (const auto& folder : split(TRIREME_MPI_FOLDERS, ':')) {
       const fs::path path = program_folder / folder / concat("libtrireme_", mpi, ".so");
-      if (fs::exists(path, error)) {
+      if (path.is_absolute() && fs::exists(path, error)) {
         found.push_back(path.string());
       }
     }
