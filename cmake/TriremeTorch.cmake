@@ -72,6 +72,8 @@ function(trireme_import_libtorch cuda)
     list(APPEND includes ${headers})
   endif()
   add_library(trireme::libtorch INTERFACE IMPORTED)
+  # The definitions are those of libtorch's own targets: its headers look at them.
   set_target_properties(trireme::libtorch PROPERTIES
-    INTERFACE_INCLUDE_DIRECTORIES "${includes}" INTERFACE_COMPILE_DEFINITIONS USE_DISTRIBUTED INTERFACE_LINK_LIBRARIES "${libraries}")
+    INTERFACE_INCLUDE_DIRECTORIES "${includes}" INTERFACE_LINK_LIBRARIES "${libraries}"
+    INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO;USE_RPC;USE_TENSORPIPE")
 endfunction()
