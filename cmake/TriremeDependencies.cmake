@@ -31,26 +31,25 @@ if(NOT nlohmann_json_FOUND OR NOT CLI11_FOUND OR NOT XXHASH_INCLUDE_DIR OR NOT X
           "Or run ./quickstart, which installs everything.")
 endif()
 
-# libtorch: CMAKE_PREFIX_PATH first, then the project's .venv, then any python3 that has torch.
-if(NOT Torch_DIR AND NOT "$ENV{Torch_DIR}")
-  foreach(python "${PROJECT_SOURCE_DIR}/.venv/bin/python" python3)
-    execute_process(
-      COMMAND ${python} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
-      OUTPUT_VARIABLE torch_root OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed ERROR_QUIET)
-    if(NOT failed)
-      list(APPEND CMAKE_PREFIX_PATH "${torch_root}/share/cmake")
-    endif()
-  endforeach()
-endif()
-# kineto is a static part of the wheel that TorchConfig warns about when its .a is absent; nothing here uses it.
-set(saved_log_level "${CMAKE_MESSAGE_LOG_LEVEL}")
-set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
-find_package(Torch 2.7 QUIET)
-set(CMAKE_MESSAGE_LOG_LEVEL "${saved_log_level}")
-if(NOT Torch_FOUND)
+# libtorch: what was asked for first, then the project's .venv, then any python3 that has torch, then the system's.
+include(TriremeTorch)
+set(places "")
+foreach(python IN ITEMS "${PROJECT_SOURCE_DIR}/.venv/bin/python" python3)
+  execute_process(
+    COMMAND ${python} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    OUTPUT_VARIABLE place OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed ERROR_QUIET)
+  if(NOT failed)
+    list(APPEND places "${place}")
+  endif()
+endforeach()
+trireme_find_libtorch(2.7 ${places} ${CMAKE_SYSTEM_PREFIX_PATH})
+if(NOT TRIREME_LIBTORCH)
   message(FATAL_ERROR "libtorch 2.7 or newer was not found.\n"
           "Type: python3 -m venv .venv && .venv/bin/pip install torch==2.13.0   (or run ./quickstart)\n"
           "Or point at yours: cmake -DCMAKE_PREFIX_PATH=/path/to/libtorch ...")
 endif()
+message(STATUS "libtorch ${TRIREME_LIBTORCH_VERSION} at ${TRIREME_LIBTORCH}")
+include(TriremeCuda)
+trireme_import_libtorch(${TRIREME_LIBTORCH_CUDA})
+set(TORCH_LIBRARIES trireme::libtorch)
 find_package(OpenMP REQUIRED COMPONENTS CXX) # at::parallel_for is inline OpenMP
-message(STATUS "libtorch ${Torch_VERSION} at ${TORCH_INSTALL_PREFIX}")

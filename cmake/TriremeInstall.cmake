@@ -4,11 +4,13 @@ include(CMakePackageConfigHelpers)
 get_property(trireme_libraries GLOBAL PROPERTY TRIREME_LIBRARIES)
 install(TARGETS ${trireme_libraries} trireme_torch EXPORT TriremeTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# Installed programs find libtorch where it was when they were linked, as those in the build do.
+set_target_properties(trireme-rank PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS trireme trireme-rank RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY trireme/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme FILES_MATCHING PATTERN "*.h" PATTERN "declarations" EXCLUDE)
 install(EXPORT TriremeTargets NAMESPACE trireme:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 configure_package_config_file(cmake/TriremeConfig.cmake.in "${PROJECT_BINARY_DIR}/TriremeConfig.cmake"
                               INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/TriremeConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
-install(FILES "${PROJECT_BINARY_DIR}/TriremeConfig.cmake" "${PROJECT_BINARY_DIR}/TriremeConfigVersion.cmake"
+install(FILES "${PROJECT_BINARY_DIR}/TriremeConfig.cmake" "${PROJECT_BINARY_DIR}/TriremeConfigVersion.cmake" cmake/TriremeTorch.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)

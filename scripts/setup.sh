@@ -1,27 +1,44 @@
 # Sourced by ./quickstart and ./test: everything a fresh Debian or Ubuntu machine needs.
-# TRIREME_PIP_ARGS    more arguments for pip, such as another index for torch
-# TRIREME_PRESET      CMake preset to build (default release)
-# CMAKE_PREFIX_PATH   your own libtorch; then no torch is installed
+# TRIREME_PIP_ARGS     more arguments for pip, such as another index; torch is then looked for nowhere else
+# TRIREME_TORCH_INDEX  where torch for the CPU is looked for if pip's own index has none (default: PyTorch's; empty: nowhere)
+# TRIREME_PRESET       CMake preset to build (default release)
+# CMAKE_PREFIX_PATH    your own libtorch; then no torch is installed
 
 preset=${TRIREME_PRESET:-release}
 torch_version=2.13.0
+torch_index=${TRIREME_TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev
                  libgtest-dev libgmock-dev python3 python3-venv)
 # What only tests use: several hosts on one machine, and an MPI (its tests are skipped, visibly, without one).
 test_packages=(iproute2 openmpi-bin libopenmpi-dev)
 
-say() { printf '\033[1m== %s\033[0m\n' "$*" | if [ -n "${NO_COLOR:-}" ] || [ ! -t 1 ]; then sed 's/\x1b\[[0-9;]*m//g'; else cat; fi; }
+[ -e /proc/self/fd/0 ] || exec </dev/null # closed: the first file that a program opens would be its input
+
+say() { if [ -n "${NO_COLOR:-}" ] || [ ! -t 1 ]; then printf '== %s\n' "$*"; else printf '\033[1m== %s\033[0m\n' "$*"; fi; }
 stop() { printf 'trireme: %s\n' "$@" >&2; exit 1; }
+duration() { if [ "$1" -lt 60 ]; then echo "$1 s"; else echo "$(($1 / 60)) min $(($1 % 60)) s"; fi; }
+
+# step WHAT HOW-LONG: announces what comes next, after saying how long the step before took.
+step_name='' step_start=0
+step() {
+  finish_step
+  step_name=$1 step_start=$SECONDS
+  say "$1 ($2)"
+}
+finish_step() {
+  [ -z "$step_name" ] || say "$step_name: took $(duration $((SECONDS - step_start)))"
+  step_name=''
+}
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo "$@"; else
-    stop "need root to install packages." "Type as root: apt-get install ${missing[*]}"
+    stop "some packages are missing, and installing them takes root or sudo." "Type as root: apt-get update && apt-get install ${missing[*]}"
   fi
 }
 
 install_system_packages() {
   missing=()
-  local package
+  local package log
   for package in "$@"; do
     # A compiler, CMake or Python from elsewhere is as good as the package.
     case $package in
@@ -32,10 +49,9 @@ install_system_packages() {
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
   done
   [ ${#missing[@]} = 0 ] && return
-  say "installing packages: ${missing[*]}"
   command -v apt-get >/dev/null || stop "this is not Debian or Ubuntu." "Install these (or what they are called here): ${missing[*]}"
+  step "installing packages: ${missing[*]}" "1 to 3 minutes"
   as_root apt-get update -qq || say "apt-get update failed, trying with the lists at hand"
-  local log
   log=$(mktemp)
   if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >"$log" 2>&1; then
     tail -n 5 "$log" >&2
@@ -48,24 +64,87 @@ install_system_packages() {
   rm -f "$log"
 }
 
-python_packages() { # python_packages "import check" pip arguments...
-  local check=$1
-  shift
-  .venv/bin/python -c "$check" >/dev/null 2>&1 && return
-  say "installing Python packages: $*"
+make_environment() {
+  .venv/bin/python -m pip --version >/dev/null 2>&1 || python3 -m venv .venv || stop "python3 -m venv .venv failed, see above."
+}
+
+# Shows pip's progress. Its complaints are kept: an attempt that fails may be followed by one that does not.
+pip_install() {
   # shellcheck disable=SC2086
-  .venv/bin/pip install --quiet --disable-pip-version-check ${TRIREME_PIP_ARGS:-} "$@" || stop "pip could not install: $*" \
-    "Without access to the default index, pass another: TRIREME_PIP_ARGS='--index-url ...' $0"
+  .venv/bin/python -m pip install --disable-pip-version-check ${TRIREME_PIP_ARGS:-} "$@" 2>"$pip_log"
+}
+pip_failed() { # pip_failed WHAT
+  tail -n 8 "$pip_log" >&2
+  stop "pip could not install $1, see above (all of it: $pip_log)." \
+    "Where another index is needed: TRIREME_PIP_ARGS='--index-url ...' $0" \
+    "With a libtorch of your own: CMAKE_PREFIX_PATH=/path/to/libtorch $0"
+}
+
+python_packages() { # python_packages "import check" pip arguments...
+  local check=$1 pip_log
+  shift
+  make_environment
+  .venv/bin/python -c "$check" >/dev/null 2>&1 && return
+  step "installing Python packages: $*" "some seconds"
+  pip_log=$(mktemp)
+  pip_install "$@" || pip_failed "$*"
+  rm -f "$pip_log"
+}
+
+has_card() { [ -e /dev/nvidia0 ] || nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
+
+# Trireme's engine computes on the CPU, so without a card the build with CUDA would only be larger.
+find_torch() {
+  if ! has_card; then
+    step "installing torch $torch_version for the CPU" "200 MB to download, 1 GB on disk, 1 to 3 minutes"
+    pip_install "torch==$torch_version+cpu" && return
+    if [ -n "$torch_index" ] && [ -z "${TRIREME_PIP_ARGS:-}" ]; then
+      say "pip's index has no torch for the CPU, looking in PyTorch's own"
+      pip_install "torch==$torch_version+cpu" --extra-index-url "$torch_index" --retries 1 && return
+    fi
+    say "there is no torch for the CPU to be had"
+  fi
+  step "installing torch $torch_version as it is in pip's index" "with CUDA 2.6 GB to download, 5 GB on disk, 3 to 15 minutes"
+  pip_install "torch==$torch_version" || pip_failed "torch $torch_version"
 }
 
 install_torch() {
-  [ -x .venv/bin/python ] || python3 -m venv .venv || stop "python3 -m venv .venv failed"
-  [ -n "${CMAKE_PREFIX_PATH:-}" ] || python_packages "import torch; assert torch.__version__.split('+')[0] == '$torch_version'" "torch==$torch_version" numpy
+  local pip_log
+  [ -z "${CMAKE_PREFIX_PATH:-}" ] || return 0
+  make_environment
+  if ! .venv/bin/python -c "import torch; assert torch.__version__.split('+')[0] == '$torch_version'" >/dev/null 2>&1; then
+    pip_log=$(mktemp)
+    find_torch
+    rm -f "$pip_log"
+  fi
+  link_cuda_toolkit
 }
 
-build() { # build [targets...]
-  say "building (preset $preset)"
-  cmake --preset "$preset" >build-configure.log 2>&1 || { cat build-configure.log >&2; stop "configuring failed"; }
-  rm -f build-configure.log
-  if [ $# = 0 ]; then cmake --build --preset "$preset"; else cmake --build --preset "$preset" --target "$@"; fi
+# The CUDA toolkit that pip installs (cuda-toolkit[nvcc,cccl]) lacks what nvcc and CMake look for.
+link_cuda_toolkit() {
+  local toolkit library
+  for toolkit in .venv/lib/python3*/site-packages/nvidia/cu[0-9]*; do
+    [ -x "$toolkit/bin/nvcc" ] || continue
+    [ -e "$toolkit/lib64" ] || ln -s lib "$toolkit/lib64"
+    for library in "$toolkit"/lib/libcudart.so.* "$toolkit"/lib/libnvrtc.so.*; do
+      [ ! -e "$library" ] || [ -e "${library%.so.*}.so" ] || ln -s "${library##*/}" "${library%.so.*}.so"
+    done
+  done
+}
+
+build() { # build HOW-LONG [targets...]
+  local log memory long=$1
+  shift
+  log=$(mktemp)
+  step "building Trireme, preset $preset" "$long; nothing where nothing has changed"
+  cmake --preset "$preset" >"$log" 2>&1 || { cat "$log" >&2; stop "configuring failed, see above."; }
+  rm -f "$log"
+  # A compiler that runs out of memory is killed with few words.
+  memory=$(awk '/^MemAvailable:/ { print int($2 / 1500000) }' /proc/meminfo)
+  if [ -z "${CMAKE_BUILD_PARALLEL_LEVEL:-}" ] && [ "$memory" -lt "$(nproc)" ]; then
+    export CMAKE_BUILD_PARALLEL_LEVEL=$((memory > 0 ? memory : 1))
+    say "compiling $CMAKE_BUILD_PARALLEL_LEVEL at a time, for want of memory"
+  fi
+  if [ $# = 0 ]; then cmake --build --preset "$preset"; else cmake --build --preset "$preset" --target "$@"; fi ||
+    stop "building failed, see above."
 }

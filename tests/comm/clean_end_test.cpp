@@ -12,7 +12,7 @@
 namespace trireme::comm {
 namespace {
 
-const std::string kDemoProgram = TRIREME_BINARY_DIR "/tests/comm/comm_demo";
+const std::string kDemoProgram = "\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\"";
 
 /// Starts three ranks `times` times. All they may write is their three lines.
 void start_and_end(int times, const std::string& arguments, int lines, const std::string& forbidden) {

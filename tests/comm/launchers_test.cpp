@@ -17,7 +17,7 @@ namespace {
 using test::run_command;
 using testing::UnorderedElementsAre;
 
-const std::string kDemo = TRIREME_BINARY_DIR "/tests/comm/comm_demo";
+const std::string kDemo = "\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\"";
 
 int free_port() {
   const int descriptor = store::listen_on({"127.0.0.1", 0});
@@ -51,7 +51,7 @@ TEST(LaunchersTest, PlainVariables) {
 }
 
 TEST(LaunchersTest, JobsStartedAtOnceDoNotMeetEachOther) {
-  const std::string job = TRIREME_BINARY_DIR "/bin/trireme launch -n 2 --all-output -- " + kDemo;
+  const std::string job = "\"" TRIREME_BINARY_DIR "/bin/trireme\" launch -n 2 --all-output -- " + kDemo;
   const int turns = env::flag("TRIREME_LONG_TESTS") ? 50 : 5;
   for (int turn = 0; turn < turns; ++turn) {
     const auto [status, output] = run_command(job + " & " + job + "; first=$?; wait $! && exit $first");
@@ -67,7 +67,7 @@ TEST(LaunchersTest, Torchrun) {
   if (!std::filesystem::exists(torchrun)) {
     GTEST_SKIP() << torchrun << " is not there (libtorch comes from elsewhere); torchrun is not tested";
   }
-  expect_three_ranks("OMP_NUM_THREADS=1 " + torchrun + " --no-python --nproc-per-node 3 --master-addr 127.0.0.1 --master-port " +
+  expect_three_ranks("OMP_NUM_THREADS=1 \"" + torchrun + "\" --no-python --nproc-per-node 3 --master-addr 127.0.0.1 --master-port " +
                      std::to_string(free_port()) + " " + kDemo);
 }
 

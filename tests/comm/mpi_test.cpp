@@ -15,7 +15,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-const std::string kDemo = TRIREME_BINARY_DIR "/tests/comm/comm_demo";
+const std::string kDemo = "\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\"";
 
 class MpiTest : public testing::TestWithParam<const char*> {
  protected:

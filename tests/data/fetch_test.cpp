@@ -76,11 +76,11 @@ class FetchTest : public TemporaryFolderTest {
   void SetUp() override {
     options_.installed_root = folder_ / "no_packages";
   }
-  // Nothing is found in PATH but what a test puts there, and the system's sha256sum.
+  // Nothing is found in PATH but what a test puts there, and what it and dpkg-deb need of the system's.
   void use_programs(const std::vector<std::pair<std::string, std::string>>& scripts) {
     const fs::path programs = folder_ / "programs";
     fs::create_directories(programs);
-    for (const char* needed : {"sha256sum", "mkdir", "cp", "sh"}) {
+    for (const char* needed : {"sha256sum", "cp", "sh", "dpkg-deb", "tar"}) {
       for (const char* folder : {"/usr/bin", "/bin"}) {
         if (fs::exists(fs::path(folder) / needed) && !fs::exists(programs / needed)) {
           fs::create_symlink(fs::path(folder) / needed, programs / needed);
@@ -95,6 +95,18 @@ class FetchTest : public TemporaryFolderTest {
   }
   void TearDown() override {
     ::setenv("PATH", path_.c_str(), 1);
+    fs::current_path(working_folder_);
+  }
+  // A package with the tiny novels, as apt-get would bring it.
+  fs::path make_package() const {
+    const fs::path data = folder_ / "package/usr/lib/R/site-library/janeaustenr/data";
+    fs::create_directories(data);
+    fs::create_directories(folder_ / "package/DEBIAN");
+    write("package/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb", tiny_database());
+    write("package/DEBIAN/control", "Package: r-cran-janeaustenr\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@localhost>\nDescription: tiny\n");
+    const CommandResult built = run_command({"dpkg-deb", "--build", "--root-owner-group", "package", "tiny.deb"}, folder_);
+    EXPECT_EQ(built.exit_code, 0) << built.err;
+    return folder_ / "tiny.deb";
   }
   int hidden_files() const {
     int count = 0;
@@ -106,6 +118,7 @@ class FetchTest : public TemporaryFolderTest {
 
   FetchOptions options_;
   const std::string path_ = std::getenv("PATH");
+  const fs::path working_folder_ = fs::current_path();
 };
 
 TEST(RdbTest, ReadsStringsOfEveryEncoding) {
@@ -303,15 +316,28 @@ TEST_F(FetchTest, FashionMnistIsUnpacked) {
 }
 
 TEST_F(FetchTest, DownloadsAndUnpacksThePackage) {
+  try {
+    run_command({"dpkg-deb", "--version"}, "/");
+  } catch (const CommandMissing&) {
+    GTEST_SKIP() << "this system has no dpkg-deb";
+  }
   options_.check = false;
-  write("Rdata.rdb", tiny_database());
-  use_programs({{"apt-get", "test \"$*\" = '--quiet download r-cran-janeaustenr' && echo package > r-cran-janeaustenr_1_all.deb"},
-                {"dpkg-deb", "d=\"$3/usr/lib/R/site-library/janeaustenr/data\"; mkdir -p \"$d\" && cp '" +
-                                  (folder_ / "Rdata.rdb").string() + "' \"$d\""}});
-  const FetchResult result = fetch("austen", folder_ / "out", options_);
-  EXPECT_EQ(result.source, "package r-cran-janeaustenr, downloaded");
-  EXPECT_EQ(result.files.size(), 6u);
+  use_programs({{"apt-get", concat("test \"$*\" = '--quiet download r-cran-janeaustenr' && cp '", make_package().string(),
+                                   "' r-cran-janeaustenr_1_all.deb")}});
+  fs::create_directories(folder_ / "here");
+  fs::current_path(folder_ / "here");
+  for (const fs::path& out : {folder_ / "out", fs::path("out"), fs::path("two/levels"), fs::path("../out 2"), fs::path()}) {
+    const FetchResult result = fetch("austen", out, options_);
+    EXPECT_EQ(result.source, "package r-cran-janeaustenr, downloaded");
+    EXPECT_EQ(result.folder, (out.empty() ? fs::path(".") : out) / "austen");
+    EXPECT_EQ(result.files.size(), 6u);
+    EXPECT_TRUE(fs::exists(result.folder / "train.txt")) << result.folder;
+  }
   EXPECT_EQ(hidden_files(), 0);
+  // --from with a package, relative too.
+  fs::copy_file(folder_ / "tiny.deb", "mine.deb");
+  options_.from = "mine.deb";
+  EXPECT_EQ(fetch("austen", "from", options_).files.size(), 6u);
 }
 
 TEST_F(FetchTest, SaysWhatToDoWhenThePackageCannotBeHad) {

@@ -38,7 +38,7 @@ class Gpt2FilesTest : public testing::TestWithParam<bool> {
 
 // The reference forward pass is Python's; see reference_gpt2.py.
 TEST_P(Gpt2FilesTest, LogitsEqualPytorchsOnTheSameWeights) {
-  const std::string command = concat(TRIREME_SOURCE_DIR "/.venv/bin/python " TRIREME_SOURCE_DIR "/tests/models/reference_gpt2.py ", folder_.string(), ' ',
+  const std::string command = concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/models/reference_gpt2.py\" ", folder_.string(), ' ',
                                      GetParam() ? 1 : 0);
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   Gpt model(small_gpt(GetParam()));

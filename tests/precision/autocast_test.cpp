@@ -170,7 +170,7 @@ TEST(AutocastTest, AGptIsPythonsBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_autocast_", ::getpid());
   fs::create_directories(folder);
   const std::string command =
-      concat(TRIREME_SOURCE_DIR "/.venv/bin/python " TRIREME_SOURCE_DIR "/tests/precision/reference_autocast.py ", folder.string());
+      concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/precision/reference_autocast.py\" ", folder.string());
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   for (const auto& [type, file] : {std::pair(Type::bf16, "bf16.safetensors"), std::pair(Type::fp16, "fp16.safetensors")}) {
     SCOPED_TRACE(file);

@@ -20,7 +20,7 @@ std::string read(const std::string& file) {
 
 // Lines that the second file has and the first has not, without the comment at the top.
 std::vector<std::string> added_lines(const std::string& first, const std::string& second) {
-  const std::string command = "diff " TRIREME_SOURCE_DIR "/" + first + " " TRIREME_SOURCE_DIR "/" + second;
+  const std::string command = "diff \"" TRIREME_SOURCE_DIR "/" + first + "\" \"" TRIREME_SOURCE_DIR "/" + second + '"';
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), &::pclose);
   std::vector<std::string> lines;
   std::array<char, 1000> line{};

@@ -16,8 +16,8 @@
 
 namespace trireme::tools {
 
-/// The program under test.
-inline const std::string kTrireme = TRIREME_BINARY_DIR "/bin/trireme";
+/// The program under test, as a word of a shell command.
+inline const std::string kTrireme = "\"" TRIREME_BINARY_DIR "/bin/trireme\"";
 
 struct Finished {
   int status = -1; ///< exit status, or 128 + signal

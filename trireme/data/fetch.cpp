@@ -21,13 +21,13 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSumsFile = "SHA256SUMS";
 
-// A hidden folder that goes away with everything in it.
+// A hidden folder that goes away with everything in it. Its path is absolute: programs run inside of it.
 class TemporaryFolder {
  public:
   TemporaryFolder(const fs::path& parent, const std::string& name) {
     std::error_code error;
     fs::create_directories(parent, error);
-    std::string pattern = (parent / concat('.', name, ".fetch-XXXXXX")).string();
+    std::string pattern = (fs::absolute(parent) / concat('.', name, ".fetch-XXXXXX")).string();
     if (error || ::mkdtemp(pattern.data()) == nullptr) {
       throw Error("data", concat("cannot write into ", parent.string(), ": ", error ? error.message() : std::strerror(errno)),
                   "Choose another folder with --out.");

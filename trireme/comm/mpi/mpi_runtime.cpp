@@ -29,22 +29,18 @@ std::vector<std::string> possible() {
   return env::text("PMIX_RANK") ? std::vector<std::string>{"openmpi", "mpich"} : std::vector<std::string>{};
 }
 
-/// Where a module may be: beside the program as installed, in the build, where it was installed to.
+/// Where a module may be; a relative folder is meant from the program's own.
 std::vector<std::string> candidates() {
   if (const auto told = env::text("TRIREME_MPI_MODULE")) {
     return {*told};
   }
   std::vector<std::string> found;
   std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  std::vector<std::string> folders = split(TRIREME_MPI_FOLDERS, ':');
-  if (!error) {
-    folders.insert(folders.begin(), (program.parent_path() / "../lib/trireme").string());
-  }
+  const fs::path program_folder = fs::read_symlink("/proc/self/exe", error).parent_path();
   for (const auto& mpi : possible()) {
-    for (const auto& folder : folders) {
-      const fs::path path = fs::path(folder) / concat("libtrireme_", mpi, ".so");
-      if (fs::exists(path, error)) {
+    for (const auto& folder : split(TRIREME_MPI_FOLDERS, ':')) {
+      const fs::path path = program_folder / folder / concat("libtrireme_", mpi, ".so");
+      if (path.is_absolute() && fs::exists(path, error)) {
         found.push_back(path.string());
       }
     }
