@@ -57,6 +57,8 @@ struct alignas(64) Letter {
   std::atomic<uint64_t> number{0};
   int64_t tag = 0;
   uint64_t bytes = 0;
+  /// at::ScalarType
+  uint64_t type = 0;
   uint64_t data = 0;
   uint64_t taken = 0;
 };

@@ -203,7 +203,7 @@ class ShmPending : public Pending {
     if constexpr (std::is_same_v<Op, Parcel>) {
       if (!op_->error.empty()) {
         core_->give_up();
-        throw Trouble(Trouble::Kind::lost, op_->error);
+        throw Trouble(Trouble::Kind::mismatch, op_->error);
       }
     }
     finished_ = true;
@@ -303,6 +303,7 @@ class ShmBackend : public Backend {
     parcel->peer = peer;
     parcel->tag = tag;
     parcel->bytes = tensor.nbytes();
+    parcel->type = tensor.scalar_type();
     return parcel;
   }
   std::shared_ptr<Pending> collective(Kind kind, const at::Tensor& in, const at::Tensor& out, int64_t count, int root = 0,
@@ -314,6 +315,7 @@ class ShmBackend : public Backend {
     op->root = root;
     op->count = count;
     if (in.defined()) {
+      op->type = in.scalar_type();
       op->in = in;
       op->out = out;
       op->element_bytes = static_cast<int64_t>(in.element_size());
