@@ -3,6 +3,9 @@
 
 #include "tests/support/run_ranks.h"
 
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
 #include <gmock/gmock.h>
 
 #include <atomic>

@@ -35,9 +35,9 @@ using testing::IsEmpty;
 
 const std::vector<std::set<int>> kWhoIsLimited = {{0}, {1}, {0, 1}};
 
-void limit(int resource, rlim_t bytes) {
+void limit(decltype(RLIMIT_AS) resource, rlim_t bytes) {
   const rlimit limits{bytes, bytes};
-  ASSERT_EQ(setrlimit(static_cast<__rlimit_resource>(resource), &limits), 0);
+  ASSERT_EQ(setrlimit(resource, &limits), 0);
 }
 
 /// As `ulimit -f 200000` does.

@@ -85,8 +85,12 @@ void ProgressRoom::wait(Worker& own, const bool& done, const std::function<void(
   };
   while (go_on(false)) {
     const auto step = patience.next(Patience::Clock::now);
-    if (step != Patience::Step::sleep) {
-      step == Patience::Step::look ? pause() : static_cast<void>(sched_yield());
+    if (step == Patience::Step::look) {
+      pause();
+      continue;
+    }
+    if (step == Patience::Step::yield) {
+      sched_yield();
       continue;
     }
     const uint32_t seen = header.door.load();
