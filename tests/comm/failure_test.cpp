@@ -1,3 +1,4 @@
+#include <trireme/base/file.h>
 #include <trireme/comm/recorder.h>
 #include <trireme/comm/world.h>
 
@@ -12,6 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
 namespace trireme::comm {
@@ -189,6 +191,32 @@ TEST_P(LostPeerTest, AStoppedRankIsNamedAfterTheTimeout) {
     EXPECT_THAT(lines, ElementsAre(concat("rank ", victim, ": ended by signal 9 (Killed)")));
   }
   munmap(stopped, sizeof(pid_t));
+}
+
+TEST(StoppedStoreTest, HoldsUpNobodyForLongerThanTheTimeOut) {
+  auto* stopped = static_cast<std::atomic<pid_t>*>(mmap(nullptr, sizeof(std::atomic<pid_t>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(stopped, MAP_FAILED);
+  RunOptions options;
+  options.timeout = std::chrono::milliseconds(1500);
+  options.deadline = std::chrono::milliseconds(20'000); // a call to the store had 30 s of its own
+  const auto lines = run_ranks(
+      2,
+      [stopped](World& world) {
+        world.group().barrier().wait();
+        if (world.rank() == 0) {
+          *stopped = getpid();
+          raise(SIGSTOP);
+        }
+        while (*stopped == 0 || read_file(concat("/proc/", stopped->load(), "/stat")).find(") T ") == std::string::npos) {
+          usleep(1000);
+        }
+        EXPECT_THAT(peer_error([&] { world.subgroup({0, 1}, "late"); }),
+                    AllOf(HasSubstr("the meeting point of the ranks cannot be reached any more"), HasSubstr("it has not answered for"), HasSubstr("rank 0")));
+        kill(*stopped, SIGKILL);
+      },
+      options);
+  EXPECT_THAT(lines, ElementsAre("rank 0: ended by signal 9 (Killed)"));
+  munmap(stopped, sizeof(std::atomic<pid_t>));
 }
 
 TEST_P(LostPeerTest, AnExceptionInOneRankEndsTheOthersWithItsName) {

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 namespace trireme::comm {
@@ -290,6 +291,46 @@ TEST(ShmGroupTest, WaitingInOneGroupDoesTheWorkOfAnother) {
                       work.wait();
                     }
                     expect_equal(big, torch::full({3'000'000}, 2.0F), "sum");
+                  }),
+              IsEmpty());
+}
+
+struct OfType {
+  const char* op;
+  std::function<void(const Group&, at::ScalarType)> call;
+};
+
+TEST(ShmGroupTest, AnotherTypeOfTheSameSizeIsRefused) {
+  const std::vector<OfType> collectives = {
+      {"all_gather", [](const Group& group, at::ScalarType type) { group.all_gather(torch::zeros({8}, type), torch::ones({4}, type)).wait(); }},
+      {"broadcast", [](const Group& group, at::ScalarType type) { group.broadcast(torch::full({4}, group.rank(), type), 0).wait(); }},
+      {"all_to_all", [](const Group& group, at::ScalarType type) { group.all_to_all(torch::zeros({4}, type), torch::ones({4}, type)).wait(); }},
+  };
+  for (const OfType& collective : collectives) {
+    EXPECT_THAT(run(2,
+                    [&](World& world) {
+                      const std::string error =
+                          test::peer_error([&] { collective.call(world.group(), world.rank() == 0 ? torch::kFloat32 : torch::kInt32); });
+                      EXPECT_THAT(error, AllOf(HasSubstr(collective.op), HasSubstr("of Float"), HasSubstr("of Int")));
+                    }),
+                IsEmpty())
+        << collective.op;
+  }
+  EXPECT_THAT(run(2,
+                  [](World& world) {
+                    const std::string error = test::peer_error([&] {
+                      if (world.rank() == 0) {
+                        world.group().send(torch::ones({4}, torch::kFloat32), 1).wait();
+                        world.group().barrier().wait(); // hears of it
+                      } else {
+                        auto tensor = torch::zeros({4}, torch::kInt32);
+                        world.group().recv(tensor, 0).wait();
+                      }
+                    });
+                    EXPECT_THAT(error, HasSubstr("rank"));
+                    if (world.rank() == 1) {
+                      EXPECT_THAT(error, HasSubstr("a message of 16 bytes of Float came where 16 bytes of Int were expected"));
+                    }
                   }),
               IsEmpty());
 }

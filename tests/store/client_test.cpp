@@ -7,7 +7,9 @@
 #include <gmock/gmock.h>
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -175,6 +177,30 @@ TEST_F(ClientTest, TheEndOfTheServerIsAnErrorAtOnce) {
   ender.join();
   EXPECT_THROW(client->set("a", "b"), LostError);
   EXPECT_THROW(client->find("a"), LostError) << "and so it stays";
+}
+
+TEST(StoppedServerTest, ACallTakesNoLongerThanItsClientAllows) {
+  const Secret secret = Secret::random();
+  const Door door;
+  const pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const Server server(door.listening, ServerOptions{.secret = secret, .job = "job"});
+    for (;;) {
+      pause();
+    }
+  }
+  const auto client = Client::connect(door.endpoint, secret, "job", soon(), milliseconds(1));
+  const auto patient = Client::connect(door.endpoint, secret, "job", soon(), seconds(60));
+  client->set("a", "b");
+  kill(child, SIGSTOP);
+  waitpid(child, nullptr, WUNTRACED);
+  EXPECT_THROW(client->find("a"), LostError);
+  std::thread later([&] { kill(child, SIGCONT); });
+  EXPECT_EQ(patient->find("a"), "b") << "its answer came in time";
+  later.join();
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
 }
 
 TEST_F(ClientTest, SaysThatTheSecretIsWrong) {

@@ -12,6 +12,8 @@
 namespace trireme::comm {
 namespace {
 
+constexpr const char* kSharedMemoryNeeds = "It needs memfd_create, /proc, and no limit on the size of files (ulimit -f) below this machine's memory.";
+
 bool always() {
   return true;
 }
@@ -41,8 +43,8 @@ std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
 
 const std::vector<BackendEntry>& backends() {
   static const std::vector<BackendEntry> table = {
-      {"shm", "memory shared by ranks of one host, CPU tensors", shm_available, shm_suits, connect_shm},
-      {"shm+gloo", "shared memory inside each host and TCP between hosts, CPU tensors", shm_available, hierarchy_suits, connect_hierarchy},
+      {"shm", "memory shared by ranks of one host, CPU tensors", shm_available, shm_suits, connect_shm, kSharedMemoryNeeds},
+      {"shm+gloo", "shared memory inside each host and TCP between hosts, CPU tensors", shm_available, hierarchy_suits, connect_hierarchy, kSharedMemoryNeeds},
       {"gloo", "TCP between ranks of any hosts, CPU tensors", always, any_group, connect_gloo},
       {"mpi", "the MPI whose mpirun started the ranks, CPU tensors", mpi_available, when_asked, connect_mpi,
        "Start the ranks with mpirun, and have Trireme built with that MPI (cmake -DTRIREME_MPI=ON)."},

@@ -12,11 +12,12 @@ namespace trireme::comm {
 struct BackendEntry {
   const char* name;
   const char* description;
-  /// False when this build or this machine lacks what it needs.
+  /// False when this build, this machine or this process lacks what it needs.
   bool (*available)();
   /// False for groups that it cannot serve (ranks of other hosts); the same on every member.
   bool (*suits)(const GroupSetup&);
-  /// Opens the group on this rank. Errors: Trouble or PeerError when a member does not come.
+  /// Opens the group on this rank. Errors: Trouble or PeerError when a member does not come; Trouble on every member when one of
+  /// them lacks what it needs.
   std::shared_ptr<Backend> (*connect)(const GroupSetup&);
   /// What to do about it where it is not available().
   const char* needs = "Use \"auto\".";

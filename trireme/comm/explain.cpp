@@ -179,6 +179,9 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
       concat(describe(op), " in group \"", asker.group, "\" ",
              trouble.kind == Trouble::Kind::deadline ? concat("is not done after ", format_seconds(seconds)) : std::string("failed"),
              " on rank ", asker.world_rank, " of ", asker.world_size, ": ");
+  if (trouble.kind == Trouble::Kind::mismatch && op.is_message()) {
+    return PeerError("comm", concat(head, trouble.happened, "."), "Both ranks must send and receive tensors of the same size and type in the same order.");
+  }
   if (!roll_call.store_answers) {
     const std::string host =
         roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host, ", which hosts the meeting point, ") : "the host of the meeting point ";

@@ -22,8 +22,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using store::Endpoint;
 
-/// Single calls to a store that answers are immediate; only waiting for ranks takes the user's timeout.
-constexpr milliseconds kStoreCall{30'000};
+/// A store that is silent for a second longer than an operation may take is lost: the operation's own error says more, so it comes first.
+constexpr milliseconds kAfterOperations{1000};
 
 /// Where to meet and what to say there.
 struct Place {
@@ -34,13 +34,13 @@ struct Place {
   bool of_agent = false;
 };
 
-/// The store of torchrun's agent.
-Store open_agent_store(const Place& place, milliseconds patience) {
+/// The store of torchrun's agent. `left`: to reach it; `patience`: for every call.
+Store open_agent_store(const Place& place, milliseconds left, milliseconds patience) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(place.endpoint.port);
   options.isServer = false;
   options.waitWorkers = false;
-  options.timeout = std::min(kStoreCall, patience);
+  options.timeout = left;
   // In a thread of its own: c10d waits for ever for the answer of a stranger that accepts and says nothing.
   auto opened = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
   auto result = opened->get_future();
@@ -52,10 +52,10 @@ Store open_agent_store(const Place& place, milliseconds patience) {
     }
   }).detach();
   std::string problem = "it does not answer";
-  if (result.wait_for(patience) == std::future_status::ready) {
+  if (result.wait_for(left) == std::future_status::ready) {
     try {
       auto agent = result.get();
-      agent->setTimeout(kStoreCall);
+      agent->setTimeout(patience);
       return Store(handle_of(std::move(agent)), place.prefix);
     } catch (const std::exception& error) {
       problem = plain_text(error);
@@ -65,12 +65,13 @@ Store open_agent_store(const Place& place, milliseconds patience) {
                   "TORCHELASTIC_USE_AGENT_STORE=True says that there is one: unset it when torchrun has not started this process, otherwise look at its output.");
 }
 
-Store open_store(const Place& place, const Environment& environment, Clock::time_point deadline) {
+Store open_store(const Place& place, const Environment& environment, Clock::time_point deadline, milliseconds timeout) {
+  const milliseconds patience = timeout + kAfterOperations;
   if (place.of_agent) {
-    return open_agent_store(place, std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
+    return open_agent_store(place, std::chrono::duration_cast<milliseconds>(deadline - Clock::now()), patience);
   }
   try {
-    return Store(handle_of(store::Client::connect(place.endpoint, place.secret, place.job, deadline)), place.prefix);
+    return Store(handle_of(store::Client::connect(place.endpoint, place.secret, place.job, deadline, patience)), place.prefix);
   } catch (const store::ConnectError& error) {
     if (error.reason == store::ConnectError::Reason::nobody) {
       throw PeerError("comm", concat("rank ", environment.rank, " of ", environment.size, ": ", error.happened.substr(0, error.happened.size() - 1),
@@ -197,7 +198,7 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
     check_door(listening, environment, place);
     server = std::make_unique<store::Server>(listening, store::ServerOptions{.secret = place.secret, .job = place.job});
   }
-  Store store = open_store(place, environment, deadline);
+  Store store = open_store(place, environment, deadline, timeout);
   claim(store, environment);
   const bool wrote_file = environment.rank == 0 && environment.host.empty() && !environment.listen_fd;
   try {
@@ -222,7 +223,7 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   const bool one_host = local == environment.size;
   return {.server = std::move(server),
           .store = store,
-          .watch_store = open_store(place, environment, Clock::now() + timeout),
+          .watch_store = open_store(place, environment, Clock::now() + timeout, timeout),
           .store_host = place.of_agent ? -1 : 0,
           .local_rank = environment.local_rank >= 0 ? environment.local_rank : before,
           .local_size = environment.local_size > 0 ? environment.local_size : local,

@@ -14,7 +14,7 @@ namespace trireme::comm {
 /// A view on the job's store (store::Server of rank 0, or the TCPStore of torchrun's agent) under a key prefix;
 /// copies share the connection, and calls of several threads take turns.
 /// Cost: one round trip to the host of the store a call, two with torchrun's agent.
-/// Errors: PeerError when the store cannot be reached any more.
+/// Errors: PeerError when the store cannot be reached any more, or has not answered for a second longer than the world's time-out.
 class Store {
  public:
   struct Handle;

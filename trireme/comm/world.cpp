@@ -160,11 +160,12 @@ class World::Impl {
   }
 
  private:
-  /// Over the backend that was asked for, or the first one that suits and can be connected.
+  /// Over the backend that was asked for, or the first one that suits and can be connected. Whether it can is for all members to
+  /// say together, while they connect: what one of them lacks (a limit of its shell's) the others cannot see.
   std::shared_ptr<Backend> connect(const GroupSetup& setup) {
     std::vector<const BackendEntry*> candidates;
     for (const auto& entry : backends()) {
-      if (backend_ == "auto" && entry.available() && entry.suits(setup)) {
+      if (backend_ == "auto" && entry.suits(setup)) {
         candidates.push_back(&entry);
       }
     }
@@ -176,7 +177,9 @@ class World::Impl {
         return entry->connect(setup);
       } catch (const Trouble& trouble) {
         if (entry != candidates.back()) {
-          log::warning("group \"", setup.name, "\" cannot use ", entry->name, " and goes on with the next backend: ", trouble.happened);
+          if (setup.rank == 0 && told_.insert(concat(entry->name, trouble.happened)).second) {
+            log::warning("group \"", setup.name, "\" cannot use ", entry->name, " and goes on with the next backend: ", trouble.happened);
+          }
           continue;
         }
         throw PeerError("comm", concat("group \"", setup.name, "\" (world ranks ", name_ranks(setup.members).substr(6), ") could not be connected over ",
@@ -223,6 +226,8 @@ class World::Impl {
   std::shared_ptr<Watch> watch_;
   std::vector<std::shared_ptr<Group::State>> states_;
   Group world_;
+  /// Why backends could not be used, as far as it has been said.
+  std::set<std::string> told_;
   int opened_ = 0;
   bool closed_ = false;
 };

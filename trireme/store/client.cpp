@@ -22,8 +22,9 @@ using Reason = ConnectError::Reason;
 constexpr milliseconds kFirstRetry{2};
 constexpr milliseconds kLongestRetry{50};
 constexpr milliseconds kConnectPatience{3000};
-/// A server that runs answers at once; only waiting for keys may take longer.
-constexpr milliseconds kCallPatience{30'000};
+/// For an answer on its way: that to wait() comes after the time which the server was asked to wait.
+constexpr milliseconds kAnswer{2000};
+constexpr milliseconds kLongestCall{std::chrono::hours(24 * 365)};
 
 enum class Transfer { done, late, ended };
 
@@ -143,7 +144,8 @@ Transfer shake_hands(int socket, const Endpoint& endpoint, const Secret& secret,
 
 } // namespace
 
-std::shared_ptr<Client> Client::connect(const Endpoint& endpoint, const Secret& secret, const std::string& job, Clock::time_point deadline) {
+std::shared_ptr<Client> Client::connect(const Endpoint& endpoint, const Secret& secret, const std::string& job, Clock::time_point deadline,
+                                        milliseconds patience) {
   const auto start = Clock::now();
   std::string problem;
   bool listens = false;
@@ -153,7 +155,7 @@ std::shared_ptr<Client> Client::connect(const Endpoint& endpoint, const Secret& 
     if (attempt.socket) {
       const Transfer shaken = shake_hands(attempt.socket.get(), endpoint, secret, job, deadline);
       if (shaken == Transfer::done) {
-        return std::shared_ptr<Client>(new Client(std::move(attempt.socket)));
+        return std::shared_ptr<Client>(new Client(std::move(attempt.socket), patience));
       }
       listens = true;
       problem = shaken == Transfer::late ? "it does not answer" : "it closes the connection";
@@ -173,16 +175,18 @@ std::shared_ptr<Client> Client::connect(const Endpoint& endpoint, const Secret& 
   throw ConnectError(Reason::nobody, concat(problem, " after ", format_seconds(waited), "."), "Start the process that listens there, or look at its output.");
 }
 
-std::string Client::call(const std::string& request, milliseconds more_patience) {
+std::string Client::call(const std::string& request, milliseconds busy) {
   const std::lock_guard lock(mutex_);
   if (!broken_.empty()) {
     throw LostError(broken_);
   }
-  const auto deadline = Clock::now() + kCallPatience + std::clamp(more_patience, milliseconds(0), milliseconds(std::chrono::hours(24 * 365)));
+  const milliseconds patience = std::max(patience_, std::clamp(busy, milliseconds(0), kLongestCall) + kAnswer);
+  const auto deadline = Clock::now() + patience;
   const auto must = [&](Transfer transfer) {
     if (transfer != Transfer::done) {
       // An answer that comes late would be taken for that to the next call.
-      broken_ = transfer == Transfer::late ? "it does not answer" : "the connection has been closed";
+      broken_ = transfer == Transfer::late ? concat("it has not answered for ", format_seconds(static_cast<double>(patience.count()) / 1000))
+                                           : "the connection has been closed";
       throw LostError(broken_);
     }
   };

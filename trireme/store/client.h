@@ -37,11 +37,11 @@ class ConnectError : public PeerError {
   std::string next;
 };
 
-/// The server is gone or does not answer; so it stays.
+/// The server is gone or has not answered in time; so it stays.
 class LostError : public PeerError {
  public:
   explicit LostError(const std::string& happened)
-      : PeerError("store", happened, "The process that runs the store has probably ended: look at its output."), happened(happened) {}
+      : PeerError("store", happened, "The process that runs the store has ended or is stopped: look at its output and its state."), happened(happened) {}
   std::string happened;
 };
 
@@ -52,11 +52,14 @@ class LostError : public PeerError {
 class Client {
  public:
   using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kPatience{30'000};
 
   /// Connects and proves that this process belongs to the job and the server too. Tries again until `deadline` while
   /// nobody listens or the connection breaks; complains at once about a store or program that is not the job's.
+  /// `patience`: a call that is not answered for so long (at least two seconds) ends in LostError.
   /// Errors: ConnectError.
-  static std::shared_ptr<Client> connect(const Endpoint& endpoint, const Secret& secret, const std::string& job, Clock::time_point deadline);
+  static std::shared_ptr<Client> connect(const Endpoint& endpoint, const Secret& secret, const std::string& job, Clock::time_point deadline,
+                                         std::chrono::milliseconds patience = kPatience);
 
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
@@ -84,10 +87,11 @@ class Client {
   void last_will(const std::string& key, std::string_view value, const std::string& counter = "");
 
  private:
-  explicit Client(Descriptor socket) : socket_(std::move(socket)) {}
-  /// The reply without its status.
-  std::string call(const std::string& request, std::chrono::milliseconds more_patience = {});
+  Client(Descriptor socket, std::chrono::milliseconds patience) : patience_(patience), socket_(std::move(socket)) {}
+  /// The reply without its status. The server itself takes up to `busy` to make it.
+  std::string call(const std::string& request, std::chrono::milliseconds busy = {});
 
+  const std::chrono::milliseconds patience_;
   std::mutex mutex_;
   Descriptor socket_;
   std::string broken_;

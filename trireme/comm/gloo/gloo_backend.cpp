@@ -106,7 +106,7 @@ class GlooBackend : public Backend {
     } catch (const std::exception& error) {
       throw Trouble(Trouble::Kind::lost, plain_text(error));
     }
-    shared_->break_connections = [gloo = gloo_.get()] { break_context(*gloo); };
+    shared_->break_context = [gloo = gloo_.get()] { break_context(*gloo); };
     guard_gloo_thread(shared_);
     // gloo may put off its last handshakes to the first operation, where they can outlast the deadline.
     barrier()->wait();
@@ -201,15 +201,13 @@ class GlooBackend : public Backend {
       return;
     }
     interrupt();
-    {
-      const std::lock_guard lock(shared_->mutex);
-      shared_->break_connections();
-      shared_->break_connections = [] {};
-      if (shared_->wedged) {
-        gloo_.release(); // lost for the rest of the process
-        return;
-      }
+    std::unique_lock lock(shared_->mutex);
+    shared_->break_connections(lock);
+    if (shared_->wedged) {
+      gloo_.release(); // lost for the rest of the process
+      return;
     }
+    lock.unlock();
     gloo_.reset();
   }
 
@@ -228,6 +226,12 @@ class GlooBackend : public Backend {
   c10::intrusive_ptr<c10d::Work> start(const Start& begin) {
     if (!gloo_) {
       throw Trouble(Trouble::Kind::lost, "the group is closed");
+    }
+    {
+      const std::lock_guard lock(shared_->mutex);
+      if (shared_->wedged) { // its locks are never given back
+        throw Trouble(Trouble::Kind::lost, "gloo's thread has ended with an error");
+      }
     }
     try {
       return begin(*gloo_);

@@ -4,6 +4,9 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <thread>
+#include <utility>
+
 namespace trireme::comm {
 namespace {
 
@@ -27,8 +30,21 @@ void GlooShared::interrupt() {
 void GlooShared::wedge() {
   const std::lock_guard lock(mutex);
   wedged = true;
-  break_connections = [] {};
+  break_context = nullptr;
   interrupt_locked();
+}
+
+void GlooShared::break_connections(std::unique_lock<std::mutex>& lock) {
+  if (break_context) {
+    breaking_ = true;
+    std::thread([self = shared_from_this(), call = std::exchange(break_context, nullptr)] {
+      call();
+      const std::lock_guard done(self->mutex);
+      self->breaking_ = false;
+      self->changed.notify_all();
+    }).detach();
+  }
+  changed.wait(lock, [this] { return !breaking_ || wedged; });
 }
 
 GlooCollective::GlooCollective(const c10::intrusive_ptr<c10d::Work>& work, std::shared_ptr<GlooShared> shared, Deadline deadline,
@@ -60,7 +76,7 @@ GlooCollective::~GlooCollective() {
   }
   const bool in_trouble = gave_up_ || shared_->interrupted || std::uncaught_exceptions() > exceptions_at_start_;
   if (in_trouble || !shared_->changed.wait_until(lock, deadline_, over)) {
-    shared_->break_connections();
+    shared_->break_connections(lock);
     shared_->changed.wait_for(lock, kPatienceAfterBreak, over);
   }
 }
@@ -93,8 +109,8 @@ GlooMessage::~GlooMessage() {
   try {
     const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
     if (!finished_ && unwinding) {
-      const std::lock_guard lock(shared_->mutex);
-      shared_->break_connections();
+      std::unique_lock lock(shared_->mutex);
+      shared_->break_connections(lock);
     }
     wait();
   } catch (...) {

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -15,7 +16,7 @@ namespace trireme::comm {
 class GlooMessage;
 
 /// What the operations of one gloo group share.
-struct GlooShared {
+struct GlooShared : std::enable_shared_from_this<GlooShared> {
   std::mutex mutex;
   std::condition_variable changed;
   bool interrupted = false;
@@ -23,8 +24,12 @@ struct GlooShared {
   bool wedged = false;
   /// Messages in someone's wait().
   std::set<GlooMessage*> waiting;
-  /// Ends every operation in flight with an error. Called with the mutex held.
-  std::function<void()> break_connections;
+  /// gloo's calls that end every operation in flight with an error. Empty when there is nothing to break (any more).
+  std::function<void()> break_context;
+
+  /// Calls break_context, once, and returns when it has, or when gloo's thread has died: its locks are never given back then, so the
+  /// calls run in a thread of their own, without the mutex. `lock` holds the mutex, before and after.
+  void break_connections(std::unique_lock<std::mutex>& lock);
 
   /// Makes every wait() fail.
   void interrupt();
@@ -33,6 +38,8 @@ struct GlooShared {
 
  private:
   void interrupt_locked();
+
+  bool breaking_ = false;
 };
 
 using Deadline = std::chrono::steady_clock::time_point;

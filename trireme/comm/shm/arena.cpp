@@ -1,6 +1,7 @@
 #include <trireme/comm/shm/arena.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/units.h>
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -8,6 +9,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -60,16 +62,21 @@ std::byte* map_whole(int descriptor, size_t size) {
 
 } // namespace
 
-bool Arena::available() {
-  static const bool possible = [] {
-    const int descriptor = memfd_create("trireme", MFD_CLOEXEC);
-    const bool found = descriptor >= 0 && access("/proc/self/fd", R_OK | X_OK) == 0;
-    if (descriptor >= 0) {
-      close(descriptor);
-    }
-    return found;
-  }();
-  return possible;
+std::string Arena::obstacle() {
+  const int descriptor = memfd_create("trireme", MFD_CLOEXEC);
+  if (descriptor < 0) {
+    return concat("the system has no memory files (memfd_create: ", std::strerror(errno), ")");
+  }
+  close(descriptor);
+  if (access("/proc/self/fd", R_OK | X_OK) != 0) {
+    return concat("/proc/self/fd is not to be seen (", std::strerror(errno), ")");
+  }
+  rlimit files{};
+  if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur < arena_size()) {
+    return concat("no file may be larger than ", format_bytes(static_cast<double>(files.rlim_cur)), " here (ulimit -f), it needs ",
+                  format_bytes(static_cast<double>(arena_size())), " of room");
+  }
+  return "";
 }
 
 namespace {
@@ -90,9 +97,18 @@ int64_t Arena::bytes_in_use() {
 }
 
 Arena::Arena() : nonce_(random_number()), size_(arena_size()) {
-  descriptor_ = memfd_create("trireme", MFD_CLOEXEC);
-  if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(size_)) != 0 || (base_ = map_whole(descriptor_, size_)) == nullptr) {
-    throw Error("comm", concat("cannot make shared memory: ", std::strerror(errno), "."), "Set TRIREME_BACKEND=gloo to do without.");
+  std::string why = obstacle();
+  if (why.empty()) {
+    descriptor_ = memfd_create("trireme", MFD_CLOEXEC);
+    if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(size_)) != 0 || (base_ = map_whole(descriptor_, size_)) == nullptr) {
+      why = concat(std::strerror(errno), errno == ENOMEM ? " (ulimit -v?)" : "");
+    }
+  }
+  if (!why.empty()) {
+    if (descriptor_ >= 0) {
+      close(descriptor_);
+    }
+    throw Error("comm", concat("cannot make shared memory: ", why, "."), "Raise the limit, or set TRIREME_BACKEND=gloo to do without.");
   }
   new (base_) ArenaHeader();
   header().nonce = nonce_;
@@ -121,6 +137,24 @@ void* Arena::allocate(size_t bytes) {
     return base_ + start;
   }
   return nullptr;
+}
+
+void* Arena::allocate_zeros(size_t bytes) {
+  void* memory = allocate(bytes);
+  const bool dropped = bytes >= kLarge && memory != nullptr && madvise(memory, round_up(bytes, kPage), MADV_REMOVE) == 0;
+  if (memory != nullptr && !dropped) {
+    std::memset(memory, 0, bytes);
+  }
+  return memory;
+}
+
+size_t Arena::allocated() {
+  const std::lock_guard lock(mutex_);
+  size_t bytes = 0;
+  for (const auto& [offset, size] : used_) {
+    bytes += size;
+  }
+  return bytes;
 }
 
 void Arena::release(void* memory) {
@@ -191,8 +225,13 @@ std::shared_ptr<PeerArena> PeerArena::map(const std::string& address) {
   struct stat state {};
   const bool right_size = fstat(opened, &state) == 0 && static_cast<size_t>(state.st_size) == peer->size_;
   peer->base_ = right_size ? map_whole(opened, peer->size_) : nullptr;
+  const int problem = errno;
   close(opened);
-  if (peer->base_ == nullptr || peer->header().nonce != nonce) {
+  if (right_size && peer->base_ == nullptr) {
+    throw Error("comm", concat("cannot map the shared memory of process ", peer->process_, ": ", std::strerror(problem),
+                               problem == ENOMEM ? " (ulimit -v?)" : ""));
+  }
+  if (!right_size || peer->header().nonce != nonce) {
     throw Error("comm", concat("process ", peer->process_, " here is not the one that is meant (another container?)"));
   }
   peer->watch_ = static_cast<int>(syscall(SYS_pidfd_open, peer->process_, 0));

@@ -27,13 +27,16 @@ struct ArenaHeader {
 /// the machine's memory, but takes only what is written to. Never unmapped before the process ends. Thread-safe.
 class Arena {
  public:
-  /// Made by the first call. Errors: Error when the system has no memory files.
+  /// Made by the first call. Errors: Error saying what obstacle() says, or that there are no addresses left (ulimit -v).
   static Arena& process();
-  /// Says whether this machine can have one.
-  static bool available();
+  /// Why this process cannot have one, "" where nothing is known to be in the way: no memory files, or a limit on the size of files
+  /// (ulimit -f) below the machine's memory, beyond which the system would end the process with SIGXFSZ.
+  static std::string obstacle();
 
   /// Uninitialised, aligned to 64 bytes, from 4 MiB on to 2 MiB. nullptr when the arena is full.
   void* allocate(size_t bytes);
+  /// The same full of zeros. From 4 MiB on it takes memory only where it is touched.
+  void* allocate_zeros(size_t bytes);
   /// From 4 MiB on, the memory goes back to the system.
   void release(void* memory);
   bool contains(const void* memory, size_t bytes) const;
@@ -51,6 +54,8 @@ class Arena {
   uint64_t nonce() const {
     return nonce_;
   }
+  /// Bytes handed out and not released.
+  size_t allocated();
   /// Pages that this process's arena has taken from the system; 0 without one.
   static int64_t bytes_in_use();
   /// From now on released memory is not used again: a rank that was stopped in the middle of an operation may still write to it.

@@ -66,7 +66,7 @@ void Collectives::start(const std::shared_ptr<Collective>& op) {
   op->streams = op->count * op->element_bytes * slices >= kStreamBytes;
   op->signature = static_cast<uint64_t>(op->count);
   for (const int64_t value : {static_cast<int64_t>(op->kind), static_cast<int64_t>(op->element), static_cast<int64_t>(op->combine),
-                              static_cast<int64_t>(op->root), op->element_bytes}) {
+                              static_cast<int64_t>(op->root), static_cast<int64_t>(op->type), op->element_bytes}) {
     op->signature = op->signature * 1'000'003 + static_cast<uint64_t>(value);
   }
   queue_.push_back(op);

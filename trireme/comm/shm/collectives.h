@@ -20,6 +20,8 @@ struct Collective {
   kernels::Element element = kernels::Element::u8;
   kernels::Combine combine = kernels::Combine::sum;
   int root = 0;
+  /// The copying collectives need only bytes, but the ranks have to mean the same.
+  at::ScalarType type = at::kByte;
   at::Tensor in;
   at::Tensor out;
   /// Elements of one rank's slice; of the whole tensor for all_reduce and broadcast.

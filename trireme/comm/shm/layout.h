@@ -57,6 +57,8 @@ struct alignas(64) Letter {
   std::atomic<uint64_t> number{0};
   int64_t tag = 0;
   uint64_t bytes = 0;
+  /// at::ScalarType
+  uint64_t type = 0;
   uint64_t data = 0;
   uint64_t taken = 0;
 };
@@ -75,8 +77,12 @@ class Control {
     return sizeof(Head) + n * sizeof(Busy) + kSteps * (n * sizeof(Post) + (n + 1) * sizeof(Counter)) + n * n * sizeof(Mailbox);
   }
   Control() = default;
+  /// `memory`: of that many bytes, zeros before the first rank comes.
   Control(std::byte* memory, int size) : memory_(memory), size_(static_cast<size_t>(size)) {}
 
+  std::byte* memory() const {
+    return memory_;
+  }
   /// 0, or 1 + the rank that gave up: the group is of no use any more.
   std::atomic<uint32_t>& broken() const {
     return reinterpret_cast<Head*>(memory_)->broken;
@@ -85,6 +91,10 @@ class Control {
   /// who has set broken() and sees 0 here knows that its memory is its own again.
   std::atomic<uint32_t>& busy(int rank) const {
     return reinterpret_cast<Busy*>(memory_ + sizeof(Head))[rank].value;
+  }
+  /// 1 when that rank will not look at this block again.
+  std::atomic<uint32_t>& left(int rank) const {
+    return reinterpret_cast<Busy*>(memory_ + sizeof(Head))[rank].left;
   }
   Post& post(int rank, uint64_t step) const {
     return reinterpret_cast<Post*>(posts())[static_cast<size_t>(rank) * kSteps + step % kSteps];
@@ -108,6 +118,7 @@ class Control {
   };
   struct Busy {
     alignas(64) std::atomic<uint32_t> value{0};
+    std::atomic<uint32_t> left{0};
   };
   std::byte* posts() const {
     return memory_ + sizeof(Head) + size_ * sizeof(Busy);

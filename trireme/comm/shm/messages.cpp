@@ -61,6 +61,7 @@ bool Messages::push(int to) {
     Letter& letter = box.letters[number % kLetters];
     letter.tag = parcel->tag;
     letter.bytes = parcel->bytes;
+    letter.type = static_cast<uint64_t>(parcel->type);
     letter.data = parcel->data;
     letter.taken = Arena::process().offset_of(parcel->block);
     letter.number.store(++number, std::memory_order_release);
@@ -113,7 +114,7 @@ bool Messages::look(int from) {
     if (letter.number.load(std::memory_order_acquire) != read + 1) {
       break;
     }
-    letters_[static_cast<size_t>(from)].push_back({letter.tag, letter.bytes, letter.data, letter.taken});
+    letters_[static_cast<size_t>(from)].push_back({letter.tag, letter.bytes, static_cast<at::ScalarType>(letter.type), letter.data, letter.taken});
     box.read.store(++read, std::memory_order_release);
     did = true;
   }
@@ -131,8 +132,9 @@ bool Messages::take(Parcel& parcel) {
   }
   const Arrived letter = *found;
   letters.erase(found);
-  if (letter.bytes != parcel.bytes) {
-    parcel.error = concat("a message of ", letter.bytes, " bytes came where ", parcel.bytes, " were expected");
+  if (letter.bytes != parcel.bytes || letter.type != parcel.type) {
+    parcel.error = concat("a message of ", letter.bytes, " bytes of ", c10::toString(letter.type), " came where ", parcel.bytes, " bytes of ",
+                          c10::toString(parcel.type), " were expected");
   } else {
     const Touch touch(members_);
     if (!touch) {

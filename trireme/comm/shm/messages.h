@@ -18,6 +18,7 @@ struct Parcel {
   int peer = 0;
   int64_t tag = 0;
   uint64_t bytes = 0;
+  at::ScalarType type = at::kByte;
   bool done = false;
   /// What was wrong with the message that came, "" when nothing.
   std::string error;
@@ -53,6 +54,7 @@ class Messages {
   struct Arrived {
     int64_t tag;
     uint64_t bytes;
+    at::ScalarType type;
     uint64_t data;
     uint64_t taken;
   };

@@ -5,11 +5,13 @@
 #include <trireme/comm/host_memory.h>
 #include <trireme/comm/reduce.h>
 #include <trireme/comm/shm/collectives.h>
+#include <trireme/comm/shm/control_blocks.h>
 #include <trireme/comm/shm/messages.h>
 #include <trireme/comm/shm/progress_room.h>
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -168,6 +170,7 @@ class Core : public Worker {
 
   const std::chrono::milliseconds timeout_;
   Members members_;
+  const Leaving leaving_{members_};
   Collectives collectives_;
   Messages messages_;
   std::atomic<bool> interrupted_{false};
@@ -203,7 +206,7 @@ class ShmPending : public Pending {
     if constexpr (std::is_same_v<Op, Parcel>) {
       if (!op_->error.empty()) {
         core_->give_up();
-        throw Trouble(Trouble::Kind::lost, op_->error);
+        throw Trouble(Trouble::Kind::mismatch, op_->error);
       }
     }
     finished_ = true;
@@ -303,6 +306,7 @@ class ShmBackend : public Backend {
     parcel->peer = peer;
     parcel->tag = tag;
     parcel->bytes = tensor.nbytes();
+    parcel->type = tensor.scalar_type();
     return parcel;
   }
   std::shared_ptr<Pending> collective(Kind kind, const at::Tensor& in, const at::Tensor& out, int64_t count, int root = 0,
@@ -314,6 +318,7 @@ class ShmBackend : public Backend {
     op->root = root;
     op->count = count;
     if (in.defined()) {
+      op->type = in.scalar_type();
       op->in = in;
       op->out = out;
       op->element_bytes = static_cast<int64_t>(in.element_size());
@@ -328,7 +333,7 @@ class ShmBackend : public Backend {
 } // namespace
 
 bool shm_available() {
-  return Arena::available();
+  return Arena::obstacle().empty();
 }
 
 bool shm_suits(const GroupSetup& setup) {
@@ -345,36 +350,34 @@ std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
   // All of them must come to the same verdict, so every complaint goes to everybody.
   std::string complaint;
   std::string mine;
-  uint64_t offset = 0;
+  std::byte* block = nullptr;
   try {
     Arena& arena = Arena::process();
     if (setup.rank == 0) {
-      const size_t bytes = Control::bytes(setup.size);
-      void* memory = arena.allocate(bytes);
-      if (memory == nullptr) {
-        throw Error("comm", "shared memory is full.");
-      }
-      std::memset(memory, 0, bytes);
-      offset = arena.offset_of(memory);
+      block = ControlBlocks::process().make(setup.size);
     }
-    mine = arena.address();
+    mine = concat(block == nullptr ? 0 : arena.offset_of(block), "@", arena.address());
   } catch (const Error& error) {
     complaint = error.what();
   }
-  const auto addresses = exchange(setup, "shm", concat(offset, "@", mine));
+  const auto addresses = exchange(setup, "shm", mine);
   Members members;
   members.rank = setup.rank;
   members.size = setup.size;
+  const bool all_have_memory = std::find(addresses.begin(), addresses.end(), "") == addresses.end();
   try {
-    for (const auto& address : addresses) {
+    for (const auto& address : all_have_memory ? addresses : std::vector<std::string>()) {
       members.arenas.push_back(PeerArena::map(address.substr(address.find('@') + 1)));
     }
-    members.control = Control(members.at(0, std::stoull(addresses[0])), setup.size);
+    members.control = all_have_memory ? Control(members.at(0, std::stoull(addresses[0])), setup.size) : Control();
   } catch (const std::exception& error) {
     complaint = complaint.empty() ? error.what() : complaint;
   }
   for (const auto& verdict : exchange(setup, "shm-verdict", complaint.empty() ? "well" : complaint)) {
     if (verdict != "well") {
+      if (block != nullptr) {
+        Arena::process().release(block); // nobody goes on to use it
+      }
       throw Trouble(Trouble::Kind::lost, verdict);
     }
   }
