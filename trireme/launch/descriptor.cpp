@@ -60,13 +60,17 @@ void close_on_exec_from(int first) {
   }
 }
 
-void close_all_but(int kept) {
-  if (!close_range(0, kept - 1, 0) || !close_range(kept + 1, std::numeric_limits<int>::max(), 0)) {
-    for (int fd = 0; fd < descriptor_limit(); ++fd) {
-      if (fd != kept) {
-        ::close(fd);
+void close_all_but(std::vector<int> kept) {
+  std::sort(kept.begin(), kept.end());
+  kept.push_back(std::numeric_limits<int>::max());
+  int first = 0;
+  for (const int fd : kept) {
+    if (!close_range(first, fd - 1, 0)) {
+      for (int other = first; other < std::min(fd, descriptor_limit()); ++other) {
+        ::close(other);
       }
     }
+    first = fd + 1;
   }
 }
 

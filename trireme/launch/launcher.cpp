@@ -103,7 +103,6 @@ class Places {
       setup.run_id = run_id;
       setup.secret = secret;
       setup.extra_env = options.extra_env;
-      setup.most_ranks = options.ranks;
       setup.stdin_fd = STDIN_FILENO;
       here_.emplace(std::move(setup), signals);
     } else {
