@@ -265,11 +265,13 @@ Guardian::Guardian(const std::vector<SpawnRequest>& ranks) {
 
 Guardian::~Guardian() {
   line_.close();
+  ::kill(pid_, SIGCONT);
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
 void Guardian::tell(const Message& order) {
+  ::kill(pid_, SIGCONT);
   const std::string text = pack(order);
   for (size_t done = 0; done < text.size();) {
     const ssize_t sent = ::send(line_.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);

@@ -25,7 +25,7 @@ class Guardian {
   /// Begins to start the programs, one a rank; "started" or "refused" tells how it went.
   /// Errors: Error when the system refuses a process or descriptors.
   explicit Guardian(const std::vector<SpawnRequest>& ranks);
-  /// Kills what is left, and waits until it is gone.
+  /// Has it kill what is left, and waits until it is gone.
   ~Guardian();
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;
@@ -37,6 +37,7 @@ class Guardian {
   int fd() const {
     return line_.get();
   }
+  /// A guardian that somebody has stopped goes on.
   void tell(const Message& order);
   /// The next event; nullopt when there is none yet, or when the guardian is gone(). `wait`: blocks until one of the two.
   std::optional<Message> next(bool wait);

@@ -13,13 +13,6 @@
 #include <utility>
 
 namespace trireme::launch {
-namespace {
-
-// A guardian that was told to kill says within kKillPatience that it has; one that does not is stopped.
-constexpr std::chrono::seconds kAnswer = kKillPatience + std::chrono::seconds(2);
-
-} // namespace
-
 LocalPlace::LocalPlace(PlaceSetup setup, SignalWatch& signals)
     : setup_(std::move(setup)), signals_(signals), lifeline_(make_pipe()), secret_(setup_.secret), environment_(own_environment()) {}
 
@@ -43,7 +36,7 @@ void LocalPlace::start(const Share& share, PlaceEvents& events) {
   first_rank_ = share.first_rank;
   guardian_.reset();
   ranks_.clear();
-  answer_by_.reset();
+  kill_told_ = false;
   const Descriptor nothing = open_null();
   std::vector<Descriptor> secrets;
   std::vector<SpawnRequest> requests;
@@ -130,8 +123,8 @@ void LocalPlace::stop(int number) {
 }
 
 void LocalPlace::kill() {
-  if (running_ && !answer_by_) {
-    answer_by_ = Clock::now() + kAnswer;
+  if (running_ && !kill_told_) {
+    kill_told_ = true;
     guardian_->tell({{"do", "kill"}});
   }
 }
@@ -253,17 +246,6 @@ void LocalPlace::drain(size_t rank) {
     for (int reads = 0; reads < 64 && read_once(rank, stream); ++reads) {
     }
   }
-}
-
-void LocalPlace::advance() {
-  if (running_ && answer_by_ && Clock::now() >= *answer_by_) {
-    ::kill(guardian_->pid(), SIGKILL);
-    lose_guardian();
-  }
-}
-
-std::optional<Clock::time_point> LocalPlace::wake() const {
-  return running_ ? answer_by_ : std::nullopt;
 }
 
 } // namespace trireme::launch

@@ -48,8 +48,10 @@ class LocalPlace : public Place {
 
   void add_to(std::vector<pollfd>& polled) const override;
   void serve(const std::vector<pollfd>& polled) override;
-  void advance() override;
-  std::optional<Clock::time_point> wake() const override;
+  void advance() override {}
+  std::optional<Clock::time_point> wake() const override {
+    return std::nullopt;
+  }
 
  private:
   struct Rank {
@@ -79,9 +81,8 @@ class LocalPlace : public Place {
   int first_rank_ = 0;
   std::vector<Rank> ranks_;
   bool running_ = false;
-  /// Last: what it says is about the rest.
+  bool kill_told_ = false;
   std::optional<Guardian> guardian_;
-  std::optional<Clock::time_point> answer_by_;
 };
 
 } // namespace trireme::launch
