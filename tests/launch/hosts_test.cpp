@@ -166,6 +166,11 @@ TEST_F(HostsTest, WrongInputIsSaidOnce) {
   EXPECT_EQ(elsewhere.wait(), 2);
   EXPECT_THAT(elsewhere.err(), HasSubstr("192.0.2.1 is no address of the host that runs rank 0"));
   options = on_hosts(2, 1, {"*:pid"});
+  options.hosts[0].address = "0.0.0.0";
+  LaunchProcess everywhere(options, folder());
+  EXPECT_EQ(everywhere.wait(), 2);
+  EXPECT_THAT(everywhere.err(), HasSubstr("0.0.0.0 stands for every address of rank 0's host"));
+  options = on_hosts(2, 1, {"*:pid"});
   options.hosts[0].address = "localhost";
   options.hosts[1].address = "node2";
   LaunchProcess oneself(options, folder());

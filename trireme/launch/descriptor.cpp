@@ -1,5 +1,6 @@
 #include <trireme/launch/descriptor.h>
 
+#include <trireme/base/address.h>
 #include <trireme/base/error.h>
 
 #include <arpa/inet.h>
@@ -93,6 +94,10 @@ MeetingPoint open_meeting_point(const std::string& address, int ranks) {
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> found(list, ::freeaddrinfo);
   int code = 0;
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+    if (is_every_address(one->ai_addr)) {
+      throw InputError("launch", concat(address, " stands for every address of rank 0's host, and the ranks meet on one only"),
+                       "Give the first host of the hostfile the address under which the others reach it: address=A after the host.");
+    }
     MeetingPoint point;
     sockaddr_storage bound{};
     socklen_t length = sizeof(bound);

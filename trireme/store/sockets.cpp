@@ -1,5 +1,6 @@
 #include <trireme/store/sockets.h>
 
+#include <trireme/base/address.h>
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 
@@ -47,13 +48,6 @@ bool connected(int descriptor, std::chrono::milliseconds patience) {
          getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
 }
 
-bool stands_for_all(const sockaddr* address) {
-  if (address->sa_family == AF_INET) {
-    return reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr == htonl(INADDR_ANY);
-  }
-  return address->sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
-}
-
 } // namespace
 
 bool is_loopback(const std::string& host) {
@@ -64,7 +58,7 @@ int listen_on(const Endpoint& endpoint) {
   const Addresses addresses = resolve(endpoint, true);
   int code = 0;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (stands_for_all(address->ai_addr)) {
+    if (is_every_address(address->ai_addr)) {
       throw InputError("comm", concat("MASTER_ADDR=", endpoint.host, " stands for every address of this host, and the ranks meet on one only."),
                        "Set it to 127.0.0.1 for one host, otherwise to the address under which the other hosts reach this one.");
     }
