@@ -56,7 +56,7 @@ class Client {
   /// Connects and proves that this process belongs to the job and the server too. Tries again until `deadline` while
   /// nobody listens or the connection breaks; complains at once about a store or program that is not the job's.
   /// Errors: ConnectError.
-  static std::shared_ptr<Client> connect(const Endpoint& endpoint, const Secret& secret, const std::string& job, Clock::time_point deadline);
+  static std::shared_ptr<Client> connect(const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline);
 
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
