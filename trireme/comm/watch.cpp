@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/stacks.h>
 #include <trireme/comm/hang_report.h>
+#include <trireme/comm/last_wills.h>
 
 #include <unistd.h>
 
@@ -32,11 +33,6 @@ constexpr milliseconds kNews{300};
 
 std::string progress_key(int rank) {
   return "progress/" + std::to_string(rank);
-}
-
-/// Set by the store when the connection of a rank ends that has not left.
-std::string gone_key(int rank) {
-  return "gone/" + std::to_string(rank);
 }
 
 } // namespace
@@ -180,9 +176,13 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
 
   /// One round with the store. Only this thread talks to it.
   void step() {
-    const int64_t pulse = look();
-    if (pulse != seen_pulse_) {
-      seen_pulse_ = pulse;
+    const LastWills::Seen seen = wills_.look(store_);
+    if (!seen.gone.empty()) {
+      known_silent_.insert(seen.gone.begin(), seen.gone.end());
+      interrupt_groups_of(seen.gone);
+    }
+    if (seen.pulse != seen_pulse_) {
+      seen_pulse_ = seen.pulse;
       const int64_t hangs = store_.add("hang/asked", 0);
       const bool new_hang = hangs != seen_hangs_;
       {
@@ -198,39 +198,6 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     tell_failure();
     ask();
     go();
-  }
-
-  /// The pulse; and interrupts the groups of ranks whose connection has ended: their process was killed, or their host is cut off.
-  int64_t look() {
-    if (!will_) {
-      will_ = store_.last_will(gone_key(rank_), "", "gone");
-    }
-    if (!*will_) {
-      return store_.add("pulse", 0);
-    }
-    const auto counters = store_.find_all({"pulse", "gone"});
-    const auto number = [](const std::optional<std::string>& text) { return text ? std::stoll(*text) : 0; };
-    if (const int64_t gone = number(counters[1]); gone != seen_gone_) {
-      seen_gone_ = gone;
-      hear_of_gone();
-    }
-    return number(counters[0]);
-  }
-
-  void hear_of_gone() {
-    std::vector<std::string> keys;
-    for (int rank = 0; rank < size_; ++rank) {
-      keys.push_back(gone_key(rank));
-    }
-    const auto found = store_.find_all(keys);
-    std::set<int> lost;
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank != rank_ && found[static_cast<size_t>(rank)] && gone_.insert(rank).second) {
-        lost.insert(rank);
-        known_silent_.insert(rank);
-      }
-    }
-    interrupt_groups_of(lost);
   }
 
   int64_t version() {
@@ -405,9 +372,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     if (!counted_) {
       publish();
       store_.add("left", 1);
-      if (will_.value_or(false)) {
-        store_.last_will("", "");
-      }
+      wills_.take_back(store_);
       counted_ = true;
     }
     const int64_t left = store_.add("left", 0);
@@ -486,10 +451,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   int64_t seen_pulse_ = 0;
   int64_t heard_failures_ = 0;
   int64_t published_version_ = -1;
-  /// Whether the store keeps the last will of this rank; nothing before it was asked.
-  std::optional<bool> will_;
-  int64_t seen_gone_ = 0;
-  std::set<int> gone_;
+  LastWills wills_{rank_, size_};
   std::set<int> known_silent_;
   std::shared_ptr<Question> farewell_;
   bool counted_ = false;
