@@ -6,6 +6,7 @@
 #include <csignal>
 #include <fstream>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 namespace trireme {
 namespace {
@@ -28,6 +29,26 @@ TEST_F(FileTest, WritesAndReplaces) {
   write_file_atomically(folder_ / "latest", "two");
   EXPECT_EQ(read_file(folder_ / "latest"), "two");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+}
+
+TEST_F(FileTest, WhatIsNewIsForThisUserOnly) {
+  const mode_t before = ::umask(0);
+  make_private_folders(folder_ / "a" / "b");
+  EXPECT_EQ(fs::status(folder_ / "a").permissions(), fs::perms::owner_all);
+  EXPECT_EQ(fs::status(folder_ / "a" / "b").permissions(), fs::perms::owner_all);
+  const fs::path file = folder_ / "latest";
+  write_file_atomically(file, "one");
+  EXPECT_EQ(fs::status(file).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  fs::permissions(file, fs::perms(0644));
+  fs::permissions(folder_ / "a", fs::perms(0750));
+  write_file_atomically(file, "two");
+  make_private_folders(folder_ / "a" / "c");
+  EXPECT_EQ(fs::status(file).permissions(), fs::perms(0644)) << "as it was";
+  EXPECT_EQ(fs::status(folder_ / "a").permissions(), fs::perms(0750)) << "as it was";
+  write_file_atomically(folder_ / "shared", "for all", 0644);
+  EXPECT_EQ(fs::status(folder_ / "shared").permissions(), fs::perms(0644));
+  EXPECT_THROW(make_private_folders(file / "below"), fs::filesystem_error);
+  ::umask(before);
 }
 
 TEST_F(FileTest, MissingFileIsTheUsersInput) {

@@ -11,6 +11,8 @@
 #include <gmock/gmock.h>
 
 #include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <cstdio>
@@ -137,6 +139,65 @@ TEST_F(NetworkTest, ACableCutDuringAnAllReduceEndsInAnErrorThatNamesTheOtherHost
         std::chrono::seconds(3));
     EXPECT_THAT(lines, IsEmpty()) << backend;
   }
+}
+
+/// The time-out is ten minutes, far beyond the deadline of this test: what ends the ranks is the silence of the other host.
+TEST_F(NetworkTest, ACutCableIsNoticedLongBeforeTheTimeout) {
+  for (const bool unplugged : {false, true}) {
+    SCOPED_TRACE(unplugged ? "interfaces down, ranks that only wait" : "packets lost, data on its way");
+    hosts_ = nullptr;
+    hosts_ = std::make_unique<TwoHosts>();
+    const auto lines = run(
+        unplugged ? "auto" : "gloo",
+        [&](World& world) {
+          auto tensor = torch::ones({2'000'000});
+          world.group().all_reduce(tensor).wait();
+          if (world.rank() == 0) {
+            unplugged ? hosts_->unplug() : hosts_->cut();
+          }
+          const std::string error = trireme::test::peer_error([&] {
+            if (unplugged) {
+              world.group().recv(tensor, (world.rank() + 2) % 4).wait();
+            } else {
+              world.group().all_reduce(tensor, ReduceOp::sum, "bucket").wait();
+            }
+          });
+          EXPECT_THAT(error, world.rank() < 2 ? AnyOf(HasSubstr("rank 2"), HasSubstr("rank 3"), HasSubstr("ranks 2 and 3"))
+                                              : AnyOf(HasSubstr("rank 0"), HasSubstr("ranks 0 and 1"), HasSubstr("rank 1")));
+        },
+        std::chrono::minutes(10));
+    EXPECT_THAT(lines, IsEmpty());
+  }
+}
+
+/// Every connection between hosts is probed while it is idle: those to the meeting point, and those that gloo makes for every group.
+TEST(ConnectionsTest, AreAllProbed) {
+  EXPECT_THAT(trireme::test::run_ranks(2,
+                                       [](World& world) {
+                                         const Group pair = world.subgroup({0, 1}, "pair");
+                                         pair.barrier().wait();
+                                         int connections = 0;
+                                         for (int number = 0; number < 1024; ++number) {
+                                           int protocol = 0;
+                                           int listens = 0;
+                                           socklen_t length = sizeof(protocol);
+                                           if (getsockopt(number, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) != 0 || protocol != IPPROTO_TCP ||
+                                               getsockopt(number, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens != 0) {
+                                             continue;
+                                           }
+                                           int probed = 0;
+                                           int idle = 0;
+                                           getsockopt(number, SOL_SOCKET, SO_KEEPALIVE, &probed, &length);
+                                           getsockopt(number, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &length);
+                                           EXPECT_EQ(probed, 1);
+                                           EXPECT_LT(idle, store::kSilence.count());
+                                           ++connections;
+                                         }
+                                         EXPECT_GE(connections, 4) << "two to the meeting point, and one for each group";
+                                         world.group().barrier().wait();
+                                       },
+                                       {.backend = "gloo"}),
+              IsEmpty());
 }
 
 TEST_F(NetworkTest, ListensOnTheAddressOfTheCableAndNowhereElse) {

@@ -1,7 +1,10 @@
 // What listens where, and what strangers can do to a job.
 #include <trireme/base/descriptor.h>
 #include <trireme/base/env.h>
+#include <trireme/base/error.h>
+#include <trireme/comm/meeting_file.h>
 #include <trireme/comm/world.h>
+#include <trireme/store/client.h>
 #include <trireme/store/secret.h>
 #include <trireme/store/sockets.h>
 
@@ -14,9 +17,12 @@
 
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <random>
 #include <thread>
 
@@ -245,6 +251,149 @@ TEST(JobsTest, ASecondJobOnTheSamePortIsRefused) {
     EXPECT_EQ(one.item<float>(), 2);
   });
   EXPECT_THAT(lines, IsEmpty());
+}
+
+/// As a launcher that makes no secret starts the ranks of one host.
+void start_as(const std::string& launcher, int rank, const std::string& port) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRIREME_LISTEN_FD"}) {
+    unsetenv(name);
+  }
+  if (launcher == "mpirun") {
+    set("PMI_RANK", std::to_string(rank));
+    set("PMI_SIZE", "2");
+    set("MPI_LOCALRANKID", std::to_string(rank));
+    set("MPI_LOCALNRANKS", "2");
+  } else if (launcher == "srun") {
+    set("SLURM_PROCID", std::to_string(rank));
+    set("SLURM_NTASKS", "2");
+    set("SLURM_LOCALID", std::to_string(rank));
+    set("SLURM_STEP_NODELIST", "node7");
+    set("SLURM_JOB_ID", std::to_string((std::stoi(port) - 15000 + 10000) % 10000));
+  } else {
+    set("RANK", std::to_string(rank));
+    set("WORLD_SIZE", "2");
+    set("MASTER_ADDR", launcher == "by name" ? "localhost" : "127.0.0.1");
+    set("MASTER_PORT", port);
+  }
+}
+
+/// A port between 15000 and 25000, where Slurm's jobs meet.
+std::string free_port_of_slurm() {
+  for (int port = 15000; port < 25000; ++port) {
+    try {
+      close(store::listen_on({"127.0.0.1", port}));
+      return std::to_string(port);
+    } catch (const InputError&) {
+    }
+  }
+  throw Error("test", "no free port");
+}
+
+struct Intruder {
+  std::atomic<bool> refused{false};
+};
+
+TEST(JobsTest, WithoutASecretTheRanksOfOneHostMakeOne) {
+  for (const std::string launcher : {"by hand", "by name", "mpirun", "srun"}) {
+    SCOPED_TRACE(launcher);
+    Shared<Intruder> intruder;
+    const std::string folder = testing::TempDir() + "trireme-secret-" + std::to_string(getpid());
+    std::filesystem::create_directory(folder);
+    const std::string port = free_port_of_slurm();
+    const auto lines = run_processes(3, [&](int rank) {
+      set("TMPDIR", folder);
+      if (rank < 2) {
+        start_as(launcher, rank, port);
+        World world = World::connect();
+        EXPECT_TRUE(wait_for([&] { return intruder->refused.load(); }));
+        auto one = torch::ones({1});
+        world.group().all_reduce(one).wait();
+        EXPECT_EQ(one.item<float>(), 2);
+        return;
+      }
+      // Another user of this host knows the port, and a job's name if it has one, but cannot read the file.
+      store::Endpoint endpoint{"127.0.0.1", std::stoi(port)};
+      if (launcher == "mpirun") {
+        endpoint = read_meeting(meeting_path("parent"), std::chrono::steady_clock::now() + std::chrono::seconds(20)).endpoint;
+      }
+      const std::string job = launcher == "srun" ? concat("Slurm ", (std::stoi(port) - 15000 + 10000) % 10000, ".0") : "";
+      try {
+        store::Client::connect(endpoint, store::Secret(), job, std::chrono::steady_clock::now() + std::chrono::seconds(20));
+        ADD_FAILURE() << "let in";
+      } catch (const store::ConnectError& error) {
+        EXPECT_EQ(error.reason, store::ConnectError::Reason::wrong_secret) << error.what();
+      }
+      intruder->refused = true;
+    });
+    EXPECT_THAT(lines, IsEmpty());
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+      EXPECT_TRUE(entry.is_directory()) << entry.path() << " is left behind";
+    }
+    std::filesystem::remove_all(folder);
+  }
+}
+
+TEST(JobsTest, ARankOfAnotherUserOrFolderIsToldWhereTheSecretIs) {
+  const auto lines = run_processes(2, [&](int rank) {
+    if (rank == 1) { // its own folder, where rank 0 has left nothing
+      std::string own = testing::TempDir() + "trireme-XXXXXX";
+      set("TMPDIR", mkdtemp(own.data()));
+    }
+    WorldOptions options;
+    options.timeout = std::chrono::milliseconds(rank == 0 ? 1500 : 20'000);
+    try {
+      World::connect(options);
+    } catch (...) {
+      if (rank == 1) {
+        std::filesystem::remove_all(getenv("TMPDIR"));
+      }
+      throw;
+    }
+  });
+  EXPECT_THAT(lines, UnorderedElementsAre(HasSubstr("rank 1 has not come"),
+                                          AllOf(HasSubstr("rank 1 of 2: the secret is wrong: this rank was given none, and rank 0 has left none in"),
+                                                HasSubstr("same TMPDIR"), HasSubstr("TRIREME_SECRET_FILE"))));
+}
+
+class MeetingFileTest : public testing::Test {
+ protected:
+  const std::string path_ = testing::TempDir() + "trireme-meeting-" + std::to_string(getpid());
+  const MeetingNote note_{{"127.0.0.1", 4711}, store::Secret::random()};
+};
+
+TEST_F(MeetingFileTest, IsForThisUserOnly) {
+  const mode_t before = umask(0);
+  {
+    const PublishedMeeting published(path_, note_);
+    struct stat status {};
+    ASSERT_EQ(stat(path_.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600u);
+    const auto found = find_meeting(path_);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->endpoint.port, 4711);
+    EXPECT_EQ(found->secret.bytes(), note_.secret.bytes());
+    chmod(path_.c_str(), 0644);
+    EXPECT_FALSE(find_meeting(path_)) << "others may have read it";
+    chmod(path_.c_str(), 0600);
+    rename(path_.c_str(), (path_ + ".real").c_str());
+    EXPECT_EQ(symlink((path_ + ".real").c_str(), path_.c_str()), 0);
+    EXPECT_FALSE(find_meeting(path_)) << "a link";
+    unlink((path_ + ".real").c_str());
+  }
+  EXPECT_FALSE(find_meeting(path_)) << "gone with the object";
+  umask(before);
+}
+
+TEST_F(MeetingFileTest, OfAnEarlierJobDoesNotCount) {
+  const pid_t child = fork();
+  if (child == 0) {
+    new PublishedMeeting(path_, note_);
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+  EXPECT_TRUE(std::filesystem::exists(path_));
+  EXPECT_FALSE(find_meeting(path_)) << "its writer has ended";
+  unlink(path_.c_str());
 }
 
 TEST(JobsTest, EveryAddressOfTheHostIsNoPlaceToMeet) {

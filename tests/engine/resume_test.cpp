@@ -7,6 +7,8 @@
 
 #include <gmock/gmock.h>
 
+#include <sys/stat.h>
+
 namespace trireme::engine {
 namespace {
 
@@ -60,6 +62,33 @@ TEST_P(ResumeTest, ContinuesBitForBit) {
                           }
                         }),
               IsEmpty());
+}
+
+// As under the launcher, whose run folder is private: started by hand or by mpirun the folders are made by the ranks.
+TEST_P(ResumeTest, WhatIsWrittenIsForThisUserOnly) {
+  const fs::path folder = folder_ / "deep" / "run";
+  const mode_t before = ::umask(0);
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [folder](comm::World& world) {
+                          config::EngineConfig config = small_config(48, 2);
+                          for (config::MonitorSection* section : {&config.csv_monitor, &config.tensorboard}) {
+                            section->enabled = true;
+                            section->output_path = folder / "monitors";
+                            section->job_name = section == &config.csv_monitor ? "csv" : "events";
+                          }
+                          SmallRun run(world, config);
+                          run.engine().train_batch();
+                          run.engine().save_checkpoint(folder / "checkpoints");
+                        }),
+              IsEmpty());
+  ::umask(before);
+  int files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
+    const auto mode = entry.status().permissions();
+    EXPECT_EQ(mode, entry.is_directory() ? fs::perms::owner_all : fs::perms::owner_read | fs::perms::owner_write) << entry.path();
+    files += entry.is_directory() ? 0 : 1;
+  }
+  EXPECT_GE(files, 8) << "shards, manifest, latest, events, a CSV file for each figure";
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ResumeTest, testing::Values(1, 2, 3));

@@ -53,6 +53,13 @@ TEST(HostfileTest, NamesFileAndLineOfAMistake) {
   EXPECT_THAT(complaint("no\xff" "de"), HasSubstr("is no host name"));
 }
 
+// Ranks would listen on all networks of the host.
+TEST(HostfileTest, EveryAddressIsNone) {
+  for (const std::string line : {"node1 address=0.0.0.0", "node1 slots=2 address=::", "node1 address=*", "node1 address=[::]", "node1 address=0", "0.0.0.0:2", "[::]:2", "::"}) {
+    EXPECT_THAT(complaint("node0\n" + line), testing::AllOf(HasSubstr("hosts:2"), HasSubstr("stands for every address of the host"))) << line;
+  }
+}
+
 // A host name becomes an argument of ssh.
 TEST(HostfileTest, AHostCannotBeAnOptionOrACommand) {
   EXPECT_THAT(complaint("-oProxyCommand=evil slots=2"), HasSubstr("is no host name"));

@@ -166,6 +166,11 @@ TEST_F(HostsTest, WrongInputIsSaidOnce) {
   EXPECT_EQ(elsewhere.wait(), 2);
   EXPECT_THAT(elsewhere.err(), HasSubstr("192.0.2.1 is no address of the host that runs rank 0"));
   options = on_hosts(2, 1, {"*:pid"});
+  options.hosts[0].address = "0.0.0.0";
+  LaunchProcess everywhere(options, folder());
+  EXPECT_EQ(everywhere.wait(), 2);
+  EXPECT_THAT(everywhere.err(), HasSubstr("0.0.0.0 stands for every address of rank 0's host"));
+  options = on_hosts(2, 1, {"*:pid"});
   options.hosts[0].address = "localhost";
   options.hosts[1].address = "node2";
   LaunchProcess oneself(options, folder());
@@ -306,12 +311,20 @@ TEST_F(HostsTest, NothingSurvivesAKilledLauncher) {
     ::kill(launch.pid(), SIGKILL);
     EXPECT_EQ(launch.wait(), 137);
     EXPECT_TRUE(eventually([&] { return bool(nothing_runs()); })) << nothing_runs().message();
-    for (const auto& entry : fs::directory_iterator(folder())) {
-      if (entry.path().filename().string().starts_with("pid.")) {
-        fs::remove(entry.path());
-      }
-    }
+    forget_pids();
   }
+}
+
+// Its host is then without anybody of the job but the agent's guardian.
+TEST_F(HostsTest, NothingSurvivesAKilledAgent) {
+  LaunchProcess launch(on_hosts(2, 2, {"*:stubborn", "*:pid", "*:child", "*:daemon", "3:exit=0", "*:sleep=60000"}), folder());
+  for (int rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(appears(concat("pid.daemon.", rank, ".0")));
+  }
+  EXPECT_TRUE(eventually([&] { return !is_running(pid_of("pid.rank.3.0")); }));
+  ::kill(pid_of("pid.agent.b.0"), SIGKILL);
+  EXPECT_EQ(launch.wait(), 1);
+  EXPECT_TRUE(eventually([&] { return bool(nothing_runs()); })) << nothing_runs().message();
 }
 
 TEST_F(HostsTest, SignalsReachAllHosts) {

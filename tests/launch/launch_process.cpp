@@ -138,6 +138,18 @@ testing::AssertionResult LaunchTest::nothing_runs() const {
   return testing::AssertionSuccess();
 }
 
+void LaunchTest::forget_pids() const {
+  std::vector<fs::path> left;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    if (entry.path().filename().string().starts_with("pid.")) {
+      left.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : left) {
+    fs::remove(path);
+  }
+}
+
 std::string LaunchTest::log(int rank) const {
   return read_file(folder_ / "logs" / concat("rank", rank, ".log"));
 }

@@ -60,6 +60,8 @@ class LaunchTest : public testing::Test {
   pid_t pid_of(const std::string& name) const;
   std::vector<pid_t> all_pids() const;
   testing::AssertionResult nothing_runs() const;
+  /// Removes what they left, for another round.
+  void forget_pids() const;
   std::string log(int rank) const;
   void touch(const std::string& name) const;
 

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -27,6 +28,14 @@ class StopTest : public LaunchTest {
     for (int rank = 0; rank < ranks; ++rank) {
       ASSERT_TRUE(appears(concat("pid.rank.", rank, ".0")));
     }
+  }
+  static pid_t guardian_of(pid_t launcher) {
+    for (const pid_t pid : descendants(launcher)) {
+      if (read_file(concat("/proc/", pid, "/comm")) == "trireme-guard\n") {
+        return pid;
+      }
+    }
+    return -1;
   }
 };
 
@@ -194,55 +203,83 @@ TEST_F(StopTest, TheInterruptKeyDoesNotReachBackgroundJobs) {
   EXPECT_THAT(launch.err(), IsEmpty()) << "rank 1 inherits the ignoring";
 }
 
+// What a rank started may have moved to another session, and its rank may have ended long ago.
 TEST_F(StopTest, NothingSurvivesAKilledLauncher) {
   for (int round = 0; round < 3; ++round) {
-    LaunchProcess launch(probes(3, {"*:stubborn", "*:pid", "*:child", "*:sleep=60000"}), folder());
+    LaunchProcess launch(probes(3, {"*:stubborn", "*:pid", "*:child", "*:daemon", "2:exit=0", "*:sleep=60000"}), folder());
     for (int rank = 0; rank < 3; ++rank) {
-      ASSERT_TRUE(appears(concat("pid.child.", rank, ".0")));
+      ASSERT_TRUE(appears(concat("pid.daemon.", rank, ".0")));
     }
-    EXPECT_EQ(all_pids().size(), 6u);
+    EXPECT_TRUE(eventually([&] { return !is_running(pid_of("pid.rank.2.0")); }));
+    EXPECT_TRUE(is_running(pid_of("pid.child.2.0")));
+    EXPECT_TRUE(is_running(pid_of("pid.daemon.2.0")));
+    EXPECT_EQ(all_pids().size(), 9u);
     ::kill(launch.pid(), SIGKILL);
     EXPECT_EQ(launch.wait(), 137);
     EXPECT_TRUE(eventually([&] { return bool(nothing_runs()); })) << nothing_runs().message();
-    for (int rank = 0; rank < 3; ++rank) {
-      std::filesystem::remove(folder() / concat("pid.rank.", rank, ".0"));
-      std::filesystem::remove(folder() / concat("pid.child.", rank, ".0"));
-    }
+    forget_pids();
   }
 }
 
-// The guardian may be lost (the kernel's out-of-memory killer): the job goes on, and the kernel still ends its ranks.
-TEST_F(StopTest, WithoutItsGuardianRanksStillEnd) {
-  LaunchProcess launch(probes(2, {"*:stubborn", "*:pid", "*:sleep=60000"}), folder());
-  wait_for_ranks(2);
-  pid_t guardian = -1;
-  for (const pid_t pid : descendants(launch.pid(), -1)) {
-    if (read_file(concat("/proc/", pid, "/comm")) == "trireme-guard\n") {
-      guardian = pid;
-    }
-  }
+// Nor a killed guardian, which the launcher outlives.
+TEST_F(StopTest, AKilledGuardianIsAFailureThatLeavesNothingBehind) {
+  LaunchOptions options = probes(2, {"*:stubborn", "*:pid", "*:daemon", "*:await=go.%"});
+  options.max_restarts = 1;
+  LaunchProcess launch(options, folder());
+  ASSERT_TRUE(appears("pid.daemon.0.0"));
+  ASSERT_TRUE(appears("pid.daemon.1.0"));
+  const pid_t guardian = guardian_of(launch.pid());
   ASSERT_GT(guardian, 0);
   ::kill(guardian, SIGKILL);
-  EXPECT_TRUE(eventually([&] { return !is_running(guardian); }));
-  EXPECT_TRUE(is_running(pid_of("pid.rank.1.0")));
+  ASSERT_TRUE(appears("pid.daemon.0.1"));
+  ASSERT_TRUE(appears("pid.daemon.1.1"));
+  for (const char* name : {"pid.rank.0.0", "pid.rank.1.0", "pid.daemon.0.0", "pid.daemon.1.0"}) {
+    EXPECT_FALSE(is_running(pid_of(name))) << name;
+  }
+  touch("go.1");
+  EXPECT_EQ(launch.wait(), 0) << launch.err();
+  EXPECT_THAT(launch.err(), HasSubstr(concat("(trireme-guard, pid ", guardian, ") was killed")));
+}
+
+// When both are lost at once (the kernel's out-of-memory killer), the kernel still ends the ranks.
+TEST_F(StopTest, WithoutLauncherAndGuardianRanksStillEnd) {
+  LaunchProcess launch(probes(2, {"*:stubborn", "*:pid", "*:sleep=60000"}), folder());
+  wait_for_ranks(2);
+  const pid_t guardian = guardian_of(launch.pid());
+  ASSERT_GT(guardian, 0);
+  ::kill(guardian, SIGSTOP);
   ::kill(launch.pid(), SIGKILL);
   EXPECT_EQ(launch.wait(), 137);
+  EXPECT_TRUE(is_running(pid_of("pid.rank.1.0")));
+  ::kill(guardian, SIGKILL);
   EXPECT_TRUE(eventually([&] { return bool(nothing_runs()); }));
 }
 
+// A guardian that somebody stopped cannot hold up the end of a job.
+TEST_F(StopTest, AStoppedGuardianGoesOn) {
+  LaunchProcess launch(probes(1, {"*:pid", "*:daemon", "*:sleep=60000"}), folder());
+  ASSERT_TRUE(appears("pid.daemon.0.0"));
+  const pid_t guardian = guardian_of(launch.pid());
+  ASSERT_GT(guardian, 0);
+  ::kill(guardian, SIGSTOP);
+  ::kill(launch.pid(), SIGTERM);
+  EXPECT_EQ(launch.wait(), 143);
+  EXPECT_TRUE(nothing_runs());
+}
+
 TEST_F(StopTest, TheLifelineShowsThatTheLauncherIsGone) {
-  LaunchOptions options = probes(1, {});
-  // Out of the reach of the launcher's guardian: a session of its own.
-  const std::string watcher = R"(echo $$ > "$PROBE_DIR/pid.watcher.0.0"; eval "cat <&$TRIREME_LIFELINE_FD"; touch "$PROBE_DIR/gone")";
-  options.command = {"/bin/sh", "-c", concat("setsid sh -c '", watcher, "' & sleep 60")};
-  LaunchProcess launch(options, folder());
-  ASSERT_TRUE(appears("pid.watcher.0.0"));
-  ASSERT_TRUE(eventually([&] { return !read_file(folder() / "pid.watcher.0.0").empty(); }));
-  ::usleep(50'000);
-  EXPECT_FALSE(std::filesystem::exists(folder() / "gone"));
+  LaunchProcess launch(probes(1, {"*:env=TRIREME_LIFELINE_FD", "*:pid", "*:sleep=60000"}), folder());
+  wait_for_ranks(1);
+  const std::string line = log(0);
+  const Descriptor lifeline(::open(concat("/proc/", pid_of("pid.rank.0.0"), "/fd/", std::stoi(line.substr(line.find('=') + 1))).c_str(),
+                                   O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(lifeline);
+  pollfd polled = {lifeline.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&polled, 1, 0), 0) << "it lives";
   ::kill(launch.pid(), SIGKILL);
   EXPECT_EQ(launch.wait(), 137);
-  EXPECT_TRUE(appears("gone"));
+  char byte = 0;
+  EXPECT_EQ(::read(lifeline.get(), &byte, 1), 0) << "end of file";
   EXPECT_TRUE(eventually([&] { return bool(nothing_runs()); }));
 }
 

@@ -83,4 +83,10 @@ void TwoHosts::cut() const {
   }
 }
 
+void TwoHosts::unplug() const {
+  for (const auto& name : names_) {
+    must(concat("ip -n ", name, " link set cable down"));
+  }
+}
+
 } // namespace trireme::test

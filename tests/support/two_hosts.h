@@ -30,6 +30,8 @@ class TwoHosts {
   void limit(const std::string& rate) const;
   /// Pulls the plug: packets are lost silently from now on.
   void cut() const;
+  /// Switches the interface of both hosts off, which their systems notice.
+  void unplug() const;
 
  private:
   std::string names_[2];

@@ -70,6 +70,7 @@ TEST_F(MemoryLimitTest, StageThreeTrainsWhereStageZeroIsTooLarge) {
   const Finished whole = train(0);
   EXPECT_NE(whole.status, 0);
   EXPECT_THAT(whole.output, HasSubstr("was killed by the kernel because memory ran out"));
+  EXPECT_THAT(whole.output, HasSubstr("perhaps this one")) << "all ranks share the group";
   EXPECT_THAT(whole.output, HasSubstr("a higher ZeRO stage"));
   const Finished sharded = train(3);
   EXPECT_EQ(sharded.status, 0) << sharded.output;

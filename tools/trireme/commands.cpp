@@ -54,7 +54,7 @@ struct Parser {
     c->add_option("--min-nodes", places.min_nodes, "Go on with so few hosts when others are lost (default: --max-nodes)")->check(CLI::PositiveNumber);
     c->add_option("--max-nodes", places.max_nodes, "Use so many hosts, the others of the file are spares (default: all)")->check(CLI::PositiveNumber);
     c->add_option("--heartbeat-timeout", places.heartbeat_timeout, "Seconds after which a silent host is lost")->check(CLI::Range(1.0, 1e6))->capture_default_str();
-    c->add_option("-x,--env", places.environment, "Set a variable for the ranks on all hosts, as often as needed")->type_name("NAME=VALUE")->expected(1)->take_all();
+    c->add_option("-x,--env", places.environment, "Set a variable for the ranks on all hosts, as often as needed; other users see it in ps and /proc")->type_name("NAME=VALUE")->expected(1)->take_all();
     c->add_option("--max-restarts", places.max_restarts, restarts)->check(CLI::NonNegativeNumber);
     c->add_option("--grace", places.grace, "Seconds from asking ranks to end until they are killed")->check(CLI::Range(0.0, 1e6))->capture_default_str();
   }
@@ -63,7 +63,7 @@ struct Parser {
     CLI::App* c = add(app, result, train, "train", "Train the model that a run file describes", "trireme train examples/austen/run.json -n 2 --set training.steps=100");
     c->add_option("run_file", train.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
     c->add_option("-n,--ranks", train.ranks, "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")->check(CLI::PositiveNumber);
-    c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->expected(1)->take_all();
+    c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed; other users see it in ps and /proc")->type_name("PATH=VALUE")->expected(1)->take_all();
     c->add_option("--resume", train.resume_from, "Continue from the newest checkpoint of the run folder (auto) or from a checkpoint")
         ->type_name("[auto|PATH]")
         ->expected(0, 1);

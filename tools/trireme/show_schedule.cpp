@@ -153,7 +153,7 @@ int show_schedule(const ScheduleCommand& command) {
     throw InputError("schedule", "--program prints the instructions of a --kind, and a trace has none");
   }
   if (!command.svg.empty()) {
-    write_file_atomically(command.svg, draw_svg(shown.timeline, shown.title));
+    write_file_atomically(command.svg, draw_svg(shown.timeline, shown.title), 0644);
   }
   if (command.json) {
     ordered_json object = schedule_json(shown, is_measured);

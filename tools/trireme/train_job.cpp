@@ -9,7 +9,6 @@
 #include <trireme/base/log.h>
 #include <trireme/config/run_file.h>
 #include <trireme/launch/launcher.h>
-#include <trireme/launch/private_folder.h>
 #include <trireme/monitor/metrics.h>
 
 #include <nlohmann/json.hpp>
@@ -195,7 +194,7 @@ int train_job(TrainCommand command) {
   }
   check_out(command);
   std::error_code error;
-  launch::make_private_folders(command.out / "logs", error);
+  make_private_folders(command.out / "logs", error);
   if (error) {
     throw InputError("trireme", concat("cannot make the run folder ", command.out.string(), ": ", error.message()));
   }

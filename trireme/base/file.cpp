@@ -4,6 +4,7 @@
 #include <trireme/base/units.h>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 
 class Descriptor {
  public:
-  Descriptor(const fs::path& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
+  Descriptor(const fs::path& path, int flags, mode_t mode = 0) : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {}
   ~Descriptor() {
     if (fd_ >= 0) {
       ::close(fd_);
@@ -75,7 +76,7 @@ void sync_folder(const fs::path& folder) {
   }
 }
 
-void write_file_atomically(const fs::path& path, std::string_view content) {
+void write_file_atomically(const fs::path& path, std::string_view content, mode_t mode) {
   const fs::path temporary = path.parent_path() / concat('.', path.filename().string(), ".tmp.", ::getpid());
   const auto fail = [&](const char* what) {
     const std::string reason = describe_write_failure(errno, path, content.size());
@@ -83,9 +84,13 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
     throw Error("file", concat("cannot ", what, ' ', path.string(), ": ", reason), "The previous content, if any, is untouched.");
   };
   {
-    const Descriptor out(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+    const Descriptor out(temporary, O_WRONLY | O_CREAT | O_TRUNC, mode);
     if (out.get() < 0) {
       fail("create");
+    }
+    struct stat before {};
+    if (::stat(path.c_str(), &before) == 0) {
+      ::fchmod(out.get(), before.st_mode & 0777);  // a file system without modes refuses
     }
     for (size_t done = 0; done < content.size();) {
       const ssize_t n = ::write(out.get(), content.data() + done, content.size() - done);
@@ -105,6 +110,26 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
     fail("replace");
   }
   sync_folder(path.parent_path());
+}
+
+void make_private_folders(const fs::path& folder, std::error_code& error) {
+  if (fs::is_directory(folder, error)) {
+    return;
+  }
+  if (folder.has_parent_path() && folder.parent_path() != folder) {
+    make_private_folders(folder.parent_path(), error);
+  }
+  const int code = ::mkdir(folder.c_str(), 0700) == 0 ? 0 : errno;
+  std::error_code ignored;
+  error = code == 0 || fs::is_directory(folder, ignored) ? std::error_code() : std::error_code(code, std::generic_category());
+}
+
+void make_private_folders(const fs::path& folder) {
+  std::error_code error;
+  make_private_folders(folder, error);
+  if (error) {
+    throw fs::filesystem_error("cannot make the folder", folder, error);
+  }
 }
 
 } // namespace trireme

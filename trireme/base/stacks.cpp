@@ -30,25 +30,37 @@ constexpr size_t kLongName = 200;
 /// The handler itself and the kernel's way into it.
 constexpr int kHandlerFrames = 2;
 
-enum Stage : int { idle, asked, taking, taken };
+/// A thread that does not run is not asked for longer; one that has begun may have to load pages.
+constexpr std::chrono::milliseconds kUntilItBegins{100};
+constexpr std::chrono::milliseconds kUntilItIsTaken{500};
 
-/// One at a time; the interrupted thread only fills in the frames.
+enum Stage : int64_t { idle, asked, taking, taken };
+
+/// What one thread is asked for; the interrupted thread only fills in the frames.
 struct Request {
-  std::atomic<int> stage{idle};
-  std::atomic<int64_t> thread{0};
+  /// The thread's number and the stage: a late signal of a thread that was given up cannot answer for the next one.
+  std::atomic<int64_t> state{idle};
   int depth = 0;
   void* frames[kFrames] = {};
+
+  static int64_t state_of(int64_t thread, Stage stage) {
+    return thread * 4 + stage;
+  }
 };
 
-constinit Request request;
+constinit Request first_request;
+/// The one that is asked for now. A thread that hangs while it fills its frames keeps them for good.
+constinit std::atomic<Request*> request{&first_request};
 constinit std::atomic<bool> prepared{false};
 
 void on_signal(int) {
   const int before = errno;
-  int expected = asked;
-  if (request.thread.load() == static_cast<int64_t>(syscall(SYS_gettid)) && request.stage.compare_exchange_strong(expected, taking)) {
-    request.depth = backtrace(request.frames, kFrames);
-    request.stage.store(taken);
+  const auto self = static_cast<int64_t>(syscall(SYS_gettid));
+  Request* const mine = request.load();
+  int64_t expected = Request::state_of(self, asked);
+  if (mine->state.compare_exchange_strong(expected, Request::state_of(self, taking))) {
+    mine->depth = backtrace(mine->frames, kFrames);
+    mine->state.store(Request::state_of(self, taken));
   }
   errno = before;
 }
@@ -118,12 +130,17 @@ std::vector<std::string> symbols(void* const* frames, int depth) {
   return names;
 }
 
-/// Waits for the interrupted thread.
-bool wait_until_taken() {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
-  while (request.stage.load() != taken) {
-    int expected = asked;
-    if (std::chrono::steady_clock::now() >= deadline && request.stage.compare_exchange_strong(expected, idle)) {
+/// Waits for the interrupted thread. False when it does not run, or hangs on the way through its own stack.
+bool wait_until_taken(Request& asked_for, int64_t thread) {
+  const auto start = std::chrono::steady_clock::now();
+  while (asked_for.state.load() != Request::state_of(thread, taken)) {
+    const auto waited = std::chrono::steady_clock::now() - start;
+    int64_t expected = Request::state_of(thread, asked);
+    if (waited >= kUntilItBegins && asked_for.state.compare_exchange_strong(expected, idle)) {
+      return false;
+    }
+    if (waited >= kUntilItIsTaken && asked_for.state.load() == Request::state_of(thread, taking)) {
+      request.store(new Request);
       return false;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -165,12 +182,11 @@ ThreadStack capture_stack(int64_t thread) {
   if (!prepared) {
     return stack;
   }
-  request.thread.store(thread);
-  request.stage.store(asked);
-  if (syscall(SYS_tgkill, getpid(), thread, SIGURG) == 0 && wait_until_taken()) {
-    stack.frames = symbols(request.frames + kHandlerFrames, std::max(0, request.depth - kHandlerFrames));
+  Request& mine = *request.load();
+  mine.state.store(Request::state_of(thread, asked));
+  if (syscall(SYS_tgkill, getpid(), thread, SIGURG) == 0 && wait_until_taken(mine, thread)) {
+    stack.frames = symbols(mine.frames + kHandlerFrames, std::max(0, mine.depth - kHandlerFrames));
   }
-  request.stage.store(idle);
   return stack;
 }
 

@@ -27,7 +27,7 @@ class NewFile {
   NewFile(const fs::path& path, uint64_t total_bytes)
       : path_(path), total_bytes_(total_bytes),
         temporary_(path.parent_path() / concat('.', path.filename().string(), ".tmp.", ::getpid())),
-        fd_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+        fd_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)) {
     if (fd_ < 0) {
       fail("create");
     }

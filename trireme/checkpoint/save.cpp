@@ -74,9 +74,9 @@ json agree(const fs::path& root, const std::vector<json>& reports, const SaveOpt
   about.step = step_of(tag);
   about.world_size = static_cast<int64_t>(reports.size());
   about.save_id = random_id();
-  fs::create_directories(root);
+  make_private_folders(root);
   remove_leftovers(root);
-  fs::create_directory(temporary_folder(root, tag));
+  make_private_folders(temporary_folder(root, tag));
   for (const FoundCheckpoint& one : list_checkpoints(root)) {
     about.serial = std::max(about.serial, one.about ? one.about->serial + 1 : 0);
   }
@@ -118,7 +118,7 @@ json write_shards(const fs::path& folder, int rank, const std::string& save_id, 
                                 {"size", shard.box_size}});
   }
   if (!tensors.empty()) {
-    fs::create_directories(folder);
+    make_private_folders(folder);
     const fs::path file = folder / file_name(rank);
     const WrittenFile written = write_safetensors(file, tensors, {{"trireme_save_id", save_id}, {"format", "pt"}});
     report["bytes"] = written.bytes;

@@ -147,7 +147,7 @@ void look_at_silent(RollCall& roll_call, const std::string& own_place) {
 fs::path hang_folder() {
   if (const auto folder = env::text("TRIREME_RUN_DIR")) {
     std::error_code error;
-    fs::create_directories(*folder, error);
+    make_private_folders(*folder, error);
     if (::access(folder->c_str(), W_OK) == 0) {
       return fs::absolute(*folder);
     }
@@ -186,7 +186,7 @@ void write_hang_dump(const fs::path& folder, int rank, int size, int from, const
         {"machine_available_bytes", status_kib("/proc/meminfo", "MemAvailable:") * 1024}}},
   };
   std::error_code error;
-  fs::create_directories(folder, error); // another host's, by the name that the first reporter chose
+  make_private_folders(folder, error); // another host's, by the name that the first reporter chose
   const std::string text = dump.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
   write_file_atomically(folder / concat("hang-rank", rank, ".json"), text + "\n");
 }

@@ -1,12 +1,17 @@
 #include <trireme/comm/meeting_file.h>
 
+#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -32,41 +37,84 @@ std::string start_time(pid_t process) {
   return field;
 }
 
-std::string path_of(const std::string& file) {
-  if (file != "parent") {
-    return file;
-  }
+/// "-" stands for no secret.
+constexpr const char* kNone = "-";
+
+std::string private_folder() {
   const char* temporary = std::getenv("TMPDIR");
   const std::string folder = concat(temporary != nullptr ? temporary : "/tmp", "/trireme-", getuid());
-  mkdir(folder.c_str(), 0700);
+  const int code = mkdir(folder.c_str(), 0700) == 0 ? 0 : errno;
   struct stat status {};
-  if (lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != getuid() || (status.st_mode & 077) != 0) {
-    throw Error("comm", concat("the folder ", folder, " is not this user's own private one."),
-                "Remove it, or set MASTER_ADDR=127.0.0.1 and MASTER_PORT to a free port.");
+  if (lstat(folder.c_str(), &status) != 0) {
+    throw Error("comm", concat("cannot make the folder ", folder, " for what the ranks of this host tell each other: ", std::strerror(code), "."),
+                "Set TMPDIR to a folder of yours, the same for all ranks.");
   }
-  return concat(folder, "/meeting-", getppid(), "-", start_time(getppid()));
+  if (!S_ISDIR(status.st_mode) || status.st_uid != getuid() || (status.st_mode & 077) != 0) {
+    throw Error("comm", concat("the folder ", folder, " is not this user's own private one."),
+                "Remove it, or set TMPDIR to a folder of yours, the same for all ranks.");
+  }
+  return folder;
+}
+
+/// The text of a file of this user that nobody else may read, "" for any other.
+std::string read_private(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat status {};
+  char text[512];
+  if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0) {
+    return "";
+  }
+  const ssize_t size = ::read(file.get(), text, sizeof(text));
+  return std::string(text, static_cast<size_t>(std::max<ssize_t>(size, 0)));
 }
 
 } // namespace
 
-void publish_meeting(const std::string& file, const store::Endpoint& endpoint) {
-  write_file_atomically(path_of(file), concat(endpoint.host, " ", endpoint.port, " ", getpid(), " ", start_time(getpid()), "\n"));
+std::string meeting_path(const std::string& file) {
+  return file == "parent" ? concat(private_folder(), "/meeting-", getppid(), "-", start_time(getppid())) : file;
 }
 
-void remove_meeting(const std::string& file) {
-  unlink(path_of(file).c_str());
+std::string meeting_path(int port) {
+  // The same port of another network (of a container) is that of another job.
+  struct stat network {};
+  ::stat("/proc/self/ns/net", &network);
+  return concat(private_folder(), "/port-", network.st_ino, "-", port);
 }
 
-store::Endpoint read_meeting(const std::string& file, std::chrono::steady_clock::time_point deadline) {
-  const std::string path = path_of(file);
+PublishedMeeting::PublishedMeeting(std::string path, const MeetingNote& note) : path_(std::move(path)) {
+  write_file_atomically(path_, concat(note.endpoint.host, " ", note.endpoint.port, " ", getpid(), " ", start_time(getpid()), " ",
+                                     note.secret.empty() ? kNone : note.secret.hex(), "\n"));
+}
+
+PublishedMeeting::~PublishedMeeting() {
+  if (!path_.empty()) {
+    unlink(path_.c_str());
+  }
+}
+
+std::optional<MeetingNote> find_meeting(const std::string& path) {
+  std::istringstream words(read_private(path));
+  MeetingNote note;
+  pid_t writer = 0;
+  std::string writer_start;
+  std::string secret;
+  if (!(words >> note.endpoint.host >> note.endpoint.port >> writer >> writer_start >> secret) || start_time(writer) != writer_start) {
+    return std::nullopt;
+  }
+  if (secret != kNone) {
+    const auto read = store::Secret::from_hex(secret);
+    if (!read) {
+      return std::nullopt;
+    }
+    note.secret = *read;
+  }
+  return note;
+}
+
+MeetingNote read_meeting(const std::string& path, std::chrono::steady_clock::time_point deadline) {
   while (true) {
-    std::ifstream stream(path);
-    store::Endpoint endpoint;
-    pid_t writer = 0;
-    std::string writer_start;
-    // A file that an earlier program of the same mpirun left behind names a process that is gone.
-    if (stream >> endpoint.host >> endpoint.port >> writer >> writer_start && start_time(writer) == writer_start) {
-      return endpoint;
+    if (const auto note = find_meeting(path)) {
+      return *note;
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       throw PeerError("comm", concat("rank 0 has not written ", path, ", where the ranks of this host meet."),

@@ -65,13 +65,31 @@ Store open_agent_store(const Place& place, milliseconds left, milliseconds patie
                   "TORCHELASTIC_USE_AGENT_STORE=True says that there is one: unset it when torchrun has not started this process, otherwise look at its output.");
 }
 
-Store open_store(const Place& place, const Environment& environment, Clock::time_point deadline, milliseconds timeout) {
+/// The secret of the job; where none came with this rank, what rank 0 has left for the ranks of its host. Over a network there is none.
+store::SecretSource secret_of(Place& place) {
+  return store::SecretSource([&place](int socket) {
+    if (place.secret.empty() && store::peer_on_loopback(socket)) {
+      const std::string file = meeting_path(place.endpoint.port);
+      const auto note = find_meeting(file);
+      if (!note || note->secret.empty()) {
+        throw store::ConnectError(store::ConnectError::Reason::wrong_secret,
+                                  concat("the secret is wrong: this rank was given none, and rank 0 has left none in ", file, "."),
+                                  "Start all ranks of a host as one user with the same TMPDIR, or give every rank the same TRIREME_SECRET_FILE. If another "
+                                  "job meets there, choose another MASTER_PORT.");
+      }
+      place.secret = note->secret;
+    }
+    return place.secret;
+  });
+}
+
+Store open_store(Place& place, const Environment& environment, Clock::time_point deadline, milliseconds timeout) {
   const milliseconds patience = timeout + kAfterOperations;
   if (place.of_agent) {
     return open_agent_store(place, std::chrono::duration_cast<milliseconds>(deadline - Clock::now()), patience);
   }
   try {
-    return Store(handle_of(store::Client::connect(place.endpoint, place.secret, place.job, deadline, patience)), place.prefix);
+    return Store(handle_of(store::Client::connect(place.endpoint, secret_of(place), place.job, deadline, patience)), place.prefix);
   } catch (const store::ConnectError& error) {
     if (error.reason == store::ConnectError::Reason::nobody) {
       throw PeerError("comm", concat("rank ", environment.rank, " of ", environment.size, ": ", error.happened.substr(0, error.happened.size() - 1),
@@ -103,21 +121,34 @@ int open_door(const Environment& environment, Endpoint& endpoint) {
     endpoint = {"127.0.0.1", 0};
     listening = store::listen_on(endpoint);
     endpoint.port = store::bound_port(listening);
-    publish_meeting(environment.meeting_file, endpoint);
   } else {
     listening = store::listen_on(endpoint);
   }
   return listening;
 }
 
+/// Leaves for the other ranks of this host what they were not told: where to meet, and the secret, which is made here where none
+/// came: otherwise every user of this host could join. Nothing when they know all.
+PublishedMeeting leave_note(int listening, const Environment& environment, Place& place) {
+  const bool made = place.secret.empty() && store::bound_to_loopback(listening);
+  const bool address_unknown = environment.host.empty() && !environment.listen_fd;
+  if (!made && !address_unknown) {
+    return {};
+  }
+  if (made) {
+    place.secret = store::Secret::random();
+  }
+  return {address_unknown ? meeting_path(environment.meeting_file) : meeting_path(place.endpoint.port),
+          MeetingNote{place.endpoint, made ? place.secret : store::Secret()}};
+}
+
 /// Says what a person may not have meant.
 void check_door(int listening, const Environment& environment, const Place& place) {
-  const bool loopback = store::bound_to_loopback(listening);
-  if (!loopback && place.secret.empty()) {
+  if (place.secret.empty()) {
     log::warning("the ranks meet on ", place.endpoint.host, ":", place.endpoint.port, " without a secret: whoever reaches that port can join the job. "
                  "Start with trireme launch, or give every rank TRIREME_SECRET_FILE=FILE, a file of 32 random bytes with mode 0600.");
   }
-  if (loopback && !store::is_loopback(place.endpoint.host) && environment.local_size >= 0 && environment.local_size < environment.size) {
+  if (store::bound_to_loopback(listening) && !store::is_loopback(place.endpoint.host) && environment.local_size >= 0 && environment.local_size < environment.size) {
     log::warning("MASTER_ADDR=", place.endpoint.host, " is a loopback address on this host (see /etc/hosts), so ranks on other hosts cannot come. "
                  "Set it to the address under which they reach this host.");
   }
@@ -131,7 +162,9 @@ Place place_of(const Environment& environment, Clock::time_point deadline) {
               .prefix = "trireme/" + environment.key_prefix,
               .of_agent = environment.store_of_agent};
   if (!host && place.endpoint.host.empty()) {
-    place.endpoint = read_meeting(environment.meeting_file, deadline);
+    const MeetingNote note = read_meeting(meeting_path(environment.meeting_file), deadline);
+    place.endpoint = note.endpoint;
+    place.secret = place.secret.empty() ? note.secret : place.secret;
   }
   return place;
 }
@@ -193,25 +226,17 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   Place place = place_of(environment, deadline);
   std::unique_ptr<store::Server> server;
+  PublishedMeeting note;
   if (environment.rank == 0 && !place.of_agent) {
     const int listening = open_door(environment, place.endpoint);
+    note = leave_note(listening, environment, place);
     check_door(listening, environment, place);
     server = std::make_unique<store::Server>(listening, store::ServerOptions{.secret = place.secret, .job = place.job});
   }
   Store store = open_store(place, environment, deadline, timeout);
   claim(store, environment);
-  const bool wrote_file = environment.rank == 0 && environment.host.empty() && !environment.listen_fd;
-  try {
-    wait_for_all(store, environment, deadline, timeout);
-  } catch (...) {
-    if (wrote_file) {
-      remove_meeting(environment.meeting_file);
-    }
-    throw;
-  }
-  if (wrote_file) {
-    remove_meeting(environment.meeting_file); // everybody has read it
-  }
+  wait_for_all(store, environment, deadline, timeout);
+  note = {}; // everybody has read it
   const std::vector<std::string> names = hosts_of(store, environment);
   std::vector<int> hosts;
   for (const auto& name : names) {

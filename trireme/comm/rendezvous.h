@@ -32,8 +32,9 @@ struct Meeting {
 ///
 /// Rank 0 runs it (store::Server), on the launcher's socket (TRIREME_LISTEN_FD) or on one of its own, which listens on
 /// the one address that MASTER_ADDR gives, or on the loopback interface. Whoever connects proves that it knows the secret of
-/// the job (store::Secret::from_environment()) and gets the same proof back; without a secret, and under
-/// torchrun, whose agent runs c10d's TCPStore, anybody who speaks the protocol may join.
+/// the job (store::Secret::from_environment()) and gets the same proof back. On the loopback interface rank 0 makes a secret where
+/// none came, and leaves it in a file for the other ranks of this user (meeting_file.h). Over a network without a secret, and
+/// under torchrun, whose agent runs c10d's TCPStore, anybody who speaks the protocol may join.
 /// Cost: about five round trips a rank.
 /// Errors: InputError when the port is in use or another job's, the secret is wrong, two processes claim one rank, or ranks
 /// disagree on the world size; PeerError naming the ranks that have not come in time.

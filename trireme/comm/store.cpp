@@ -41,7 +41,7 @@ bool Store::wait(const std::vector<std::string>& keys, std::chrono::milliseconds
 }
 
 bool Store::last_will(const std::string& key, const std::string& value, const std::string& counter) {
-  return reach("last will", [&] { return handle_->last_will(prefix_ + key, value, counter.empty() ? "" : prefix_ + counter); });
+  return reach("last will", [&] { return handle_->last_will(key.empty() ? "" : prefix_ + key, value, counter.empty() ? "" : prefix_ + counter); });
 }
 
 Store Store::scoped(const std::string& prefix) const {

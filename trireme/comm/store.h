@@ -30,7 +30,8 @@ class Store {
   /// Blocks until all keys are set; false when they are not after `timeout`.
   bool wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
   /// Has the host set `key` to `value` and add 1 to `counter` ("": none) when this connection ends, also because the
-  /// process is killed. False when the store cannot (torchrun's agent).
+  /// process is killed or its host cut off (store::kSilence). The last one given counts, an empty key takes it back. False when
+  /// the store cannot (torchrun's agent).
   bool last_will(const std::string& key, const std::string& value, const std::string& counter = "");
 
   /// The same store with `prefix` before every key.

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/stacks.h>
 #include <trireme/comm/hang_report.h>
+#include <trireme/comm/last_wills.h>
 
 #include <unistd.h>
 
@@ -175,9 +176,13 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
 
   /// One round with the store. Only this thread talks to it.
   void step() {
-    const int64_t pulse = store_.add("pulse", 0);
-    if (pulse != seen_pulse_) {
-      seen_pulse_ = pulse;
+    const LastWills::Seen seen = wills_.look(store_);
+    if (!seen.gone.empty()) {
+      known_silent_.insert(seen.gone.begin(), seen.gone.end());
+      interrupt_groups_of(seen.gone);
+    }
+    if (seen.pulse != seen_pulse_) {
+      seen_pulse_ = seen.pulse;
       const int64_t hangs = store_.add("hang/asked", 0);
       const bool new_hang = hangs != seen_hangs_;
       {
@@ -367,6 +372,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     if (!counted_) {
       publish();
       store_.add("left", 1);
+      wills_.take_back(store_);
       counted_ = true;
     }
     const int64_t left = store_.add("left", 0);
@@ -445,6 +451,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   int64_t seen_pulse_ = 0;
   int64_t heard_failures_ = 0;
   int64_t published_version_ = -1;
+  LastWills wills_{rank_, size_};
   std::set<int> known_silent_;
   std::shared_ptr<Question> farewell_;
   bool counted_ = false;

@@ -17,7 +17,8 @@ namespace trireme::comm {
 ///
 /// A thread with a store connection of its own publishes the progress of all groups, and what this process notes about
 /// itself (base/notes.h), when it has changed, at most every 200 ms, and looks as often whether another rank calls the
-/// roll or reports a failure; a failure of a member interrupts the groups that it is in. A hang makes every rank write its dump
+/// roll or reports a failure; a failure of a member interrupts the groups that it is in, and so does the end of its connection
+/// to the store, because it was killed or because its host is silent (store::kSilence). A hang makes every rank write its dump
 /// (hang_report.h) first, and one of them print the report.
 /// Cost: five small round trips a second to the store, nothing per operation.
 /// Never throws because the store is gone; it says so in the roll call.

@@ -278,7 +278,7 @@ FetchResult fetch(const std::string& name, const fs::path& destination, const Fe
   const fs::path made = make_folder(temporary.path() / "made");
   std::vector<std::string> names;
   for (const auto& [file, content] : contents) {
-    write_file_atomically(made / file, content);
+    write_file_atomically(made / file, content, 0644);
     names.push_back(file);
   }
   const auto sums = sha256_of(made, names);
@@ -290,7 +290,7 @@ FetchResult fetch(const std::string& name, const fs::path& destination, const Fe
   if (options.check) {
     compare(set, result.files, result.source);
   }
-  write_file_atomically(made / kSumsFile, sums_file);
+  write_file_atomically(made / kSumsFile, sums_file, 0644);
   install(contents, made, result.folder);
   return result;
 }

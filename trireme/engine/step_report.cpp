@@ -1,10 +1,14 @@
 #include <trireme/engine/step_report.h>
 
+#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
 #include <trireme/engine/peak_memory.h>
 #include <trireme/monitor/resources.h>
+
+#include <fcntl.h>
 
 #include <fstream>
 
@@ -37,7 +41,7 @@ StepReport::StepReport(const config::EngineConfig& config)
   }
   if (config.csv_monitor.enabled) {
     csv_ = folder_of(config.csv_monitor, "csv_monitor");
-    std::filesystem::create_directories(*csv_);
+    make_private_folders(*csv_);
   }
   if (config.tensorboard.enabled) {
     tensorboard_ = std::make_unique<monitor::TensorBoardWriter>(folder_of(config.tensorboard, "tensorboard"));
@@ -90,7 +94,9 @@ void StepReport::write(const Engine& engine) {
     if (!value) {
       continue;
     }
-    std::ofstream out(*csv_ / concat(name, ".csv"), std::ios::app);
+    const std::filesystem::path file = *csv_ / concat(name, ".csv");
+    const Descriptor made(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));  // a stream would make it for everybody
+    std::ofstream out(file, std::ios::app);
     out << m.step << ',' << *value << '\n';
     if (!out.flush()) {
       throw Error("engine", concat("cannot write ", (*csv_ / name).string(), ".csv"));

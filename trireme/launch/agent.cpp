@@ -87,9 +87,7 @@ class Agent : private PlaceEvents {
       place_->serve(polled);
     }
     while (const std::optional<int> number = signals_.next()) {
-      if (*number == SIGCHLD && place_) {
-        place_->child_ended();
-      } else if (*number == SIGINT || *number == SIGTERM || *number == SIGHUP) {
+      if (*number == SIGINT || *number == SIGTERM || *number == SIGHUP) {
         over_ = told_ = true;
       }
     }
@@ -159,7 +157,6 @@ class Agent : private PlaceEvents {
     setup.run_id = order.at("run_id");
     setup.secret = order.at("secret");
     setup.extra_env = unpack_variables(order.at("env"));
-    setup.most_ranks = order.at("most_ranks");
     patience_ = order.at("patience_s");
     const std::string folder = to_bytes(order.at("folder"));
     if (::chdir(folder.c_str()) != 0) {
@@ -187,8 +184,7 @@ class Agent : private PlaceEvents {
     return over_ || (!held_ && !events_.full());
   }
   void ended(int rank, const RankEnd& end) override {
-    tell({{"is", "ended"}, {"rank", rank}, {"status", end.wait_status}, {"pid", end.pid}, {"peak_rss_bytes", end.peak_rss_bytes},
-          {"out_of_memory", end.out_of_memory}});
+    tell(pack_end(rank, end));
   }
   void say(std::string_view words) override {
     tell({{"is", "say"}, {"text", to_text(words)}});

@@ -6,7 +6,7 @@ namespace trireme::launch {
 /// (see messages.h). It ends, after killing its ranks, when its input ends, when it is told by SIGTERM, SIGINT or SIGHUP, or when the
 /// launcher has been silent for a minute (ten heartbeat time-outs if that is longer).
 ///
-/// Orders: job (first; host, folder, run_id, secret, env, most_ranks, patience_s), listen (address, ranks), start (share), signal, stop
+/// Orders: job (first; host, folder, run_id, secret, env, patience_s), listen (address, ranks), start (share), signal, stop
 /// (signal), kill, hold (on), beat. Events: ready, listening (port), output (rank, stream, text), ended (rank, status, pid,
 /// peak_rss_bytes, out_of_memory), over, say, refused (input, text), beat twice a second.
 /// Returns: the exit code, 0 after an end that the launcher asked for.

@@ -188,11 +188,7 @@ void Attempt::wait_for_events() {
 void Attempt::take_signals() {
   const bool preemptible = job_.options.preemptible;
   while (const std::optional<int> number = job_.signals.next()) {
-    if (*number == SIGCHLD) {
-      for (const Member& member : members_) {
-        member.place.child_ended();
-      }
-    } else if (*number == SIGUSR2 || (*number == SIGUSR1 && !preemptible)) {
+    if (*number == SIGUSR2 || (*number == SIGUSR1 && !preemptible)) {
       for (const Member& member : members_) {
         member.place.signal(*number);
       }
@@ -299,11 +295,17 @@ std::string Attempt::describe(size_t number) const {
   const RankEnd& end = ranks_[number].end;
   const std::string& host = members_[ranks_[number].member].name;
   const std::string who = concat("rank ", number, host.empty() ? "" : concat(" on ", host), " ");
-  if (!end.out_of_memory) {
-    return who + describe_end(end.wait_status);
+  const std::string held = format_bytes(static_cast<double>(end.peak_rss_bytes));
+  switch (end.out_of_memory) {
+    case OutOfMemory::yes:
+      return concat(who, "was killed by the kernel because memory ran out (SIGKILL; it had held up to ", held, ")");
+    case OutOfMemory::perhaps:
+      return concat(who, describe_end(end.wait_status), " (it had held up to ", held,
+                    "; a process of its control group, perhaps this one, was killed by the kernel because memory ran out)");
+    case OutOfMemory::no:
+      break;
   }
-  return concat(who, "was killed by the kernel because memory ran out (SIGKILL; it had held up to ",
-                format_bytes(static_cast<double>(end.peak_rss_bytes)), ")");
+  return who + describe_end(end.wait_status);
 }
 
 std::string Attempt::describe_failure() const {
@@ -318,7 +320,7 @@ void Attempt::report_rank(size_t number) {
   const Rank& rank = ranks_[number];
   job_.screen.say(concat(describe(number), " (pid ", rank.end.pid, ") ", format_seconds(duration<double>(ended_at_ - started_at_).count()),
                          " after start"));
-  if (rank.end.out_of_memory) {
+  if (rank.end.out_of_memory != OutOfMemory::no) {
     job_.screen.say("give the job more memory, or make it need less: smaller micro-batches, recomputation, a higher ZeRO stage, offload");
   }
   for (const std::string& line : rank.output.last_lines().lines()) {

@@ -2,13 +2,16 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <string>
+#include <utility>
 
 namespace trireme::launch {
 namespace {
@@ -43,7 +46,7 @@ bool read_entry(pid_t pid, Entry& entry) {
 
 } // namespace
 
-std::vector<pid_t> descendants(pid_t ancestor, pid_t except) {
+std::vector<pid_t> descendants(pid_t ancestor) {
   std::multimap<pid_t, std::pair<pid_t, char>> children;
   DIR* const folder = ::opendir("/proc");
   if (folder == nullptr) {
@@ -52,7 +55,7 @@ std::vector<pid_t> descendants(pid_t ancestor, pid_t except) {
   while (const dirent* item = ::readdir(folder)) {
     const auto pid = static_cast<pid_t>(std::atoi(item->d_name));
     Entry entry;
-    if (pid > 0 && pid != except && read_entry(pid, entry)) {
+    if (pid > 0 && read_entry(pid, entry)) {
       children.emplace(entry.parent, std::pair(pid, entry.state));
     }
   }
@@ -72,6 +75,25 @@ std::vector<pid_t> descendants(pid_t ancestor, pid_t except) {
     }
   }
   return found;
+}
+
+std::map<pid_t, int> kill_children() {
+  std::map<pid_t, int> ends;
+  const auto until = std::chrono::steady_clock::now() + kKillPatience;
+  for (;;) {
+    for (const pid_t pid : descendants(::getpid())) {
+      ::kill(pid, SIGKILL);
+    }
+    int status = 0;
+    pid_t ended = 0;
+    while ((ended = ::waitpid(-1, &status, WNOHANG)) > 0) {
+      ends[ended] = status;
+    }
+    if ((ended < 0 && errno == ECHILD) || std::chrono::steady_clock::now() >= until) {
+      return ends;
+    }
+    ::usleep(2000);
+  }
 }
 
 OrphanAdoption::OrphanAdoption() {

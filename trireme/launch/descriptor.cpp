@@ -1,5 +1,6 @@
 #include <trireme/launch/descriptor.h>
 
+#include <trireme/base/address.h>
 #include <trireme/base/error.h>
 
 #include <arpa/inet.h>
@@ -60,13 +61,17 @@ void close_on_exec_from(int first) {
   }
 }
 
-void close_all_but(int kept) {
-  if (!close_range(0, kept - 1, 0) || !close_range(kept + 1, std::numeric_limits<int>::max(), 0)) {
-    for (int fd = 0; fd < descriptor_limit(); ++fd) {
-      if (fd != kept) {
-        ::close(fd);
+void close_all_but(std::vector<int> kept) {
+  std::sort(kept.begin(), kept.end());
+  kept.push_back(std::numeric_limits<int>::max());
+  int first = 0;
+  for (const int fd : kept) {
+    if (!close_range(first, fd - 1, 0)) {
+      for (int other = first; other < std::min(fd, descriptor_limit()); ++other) {
+        ::close(other);
       }
     }
+    first = fd + 1;
   }
 }
 
@@ -89,6 +94,10 @@ MeetingPoint open_meeting_point(const std::string& address, int ranks) {
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> found(list, ::freeaddrinfo);
   int code = 0;
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+    if (is_every_address(one->ai_addr)) {
+      throw InputError("launch", concat(address, " stands for every address of rank 0's host, and the ranks meet on one only"),
+                       "Give the first host of the hostfile the address under which the others reach it: address=A after the host.");
+    }
     MeetingPoint point;
     sockaddr_storage bound{};
     socklen_t length = sizeof(bound);

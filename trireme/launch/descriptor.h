@@ -3,6 +3,7 @@
 #include <trireme/base/descriptor.h>
 
 #include <string>
+#include <vector>
 
 namespace trireme::launch {
 
@@ -23,8 +24,8 @@ void set_nonblocking(int fd);
 /// Between fork and exec: every descriptor from `first` on goes away with the exec. Allocates nothing.
 void close_on_exec_from(int first);
 
-/// In a forked process: closes every descriptor but `kept`. Allocates nothing.
-void close_all_but(int kept);
+/// In a forked process: closes every descriptor but these.
+void close_all_but(std::vector<int> kept);
 
 /// Opens /dev/null for each of 0, 1 and 2 that is closed, so that no pipe of ours ever gets these numbers.
 void fill_standard_descriptors();

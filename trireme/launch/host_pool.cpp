@@ -140,7 +140,6 @@ void HostPool::connect(Entry& entry) {
                {"run_id", run_id_},
                {"secret", secret_},
                {"env", pack_variables(variables)},
-               {"most_ranks", entry.host.slots},
                {"patience_s", std::max(60.0, 10 * options_.heartbeat_timeout)}};
   entry.agent = std::make_unique<RemotePlace>(std::move(setup), signals_, [this](const std::string& words) { screen_.say(words); });
 }

@@ -1,5 +1,6 @@
 #include <trireme/launch/hostfile.h>
 
+#include <trireme/base/address.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
@@ -46,6 +47,10 @@ class LineReader {
         throw InputError(where_, concat("\"", key, "\" is unknown or has no value.", did_you_mean(key, {"slots", "address", "max_slots"})),
                          kForm);
       }
+    }
+    if (is_every_address(host.address)) {
+      throw InputError(where_, concat("the address ", host.address, " stands for every address of the host, and ranks meet on one only"),
+                       "Give the one under which the other hosts reach it.");
     }
     return host;
   }

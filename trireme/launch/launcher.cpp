@@ -1,12 +1,12 @@
 #include <trireme/launch/launcher.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 #include <trireme/base/units.h>
 #include <trireme/launch/attempt.h>
 #include <trireme/launch/environment.h>
 #include <trireme/launch/host_pool.h>
 #include <trireme/launch/local_place.h>
-#include <trireme/launch/private_folder.h>
 #include <trireme/launch/process.h>
 
 #include <poll.h>
@@ -103,7 +103,6 @@ class Places {
       setup.run_id = run_id;
       setup.secret = secret;
       setup.extra_env = options.extra_env;
-      setup.most_ranks = options.ranks;
       setup.stdin_fd = STDIN_FILENO;
       here_.emplace(std::move(setup), signals);
     } else {

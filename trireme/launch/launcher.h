@@ -83,12 +83,12 @@ struct JobReport {
 /// Hosts: one agent each (see agent.h), started over ssh or `rsh`; their input and output are the connection, no port is opened.
 ///   A lost host is replaced by the next usable one of the list, or the world gets smaller as far as min_nodes allows.
 /// Signals: SIGINT is passed on as it is, SIGTERM and SIGHUP as SIGTERM, each to the rank's whole process group; a second
-///   one kills at once. SIGUSR1 and SIGUSR2 go to the ranks. For `preemptible` see there. However the launcher dies, the kernel
-///   kills the ranks (PR_SET_PDEATHSIG), a guardian process kills their process groups, and agents kill theirs.
+///   one kills at once. SIGUSR1 and SIGUSR2 go to the ranks. For `preemptible` see there. However the launcher dies, a guardian
+///   process kills the ranks and all that descends from them, and agents kill theirs; see guardian.h.
 /// Output: the launcher's own words go to stderr after "[launch] ".
 /// Caller: a program that has no other child processes and whose calling thread stays alive; the launcher adopts and
 ///   reaps every orphan below it, and blocks the signals above while it runs.
-/// Cost: one thread, no polling; about 1 ms a rank to start.
+/// Cost: one thread and one more process, no polling; about 1 ms a rank to start.
 /// Errors: InputError when the program, the log folder or a host's setup cannot be used; Error when the system refuses a process
 ///   or socket.
 JobReport run_job(const LaunchOptions& options);

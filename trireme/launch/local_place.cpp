@@ -5,32 +5,18 @@
 #include <trireme/launch/environment.h>
 #include <trireme/launch/process.h>
 
-#include <sys/resource.h>
-#include <sys/wait.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <string_view>
+#include <utility>
 
 namespace trireme::launch {
-namespace {
-
-using std::chrono::milliseconds;
-
-constexpr milliseconds kKillAgain{20};
-// SIGKILL does not end a process that hangs in the kernel (a dead network disk).
-constexpr milliseconds kKillPatience{10'000};
-
-} // namespace
-
 LocalPlace::LocalPlace(PlaceSetup setup, SignalWatch& signals)
-    : setup_(std::move(setup)), signals_(signals), guardian_(setup_.most_ranks), lifeline_(make_pipe()), secret_(setup_.secret),
-      environment_(own_environment()) {}
+    : setup_(std::move(setup)), signals_(signals), lifeline_(make_pipe()), secret_(setup_.secret), environment_(own_environment()) {}
 
-LocalPlace::~LocalPlace() {
-  if (running_) {
-    kill_all();
-  }
-}
+LocalPlace::~LocalPlace() = default;
 
 const std::string& LocalPlace::why_lost() const {
   static const std::string never;
@@ -48,18 +34,28 @@ std::optional<int> LocalPlace::port() const {
 void LocalPlace::start(const Share& share, PlaceEvents& events) {
   events_ = &events;
   first_rank_ = share.first_rank;
+  guardian_.reset();
   ranks_.clear();
-  told_groups_.clear();
-  running_ = children_left_ = true;
-  stopping_ = leftovers_told_ = false;
-  kill_until_.reset();
+  kill_told_ = false;
+  const Descriptor nothing = open_null();
+  std::vector<Descriptor> secrets;
+  std::vector<SpawnRequest> requests;
   for (int rank = 0; rank < share.local_ranks; ++rank) {
-    start_rank(share, rank);
+    secrets.push_back(secret_.open());
+    requests.push_back(request_for(share, rank, secrets.back().get(), nothing.get()));
   }
+  guardian_.emplace(requests);
+  running_ = true;
   meeting_.socket.close();
+  for (Rank& rank : ranks_) {
+    for (Pipe& pipe : rank.pipes) {
+      pipe.write.close();
+    }
+  }
+  await_start();
 }
 
-void LocalPlace::start_rank(const Share& share, int local_rank) {
+SpawnRequest LocalPlace::request_for(const Share& share, int local_rank, int secret_fd, int nothing_fd) {
   const bool first = share.first_rank + local_rank == 0;
   RankPlace place;
   place.share = share;
@@ -68,8 +64,7 @@ void LocalPlace::start_rank(const Share& share, int local_rank) {
   place.run_id = setup_.run_id;
   place.listen_fd = first ? meeting_.socket.get() : -1;
   place.lifeline_fd = lifeline_.read.get();
-  const Descriptor secret = secret_.open();
-  place.secret_fd = secret.get();
+  place.secret_fd = secret_fd;
   place.usable_cores = trireme::usable_cores();
 
   Rank rank;
@@ -81,53 +76,63 @@ void LocalPlace::start_rank(const Share& share, int local_rank) {
   request.program = find_program(share.command.front());
   request.arguments = share.command;
   request.environment = rank_environment(place, environment_, setup_.extra_env);
-  const Descriptor nothing = open_null();
-  request.stdin_fd = first && setup_.stdin_fd >= 0 ? setup_.stdin_fd : nothing.get();
+  request.stdin_fd = first && setup_.stdin_fd >= 0 ? setup_.stdin_fd : nothing_fd;
   request.stdout_fd = rank.pipes[0].write.get();
   request.stderr_fd = rank.pipes[1].write.get();
   request.keep = {place.lifeline_fd, place.secret_fd};
   if (place.listen_fd >= 0) {
     request.keep.push_back(place.listen_fd);
   }
-  request.guardian_fd = guardian_.fd();
   request.signal_mask = signals_.mask_before();
   request.on_broken_pipe = signals_.broken_pipe_before();
-  rank.pid = spawn(request);
-  rank.live = true;
-  for (Pipe& pipe : rank.pipes) {
-    pipe.write.close();
-  }
   ranks_.push_back(std::move(rank));
-  ++live_;
+  return request;
+}
+
+void LocalPlace::await_start() {
+  const auto answer = guardian_->next(true);
+  if (!answer) {
+    lose_guardian();
+  } else if (answer->at("is") == "refused") {
+    std::string text = to_bytes(answer->at("text"));
+    constexpr std::string_view kPart = "[launch] ";
+    text = text.starts_with(kPart) ? text.substr(kPart.size()) : text;
+    if (answer->at("input").get<bool>()) {
+      throw InputError("launch", text);
+    }
+    throw Error("launch", text);
+  } else {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      ranks_[i].pid = answer->at("pids").at(i);
+      ranks_[i].live = true;
+    }
+    read_events();  // some may have come with the answer
+  }
 }
 
 void LocalPlace::signal(int number) {
-  for (const Rank& rank : ranks_) {
-    if (rank.live) {
-      ::kill(rank.pid, number);
-    }
+  if (running_) {
+    guardian_->tell({{"do", "signal"}, {"signal", number}});
   }
 }
 
 void LocalPlace::stop(int number) {
-  stopping_ = true;
-  for (const Rank& rank : ranks_) {
-    if (rank.live) {
-      ::kill(-rank.pid, number);
-      ::kill(-rank.pid, SIGCONT);  // a stopped process would never hear of it
-      told_groups_.insert(rank.pid);
-    }
+  if (running_) {
+    guardian_->tell({{"do", "stop"}, {"signal", number}});
   }
 }
 
 void LocalPlace::kill() {
-  if (running_ && !kill_until_) {
-    kill_until_ = Clock::now() + kKillPatience;
-    killed_at_ = {};
+  if (running_ && !kill_told_) {
+    kill_told_ = true;
+    guardian_->tell({{"do", "kill"}});
   }
 }
 
 void LocalPlace::add_to(std::vector<pollfd>& polled) const {
+  if (running_) {
+    polled.push_back({guardian_->fd(), POLLIN, 0});
+  }
   for (size_t i = 0; i < ranks_.size(); ++i) {
     for (int stream = 0; stream < 2; ++stream) {
       const Descriptor& end = ranks_[i].pipes[static_cast<size_t>(stream)].read;
@@ -151,6 +156,71 @@ void LocalPlace::serve(const std::vector<pollfd>& polled) {
       }
     }
   }
+  if (running_) {
+    read_events();
+  }
+}
+
+void LocalPlace::read_events() {
+  bool failed = false;
+  while (running_) {
+    const auto event = guardian_->next(false);
+    if (!event) {
+      break;
+    }
+    failed = failed || (event->at("is") == "ended" && event->at("status") != 0);
+    handle(*event);
+  }
+  if (failed && running_) {  // of several that ended at the same time all shall be known: a killed one is the likelier cause
+    guardian_->tell({{"do", "look"}});
+    for (auto event = guardian_->next(true); event && event->at("is") != "looked"; event = guardian_->next(true)) {
+      handle(*event);
+    }
+  }
+  if (running_ && guardian_->gone()) {
+    lose_guardian();
+  }
+}
+
+void LocalPlace::handle(const Message& event) {
+  const std::string is = event.at("is");
+  if (is == "ended") {
+    note_end(event.at("rank"), unpack_end(event));
+  } else if (is == "say") {
+    events_->say(event.at("text").get<std::string>());
+  } else if (is == "over") {
+    finish();
+  }
+}
+
+void LocalPlace::note_end(size_t rank, const RankEnd& end) {
+  ranks_[rank].live = false;
+  drain(rank);
+  events_->ended(first_rank_ + static_cast<int>(rank), end);
+}
+
+void LocalPlace::finish() {
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    drain(i);
+  }
+  ranks_.clear();
+  running_ = false;
+}
+
+void LocalPlace::lose_guardian() {
+  events_->say(concat("the process that watches the ranks (trireme-guard, pid ", guardian_->pid(), ") was killed, and they end with it"));
+  guardian_.reset();
+  const auto ends = kill_children();
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (ranks_[i].live) {
+      RankEnd end;
+      end.pid = ranks_[i].pid;
+      const auto found = ends.find(end.pid);
+      end.wait_status = found == ends.end() ? SIGKILL : found->second;
+      note_end(i, end);
+    }
+  }
+  finish();
 }
 
 bool LocalPlace::read_once(size_t rank, int stream) {
@@ -175,83 +245,6 @@ void LocalPlace::drain(size_t rank) {
     // A pipe holds 64 KiB unless somebody enlarged it; a child of the rank may go on writing without end.
     for (int reads = 0; reads < 64 && read_once(rank, stream); ++reads) {
     }
-  }
-}
-
-void LocalPlace::child_ended() {
-  siginfo_t next{};
-  while (::waitid(P_ALL, 0, &next, WEXITED | WNOHANG | WNOWAIT) == 0 && next.si_pid > 0) {
-    RankEnd end;
-    end.pid = next.si_pid;
-    size_t i = 0;
-    while (i < ranks_.size() && !(ranks_[i].live && ranks_[i].pid == end.pid)) {
-      ++i;
-    }
-    // Of a process that has been reaped nobody can tell which control group it was in.
-    end.out_of_memory = i < ranks_.size() && next.si_code == CLD_KILLED && next.si_status == SIGKILL && memory_.killed(end.pid);
-    rusage usage{};
-    if (::wait4(end.pid, &end.wait_status, WNOHANG, &usage) == end.pid && i < ranks_.size()) {
-      end.peak_rss_bytes = int64_t{usage.ru_maxrss} * 1024;
-      ranks_[i].live = false;
-      --live_;
-      guardian_.forget(end.pid);
-      drain(i);
-      events_->ended(first_rank_ + static_cast<int>(i), end);
-    }
-    next = {};
-  }
-  // 0 and no pid: there are children, all of them running.
-  siginfo_t any{};
-  children_left_ = ::waitid(P_ALL, 0, &any, WEXITED | WNOHANG | WNOWAIT) == 0;
-}
-
-void LocalPlace::advance() {
-  if (!running_) {
-    return;
-  }
-  if (kill_until_ && children_left_ && Clock::now() - killed_at_ >= kKillAgain) {
-    killed_at_ = Clock::now();
-    kill_all();
-    child_ended();
-    if (killed_at_ >= *kill_until_) {
-      events_->say("a process does not end although it was killed; it hangs in the kernel (see ps, state D)");
-      children_left_ = false;
-    }
-  } else if (stopping_ && live_ == 0 && children_left_ && !leftovers_told_) {
-    end_leftovers();
-  }
-  if ((stopping_ || kill_until_) && !children_left_) {
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      drain(i);
-    }
-    ranks_.clear();
-    live_ = 0;
-    running_ = false;
-  }
-}
-
-std::optional<Clock::time_point> LocalPlace::wake() const {
-  return running_ && kill_until_ ? std::optional(killed_at_ + kKillAgain) : std::nullopt;
-}
-
-void LocalPlace::end_leftovers() {
-  leftovers_told_ = true;
-  for (const pid_t pid : descendants(::getpid(), guardian_.pid())) {
-    if (told_groups_.count(::getpgid(pid)) == 0) {
-      ::kill(pid, SIGTERM);
-      ::kill(pid, SIGCONT);
-    }
-  }
-}
-
-void LocalPlace::kill_all() {
-  for (const Rank& rank : ranks_) {
-    if (rank.live) {
-      ::kill(-rank.pid, SIGKILL);
-    }
-  }
-  for (const pid_t pid : descendants(::getpid(), guardian_.pid())) {
-    ::kill(pid, SIGKILL);
   }
 }
 

@@ -59,6 +59,20 @@ Variables unpack_variables(const Message& message) {
   return variables;
 }
 
+Message pack_end(int rank, const RankEnd& end) {
+  return {{"is", "ended"}, {"rank", rank}, {"status", end.wait_status}, {"pid", end.pid}, {"peak_rss_bytes", end.peak_rss_bytes},
+          {"out_of_memory", static_cast<int>(end.out_of_memory)}};
+}
+
+RankEnd unpack_end(const Message& message) {
+  RankEnd end;
+  end.wait_status = message.at("status");
+  end.pid = message.at("pid");
+  end.peak_rss_bytes = message.at("peak_rss_bytes");
+  end.out_of_memory = static_cast<OutOfMemory>(message.at("out_of_memory").get<int>());
+  return end;
+}
+
 Message pack_share(const Share& share) {
   Message command = Message::array();
   for (const std::string& word : share.command) {

@@ -8,13 +8,13 @@
 #include <string>
 #include <string_view>
 
-// What launcher and agent say to each other: JSON objects, one a line. Orders have "do", events have "is".
+// What launcher, agent and guardian say to each other: JSON objects, one a line. Orders have "do", events have "is".
 namespace trireme::launch {
 
 using Message = nlohmann::json;
 
 /// Changes with every change that an agent of another build would misunderstand.
-inline constexpr int kProtocol = 1;
+inline constexpr int kProtocol = 2;
 
 /// Any bytes as JSON text and back: each byte is the character with that number.
 std::string to_text(std::string_view bytes);
@@ -25,9 +25,12 @@ std::string pack(const Message& message);
 
 Message pack_share(const Share& share);
 Message pack_variables(const Variables& variables);
-/// Errors: nlohmann::json::exception when something is missing.
+/// The event "ended".
+Message pack_end(int rank, const RankEnd& end);
+/// Errors of these: nlohmann::json::exception when something is missing.
 Share unpack_share(const Message& message);
 Variables unpack_variables(const Message& message);
+RankEnd unpack_end(const Message& message);
 
 /// Cuts what arrives into messages. Lines that are none (a greeting of the remote shell) come back as they are.
 class MessageReader {

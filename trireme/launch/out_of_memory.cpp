@@ -8,9 +8,28 @@ namespace trireme::launch {
 
 namespace fs = std::filesystem;
 
-OutOfMemoryWatch::OutOfMemoryWatch(fs::path cgroups, fs::path proc) : cgroups_(std::move(cgroups)), proc_(std::move(proc)) {
-  if (const auto file = counter_file("self", true)) {
-    seen_[*file] = count(*file).value_or(0);
+namespace {
+
+// Anybody else in the group? It does not list processes that have ended.
+bool shared(const fs::path& group, pid_t pid) {
+  std::ifstream members(group / "cgroup.procs");
+  if (!members) {
+    return true;
+  }
+  for (pid_t member = 0; members >> member;) {
+    if (member != pid) {
+      return true;
+    }
+  }
+  return false;
+}
+
+} // namespace
+
+OutOfMemoryWatch::OutOfMemoryWatch(fs::path cgroups, fs::path proc)
+    : cgroups_(std::move(cgroups)), proc_(std::move(proc)), own_(counter_file("self", true)) {
+  if (own_) {
+    seen_[*own_] = count(*own_).value_or(0);
   }
 }
 
@@ -28,7 +47,8 @@ std::optional<fs::path> OutOfMemoryWatch::counter_file(const std::string& pid, b
     const std::string group = line.substr(second + 2);  // relative
     fs::path file;
     if (controllers == ",,") {
-      file = cgroups_ / group / "memory.events";
+      file = cgroups_ / group / "memory.events.local";  // without the groups below
+      file = count(file) ? file : cgroups_ / group / "memory.events";
     } else if (lives && controllers.find(",memory,") != std::string::npos) {  // one that has ended counts as the root's there
       file = cgroups_ / "memory" / group / "memory.oom_control";
     }
@@ -50,17 +70,18 @@ std::optional<int64_t> OutOfMemoryWatch::count(const fs::path& file) {
   return std::nullopt;
 }
 
-bool OutOfMemoryWatch::killed(pid_t pid) {
-  if (const auto file = counter_file(std::to_string(pid), false)) {
-    seen_.emplace(*file, 0);  // a group made for this rank begins at 0
+OutOfMemory OutOfMemoryWatch::killed(pid_t pid) {
+  const auto known = counter_file(std::to_string(pid), false);
+  const auto file = known ? known : own_;
+  if (!file) {
+    return OutOfMemory::no;
   }
-  for (auto& [file, seen] : seen_) {
-    if (count(file).value_or(0) > seen) {
-      ++seen;
-      return true;
-    }
+  int64_t& seen = seen_.emplace(*file, 0).first->second;  // a group made for this rank begins at 0
+  if (count(*file).value_or(0) <= seen) {
+    return OutOfMemory::no;
   }
-  return false;
+  ++seen;
+  return file == own_ || shared(file->parent_path(), pid) ? OutOfMemory::perhaps : OutOfMemory::yes;
 }
 
 } // namespace trireme::launch

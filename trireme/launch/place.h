@@ -16,14 +16,16 @@ namespace trireme::launch {
 using Clock = std::chrono::steady_clock;
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
+/// Whether the kernel killed a process because memory ran out. perhaps: it killed one of those that share its control group.
+enum class OutOfMemory { no, perhaps, yes };
+
 /// How one rank ended.
 struct RankEnd {
   int wait_status = 0;
   pid_t pid = -1;
   /// The most memory it ever held.
   int64_t peak_rss_bytes = 0;
-  /// The kernel killed it because memory ran out.
-  bool out_of_memory = false;
+  OutOfMemory out_of_memory = OutOfMemory::no;
 };
 
 /// Takes what a place tells of its ranks.
@@ -87,8 +89,6 @@ class Place {
 
   virtual void add_to(std::vector<pollfd>& polled) const = 0;
   virtual void serve(const std::vector<pollfd>& polled) = 0;
-  /// SIGCHLD came.
-  virtual void child_ended() = 0;
   virtual void advance() = 0;
   virtual std::optional<Clock::time_point> wake() const = 0;
 };

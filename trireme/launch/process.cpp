@@ -45,10 +45,6 @@ struct ChildPlan {
     ::_exit(127);
   }
   ::setsid();
-  if (request.guardian_fd >= 0) {
-    const pid_t self = ::getpid();
-    (void)!::write(request.guardian_fd, &self, sizeof(self));
-  }
   ::dup2(request.stdin_fd, 0);
   ::dup2(request.stdout_fd, 1);
   ::dup2(request.stderr_fd, 2);

@@ -23,8 +23,6 @@ struct SpawnRequest {
   int stderr_fd = -1;
   /// Stay open in the child under their numbers; everything else above 2 is closed.
   std::vector<int> keep;
-  /// Gets the child's pid (see Guardian) before the program starts; -1 for none.
-  int guardian_fd = -1;
   sigset_t signal_mask{};
   struct sigaction on_broken_pipe {};
 };

@@ -173,12 +173,7 @@ void RemotePlace::handle(const Message& event) {
   if (is == "output" && events_ != nullptr) {
     events_->output(event.at("rank"), event.at("stream"), to_bytes(event.at("text")));
   } else if (is == "ended" && events_ != nullptr) {
-    RankEnd end;
-    end.wait_status = event.at("status");
-    end.pid = event.at("pid");
-    end.peak_rss_bytes = event.at("peak_rss_bytes");
-    end.out_of_memory = event.at("out_of_memory");
-    events_->ended(event.at("rank"), end);
+    events_->ended(event.at("rank"), unpack_end(event));
   } else if (is == "say" && events_ != nullptr) {
     events_->say(concat(setup_.host, ": ", to_bytes(event.at("text"))));
   } else if (is == "ready") {

@@ -54,7 +54,6 @@ class RemotePlace : public Place {
 
   void add_to(std::vector<pollfd>& polled) const override;
   void serve(const std::vector<pollfd>& polled) override;
-  void child_ended() override {}
   void advance() override;
   std::optional<Clock::time_point> wake() const override;
 

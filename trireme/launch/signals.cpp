@@ -22,7 +22,7 @@ bool ignored(int number) {
 SignalWatch::SignalWatch() : ignore_interrupt_key_(ignored(SIGINT)) {
   sigset_t watched;
   ::sigemptyset(&watched);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD}) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
     if (number != SIGHUP || !ignored(SIGHUP)) {
       ::sigaddset(&watched, number);
     }

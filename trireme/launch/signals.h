@@ -10,7 +10,7 @@ namespace trireme::launch {
 
 /// Turns signals to this process into readable events while it lives, and puts back what was there before.
 ///
-/// SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGCHLD are read from fd(). SIGHUP stays ignored under nohup. A shell
+/// SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are read from fd(). SIGHUP stays ignored under nohup. A shell
 /// starts background jobs with SIGINT ignored because Ctrl-C is not meant for them: then Ctrl-C is left out here too, but
 /// `kill -INT` counts. SIGPIPE is ignored: writes fail instead.
 class SignalWatch {

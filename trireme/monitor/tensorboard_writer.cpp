@@ -104,8 +104,8 @@ std::string event_file_name() {
 TensorBoardWriter::TensorBoardWriter(const fs::path& folder, std::optional<int64_t> resumed_step)
     : path_(folder / event_file_name()), last_flush_(monotonic_seconds()) {
   std::error_code error;
-  fs::create_directories(folder, error);
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  make_private_folders(folder, error);
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (fd_ < 0) {
     throw Error("tensorboard", concat("cannot create ", path_.string(), ": ", describe_write_failure(errno, path_, 0)),
                 "Check the output folder and its permissions.");

@@ -108,7 +108,7 @@ void check_greeting(const Greeting& greeting, const Endpoint& endpoint, const st
 }
 
 /// Proves both sides to each other. `ended` and `late`: the server has gone or is silent; try again.
-Transfer shake_hands(int socket, const Endpoint& endpoint, const Secret& secret, const std::string& job, Clock::time_point deadline) {
+Transfer shake_hands(int socket, const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline) {
   Greeting greeting;
   // The first byte already tells a stranger that greets in its own way, with fewer bytes perhaps.
   Transfer got = receive_all(socket, greeting.data(), 1, deadline);
@@ -122,6 +122,7 @@ Transfer shake_hands(int socket, const Endpoint& endpoint, const Secret& secret,
     return got;
   }
   check_greeting(greeting, endpoint, job);
+  const Secret secret = source(socket);
   const Answer answer = make_answer(secret, greeting);
   char verdict = 0;
   Proof proof;
@@ -144,7 +145,7 @@ Transfer shake_hands(int socket, const Endpoint& endpoint, const Secret& secret,
 
 } // namespace
 
-std::shared_ptr<Client> Client::connect(const Endpoint& endpoint, const Secret& secret, const std::string& job, Clock::time_point deadline,
+std::shared_ptr<Client> Client::connect(const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline,
                                         milliseconds patience) {
   const auto start = Clock::now();
   std::string problem;
@@ -153,7 +154,7 @@ std::shared_ptr<Client> Client::connect(const Endpoint& endpoint, const Secret& 
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
     Attempt attempt = try_to_connect(endpoint, std::clamp(left, milliseconds(1), kConnectPatience));
     if (attempt.socket) {
-      const Transfer shaken = shake_hands(attempt.socket.get(), endpoint, secret, job, deadline);
+      const Transfer shaken = shake_hands(attempt.socket.get(), endpoint, source, job, deadline);
       if (shaken == Transfer::done) {
         return std::shared_ptr<Client>(new Client(std::move(attempt.socket), patience));
       }

@@ -58,7 +58,7 @@ class Client {
   /// nobody listens or the connection breaks; complains at once about a store or program that is not the job's.
   /// `patience`: a call that is not answered for so long (at least two seconds) ends in LostError.
   /// Errors: ConnectError.
-  static std::shared_ptr<Client> connect(const Endpoint& endpoint, const Secret& secret, const std::string& job, Clock::time_point deadline,
+  static std::shared_ptr<Client> connect(const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline,
                                          std::chrono::milliseconds patience = kPatience);
 
   Client(const Client&) = delete;

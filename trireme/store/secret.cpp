@@ -30,7 +30,7 @@ int hex_value(char digit) {
 }
 
 /// 64 digits as 32 bytes; "" when it is anything else.
-std::string from_hex(std::string_view text) {
+std::string bytes_of_hex(std::string_view text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) {
     text.remove_suffix(1);
   }
@@ -65,7 +65,7 @@ std::string read_start(int descriptor, size_t most) {
 /// The secret that a file holds; "" when it holds none.
 std::string bytes_in(int descriptor) {
   const std::string content = read_start(descriptor, 2 * Secret::kBytes + 3);
-  return content.size() == Secret::kBytes ? content : from_hex(content);
+  return content.size() == Secret::kBytes ? content : bytes_of_hex(content);
 }
 
 Secret from_descriptor(int64_t number) {
@@ -112,6 +112,20 @@ Secret Secret::random() {
   fill_random(secret.bytes_.data(), kBytes);
   secret.empty_ = false;
   return secret;
+}
+
+std::optional<Secret> Secret::from_hex(std::string_view digits) {
+  const std::string bytes = bytes_of_hex(digits);
+  return bytes.empty() ? std::nullopt : std::optional(Secret(bytes));
+}
+
+std::string Secret::hex() const {
+  std::string digits;
+  for (const char byte : bytes()) {
+    digits += "0123456789abcdef"[static_cast<unsigned char>(byte) >> 4];
+    digits += "0123456789abcdef"[static_cast<unsigned char>(byte) & 15];
+  }
+  return digits;
 }
 
 Secret Secret::from_environment() {

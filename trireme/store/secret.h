@@ -2,8 +2,11 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace trireme::store {
 
@@ -26,6 +29,9 @@ class Secret {
   /// Draws a new one from the kernel.
   static Secret random();
 
+  /// What hex() gives, perhaps with a line end; nullopt for anything else.
+  static std::optional<Secret> from_hex(std::string_view digits);
+
   /// Reads the descriptor in TRIREME_SECRET_FD (see memory_file()) or the file in TRIREME_SECRET_FILE;
   /// an empty secret when neither is set. Either holds 32 bytes, or 64 hexadecimal digits and perhaps a line end.
   /// Errors: InputError when the file is not the user's own or others may read it (mode 0600 is asked for),
@@ -43,10 +49,26 @@ class Secret {
   std::string_view bytes() const {
     return {bytes_.data(), empty_ ? 0 : kBytes};
   }
+  /// 64 hexadecimal digits, or none. Only for what nobody else can read.
+  std::string hex() const;
 
  private:
   std::array<char, kBytes> bytes_{};
   bool empty_ = true;
+};
+
+/// Where a client gets the secret from: it has it, or looks for it on the host once the server has greeted.
+class SecretSource {
+ public:
+  SecretSource(Secret secret) : find_([secret = std::move(secret)](int) { return secret; }) {}
+  /// `find` gets the connected socket.
+  explicit SecretSource(std::function<Secret(int socket)> find) : find_(std::move(find)) {}
+  Secret operator()(int socket) const {
+    return find_(socket);
+  }
+
+ private:
+  std::function<Secret(int)> find_;
 };
 
 /// Fills the buffer with bytes from the kernel that nobody can guess. Errors: Error when it has none.

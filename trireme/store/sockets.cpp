@@ -1,5 +1,6 @@
 #include <trireme/store/sockets.h>
 
+#include <trireme/base/address.h>
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 
@@ -47,11 +48,11 @@ bool connected(int descriptor, std::chrono::milliseconds patience) {
          getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
 }
 
-bool stands_for_all(const sockaddr* address) {
-  if (address->sa_family == AF_INET) {
-    return reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr == htonl(INADDR_ANY);
+bool on_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in*>(&address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
   }
-  return address->sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+  return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr);
 }
 
 } // namespace
@@ -64,7 +65,7 @@ int listen_on(const Endpoint& endpoint) {
   const Addresses addresses = resolve(endpoint, true);
   int code = 0;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (stands_for_all(address->ai_addr)) {
+    if (is_every_address(address->ai_addr)) {
       throw InputError("comm", concat("MASTER_ADDR=", endpoint.host, " stands for every address of this host, and the ranks meet on one only."),
                        "Set it to 127.0.0.1 for one host, otherwise to the address under which the other hosts reach this one.");
     }
@@ -105,13 +106,13 @@ int bound_port(int descriptor) {
 bool bound_to_loopback(int descriptor) {
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
-  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    return false;
-  }
-  if (address.ss_family == AF_INET) {
-    return ntohl(reinterpret_cast<const sockaddr_in*>(&address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-  }
-  return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr);
+  return getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0 && on_loopback(address);
+}
+
+bool peer_on_loopback(int descriptor) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  return getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0 && on_loopback(address);
 }
 
 Attempt try_to_connect(const Endpoint& endpoint, std::chrono::milliseconds patience) {
@@ -133,6 +134,19 @@ Attempt try_to_connect(const Endpoint& endpoint, std::chrono::milliseconds patie
 void prepare_connection(int descriptor) {
   const int yes = 1;
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+  const int silence = static_cast<int>(std::chrono::milliseconds(kSilence).count());
+  setsockopt(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence, sizeof(silence));
+  end_when_silent(descriptor);
+}
+
+void end_when_silent(int descriptor) {
+  const int yes = 1;
+  const int probes = 3;
+  const int between = static_cast<int>(kSilence.count()) / (probes + 2);
+  const int first = 2 * between;
+  setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &first, sizeof(first));
+  setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, &between, sizeof(between));
+  setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
   setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof(yes));
 }
 

@@ -27,6 +27,9 @@ int bound_port(int descriptor);
 /// Whether a socket is bound to a loopback address.
 bool bound_to_loopback(int descriptor);
 
+/// Whether the other end of a connection is on the loopback interface, and so on this host.
+bool peer_on_loopback(int descriptor);
+
 /// What became of one attempt to connect.
 struct Attempt {
   /// Without a number when nobody listens; non-blocking.
@@ -38,8 +41,16 @@ struct Attempt {
 /// Connects to whoever listens there at this moment, on the first address of the host that works.
 Attempt try_to_connect(const Endpoint& endpoint, std::chrono::milliseconds patience);
 
-/// Sets what a connection of short messages needs: no delay for small packets, probes that notice a dead host.
+/// A connection whose other host says nothing for so long is broken: a cable that is cut, or a host without power, sends no word.
+/// A stopped process is none: its kernel answers.
+inline constexpr std::chrono::seconds kSilence{15};
+
+/// Sets what a connection of short messages needs: no delay for small packets, and an end with an error after kSilence, whether
+/// it is idle or waits for the other side to take something.
 void prepare_connection(int descriptor);
+
+/// Only of an idle connection: one that carries much may wait for a stopped process to read on, which the kernel takes for silence.
+void end_when_silent(int descriptor);
 
 /// Returns false when the kernel refuses.
 bool set_nonblocking(int descriptor);

@@ -3,6 +3,7 @@
 #include <trireme/store/sockets.h>
 
 #include <linux/filter.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -10,6 +11,7 @@
 #include <charconv>
 #include <filesystem>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <string>
 
@@ -34,18 +36,40 @@ State& state() {
   return *leaked;
 }
 
-std::vector<int> listening_sockets() {
-  std::vector<int> found;
+template <typename Visit>
+void for_each_descriptor(const Visit& visit) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
     const std::string name = entry.path().filename();
     int number = -1;
     std::from_chars(name.data(), name.data() + name.size(), number);
+    visit(number);
+  }
+}
+
+std::vector<int> listening_sockets() {
+  std::vector<int> found;
+  for_each_descriptor([&](int number) {
     if (store::bound_port(number) != 0) {
       found.push_back(number);
     }
-  }
+  });
   std::sort(found.begin(), found.end());
+  return found;
+}
+
+/// Connections over TCP, by what tells a socket from another one that later gets its number.
+std::map<ino_t, int> connections() {
+  std::map<ino_t, int> found;
+  for_each_descriptor([&](int number) {
+    int protocol = 0;
+    socklen_t length = sizeof(protocol);
+    struct stat status {};
+    if (getsockopt(number, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) == 0 && protocol == IPPROTO_TCP && store::bound_port(number) == 0 &&
+        fstat(number, &status) == 0) {
+      found[status.st_ino] = number;
+    }
+  });
   return found;
 }
 
@@ -86,6 +110,20 @@ GlooDoor::Opening::~Opening() {
   const std::lock_guard lock(state().mutex);
   if (--state().openings == 0 && state().ours()) {
     bolt(state().listening);
+  }
+}
+
+ProbedConnections::ProbedConnections() {
+  for (const auto& [socket, number] : connections()) {
+    before_.insert(socket);
+  }
+}
+
+ProbedConnections::~ProbedConnections() {
+  for (const auto& [socket, number] : connections()) {
+    if (before_.count(socket) == 0) {
+      store::end_when_silent(number);
+    }
   }
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+
+#include <set>
 #include <vector>
 
 namespace trireme::comm {
@@ -27,6 +30,19 @@ class GlooDoor {
 
  private:
   std::vector<int> before_;
+};
+
+/// Has the kernel end the connections that are made while it lives once the other host is silent (store::end_when_silent()): gloo
+/// sets no such thing, so a link that is cut would show only at an operation's time-out.
+class ProbedConnections {
+ public:
+  ProbedConnections();
+  ~ProbedConnections();
+  ProbedConnections(const ProbedConnections&) = delete;
+  ProbedConnections& operator=(const ProbedConnections&) = delete;
+
+ private:
+  std::set<ino_t> before_;
 };
 
 } // namespace trireme::comm

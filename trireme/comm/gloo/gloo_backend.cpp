@@ -96,6 +96,7 @@ class GlooBackend : public Backend {
       : rank_(setup.rank), size_(setup.size), timeout_(setup.timeout), shared_(std::make_shared<GlooShared>()) {
     auto options = c10d::ProcessGroupGloo::Options::create();
     const GlooDoor::Opening opening;
+    const ProbedConnections probed;
     // A second more than ours: our deadline names the ranks, gloo's only ends its threads.
     options->timeout = setup.timeout + std::chrono::seconds(1);
     options->devices.push_back(shared_device(setup));
