@@ -13,6 +13,8 @@ std::string read_file(const std::filesystem::path& path);
 /// fsyncs the folder: afterwards the old or the new content is there, whole,
 /// whatever happens. Throws Error with the reason (disk full: bytes needed and free).
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+/// The same with a temporary name of the caller's, in the same folder.
+void write_file_atomically(const std::filesystem::path& path, std::string_view content, const std::filesystem::path& temporary);
 
 /// Makes a rename or a new entry in `folder` survive a power cut.
 void sync_folder(const std::filesystem::path& folder);
