@@ -52,6 +52,7 @@ class TrainRun {
     options.config.seed = run_.data.seed;
     options.training_data = datasets_.train;
     options.shuffle = run_.data.shuffle;
+    options.prefetch = run_.data.prefetch;
     options.stored_config = run_.resolved;
     engine_ = engine::initialize(world, options).engine;
     resume();
@@ -112,7 +113,7 @@ Task TrainRun::build_task() const {
     ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
   }
   std::optional<zero::Init> init;
-  if (shards_parameters() && run_.parallel.pipe == 1) { // stages build what is theirs only
+  if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
     init.emplace(world_.group(), run_.engine.precision.compute);
   }
   return make_task(run_, datasets_);
