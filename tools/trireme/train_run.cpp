@@ -335,6 +335,10 @@ int TrainRun::train() {
 int train(const TrainCommand& command) {
   const engine::Preemption preemption; // from the start: a signal while ranks connect is answered after the first step
   comm::World world = comm::World::connect();
+  return train(command, world);
+}
+
+int train(const TrainCommand& command, comm::World& world) {
   return TrainRun(command, world).train();
 }
 

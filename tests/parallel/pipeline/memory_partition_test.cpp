@@ -18,7 +18,7 @@ void expect_bounds(int stages, int layers, int micro_batches, const PipelineOpti
                               [&](comm::World& world) {
                                 PipelineOptions options = schedule;
                                 options.partition = "memory";
-                                const Layer doubling = [](const at::Tensor& x) { return x * 2; };
+                                const Layer doubling([](const at::Tensor& x) { return x * 2; });
                                 PipelineModule model(LayerList(std::vector<Layer>(static_cast<size_t>(layers), doubling)), nullptr, options);
                                 model.set_sample_inputs({at::ones({4, 8})});
                                 model.build(world.group(), micro_batches);
