@@ -399,6 +399,11 @@ TEST_F(RunBehaviourTest, OneStageRecomputesToo) {
                             json sharded = recomputing;
                             sharded["engine"]["zero_optimization"] = {{"stage", 3}, {"stage3_param_persistence_threshold", 0}};
                             EXPECT_EQ(losses(world, sharded), kept);
+                            json free = run;
+                            free["engine"]["gradient_clipping"] = 0;
+                            json stepping = recomputing;
+                            stepping["engine"].update({{"gradient_clipping", 0}, {"step_in_backward", true}});
+                            EXPECT_EQ(losses(world, stepping), losses(world, free));
                           }),
                 IsEmpty());
   }
