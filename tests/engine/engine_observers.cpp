@@ -1,5 +1,6 @@
 #include "engine_observers.h"
 
+#include <trireme/base/error.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/log.h>
 #include <trireme/comm/recorder.h>
@@ -124,12 +125,16 @@ json schedule(comm::World& world, const json& run) {
 json loss_scales(comm::World& world, const json& run) {
   SmallRun it = small(world, run);
   json seen;
-  for (int step = 0; step < 8; ++step) {
-    const bool overflows = step == 0 || step == 2 || step == 4 || step == 5;
-    const at::Tensor loss = it.engine().forward(it.made.loader->next());
-    it.engine().backward(overflows ? loss * std::numeric_limits<double>::infinity() : loss);
-    it.engine().step();
-    seen.push_back(number(it.engine().loss_scale()));
+  try {
+    for (int step = 0; step < 8; ++step) {
+      const bool overflows = step == 0 || step == 2 || step == 4 || step == 5;
+      const at::Tensor loss = it.engine().forward(it.made.loader->next());
+      it.engine().backward(overflows ? loss * std::numeric_limits<double>::infinity() : loss);
+      it.engine().step();
+      seen.push_back(number(it.engine().loss_scale()));
+    }
+  } catch (const Error&) {
+    seen.push_back("an overflow at the smallest scale");
   }
   return seen;
 }
