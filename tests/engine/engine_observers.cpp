@@ -5,6 +5,9 @@
 #include <trireme/base/log.h>
 #include <trireme/comm/recorder.h>
 
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/convert_parameters.h>
+
 #include <chrono>
 #include <limits>
 #include <memory>

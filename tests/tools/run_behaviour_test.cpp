@@ -14,7 +14,7 @@
 #include <trireme/models/gpt2_weights.h>
 #include <trireme/monitor/metrics.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <gmock/gmock.h>
 
