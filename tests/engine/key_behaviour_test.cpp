@@ -5,6 +5,10 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <unistd.h>
+
 namespace trireme::engine {
 namespace {
 
