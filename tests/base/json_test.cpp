@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 namespace trireme {
 namespace {
 
@@ -49,6 +51,21 @@ TEST(JsonTest, RefusesWhatIsNotJson) {
   EXPECT_THAT(error_of("\"\xff\""), HasSubstr("not JSON"));
   EXPECT_THAT(error_of(std::string(5000, '[')), HasSubstr("nested deeper"));
   EXPECT_THAT(error_of("{\"a\": 18446744073709551615}"), HasSubstr("too large"));
+}
+
+// nlohmann's parser takes a NUL for the end of the text.
+TEST(JsonTest, RefusesWhatFollowsANul) {
+  const auto with_nul = [](std::string text) {
+    std::replace(text.begin(), text.end(), '@', '\0');
+    return text;
+  };
+  EXPECT_THAT(error_of(with_nul("{\"a\": 1}\n@{\"a\": 2}")), AllOf(HasSubstr("run.json:2:1: this is not JSON"), HasSubstr("NUL")));
+  EXPECT_THAT(error_of(with_nul("{\"a\": 1}@")), HasSubstr("NUL"));
+  EXPECT_THAT(error_of(with_nul("{\"a\": 1} // a comment@ that goes on")), HasSubstr("NUL"));
+  EXPECT_THAT(error_of(with_nul("{\"a\": 1} /* a comment@ */")), HasSubstr("not JSON"));
+  EXPECT_THAT(error_of(with_nul("{\"a\"@: 1}")), HasSubstr("not JSON"));
+  EXPECT_THAT(error_of(with_nul("{\"a\": \"x@y\"}")), HasSubstr("not JSON"));
+  EXPECT_EQ(error_of("{\"a\": \"x\\u0000y\"}"), "") << "an escaped one is a character of a string";
 }
 
 TEST(JsonTest, ReaderRefusesUnknownKeys) {

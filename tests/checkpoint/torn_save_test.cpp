@@ -14,26 +14,30 @@
 #include <filesystem>
 #include <functional>
 #include <random>
+#include <regex>
 #include <string>
 #include <vector>
 
-// Every call below changes the disk. While `calls_left` counts, the process is killed
+// Every call below changes the disk. While `calls_left` counts, the process is killed (or gets `at_zero`)
 // in front of the call that brings it to zero; `refuse_exchange` plays a file system
 // without RENAME_EXCHANGE. These definitions stand before libc's for the whole program.
 namespace {
 int calls_left = 0;
+int at_zero = SIGKILL;
 bool refuse_exchange = false;
 std::vector<std::string>* recorded = nullptr; // "sync NAME", "rename NAME"
 
 void count_call() {
   if (calls_left > 0 && --calls_left == 0) {
-    ::kill(::getpid(), SIGKILL);
+    ::kill(::getpid(), at_zero);
   }
 }
 
+// The id of a save is random: "*" stands for its 32 digits.
 void record(const char* what, const std::string& path) {
   if (recorded != nullptr) {
-    recorded->push_back(std::string(what) + ' ' + path.substr(path.rfind('/') + 1));
+    const std::string name = path.substr(path.rfind('/') + 1);
+    recorded->push_back(std::string(what) + ' ' + std::regex_replace(name, std::regex("[0-9a-f]{32}"), "*"));
   }
 }
 } // namespace
@@ -179,6 +183,38 @@ TEST_F(TornSaveTest, KilledAtEveryChangeWhileReplacingWithoutAtomicExchange) {
   EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step0", "latest"));
 }
 
+// Another run saves into the same folder meanwhile: it must not take a save that is under way for a dead one's.
+TEST_F(TornSaveTest, ASaveThatIsUnderWayIsLeftAlone) {
+  int stops = 0;
+  for (bool stopped = true; stopped; ++stops) {
+    fs::remove_all(folder_ / "global_step1");
+    const pid_t child = ::fork();
+    if (child == 0) {
+      at_zero = SIGSTOP;
+      calls_left = stops + 1;
+      int code = 0;
+      try {
+        save_value(folder_, "global_step1", 1, {});
+      } catch (...) {
+        code = 1;
+      }
+      ::_exit(code);
+    }
+    int status = 0;
+    ::waitpid(child, &status, WUNTRACED);
+    stopped = WIFSTOPPED(status);
+    if (stopped) {
+      save_value(folder_, "global_step2", 2, {});
+      ::kill(child, SIGCONT);
+      ::waitpid(child, &status, 0);
+    }
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "stopped at call " << stops + 1;
+    EXPECT_EQ(Checkpoint::open(folder_ / "global_step1").state().at("value"), 1);
+  }
+  EXPECT_GT(stops, 10);
+  EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step1", "global_step2", "latest"));
+}
+
 // What a power cut would find: nothing gets its final name before its bytes and the names inside it are on the disk.
 TEST_F(TornSaveTest, EverythingIsSyncedBeforeItIsNamed) {
   SaveOptions options;
@@ -192,13 +228,13 @@ TEST_F(TornSaveTest, EverythingIsSyncedBeforeItIsNamed) {
   const std::string pid = concat(".tmp.", ::getpid());
   const std::string root = folder_.filename().string();
   const std::vector<std::string> shard_and_manifest = {
-      concat("sync .rank00000.safetensors", pid), "rename rank00000.safetensors", "sync .tmp-global_step2",
-      concat("sync .manifest.json", pid),         "rename manifest.json",         "sync .tmp-global_step2"};
-  const std::vector<std::string> latest = {"sync " + root, concat("sync .latest", pid), "rename latest", "sync " + root};
+      concat("sync .rank00000.safetensors", pid), "rename rank00000.safetensors", "sync .tmp-global_step2-*",
+      concat("sync .manifest.json", pid),         "rename manifest.json",         "sync .tmp-global_step2-*"};
+  const std::vector<std::string> latest = {"sync " + root, "sync .tmp-global_step2-*.latest", "rename latest", "sync " + root};
   std::vector<std::string> expected = shard_and_manifest;
   expected.push_back("rename global_step2");
   expected.insert(expected.end(), latest.begin(), latest.end());
-  expected.push_back("rename .tmp-removed-global_step1"); // only now the older one goes
+  expected.push_back("rename .tmp-global_step2-*.removed1"); // only now the older one goes
   expected.insert(expected.end(), shard_and_manifest.begin(), shard_and_manifest.end());
   expected.push_back("exchange global_step2");
   expected.insert(expected.end(), latest.begin(), latest.end());

@@ -200,7 +200,8 @@ TEST(KeyTableTest, DefaultsAndHarmlessValuesAreAcceptedSilently) {
   });
 }
 
-TEST(KeyTableTest, EveryHonouredKeyHasAnEffect) {
+// What it does is watched in tests/engine/key_behaviour_test.cpp and tests/tools/run_behaviour_test.cpp.
+TEST(KeyTableTest, EveryHonouredKeyIsUnderstood) {
   int honoured = 0;
   for_each_key([&](const Section& section, const Key& key, json run) {
     if (key.verdict != Verdict::honoured) {

@@ -297,20 +297,30 @@ TEST_F(RunFileTest, ASampleNeedsATokenizer) {
 }
 
 TEST_F(RunFileTest, StagesAreSaidInEitherPlace) {
-  EXPECT_EQ(read(kMinimal, {"parallel.pipe=2"}).engine.pipeline.stages, 2);
+  EXPECT_EQ(read(kMinimal, {"parallel.pipe=2"}).pipeline.stages, 2);
   EXPECT_EQ(read(kMinimal, {"engine.pipeline.stages=2"}).parallel.pipe, 2);
   const RunConfig run = read(kMinimal, {"parallel.pipe=2", "parallel.schedule=interleaved", "engine.pipeline.partition=type:block"});
-  EXPECT_EQ(run.engine.pipeline.chunks, 2);
-  EXPECT_EQ(run.engine.pipeline.partition, "type:block");
-  EXPECT_EQ(read(kMinimal, {"parallel.pipe=2", "parallel.chunks=3"}).engine.pipeline.schedule, pipeline::ScheduleKind::interleaved);
+  EXPECT_EQ(run.pipeline.chunks, 2);
+  EXPECT_EQ(run.pipeline.partition, "type:block");
+  EXPECT_EQ(read(kMinimal, {"parallel.pipe=2", "parallel.chunks=3"}).pipeline.schedule, pipeline::ScheduleKind::interleaved);
   EXPECT_THAT(error_of(kMinimal, {"parallel.pipe=2", "engine.pipeline.stages=3"}), HasSubstr("pipeline.stages is 3 but parallel.pipe is 2"));
+  EXPECT_THAT(error_of(kMinimal, {"parallel.pipe=2", "engine.pipeline.stages=1"}), HasSubstr("pipeline.stages is 1 but parallel.pipe is 2"));
+}
+
+// A model in one piece has no layers that could be recomputed or seeded.
+TEST_F(RunFileTest, LayersAreBuiltWhereTheyAreAskedFor) {
+  EXPECT_FALSE(read(kMinimal).builds_layers());
+  EXPECT_TRUE(read(kMinimal, {"parallel.pipe=2"}).builds_layers());
+  EXPECT_TRUE(read(kMinimal, {"engine.pipeline.activation_checkpoint_interval=2"}).builds_layers());
+  EXPECT_TRUE(read(kMinimal, {"engine.pipeline.seed_layers=true"}).builds_layers());
+  EXPECT_EQ(read(kMinimal, {"training.seed=77"}).pipeline.base_seed, 77);
 }
 
 TEST_F(RunFileTest, NotesOfTheRunAndOfItsEngine) {
   const RunConfig run =
       read(kMinimal, {"parallel.schedule=gpipe", "engine.vocabulary_size=100", "engine.scheduler.type=WarmupCosineLR",
                       "engine.scheduler.params.total_num_steps=8", "engine.scheduler.params.warmup_num_steps=2"});
-  EXPECT_EQ(run.engine.pipeline.schedule, pipeline::ScheduleKind::gpipe);
+  EXPECT_EQ(run.pipeline.schedule, pipeline::ScheduleKind::gpipe);
   EXPECT_THAT(
       run.notes,
       ElementsAre(HasSubstr("engine.vocabulary_size has no effect"),

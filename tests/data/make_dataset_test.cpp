@@ -74,6 +74,21 @@ TEST_F(MakeDatasetTest, TokensCarryTheVocabularyCheckToBothSplits) {
   EXPECT_THAT(input_error([&] { loader.next(); }), AllOf(HasSubstr("v.bin: token 2 is 90"), HasSubstr("50")));
 }
 
+TEST_F(MakeDatasetTest, TokensHaveTheTokenizerThatIsNamed) {
+  DataOptions options{.kind = DataOptions::Kind::tokens, .train = {write_tokens("t.bin", {1, 2, 3, 4, 255, 6, 300})}};
+  options.sequence_length = 2;
+  options.tokenizer = "bytes";
+  const Datasets datasets = make_datasets(options);
+  ASSERT_NE(datasets.tokenizer, nullptr);
+  EXPECT_EQ(datasets.tokenizer->vocab_size(), 256);
+  auto loader = make_loader(datasets.train, options, Split::validation, 3);
+  EXPECT_THAT(input_error([&] { loader.next(); }), AllOf(HasSubstr("token 6 is 300"), HasSubstr("256"))) << "no vocab_size: the tokenizer's";
+  options.vocab_size = 100;
+  EXPECT_THAT(refused(options), AllOf(HasSubstr("has 256 tokens"), HasSubstr("vocab_size is 100")));
+  options.tokenizer = (folder_ / "tokenizer.json").string();
+  EXPECT_THAT(refused(options), HasSubstr("tokenizer.json"));
+}
+
 TEST_F(MakeDatasetTest, ImagesNeedLabelsForBothSplits) {
   const auto images = write("i", std::string("\0\0\x08\x03\0\0\0\x02\0\0\0\x01\0\0\0\x01"
                                              "ab",

@@ -83,8 +83,8 @@ TEST_P(CountedBytes, AreTheFormulas) {
                           engine::InitializeOptions options;
                           options.config = run.engine;
                           options.training_data = std::make_shared<Tokens>(run.model.gpt);
-                          if (run.parallel.pipe > 1) {
-                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(run.model.gpt), models::token_loss, run.engine.pipeline);
+                          if (run.builds_layers()) {
+                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(run.model.gpt), models::token_loss, run.pipeline);
                           } else {
                             models::Gpt gpt_module(run.model.gpt);
                             options.model = gpt_module.ptr();

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <random>
@@ -20,17 +19,8 @@ using testing::HasSubstr;
 
 class KillTest : public RunFolder {
  protected:
-  // All tensor bytes of the last checkpoint; the headers differ by the identity of the save.
-  std::string final_state(const fs::path& out) {
-    std::string bytes;
-    for (int rank = 0; rank < 2; ++rank) {
-      const std::string file = read_file(out / "checkpoints/global_step30" / concat("rank0000", rank, ".safetensors"));
-      uint64_t header = 0;
-      std::memcpy(&header, file.data(), sizeof header);
-      bytes += file.substr(8 + header);
-    }
-    EXPECT_GT(bytes.size(), 100'000u);
-    return bytes;
+  static std::string final_state(const fs::path& out) {
+    return tensor_bytes(out / "checkpoints/global_step30");
   }
 
   static int64_t count_processes(const std::string& mark) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <sys/wait.h>
@@ -61,6 +62,18 @@ class RunFolder : public testing::Test {
   "data": {"type": "tokens", "train": [")", data_file, R"("], "shuffle": true},
   "training": {"steps": 30, "checkpoint_every": 5},
   "engine": {"train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}})"));
+  }
+  // All tensor bytes of a checkpoint of two ranks; the headers differ by the identity of the save.
+  static std::string tensor_bytes(const std::filesystem::path& checkpoint) {
+    std::string bytes;
+    for (int rank = 0; rank < 2; ++rank) {
+      const std::string file = read_file(checkpoint / concat("rank0000", rank, ".safetensors"));
+      uint64_t header = 0;
+      std::memcpy(&header, file.data(), sizeof header);
+      bytes += file.substr(8 + header);
+    }
+    EXPECT_GT(bytes.size(), 100'000u);
+    return bytes;
   }
   std::string path(const std::string& name) const {
     return (folder / name).string();

@@ -53,7 +53,7 @@ std::vector<Change> precision_changes(const config::RunConfig& run, int64_t rank
 std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
   const bool is_gpt = run.model.kind == config::ModelConfig::Kind::gpt;
-  if (run.parallel.pipe > 1 && run.engine.pipeline.activation_checkpoint_interval == 0) {
+  if (is_gpt && run.pipeline.activation_checkpoint_interval == 0) {
     changes.push_back({{"engine.pipeline.activation_checkpoint_interval=1"}, ranks});
   }
   for (int64_t pipe = run.parallel.pipe + 1; is_gpt && pipe <= ranks; ++pipe) {

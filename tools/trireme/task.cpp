@@ -22,8 +22,8 @@ Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets) {
   task.tokens_per_sample = run.model.gpt.sequence_length;
   task.loss_divisor = datasets.bytes_per_token.value_or(1);
   task.gpt_options = options;
-  if (run.parallel.pipe > 1) {
-    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options), models::token_loss, run.engine.pipeline);
+  if (run.builds_layers()) {
+    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options), models::token_loss, run.pipeline);
     const std::vector<int64_t> one = {0}; // to measure layers with, if the partition asks for it
     task.pipeline->set_sample_inputs(datasets.train->get(one).inputs);
     return task;

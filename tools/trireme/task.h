@@ -14,7 +14,7 @@ namespace trireme::tools {
 /// A model with what a run needs to know about its losses.
 struct Task {
   std::shared_ptr<torch::nn::Module> model;
-  /// In place of model and loss where the run has several pipeline stages.
+  /// In place of model and loss where the run builds a list of layers.
   std::shared_ptr<pipeline::PipelineModule> pipeline;
   engine::LossFunction loss;
   /// Tokens of one sample; 0 where samples are counted.

@@ -13,7 +13,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <array>
 #include <fstream>
 
 namespace trireme::tools {
@@ -120,13 +123,50 @@ std::string last_part(const fs::path& path, std::streamoff most) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-std::optional<launch::Progress> progress_of(const fs::path& out) {
-  std::ifstream latest(out / "checkpoints" / "latest");
-  std::string tag;
-  latest >> tag;
+// The number at the end of a checkpoint's name, 0 without one.
+int64_t step_of(const std::string& tag) {
   const size_t digits = tag.find_last_not_of("0123456789") + 1;
-  const int64_t saved = digits < tag.size() && tag.size() - digits < 18 ? std::stoll(tag.substr(digits)) : 0;
+  return digits < tag.size() && tag.size() - digits < 18 ? std::stoll(tag.substr(digits)) : 0;
+}
 
+std::string tag_in(const fs::path& latest) {
+  std::ifstream file(latest);
+  std::string tag;
+  file >> tag;
+  return tag;
+}
+
+/// The step that a restart goes on from.
+class SavedStep {
+ public:
+  explicit SavedStep(const TrainCommand& command) : latest_(command.out / "checkpoints" / "latest") {
+    if (command.resume && command.resume_from != "auto") {
+      const fs::path from = fs::absolute(command.resume_from) / "";
+      const std::string tag = tag_in(from / "latest");
+      began_at_ = step_of(tag.empty() ? from.parent_path().filename().string() : tag);
+      before_ = identity();
+    }
+  }
+  int64_t operator()() const {
+    return began_at_ && identity() == before_ ? *began_at_ : step_of(tag_in(latest_));
+  }
+
+ private:
+  // Another one after each save: the file is replaced.
+  std::array<int64_t, 3> identity() const {
+    struct stat status {};
+    if (::stat(latest_.c_str(), &status) != 0) {
+      return {};
+    }
+    return {static_cast<int64_t>(status.st_ino), status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+  }
+
+  fs::path latest_;
+  std::optional<int64_t> began_at_; // of --resume PATH, as long as the job has saved nothing
+  std::array<int64_t, 3> before_{};
+};
+
+std::optional<launch::Progress> progress_of(const fs::path& out, int64_t saved) {
   const std::string text = last_part(out / "metrics.jsonl", 1 << 20);
   launch::Progress progress;
   bool found = false;
@@ -207,7 +247,7 @@ int train_job(TrainCommand command) {
   if (slots > 0) {
     options.arrange = Shrinking(run, ranks, options.command);
   }
-  options.progress = [out = command.out] { return progress_of(out); };
+  options.progress = [out = command.out, saved = SavedStep(command)] { return progress_of(out, saved()); };
   const launch::JobReport report = launch::run_job(options);
   write_report(command.out, report);
   return report.exit_code;

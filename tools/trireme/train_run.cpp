@@ -32,6 +32,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Of a checkpoint's client state: the job that saved it, restarts included.
+constexpr const char* kJob = "job";
+
 class TrainRun {
  public:
   TrainRun(const TrainCommand& command, comm::World& world)
@@ -49,6 +52,7 @@ class TrainRun {
     options.config.seed = run_.data.seed;
     options.training_data = datasets_.train;
     options.shuffle = run_.data.shuffle;
+    options.prefetch = run_.data.prefetch;
     options.stored_config = run_.resolved;
     engine_ = engine::initialize(world, options).engine;
     resume();
@@ -69,6 +73,7 @@ class TrainRun {
   }
   Task build_task() const;
   void resume();
+  std::optional<fs::path> saved_by_this_job() const;
   void save();
   monitor::StepMetrics metrics();
   void evaluate(monitor::StepMetrics& metrics);
@@ -87,6 +92,7 @@ class TrainRun {
 
   const TrainCommand& command_;
   comm::World& world_;
+  const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
   config::RunConfig run_;
   data::Datasets datasets_;
   Task task_;
@@ -107,23 +113,37 @@ Task TrainRun::build_task() const {
     ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
   }
   std::optional<zero::Init> init;
-  if (shards_parameters() && run_.parallel.pipe == 1) { // stages build what is theirs only
+  if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
     init.emplace(world_.group(), run_.engine.precision.compute);
   }
   return make_task(run_, datasets_);
 }
 
+// The newest checkpoint of the run folder, if it is this job's and not one that lay there before.
+std::optional<fs::path> TrainRun::saved_by_this_job() const {
+  const fs::path folder = command_.out / "checkpoints";
+  if (job_.empty() || !checkpoint::find_newest(folder)) {
+    return std::nullopt;
+  }
+  const auto newest = checkpoint::Checkpoint::open(folder, "", world_.group());
+  const nlohmann::json client = newest.state().value("client", nlohmann::json::object());
+  return client.value(kJob, "") == job_ ? std::optional(newest.folder()) : std::nullopt;
+}
+
+// A restart goes on from what its job has saved, else from where the job began.
 void TrainRun::resume() {
   const bool restarted = env::flag("TRIREME_RESTART");
   if (!command_.resume && !restarted) {
     return;
   }
-  const bool newest = command_.resume_from == "auto" || restarted;
-  const fs::path from = newest ? command_.out / "checkpoints" : fs::path(command_.resume_from);
+  const bool from_path = command_.resume && command_.resume_from != "auto";
+  const auto own = from_path && restarted ? saved_by_this_job() : std::nullopt;
+  const bool from_elsewhere = from_path && !own;
+  const fs::path from = from_elsewhere ? fs::path(command_.resume_from) : own.value_or(command_.out / "checkpoints");
   if (engine_->load_checkpoint(from)) {
     resumed_step_ = engine_->global_steps();
-    last_saved_ = *resumed_step_;
-  } else if (!newest) {
+    last_saved_ = from_elsewhere ? -1 : *resumed_step_; // the newest of the run folder is another one, or there is none
+  } else if (from_elsewhere) {
     throw InputError("train", concat("there is no checkpoint in ", from.string()));
   }
 }
@@ -135,7 +155,7 @@ void TrainRun::save() {
   }
   set_status("saving checkpoint");
   try {
-    engine_->save_checkpoint(command_.out / "checkpoints", "", nlohmann::json::object(), run_.training.keep_checkpoints);
+    engine_->save_checkpoint(command_.out / "checkpoints", "", {{kJob, job_}}, run_.training.keep_checkpoints);
     last_saved_ = engine_->global_steps();
     failed_save_.reset();
   } catch (const PeerError&) {
@@ -315,6 +335,10 @@ int TrainRun::train() {
 int train(const TrainCommand& command) {
   const engine::Preemption preemption; // from the start: a signal while ranks connect is answered after the first step
   comm::World world = comm::World::connect();
+  return train(command, world);
+}
+
+int train(const TrainCommand& command, comm::World& world) {
   return TrainRun(command, world).train();
 }
 

@@ -77,7 +77,10 @@ void sync_folder(const fs::path& folder) {
 }
 
 void write_file_atomically(const fs::path& path, std::string_view content, mode_t mode) {
-  const fs::path temporary = path.parent_path() / concat('.', path.filename().string(), ".tmp.", ::getpid());
+  write_file_atomically(path, content, path.parent_path() / concat('.', path.filename().string(), ".tmp.", ::getpid()), mode);
+}
+
+void write_file_atomically(const fs::path& path, std::string_view content, const fs::path& temporary, mode_t mode) {
   const auto fail = [&](const char* what) {
     const std::string reason = describe_write_failure(errno, path, content.size());
     ::unlink(temporary.c_str());

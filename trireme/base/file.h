@@ -18,6 +18,8 @@ std::string read_file(const std::filesystem::path& path);
 /// whatever happens. A file that is replaced keeps its mode; a new one is for this user only unless `mode` says more (the umask
 /// counts too). Throws Error with the reason (disk full: bytes needed and free).
 void write_file_atomically(const std::filesystem::path& path, std::string_view content, mode_t mode = 0600);
+/// The same with a temporary name of the caller's, in the same folder.
+void write_file_atomically(const std::filesystem::path& path, std::string_view content, const std::filesystem::path& temporary, mode_t mode = 0600);
 
 /// As mkdir -p, but what is made here is for this user only (0700); folders that are there stay as they are.
 void make_private_folders(const std::filesystem::path& folder, std::error_code& error);

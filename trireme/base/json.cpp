@@ -91,6 +91,9 @@ class JsonBuilder {
     const CountingIterator begin(text_.data(), &furthest_);
     const CountingIterator end(text_.data() + text_.size(), &furthest_);
     nlohmann::json::sax_parse(begin, end, this, nlohmann::json::input_format_t::json, true, true);
+    if (const size_t nul = text_.find('\0'); nul != std::string_view::npos) { // nlohmann takes it for the end of the text
+      fail_at(nul, "this is not JSON: there is a NUL byte", "Remove it and what follows.");
+    }
     return std::move(root_);
   }
 

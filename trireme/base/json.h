@@ -16,7 +16,7 @@ namespace trireme {
 /// "run.json:3:14: engine.zero_optimization.stage: ...".
 ///
 /// Accepts // and /* */ comments as DeepSpeed's files have them. Refuses duplicate
-/// keys, text after the end, nesting deeper than 100 and invalid UTF-8.
+/// keys, text after the end, NUL bytes, nesting deeper than 100 and invalid UTF-8.
 /// Errors: InputError with line and column.
 class JsonNode {
  public:

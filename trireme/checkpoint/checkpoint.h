@@ -39,9 +39,10 @@ struct TensorShard {
 /// does not matter to a later reader. `state` and `config` count on rank 0, `rank_state` is
 /// kept for each rank. The state that is saved is the one at the call.
 ///
-/// Every rank writes root/.tmp-<tag>/rank<r>.safetensors and fsyncs it; rank 0 writes
+/// Every rank writes rank<r>.safetensors into a folder root/.tmp-<tag>-<id> and fsyncs it; rank 0 writes
 /// manifest.json, renames the folder to root/<tag>, and then points root/latest to it. A
-/// process killed at any moment leaves earlier checkpoints and `latest` as they were.
+/// process killed at any moment leaves earlier checkpoints and `latest` as they were; what it left
+/// of its own (staging.h) the next save removes, and nothing else.
 /// Memory: see write_safetensors. Cost: the time the disk needs; the hash takes about 0.06 s a GB.
 /// Errors: Error, the same on every rank, naming the ranks that failed, the file and the
 ///         reason; the partial folder is removed. InputError (on every rank) when shards

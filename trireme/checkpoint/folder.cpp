@@ -17,7 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kTemporary = ".tmp-";
 constexpr std::string_view kReplaced = ".old-";
 constexpr size_t kMaxTagBytes = 200;
 
@@ -32,15 +31,14 @@ void rename_or_throw(const fs::path& from, const fs::path& to) {
 }
 
 // Under a temporary name first: a removal that is cut short must not look like a damaged checkpoint.
-void remove_checkpoint(const fs::path& folder) {
-  const std::string name = folder.filename().string();
-  fs::path doomed = folder;
-  if (!starts_with(name, kTemporary)) {
-    doomed = folder.parent_path() / concat(kTemporary, "removed-", name);
-    fs::remove_all(doomed);
-    rename_or_throw(folder, doomed);
-  }
+void remove_checkpoint(const fs::path& folder, const fs::path& doomed) {
+  rename_or_throw(folder, doomed);
   fs::remove_all(doomed);
+}
+
+// Whether a save made it under this name: a copy that somebody keeps under another is his.
+bool is_named(const FoundCheckpoint& one, std::string_view start) {
+  return one.about && one.folder.filename().string() == concat(start, one.about->tag);
 }
 
 // What was damaged, with the tensors it takes away: "…; it holds a, b and 4 more".
@@ -111,47 +109,35 @@ std::string read_latest(const fs::path& root) {
   return tag_problem(tag).empty() ? tag : "";
 }
 
-fs::path temporary_folder(const fs::path& root, const std::string& tag) {
-  return root / concat(kTemporary, tag);
-}
-
-void remove_leftovers(const fs::path& root) {
-  std::vector<fs::path> leftovers;
-  for (const auto& entry : fs::directory_iterator(root)) {
-    const std::string name = entry.path().filename().string();
-    if (starts_with(name, kTemporary) || starts_with(name, concat('.', kLatestName, ".tmp."))) {
-      leftovers.push_back(entry.path());
-    }
-  }
-  for (const fs::path& leftover : leftovers) {
-    fs::remove_all(leftover);
-  }
-}
-
-void put_in_place(const fs::path& temporary, const fs::path& folder) {
+void put_in_place(Staging& staging, const fs::path& folder) {
   std::error_code error;
   const fs::path root = folder.parent_path();
   if (!fs::exists(folder, error)) {
-    rename_or_throw(temporary, folder);
-  } else if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE) != 0) {
+    rename_or_throw(staging.folder(), folder);
+  } else if (::renameat2(AT_FDCWD, staging.folder().c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE) != 0) {
     // A file system without the exchange (NFS): two renames, and list_checkpoints() knows the name between them.
     const fs::path replaced = root / concat(kReplaced, folder.filename().string());
-    fs::remove_all(replaced);
+    if (fs::exists(replaced, error)) {
+      if (!is_named({replaced, read_about(replaced)}, kReplaced)) {
+        throw Error("checkpoint", concat(replaced.string(), " is in the way, and no save has put it there"), "Move it away.");
+      }
+      remove_checkpoint(replaced, staging.removed());
+    }
     rename_or_throw(folder, replaced);
     sync_folder(root);
-    rename_or_throw(temporary, folder);
+    rename_or_throw(staging.folder(), folder);
   }
   sync_folder(root);
 }
 
-void take_back(const fs::path& temporary, const fs::path& folder) noexcept {
+void take_back(const Staging& staging, const fs::path& folder) noexcept {
   try {
     const fs::path replaced = folder.parent_path() / concat(kReplaced, folder.filename().string());
-    if (fs::exists(temporary)) { // the earlier one, after an exchange
-      ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE);
+    if (fs::exists(staging.folder())) { // the earlier one, after an exchange
+      ::renameat2(AT_FDCWD, staging.folder().c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE);
       return;
     }
-    rename_or_throw(folder, temporary);
+    rename_or_throw(folder, staging.folder());
     if (fs::exists(replaced)) {
       rename_or_throw(replaced, folder);
     }
@@ -160,16 +146,13 @@ void take_back(const fs::path& temporary, const fs::path& folder) noexcept {
   }
 }
 
-void remove_old(const fs::path& root, const std::string& tag, int64_t keep_last) noexcept {
+void remove_old(const fs::path& root, const std::string& tag, int64_t keep_last, Staging& staging) noexcept {
   try {
-    fs::remove_all(temporary_folder(root, tag)); // after an exchange the old one is there
     int64_t kept = 0;
     for (const FoundCheckpoint& one : list_checkpoints(root)) {
-      const bool is_replaced = starts_with(one.folder.filename().string(), kReplaced);
-      const bool is_own = one.folder.filename() == tag;
-      kept += one.about && !is_replaced ? 1 : 0;
-      if (is_replaced || (one.about && !is_own && keep_last > 0 && kept > keep_last)) {
-        remove_checkpoint(one.folder);
+      const bool is_kept = is_named(one, "") && (++kept <= keep_last || keep_last == 0 || one.folder.filename() == tag);
+      if (is_named(one, kReplaced) || (is_named(one, "") && !is_kept)) {
+        remove_checkpoint(one.folder, staging.removed());
       }
     }
   } catch (const std::exception& error) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/checkpoint/manifest.h>
+#include <trireme/checkpoint/staging.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -9,7 +10,7 @@
 #include <vector>
 
 // The folder of checkpoints on disk: global_step<N>/ ..., latest, and what a killed save leaves
-// (.tmp-* is never read, .old-* is a whole checkpoint that was being replaced).
+// (staging.h; it is never read. .old-<tag> is a whole checkpoint that was being replaced).
 namespace trireme::checkpoint {
 
 inline constexpr const char* kLatestName = "latest";
@@ -31,22 +32,17 @@ std::vector<FoundCheckpoint> list_checkpoints(const std::filesystem::path& root)
 /// The tag in root/latest, "" when there is none that makes sense.
 std::string read_latest(const std::filesystem::path& root);
 
-std::filesystem::path temporary_folder(const std::filesystem::path& root, const std::string& tag);
-
-/// Removes what killed saves left under temporary names.
-void remove_leftovers(const std::filesystem::path& root);
-
-/// Puts `temporary` in the place of `folder`, which may exist: one of the two is whole
+/// Puts the staged checkpoint in the place of `folder`, which may exist: one of the two is whole
 /// under a name that list_checkpoints() finds, at every moment. Durable when it returns.
-/// Errors: Error with the reason.
-void put_in_place(const std::filesystem::path& temporary, const std::filesystem::path& folder);
+/// Errors: Error with the reason; also where something else has the name .old-<tag>.
+void put_in_place(Staging& staging, const std::filesystem::path& folder);
 
-/// Undoes put_in_place() as far as the disk lets it: the earlier checkpoint is `folder` again, the new one `temporary`.
-void take_back(const std::filesystem::path& temporary, const std::filesystem::path& folder) noexcept;
+/// Undoes put_in_place() as far as the disk lets it: the earlier checkpoint is `folder` again, the new one staged.
+void take_back(const Staging& staging, const std::filesystem::path& folder) noexcept;
 
-/// Removes all but the `keep_last` newest and `tag`, and replaced ones. Damaged folders stay.
-/// Never throws: a checkpoint that cannot be removed is a warning.
-void remove_old(const std::filesystem::path& root, const std::string& tag, int64_t keep_last) noexcept;
+/// Removes all but the `keep_last` newest and `tag`, and replaced ones. Damaged folders stay, and checkpoints that somebody gave
+/// another name. Never throws: a checkpoint that cannot be removed is a warning.
+void remove_old(const std::filesystem::path& root, const std::string& tag, int64_t keep_last, Staging& staging) noexcept;
 
 /// What is wrong with one file of a checkpoint, with the tensors it holds, or "".
 /// Cost: with the hash, one read of the file.

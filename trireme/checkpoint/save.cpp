@@ -7,9 +7,11 @@
 #include <trireme/checkpoint/folder.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/checkpoint/size_signal.h>
+#include <trireme/checkpoint/staging.h>
 
 #include <cstdio>
 #include <ctime>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -46,7 +48,7 @@ std::string utc_now() {
 }
 
 // The first exchange: one tag for all, and a folder to write to.
-json agree(const fs::path& root, const std::vector<json>& reports, const SaveOptions& options) {
+json agree(const fs::path& root, const std::vector<json>& reports, const SaveOptions& options, std::optional<Staging>& staging) {
   const std::string tag = reports[0].at("tag");
   for (size_t rank = 1; rank < reports.size(); ++rank) {
     const std::string other = reports[rank].at("tag");
@@ -75,8 +77,8 @@ json agree(const fs::path& root, const std::vector<json>& reports, const SaveOpt
   about.world_size = static_cast<int64_t>(reports.size());
   about.save_id = random_id();
   make_private_folders(root);
-  remove_leftovers(root);
-  make_private_folders(temporary_folder(root, tag));
+  remove_dead_stagings(root);
+  staging.emplace(root, tag, about.save_id);
   for (const FoundCheckpoint& one : list_checkpoints(root)) {
     about.serial = std::max(about.serial, one.about ? one.about->serial + 1 : 0);
   }
@@ -146,7 +148,7 @@ void add_shard(Manifest& manifest, const json& shard, size_t file, size_t rank) 
 }
 
 // The second exchange: all files are written; makes the checkpoint visible.
-void commit(const fs::path& root, const json& agreed, const std::vector<json>& reports, const json& state, const json& config) {
+void commit(const fs::path& root, const json& agreed, const std::vector<json>& reports, const json& state, const json& config, Staging& staging) {
   std::vector<Problem> problems;
   for (const json& report : reports) {
     problems.push_back(report.contains("problem") ? problem_from(report["problem"]) : Problem{});
@@ -159,7 +161,7 @@ void commit(const fs::path& root, const json& agreed, const std::vector<json>& r
                     utc_now(),      agreed.at("world_size"), agreed.at("save_id")};
   manifest.state = state;
   manifest.config = config;
-  const fs::path temporary = temporary_folder(root, manifest.about.tag);
+  const fs::path& temporary = staging.folder();
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     const json& report = reports[rank];
     manifest.rank_states.push_back(report.at("state"));
@@ -180,11 +182,11 @@ void commit(const fs::path& root, const json& agreed, const std::vector<json>& r
     check_coverage(tensor, "the shards of all ranks");
   }
   write_file_atomically(temporary / kManifestName, manifest.to_text());
-  put_in_place(temporary, root / manifest.about.tag);
+  put_in_place(staging, root / manifest.about.tag);
   try {
-    write_file_atomically(root / kLatestName, manifest.about.tag + "\n");
+    write_file_atomically(root / kLatestName, manifest.about.tag + "\n", staging.latest());
   } catch (...) {
-    take_back(temporary, root / manifest.about.tag);
+    take_back(staging, root / manifest.about.tag);
     throw;
   }
 }
@@ -204,14 +206,15 @@ void save(const fs::path& root,
           const SaveOptions& options,
           const json& config) {
   const SizeSignalBlock block;
+  std::optional<Staging> staging; // rank 0's
   const json agreed =
-      decide(group, {{"tag", tag}}, [&](const std::vector<json>& reports) { return agree(root, reports, options); });
+      decide(group, {{"tag", tag}}, [&](const std::vector<json>& reports) { return agree(root, reports, options, staging); });
   const std::string common_tag = agreed.at("tag");
-  const fs::path temporary = temporary_folder(root, common_tag);
 
   json report;
   try {
-    report = write_shards(temporary, group.rank(), agreed.at("save_id"), mine);
+    const std::string save_id = agreed.at("save_id");
+    report = write_shards(Staging::folder_of(root, common_tag, save_id), group.rank(), save_id, mine);
     check_storable(rank_state, "rank state");
     report["state"] = rank_state;
   } catch (const PeerError&) {
@@ -219,27 +222,17 @@ void save(const fs::path& root,
   } catch (const std::exception& error) {
     report = {{"problem", to_json(Problem::of(error))}};
   }
-  const auto give_up = [&]() {
-    std::error_code ignored;
-    if (group.rank() == 0) {
-      fs::remove_all(temporary, ignored);
+  decide(group, report, [&](const std::vector<json>& reports) {
+    try {
+      commit(root, agreed, reports, state, config, *staging);
+    } catch (...) {
+      staging.reset(); // before the others hear of it
+      throw;
     }
-  };
-  try {
-    decide(group, report, [&](const std::vector<json>& reports) {
-      try {
-        commit(root, agreed, reports, state, config);
-      } catch (...) {
-        give_up();
-        throw;
-      }
-      remove_old(root, common_tag, options.keep_last);
-      return json();
-    });
-  } catch (const PeerError&) {
-    give_up();
-    throw;
-  }
+    remove_old(root, common_tag, options.keep_last, *staging);
+    staging.reset();
+    return json();
+  });
 }
 
 } // namespace trireme::checkpoint

@@ -87,16 +87,19 @@ checkpoint::TagValidation read_tag_validation(const Values& values) {
   return word == "ignore" ? TagValidation::ignore : word == "fail" ? TagValidation::fail : TagValidation::warn;
 }
 
-pipeline::PipelineOptions read_pipeline(const Values& values) {
-  pipeline::PipelineOptions out;
+// "auto" and "best" leave it to the program.
+pipeline::PipelineKeys read_pipeline(const Values& values) {
+  pipeline::PipelineKeys out;
   const JsonNode* stages = values.find("stages");
   if (stages != nullptr && stages->kind() != JsonNode::Kind::string) {
     out.stages = static_cast<int>(stages->as_integer());
   }
-  const std::string partition = values.get<std::string>("partition", "best");
-  out.partition = partition == "best" ? "parameters" : partition;
-  out.seed_layers = values.get("seed_layers", out.seed_layers);
-  out.activation_checkpoint_interval = values.get("activation_checkpoint_interval", out.activation_checkpoint_interval);
+  out.partition = values.maybe<std::string>("partition");
+  if (out.partition == "best") {
+    out.partition.reset();
+  }
+  out.seed_layers = values.maybe<bool>("seed_layers");
+  out.activation_checkpoint_interval = values.maybe<int64_t>("activation_checkpoint_interval");
   return out;
 }
 

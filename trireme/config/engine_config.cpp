@@ -33,6 +33,7 @@ const char* tag_validation_name(checkpoint::TagValidation value) {
 
 ordered_json to_json(const EngineConfig& config) {
   const parallel::DataParallelOptions& data = config.data_parallel;
+  const pipeline::PipelineOptions pipeline = config.pipeline.over({});
   ordered_json out = {
       {"train_batch_size", or_null(config.batch.train)},
       {"train_micro_batch_size_per_gpu", or_null(config.batch.micro)},
@@ -41,10 +42,10 @@ ordered_json to_json(const EngineConfig& config) {
       {"optimizer", to_json(config.optimizer)},
       {"scheduler", to_json(config.schedule)},
       {"pipeline",
-       {{"stages", config.pipeline.stages},
-        {"partition", config.pipeline.partition},
-        {"seed_layers", config.pipeline.seed_layers},
-        {"activation_checkpoint_interval", config.pipeline.activation_checkpoint_interval}}},
+       {{"stages", config.pipeline.stages ? ordered_json(*config.pipeline.stages) : ordered_json("auto")},
+        {"partition", pipeline.partition},
+        {"seed_layers", pipeline.seed_layers},
+        {"activation_checkpoint_interval", pipeline.activation_checkpoint_interval}}},
       {"step_in_backward", config.step_in_backward},
       {"zero_optimization", {{"stage", config.zero.stage},
          {"reduce_bucket_size", data.bucket_bytes / 4},

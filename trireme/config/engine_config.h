@@ -45,8 +45,8 @@ struct EngineConfig {
   bool step_in_backward = false;
   /// Types of parameters, gradients and what travels; the loss scale.
   precision::PrecisionOptions precision;
-  /// For a model that is a list of layers; the schedule is the run file's.
-  pipeline::PipelineOptions pipeline;
+  /// For a model that is a list of layers: takes the place of what its PipelineModule was made with.
+  pipeline::PipelineKeys pipeline;
 
   bool dataloader_drop_last = false;
   /// The JSON has no seed; a run file sets it from training.seed.

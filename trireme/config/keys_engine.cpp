@@ -78,7 +78,7 @@ Section top_level() {
 Section monitor(std::string_view path, std::string_view text) {
   return {path, "", text, false, {
     {"enabled", H, "bool", "false", "Write it."},
-    {"output_path", H, "path", "\"\"", "Folder; empty: the folder of the run."},
+    {"output_path", H, "path", "\"\"", "Folder; empty: csv_monitor or tensorboard in the folder of the run (TRIREME_RUN_DIR)."},
     {"job_name", H, "text", "\"DeepSpeedJobName\"", "Name of the sub-folder."},
   }};
 }

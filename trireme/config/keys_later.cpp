@@ -13,9 +13,9 @@ constexpr std::string_view kComms = "it belongs to the log of collectives.";
 
 std::vector<Section> pipeline_and_memory() {
   return {
-    {"engine.pipeline", "", "How a list of layers becomes a pipeline. Huang et al. 2019, arXiv:1811.06965.", false, {
+    {"engine.pipeline", "", "How a list of layers becomes a pipeline: takes the place of what the program's PipelineModule was made with. A model in one piece refuses what needs layers. Huang et al. 2019, arXiv:1811.06965.", false, {
       {"stages", H, "int|auto 1..4096", "\"auto\"", "Pipeline stages; \"auto\": what parallel.pipe says."},
-      {"partition", H, "text", "\"best\"", "What is balanced over the stages: best or parameters, uniform, or type:REGEX on class names."},
+      {"partition", H, "text", "\"best\"", "What is balanced over the stages: parameters, uniform, profile, memory, or type:REGEX on class names; best: the program's choice, else parameters."},
       {"seed_layers", H, "bool", "false", "Weights and dropout do not depend on the number of stages."},
       {"activation_checkpoint_interval", H, "int >= 0", "0", "So many layers together are computed again in backward; 0: activations are kept."},
       {"pipe_partitioned", N, "bool", "true", kTensor},

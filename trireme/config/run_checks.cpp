@@ -72,7 +72,7 @@ void check_gpt(const JsonNode& root, RunConfig& run) {
   }
 }
 
-void check_cnn(const JsonNode& root, const RunConfig& run) {
+void check_cnn(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
   const auto count = [&](const char* images, size_t n_images, const char* labels, size_t n_labels) {
     if (n_images != n_labels) {
       place(root, "data", labels)
@@ -86,6 +86,11 @@ void check_cnn(const JsonNode& root, const RunConfig& run) {
     place(root, "model", "type")
         .fail(concat("a run file cannot cut a cnn into ", run.parallel.pipe, " pipeline stages"),
               "Use a gpt, or a layer list in C++ as examples/alexnet_pipeline does.");
+  }
+  if (run.builds_layers() && run.parallel.pipe == 1) {
+    engine.find("pipeline")->fail(concat("a cnn is a model in one piece, it has no layers to ", run.pipeline.seed_layers ? "seed" : "recompute", " one by one, ",
+                                         named(place(root, "model", "type"))),
+                                  "Leave seed_layers and activation_checkpoint_interval out, or use a gpt.");
   }
   if (run.model.cnn.side % 4 != 0) {
     place(root, "model", "side")
@@ -205,7 +210,7 @@ void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
   if (run.model.kind == ModelConfig::Kind::gpt) {
     check_gpt(root, run);
   } else {
-    check_cnn(root, run);
+    check_cnn(root, engine, run);
   }
   check_training(root, engine, run);
 }

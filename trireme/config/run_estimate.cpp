@@ -73,7 +73,7 @@ void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
 
 // As pipeline::make_partition() does with the real layers.
 std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& model, int64_t parts, std::vector<std::string>& notes) {
-  const pipeline::PipelineOptions& options = run.engine.pipeline;
+  const pipeline::PipelineOptions& options = run.pipeline;
   constexpr std::string_view kType = "type:";
   const bool by_type = options.partition.compare(0, kType.size(), kType) == 0;
   if (options.partition == "uniform") {
@@ -98,27 +98,8 @@ std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& mode
   return pipeline::balance(costs, parts, options.allow_empty_stages);
 }
 
-// Micro-batches of each chunk whose forward is done and whose backward is not, at the moment when a stage has most of them.
-std::vector<int64_t> most_in_flight(const pipeline::Program& program, int64_t chunks, bool splits_backward) {
-  std::vector<int64_t> now(static_cast<size_t>(chunks), 0);
-  std::vector<int64_t> most = now;
-  int64_t count = 0;
-  int64_t largest = 0;
-  const pipeline::Op last = splits_backward ? pipeline::Op::backward_weight : pipeline::Op::backward;
-  for (const pipeline::Instruction& instruction : program) {
-    const int change = instruction.op == pipeline::Op::forward ? 1 : instruction.op == last ? -1 : 0;
-    now[static_cast<size_t>(instruction.chunk)] += change;
-    count += change;
-    if (count > largest) {
-      largest = count;
-      most = now;
-    }
-  }
-  return most;
-}
-
 void set_pipeline(const RunConfig& run, RunEstimate& out) {
-  const pipeline::PipelineOptions& options = run.engine.pipeline;
+  const pipeline::PipelineOptions& options = run.pipeline;
   Run& e = out.run;
   e.chunks = e.stages > 1 ? options.chunks : 1;
   e.recompute_interval = e.layer_list ? options.activation_checkpoint_interval : 0;
@@ -131,8 +112,7 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   const pipeline::ScheduleShape shape{static_cast<int>(e.stages), static_cast<int>(e.accumulation), static_cast<int>(e.chunks)};
   e.in_flight.clear();
   for (int stage = 0; stage < e.stages; ++stage) {
-    const bool splits = options.schedule == pipeline::ScheduleKind::zero_bubble;
-    e.in_flight.push_back(most_in_flight(pipeline::make_program(options.schedule, shape, stage), e.chunks, splits));
+    e.in_flight.push_back(pipeline::most_in_flight(pipeline::make_program(options.schedule, shape, stage), shape.chunks));
   }
 }
 
@@ -167,7 +147,7 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   RunEstimate out;
   Run& e = out.run;
   e.stages = run.parallel.pipe;
-  e.layer_list = e.stages > 1;
+  e.layer_list = run.builds_layers();
   if (ranks < 1 || ranks % (e.stages * run.parallel.tensor) != 0) {
     throw InputError("estimate", concat(ranks, " ranks cannot be divided among ", e.stages * run.parallel.tensor, " parts of the model (pipe * tensor)"));
   }

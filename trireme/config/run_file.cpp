@@ -191,10 +191,11 @@ JsonNode apply_overrides(JsonNode& root, const Paths& paths, const std::vector<s
 // The stages may be given in either place; the run's word on the schedule is the engine's.
 void settle_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& out) {
   ParallelConfig& parallel = out.parallel;
-  pipeline::PipelineOptions& pipeline = out.engine.pipeline;
+  pipeline::PipelineOptions& pipeline = out.pipeline;
+  pipeline = out.engine.pipeline.over({});
   const bool said = Values(&root, "").section("parallel").find("pipe") != nullptr;
   const JsonNode* stages = Values(&engine, "engine").section("pipeline").find("stages");
-  if (said && pipeline.stages != 1 && pipeline.stages != parallel.pipe) {
+  if (said && out.engine.pipeline.stages && pipeline.stages != parallel.pipe) {
     throw InputError("config", concat(stages->where(), ": ", stages->path(), " is ", pipeline.stages, " but parallel.pipe is ", parallel.pipe),
                      "Leave one of the two away.");
   }
@@ -231,7 +232,7 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   check_run(root, engine, out);
 
   const int64_t seed = out.training.seed;
-  out.engine.seed = out.model.gpt.seed = out.model.cnn.seed = out.data.seed = seed;
+  out.engine.seed = out.model.gpt.seed = out.model.cnn.seed = out.data.seed = out.pipeline.base_seed = seed;
   out.engine.checkpoint.keep_last = out.training.keep_checkpoints;
   out.data.drop_last = out.engine.dataloader_drop_last;
   out.data.vocab_size = out.model.kind == ModelConfig::Kind::gpt ? out.model.gpt.vocab_size : 0;

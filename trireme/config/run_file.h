@@ -67,6 +67,12 @@ struct RunConfig {
   TrainingConfig training;
   /// With engine.optimizer always present.
   EngineConfig engine;
+  /// How a gpt is built where builds_layers(), from `parallel`, engine.pipeline and the seed.
+  pipeline::PipelineOptions pipeline;
+  /// Whether the model is a list of layers: in several stages, or because layers are recomputed or seeded one by one.
+  bool builds_layers() const {
+    return pipeline.stages > 1 || pipeline.activation_checkpoint_interval > 0 || pipeline.seed_layers;
+  }
 
   /// What has no effect or deserves a second look, engine.notes included.
   std::vector<std::string> notes;

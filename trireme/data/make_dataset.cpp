@@ -17,11 +17,26 @@ std::string source_name(const std::vector<fs::path>& files) {
   return files.size() == 1 ? files[0].string() : concat(files[0].string(), " and ", files.size() - 1, " more");
 }
 
+std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& name, int64_t vocab_size) {
+  std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(name);
+  if (vocab_size > 0 && tokenizer->vocab_size() > vocab_size) {
+    throw InputError("data", concat("the tokenizer ", tokenizer->describe(), " has ", tokenizer->vocab_size(), " tokens,"
+                                    " the model's vocab_size is ", vocab_size),
+                     concat("Set the model's vocab_size to ", tokenizer->vocab_size(), " or more."));
+  }
+  return tokenizer;
+}
+
 Datasets open_tokens(const DataOptions& options) {
   Datasets result;
-  result.train = std::make_shared<TokensDataset>(options.train, options.sequence_length, options.vocab_size);
+  int64_t vocab_size = options.vocab_size;
+  if (!options.tokenizer.empty()) {
+    result.tokenizer = open_tokenizer(options.tokenizer, vocab_size);
+    vocab_size = vocab_size > 0 ? vocab_size : result.tokenizer->vocab_size();
+  }
+  result.train = std::make_shared<TokensDataset>(options.train, options.sequence_length, vocab_size);
   if (!options.validation.empty()) {
-    result.validation = std::make_shared<TokensDataset>(options.validation, options.sequence_length, options.vocab_size);
+    result.validation = std::make_shared<TokensDataset>(options.validation, options.sequence_length, vocab_size);
   }
   return result;
 }
@@ -40,13 +55,8 @@ Datasets open_text(const DataOptions& options) {
     held_out_name = concat("the validation part (validation_fraction ", options.validation_fraction, ") of ", source_name(options.train));
     text.resize(start);
   }
-  result.tokenizer = make_tokenizer(options.tokenizer);
+  result.tokenizer = open_tokenizer(options.tokenizer.empty() ? "bytes" : options.tokenizer, options.vocab_size);
   const Tokenizer& tokenizer = *result.tokenizer;
-  if (options.vocab_size > 0 && tokenizer.vocab_size() > options.vocab_size) {
-    throw InputError("data", concat("the tokenizer ", tokenizer.describe(), " has ", tokenizer.vocab_size(), " tokens,"
-                                    " the model's vocab_size is ", options.vocab_size),
-                     concat("Set the model's vocab_size to ", tokenizer.vocab_size(), " or more."));
-  }
   const auto train = std::make_shared<TextDataset>(text, tokenizer, options.sequence_length, source_name(options.train));
   auto scored = train;
   if (!held_out.empty()) {

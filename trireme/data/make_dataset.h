@@ -19,7 +19,7 @@ struct Datasets {
   std::shared_ptr<const Dataset> train;
   /// Null when the options name no validation data.
   std::shared_ptr<const Dataset> validation;
-  /// Text only: what turned the text into tokens.
+  /// What turns text into tokens and back; null for images, and for tokens whose options name none.
   std::shared_ptr<const Tokenizer> tokenizer;
   /// Text only: bytes a token of the validation text, else of the train text; a loss in nats a token
   /// divided by it is in nats a byte.

@@ -21,12 +21,14 @@ struct DataOptions {
   // tokens, text
   /// Tokens of one input; a sample reads one more for the last target.
   int64_t sequence_length = 128;
-  /// A token of at least this value is refused; 0: not checked. Text: the tokenizer must not have more.
+  /// A token of at least this value is refused; 0: what the tokenizer has, if there is one. A tokenizer must not have more.
   int64_t vocab_size = 0;
 
-  // text
   /// "bytes", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt; see tokenizer.h.
-  std::string tokenizer = "bytes";
+  /// Empty: "bytes" for text, none for tokens, which need one only to become text again.
+  std::string tokenizer;
+
+  // text
   /// Share of the text's bytes, in [0, 1), kept for validation when `validation` is empty.
   double validation_fraction = 0;
 

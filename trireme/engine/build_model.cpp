@@ -30,7 +30,7 @@ void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::
   hooks.built = [&impl](torch::nn::Module& layer) { lower(layer, impl.precision); };
   if (!shards_parameters(impl, config)) {
     impl.layers->set_hooks(hooks);
-    impl.layers->build(impl.pipe);
+    impl.layers->build(impl.pipe, static_cast<int>(impl.batch.accumulation));
     return;
   }
   if (impl.pipe.size() > 1) {
@@ -48,7 +48,7 @@ void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::
     }
   };
   impl.layers->set_hooks(hooks);
-  impl.layers->build(impl.pipe);
+  impl.layers->build(impl.pipe, static_cast<int>(impl.batch.accumulation));
   hooks.built = nullptr; // `units` ends with initialize()
   impl.layers->set_hooks(hooks);
   if (!impl.layers->ties().empty()) {

@@ -55,6 +55,33 @@ void check_options(const InitializeOptions& options) {
   }
 }
 
+// A model in one piece cannot do what needs layers: that is an error, not ignored.
+void apply_pipeline(const InitializeOptions& options) {
+  const pipeline::PipelineKeys& keys = options.config.pipeline;
+  if (options.pipeline) {
+    options.pipeline->configure(keys);
+    return;
+  }
+  const char* const asked = keys.stages.value_or(1) > 1                         ? "stages"
+                            : keys.activation_checkpoint_interval.value_or(0) > 0 ? "activation_checkpoint_interval"
+                            : keys.seed_layers.value_or(false)                  ? "seed_layers"
+                                                                                : nullptr;
+  if (asked != nullptr) {
+    throw InputError("engine", concat("the configuration asks for \"pipeline\": {\"", asked, "\"}, but the model is in one piece"),
+                     "Give initialize() a PipelineModule, a list of layers, or leave the key out.");
+  }
+}
+
+// The configuration as it is used, whether it was read or made in code.
+nlohmann::ordered_json used_config(const InitializeOptions& options) {
+  config::EngineConfig used = options.config;
+  if (options.pipeline) {
+    const pipeline::PipelineOptions& pipeline = options.pipeline->options();
+    used.pipeline = {pipeline.stages, pipeline.partition, pipeline.seed_layers, pipeline.activation_checkpoint_interval};
+  }
+  return config::to_json(used);
+}
+
 void check_step_in_backward(const Engine::Impl& impl) {
   const char* const needs_all = impl.clipping > 0                ? "gradient_clipping"
                                 : impl.looks_for_overflow()      ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
@@ -90,6 +117,8 @@ int64_t count_parameters(const Engine::Impl& impl) {
 
 Initialized initialize(comm::World& world, const InitializeOptions& options) {
   check_options(options);
+  StepReport::check(options.config);
+  apply_pipeline(options);
   fault::set_step(0);
   const config::EngineConfig& config = options.config;
   const mesh::Mesh mesh(world, mesh::MeshShape::fit(world.size(), options.pipeline ? options.pipeline->options().stages : 1, 1));
@@ -106,7 +135,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
   if (impl->precision.scales_loss()) {
     impl->scaler = precision::LossScaler(impl->precision.loss_scale);
   }
-  impl->config = options.stored_config.value_or(config.source);
+  impl->config = options.stored_config ? *options.stored_config : used_config(options);
   impl->checkpoint = config.checkpoint;
   announce(config);
 
@@ -154,7 +183,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
     sampler.replicas = impl->group.size();
     impl->loader = std::make_shared<data::RepeatingLoader>(
         data::DataLoader(options.training_data, data::DistributedSampler(options.training_data->size(), sampler), impl->batch.micro,
-                         /*prefetch=*/2, part_for(*impl)));
+                         options.prefetch, part_for(*impl)));
     made.loader = impl->loader;
   }
   made.optimizer = impl->optimizer;

@@ -14,17 +14,20 @@
 
 namespace trireme::engine {
 
-/// What initialize() needs: `config`, and either `model` and `loss` or `pipeline`.
+/// What initialize() needs: `config`, and either `model` and `loss` or `pipeline`. What `config` says of the pipeline takes the
+/// place of what the PipelineModule was made with.
 struct InitializeOptions {
   std::shared_ptr<torch::nn::Module> model;
   LossFunction loss;
-  /// A list of layers to be spread over options().stages pipeline stages; built here, loss included.
+  /// A list of layers to be spread over pipeline stages; built here, loss included.
   std::shared_ptr<pipeline::PipelineModule> pipeline;
   config::EngineConfig config;
   /// Given: initialize() builds the distributed loader and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;
   bool shuffle = true;
-  /// Kept in every checkpoint; default: the engine's own JSON. A run keeps its whole run file here.
+  /// Micro-batches of training_data that a thread makes ahead; 0: none, they are made when asked for.
+  int64_t prefetch = 2;
+  /// Kept in every checkpoint; default: `config` as it is used, config::to_json(). A run keeps its whole run file here.
   std::optional<nlohmann::ordered_json> stored_config;
 };
 

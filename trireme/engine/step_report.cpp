@@ -1,6 +1,7 @@
 #include <trireme/engine/step_report.h>
 
 #include <trireme/base/descriptor.h>
+#include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
@@ -15,8 +16,21 @@
 namespace trireme::engine {
 namespace {
 
-std::filesystem::path folder_of(const config::MonitorSection& section, const char* otherwise) {
-  return std::filesystem::path(section.output_path.empty() ? otherwise : section.output_path) / section.job_name;
+// Nothing where the monitor is off.
+std::optional<std::filesystem::path> folder_of(const config::MonitorSection& section, const char* name) {
+  if (!section.enabled) {
+    return std::nullopt;
+  }
+  std::filesystem::path folder = section.output_path;
+  if (folder.empty()) {
+    const auto run = env::text("TRIREME_RUN_DIR");
+    if (!run) {
+      throw InputError("engine", concat('"', name, "\" is enabled, but its \"output_path\" is empty and there is no run folder"),
+                       "Write \"output_path\", or set TRIREME_RUN_DIR.");
+    }
+    folder = std::filesystem::path(*run) / name;
+  }
+  return folder / section.job_name;
 }
 
 monitor::StepMetrics metrics_of(const Engine& engine) {
@@ -39,13 +53,18 @@ StepReport::StepReport(const config::EngineConfig& config)
   if (!every_ && (times_ || memory_)) {
     every_ = 10; // DeepSpeed's figure while it still had one
   }
-  if (config.csv_monitor.enabled) {
-    csv_ = folder_of(config.csv_monitor, "csv_monitor");
+  csv_ = folder_of(config.csv_monitor, "csv_monitor");
+  if (csv_) {
     make_private_folders(*csv_);
   }
-  if (config.tensorboard.enabled) {
-    tensorboard_ = std::make_unique<monitor::TensorBoardWriter>(folder_of(config.tensorboard, "tensorboard"));
+  if (const auto folder = folder_of(config.tensorboard, "tensorboard")) {
+    tensorboard_ = std::make_unique<monitor::TensorBoardWriter>(*folder);
   }
+}
+
+void StepReport::check(const config::EngineConfig& config) {
+  folder_of(config.csv_monitor, "csv_monitor");
+  folder_of(config.tensorboard, "tensorboard");
 }
 
 void StepReport::step(const Engine& engine) {

@@ -17,7 +17,7 @@ TrainedGpt load(const std::filesystem::path& path) {
   if (trained.run.model.kind != config::ModelConfig::Kind::gpt) {
     throw InputError("generate", concat(saved.folder().string(), " holds a model that does not write text"), "Only \"gpt\" does.");
   }
-  if (trained.run.data.kind == data::DataOptions::Kind::text) {
+  if (!trained.run.data.tokenizer.empty()) {
     trained.tokenizer = data::make_tokenizer(trained.run.data.tokenizer);
   }
   models::GptOptions options = trained.run.model.gpt;

@@ -12,7 +12,7 @@ namespace trireme::generate {
 /// A trained GPT, ready to write.
 struct TrainedGpt {
   models::Gpt model{nullptr};
-  /// nullptr for a run on raw tokens.
+  /// nullptr for a run on raw tokens without one.
   std::shared_ptr<const data::Tokenizer> tokenizer;
   config::RunConfig run;
   int64_t step = 0;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
@@ -24,29 +25,32 @@ void check_parts(int64_t count, int64_t parts, bool allow_empty) {
   }
 }
 
-// Sums of consecutive costs.
+// Sums of consecutive costs, in each part.
 class Sums {
  public:
-  explicit Sums(const std::vector<double>& costs) : prefix_(costs.size() + 1, 0.0) {
-    std::partial_sum(costs.begin(), costs.end(), prefix_.begin() + 1);
+  explicit Sums(const std::vector<std::vector<double>>& costs) {
+    for (const std::vector<double>& row : costs) {
+      prefix_.emplace_back(row.size() + 1, 0.0);
+      std::partial_sum(row.begin(), row.end(), prefix_.back().begin() + 1);
+    }
   }
-  double operator()(int64_t begin, int64_t end) const {
-    return prefix_[end] - prefix_[begin];
+  double operator()(int64_t part, int64_t begin, int64_t end) const {
+    return prefix_[part][end] - prefix_[part][begin];
   }
 
  private:
-  std::vector<double> prefix_;
+  std::vector<std::vector<double>> prefix_;
 };
 
-// For every number of parts k and prefix i, the smallest maximum of k parts, none of them empty: table[k][i].
+// For every number of parts k and prefix i, the smallest maximum of the first k parts, none of them empty: table[k][i].
 double smallest_maximum(const Sums& sum, int64_t count, int64_t parts) {
   std::vector<double> best(count + 1, kInfinity);
   best[0] = 0;
-  for (int64_t part = 1; part <= parts; ++part) {
+  for (int64_t part = 0; part < parts; ++part) {
     for (int64_t end = count; end >= 0; --end) { // downwards: best[begin] is still that of part - 1
       double least = kInfinity;
-      for (int64_t begin = end - 1; begin >= part - 1 && sum(begin, end) < least; --begin) {
-        least = std::min(least, std::max(best[begin], sum(begin, end)));
+      for (int64_t begin = end - 1; begin >= part && sum(part, begin, end) < least; --begin) {
+        least = std::min(least, std::max(best[begin], sum(part, begin, end)));
       }
       best[end] = least;
     }
@@ -57,11 +61,11 @@ double smallest_maximum(const Sums& sum, int64_t count, int64_t parts) {
 double largest_minimum(const Sums& sum, int64_t count, int64_t parts, double cap) {
   std::vector<double> best(count + 1, -kInfinity);
   best[0] = kInfinity;
-  for (int64_t part = 1; part <= parts; ++part) {
+  for (int64_t part = 0; part < parts; ++part) {
     for (int64_t end = count; end >= 0; --end) {
       double most = -kInfinity;
-      for (int64_t begin = end - 1; begin >= part - 1 && sum(begin, end) <= cap; --begin) {
-        most = std::max(most, std::min(best[begin], sum(begin, end)));
+      for (int64_t begin = end - 1; begin >= part && sum(part, begin, end) <= cap; --begin) {
+        most = std::max(most, std::min(best[begin], sum(part, begin, end)));
       }
       best[end] = most;
     }
@@ -71,21 +75,22 @@ double largest_minimum(const Sums& sum, int64_t count, int64_t parts, double cap
 
 // The earliest boundaries whose parts all cost between floor and cap.
 std::vector<int64_t> earliest(const Sums& sum, int64_t count, int64_t parts, double floor, double cap) {
-  const auto fits = [&](int64_t begin, int64_t end) { return sum(begin, end) >= floor && sum(begin, end) <= cap; };
-  // possible[k][i]: layers [i, count) can be cut into k parts.
+  const auto fits = [&](int64_t part, int64_t begin, int64_t end) { return sum(part, begin, end) >= floor && sum(part, begin, end) <= cap; };
+  // possible[k][i]: layers [i, count) can be cut into the last k parts.
   std::vector<std::vector<bool>> possible(parts + 1, std::vector<bool>(count + 1, false));
   possible[0][count] = true;
-  for (int64_t part = 1; part <= parts; ++part) {
+  for (int64_t left = 1; left <= parts; ++left) {
+    const int64_t part = parts - left;
     for (int64_t begin = 0; begin < count; ++begin) {
-      for (int64_t end = begin + 1; end <= count && sum(begin, end) <= cap && !possible[part][begin]; ++end) {
-        possible[part][begin] = possible[part - 1][end] && fits(begin, end);
+      for (int64_t end = begin + 1; end <= count && sum(part, begin, end) <= cap && !possible[left][begin]; ++end) {
+        possible[left][begin] = possible[left - 1][end] && fits(part, begin, end);
       }
     }
   }
   std::vector<int64_t> bounds = {0};
-  for (int64_t left = parts; left > 0; --left) {
+  for (int64_t part = 0; part < parts; ++part) {
     int64_t end = bounds.back() + 1;
-    while (!possible[left - 1][end] || !fits(bounds.back(), end)) {
+    while (!possible[parts - part - 1][end] || !fits(part, bounds.back(), end)) {
       ++end;
     }
     bounds.push_back(end);
@@ -93,15 +98,22 @@ std::vector<int64_t> earliest(const Sums& sum, int64_t count, int64_t parts, dou
   return bounds;
 }
 
-} // namespace
-
-std::vector<int64_t> balance(const std::vector<double>& costs, int64_t parts, bool allow_empty) {
-  const auto count = static_cast<int64_t>(costs.size());
-  check_parts(count, parts, allow_empty);
-  for (int64_t i = 0; i < count; ++i) {
+void check_costs(const std::vector<double>& costs) {
+  for (size_t i = 0; i < costs.size(); ++i) {
     if (!std::isfinite(costs[i]) || costs[i] < 0) {
       throw InputError("pipeline", concat("layer ", i, " costs ", costs[i], "; costs to balance are 0 or more"));
     }
+  }
+}
+
+} // namespace
+
+std::vector<int64_t> balance_by_part(const std::vector<std::vector<double>>& costs, bool allow_empty) {
+  const auto parts = std::ssize(costs);
+  const int64_t count = costs.empty() ? 0 : std::ssize(costs.front());
+  check_parts(count, parts, allow_empty);
+  for (const std::vector<double>& row : costs) {
+    check_costs(row);
   }
   if (parts >= count) {
     return uniform(count, parts, allow_empty);
@@ -111,6 +123,13 @@ std::vector<int64_t> balance(const std::vector<double>& costs, int64_t parts, bo
   const double rounding = kRounding * maximum;
   const double minimum = largest_minimum(sum, count, parts, maximum + rounding);
   return earliest(sum, count, parts, minimum - rounding, maximum + rounding);
+}
+
+std::vector<int64_t> balance(const std::vector<double>& costs, int64_t parts, bool allow_empty) {
+  const auto count = std::ssize(costs);
+  check_parts(count, parts, allow_empty);
+  check_costs(costs);
+  return parts >= count ? uniform(count, parts, allow_empty) : balance_by_part(std::vector(static_cast<size_t>(parts), costs), allow_empty);
 }
 
 std::vector<int64_t> uniform(int64_t count, int64_t parts, bool allow_empty) {

@@ -13,6 +13,9 @@ namespace trireme::pipeline {
 /// are negative or not finite.
 std::vector<int64_t> balance(const std::vector<double>& costs, int64_t parts, bool allow_empty = false);
 
+/// The same where an element does not cost the same everywhere: costs[p][i] is that of element i in part p.
+std::vector<int64_t> balance_by_part(const std::vector<std::vector<double>>& costs, bool allow_empty = false);
+
 /// The same number of elements in each part, the first ones have one more where it does not divide.
 std::vector<int64_t> uniform(int64_t count, int64_t parts, bool allow_empty = false);
 

@@ -4,7 +4,6 @@
 #include <trireme/base/notes.h>
 #include <trireme/base/text.h>
 #include <trireme/parallel/pipeline/message.h>
-#include <trireme/parallel/pipeline/profile.h>
 #include <trireme/recompute/recompute.h>
 
 #include <torch/nn/module.h>
@@ -40,24 +39,50 @@ int PipelineModule::stage_of(int64_t layer) const {
   return static_cast<int>((after - partition_.bounds.begin() - 1) % stages_);
 }
 
-// Measured costs differ from rank to rank, the partition must not: the first stage decides.
-void PipelineModule::choose_partition(const comm::Group& pipe) {
-  const int parts = stages_ * options_.chunks;
-  if (options_.partition == "profile" || options_.partition == "memory") {
-    at::Tensor costs = torch::zeros({layers_.size()}, torch::kFloat64);
-    if (pipe.rank() == 0) {
-      const LayerProfile measured = profile_layers(layers_, sample_inputs_);
-      const std::vector<double> cost = options_.partition == "profile" ? measured.seconds : measured.bytes(stages_);
-      costs.copy_(torch::tensor(cost, torch::kFloat64));
-    }
-    pipe.broadcast(costs, 0, "layer costs").wait();
-    partition_ = balance_costs({costs.data_ptr<double>(), costs.data_ptr<double>() + costs.numel()}, parts, options_.allow_empty_stages);
-    return;
+void PipelineModule::configure(const PipelineKeys& keys) {
+  if (stages_ != 0) {
+    throw Error("pipeline", "a PipelineModule that is built cannot be configured", "initialize() builds the module itself.");
   }
-  partition_ = make_partition(layers_, options_.partition, options_.bounds, parts, options_.allow_empty_stages);
+  options_ = keys.over(options_);
 }
 
-void PipelineModule::build(const comm::Group& pipe) {
+// Measured costs differ from rank to rank, the partition must not: the first stage decides.
+void PipelineModule::choose_partition(const comm::Group& pipe, int micro_batches) {
+  const int parts = stages_ * options_.chunks;
+  const bool measures = options_.bounds.empty() && (options_.partition == "profile" || options_.partition == "memory");
+  if (!measures) {
+    partition_ = make_partition(layers_, options_.partition, options_.bounds, parts, options_.allow_empty_stages);
+    return;
+  }
+  LayerProfile measured;
+  if (pipe.rank() == 0) {
+    measured = profile_layers(layers_, sample_inputs_);
+  }
+  for (std::vector<double>* const cost : {&measured.seconds, &measured.parameter_bytes, &measured.activation_bytes}) {
+    cost->resize(static_cast<size_t>(layers_.size()));
+    at::Tensor costs = torch::tensor(*cost, torch::kFloat64);
+    pipe.broadcast(costs, 0, "layer costs").wait();
+    cost->assign(costs.data_ptr<double>(), costs.data_ptr<double>() + costs.numel());
+  }
+  partition_ = options_.partition == "profile" ? balance_costs(measured.seconds, parts, options_.allow_empty_stages)
+                                               : balance_costs_by_part(memory_by_part(measured, micro_batches), options_.allow_empty_stages);
+}
+
+// The earlier a part comes, the more of its micro-batches wait for their backward.
+std::vector<std::vector<double>> PipelineModule::memory_by_part(const LayerProfile& measured, int micro_batches) const {
+  const ScheduleShape shape{stages_, micro_batches > 0 ? micro_batches : stages_, options_.chunks};
+  std::vector<std::vector<double>> costs(static_cast<size_t>(shape.virtual_stages()));
+  for (int stage = 0; stage < stages_; ++stage) {
+    const Program program = options_.custom_schedule ? options_.custom_schedule(shape, stage) : make_program(options_.schedule, shape, stage);
+    const std::vector<int64_t> in_flight = most_in_flight(program, shape.chunks);
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+      costs[static_cast<size_t>(shape.virtual_stage(stage, chunk))] = measured.bytes(std::max<int64_t>(1, in_flight[static_cast<size_t>(chunk)]));
+    }
+  }
+  return costs;
+}
+
+void PipelineModule::build(const comm::Group& pipe, int micro_batches) {
   if (stages_ != 0) {
     throw Error("pipeline", "build() was called twice on one PipelineModule", "initialize() builds the module itself.");
   }
@@ -68,7 +93,7 @@ void PipelineModule::build(const comm::Group& pipe) {
     options_.schedule = ScheduleKind::one_f_one_b;
     options_.custom_schedule = nullptr;
   }
-  choose_partition(pipe);
+  choose_partition(pipe, micro_batches);
   for (int chunk = 0; chunk < options_.chunks; ++chunk) {
     chunks_.emplace_back();
     const size_t virtual_stage = static_cast<size_t>(chunk) * stages_ + stage_;

@@ -4,6 +4,7 @@
 #include <trireme/parallel/pipeline/layer.h>
 #include <trireme/parallel/pipeline/options.h>
 #include <trireme/parallel/pipeline/partition.h>
+#include <trireme/parallel/pipeline/profile.h>
 
 #include <torch/nn/module.h>
 
@@ -60,10 +61,13 @@ class PipelineModule : public torch::nn::Module {
   void set_sample_inputs(Tensors inputs) {
     sample_inputs_ = std::move(inputs);
   }
-  /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Once. Collective over `pipe`.
+  /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Once. Collective over `pipe`. Partition "memory" asks how many
+  /// `micro_batches` a step has; 0: as many as there are stages.
   /// Errors: InputError for a partition that does not work out, with the choices.
-  void build(const comm::Group& pipe = {});
+  void build(const comm::Group& pipe = {}, int micro_batches = 0);
 
+  /// Puts what a configuration says in the place of options(). Before build(); initialize() calls it.
+  void configure(const PipelineKeys& keys);
   /// Before build().
   void set_hooks(LayerHooks hooks) {
     hooks_ = std::move(hooks);
@@ -117,7 +121,8 @@ class PipelineModule : public torch::nn::Module {
   };
 
   int stage_of(int64_t layer) const;
-  void choose_partition(const comm::Group& pipe);
+  void choose_partition(const comm::Group& pipe, int micro_batches);
+  std::vector<std::vector<double>> memory_by_part(const LayerProfile& measured, int micro_batches) const;
   void build_layer(int64_t index, std::vector<Part>& chunk);
   void register_tensors(const std::string& prefix, const torch::nn::Module& module);
   void add_ties(const std::string& prefix, int64_t index, int64_t first, const torch::nn::Module& module);

@@ -3,6 +3,7 @@
 #include <trireme/parallel/pipeline/schedule.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,23 @@ struct PipelineOptions {
   /// and index, so that weights and dropout do not depend on the partition.
   bool seed_layers = false;
   int64_t base_seed = 1234;
+};
+
+/// What a configuration says of it. What it does not say stays as the program has it.
+struct PipelineKeys {
+  std::optional<int> stages;
+  std::optional<std::string> partition;
+  std::optional<bool> seed_layers;
+  std::optional<int64_t> activation_checkpoint_interval;
+
+  /// `options` with what is said here in its place.
+  PipelineOptions over(PipelineOptions options) const {
+    options.stages = stages.value_or(options.stages);
+    options.partition = partition.value_or(options.partition);
+    options.seed_layers = seed_layers.value_or(options.seed_layers);
+    options.activation_checkpoint_interval = activation_checkpoint_interval.value_or(options.activation_checkpoint_interval);
+    return options;
+  }
 };
 
 } // namespace trireme::pipeline

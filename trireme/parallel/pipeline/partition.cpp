@@ -89,6 +89,16 @@ std::vector<int64_t> by_type(const LayerList& layers, const std::string& regex, 
   return balance(match_costs(layers, regex), parts, allow_empty);
 }
 
+Partition balance_costs_by_part(const std::vector<std::vector<double>>& costs, bool allow_empty) {
+  Partition partition{balance_by_part(costs, allow_empty), {}};
+  for (size_t part = 0; part < costs.size(); ++part) {
+    for (int64_t i = partition.bounds[part]; i < partition.bounds[part + 1]; ++i) {
+      partition.costs.push_back(costs[part][i]);
+    }
+  }
+  return partition;
+}
+
 Partition balance_costs(std::vector<double> costs, int64_t parts, bool allow_empty) {
   std::vector<int64_t> bounds = balance(costs, parts, allow_empty);
   return {std::move(bounds), std::move(costs)};

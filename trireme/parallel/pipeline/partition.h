@@ -23,6 +23,9 @@ struct Partition {
 /// Errors: InputError for an expression that is wrong or matches no layer.
 std::vector<int64_t> by_type(const LayerList& layers, const std::string& regex, int64_t parts, bool allow_empty = false);
 
+/// balance_by_part() with each layer's cost where it came to lie.
+Partition balance_costs_by_part(const std::vector<std::vector<double>>& costs, bool allow_empty = false);
+
 /// balance() with its costs.
 Partition balance_costs(std::vector<double> costs, int64_t parts, bool allow_empty = false);
 

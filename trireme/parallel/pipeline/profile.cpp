@@ -56,10 +56,10 @@ double seconds_of(const BuiltLayer& layer, const Tensors& inputs, Tensors& outpu
 
 } // namespace
 
-std::vector<double> LayerProfile::bytes(int stages) const {
+std::vector<double> LayerProfile::bytes(int64_t in_flight) const {
   std::vector<double> sum;
-  for (size_t i = 0; i < seconds.size(); ++i) {
-    sum.push_back(4 * parameter_bytes[i] + stages * activation_bytes[i]);
+  for (size_t i = 0; i < parameter_bytes.size(); ++i) {
+    sum.push_back(4 * parameter_bytes[i] + static_cast<double>(in_flight) * activation_bytes[i]);
   }
   return sum;
 }

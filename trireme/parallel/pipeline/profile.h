@@ -2,6 +2,7 @@
 
 #include <trireme/parallel/pipeline/layer.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace trireme::pipeline {
@@ -13,8 +14,8 @@ struct LayerProfile {
   std::vector<double> activation_bytes; ///< outputs that the next layer gets
 
   /// Memory of each layer: parameters with gradient and two optimizer states, and its
-  /// activations for as many micro-batches as 1F1B holds at most.
-  std::vector<double> bytes(int stages) const;
+  /// activations of `in_flight` micro-batches.
+  std::vector<double> bytes(int64_t in_flight) const;
 };
 
 /// Builds one layer after the other, runs it on what the one before returned, and lets it go. Of lazily built

@@ -114,6 +114,24 @@ int num_buffers(const Program& program, int chunk) {
   return buffers;
 }
 
+std::vector<int64_t> most_in_flight(const Program& program, int chunks) {
+  std::vector<int64_t> now(static_cast<size_t>(chunks), 0);
+  std::vector<int64_t> most = now;
+  int64_t count = 0;
+  int64_t largest = 0;
+  for (const Instruction& instruction : program) {
+    const bool ends = instruction.op == Op::backward || instruction.op == Op::backward_weight;
+    const int change = instruction.op == Op::forward ? 1 : ends ? -1 : 0;
+    now[static_cast<size_t>(instruction.chunk)] += change;
+    count += change;
+    if (count > largest) {
+      largest = count;
+      most = now;
+    }
+  }
+  return most;
+}
+
 void assign_buffers(Program& program) {
   using Key = std::pair<int, int>; // chunk, micro-batch
   std::map<Key, size_t> last;

@@ -59,6 +59,10 @@ using ScheduleFunction = std::function<Program(const ScheduleShape& shape, int s
 /// Counts the buffers that `program` uses in `chunk`.
 int num_buffers(const Program& program, int chunk);
 
+/// Counts for each chunk the micro-batches whose forward is done and whose backward is not, at the moment when a stage that runs
+/// `program` has most of them, all chunks together.
+std::vector<int64_t> most_in_flight(const Program& program, int chunks);
+
 /// Gives every micro-batch the lowest buffer of its chunk that is free from its first
 /// instruction to its last; for schedules that do not care. Overwrites what `buffer` was.
 void assign_buffers(Program& program);

@@ -1,0 +1,413 @@
+// Every key of a run file that the table calls honoured does something: two values, and what a training does or leaves differs.
+// The keys of "engine" have tests/engine/key_behaviour_test.cpp.
+#include <tools/trireme/run_estimate.h>
+#include <tools/trireme/task.h>
+#include <tools/trireme/train_run.h>
+
+#include <tests/support/key_observers.h>
+
+#include <trireme/base/file.h>
+#include <trireme/base/hash.h>
+#include <trireme/checkpoint/checkpoint.h>
+#include <trireme/comm/recorder.h>
+#include <trireme/data/tokenizer.h>
+#include <trireme/models/gpt2_weights.h>
+#include <trireme/monitor/metrics.h>
+
+#include <torch/utils.h>
+
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+// Stands before libc's for the whole program: counts the threads that are started.
+namespace {
+std::atomic<int> threads_started{0};
+} // namespace
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) noexcept {
+  using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  static const auto create = reinterpret_cast<Create>(::dlsym(RTLD_NEXT, "pthread_create"));
+  ++threads_started;
+  return create(thread, attributes, run, argument);
+}
+
+namespace trireme::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using test::KeyObserver;
+using test::run_ranks;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// Of the test, whichever process runs: children of it are ranks.
+const fs::path& folder() {
+  static const fs::path made = [] {
+    fs::path path = fs::path(testing::TempDir()) / concat("trireme_run_keys_", ::getpid());
+    fs::create_directories(path);
+    return path;
+  }();
+  return made;
+}
+
+std::string file(const std::string& name, const std::string& content) {
+  write_file_atomically(folder() / name, content);
+  return (folder() / name).string();
+}
+
+std::string tokens_file(const std::string& name, int stride) {
+  std::string bytes;
+  for (int i = 0; i < 600; ++i) {
+    bytes += static_cast<char>(i * stride % 50);
+    bytes += '\0';
+  }
+  return file(name, bytes);
+}
+
+std::string text_file(const std::string& name, const std::string& unit) {
+  std::string text;
+  while (text.size() < 1200) {
+    text += unit;
+  }
+  return file(name, text);
+}
+
+// IDX: 24 images of 8 x 8, or their labels.
+std::string images_file(const std::string& name, int stride) {
+  std::string bytes("\0\0\x08\x03\0\0\0\x18\0\0\0\x08\0\0\0\x08", 16);
+  for (int i = 0; i < 24 * 64; ++i) {
+    bytes += static_cast<char>(i * stride % 251);
+  }
+  return file(name, bytes);
+}
+
+std::string labels_file(const std::string& name, int stride) {
+  std::string bytes("\0\0\x08\x01\0\0\0\x18", 8);
+  for (int i = 0; i < 24; ++i) {
+    bytes += static_cast<char>(i * stride % 10);
+  }
+  return file(name, bytes);
+}
+
+constexpr const char* kTinyTokenizer = R"({"version": "1.0", "added_tokens": [], "normalizer": null,
+  "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+  "post_processor": {"type": "ByteLevel"}, "decoder": {"type": "ByteLevel"},
+  "model": {"type": "BPE", "dropout": null, "unk_token": null, "fuse_unk": false, "byte_fallback": false,
+            "vocab": {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4, "abab": 5}, "merges": ["a b", "Ġ ab", "ab ab"]}})";
+
+std::string digest(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.detach().contiguous();
+  return concat(values.scalar_type(), ' ', values.sizes(), ' ', fnv1a({static_cast<const char*>(values.data_ptr()), values.nbytes()}));
+}
+
+config::RunConfig read(const json& run) {
+  return config::read_run(JsonNode::parse(run.dump(), "run.json"), folder());
+}
+
+const fs::path& out() {
+  static const fs::path path = folder() / "out";
+  return path;
+}
+
+// As `trireme train` does it, into an empty run folder.
+void run_training(comm::World& world, const json& run) {
+  if (world.rank() == 0) {
+    fs::remove_all(out());
+    file("run.json", run.dump());
+  }
+  world.group().barrier("run file").wait();
+  TrainCommand command;
+  command.run_file = folder() / "run.json";
+  command.out = out();
+  EXPECT_EQ(train(command, world), 0);
+  world.group().barrier("trained").wait();
+}
+
+// The metrics of every step, and the checkpoints: names, and of the newest each tensor and which rank holds it.
+json training(comm::World& world, const json& run) {
+  run_training(world, run);
+  json seen;
+  for (const monitor::StepMetrics& step : monitor::read_metrics(out() / "metrics.jsonl")) {
+    const auto text = [](const std::optional<double>& value) { return value ? concat(*value) : std::string(); };
+    seen["steps"].push_back({text(step.loss), text(step.lr), text(step.grad_norm), text(step.val_loss), text(step.val_accuracy)});
+  }
+  for (const auto& entry : fs::directory_iterator(out() / "checkpoints")) {
+    seen["checkpoints"].push_back(entry.path().filename().string());
+  }
+  std::sort(seen["checkpoints"].begin(), seen["checkpoints"].end());
+  const auto saved = checkpoint::Checkpoint::open(out() / "checkpoints");
+  for (const std::string& name : saved.names()) {
+    seen["tensors"][name] = {digest(saved.read(name)), saved.entry(name).shards.front().file};
+  }
+  world.group().barrier("observed").wait();
+  return seen;
+}
+
+// The order of the operations of a whole training.
+json operations(comm::World& world, const json& run) {
+  const comm::Recorder& recorder = comm::Recorder::process();
+  const auto now = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  run_training(world, run);
+  json seen;
+  for (const comm::Record& record : recorder.records()) {
+    if (record.queued_us + recorder.begin_us() >= now) {
+      seen.push_back(concat(record.op, ' ', record.what));
+    }
+  }
+  return seen;
+}
+
+// What the trained model writes.
+json sample(comm::World& world, const json& run) {
+  const fs::path log = folder() / "log";
+  std::fflush(stderr);
+  const int before = ::dup(STDERR_FILENO);
+  const int there = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  ::dup2(there, STDERR_FILENO);
+  run_training(world, run);
+  ::dup2(before, STDERR_FILENO);
+  ::close(before);
+  ::close(there);
+  const std::string text = read_file(log);
+  const size_t begin = text.find("the model writes:");
+  EXPECT_NE(begin, std::string::npos) << text;
+  return fnv1a(text.substr(begin, text.find("report: ", begin) - begin)); // bytes that may be no UTF-8
+}
+
+// Counted in a second training, when the process has its pools.
+json threads(comm::World& world, const json& run) {
+  run_training(world, run);
+  const int before = threads_started;
+  run_training(world, run);
+  return threads_started - before;
+}
+
+// The model before training; data need not fit it.
+json model(comm::World&, const json& run) {
+  const config::RunConfig config = read(run);
+  torch::manual_seed(1);
+  const Task task = make_task(config, data::make_datasets(config.data));
+  json seen;
+  for (const auto& item : task.model->named_parameters()) {
+    seen[item.key()] = digest(item.value());
+  }
+  return seen;
+}
+
+json tokenizer(comm::World&, const json& run) {
+  const data::Datasets datasets = data::make_datasets(read(run).data);
+  return datasets.tokenizer ? json(datasets.tokenizer->describe()) : json(nullptr);
+}
+
+json whether_it_is_read(comm::World&, const json& run) {
+  try {
+    read(run);
+  } catch (const InputError&) {
+    return "refused";
+  }
+  return "read";
+}
+
+json ranks_that_start(comm::World&, const json& run) {
+  return ranks_of(read(run), "run.json", 0);
+}
+
+// Weights of another seed, with GPT-2's names.
+json training_with_weights(comm::World& world, const json& run) {
+  const fs::path weights = folder() / "gpt.safetensors";
+  if (!fs::exists(weights)) {
+    models::GptOptions options = read(run).model.gpt;
+    options.init_from.clear();
+    options.seed = 99;
+    models::save_gpt2(models::Gpt(options), weights);
+  }
+  return training(world, run);
+}
+
+// Weights that a training of the same model left.
+json cnn_with_weights(comm::World& world, const json& run) {
+  const fs::path weights = folder() / "cnn.safetensors";
+  if (!fs::exists(weights)) {
+    json other = run;
+    other["model"].erase("init_from");
+    other["training"]["seed"] = 99;
+    run_training(world, other);
+    fs::copy_file(out() / "checkpoints/global_step2/rank00000.safetensors", weights);
+  }
+  return training(world, run);
+}
+
+json common() {
+  return {{"model", {{"type", "gpt"}, {"layers", 1}, {"hidden", 16}, {"heads", 2}, {"sequence_length", 8}, {"vocab_size", 260}}},
+          {"data", {{"type", "tokens"}, {"train", tokens_file("tokens.bin", 3)}}},
+          {"training", {{"steps", 2}}},
+          {"engine", {{"train_batch_size", 12}, {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}}}}};
+}
+
+std::vector<KeyObserver> model_keys() {
+  const json cnn = {{"model", {{"type", "cnn"}, {"layers", nullptr}, {"hidden", nullptr}, {"heads", nullptr}, {"sequence_length", nullptr},
+                               {"vocab_size", nullptr}, {"side", 8}, {"width", 4}}},
+                    {"data", {{"type", "images"}, {"train", images_file("images", 7)}, {"train_labels", labels_file("labels", 3)}}}};
+  return {
+      {"model", "gpt", "layers", 1, 2, training},
+      {"model", "gpt", "hidden", 16, 32, training},
+      {"model", "gpt", "heads", 2, 4, training},
+      {"model", "gpt", "sequence_length", 8, 4, training},
+      {"model", "gpt", "vocab_size", 260, 300, training},
+      {"model", "gpt", "tie_embeddings", true, false, training},
+      {"model", "gpt", "dropout", 0, 0.5, training},
+      {"model", "gpt", "init_from", nullptr, (folder() / "gpt.safetensors").string(), training_with_weights},
+      {"model", "cnn", "channels", 1, 3, model, cnn},
+      {"model", "cnn", "side", 8, 12, model, cnn},
+      {"model", "cnn", "classes", 10, 12, training, cnn},
+      {"model", "cnn", "width", 4, 8, training, cnn},
+      {"model", "cnn", "dropout", 0, 0.5, training, cnn},
+      {"model", "cnn", "init_from", nullptr, (folder() / "cnn.safetensors").string(), cnn_with_weights, cnn},
+  };
+}
+
+std::vector<KeyObserver> data_keys() {
+  const std::string other = tokens_file("other.bin", 7);
+  const std::string text = text_file("a.txt", "ab abab b ");
+  const std::string other_text = text_file("b.txt", "abab a bb ");
+  const std::string images = images_file("images", 7);
+  const std::string labels = labels_file("labels", 3);
+  const json from_text = {{"data", {{"type", "text"}, {"train", text}}}};
+  const json from_images = {
+      {"model", {{"type", "cnn"}, {"layers", nullptr}, {"hidden", nullptr}, {"heads", nullptr}, {"sequence_length", nullptr}, {"vocab_size", nullptr}, {"side", 8}, {"width", 4}}},
+      {"data", {{"type", "images"}, {"train", images}, {"train_labels", labels}, {"validation", images}, {"validation_labels", labels}}}};
+  const std::string tiny = file("tokenizer.json", kTinyTokenizer);
+  return {
+      {"data", "tokens", "train", (folder() / "tokens.bin").string(), other, training},
+      {"data", "tokens", "validation", nullptr, other, training},
+      {"data", "tokens", "tokenizer", nullptr, "bytes", tokenizer},
+      {"data", "tokens", "sequence_length", 8, 4, whether_it_is_read},
+      {"data", "tokens", "shuffle", true, false, training},
+      {"data", "tokens", "prefetch", 2, 0, threads},
+      {"data", "text", "train", text, other_text, training, from_text},
+      {"data", "text", "validation", nullptr, other_text, training, from_text},
+      {"data", "text", "validation_fraction", 0, 0.3, training, from_text},
+      {"data", "text", "tokenizer", "bytes", tiny, training, from_text},
+      {"data", "text", "sequence_length", 8, 4, whether_it_is_read, from_text},
+      {"data", "text", "shuffle", true, false, training, from_text},
+      {"data", "text", "prefetch", 2, 0, threads, from_text},
+      {"data", "images", "train", images, images_file("more_images", 11), training, from_images},
+      {"data", "images", "train_labels", labels, labels_file("more_labels", 7), training, from_images},
+      {"data", "images", "validation", images, images_file("more_images", 11), training, from_images},
+      {"data", "images", "validation_labels", labels, labels_file("more_labels", 7), training, from_images},
+      {"data", "images", "mean", 0, 0.5, training, from_images},
+      {"data", "images", "std", 1, 0.5, training, from_images},
+      {"data", "images", "shuffle", true, false, training, from_images},
+      {"data", "images", "prefetch", 2, 0, threads, from_images},
+  };
+}
+
+std::vector<KeyObserver> run_keys() {
+  const json staged = {{"model", {{"layers", 3}}}, {"parallel", {{"pipe", 2}}}, {"engine", {{"gradient_accumulation_steps", 4}}}};
+  const json evaluated = {{"data", {{"validation", tokens_file("validation.bin", 7)}}}};
+  const json saving = {{"training", {{"checkpoint_every", 1}}}};
+  const json writing = {{"data", {{"tokenizer", "bytes"}}}, {"training", {{"sample", {{"prompt", "a"}, {"tokens", 20}}}}}};
+  return {
+      {"parallel", "", "pipe", 1, 2, training, {}, 2},
+      {"parallel", "", "data", 1, 2, ranks_that_start},
+      {"parallel", "", "schedule", "1f1b", "gpipe", operations, staged, 2},
+      {"parallel", "", "chunks", nullptr, 2, training, staged, 2},
+      {"training", "", "steps", 2, 3, training},
+      {"training", "", "seed", 1234, 7, training},
+      {"training", "", "eval_every", 0, 1, training, evaluated},
+      {"training", "", "eval_batches", 0, 1, training, evaluated},
+      {"training", "", "checkpoint_every", 0, 1, training},
+      {"training", "", "keep_checkpoints", 3, 1, training, saving},
+      {"training.sample", "", "prompt", "a", "b", sample, writing},
+      {"training.sample", "", "tokens", 20, 30, sample, writing},
+      {"training.sample", "", "temperature", 0.8, 0, sample, writing},
+      {"training.sample", "", "top_k", 0, 1, sample, writing},
+  };
+}
+
+std::vector<KeyObserver> all_observers() {
+  std::vector<KeyObserver> all;
+  for (const auto& part : {model_keys(), data_keys(), run_keys()}) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+class RunBehaviourTest : public testing::Test {
+ protected:
+  ~RunBehaviourTest() override {
+    fs::remove_all(folder());
+    fs::create_directories(folder());
+  }
+  static void TearDownTestSuite() {
+    fs::remove_all(folder());
+  }
+};
+
+TEST_F(RunBehaviourTest, EveryHonouredKeyIsObserved) {
+  EXPECT_THAT(test::without_observer(all_observers(), [](std::string_view section) { return !section.starts_with("engine"); }), IsEmpty());
+}
+
+TEST_F(RunBehaviourTest, EveryHonouredKeyHasAnEffectOnOneRank) {
+  EXPECT_THAT(test::without_effect(all_observers(), 1, common()), IsEmpty());
+}
+
+TEST_F(RunBehaviourTest, EveryHonouredKeyHasAnEffectOnTwoRanks) {
+  EXPECT_THAT(test::without_effect(all_observers(), 2, common()), IsEmpty());
+}
+
+// The model takes its vocabulary from the tokenizer of the tokens.
+TEST_F(RunBehaviourTest, TokensWithATokenizerNeedNoVocabSize) {
+  json run = common();
+  std::string few;
+  for (int i = 0; i < 600; ++i) {
+    few += static_cast<char>(i % 6);
+    few += '\0';
+  }
+  run["data"]["train"] = file("few.bin", few);
+  run["data"]["tokenizer"] = file("tokenizer.json", kTinyTokenizer);
+  run["model"].erase("vocab_size");
+  run["training"]["sample"] = {{"prompt", "ab"}, {"tokens", 5}};
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          sample(world, run);
+                          EXPECT_EQ(checkpoint::Checkpoint::open(out() / "checkpoints").entry("transformer.wte.weight").shape, (std::vector<int64_t>{6, 16}));
+                        }),
+              IsEmpty());
+}
+
+// With one stage a GPT becomes a list of layers where these are to be recomputed; what it computes stays the same.
+TEST_F(RunBehaviourTest, OneStageRecomputesToo) {
+  const json run = common();
+  json recomputing = run;
+  recomputing["engine"]["pipeline"]["activation_checkpoint_interval"] = 1;
+  const auto losses = [](comm::World& world, const json& config) { return training(world, config)["steps"]; };
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(run_ranks(ranks,
+                          [&](comm::World& world) {
+                            const config::RunConfig config = read(recomputing);
+                            const Task task = make_task(config, data::make_datasets(config.data));
+                            ASSERT_NE(task.pipeline, nullptr);
+                            EXPECT_EQ(task.pipeline->options().activation_checkpoint_interval, 1);
+                            const json kept = losses(world, run);
+                            EXPECT_EQ(losses(world, recomputing), kept);
+                            json sharded = recomputing;
+                            sharded["engine"]["zero_optimization"] = {{"stage", 3}, {"stage3_param_persistence_threshold", 0}};
+                            EXPECT_EQ(losses(world, sharded), kept);
+                            json free = run;
+                            free["engine"]["gradient_clipping"] = 0;
+                            json stepping = recomputing;
+                            stepping["engine"].update({{"gradient_clipping", 0}, {"step_in_backward", true}});
+                            EXPECT_EQ(losses(world, stepping), losses(world, free));
+                          }),
+                IsEmpty());
+  }
+}
+
+} // namespace
+} // namespace trireme::tools
