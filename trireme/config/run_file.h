@@ -65,7 +65,6 @@ struct RunConfig {
   data::DataOptions data;
   ParallelConfig parallel;
   TrainingConfig training;
-  /// With engine.optimizer always present.
   EngineConfig engine;
 
   /// What has no effect or deserves a second look, engine.notes included.
