@@ -4,6 +4,8 @@
 #include <tests/config/public_configs.h>
 #include <tests/support/run_ranks.h>
 
+#include <trireme/base/log.h>
+
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -11,6 +13,9 @@
 namespace trireme::engine {
 namespace {
 
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 class PublicConfigs : public testing::TestWithParam<int> {};
@@ -41,6 +46,20 @@ TEST_P(PublicConfigs, Train) {
 }
 
 INSTANTIATE_TEST_SUITE_P(On, PublicConfigs, testing::Values(1, 2), [](const auto& info) { return concat(info.param, "ranks"); });
+
+TEST(WithoutAnOptimizer, OneLineSaysAdamW) {
+  EXPECT_THAT(test::run_ranks(1,
+                              [](comm::World& world) {
+                                std::vector<std::string> lines;
+                                log::set_level(log::Level::info);
+                                log::set_sink([&](const std::string& line) { lines.push_back(line); });
+                                const auto file = TRIREME_SOURCE_DIR "/tests/config/public_configs/gpt_pretraining_zero1_fp16.json";
+                                SmallRun run(world, read_config(file));
+                                log::set_sink(nullptr);
+                                EXPECT_THAT(lines, Contains(AllOf(HasSubstr("no \"optimizer\": AdamW with lr 0.001, betas 0.9 and 0.999"), HasSubstr("weight_decay 0"))).Times(1));
+                              }),
+              IsEmpty());
+}
 
 } // namespace
 } // namespace trireme::engine
