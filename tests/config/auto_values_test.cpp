@@ -122,7 +122,10 @@ TEST(SwitchedOffTest, ASectionThatDoesNotSaySoIsRead) {
 }
 
 TEST(OtherNamesTest, OlderNamesAreRead) {
-  EXPECT_EQ(read(R"({"bfloat16": {"enabled": true}})").precision.compute, precision::Type::bf16);
+  for (const char* text : {R"({"bfloat16": {"enabled": true}})", R"({"bfloat16": {"enabled": true}, "bf16": {"enabled": false}})",
+                           R"({"bfloat16": {"enabled": false}, "bf16": {"enabled": true}})"}) {
+    EXPECT_EQ(read(text).precision.compute, precision::Type::bf16) << text;
+  }
   EXPECT_EQ(read(R"({"zero_optimization": {"param_persistence_threshold": 7, "prefetch_bucket_size": 8}})").zero.param_persistence_threshold, 7);
   EXPECT_EQ(read(R"({"zero_optimization": {"reduce_bucket_size": 0}})").data_parallel.bucket_bytes, 4) << "one parameter a bucket";
   EXPECT_THAT(read(R"({"zero_optimization": {"sub_group_size": 0, "max_live_parameters": 0}})").notes, Not(IsEmpty()));

@@ -210,7 +210,7 @@ TEST(DeepSpeedJsonTest, WhatIsNotBuiltSaysNotYet) {
 TEST(DeepSpeedJsonTest, WhatIsOutsideSaysWhatToDoInstead) {
   expect_errors({
       {R"({"amp": {"enabled": true}})", "1:21: amp.enabled:", "not supported: apex is a Python package", "fp16"},
-      {R"({"bfloat16": {"enabled": true}, "bf16": {"enabled": true}})", "1:14: bfloat16:", "another name of bf16, which is at ds.json:1:41", "Keep one"},
+      {R"({"bfloat16": {"enabled": true}, "bf16": {"enabled": true}})", "1:26: bfloat16.enabled:", "another name of bf16, which is enabled as well, at ds.json:1:53", "Keep one"},
       {R"({"zero_optimization": true})", "1:23: zero_optimization:", "long deprecated", R"({"stage": 0})"},
       {R"({"zero_optimization": {"cpu_offload": true}})", "1:39: zero_optimization.cpu_offload:", "not supported: ", R"("offload_optimizer": {"device": "cpu"})"},
       {R"({"zero_optimization": {"cpu_offload_param": true}})", "1:45: zero_optimization.cpu_offload_param:", "not supported: ", "offload_param"},

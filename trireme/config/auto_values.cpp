@@ -75,7 +75,7 @@ class Filler {
   void fill_scheduler() {
     fill("scheduler.params.warmup_min_lr", "0.0");
     JsonNode* lr = engine_.at(kLr);
-    fill("scheduler.params.warmup_max_lr", is_given(lr) ? lr->plain().dump() : kNothing);
+    fill("scheduler.params.warmup_max_lr", is_given(lr) ? lr->plain().dump() : std::string(kNothing));
     fill("scheduler.params.warmup_num_steps", std::to_string(known_.warmup_steps));
     JsonNode* total = engine_.at("scheduler.params.total_num_steps");
     if (is_auto(total) && !known_.steps) {

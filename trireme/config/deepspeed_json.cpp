@@ -33,8 +33,8 @@ void check_common_mistakes(const JsonNode& node) {
       bf16->fail(concat("fp16 is enabled as well, at ", fp16->where()), "Enable one of the two.");
     }
   }
-  if (const JsonNode* old = node.find("bfloat16"); old != nullptr && node.find("bf16") != nullptr) {
-    old->fail(concat("is another name of bf16, which is at ", node.find("bf16")->where()), "Keep one of the two.");
+  if (const JsonNode* old = enabled("bfloat16"); old != nullptr && enabled("bf16") != nullptr) {
+    old->fail(concat("bfloat16 is another name of bf16, which is enabled as well, at ", enabled("bf16")->where()), "Keep one of the two.");
   }
 }
 

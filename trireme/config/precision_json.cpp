@@ -55,7 +55,8 @@ void check_autocast(const Values& autocast, const Values& fp16, const Values& bf
 } // namespace
 
 Values bf16_section(const Values& engine) {
-  return engine.section(engine.find("bf16") == nullptr ? "bfloat16" : "bf16");
+  const bool old = engine.find("bf16") == nullptr || engine.section("bfloat16").get("enabled", false);
+  return engine.section(old ? "bfloat16" : "bf16");
 }
 
 PrecisionOptions read_precision(const Values& engine) {
