@@ -230,7 +230,7 @@ TEST(DeepSpeedJsonTest, WhatIsOutsideSaysWhatToDoInstead) {
       {R"({"aio": {"thread_count": 4}})", "1:26: aio.thread_count:", "not supported: ", "intra_op_parallelism"},
       {R"({"bf16": {"enabled": true}, "fp16": {"enabled": true}})", "1:22: bf16.enabled:", "fp16 is enabled as well, at ds.json:1:49", "Enable one"},
       {R"({"steps_per_print": "auto"})", "1:21: steps_per_print:", "Hugging Face", "Write a whole number >= 1, or leave the key out."},
-      {R"({"gradient_predivide_factor": "auto"})", "1:30: gradient_predivide_factor:", "Hugging Face", ""},
+      {R"({"gradient_predivide_factor": "auto"})", "1:31: gradient_predivide_factor:", "Hugging Face", ""},
       {R"({"zero_optimization": {"stage": "auto"}})", "1:33: zero_optimization.stage:", "Hugging Face", ""},
       {R"({"torch_autocast": {"enabled": "auto"}})", "1:32: torch_autocast.enabled:", "Hugging Face", ""},
       {R"({"optimizer": {"type": "Adam", "params": {"bias_correction": "auto"}}})", "1:62: optimizer.params.bias_correction:", "Hugging Face", ""},
