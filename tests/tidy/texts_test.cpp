@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <map>
 #include <regex>
@@ -232,7 +233,7 @@ TEST(TextsTest, OptionsExist) {
       }
       const std::string own = rest.substr(0, rest.find(" -- "));
       for_each_match(own.substr(0, own.find(" #")), option, [&](const std::smatch& match) {
-        of_commands.insert(match[2]);
+        of_commands.insert(match[2].str());
         if (match[2] != "--help") {
           EXPECT_EQ(commands().at(name).count(match[2]), 1u) << piece.file << ": trireme " << name << " has no " << match[2] << ", in \"" << found << '"';
         }
