@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 const AutoValues kRun = {.steps = 100, .hidden = 64};
 
-EngineConfig read(const std::string& name) {
+EngineConfig public_config(const std::string& name) {
   return read_deepspeed_file(concat(TRIREME_SOURCE_DIR "/tests/config/public_configs/", name, ".json"), kRun);
 }
 
@@ -51,7 +51,7 @@ TEST(PublicConfigsTest, TheirPageListsEachOfThem) {
 }
 
 TEST(PublicConfigsTest, EveryKindOfAutoIsFilledIn) {
-  const EngineConfig config = read("embeddings_zero1");
+  const EngineConfig config = public_config("embeddings_zero1");
   EXPECT_EQ(config.batch_for(2), (BatchTriple{16, 8, 1}));
   EXPECT_EQ(config.gradient_clipping, 1.0);
   EXPECT_EQ(config.optimizer->lr(), 5e-5);
@@ -60,16 +60,16 @@ TEST(PublicConfigsTest, EveryKindOfAutoIsFilledIn) {
   EXPECT_EQ(config.schedule.warmup_max_lr, 5e-5);
   EXPECT_EQ(config.schedule.warmup_num_steps, 0);
   EXPECT_EQ(config.precision.compute, precision::Type::fp32);
-  const EngineConfig wide = read("vision_language_zero3");
+  const EngineConfig wide = public_config("vision_language_zero3");
   EXPECT_EQ(wide.data_parallel.bucket_bytes, 64 * 64 * 4);
   EXPECT_EQ(wide.zero.prefetch_elements, 3686);
   EXPECT_EQ(wide.zero.param_persistence_threshold, 640);
 }
 
 TEST(PublicConfigsTest, WhatHasNoMeaningHereIsSaid) {
-  EXPECT_THAT(read("gpt_pretraining_checkpointing").notes,
+  EXPECT_THAT(public_config("gpt_pretraining_checkpointing").notes,
               Contains(AllOf(HasSubstr("activation_checkpointing.partition_activations has no effect"), HasSubstr("tensor parallelism"))));
-  EXPECT_THAT(read("sft_zero2_all_auto").notes, AllOf(Contains(HasSubstr("comms_config has no effect")), Contains(HasSubstr("monitor_config has no effect"))));
+  EXPECT_THAT(public_config("sft_zero2_all_auto").notes, AllOf(Contains(HasSubstr("comms_config has no effect")), Contains(HasSubstr("monitor_config has no effect"))));
 }
 
 } // namespace

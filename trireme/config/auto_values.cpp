@@ -10,10 +10,10 @@
 namespace trireme::config {
 namespace {
 
-constexpr std::string_view kTrain = "train_batch_size";
-constexpr std::string_view kMicro = "train_micro_batch_size_per_gpu";
-constexpr std::string_view kLr = "optimizer.params.lr";
-constexpr std::string_view kNothing = "null"; // counts as absent
+constexpr std::string_view kTrainBatch = "train_batch_size";
+constexpr std::string_view kMicroBatch = "train_micro_batch_size_per_gpu";
+constexpr std::string_view kLearningRate = "optimizer.params.lr";
+constexpr std::string_view kAbsent = "null"; // counts as absent
 
 bool is_auto(const JsonNode* node) {
   return node != nullptr && node->kind() == JsonNode::Kind::string && node->as_string() == "auto";
@@ -35,9 +35,9 @@ class Filler {
   void fill() {
     fill_batch();
     fill("gradient_clipping", "1.0");
-    fill(kLr, text_of(known_.lr));
+    fill(kLearningRate, text_of(known_.lr));
     for (const char* name : {"betas", "eps", "weight_decay"}) {
-      fill(concat("optimizer.params.", name), kNothing);
+      fill(concat("optimizer.params.", name), kAbsent);
     }
     fill_scheduler();
     fill_zero();
@@ -55,27 +55,27 @@ class Filler {
     JsonNode* node = engine_.at(path);
     if (is_auto(node)) {
       node->replace(value);
-      filled_.push_back(concat(path, value == kNothing ? " left out" : concat(" = ", value)));
+      filled_.push_back(concat(path, value == kAbsent ? " left out" : concat(" = ", value)));
     }
   }
 
   // The sizes that are numbers decide; without any the micro-batch is the Trainer's.
   void fill_batch() {
-    if (!is_given(engine_.at(kTrain)) && !is_given(engine_.at(kMicro)) && (is_auto(engine_.at(kTrain)) || is_auto(engine_.at(kMicro)))) {
-      if (engine_.at(kMicro) == nullptr) {
-        engine_.set(kMicro, "\"auto\"");
+    if (!is_given(engine_.at(kTrainBatch)) && !is_given(engine_.at(kMicroBatch)) && (is_auto(engine_.at(kTrainBatch)) || is_auto(engine_.at(kMicroBatch)))) {
+      if (engine_.at(kMicroBatch) == nullptr) {
+        engine_.set(kMicroBatch, "\"auto\"");
       }
-      fill(kMicro, std::to_string(known_.micro_batch));
+      fill(kMicroBatch, std::to_string(known_.micro_batch));
     }
-    for (const std::string_view path : {kTrain, kMicro, std::string_view("gradient_accumulation_steps")}) {
-      fill(path, kNothing);
+    for (const std::string_view path : {kTrainBatch, kMicroBatch, std::string_view("gradient_accumulation_steps")}) {
+      fill(path, kAbsent);
     }
   }
 
   void fill_scheduler() {
     fill("scheduler.params.warmup_min_lr", "0.0");
-    JsonNode* lr = engine_.at(kLr);
-    fill("scheduler.params.warmup_max_lr", is_given(lr) ? lr->plain().dump() : std::string(kNothing));
+    JsonNode* lr = engine_.at(kLearningRate);
+    fill("scheduler.params.warmup_max_lr", is_given(lr) ? lr->plain().dump() : std::string(kAbsent));
     fill("scheduler.params.warmup_num_steps", std::to_string(known_.warmup_steps));
     JsonNode* total = engine_.at("scheduler.params.total_num_steps");
     if (is_auto(total) && !known_.steps) {
@@ -89,7 +89,7 @@ class Filler {
     const auto of_width = [&](const char* name, double factor, bool squared) {
       const auto width = static_cast<double>(known_.hidden.value_or(0));
       const auto value = static_cast<int64_t>(factor * width * (squared ? width : 1));
-      fill(concat("zero_optimization.", name), known_.hidden ? std::to_string(value) : std::string(kNothing));
+      fill(concat("zero_optimization.", name), known_.hidden ? std::to_string(value) : std::string(kAbsent));
     };
     of_width("reduce_bucket_size", 1, true);
     of_width("stage3_prefetch_bucket_size", 0.9, true);
