@@ -102,5 +102,21 @@ TEST(JsonTest, SetReplacesAndCreates) {
   EXPECT_EQ(root.plain().dump(), R"({"training":{"steps":20},"engine":{"optimizer":{"type":"Adam"}}})");
 }
 
+TEST(JsonTest, ReplaceKeepsThePlace) {
+  auto root = JsonNode::parse("{\"params\":\n  {\"lr\": \"auto\", \"betas\": [0.5]}}", "ds.json");
+  ASSERT_NE(root.at("params.lr"), nullptr);
+  root.at("params.lr")->replace("5e-05");
+  root.at("params.betas")->replace("null");
+  EXPECT_EQ(root.find("params")->find("lr")->as_real(), 5e-5);
+  EXPECT_EQ(root.find("params")->find("lr")->where(), "ds.json:2:10");
+  EXPECT_EQ(root.find("params")->find("lr")->path(), "params.lr");
+  EXPECT_TRUE(root.at("params.betas")->is_null());
+  EXPECT_EQ(root.at("params.eps"), nullptr);
+  EXPECT_EQ(root.at("params.lr.more"), nullptr);
+  root.at("params")->erase("betas");
+  root.at("params")->erase("never there");
+  EXPECT_EQ(root.plain().dump(), R"({"params":{"lr":5e-05}})");
+}
+
 } // namespace
 } // namespace trireme

@@ -157,7 +157,7 @@ TEST(DeepSpeedJsonTest, MisspeltKeysAreRefusedEverywhere) {
       {R"({"optimizer": {"type": "Adam", "param": {}}})", "1:41: optimizer.param:", "unknown key", "\"params\""},
       {R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.99]}}})", "1:51: optimizer.params.betas:", "unknown key", "Known: lr, momentum"},
       {R"({"activation_checkpointing": {"partitioned_activations": true}})", "1:58: activation_checkpointing.partitioned_activations:", "unknown key", "\"partition_activations\""},
-      {R"({"fp16": {"enabled": false, "los_scale": 1}})", "1:42: fp16.los_scale:", "unknown key", "\"loss_scale\""},
+      {R"({"fp16": {"enabled": true, "los_scale": 1}})", "1:41: fp16.los_scale:", "unknown key", "\"loss_scale\""},
       {R"({"checkpoint": {"parallel_write": {"pipe_stage": true}}})", "1:50: checkpoint.parallel_write.pipe_stage:", "unknown key", "Known: pipeline_stage."},
       {R"({"scheduler": {"type": "WarmupLR", "params": {"warm_num_steps": 10}}})", "1:65: scheduler.params.warm_num_steps:", "unknown key", "\"warmup_num_steps\""},
       {R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 10}}})", "1:66: scheduler.params.total_num_steps:", "unknown key", ""},
@@ -184,7 +184,7 @@ TEST(DeepSpeedJsonTest, ValuesOfTheWrongKindOrRangeAreRefused) {
       {R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}})", "1:52: optimizer.params.betas:", "must be two numbers, found 1", "[0.9, 0.999]"},
       {R"({"checkpoint": {"tag_validation": "Wern"}})", "1:35: checkpoint.tag_validation:", "\"Wern\" is not one of the choices", "\"Warn\""},
       {R"({"zero_optimization": {"stage": 4}})", "1:33: zero_optimization.stage:", "must be a whole number from 0 to 3, found 4", ""},
-      {R"({"fp16": {"enabled": false, "loss_scale_window": 0}})", "1:50: fp16.loss_scale_window:", "must be a whole number >= 1", ""},
+      {R"({"fp16": {"enabled": true, "loss_scale_window": 0}})", "1:49: fp16.loss_scale_window:", "must be a whole number >= 1", ""},
       {R"({"fp16": {"enabled": "yes"}})", "1:22: fp16.enabled:", "must be true or false", ""},
       {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": [0, 0]}}})", "1:64: scheduler.params.warmup_min_lr:", "must be a number, found an array", ""},
   });
@@ -210,7 +210,7 @@ TEST(DeepSpeedJsonTest, WhatIsNotBuiltSaysNotYet) {
 TEST(DeepSpeedJsonTest, WhatIsOutsideSaysWhatToDoInstead) {
   expect_errors({
       {R"({"amp": {"enabled": true}})", "1:21: amp.enabled:", "not supported: apex is a Python package", "fp16"},
-      {R"({"bfloat16": {"enabled": true}})", "1:14: bfloat16:", "not supported: ", "\"bf16\""},
+      {R"({"bfloat16": {"enabled": true}, "bf16": {"enabled": true}})", "1:26: bfloat16.enabled:", "another name of bf16, which is enabled as well, at ds.json:1:53", "Keep one"},
       {R"({"zero_optimization": true})", "1:23: zero_optimization:", "long deprecated", R"({"stage": 0})"},
       {R"({"zero_optimization": {"cpu_offload": true}})", "1:39: zero_optimization.cpu_offload:", "not supported: ", R"("offload_optimizer": {"device": "cpu"})"},
       {R"({"zero_optimization": {"cpu_offload_param": true}})", "1:45: zero_optimization.cpu_offload_param:", "not supported: ", "offload_param"},
@@ -229,10 +229,12 @@ TEST(DeepSpeedJsonTest, WhatIsOutsideSaysWhatToDoInstead) {
       {R"({"compression_training": {"weight_quantization": {}}})", "1:26: compression_training:", "not supported: ", ""},
       {R"({"aio": {"thread_count": 4}})", "1:26: aio.thread_count:", "not supported: ", "intra_op_parallelism"},
       {R"({"bf16": {"enabled": true}, "fp16": {"enabled": true}})", "1:22: bf16.enabled:", "fp16 is enabled as well, at ds.json:1:49", "Enable one"},
-      {R"({"train_batch_size": "auto"})", "1:22: train_batch_size:", "Hugging Face", "Write a whole number >= 1, or leave the key out."},
-      {R"({"gradient_clipping": "auto"})", "1:23: gradient_clipping:", "Hugging Face", ""},
-      {R"({"zero_optimization": {"reduce_bucket_size": "auto"}})", "1:46: zero_optimization.reduce_bucket_size:", "Hugging Face", ""},
-      {R"({"fp16": {"enabled": "auto"}})", "1:22: fp16.enabled:", "Hugging Face", ""},
+      {R"({"steps_per_print": "auto"})", "1:21: steps_per_print:", "Hugging Face", "Write a whole number >= 1, or leave the key out."},
+      {R"({"gradient_predivide_factor": "auto"})", "1:31: gradient_predivide_factor:", "Hugging Face", ""},
+      {R"({"zero_optimization": {"stage": "auto"}})", "1:33: zero_optimization.stage:", "Hugging Face", ""},
+      {R"({"torch_autocast": {"enabled": "auto"}})", "1:32: torch_autocast.enabled:", "Hugging Face", ""},
+      {R"({"optimizer": {"type": "Adam", "params": {"bias_correction": "auto"}}})", "1:62: optimizer.params.bias_correction:", "Hugging Face", ""},
+      {R"({"compile": {"deepcompile": true}})", "1:13: compile:", "not supported: ", "Leave the section out"},
   });
 }
 

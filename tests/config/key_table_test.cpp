@@ -183,6 +183,20 @@ TEST(KeyTableTest, IsWellFormed) {
   }
 }
 
+TEST(KeyTableTest, ASectionIsWhatItsKeysAre) {
+  int sections = 0;
+  for (const Section& section : all_sections()) {
+    for (const Key& key : section.keys) {
+      if (!key.type.empty() && is_object_with_section(section, key)) {
+        const std::string path = section.path.empty() ? std::string(key.name) : concat(section.path, '.', key.name);
+        EXPECT_EQ(verdict_name(key.verdict), verdict_name(verdict_of_section(path))) << path;
+        ++sections;
+      }
+    }
+  }
+  EXPECT_GT(sections, 25);
+}
+
 TEST(KeyTableTest, DefaultsAndHarmlessValuesAreAcceptedSilently) {
   for_each_key([](const Section& section, const Key& key, json run) {
     json& object = at(run, section);
@@ -332,6 +346,9 @@ TEST(KeyTableTest, TypesFromTheirShortForm) {
   const auto automatic = ValueType::parse("int|auto >= 1");
   EXPECT_TRUE(automatic.or_auto && automatic.in_range(1));
   EXPECT_EQ(automatic.describe(), "a whole number >= 1 or \"auto\"");
+  EXPECT_EQ(ValueType::parse("bool|auto").describe(), "true or false or \"auto\"");
+  EXPECT_EQ(ValueType::parse("switch").words, (std::vector<std::string>{"enabled"}));
+  EXPECT_EQ(ValueType::parse("switch a|b").words, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(ValueType::parse("word a|b").words, (std::vector<std::string>{"a", "b"}));
   EXPECT_THROW(ValueType::parse("number"), std::logic_error);
   EXPECT_THROW(ValueType::parse("int about 3"), std::logic_error);

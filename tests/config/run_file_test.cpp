@@ -250,7 +250,6 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"training",
        R"({"steps": 5, "sample": {"temperature": -1}})",
        {"training.sample.temperature: must be a number >= 0"}},
-      {"engine", R"({"train_batch_size": 8})", {"engine: a run needs an optimizer", "AdamW"}},
       {"engine", R"({"optimizer": {"type": "AdamW"}})", {"no batch size: neither train_batch_size"}},
       {"engine",
        R"({"train_batch_size": 8, "sparse_gradients": true})",
@@ -325,6 +324,18 @@ TEST_F(RunFileTest, NotesOfTheRunAndOfItsEngine) {
       run.notes,
       ElementsAre(HasSubstr("engine.vocabulary_size has no effect"),
                   AllOf(HasSubstr("the schedule ends at step 8, but the run has 10"), HasSubstr("training.steps at"))));
+}
+
+TEST_F(RunFileTest, AutoIsFilledInFromTheRun) {
+  const std::string engine = R"({"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}})";
+  const RunConfig run = read(with("engine", engine), {"model.hidden=32"});
+  EXPECT_EQ(run.engine.schedule.total_num_steps, 10);
+  EXPECT_EQ(run.engine.data_parallel.bucket_bytes, 32 * 32 * 4);
+  EXPECT_EQ(run.engine.batch_for(3), (BatchTriple{24, 8, 1}));
+  EXPECT_FALSE(run.engine.optimizer.has_value()) << "AdamW, as the engine says in its log";
+  EXPECT_EQ(run.resolved["engine"]["scheduler"]["params"]["total_num_steps"], "auto") << "a resumed run may have more steps";
+  EXPECT_EQ(read(with("engine", engine), {"training.steps=70"}).engine.schedule.total_num_steps, 70);
 }
 
 TEST_F(RunFileTest, FilesThatCannotBeRead) {

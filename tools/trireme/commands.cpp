@@ -204,7 +204,34 @@ struct Parser {
   }
 };
 
+void list_commands(const CLI::App& app, const std::string& prefix, std::vector<CommandEntry>& out) {
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    const std::string name = prefix + command->get_name();
+    list_commands(*command, name + " ", out);
+    if (!command->get_subcommands([](const CLI::App*) { return true; }).empty()) {
+      continue; // "data" alone does nothing
+    }
+    CommandEntry entry{name, {}};
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& word : option->get_snames()) {
+        entry.options.push_back("-" + word);
+      }
+      for (const std::string& word : option->get_lnames()) {
+        entry.options.push_back("--" + word);
+      }
+    }
+    out.push_back(std::move(entry));
+  }
+}
+
 } // namespace
+
+std::vector<CommandEntry> all_commands() {
+  const Parser parser;
+  std::vector<CommandEntry> out;
+  list_commands(parser.app, "", out);
+  return out;
+}
 
 Command parse(int argc, char** argv) {
   Parser parser;

@@ -125,6 +125,15 @@ using Command =
 /// Errors: InputError with the words that were wrong and what would be right.
 Command parse(int argc, char** argv);
 
+/// A command by its full name ("data fetch") and its options, with their dashes ("-n", "--ranks").
+struct CommandEntry {
+  std::string name;
+  std::vector<std::string> options;
+};
+
+/// What parse() understands, for those who check what texts say of it.
+std::vector<CommandEntry> all_commands();
+
 /// Thrown by parse() when everything has been said.
 struct ExitNow {
   int code;

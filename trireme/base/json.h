@@ -65,6 +65,13 @@ class JsonNode {
   /// when the path runs through something that is not an object.
   void set(std::string_view dotted_path, const std::string& text);
 
+  /// The value at a dotted path below this one; nullptr when there is none.
+  JsonNode* at(std::string_view dotted_path);
+  /// Becomes the JSON `text` and keeps its place: a complaint still points to where it stood.
+  void replace(std::string_view text);
+  /// Removes a member, if there is one.
+  void erase(std::string_view key);
+
   /// Throws InputError("config", "<where>: <path>: happened", next).
   [[noreturn]] void fail(const std::string& happened, const std::string& next = "") const;
 
@@ -121,6 +128,9 @@ class ObjectReader {
 
   /// Fails on the first key that no call above asked for.
   void finish() const;
+
+  /// true for keys that are nobody's: "x_...", "_comment..." and "$schema".
+  static bool is_note(std::string_view key);
 
  private:
   template <typename T>

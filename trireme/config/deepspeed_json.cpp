@@ -6,6 +6,7 @@
 #include <trireme/config/optimizer_json.h>
 #include <trireme/config/precision_json.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace trireme::config {
@@ -27,8 +28,13 @@ void check_common_mistakes(const JsonNode& node) {
     return value != nullptr && value->kind() == JsonNode::Kind::boolean && value->as_bool() ? value : nullptr;
   };
   const JsonNode* fp16 = enabled("fp16");
-  if (const JsonNode* bf16 = enabled("bf16"); fp16 != nullptr && bf16 != nullptr) {
-    bf16->fail(concat("fp16 is enabled as well, at ", fp16->where()), "Enable one of the two.");
+  for (const char* name : {"bf16", "bfloat16"}) {
+    if (const JsonNode* bf16 = enabled(name); fp16 != nullptr && bf16 != nullptr) {
+      bf16->fail(concat("fp16 is enabled as well, at ", fp16->where()), "Enable one of the two.");
+    }
+  }
+  if (const JsonNode* old = enabled("bfloat16"); old != nullptr && enabled("bf16") != nullptr) {
+    old->fail(concat("bfloat16 is another name of bf16, which is enabled as well, at ", enabled("bf16")->where()), "Keep one of the two.");
   }
 }
 
@@ -68,7 +74,7 @@ parallel::DataParallelOptions read_data_parallel(const Values& values, std::vect
   const JsonNode* elements = values.section("zero_optimization").find("reduce_bucket_size");
   if (elements != nullptr) {
     constexpr int64_t most = std::numeric_limits<int64_t>::max() / kGradientBytes;
-    out.bucket_bytes = std::min(elements->as_integer(), most) * kGradientBytes;
+    out.bucket_bytes = std::clamp(elements->as_integer(), int64_t{1}, most) * kGradientBytes;
     out.first_bucket_bytes = std::min(out.first_bucket_bytes, out.bucket_bytes);
     if (out.bucket_bytes > kLargeBucketBytes) {
       notes.push_back(
@@ -119,10 +125,13 @@ zero::ZeroOptions read_zero(const Values& zero) {
 
 } // namespace
 
-EngineConfig read_deepspeed(const JsonNode& node) {
+EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   EngineConfig out;
-  out.source = node.plain();
-  node.members(); // fails when it is not an object
+  out.source = given.plain(); // "auto" included: read again elsewhere it may stand for something else
+  given.members();            // fails when it is not an object
+  JsonNode node = given;
+  fill_auto(node, known, out.notes);
+  forgive_what_is_off(node, out.notes);
   check_common_mistakes(node);
   check_keys(node, "engine", "", out.notes);
 
@@ -135,7 +144,11 @@ EngineConfig read_deepspeed(const JsonNode& node) {
   out.pipeline = read_pipeline(values.section("pipeline"));
   out.zero = read_zero(values.section("zero_optimization"));
   out.precision = read_precision(values);
-  if (out.optimizer && values.section("bf16").get("bf16_optimizer_states", false)) {
+  if (bf16_section(values).get("bf16_optimizer_states", false)) {
+    if (!out.optimizer) {
+      out.notes.push_back(concat(node.where(), ": there is no \"optimizer\": AdamW, with its states in bfloat16."));
+      out.optimizer.emplace();
+    }
     out.optimizer->state_type = optim::StateType::bf16;
   }
   out.step_in_backward = values.get("step_in_backward", out.step_in_backward);
@@ -151,8 +164,8 @@ EngineConfig read_deepspeed(const JsonNode& node) {
   return out;
 }
 
-EngineConfig read_deepspeed_file(const std::filesystem::path& file) {
-  return read_deepspeed(JsonNode::parse_file(file));
+EngineConfig read_deepspeed_file(const std::filesystem::path& file, const AutoValues& known) {
+  return read_deepspeed(JsonNode::parse_file(file), known);
 }
 
 } // namespace trireme::config

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/base/json.h>
+#include <trireme/config/auto_values.h>
 #include <trireme/config/engine_config.h>
 
 #include <filesystem>
@@ -11,11 +12,12 @@ namespace trireme::config {
 /// honoured, no effect (a sentence in `notes`), not yet, or refused.
 ///
 /// A key that asks for nothing (a section that is disabled, a value that is the default)
-/// is accepted whatever its verdict. null counts as absent.
+/// is accepted whatever its verdict; in a section that says it is off nothing is an error. null counts as absent.
+/// "auto" is what `known` says.
 /// Errors: InputError "file:line:column: key.path: what. What to do instead."
-EngineConfig read_deepspeed(const JsonNode& node);
+EngineConfig read_deepspeed(const JsonNode& node, const AutoValues& known = {});
 
 /// The same from a file; // and /* */ comments are allowed.
-EngineConfig read_deepspeed_file(const std::filesystem::path& file);
+EngineConfig read_deepspeed_file(const std::filesystem::path& file, const AutoValues& known = {});
 
 } // namespace trireme::config

@@ -35,8 +35,11 @@ struct EngineConfig {
 
   /// Largest global gradient norm; 0: no clipping.
   double gradient_clipping = 1.0;
-  /// Absent: the caller brings an optimizer.
+  /// Absent: AdamW with its defaults; optimizer_or_adamw() says which either way.
   std::optional<optim::OptimizerOptions> optimizer;
+  optim::OptimizerOptions optimizer_or_adamw() const {
+    return optimizer.value_or(optim::OptimizerOptions());
+  }
   /// Kind `constant` when the JSON has no scheduler.
   optim::ScheduleOptions schedule;
   parallel::DataParallelOptions data_parallel;

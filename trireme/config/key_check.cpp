@@ -56,18 +56,24 @@ void check_choice(const JsonNode& node, std::string_view path) {
   }
 }
 
-void check_value(const JsonNode& node, const ValueType& type, const std::string& path) {
+// DeepSpeed takes its default where nobody filled in "auto"; a key without effect may keep it.
+void check_auto(const JsonNode& node, const ValueType& type, Verdict verdict) {
+  if (!type.or_auto && verdict != Verdict::no_effect) {
+    node.fail("\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; here nothing knows what it stands for",
+              concat("Write ", type.describe(), ", or leave the key out."));
+  }
+}
+
+bool holds_text(const ValueType& type) {
   using Type = ValueType::Kind;
-  if (has_text(node, "auto")) {
-    if (type.or_auto) {
-      return;
-    }
-    if (type.kind != Type::text && type.kind != Type::texts && type.kind != Type::path && type.kind != Type::paths) {
-      node.fail(
-          "\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; nobody does that "
-          "here",
-          concat("Write ", type.describe(), ", or leave the key out."));
-    }
+  return type.kind == Type::text || type.kind == Type::texts || type.kind == Type::path || type.kind == Type::paths;
+}
+
+void check_value(const JsonNode& node, const ValueType& type, const std::string& path, Verdict verdict) {
+  using Type = ValueType::Kind;
+  if (has_text(node, "auto") && !holds_text(type)) {
+    check_auto(node, type, verdict);
+    return;
   }
   switch (type.kind) {
     case Type::boolean:
@@ -129,12 +135,36 @@ void check_type(const JsonNode& object, const std::string& type, const std::stri
   object.find("type")->fail(concat('"', type, "\" is not one of the choices"), did_you_mean(type, types));
 }
 
+// Whether any "enabled" in it is true, and whether there is one at all.
+void look_for_enabled(const JsonNode& node, bool& found, bool& on) {
+  for (const auto& [name, value] : node.members()) {
+    if (value.is_object()) {
+      look_for_enabled(value, found, on);
+    } else if (name == "enabled" && value.kind() == Kind::boolean) {
+      found = true;
+      on = on || value.as_bool();
+    }
+  }
+}
+
+bool switched_off(const JsonNode& node) {
+  bool found = false;
+  bool on = false;
+  look_for_enabled(node, found, on);
+  return node.members().empty() || (found && !on);
+}
+
 bool asks_for_nothing(const JsonNode& node, const Key& key, const ValueType& type) {
   if (type.kind == ValueType::Kind::switch_) {
-    const JsonNode* enabled = node.find("enabled");
-    return enabled == nullptr || enabled->is_null() || !enabled->as_bool();
+    return std::none_of(type.words.begin(), type.words.end(), [&](const std::string& word) {
+      const JsonNode* found = node.find(word);
+      return found != nullptr && !found->is_null() && found->as_bool();
+    });
   }
-  if (type.kind == ValueType::Kind::object && node.members().empty()) {
+  if (type.kind == ValueType::Kind::object && node.is_object() && switched_off(node)) {
+    return true;
+  }
+  if (key.verdict == Verdict::no_effect && has_text(node, "auto")) {
     return true;
   }
   const nlohmann::json value = node.plain();
@@ -166,7 +196,7 @@ void check_key(const JsonNode& object, const JsonNode& value, const Key& key, st
                bool verdict_counts, std::vector<std::string>& notes) {
   const ValueType type = ValueType::parse(key.type);
   const std::string below = child(path, key.name);
-  check_value(value, type, below);
+  check_value(value, type, below, key.verdict);
   if (type.kind == ValueType::Kind::object && find_section(below, "") != nullptr) {
     const std::string own = type_of(value);
     check_type(value, own, below);
@@ -206,6 +236,36 @@ void check_keys(const JsonNode& node, std::string_view path, std::string_view ty
     }
     if (!absent) {
       check_key(node, *value, key, path, !off, notes);
+    }
+  }
+}
+
+void forgive_what_is_off(JsonNode& engine, std::vector<std::string>& notes) {
+  constexpr std::string_view top = "engine.";
+  for (const Section& section : all_sections()) {
+    JsonNode* node = section.gated ? engine.at(section.path.substr(top.size())) : nullptr;
+    const JsonNode* gate = node != nullptr && node->is_object() ? node->find(section.keys.front().name) : nullptr;
+    if (gate == nullptr || gate->is_null() || !asks_for_nothing(*gate, section.keys.front(), ValueType::parse(section.keys.front().type))) {
+      continue;
+    }
+    std::vector<std::string> wrong;
+    for (const auto& [name, value] : node->members()) {
+      const auto key = std::find_if(section.keys.begin(), section.keys.end(), [&, &n = name](const Key& k) { return k.name == n; });
+      std::string why = key == section.keys.end() && !ObjectReader::is_note(name) ? "unknown key" : "";
+      if (key != section.keys.end() && !value.is_null()) {
+        try {
+          check_value(value, ValueType::parse(key->type), concat(section.path, '.', name), key->verdict);
+        } catch (const InputError&) {
+          why = concat("it is not ", ValueType::parse(key->type).describe());
+        }
+      }
+      if (!why.empty()) {
+        notes.push_back(concat(value.where(), ": ", value.path(), " has no effect: ", why, ", and the section is switched off."));
+        wrong.push_back(name);
+      }
+    }
+    for (const std::string& name : wrong) {
+      node->erase(name);
     }
   }
 }

@@ -18,6 +18,10 @@ namespace trireme::config {
 /// for each value that has no effect. Errors: InputError at the first value that is wrong.
 void check_keys(const JsonNode& node, std::string_view path, std::string_view type, std::vector<std::string>& notes);
 
+/// Removes from every section of an engine's configuration that says it is off ("enabled": false, "device": "none")
+/// what check_keys() would refuse in it, with a sentence in `notes` for each.
+void forgive_what_is_off(JsonNode& engine, std::vector<std::string>& notes);
+
 /// The name as the table spells it: "adamw" gives "AdamW". `path` is that of a "choice".
 std::string canonical_choice(std::string_view path, std::string_view name);
 

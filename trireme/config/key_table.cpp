@@ -96,8 +96,8 @@ ValueType ValueType::parse(std::string_view text) {
     throw std::logic_error(concat("key table: no type \"", text, '"'));
   }
   out.kind = found->second;
-  if (out.kind == Kind::word) {
-    out.words = split(rest, '|');
+  if (out.kind == Kind::word || out.kind == Kind::switch_) {
+    out.words = split(rest.empty() ? "enabled" : rest, '|');
   } else if (!rest.empty()) {
     parse_range(rest, out);
   }
@@ -108,7 +108,8 @@ std::string ValueType::describe() const {
   std::string out;
   switch (kind) {
     case Kind::boolean:
-      return "true or false";
+      out = "true or false";
+      break;
     case Kind::text:
       return "text";
     case Kind::texts:
@@ -123,7 +124,8 @@ std::string ValueType::describe() const {
     case Kind::object_or_path:
       return "an object or a path";
     case Kind::word:
-      return "one of \"" + join(words, "\", \"") + "\"";
+      out = "one of \"" + join(words, "\", \"") + "\"";
+      break;
     case Kind::choice:
       return "a name";
     case Kind::integer:
@@ -148,6 +150,23 @@ bool ValueType::in_range(double value) const {
   const bool high_enough = !least || value > *least || (!above_least && value == *least);
   const bool low_enough = !most || value < *most || (!below_most && value == *most);
   return high_enough && low_enough;
+}
+
+Verdict verdict_of_section(std::string_view path) {
+  const Section* first = nullptr;
+  for (const Section& section : all_sections()) {
+    if (section.path != path) {
+      continue;
+    }
+    first = first == nullptr ? &section : first;
+    if (std::any_of(section.keys.begin(), section.keys.end(), [](const Key& key) { return key.verdict == Verdict::honoured; })) {
+      return Verdict::honoured;
+    }
+  }
+  if (first == nullptr) {
+    throw std::logic_error(concat("key table: no section ", path));
+  }
+  return first->keys.front().verdict;
 }
 
 std::vector<nlohmann::json> harmless_values(const Key& key) {

@@ -65,10 +65,12 @@ bool depends_on_type(std::string_view path);
 /// A value's type, parsed from the table's short form:
 ///
 ///   "bool"  "text"  "texts"  "path"  "paths"  "reals"  "object"  "object_or_path"
-///   "int >= 1"  "real 0..1"  "real 0..<1"  "int|auto >= 1"   a number and its range
+///   "int >= 1"  "real 0..1"  "real 0..<1"   a number and its range
 ///   "word a|b|c"    one of these strings, compared exactly
 ///   "choice"        one of the keys of the section with this path, whatever the case
-///   "switch"        an object that asks for something only when its "enabled" is true
+///   "switch"        an object that asks for something only when its "enabled" is true;
+///                   "switch a|b": when one of these is
+///   "int|auto >= 1"  "bool|auto"   or "auto", what a program fills in: auto_values.h
 struct ValueType {
   enum class Kind {
     boolean,
@@ -86,6 +88,7 @@ struct ValueType {
     switch_
   };
   Kind kind = Kind::text;
+  /// Of a word its choices, of a switch the members that turn it on.
   std::vector<std::string> words;
   std::optional<double> least;
   std::optional<double> most;
@@ -102,6 +105,10 @@ struct ValueType {
   }
   bool in_range(double value) const;
 };
+
+/// What becomes of a key whose value is an object with a section of its own at `path`: honoured if any key in it
+/// is, else what becomes of its first.
+Verdict verdict_of_section(std::string_view path);
 
 /// The default and the other harmless values of a key.
 std::vector<nlohmann::json> harmless_values(const Key& key);

@@ -6,11 +6,11 @@ namespace {
 
 Section top_level() {
   return {"engine", "", "A DeepSpeed configuration: an object, or the path of a file that holds one.", false, {
-    {"train_batch_size", H, "int >= 1", "", "Samples of one optimizer step over all ranks: micro-batch size x accumulation steps x data ranks. Any two of the three give the third."},
-    {"train_micro_batch_size_per_gpu", H, "int >= 1", "", "Samples of one forward pass of one rank."},
-    {"gradient_accumulation_steps", H, "int >= 1", "", "Micro-batches of one rank in one optimizer step; 1 unless it follows from the other two."},
-    {"gradient_clipping", H, "real >= 0", "1.0", "Largest global gradient norm; 0 turns clipping off."},
-    {"optimizer", H, "object", "null", "The optimizer; without it the program brings its own."},
+    {"train_batch_size", H, "int|auto >= 1", "", "Samples of one optimizer step over all ranks: micro-batch size x accumulation steps x data ranks. Any two of the three give the third."},
+    {"train_micro_batch_size_per_gpu", H, "int|auto >= 1", "", "Samples of one forward pass of one rank. \"auto\": what the other sizes leave, or 8."},
+    {"gradient_accumulation_steps", H, "int|auto >= 1", "", "Micro-batches of one rank in one optimizer step; 1 unless it follows from the other two."},
+    {"gradient_clipping", H, "real|auto >= 0", "1.0", "Largest global gradient norm; 0 turns clipping off."},
+    {"optimizer", H, "object", "null", "The optimizer; without it AdamW with its defaults, and a line in the log that says so."},
     {"scheduler", H, "object", "null", "The learning-rate schedule; without it the rate is constant."},
     {"zero_optimization", H, "object", "null", "What the data ranks share among them instead of each holding it."},
     {"steps_per_print", H, "int >= 1", "null", "Steps between two progress reports."},
@@ -31,20 +31,22 @@ Section top_level() {
     {"managed_gradient_accumulation", L, "bool", "true", "the engine counts the micro-batches of a step itself."},
     {"fp16", H, "object", "null", "Half precision with loss scaling."},
     {"bf16", H, "object", "null", "bfloat16 parameters with fp32 master copies."},
-    {"bfloat16", R, "object", "null", "the section is called \"bf16\"."},
+    {"bfloat16", H, "object", "null", "Another name of bf16."},
     {"torch_autocast", H, "object", "null", "Automatic mixed precision by operation."},
-    {"amp", H, "object", "null", "NVIDIA apex."},
+    {"amp", R, "object", "null", "NVIDIA apex."},
     {"pipeline", H, "object", "null", "Pipeline stages."},
-    {"activation_checkpointing", H, "object", "null", "Recompute activations in the backward pass instead of keeping them."},
+    {"activation_checkpointing", N, "object", "null", "How recomputed layers keep their inputs; it turns no recomputation on."},
     {"sparse_attention", L, "object", "null", "attention is dense."},
-    {"aio", H, "object", "null", "Asynchronous file access for offload to NVMe."},
-    {"flops_profiler", H, "object", "null", "Count floating-point operations by layer."},
-    {"comms_logger", H, "object", "null", "A log of the collectives."},
-    {"timers", H, "object", "null", "Timers."},
-    {"elasticity", H, "object", "null", "Batch sizes that fit many numbers of ranks."},
-    {"tensor_parallel", H, "object", "null", "Layers cut across ranks."},
+    {"aio", N, "object", "null", "Asynchronous file access for offload to NVMe."},
+    {"flops_profiler", L, "object", "null", "Count floating-point operations by layer."},
+    {"comms_logger", L, "object", "null", "A log of the collectives."},
+    {"timers", N, "object", "null", "Timers."},
+    {"elasticity", L, "object", "null", "Batch sizes that fit many numbers of ranks."},
+    {"tensor_parallel", L, "object", "null", "Layers cut across ranks."},
     {"curriculum_learning", L, "switch", "null", "every step sees the full sequence length."},
     {"disable_allgather", N, "bool", "false", "DeepSpeed reads it and never uses it."},
+    {"comms_config", N, "object", "null", "DeepSpeed does not read it; its section is called \"comms_logger\"."},
+    {"monitor_config", N, "object", "null", "DeepSpeed does not read it; its sections are called \"tensorboard\" and \"csv_monitor\"."},
     {"vocabulary_size", N, "int >= 1", "null", "it only makes DeepSpeed warn about sizes that are not a multiple of 8."},
     {"step_in_backward", H, "bool", "false", "Step each bucket as soon as its gradients are final, during backward. Ours; for runs without clipping, loss scale and NaN check."},
     {"zero_allow_untested_optimizer", N, "bool", "false", "every optimizer here may be used with every ZeRO stage."},
@@ -66,7 +68,7 @@ Section top_level() {
     {"expert_parallel", R, "switch", "null", "there are no experts (MoE). Leave the section out."},
     {"moe", R, "switch", "null", "there are no experts (MoE). Leave the section out."},
     {"hybrid_engine", R, "switch", "null", "training and generation are two programs: train, then \"trireme generate\". Set \"enabled\" to false."},
-    {"compile", R, "switch", "null", "torch.compile needs Python. Leave the section out."},
+    {"compile", R, "switch enabled|deepcompile", "null", "torch.compile needs Python. Leave the section out."},
     {"autotuning", R, "switch", "null", "a run does not tune itself: set the batch sizes, or ask \"trireme estimate\". Set \"enabled\" to false."},
     {"nebula", R, "switch", "null", "it is a service of Azure; checkpoints are written by this engine. Set \"enabled\" to false."},
     {"datastates_ckpt", R, "object", "null", "checkpoints are written by this engine. Leave the section out."},
@@ -76,7 +78,7 @@ Section top_level() {
 }
 
 Section monitor(std::string_view path, std::string_view text) {
-  return {path, "", text, false, {
+  return {path, "", text, true, {
     {"enabled", H, "bool", "false", "Write it."},
     {"output_path", H, "path", "\"\"", "Folder; empty: csv_monitor or tensorboard in the folder of the run (TRIREME_RUN_DIR)."},
     {"job_name", H, "text", "\"DeepSpeedJobName\"", "Name of the sub-folder."},
@@ -94,8 +96,8 @@ std::vector<Section> engine_sections() {
       {"tag_validation", H, "choice", "\"Warn\"", "What happens when the ranks do not save under the same tag."},
       {"load_universal", N, "bool", "false", "every checkpoint fits any number of ranks."},
       {"checkpoint_serialization", N, "bool", "true", "tensors are written as safetensors in any case."},
-      {"use_node_local_storage", L, "bool", "false", "all ranks write to one folder they share."},
-      {"parallel_write", H, "object", "null", "Who writes."},
+      {"use_node_local_storage", L, "bool|auto", "false", "all ranks write to one folder they share.", R"(["auto"])"},
+      {"parallel_write", N, "object", "null", "Who writes."},
       {"writer", L, "object", "null", "files are written by the rank that holds the data, before the next step."},
     }},
     {"engine.checkpoint.tag_validation", "", "What happens when the ranks do not save under the same tag.", false, {
@@ -107,7 +109,7 @@ std::vector<Section> engine_sections() {
       {"pipeline_stage", N, "bool", "false", "every rank writes its own part in any case."},
     }},
     {"engine.timers", "", "Timers.", false, {
-      {"throughput", H, "object", "null", "The throughput timer."},
+      {"throughput", N, "object", "null", "The throughput timer."},
     }},
     {"engine.timers.throughput", "", "The throughput timer.", false, {
       {"enabled", N, "bool", "true", "throughput is always measured; it costs two clock reads a step."},

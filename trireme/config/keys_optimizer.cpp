@@ -4,17 +4,17 @@
 namespace trireme::config {
 namespace {
 
-const Key kLr = {"lr", H, "real >= 0", "0.001", "Learning rate; a scheduler replaces it."};
-const Key kWeightDecay = {"weight_decay", H, "real >= 0", "0", "Weight decay."};
+const Key kLr = {"lr", H, "real|auto >= 0", "0.001", "Learning rate; a scheduler replaces it. \"auto\": 5e-5, as Hugging Face's Trainer."};
+const Key kWeightDecay = {"weight_decay", H, "real|auto >= 0", "0", "Weight decay."};
 const Key kMaxGradNorm = {"max_grad_norm", R, "real", "null", "clipping is the engine's. Write \"gradient_clipping\" at the top level instead.", "[0]"};
-const Key kEps = {"eps", H, "real >= 0", "1e-8", "Added to the root of the second moment."};
+const Key kEps = {"eps", H, "real|auto >= 0", "1e-8", "Added to the root of the second moment."};
 const Key kStateType = {"state_dtype", H, "word fp32|bf16|int8", "\"fp32\"",
                         "What the optimizer's states are kept in: 4, 2 or 1 bytes an element (int8: blocks of 256 with a scale each). Ours."};
 const Key kLastBatch = {"last_batch_iteration", R, "int", "-1", "a checkpoint brings its position along. Leave it out and resume."};
-const Key kWarmupMin = {"warmup_min_lr", H, "real >= 0", "0", "Rate at the start. As in DeepSpeed the first two steps run at it."};
-const Key kWarmupSteps = {"warmup_num_steps", H, "int >= 0", "1000", "Steps until the largest rate is reached."};
+const Key kWarmupMin = {"warmup_min_lr", H, "real|auto >= 0", "0", "Rate at the start. As in DeepSpeed the first two steps run at it."};
+const Key kWarmupSteps = {"warmup_num_steps", H, "int|auto >= 0", "1000", "Steps until the largest rate is reached. \"auto\": 0, as Hugging Face's Trainer."};
 const Key kWarmupType = {"warmup_type", H, "word log|linear", "\"log\"", "Shape of the rise."};
-const Key kTotalSteps = {"total_num_steps", H, "int >= 1", "required", "Step at which the decay ends."};
+const Key kTotalSteps = {"total_num_steps", H, "int|auto >= 1", "required", "Step at which the decay ends. \"auto\": the last of the run, where it is known."};
 
 Section choices(std::string_view path, std::string_view text, std::vector<Key> keys) {
   return {path, "", text, false, std::move(keys)};
@@ -27,6 +27,7 @@ std::vector<Section> optimizer_sections() {
     {"engine.optimizer", "", "The optimizer.", false, {
       {"type", H, "choice", "required", "Its name, in any case."},
       {"params", H, "object", "null", "Its settings."},
+      {"adam_w_mode", N, "bool", "null", "DeepSpeed does not read it here; it belongs into \"params\"."},
       {"legacy_fusion", R, "bool", "false", "parameters always lie in flat buffers. Leave it out."},
     }},
     choices("engine.optimizer.type", "Optimizers.", {
@@ -48,7 +49,7 @@ std::vector<Section> optimizer_sections() {
     }),
     {"engine.optimizer.params", "Adam AdamW", "", false, {
       kLr,
-      {"betas", H, "reals 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."},
+      {"betas", H, "reals|auto 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."},
       kEps, kWeightDecay,
       {"bias_correction", H, "bool", "true", "Correct the moments' start at zero."},
       {"adam_w_mode", H, "bool", "true", "true: decay acts on the weight; false: it is added to the gradient, and the type must be \"Adam\"."},
@@ -68,7 +69,7 @@ std::vector<Section> optimizer_sections() {
     }},
     {"engine.optimizer.params", "Lamb FusedLamb", "", false, {
       kLr,
-      {"betas", H, "reals 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."},
+      {"betas", H, "reals|auto 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."},
       kEps, kWeightDecay,
       {"bias_correction", H, "bool", "true", "Correct the moments' start at zero, in the size of the whole step."},
       {"max_coeff", H, "real >= 0", "10.0", "Largest trust ratio |weight| / |update|."},
@@ -80,19 +81,19 @@ std::vector<Section> optimizer_sections() {
     }},
     {"engine.optimizer.params", "Lion", "", false, {
       kLr,
-      {"betas", H, "reals 0..<1", "[0.9, 0.99]", "Share of the average in a step's direction, and the average's decay."},
+      {"betas", H, "reals|auto 0..<1", "[0.9, 0.99]", "Share of the average in a step's direction, and the average's decay."},
       kWeightDecay, kStateType, kMaxGradNorm,
     }},
     {"engine.optimizer.params", "Adagrad", "", false, {
-      {"lr", H, "real >= 0", "0.01", "Learning rate; a scheduler replaces it."},
+      {"lr", H, "real|auto >= 0", "0.01", "Learning rate; a scheduler replaces it."},
       {"lr_decay", H, "real >= 0", "0", "The rate of step t is lr / (1 + (t - 1) lr_decay)."},
-      {"eps", H, "real >= 0", "1e-10", "Added to the root of the sum of squares."},
+      {"eps", H, "real|auto >= 0", "1e-10", "Added to the root of the sum of squares."},
       kWeightDecay,
       {"initial_accumulator_value", H, "real >= 0", "0", "What the sum of squares begins with."},
       kStateType, kMaxGradNorm,
     }},
     {"engine.optimizer.params", "RMSprop", "", false, {
-      {"lr", H, "real >= 0", "0.01", "Learning rate; a scheduler replaces it."},
+      {"lr", H, "real|auto >= 0", "0.01", "Learning rate; a scheduler replaces it."},
       {"alpha", H, "real 0..1", "0.99", "Decay of the average of squares."},
       kEps, kWeightDecay,
       {"momentum", H, "real 0..<1", "0", "Share of the last step that is kept."},
@@ -112,12 +113,12 @@ std::vector<Section> optimizer_sections() {
     }),
     {"engine.scheduler.params", "WarmupLR", "", false, {
       kWarmupMin,
-      {"warmup_max_lr", H, "real >= 0", "null", "Rate after the rise; without it the optimizer's."},
+      {"warmup_max_lr", H, "real|auto >= 0", "null", "Rate after the rise; without it the optimizer's."},
       kWarmupSteps, kWarmupType, kLastBatch,
     }},
     {"engine.scheduler.params", "WarmupDecayLR", "", false, {
       kTotalSteps, kWarmupMin,
-      {"warmup_max_lr", H, "real >= 0", "0.001", "Rate after the rise."},
+      {"warmup_max_lr", H, "real|auto >= 0", "0.001", "Rate after the rise. \"auto\": the optimizer's."},
       kWarmupSteps, kWarmupType, kLastBatch,
     }},
     {"engine.scheduler.params", "WarmupCosineLR", "", false, {

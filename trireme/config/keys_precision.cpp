@@ -7,12 +7,23 @@ namespace {
 
 constexpr std::string_view kAmp = "apex is a Python package. Use \"fp16\", \"bf16\" or \"torch_autocast\" instead.";
 
+Section bf16(std::string_view path, std::string_view text) {
+  return {path, "", text, true, {
+    {"enabled", H, "bool|auto", "false", "Parameters and gradients in bfloat16, with fp32 masters."},
+    {"immediate_grad_update", N, "bool", "false", "a gradient is always added to its sum as soon as it is there."},
+    {"check_grad_overflow", H, "bool", "true", "Skip a step whose gradients hold NaN or Inf."},
+    {"check_overflow", R, "bool", "true", "it is called \"check_grad_overflow\"."},
+    {"bf16_master_weights_and_grads", L, "bool", "false", "masters are fp32."},
+    {"bf16_optimizer_states", H, "bool", "false", "Optimizer states in bfloat16, as the optimizer's \"state_dtype\": \"bf16\"."},
+  }};
+}
+
 } // namespace
 
 std::vector<Section> precision_sections() {
   return {
     {"engine.fp16", "", "Half precision with loss scaling. Micikevicius et al. 2018, arXiv:1710.03740.", true, {
-      {"enabled", H, "bool", "false", "Parameters and gradients in fp16, with fp32 masters and a loss scale."},
+      {"enabled", H, "bool|auto", "false", "Parameters and gradients in fp16, with fp32 masters and a loss scale. \"auto\": no."},
       {"auto_cast", H, "bool", "false", "Cast the model's floating-point inputs to fp16."},
       {"loss_scale", H, "real >= 0", "0", "The factor of every loss; 0: dynamic, found while training."},
       {"initial_scale_power", H, "int 0..127", "16", "The first dynamic scale is 2 to this power."},
@@ -21,15 +32,10 @@ std::vector<Section> precision_sections() {
       {"consecutive_hysteresis", H, "bool", "false", "Every good step restores the hysteresis, not only a doubling."},
       {"min_loss_scale", H, "real > 0", "1", "A dynamic scale never falls below this."},
       {"fp16_master_weights_and_grads", L, "bool", "false", "masters are fp32."},
+      {"opt_level", N, "text", "null", "it belongs to apex."},
     }},
-    {"engine.bf16", "", "bfloat16 parameters with fp32 master copies.", true, {
-      {"enabled", H, "bool", "false", "Parameters and gradients in bfloat16, with fp32 masters."},
-      {"immediate_grad_update", N, "bool", "false", "a gradient is always added to its sum as soon as it is there."},
-      {"check_grad_overflow", H, "bool", "true", "Skip a step whose gradients hold NaN or Inf."},
-      {"check_overflow", R, "bool", "true", "it is called \"check_grad_overflow\"."},
-      {"bf16_master_weights_and_grads", L, "bool", "false", "masters are fp32."},
-      {"bf16_optimizer_states", H, "bool", "false", "Optimizer states in bfloat16, as the optimizer's \"state_dtype\": \"bf16\"."},
-    }},
+    bf16("engine.bf16", "bfloat16 parameters with fp32 master copies."),
+    bf16("engine.bfloat16", "Another name of bf16; a file has one of the two."),
     {"engine.torch_autocast", "", "Automatic mixed precision by operation: parameters stay fp32.", true, {
       {"enabled", H, "bool", "false", "Run forward under autocast; with fp16 the loss is scaled as in \"fp16\"."},
       {"dtype", H, "word fp16|float16|half|torch.float16|bf16|bfloat16|torch.bfloat16", "\"bfloat16\"", "The lower type."},

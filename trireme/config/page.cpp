@@ -21,10 +21,17 @@ a file; a C++ program hands the same section to `initialize()`. This page lists 
 | *not yet* | an error, until the capability is built |
 | *refused* | an error that says what to do instead |
 
-The last two are errors only when the value asks for something: the default, `null` and a section that is switched
-off are accepted. An unknown key is an error with the nearest known one. `null` counts as absent. Keys that begin
-with `x_` or `_comment` are notes to oneself; `//` and `/* */` comments are allowed. `"auto"`, the placeholder of
-Hugging Face's Trainer, is an error except where it is listed.
+The last two are errors only when the value asks for something: the default and `null` are accepted. An unknown key is
+an error with the nearest known one. `null` counts as absent. Keys that begin with `x_` or `_comment` are notes to
+oneself; `//` and `/* */` comments are allowed.
+
+- **Switched off**: a section that says so (`"enabled": false`, `"device": "none"`) is never an error, whatever else is in it;
+  what would be refused in it is named in the log.
+- **`"auto"`**, which Hugging Face's Trainer fills in from its arguments, is filled in where it is listed below, with what the run or
+  the program knows (`config::AutoValues`, the second argument of `read_config()`), else with the Trainer's defaults: 8 samples a micro-batch, accumulation 1,
+  lr 5e-5, no warm-up, clipping at 1. A line in the log says what each became. A key without effect may keep it; elsewhere it is an error.
+  bf16 and fp16: the model keeps its type.
+- **No `optimizer`**: AdamW with its defaults, which a line in the log says.
 
 - **Batch sizes**: train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data ranks.
   Two give the third; train or micro alone have accumulation 1.
@@ -91,8 +98,7 @@ std::string configuration_page() {
       out += concat('\n', section.text, '\n');
     }
     if (section.gated) {
-      out += concat("While ", code(section.keys.front().name),
-                    " asks for nothing, the other keys are only checked for their type.\n");
+      out += concat("While ", code(section.keys.front().name), " asks for nothing, nothing else here does.\n");
     }
     const bool choices = section.keys.front().type.empty();
     choices ? add_choices(section, out) : add_keys(section, out);

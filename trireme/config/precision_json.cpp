@@ -54,9 +54,14 @@ void check_autocast(const Values& autocast, const Values& fp16, const Values& bf
 
 } // namespace
 
+Values bf16_section(const Values& engine) {
+  const bool old = engine.find("bf16") == nullptr || engine.section("bfloat16").get("enabled", false);
+  return engine.section(old ? "bfloat16" : "bf16");
+}
+
 PrecisionOptions read_precision(const Values& engine) {
   const Values fp16 = engine.section("fp16");
-  const Values bf16 = engine.section("bf16");
+  const Values bf16 = bf16_section(engine);
   const Values autocast = engine.section("torch_autocast");
   const Values types = engine.section("data_types");
   check_autocast(autocast, fp16, bf16);

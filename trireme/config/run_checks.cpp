@@ -115,9 +115,6 @@ void check_training(const JsonNode& root, const JsonNode& engine, RunConfig& run
         .fail(concat("there are validation files already, ", named(place(root, "data", "validation"))),
               "Keep one of the two.");
   }
-  if (!run.engine.optimizer) {
-    engine.fail("a run needs an optimizer", R"(Add "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}.)");
-  }
   const int64_t end = run.engine.schedule.total_num_steps;
   if (end > 0 && end < run.training.steps) {
     const JsonNode& scheduler = *engine.find("scheduler");

@@ -168,9 +168,7 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.prefetch_elements = run.engine.zero.prefetch_elements;
   e.bucket_bytes = run.engine.data_parallel.bucket_bytes;
   e.first_bucket_bytes = run.engine.data_parallel.first_bucket_bytes;
-  if (run.engine.optimizer) {
-    set_optimizer(*run.engine.optimizer, e);
-  }
+  set_optimizer(run.engine.optimizer_or_adamw(), e);
   const bool sees_overflow = precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);
   e.gradient_norm = run.engine.gradient_clipping > 0 || sees_overflow;
   e.data_bytes = data_bytes(run, e);

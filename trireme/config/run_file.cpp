@@ -213,6 +213,16 @@ void settle_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& ou
   }
 }
 
+// What "auto" stands for in a run.
+AutoValues auto_values(const RunConfig& run) {
+  AutoValues out;
+  out.steps = run.training.steps;
+  if (run.model.kind == ModelConfig::Kind::gpt) {
+    out.hidden = run.model.gpt.hidden;
+  }
+  return out;
+}
+
 RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides,
                bool files_must_exist) {
   RunConfig out;
@@ -226,7 +236,7 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.data = read_data(root, out.model, paths);
   out.parallel = read_parallel(values.section("parallel"));
   out.training = read_training(values.section("training"));
-  out.engine = read_deepspeed(engine);
+  out.engine = read_deepspeed(engine, auto_values(out));
   out.notes.insert(out.notes.end(), out.engine.notes.begin(), out.engine.notes.end());
   settle_pipeline(root, engine, out);
   check_run(root, engine, out);

@@ -65,7 +65,6 @@ struct RunConfig {
   data::DataOptions data;
   ParallelConfig parallel;
   TrainingConfig training;
-  /// With engine.optimizer always present.
   EngineConfig engine;
   /// How a gpt is built where builds_layers(), from `parallel`, engine.pipeline and the seed.
   pipeline::PipelineOptions pipeline;

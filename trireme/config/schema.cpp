@@ -78,7 +78,11 @@ ordered_json type_schema(const ValueType& type, const std::string& path) {
       out["type"] = {"object", "string"};
       return out;
     case Kind::switch_:
-      return {{"type", "object"}, {"properties", {{"enabled", {{"const", false}}}}}};
+      out = {{"type", "object"}, {"properties", ordered_json::object()}};
+      for (const std::string& word : type.words) {
+        out["properties"][word] = {{"const", false}};
+      }
+      return out;
     case Kind::word:
       return {{"enum", type.words}};
     case Kind::choice:
@@ -87,9 +91,16 @@ ordered_json type_schema(const ValueType& type, const std::string& path) {
     case Kind::real:
       out = {{"type", type.kind == Kind::integer ? "integer" : "number"}};
       add_range(type, out);
-      return type.or_auto ? ordered_json{{"anyOf", {out, {{"const", "auto"}}}}} : out;
+      return out;
   }
   return out;
+}
+
+// Anything but a text may be "auto" where the table says so or nothing comes of it.
+bool may_be_auto(const ValueType& type, Verdict verdict) {
+  using Kind = ValueType::Kind;
+  const bool value = type.is_number() || type.kind == Kind::boolean || type.kind == Kind::reals || type.kind == Kind::word;
+  return value && (type.or_auto || verdict == Verdict::no_effect);
 }
 
 ordered_json key_schema(const Section& section, const Key& key) {
@@ -111,7 +122,8 @@ ordered_json key_schema(const Section& section, const Key& key) {
     }
     out["enum"] = values;
   } else {
-    out.update(type_schema(type, path));
+    const ordered_json plain = type_schema(type, path);
+    out.update(may_be_auto(type, key.verdict) ? ordered_json{{"anyOf", {plain, {{"const", "auto"}}}}} : plain);
   }
   if (key.verdict == Verdict::refused) {
     out["deprecated"] = true;

@@ -79,7 +79,7 @@ at::Tensor Engine::Impl::loss_of(const data::Batch& micro_batch) const {
 }
 
 data::Batch Engine::Impl::with_inputs_cast(data::Batch micro_batch) const {
-  if (precision.cast_inputs) {
+  if (precision.cast_inputs && precision.compute == precision::Type::fp16) { // a key of "fp16": nothing while that is off
     micro_batch.inputs = precision::cast_floating(std::move(micro_batch.inputs), precision.compute);
   }
   return micro_batch;

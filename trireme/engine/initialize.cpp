@@ -16,8 +16,8 @@
 
 namespace trireme::engine {
 
-config::EngineConfig read_config(const std::filesystem::path& file) {
-  return config::read_deepspeed(JsonNode::parse_file(file));
+config::EngineConfig read_config(const std::filesystem::path& file, const config::AutoValues& known) {
+  return config::read_deepspeed_file(file, known);
 }
 
 namespace {
@@ -29,6 +29,10 @@ void announce(const config::EngineConfig& config) {
   }
   for (const std::string& note : config.notes) {
     log::info(note);
+  }
+  if (!config.optimizer) {
+    const optim::AdamOptions adamw = config.optimizer_or_adamw().adam;
+    log::info("the configuration has no \"optimizer\": AdamW with lr ", adamw.lr, ", betas ", adamw.beta1, " and ", adamw.beta2, ", eps ", adamw.eps, ", weight_decay ", adamw.weight_decay);
   }
   if (config.dump_state) {
     log::info(config::to_json(config).dump(2));
@@ -49,9 +53,6 @@ void check_options(const InitializeOptions& options) {
   }
   if (options.pipeline && (options.model || options.loss)) {
     throw InputError("engine", "initialize() got both a model and a pipeline", "A PipelineModule has its layers and its loss: leave model and loss away.");
-  }
-  if (!options.config.optimizer) {
-    throw InputError("engine", "the configuration has no \"optimizer\"", R"(Add "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}.)");
   }
 }
 
@@ -143,8 +144,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
   const std::vector<bucket::FlatParameters*> buffers = flatten(*impl, config, units);
   const bool sharded = config.zero.stage >= 1 && impl->group.size() > 1;
   impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel, reduce_function(*impl, sharded));
-  const std::vector<double> weight_decay(buffers.size(), config.optimizer->weight_decay());
-  impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, weight_decay, *config.optimizer, impl->group.rank(), impl->group.size(), sharded);
+  const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
+  const std::vector<double> weight_decay(buffers.size(), optimizer.weight_decay());
+  impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, weight_decay, optimizer, impl->group.rank(), impl->group.size(), sharded);
   impl->optimizer->sum_over([group = impl->group](at::Tensor& sums) { group.all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait(); });
   impl->coordinator->on_modified([optimizer = std::weak_ptr(impl->optimizer)] {
     if (const auto alive = optimizer.lock()) {
@@ -163,7 +165,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
     respect_ties(*impl);
   }
   impl->num_parameters = count_parameters(*impl);
-  impl->schedule = optim::make_schedule(config.schedule, config.optimizer->lr());
+  impl->schedule = optim::make_schedule(config.schedule, optimizer.lr());
 
   for (const std::string& warning : impl->schedule->warnings()) {
     log::warning(warning);

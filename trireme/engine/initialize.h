@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/comm/world.h>
+#include <trireme/config/auto_values.h>
 #include <trireme/config/engine_config.h>
 #include <trireme/data/dataset.h>
 #include <trireme/data/loader.h>
@@ -45,7 +46,8 @@ struct Initialized {
 /// Collective. Errors: InputError for a configuration that does not fit the number of ranks.
 Initialized initialize(comm::World& world, const InitializeOptions& options);
 
-/// Reads a DeepSpeed JSON file.
-config::EngineConfig read_config(const std::filesystem::path& file);
+/// Reads a DeepSpeed JSON file. `known` is what "auto" stands for in it:
+///   read_config("ds_config.json", {.micro_batch = 4, .steps = 1000, .hidden = 768})
+config::EngineConfig read_config(const std::filesystem::path& file, const config::AutoValues& known = {});
 
 } // namespace trireme::engine

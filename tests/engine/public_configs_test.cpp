@@ -1,0 +1,65 @@
+// Trains with configurations as public projects write them, as they are: two steps on one rank and on two.
+#include "small_run.h"
+
+#include <tests/config/public_configs.h>
+#include <tests/support/run_ranks.h>
+
+#include <trireme/base/log.h>
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+namespace trireme::engine {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class PublicConfigs : public testing::TestWithParam<int> {};
+
+TEST_P(PublicConfigs, Train) {
+  EXPECT_THAT(test::run_ranks(GetParam(),
+                              [](comm::World& world) {
+                                int trained = 0;
+                                for (const auto& file : test::public_configs()) {
+                                  if (test::refused_public_configs().count(file.stem()) == 1) {
+                                    continue;
+                                  }
+                                  SCOPED_TRACE(file.stem());
+                                  try {
+                                    SmallRun run(world, read_config(file, {.micro_batch = 4, .steps = 10, .hidden = small_gpt().hidden}));
+                                    for (int step = 1; step <= 2; ++step) {
+                                      EXPECT_TRUE(std::isfinite(run.engine().train_batch().item<double>()));
+                                      EXPECT_EQ(run.engine().global_steps(), step);
+                                    }
+                                    ++trained;
+                                  } catch (const InputError& error) {
+                                    ADD_FAILURE() << error.what();
+                                  }
+                                }
+                                EXPECT_GE(trained, 17);
+                              }),
+              IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(On, PublicConfigs, testing::Values(1, 2), [](const auto& info) { return concat(info.param, "ranks"); });
+
+TEST(WithoutAnOptimizer, OneLineSaysAdamW) {
+  EXPECT_THAT(test::run_ranks(1,
+                              [](comm::World& world) {
+                                std::vector<std::string> lines;
+                                log::set_level(log::Level::info);
+                                log::set_sink([&](const std::string& line) { lines.push_back(line); });
+                                const auto file = TRIREME_SOURCE_DIR "/tests/config/public_configs/gpt_pretraining_zero1_fp16.json";
+                                SmallRun run(world, read_config(file));
+                                log::set_sink(nullptr);
+                                EXPECT_THAT(lines, Contains(AllOf(HasSubstr("no \"optimizer\": AdamW with lr 0.001, betas 0.9 and 0.999"), HasSubstr("weight_decay 0"))).Times(1));
+                              }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::engine

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <trireme/base/json.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::config {
+
+/// What a program knows and a configuration leaves open with "auto", as Hugging Face's Trainer fills it in from its
+/// arguments. The defaults are the Trainer's.
+struct AutoValues {
+  /// train_micro_batch_size_per_gpu, where the file has no batch size at all.
+  int64_t micro_batch = 8;
+  /// Of the optimizer. Its betas, eps and weight_decay are the optimizer's own defaults.
+  double lr = 5e-5;
+  /// warmup_num_steps.
+  int64_t warmup_steps = 0;
+  /// Optimizer steps of the whole run: total_num_steps. Absent: "auto" there is an error.
+  std::optional<int64_t> steps = std::nullopt;
+  /// Width of the model (hidden_size): reduce_bucket_size is its square, stage3_prefetch_bucket_size 0.9 of that,
+  /// stage3_param_persistence_threshold 10 times the width. Absent: what these keys are when they are left out.
+  std::optional<int64_t> hidden = std::nullopt;
+};
+
+/// What "bf16": {"enabled": "auto"} is. false: parameters keep the type of the model.
+bool auto_bf16();
+
+/// Replaces each "auto" whose value is known, and says in one sentence of `notes` what each became. The others stay.
+/// Errors: InputError for total_num_steps without AutoValues::steps.
+void fill_auto(JsonNode& engine, const AutoValues& known, std::vector<std::string>& notes);
+
+} // namespace trireme::config
