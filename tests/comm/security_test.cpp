@@ -199,7 +199,7 @@ TEST(JobsTest, RanksWithAnotherSecretAreToldWhatToDo) {
         set("TRIREME_SECRET_FD", std::to_string(own.get()));
       }
       WorldOptions options;
-      options.timeout = std::chrono::milliseconds(rank == 0 ? 1500 : 20'000);
+      options.timeout = std::chrono::milliseconds(rank == 0 ? 3000 : 30'000);
       World::connect(options);
     });
     EXPECT_THAT(lines, UnorderedElementsAre(HasSubstr("rank 1 has not come"),
