@@ -38,7 +38,7 @@ std::filesystem::path MemoryFile::path() const {
 }
 
 ScratchFolder::ScratchFolder() {
-  std::string pattern = std::filesystem::exists("/dev/shm") ? "/dev/shm/fuzz-XXXXXX" : "/tmp/fuzz-XXXXXX";
+  std::string pattern = std::filesystem::temp_directory_path() / "trireme_fuzz_XXXXXX";
   require(::mkdtemp(pattern.data()) != nullptr, "a folder can be made");
   path_ = pattern;
 }

@@ -56,7 +56,7 @@ class MemoryFile {
   int descriptor_;
 };
 
-/// An empty folder of this process, in memory where the system has one; removed when the program ends.
+/// An empty folder in the temporary one (TMPDIR=/dev/shm is faster), removed with the object.
 class ScratchFolder {
  public:
   ScratchFolder();
