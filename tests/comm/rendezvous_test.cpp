@@ -2,6 +2,7 @@
 #include <trireme/comm/world.h>
 #include <trireme/store/sockets.h>
 
+#include "tests/support/free_port.h"
 #include "tests/support/gate.h"
 #include "tests/support/run_ranks.h"
 
@@ -17,6 +18,7 @@
 namespace trireme::comm {
 namespace {
 
+using test::free_port;
 using test::run_processes;
 using testing::AllOf;
 using testing::AnyOf;
@@ -39,14 +41,6 @@ void meet_and_add(std::chrono::milliseconds timeout = kSoon) {
   auto one = torch::ones({1});
   world.group().all_reduce(one).wait();
   EXPECT_EQ(one.item<float>(), static_cast<float>(world.size()));
-}
-
-/// A port that nothing listens on (any more).
-int free_port() {
-  const int descriptor = store::listen_on({"127.0.0.1", 0});
-  const int port = store::bound_port(descriptor);
-  close(descriptor);
-  return port;
 }
 
 TEST(RendezvousTest, NamesTheRanksThatAreMissing) {

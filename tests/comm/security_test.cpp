@@ -6,6 +6,7 @@
 #include <trireme/store/sockets.h>
 
 #include "tests/comm/listening.h"
+#include "tests/support/free_port.h"
 #include "tests/support/run_ranks.h"
 
 #include <torch/utils.h>
@@ -91,9 +92,7 @@ TEST_P(ListeningTest, OnlyOnTheLoopbackInterfaceWhenAllRanksAreHere) {
   RunOptions options;
   options.backend = GetParam();
   for (const bool own_socket : {false, true}) {
-    const int free = store::listen_on({"127.0.0.1", 0});
-    const std::string port = std::to_string(store::bound_port(free));
-    close(free);
+    const std::string port = std::to_string(test::free_port());
     EXPECT_THAT(run_processes(2,
                               [&](int rank) {
                                 if (own_socket) {
@@ -214,9 +213,7 @@ struct Jobs {
 
 TEST(JobsTest, ASecondJobOnTheSamePortIsRefused) {
   Shared<Jobs> jobs;
-  const int free = store::listen_on({"127.0.0.1", 0});
-  const std::string port = std::to_string(store::bound_port(free));
-  close(free);
+  const std::string port = std::to_string(test::free_port());
   const auto lines = run_processes(4, [&](int rank) {
     const bool second = rank >= 2;
     be_one_of_two();
