@@ -24,6 +24,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       try {
         static_cast<void>(launch::unpack_share(*line->message));
       } catch (const nlohmann::json::exception&) { // how both sides refuse
+      } catch (const Error&) {
       }
       try {
         static_cast<void>(launch::unpack_variables(line->message->value("env", nlohmann::json())));

@@ -25,7 +25,7 @@ std::string pack(const Message& message);
 
 Message pack_share(const Share& share);
 Message pack_variables(const Variables& variables);
-/// Errors: nlohmann::json::exception when something is missing.
+/// Errors: nlohmann::json::exception when something is missing or of another kind, Error for a number that no int holds.
 Share unpack_share(const Message& message);
 Variables unpack_variables(const Message& message);
 
