@@ -92,7 +92,7 @@ function(trireme_test name)
     set_target_properties(${target} PROPERTIES UNITY_BUILD OFF)
   endif()
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 120)
+    set(arg_TIMEOUT 300) # a deadline for what hangs, also on a busy machine
   endif()
   if(NOT arg_PROCESSORS)
     set(arg_PROCESSORS 1)

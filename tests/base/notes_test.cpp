@@ -8,10 +8,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -23,6 +24,7 @@ using testing::AnyOf;
 using testing::Contains;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 // Outside the anonymous namespace, and never inlined: its name is looked for in a stack.
 __attribute__((noinline)) void stand_still(std::mutex& mutex, std::condition_variable& changed, bool& stop) {
@@ -83,16 +85,6 @@ TEST(NotesTest, DeeperThanKeptAndManyThreadsAreSafe) {
   EXPECT_THAT(current_notes(), IsEmpty()) << "a thread that has ended leaves its slot";
 }
 
-TEST(NotesTest, CostNanoseconds) {
-  constexpr int kTimes = 200'000;
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < kTimes; ++i) {
-    const Note note("x", i);
-  }
-  const double ns = std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() / kTimes;
-  std::printf("a note takes %.0f ns\n", ns);
-}
-
 TEST(StacksTest, NameTheFunctionWhereAThreadIsStuck) {
   prepare_stack_capture();
   std::mutex mutex;
@@ -133,7 +125,25 @@ TEST(StacksTest, AStoppedProcessIsToldFromALivingAndADeadOne) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(process_state(child), "has ended");
   EXPECT_THAT(process_state(getpid()), AnyOf("runs", "sleeps"));
-  EXPECT_EQ(process_place(), process_place());
+}
+
+TEST(StacksTest, ProcessesOfOneMachineAreInOnePlace) {
+  int words[2];
+  ASSERT_EQ(pipe(words), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string place = process_place();
+    _exit(write(words[1], place.data(), place.size()) == static_cast<ssize_t>(place.size()) ? 0 : 1);
+  }
+  close(words[1]);
+  std::string told(1000, '\0');
+  told.resize(static_cast<size_t>(std::max<ssize_t>(0, read(words[0], told.data(), told.size()))));
+  close(words[0]);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_THAT(told, Not(IsEmpty()));
+  EXPECT_EQ(told, process_place());
 }
 
 } // namespace

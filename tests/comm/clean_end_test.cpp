@@ -1,11 +1,9 @@
 #include <trireme/base/env.h>
-#include <trireme/store/sockets.h>
 
 #include "tests/support/command.h"
+#include "tests/support/free_port.h"
 
 #include <gmock/gmock.h>
-
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -17,9 +15,7 @@ const std::string kDemoProgram = "\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\
 /// Starts three ranks `times` times. All they may write is their three lines.
 void start_and_end(int times, const std::string& arguments, int lines, const std::string& forbidden) {
   for (int turn = 0; turn < times; ++turn) {
-    const int descriptor = store::listen_on({"127.0.0.1", 0});
-    const int port = store::bound_port(descriptor);
-    close(descriptor);
+    const int port = test::free_port();
     const auto output = test::run_command(test::plain_start(kDemoProgram + arguments, 3, port)).second;
     ASSERT_EQ(std::count(output.begin(), output.end(), '\n'), lines) << "start " << turn << ": " << output;
     ASSERT_EQ(output.find(forbidden), std::string::npos) << "start " << turn << ": " << output;

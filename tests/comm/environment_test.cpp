@@ -181,5 +181,13 @@ TEST(HostListTest, RefusesWhatIsBroken) {
   }
 }
 
+// A list of a few characters must not ask for gigabytes.
+TEST(HostListTest, RefusesMoreHostsThanThereAre) {
+  EXPECT_EQ(expand_host_list("a[0-99999]").size(), 100'000u);
+  for (const std::string& list : {std::string("a[0-99999],b"), std::string("a[0-99999,1]"), std::string("a[0-9][0-99999]"), "a[" + std::string(19, '0') + "]"}) {
+    EXPECT_THROW(expand_host_list(list), InputError) << list;
+  }
+}
+
 } // namespace
 } // namespace trireme::comm

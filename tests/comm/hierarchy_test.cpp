@@ -2,6 +2,7 @@
 #include <trireme/comm/hierarchy/task_thread.h>
 #include <trireme/comm/world.h>
 
+#include "tests/support/gate.h"
 #include "tests/support/peer_error.h"
 #include "tests/support/run_ranks.h"
 
@@ -135,13 +136,15 @@ TEST(HierarchyTest, CountsTheBytesOfBothLevels) {
 }
 
 TEST(HierarchyTest, ALostRankIsNamedOnEveryHost) {
-  const auto lines = run(4, 2, [](World& world) {
+  test::Gate waiting;
+  const auto lines = run(4, 2, [&](World& world) {
     auto tensor = torch::ones({300'000});
     world.group().all_reduce(tensor).wait();
     if (world.rank() == 3) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      waiting.wait(3);
       raise(SIGKILL);
     }
+    waiting.open();
     const std::string error = test::peer_error([&] {
       for (;;) {
         world.group().all_reduce(tensor, ReduceOp::sum, "bucket").wait();

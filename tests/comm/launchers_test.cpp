@@ -1,8 +1,8 @@
 #include <trireme/base/env.h>
 #include <trireme/base/text.h>
-#include <trireme/store/sockets.h>
 
 #include "tests/support/command.h"
+#include "tests/support/free_port.h"
 
 #include <gmock/gmock.h>
 
@@ -14,17 +14,11 @@
 namespace trireme::comm {
 namespace {
 
+using test::free_port;
 using test::run_command;
 using testing::UnorderedElementsAre;
 
 const std::string kDemo = "\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\"";
-
-int free_port() {
-  const int descriptor = store::listen_on({"127.0.0.1", 0});
-  const int port = store::bound_port(descriptor);
-  close(descriptor);
-  return port;
-}
 
 std::vector<std::string> lines_of(const std::string& output) {
   auto lines = split(output, '\n');

@@ -16,6 +16,8 @@
 
 #include <chrono>
 #include <cstdio>
+#include <atomic>
+#include <chrono>
 #include <thread>
 
 namespace trireme::comm {
@@ -118,19 +120,27 @@ TEST_F(NetworkTest, ACableCutDuringAnAllReduceEndsInAnErrorThatNamesTheOtherHost
         [&](World& world) {
           auto tensor = torch::ones({2'000'000});
           world.group().all_reduce(tensor).wait();
+          std::atomic<int> round = 0;
+          std::thread cutter;
           if (world.rank() == 0) {
-            std::thread([this] {
-              std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            cutter = std::thread([&] {
+              while (round < 10) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+              }
               hosts_->cut();
-            }).detach();
+            });
           }
           const auto start = std::chrono::steady_clock::now();
           const std::string error = trireme::test::peer_error([&] {
-            for (;;) {
+            for (;; ++round) {
               world.group().all_reduce(tensor, ReduceOp::sum, "bucket").wait();
             }
           });
           EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+          round = 10;
+          if (cutter.joinable()) {
+            cutter.join();
+          }
           EXPECT_THAT(error, HasSubstr("(\"bucket\""));
           // Seen from host 0, where the meeting point is, the others are silent; those have lost the meeting point.
           EXPECT_THAT(error, world.rank() < 2 ? AnyOf(HasSubstr("rank 2"), HasSubstr("rank 3"), HasSubstr("ranks 2 and 3"))

@@ -2,6 +2,8 @@
 #include <trireme/comm/world.h>
 #include <trireme/store/sockets.h>
 
+#include "tests/support/free_port.h"
+#include "tests/support/gate.h"
 #include "tests/support/run_ranks.h"
 
 #include <torch/utils.h>
@@ -16,6 +18,7 @@
 namespace trireme::comm {
 namespace {
 
+using test::free_port;
 using test::run_processes;
 using testing::AllOf;
 using testing::AnyOf;
@@ -25,7 +28,7 @@ using testing::IsEmpty;
 using testing::SizeIs;
 using testing::UnorderedElementsAre;
 
-constexpr std::chrono::milliseconds kSoon{1500};
+constexpr std::chrono::milliseconds kSoon{3000};
 
 void set(const char* name, const std::string& value) {
   setenv(name, value.c_str(), 1);
@@ -40,14 +43,6 @@ void meet_and_add(std::chrono::milliseconds timeout = kSoon) {
   EXPECT_EQ(one.item<float>(), static_cast<float>(world.size()));
 }
 
-/// A port that nothing listens on (any more).
-int free_port() {
-  const int descriptor = store::listen_on({"127.0.0.1", 0});
-  const int port = store::bound_port(descriptor);
-  close(descriptor);
-  return port;
-}
-
 TEST(RendezvousTest, NamesTheRanksThatAreMissing) {
   EXPECT_THAT(run_processes(4,
                             [](int rank) {
@@ -55,7 +50,7 @@ TEST(RendezvousTest, NamesTheRanksThatAreMissing) {
                                 meet_and_add();
                               }
                             }),
-              UnorderedElementsAre(AllOf(HasSubstr("rank 0: [comm] ranks 1 and 3 have not come within 1.50 s; 2 of 4 ranks are here."), HasSubstr("TRIREME_TIMEOUT")),
+              UnorderedElementsAre(AllOf(HasSubstr("rank 0: [comm] ranks 1 and 3 have not come within 3.00 s; 2 of 4 ranks are here."), HasSubstr("TRIREME_TIMEOUT")),
                                    AnyOf(HasSubstr("rank 2: [comm] ranks 1 and 3 have not come"), HasSubstr("rank 2: [comm] the meeting point"))));
 }
 
@@ -68,7 +63,7 @@ TEST(RendezvousTest, SaysThatRankZeroIsMissing) {
                                 meet_and_add();
                               }
                             }),
-              UnorderedElementsAre(HasSubstr("nobody listens on 127.0.0.1:" + port + " after 1.50 s, so rank 0 has not come")));
+              UnorderedElementsAre(HasSubstr("nobody listens on 127.0.0.1:" + port + " after 3.00 s, so rank 0 has not come")));
 }
 
 TEST(RendezvousTest, SaysThatThePortIsInUse) {
@@ -111,13 +106,20 @@ TEST(RendezvousTest, AStrangerWhoSaysNothingIsFoundOut) {
 }
 
 TEST(RendezvousTest, TwoProcessesCannotBeTheSameRank) {
+  test::Gate refused; // the two that have met stay until the third has come
   EXPECT_THAT(run_processes(3,
-                            [](int rank) {
+                            [&](int rank) {
                               set("WORLD_SIZE", "2");
                               set("LOCAL_WORLD_SIZE", "2");
                               set("LOCAL_RANK", rank == 0 ? "0" : "1");
                               set("RANK", rank == 0 ? "0" : "1");
-                              meet_and_add(std::chrono::seconds(20));
+                              try {
+                                const World world = World::connect({.timeout = std::chrono::seconds(20)});
+                                refused.wait();
+                              } catch (const InputError&) {
+                                refused.open(2);
+                                throw;
+                              }
                             }),
               UnorderedElementsAre(AllOf(HasSubstr("two processes claim to be rank 1 of 2"), HasSubstr("MASTER_PORT"))));
 }

@@ -9,6 +9,7 @@
 #include <trireme/store/sockets.h>
 
 #include "tests/comm/listening.h"
+#include "tests/support/free_port.h"
 #include "tests/support/run_ranks.h"
 
 #include <torch/utils.h>
@@ -97,9 +98,7 @@ TEST_P(ListeningTest, OnlyOnTheLoopbackInterfaceWhenAllRanksAreHere) {
   RunOptions options;
   options.backend = GetParam();
   for (const bool own_socket : {false, true}) {
-    const int free = store::listen_on({"127.0.0.1", 0});
-    const std::string port = std::to_string(store::bound_port(free));
-    close(free);
+    const std::string port = std::to_string(test::free_port());
     EXPECT_THAT(run_processes(2,
                               [&](int rank) {
                                 if (own_socket) {
@@ -205,7 +204,7 @@ TEST(JobsTest, RanksWithAnotherSecretAreToldWhatToDo) {
         set("TRIREME_SECRET_FD", std::to_string(own.get()));
       }
       WorldOptions options;
-      options.timeout = std::chrono::milliseconds(rank == 0 ? 1500 : 20'000);
+      options.timeout = std::chrono::milliseconds(rank == 0 ? 3000 : 30'000);
       World::connect(options);
     });
     EXPECT_THAT(lines, UnorderedElementsAre(HasSubstr("rank 1 has not come"),
@@ -220,9 +219,7 @@ struct Jobs {
 
 TEST(JobsTest, ASecondJobOnTheSamePortIsRefused) {
   Shared<Jobs> jobs;
-  const int free = store::listen_on({"127.0.0.1", 0});
-  const std::string port = std::to_string(store::bound_port(free));
-  close(free);
+  const std::string port = std::to_string(test::free_port());
   const auto lines = run_processes(4, [&](int rank) {
     const bool second = rank >= 2;
     be_one_of_two();

@@ -4,14 +4,15 @@
 #include <trireme/base/error.h>
 #include <trireme/comm/hang_report.h>
 
+#include <tests/support/gate.h>
 #include <tests/support/run_ranks.h>
 
 #include <torch/nn/modules/activation.h>
 
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cstdlib>
-#include <thread>
 
 #include <unistd.h>
 
@@ -36,11 +37,13 @@ std::vector<std::string> run(int ranks, const std::string& fault, const std::fun
   });
 }
 
+test::Gate* wake = nullptr;
+
 // Sleeps in the forward pass of its third micro-batch.
 struct SleepyImpl : nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     if (++calls == 3) {
-      std::this_thread::sleep_for(std::chrono::seconds(6));
+      wake->wait();
     }
     return x * 2;
   }
@@ -50,6 +53,8 @@ TORCH_MODULE(Sleepy);
 
 TEST(WatchTest, AStageThatSleepsInALayerIsNamedByTheOneThatWaits) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_watch_", ::getpid());
+  test::Gate told;
+  wake = &told;
   EXPECT_THAT(run(2, "",
                   [](comm::World& world) {
                     pipeline::PipelineOptions options;
@@ -71,9 +76,10 @@ TEST(WatchTest, AStageThatSleepsInALayerIsNamedByTheOneThatWaits) {
                     if (world.rank() == 0) {
                       EXPECT_THAT(error, AllOf(HasSubstr("(\"gradients from stage 1 to stage 0\""), HasSubstr("rank 1"),
                                                HasSubstr("in layer 2 (Sleepy), in forward of micro-batch 2, in step 1, for")));
+                      wake->open();
                     }
                   },
-                  1.5, folder.string()),
+                  3, folder.string()),
               IsEmpty());
   EXPECT_THAT(comm::describe_hang(folder), AllOf(HasSubstr("held up by: rank 1 is in layer 2 (Sleepy)"),
                                                  HasSubstr("rank 0 waits"), HasSubstr("recv gradient of micro-batch")));
@@ -101,7 +107,7 @@ TEST(WatchTest, ALateRankIsNamedWithinTwentySteps) {
 }
 
 TEST(WatchTest, RanksThatTakeTheSameTimeAreNoStragglers) {
-  EXPECT_THAT(run(2, "phase=forward,kind=delay,seconds=0.02",
+  EXPECT_THAT(run(2, "phase=forward,kind=delay,seconds=0.05",
                   [](comm::World& world) {
                     SmallRun small(world, small_config(8, 1));
                     for (int step = 1; step <= 40; ++step) {

@@ -277,24 +277,24 @@ TEST_F(HostsTest, ASilentHostIsLost) {
   LaunchOptions options = on_hosts(3, 1, {"*:pid", "*:env=TRIREME_HOST", "*:await=go.%"});
   options.max_nodes = 2;
   options.max_restarts = 1;
-  options.heartbeat_timeout = 2;
+  options.heartbeat_timeout = 4;
   LaunchProcess launch(options, folder());
   wait_for_ranks(2);
   ::kill(pid_of("pid.agent.b.0"), SIGSTOP);
   wait_for_ranks(2, 1);
   touch("go.1");
   EXPECT_EQ(launch.wait(), 0) << launch.err();
-  EXPECT_THAT(launch.err(), HasSubstr("host b (rank 1) is lost: it has said nothing for 2.00 s"));
+  EXPECT_THAT(launch.err(), HasSubstr("host b (rank 1) is lost: it has said nothing for 4.00 s"));
   EXPECT_EQ(value(1, "TRIREME_HOST"), "c");
 }
 
 TEST_F(HostsTest, AStoppedLauncherLosesNoHost) {
   LaunchOptions options = on_hosts(2, 1, {"*:pid", "*:await=go"});
-  options.heartbeat_timeout = 1;
+  options.heartbeat_timeout = 3;
   LaunchProcess launch(options, folder());
   wait_for_ranks(2);
   ::kill(launch.pid(), SIGSTOP);
-  ::usleep(2'500'000);
+  ::usleep(4'500'000); // more than the timeout
   ::kill(launch.pid(), SIGCONT);
   ::usleep(700'000);
   touch("go");

@@ -67,7 +67,7 @@ LaunchProcess::~LaunchProcess() {
 
 int LaunchProcess::wait() {
   int status = 0;
-  if (!ended_ && eventually([&] { return ::waitpid(pid_, &status, WNOHANG) == pid_; }, std::chrono::seconds(30))) {
+  if (!ended_ && eventually([&] { return ::waitpid(pid_, &status, WNOHANG) == pid_; }, std::chrono::seconds(60))) {
     ended_ = true;
     exit_code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   }

@@ -14,7 +14,7 @@
 namespace trireme::launch {
 
 /// True as soon as `condition` is; false when it is not within the time.
-bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds within = std::chrono::seconds(20));
+bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds within = std::chrono::seconds(60));
 
 /// Runs (not: is a zombie).
 bool is_running(pid_t pid);
@@ -31,7 +31,7 @@ class LaunchProcess {
   pid_t pid() const {
     return pid_;
   }
-  /// The exit code; 128 + signal; -1 when it does not end within 30 s.
+  /// The exit code; 128 + signal; -1 when it does not end within 60 s.
   int wait();
   std::string out() const;
   std::string err() const;

@@ -74,5 +74,15 @@ TEST(MessagesTest, SharesSurviveTheTrip) {
   EXPECT_EQ(back.command, share.command);
 }
 
+TEST(MessagesTest, OnlyNumbersThatAnIntHoldsAreTaken) {
+  for (const Message& bad : {Message(1e300), Message(1.5), Message(int64_t{1} << 40), Message("4"), Message(nullptr), Message(true)}) {
+    for (const char* key : {"first_rank", "nodes", "port"}) {
+      Message message = pack_share({});
+      message[key] = bad;
+      EXPECT_ANY_THROW(unpack_share(message)) << message;
+    }
+  }
+}
+
 } // namespace
 } // namespace trireme::launch

@@ -3,87 +3,111 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 namespace trireme::launch {
 namespace {
 
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-double unix_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
+/// A clock that goes when it is told to; on its wall hangs another one that shows 1,000,000 s more.
+class RestartAccountTest : public testing::Test {
+ protected:
+  RestartAccount::Clocks clocks() {
+    return {[this] { return unix_seconds(); }, [this] { return now_; }};
+  }
+  double unix_seconds() const {
+    return 1e6 + now_;
+  }
+  void pass(double seconds) {
+    now_ += seconds;
+  }
 
-TEST(RestartAccountTest, WithoutFailuresAllTimeIsUseful) {
-  RestartAccount account({});
+ private:
+  double now_ = 100;
+};
+
+constexpr double kClose = 1e-9;
+
+TEST_F(RestartAccountTest, WithoutFailuresAllTimeIsUseful) {
+  RestartAccount account({}, clocks());
   account.started();
-  ::usleep(1000);
+  pass(7);
   EXPECT_THAT(account.finish(), IsEmpty());
   EXPECT_EQ(account.ettr(), 1);
-  EXPECT_GT(account.total_seconds(), 0);
+  EXPECT_NEAR(account.total_seconds(), 7, kClose);
 }
 
-TEST(RestartAccountTest, CountsWhatIsRedoneAndTheTimeUntilTheFirstStep) {
+TEST_F(RestartAccountTest, CountsWhatIsRedoneAndTheTimeUntilTheFirstStep) {
   std::optional<Progress> progress;
-  RestartAccount account([&] { return progress; });
+  RestartAccount account([&] { return progress; }, clocks());
   account.started();
-  ::usleep(20'000);
-  progress = Progress{14, unix_seconds(), 4, 0.008};
-  account.failed("rank 1 was killed by SIGKILL", 0.003);
+  pass(20);
+  progress = Progress{14, unix_seconds(), 4, 8};
+  pass(5);
+  account.failed("rank 1 was killed by SIGKILL", 3);
   account.started();
   EXPECT_TRUE(account.waiting());
   EXPECT_THAT(account.look(), IsEmpty()) << "the last step is from before the failure";
-  ::usleep(30'000);
-  progress = Progress{11, unix_seconds(), 1, 0.002};
+  pass(30);
+  progress = Progress{11, unix_seconds(), 1, 2};
+  pass(1);
   const std::string words = account.look();
   EXPECT_THAT(words, HasSubstr("step 11 done"));
   EXPECT_THAT(words, HasSubstr("4 steps lost"));
   EXPECT_FALSE(account.waiting());
   EXPECT_THAT(account.look(), IsEmpty()) << "once";
-  ::usleep(20'000);
+  pass(44);
   const std::string summary = account.finish();
-  EXPECT_THAT(summary, HasSubstr("1 restart: "));
+  EXPECT_THAT(summary, HasSubstr("1 restart: 57.0 % of"));
   EXPECT_THAT(summary, HasSubstr("4 steps redone"));
   ASSERT_EQ(account.restarts().size(), 1u);
   const Restart& restart = account.restarts().front();
   EXPECT_EQ(restart.cause, "rank 1 was killed by SIGKILL");
-  EXPECT_GE(restart.down_seconds, 0.033);
-  EXPECT_NEAR(restart.redone_seconds, 0.008, 0.02);
-  EXPECT_NEAR(account.ettr(), 1 - (restart.down_seconds + restart.redone_seconds) / account.total_seconds(), 1e-9);
+  EXPECT_NEAR(restart.noticed_at, 1e6 + 122, kClose);
+  EXPECT_NEAR(restart.down_seconds, 33, kClose) << "from the failure to the first step";
+  EXPECT_NEAR(restart.redone_seconds, 8 + 2, kClose) << "what was not saved, and what was under way";
+  EXPECT_NEAR(account.total_seconds(), 100, kClose);
+  EXPECT_NEAR(account.ettr(), 0.57, kClose);
 }
 
-TEST(RestartAccountTest, AFailureBeforeTheFirstStepIsDownTime) {
+TEST_F(RestartAccountTest, AFailureBeforeTheFirstStepIsDownTime) {
   std::optional<Progress> progress;
-  RestartAccount account([&] { return progress; });
+  RestartAccount account([&] { return progress; }, clocks());
   account.started();
-  ::usleep(5'000);
+  pass(5);
   account.failed("first", 0);
   account.started();
-  ::usleep(10'000);
+  pass(10);
   account.failed("second", 0);
   account.started();
-  ::usleep(10'000);
+  pass(11);
   account.finish();
   ASSERT_EQ(account.restarts().size(), 2u);
-  EXPECT_GE(account.restarts()[0].redone_seconds, 0.005) << "that start came to nothing";
-  EXPECT_GE(account.restarts()[0].down_seconds, 0.010);
+  EXPECT_NEAR(account.restarts()[0].redone_seconds, 5, kClose) << "that start came to nothing";
+  EXPECT_NEAR(account.restarts()[0].down_seconds, 10, kClose);
   EXPECT_EQ(account.restarts()[1].redone_seconds, 0) << "counted as down before";
-  EXPECT_GE(account.restarts()[1].down_seconds, 0.010) << "it ended before a step";
+  EXPECT_NEAR(account.restarts()[1].down_seconds, 11, kClose) << "it ended before a step";
 }
 
-TEST(RestartAccountTest, WithoutProgressOnlyTheStopCounts) {
-  RestartAccount account({});
+TEST_F(RestartAccountTest, WithoutProgressOnlyTheStopCounts) {
+  RestartAccount account({}, clocks());
   account.started();
-  ::usleep(10'000);
-  account.failed("it", 0.002);
-  ::usleep(5'000);
+  pass(10);
+  account.failed("it", 2);
+  pass(5);
   account.started();
   EXPECT_FALSE(account.waiting());
   account.finish();
   ASSERT_EQ(account.restarts().size(), 1u);
-  EXPECT_GE(account.restarts()[0].down_seconds, 0.007);
+  EXPECT_NEAR(account.restarts()[0].down_seconds, 7, kClose);
   EXPECT_EQ(account.restarts()[0].redone_seconds, 0);
+}
+
+TEST(RestartClocksTest, AreThoseOfThisMachine) {
+  const auto clocks = RestartAccount::Clocks::of_this_machine();
+  EXPECT_GT(clocks.unix_seconds(), 1.7e9);
+  const double before = clocks.steady_seconds();
+  EXPECT_LE(before, clocks.steady_seconds());
 }
 
 } // namespace

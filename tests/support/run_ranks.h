@@ -11,7 +11,7 @@ namespace trireme::test {
 
 struct RunOptions {
   /// Ranks that still run after this long are killed and reported.
-  std::chrono::milliseconds deadline{60'000};
+  std::chrono::milliseconds deadline{120'000};
   /// Of the world: its operations time out after this long.
   std::chrono::milliseconds timeout{30'000};
   /// Of the world, "" for what the environment says.

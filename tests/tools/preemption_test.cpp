@@ -72,7 +72,7 @@ TEST_F(PreemptionCommandTest, ASecondSignalIsNow) {
   // Ranks that are stopped cannot save.
   const std::string stop_ranks = concat("pkill -STOP -f \"[t]rireme-rank train.*", path("out"), "\"");
   const Finished run = sh(concat(command("out"), " & p=$!; while [ \"$(cat ", path("out"), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; ", stop_ranks,
-                                 "; kill -TERM $p; sleep 0.5; kill -0 $p && echo still there; kill -TERM $p; wait $p"), 25);
+                                 "; kill -TERM $p; sleep 0.5; kill -0 $p && echo still there; kill -TERM $p; wait $p"), 100);
   EXPECT_EQ(run.status, 143) << run.output;
   EXPECT_THAT(run.output, AllOf(HasSubstr("still there"), Not(HasSubstr("did not end"))));
   EXPECT_EQ(report("out")["status"], "stopped");
@@ -87,7 +87,7 @@ TEST_F(PreemptionCommandTest, TheInterruptKeyDoesNotSave) {
 TEST_F(PreemptionCommandTest, TheGraceEndsIt) {
   const std::string stop_ranks = concat("pkill -STOP -f \"[t]rireme-rank train.*", path("out"), "\"");
   const Finished run = sh(concat(command("out"), " --grace 0.5 & p=$!; while [ \"$(cat ", path("out"),
-                                 "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; ", stop_ranks, "; kill -TERM $p; wait $p"), 25);
+                                 "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; ", stop_ranks, "; kill -TERM $p; wait $p"), 100);
   EXPECT_EQ(run.status, 143) << run.output;
   EXPECT_THAT(run.output, HasSubstr("did not end within 500 ms of SIGTERM and was killed"));
 }

@@ -9,6 +9,8 @@ namespace trireme::comm {
 namespace {
 
 constexpr size_t kMostHosts = 100'000;
+/// Of a number in brackets, zeros in front included.
+constexpr size_t kMostDigits = 18;
 
 [[noreturn]] void broken(const std::string& list) {
   throw InputError("comm", concat("cannot read the host list \"", list, "\"."),
@@ -39,7 +41,7 @@ std::vector<std::string> split_outside_brackets(const std::string& list) {
 int64_t number_of(const std::string& text, const std::string& list) {
   int64_t value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0) {
+  if (error != std::errc() || end != text.data() + text.size() || value < 0 || text.size() > kMostDigits) {
     broken(list);
   }
   return value;
@@ -55,7 +57,7 @@ std::vector<std::string> expand_ranges(const std::string& ranges, const std::str
     }
     const int64_t first = number_of(bounds.front(), list);
     const int64_t last = number_of(bounds.back(), list);
-    if (last < first || static_cast<size_t>(last - first) >= kMostHosts) {
+    if (last < first || static_cast<size_t>(last - first) >= kMostHosts - result.size()) {
       broken(list);
     }
     for (int64_t number = first; number <= last; ++number) {
@@ -100,7 +102,7 @@ std::vector<std::string> expand_host_list(const std::string& list) {
       at = close + 1;
     }
     for (auto& name : names) {
-      if (name.empty()) {
+      if (name.empty() || hosts.size() >= kMostHosts) {
         broken(list);
       }
       hosts.push_back(std::move(name));

@@ -2,10 +2,22 @@
 
 #include <trireme/base/error.h>
 
+#include <cstdint>
+#include <limits>
+
 namespace trireme::launch {
 namespace {
 
 constexpr size_t kLongestMessage = 64 << 20;
+
+/// nlohmann's own conversion would take any number, 1e300 too.
+int whole(const Message& message, const char* key) {
+  const int64_t number = message.at(key).get_ref<const Message::number_integer_t&>();
+  if (number < std::numeric_limits<int>::min() || number > std::numeric_limits<int>::max()) {
+    throw Error("launch", concat("\"", key, "\": ", number, " came from the other side; that is no number of a rank, a node or a port"));
+  }
+  return static_cast<int>(number);
+}
 
 } // namespace
 
@@ -86,16 +98,16 @@ Message pack_share(const Share& share) {
 
 Share unpack_share(const Message& message) {
   Share share;
-  share.first_rank = message.at("first_rank");
-  share.local_ranks = message.at("local_ranks");
-  share.ranks = message.at("ranks");
-  share.node = message.at("node");
-  share.nodes = message.at("nodes");
-  share.restarts = message.at("restarts");
-  share.max_restarts = message.at("max_restarts");
+  share.first_rank = whole(message, "first_rank");
+  share.local_ranks = whole(message, "local_ranks");
+  share.ranks = whole(message, "ranks");
+  share.node = whole(message, "node");
+  share.nodes = whole(message, "nodes");
+  share.restarts = whole(message, "restarts");
+  share.max_restarts = whole(message, "max_restarts");
   share.address = to_bytes(message.at("address"));
-  share.port = message.at("port");
-  share.terminal_columns = message.at("terminal_columns");
+  share.port = whole(message, "port");
+  share.terminal_columns = whole(message, "terminal_columns");
   for (const Message& word : message.at("command")) {
     share.command.push_back(to_bytes(word));
   }

@@ -27,7 +27,7 @@ Message pack_share(const Share& share);
 Message pack_variables(const Variables& variables);
 /// The event "ended".
 Message pack_end(int rank, const RankEnd& end);
-/// Errors of these: nlohmann::json::exception when something is missing.
+/// Errors of these: nlohmann::json::exception when something is missing or of another kind, Error for a number that no int holds.
 Share unpack_share(const Message& message);
 Variables unpack_variables(const Message& message);
 RankEnd unpack_end(const Message& message);

@@ -4,6 +4,7 @@
 #include <trireme/base/units.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <utility>
@@ -11,12 +12,9 @@
 namespace trireme::launch {
 namespace {
 
-double unix_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-double since(std::chrono::steady_clock::time_point when) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - when).count();
+template <typename Clock>
+double seconds_of() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
 std::string clock_text(double when) {
@@ -35,12 +33,17 @@ std::string count_steps(int64_t steps) {
 
 } // namespace
 
-RestartAccount::RestartAccount(std::function<std::optional<Progress>()> progress)
-    : progress_(std::move(progress)), begun_(Clock::now()), started_clock_(begun_), started_at_(unix_seconds()) {}
+RestartAccount::Clocks RestartAccount::Clocks::of_this_machine() {
+  return {seconds_of<std::chrono::system_clock>, seconds_of<std::chrono::steady_clock>};
+}
+
+RestartAccount::RestartAccount(std::function<std::optional<Progress>()> progress, Clocks clocks)
+    : progress_(std::move(progress)), clocks_(std::move(clocks)), begun_(clocks_.steady_seconds()), started_steady_(begun_),
+      started_at_(clocks_.unix_seconds()) {}
 
 void RestartAccount::started() {
-  started_at_ = unix_seconds();
-  started_clock_ = Clock::now();
+  started_at_ = clocks_.unix_seconds();
+  started_steady_ = clocks_.steady_seconds();
   if (open_ && !progress_) {
     close(started_at_ - open_->noticed_at);
   }
@@ -50,7 +53,7 @@ void RestartAccount::started() {
 void RestartAccount::failed(const std::string& cause, double seconds_ago) {
   Restart restart;
   restart.cause = cause;
-  restart.noticed_at = unix_seconds() - seconds_ago;
+  restart.noticed_at = clocks_.unix_seconds() - seconds_ago;
   const auto at = progress_ ? progress_() : std::nullopt;
   const bool stepped = at && at->stepped_at > started_at_;
   if (open_ && stepped) {
@@ -62,7 +65,7 @@ void RestartAccount::failed(const std::string& cause, double seconds_ago) {
   } else if (open_) {  // failed again before the first step: that time was down
     close(restart.noticed_at - open_->noticed_at);
   } else if (progress_) {  // the first start came to nothing
-    restart.redone_seconds = std::max(0.0, since(started_clock_) - seconds_ago);
+    restart.redone_seconds = std::max(0.0, clocks_.steady_seconds() - started_steady_ - seconds_ago);
   }
   waiting_ = false;
   open_ = restart;
@@ -87,9 +90,9 @@ std::string RestartAccount::look() {
 
 std::string RestartAccount::finish() {
   if (const std::string words = look(); open_ && words.empty()) {
-    close(unix_seconds() - open_->noticed_at);
+    close(clocks_.unix_seconds() - open_->noticed_at);
   }
-  total_ = since(begun_);
+  total_ = clocks_.steady_seconds() - begun_;
   if (restarts_.empty()) {
     return "";
   }

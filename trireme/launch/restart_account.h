@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -39,7 +38,14 @@ struct Restart {
 /// was saved: only the time until the ranks were started again counts as lost.
 class RestartAccount {
  public:
-  explicit RestartAccount(std::function<std::optional<Progress>()> progress);
+  /// Both in seconds: since 1970, which is what `progress` is compared with, and of a clock that nobody sets.
+  struct Clocks {
+    std::function<double()> unix_seconds;
+    std::function<double()> steady_seconds;
+    static Clocks of_this_machine();
+  };
+
+  explicit RestartAccount(std::function<std::optional<Progress>()> progress, Clocks clocks = Clocks::of_this_machine());
 
   /// Ranks have been started, for the first time or again.
   void started();
@@ -64,12 +70,14 @@ class RestartAccount {
   double ettr() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
   void close(double down_seconds);
 
   std::function<std::optional<Progress>()> progress_;
-  Clock::time_point begun_;
-  Clock::time_point started_clock_;
+  Clocks clocks_;
+  /// Of the steady clock.
+  double begun_ = 0;
+  double started_steady_ = 0;
+  /// Since 1970.
   double started_at_ = 0;
   bool waiting_ = false;
   std::optional<Restart> open_;

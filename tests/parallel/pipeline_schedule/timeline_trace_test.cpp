@@ -127,6 +127,8 @@ TEST_F(TraceTest, FilesThatHoldNoPipeline) {
       R"({"traceEvents": [1, {"name": 3}, {"name": "F 0 0", "pid": "x", "ts": 0, "dur": 1},
     {"name": "F 999999999999 0", "pid": 0, "ts": 1, "dur": 1}, {"name": "B 0 0", "pid": 0, "ts": 1e300, "dur": 1}]})");
   EXPECT_THROW(from_trace(path), InputError);
+  write_file_atomically(path, R"({"traceEvents": [{"name": "F 0 0", "pid": 1e300, "ts": 0, "dur": 1}, {"name": "B 0 0", "pid": 1e300, "ts": 1, "dur": 1}]})");
+  EXPECT_THROW(from_trace(path), InputError) << "no rank has such a number";
   EXPECT_THROW(from_trace(path.string() + ".absent"), InputError);
 }
 

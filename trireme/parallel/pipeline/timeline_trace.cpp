@@ -69,7 +69,8 @@ std::map<int64_t, Rank> read_ranks(const std::filesystem::path& path) {
   std::map<int64_t, Rank> ranks;
   for (const json& event : trace["traceEvents"]) {
     const auto number = [&](const char* key) { return event.contains(key) && event[key].is_number(); };
-    if (!event.is_object() || !event.contains("name") || !event["name"].is_string() || !number("pid") || !number("ts")) {
+    if (!event.is_object() || !event.contains("name") || !event["name"].is_string() || !event.contains("pid") || !event["pid"].is_number_integer() ||
+        !number("ts")) {
       continue;
     }
     const auto& name = event["name"].get_ref<const std::string&>();

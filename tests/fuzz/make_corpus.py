@@ -1,0 +1,117 @@
+"""Writes the inputs of tests/fuzz/corpus that people cannot type: python3 tests/fuzz/make_corpus.py
+
+What a fuzzer found lies there too, as regression-*; this program leaves those and every other file alone.
+"""
+import gzip
+import json
+import pathlib
+import struct
+import zlib
+
+CORPUS = pathlib.Path(__file__).parent / "corpus"
+
+
+def write(target, name, content):
+    folder = CORPUS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+
+
+def gz(content):
+    return gzip.compress(content, mtime=0)
+
+
+def idx(dims, elements):
+    return bytes([0, 0, 8, len(dims)]) + b"".join(struct.pack(">I", dim) for dim in dims) + elements
+
+
+def idx_pair(images, labels):
+    return struct.pack("<H", len(images)) + images + labels
+
+
+def r_string(text, flags=0x00040009):
+    return struct.pack(">II", flags, len(text)) + text
+
+
+def r_vector(strings, version=2):
+    head = b"X\n" + struct.pack(">III", version, 0x00040000, 0x00020300)
+    if version == 3:
+        head += struct.pack(">I", 5) + b"UTF-8"
+    return head + struct.pack(">II", 16, len(strings)) + b"".join(strings)
+
+
+def rdb_block(content):
+    return struct.pack(">I", len(content)) + zlib.compress(content)
+
+
+def safetensors(tensors, metadata=None):
+    header, data = {}, b""
+    if metadata is not None:
+        header["__metadata__"] = metadata
+    for name, dtype, shape, content in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def message(op, *parts):
+    """One request to the store: texts, lists of texts, numbers."""
+    body = bytes([op])
+    for part in parts:
+        if isinstance(part, int):
+            body += struct.pack("<q", part)
+        elif isinstance(part, list):
+            body += struct.pack("<I", len(part)) + b"".join(struct.pack("<I", len(one)) + one for one in part)
+        else:
+            body += struct.pack("<I", len(part)) + part
+    return struct.pack("<I", len(body)) + body
+
+
+def main():
+    write("gzip", "text", gz(b"one two three one two three\n" * 20))
+    write("gzip", "empty", gz(b""))
+    write("gzip", "two-members", gz(b"first ") + gz(b"second"))
+    write("gzip", "named", b"\x1f\x8b\x08\x1e" + bytes(6) + b"\x02\x00ab" + b"name\x00" + b"comment\x00" + b"\x00\x00" + gz(b"x")[10:])
+    write("gzip", "cut", gz(b"0123456789" * 30)[:-9])
+    write("gzip", "padded", gz(b"end") + bytes(12))
+
+    plain = r_vector([r_string(b"It is a truth"), r_string("caf\xe9".encode("latin-1"), 0x00040009 & ~0xF000 | 0x4000), struct.pack(">Ii", 9, -1)])
+    write("rdata", "inside", plain)
+    write("rdata", "inside-version-3", r_vector([r_string(b"universally acknowledged")], 3))
+    write("rdata", "file", rdb_block(plain) + rdb_block(r_vector([])))
+    write("rdata", "attributes", b"X\n" + struct.pack(">III", 2, 0, 0) + struct.pack(">II", 16 | 1 << 9, 0))
+
+    images, labels = idx([3, 2, 2], bytes(range(12))), idx([3], bytes([0, 9, 4]))
+    write("idx", "plain", idx_pair(images, labels))
+    write("idx", "packed", idx_pair(gz(images), gz(labels)))
+    write("idx", "exchanged", idx_pair(labels, images))
+    write("idx", "huge", idx_pair(idx([2**32 - 1] * 3, b""), labels))
+    write("idx", "none", idx_pair(idx([0, 28, 28], b""), idx([0], b"")))
+
+    write("cifar10", "one", bytes([7]) + bytes(range(256)) * 12)
+    write("cifar10", "label", bytes([10]) + bytes(3072))
+    write("cifar10", "cut", bytes([3]) + bytes(100))
+
+    two = [("w", "F32", [2, 3], bytes(24)), ("b", "BF16", [], b"\x80\x3f")]
+    write("safetensors", "two", safetensors(two))
+    write("safetensors", "metadata", safetensors(two[:1], {"format": "pt", "note": "\u00e9"}))
+    write("safetensors", "empty", safetensors([]))
+    write("safetensors", "dims", safetensors([("zero", "I64", [0, 5], b""), ("eight", "F8_E4M3", [1] * 9, b"\x00"), ("flag", "BOOL", [2], b"\x01\x00")]))
+    write("safetensors", "long", struct.pack("<Q", 2**63) + b"{}")
+
+    conversation = [
+        message(1, b"here/0", b"2 host"), message(2, [b"here/0", b"here/1"]), message(3, b"pulse", 1), message(3, b"pulse", -(2**63)),
+        message(4, [b"never", b"here/0"], 1000), message(5, b"here/0", b"2 host", b"3"), message(6, b"here/0"),
+        message(7, [b"pulse"]), message(8), message(9, b"log", b"line\n"), message(10, b"gone", b"1", b"left")]
+    write("store_messages", "all", b"".join(conversation))
+    for place, one in enumerate(conversation):
+        write("store_messages", f"operation-{place}", one)
+    write("store_messages", "unknown", message(11, b"x"))
+    write("store_messages", "many", struct.pack("<IBI", 5, 2, 2**32 - 1))
+    write("store_messages", "greeting", b"TRIREME\x01" + bytes(56))
+
+
+if __name__ == "__main__":
+    main()
