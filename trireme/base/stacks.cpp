@@ -25,7 +25,7 @@ namespace trireme {
 namespace {
 
 constexpr int kFrames = 96;
-constexpr size_t kThreads = 64;
+constexpr size_t kMostThreads = 64;
 constexpr size_t kLongName = 200;
 /// The handler itself and the kernel's way into it.
 constexpr int kHandlerFrames = 2;
@@ -195,7 +195,7 @@ std::vector<ThreadStack> capture_stacks() {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", error)) {
     const int64_t thread = std::strtoll(entry.path().filename().c_str(), nullptr, 10);
-    if (thread != threads.front() && threads.size() < kThreads) {
+    if (thread != threads.front() && threads.size() < kMostThreads) {
       threads.push_back(thread);
     }
   }
