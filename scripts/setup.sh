@@ -50,7 +50,7 @@ install_system_packages() {
   done
   [ ${#missing[@]} = 0 ] && return
   command -v apt-get >/dev/null || stop "this is not Debian or Ubuntu." "Install these (or what they are called here): ${missing[*]}"
-  step "installing packages: ${missing[*]}" "1 to 3 minutes"
+  step "installing packages" "1 to 3 minutes: ${missing[*]}"
   as_root apt-get update -qq || say "apt-get update failed, trying with the lists at hand"
   log=$(mktemp)
   if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >"$log" 2>&1; then
@@ -85,7 +85,7 @@ python_packages() { # python_packages "import check" pip arguments...
   shift
   make_environment
   .venv/bin/python -c "$check" >/dev/null 2>&1 && return
-  step "installing Python packages: $*" "some seconds"
+  step "installing Python packages" "some seconds: $*"
   pip_log=$(mktemp)
   pip_install "$@" || pip_failed "$*"
   rm -f "$pip_log"
@@ -136,7 +136,7 @@ build() { # build HOW-LONG [targets...]
   local log memory long=$1
   shift
   log=$(mktemp)
-  step "building Trireme, preset $preset" "$long; nothing where nothing has changed"
+  step "building Trireme" "preset $preset, $long; only what has changed"
   cmake --preset "$preset" >"$log" 2>&1 || { cat "$log" >&2; stop "configuring failed, see above."; }
   rm -f "$log"
   # A compiler that runs out of memory is killed with few words.
