@@ -1,6 +1,7 @@
 #include <trireme/config/auto_values.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/json.h>
 #include <trireme/base/text.h>
 
 #include <nlohmann/json.hpp>

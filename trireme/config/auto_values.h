@@ -1,11 +1,13 @@
 #pragma once
 
-#include <trireme/base/json.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+namespace trireme {
+class JsonNode;
+}
 
 namespace trireme::config {
 
