@@ -4,6 +4,7 @@
 #include <tests/config/public_configs.h>
 #include <tests/support/run_ranks.h>
 
+#include <trireme/base/error.h>
 #include <trireme/base/log.h>
 
 #include <gmock/gmock.h>

@@ -1,5 +1,6 @@
 // What the pages and the messages name exists: commands, options, files, keys, variables.
 #include <tools/trireme/commands.h>
+#include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
 #include <trireme/config/key_table.h>
