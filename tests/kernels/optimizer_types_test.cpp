@@ -57,14 +57,30 @@ float widened(uint16_t x, Element type) {
   return static_cast<float>(x & 0x8000 ? -magnitude : magnitude);
 }
 
+constexpr uint32_t kSeed = 0x9e3779b9;
+
+/// Stochastic rounding as kernels/stochastic.h defines it.
+uint16_t stochastic(float x, uint32_t seed) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &x, sizeof(bits));
+  uint32_t hash = bits ^ seed;
+  hash = (hash ^ (hash >> 16)) * 0x85ebca6bU;
+  hash = (hash ^ (hash >> 13)) * 0xc2b2ae35U;
+  return static_cast<uint16_t>((bits + (hash >> 16)) >> 16);
+}
+
 struct State {
-  State(std::vector<float> values, Element type, bool is_signed) : type(type), is_signed(is_signed), floats(std::move(values)) {
-    if (type == Element::bf16) {
+  State(std::vector<float> values, Element type, bool is_signed, uint32_t seed = kToNearest) : type(type), is_signed(is_signed), floats(std::move(values)) {
+    if (type == Element::bf16 && seed == kToNearest) {
       halves = narrowed(floats, type);
+    } else if (type == Element::bf16) {
+      for (const float x : floats) {
+        halves.push_back(stochastic(x, seed));
+      }
     } else if (type == Element::u8) {
       codes.resize(floats.size());
       scales.resize((floats.size() + kStateBlock - 1) / kStateBlock);
-      kernel_set(Simd::scalar).encode_state(array(), is_signed, 0, static_cast<int64_t>(floats.size()), floats.data());
+      kernel_set(Simd::scalar).encode_state(array(), is_signed, 0, static_cast<int64_t>(floats.size()), floats.data(), seed);
     }
   }
   StateArray array() {
@@ -128,6 +144,7 @@ struct Shard {
     args.param_copy = with_copy ? copy.data() : nullptr;
     args.copy_type = copy_type;
     args.grad_scale = 0.37F;
+    args.seed = seed;
     return args;
   }
 
@@ -215,6 +232,7 @@ struct Shard {
   std::vector<float> param, grad;
   std::vector<uint16_t> grad16, copy;
   std::unique_ptr<State> first, second, third, average;
+  uint32_t seed = kSeed;
   LambSums sums;
 };
 
@@ -257,10 +275,11 @@ TEST(OptimizerTypesTest, SameBitsInEverySetAndForAnyCut) {
   }
 }
 
-TEST(OptimizerTypesTest, IsTheStepInFp32WithConversionsAround) {
+void expect_step_in_fp32_with_conversions_around(uint32_t seed) {
   for (const std::string rule : kRules) {
     for (const Types& t : kTypes) {
       Shard ours = make(t);
+      ours.seed = seed;
       Shard fp32 = make({Element::f32, t.copy, Element::f32, false});
       fp32.param = ours.param;
       fp32.grad = ours.grad;
@@ -277,8 +296,67 @@ TEST(OptimizerTypesTest, IsTheStepInFp32WithConversionsAround) {
         EXPECT_EQ(ours.copy, narrowed(fp32.param, t.copy));
       }
       for (auto [a, b] : {std::pair(&ours.first, &fp32.first), {&ours.second, &fp32.second}, {&ours.third, &fp32.third}, {&ours.average, &fp32.average}}) {
-        const State rounded((*b)->floats, t.state, (*a)->is_signed);
-        EXPECT_TRUE(**a == rounded) << describe(rule, active_simd(), t);
+        const auto values = (*b)->floats;
+        // What a rule does not use stays as it was: exact, so rounding changes nothing.
+        const State rounded(values, t.state, (*a)->is_signed, seed);
+        const State untouched(values, t.state, (*a)->is_signed);
+        EXPECT_TRUE(**a == rounded || (t.state == Element::u8 && **a == untouched)) << describe(rule, active_simd(), t);
+      }
+    }
+  }
+}
+
+TEST(OptimizerTypesTest, IsTheStepInFp32WithConversionsAround) {
+  expect_step_in_fp32_with_conversions_around(kSeed);
+  expect_step_in_fp32_with_conversions_around(kToNearest);
+}
+
+/// Rounded with many seeds: always to a neighbour, on average to itself, and exact numbers always to themselves.
+TEST(StochasticRoundingTest, IsRightOnAverageInEverySet) {
+  std::mt19937 generator(7);
+  std::vector<float> values = {1, 0.999F, 0.9985F, -0.3F, 1e-12F, -3.14159F, 0.0F, 0.001F, -0.00017F, 0.5F, 1.0F / 3, 0.02F, 0.0625F, 0.7F, -0.011F, 0.19F, 0.44F};
+  const auto n = static_cast<int64_t>(values.size());
+  constexpr int kSeeds = 20000;
+  for (const Element type : {Element::bf16, Element::u8}) {
+    for (const bool is_signed : {true, false}) {
+      std::vector<float> numbers = values;
+      for (float& x : numbers) {
+        x = is_signed ? x : std::abs(x);
+      }
+      if (type == Element::u8) {
+        numbers[5] = 1; // the block's largest
+      }
+      State nearest(numbers, type, is_signed);
+      std::vector<double> sums(numbers.size()), least(numbers.size(), 1e9), most(numbers.size(), -1e9);
+      for (int k = 0; k < kSeeds; ++k) {
+        const uint32_t seed = static_cast<uint32_t>(generator()) | 1U;
+        State wanted(numbers, type, is_signed, seed);
+        const std::vector<float> rounded = wanted.read();
+        for (size_t i = 0; i < numbers.size(); ++i) {
+          sums[i] += rounded[i];
+          least[i] = std::min<double>(least[i], rounded[i]);
+          most[i] = std::max<double>(most[i], rounded[i]);
+        }
+        if (k < 20) {
+          for (const Simd simd : all_sets()) {
+            State found(numbers, type, is_signed);
+            kernel_set(simd).encode_state(found.array(), is_signed, 0, n, numbers.data(), seed);
+            EXPECT_TRUE(found == wanted) << name(simd);
+          }
+        }
+      }
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        const double unit = most[i] - least[i]; // between the two neighbours
+        EXPECT_LE(least[i], numbers[i]);
+        EXPECT_GE(most[i], std::abs(numbers[i]) < 1e-9 ? 0 : numbers[i]);
+        EXPECT_LE(unit, (type == Element::bf16 ? 1.0 / 128 : 0.9) * std::abs(numbers[i]) + 1e-6) << numbers[i];
+        if (std::abs(numbers[i]) > 1e-9) { // below the map's smallest value, 8 bits round up
+          EXPECT_NEAR(sums[i] / kSeeds, numbers[i], 4 * unit * 0.5 / std::sqrt(kSeeds) + 1e-7) << numbers[i];
+        }
+      }
+      const std::vector<float> exact = nearest.read();
+      if (type == Element::bf16) {
+        EXPECT_EQ(State(exact, type, is_signed, kSeed).read(), exact);
       }
     }
   }
@@ -366,7 +444,8 @@ TEST(BlockwiseTest, ValuesAreTheDynamicTree) {
 std::vector<uint8_t> encoded(Simd simd, bool is_signed, const std::vector<float>& values, std::vector<float>& scales) {
   std::vector<uint8_t> codes(values.size(), 99);
   scales.assign((values.size() + kStateBlock - 1) / kStateBlock, -1);
-  kernel_set(simd).encode_state({codes.data(), Element::u8, scales.data()}, is_signed, 0, static_cast<int64_t>(values.size()), values.data());
+  kernel_set(simd).encode_state({codes.data(), Element::u8, scales.data()}, is_signed, 0, static_cast<int64_t>(values.size()), values.data(),
+                                 kToNearest);
   return codes;
 }
 

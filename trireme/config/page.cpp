@@ -30,7 +30,7 @@ oneself; `//` and `/* */` comments are allowed.
 - **`"auto"`**, which Hugging Face's Trainer fills in from its arguments, is filled in where it is listed below, with what the run or
   the program knows (`config::AutoValues`, the second argument of `read_config()`), else with the Trainer's defaults: 8 samples a micro-batch, accumulation 1,
   lr 5e-5, no warm-up, clipping at 1. A line in the log says what each became. A key without effect may keep it; elsewhere it is an error.
-  bf16 and fp16: the model keeps its type.
+  fp16: no; bf16: settled by a measurement at the start.
 - **No `optimizer`**: AdamW with its defaults, which a line in the log says.
 
 - **Batch sizes**: train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data ranks.
