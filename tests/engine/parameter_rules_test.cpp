@@ -4,6 +4,11 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
 
 #include <map>
 

@@ -3,26 +3,21 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/engine/stopwatch.h>
 #include <trireme/models/gpt.h>
 #include <trireme/precision/cast.h>
 #include <trireme/recompute/state.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 
 namespace trireme::engine {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using precision::Type;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 models::Gpt small_gpt(Type type) {
   models::GptOptions options;
@@ -34,12 +29,13 @@ models::Gpt small_gpt(Type type) {
 }
 
 double time_step(models::Gpt& model, const at::Tensor& tokens) {
-  const auto start = Clock::now();
-  model->loss(tokens, tokens).backward();
-  for (at::Tensor& parameter : model->parameters()) {
-    parameter.mutable_grad().reset();
+  double seconds = 0;
+  {
+    const Stopwatch watch(seconds);
+    model->loss(tokens, tokens).backward();
   }
-  return seconds_since(start);
+  model->zero_grad();
+  return seconds;
 }
 
 enum class Saved { nothing, fp32, bf16 };
@@ -72,9 +68,10 @@ StepSeconds time_small_gpt() {
   time_step(fp32, tokens); // makes the kernels
   time_step(bf16, tokens);
   StepSeconds best{std::numeric_limits<double>::max(), std::numeric_limits<double>::max()};
-  for (const auto start = Clock::now(); seconds_since(start) < 1;) {
-    best.fp32 = std::min(best.fp32, time_step(fp32, tokens));
-    best.bf16 = std::min(best.bf16, time_step(bf16, tokens));
+  for (double spent = 0; spent < 1;) {
+    const StepSeconds now{time_step(fp32, tokens), time_step(bf16, tokens)};
+    best = {std::min(best.fp32, now.fp32), std::min(best.bf16, now.bf16)};
+    spent += now.fp32 + now.bf16;
   }
   return best;
 }
