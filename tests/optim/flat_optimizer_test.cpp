@@ -312,7 +312,7 @@ TEST(FlatOptimizerTest, EachParameterHasItsWeightDecay) {
     const auto without = parameters_with([](const bucket::TensorInfo&) { return 0.0; });
     for (const auto& [name, tensor] : parameters_with([](const bucket::TensorInfo& t) { return t.numel() % 2 == 0 ? 0.1 : 0.0; })) {
       EXPECT_TRUE(torch::equal(tensor, (tensor.numel() % 2 == 0 ? with : without).at(name))) << name << " kind " << static_cast<int>(kind);
-      EXPECT_FALSE(torch::equal(with.at(name), without.at(name)));
+      EXPECT_TRUE(tensor.numel() == 1 || !torch::equal(with.at(name), without.at(name))) << "LAMB steps a single number by its sign";
     }
   }
 }
