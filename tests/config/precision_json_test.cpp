@@ -135,7 +135,7 @@ TEST(PrecisionJsonTest, WhatIsWrittenIsReadAgain) {
 }
 
 TEST(PrecisionJsonTest, Bf16MayBeLeftToAMeasurement) {
-  const PrecisionOptions options = read(R"({"bf16": {"enabled": "auto", "check_grad_overflow": false}, "communication_data_type": "fp32"})");
+  const PrecisionOptions options = read_precision(R"({"bf16": {"enabled": "auto", "check_grad_overflow": false}, "communication_data_type": "fp32"})");
   EXPECT_TRUE(options.bf16_if_faster);
   EXPECT_EQ(options.compute, Type::fp32);
   EXPECT_EQ(options.communication, Type::fp32) << "stays, should bf16 be chosen";
@@ -145,7 +145,7 @@ TEST(PrecisionJsonTest, Bf16MayBeLeftToAMeasurement) {
   EXPECT_EQ(written["bf16"]["enabled"], "auto");
   for (const char* const other : {R"({"bf16": {"enabled": "auto"}, "fp16": {"enabled": true}})", R"({"bf16": {"enabled": "auto"}, "torch_autocast": {"enabled": true}})",
                                   R"({"bf16": {"enabled": true}})", R"({"bf16": {"enabled": false}})"}) {
-    EXPECT_FALSE(read(other).bf16_if_faster) << other;
+    EXPECT_FALSE(read_precision(other).bf16_if_faster) << other;
   }
   EXPECT_EQ(read_deepspeed(JsonNode::parse(R"({"train_batch_size": 1, "bf16": {"enabled": "auto"}})", "ds.json")).precision.bf16_if_faster, true);
   EXPECT_THROW(read_deepspeed(JsonNode::parse(R"({"train_batch_size": 1, "bf16": {"enabled": "maybe"}})", "ds.json")), InputError);
