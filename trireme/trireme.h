@@ -18,6 +18,7 @@
 #include <trireme/engine/engine.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/preemption.h>
+#include <trireme/engine/settle_precision.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/models/alexnet_layers.h>
 #include <trireme/models/bert_layers.h>

@@ -80,9 +80,11 @@ TEST(AutoValuesTest, KeysWithoutEffectMayKeepIt) {
     "offload_param": {"device": "auto", "nvme_path": "auto"}}, "checkpoint": {"use_node_local_storage": "auto"}})").notes, IsEmpty());
 }
 
-TEST(AutoValuesTest, TheModelsTypeStaysUntilSomebodyKnowsBetter) {
-  const precision::Type type = auto_bf16() ? precision::Type::bf16 : precision::Type::fp32;
-  EXPECT_EQ(understood(R"({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto", "initial_scale_power": 32}})").precision.compute, type);
+TEST(AutoValuesTest, TheTypeIsLeftToTheEngine) {
+  const precision::PrecisionOptions options = understood(R"({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto", "initial_scale_power": 32}})").precision;
+  EXPECT_EQ(options.compute, precision::Type::fp32);
+  EXPECT_TRUE(options.bf16_if_faster);
+  EXPECT_TRUE(understood(R"({"bfloat16": {"enabled": "auto"}})").precision.bf16_if_faster);
 }
 
 // What is switched off is never an error.

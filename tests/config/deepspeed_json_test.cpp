@@ -278,6 +278,10 @@ TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
   EXPECT_EQ(o.lion.beta2, 0.98);
   EXPECT_EQ(o.weight_decay(), 0.3);
   EXPECT_EQ(o.state_type, optim::StateType::int8);
+  EXPECT_EQ(o.weight_decay_of(1), 0.3) << "biases decay, as in PyTorch";
+  o = optimizer(R"({"type": "Adam", "params": {"weight_decay": 0.3, "weight_decay_rule": "matrices"}})");
+  EXPECT_EQ(o.weight_decay_of(1), 0);
+  EXPECT_EQ(o.weight_decay_of(2), 0.3);
   o = optimizer(R"({"type": "Adagrad"})");
   EXPECT_EQ(o.lr(), 1e-2);
   EXPECT_EQ(o.adagrad.eps, 1e-10);

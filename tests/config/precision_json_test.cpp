@@ -134,5 +134,22 @@ TEST(PrecisionJsonTest, WhatIsWrittenIsReadAgain) {
   EXPECT_EQ(written["torch_autocast"]["dtype"], "fp16");
 }
 
+TEST(PrecisionJsonTest, Bf16MayBeLeftToAMeasurement) {
+  const PrecisionOptions options = read_precision(R"({"bf16": {"enabled": "auto", "check_grad_overflow": false}, "communication_data_type": "fp32"})");
+  EXPECT_TRUE(options.bf16_if_faster);
+  EXPECT_EQ(options.compute, Type::fp32);
+  EXPECT_EQ(options.communication, Type::fp32) << "stays, should bf16 be chosen";
+  EXPECT_FALSE(options.check_grad_overflow);
+  nlohmann::ordered_json written;
+  write_precision(options, written);
+  EXPECT_EQ(written["bf16"]["enabled"], "auto");
+  for (const char* const other : {R"({"bf16": {"enabled": "auto"}, "fp16": {"enabled": true}})", R"({"bf16": {"enabled": "auto"}, "torch_autocast": {"enabled": true}})",
+                                  R"({"bf16": {"enabled": true}})", R"({"bf16": {"enabled": false}})"}) {
+    EXPECT_FALSE(read_precision(other).bf16_if_faster) << other;
+  }
+  EXPECT_EQ(read_deepspeed(JsonNode::parse(R"({"train_batch_size": 1, "bf16": {"enabled": "auto"}})", "ds.json")).precision.bf16_if_faster, true);
+  EXPECT_THROW(read_deepspeed(JsonNode::parse(R"({"train_batch_size": 1, "bf16": {"enabled": "maybe"}})", "ds.json")), InputError);
+}
+
 } // namespace
 } // namespace trireme::config

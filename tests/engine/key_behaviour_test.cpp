@@ -134,6 +134,7 @@ std::vector<KeyObserver> optimizers() {
   for (const char* when : {"Adam AdamW", "SGD", "Lamb FusedLamb", "Lion", "Adagrad", "RMSprop"}) {
     add(when, "lr", 0.01, 0.02);
     add(when, "weight_decay", 0, 0.5);
+    add(when, "weight_decay_rule", "all", "matrices", R"({"weight_decay": 0.5})");
     add(when, "state_dtype", "fp32", "bf16", std::string_view(when) == "SGD" ? R"({"momentum": 0.9})" : "{}");
   }
   for (const char* when : {"Adam AdamW", "Lamb FusedLamb", "Lion"}) {

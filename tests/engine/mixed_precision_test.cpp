@@ -168,6 +168,40 @@ TEST(MixedPrecisionTest, HalfPrecisionFindsItsScale) {
   }
 }
 
+/// A loss in fp16 cannot carry a scale of 2^16: the scale is lowered to what fits, on all ranks, and the gradients are right.
+TEST(MixedPrecisionTest, AnFp16LossIsScaledByWhatFits) {
+  for (const double fixed : {0.0, 65536.0}) {
+    EXPECT_THAT(run_ranks(2,
+                          [fixed](comm::World& world) {
+                            const auto norms = [&](bool fp16_loss, double scale) {
+                              models::Gpt model(small_gpt());
+                              InitializeOptions options;
+                              options.model = model.ptr();
+                              options.loss = [model, fp16_loss](const data::Batch& batch) mutable {
+                                const at::Tensor loss = model->loss(batch.input(), batch.target());
+                                return fp16_loss ? loss.to(torch::kHalf) : loss;
+                              };
+                              options.config = low_config(Type::fp16, 1, 1, 0);
+                              options.config.precision.loss_scale.loss_scale = scale;
+                              options.training_data = std::make_shared<Counting>();
+                              options.shuffle = false;
+                              const auto made = initialize(world, options);
+                              std::vector<double> found;
+                              for (int step = 0; step < 3; ++step) {
+                                made.engine->train_batch();
+                                found.push_back(*made.engine->get_global_grad_norm());
+                              }
+                              EXPECT_EQ(made.engine->skipped_steps(), 0);
+                              EXPECT_EQ(*made.engine->loss_scale(), fp16_loss ? 32768 : scale);
+                              return found;
+                            };
+                            const std::vector<double> expected = norms(false, 32768);
+                            EXPECT_EQ(norms(true, fixed), expected);
+                          }),
+                IsEmpty());
+  }
+}
+
 TEST(MixedPrecisionTest, AutocastKeepsParametersInFp32) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {

@@ -262,5 +262,43 @@ TEST(PipelineBehaviourTest, TheExplicitLoopIsRefusedForSeveralStages) {
   EXPECT_THAT(errors, SizeIs(2));
 }
 
+/// Only the last stage sees that the loss is fp16 and cannot carry 2^16; all stages unscale by what was used.
+TEST(PipelineBehaviourTest, AnFp16LossIsScaledByWhatFits) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const auto norms = [&](double scale) {
+                            const LayerList layers = {LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)};
+                            PipelineOptions options;
+                            options.stages = 2;
+                            options.seed_layers = true;
+                            const auto mean_square = [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0).to(torch::kHalf)); };
+                            InitializeOptions all;
+                            all.pipeline = std::make_shared<PipelineModule>(layers, mean_square, options);
+                            all.config = micro_batches(1);
+                            all.config.gradient_clipping = 0;
+                            all.config.precision.compute = precision::Type::fp16;
+                            all.config.precision.cast_inputs = true;
+                            all.config.precision.loss_scale.loss_scale = scale;
+                            const auto engine = initialize(world, all).engine;
+                            std::vector<double> found;
+                            for (int step = 0; step < 3; ++step) {
+                              engine->train_batch([&] { return row_batch(step); });
+                              found.push_back(*engine->get_global_grad_norm());
+                            }
+                            EXPECT_EQ(engine->skipped_steps(), 0);
+                            EXPECT_EQ(*engine->loss_scale(), std::min(scale == 0 ? 0x1p15 : scale, 0x1p15));
+                            return found;
+                          };
+                          const std::vector<double> expected = norms(1024);
+                          for (const double scale : {0.0, 65536.0}) {
+                            const std::vector<double> found = norms(scale);
+                            for (size_t step = 0; step < expected.size(); ++step) {
+                              EXPECT_NEAR(found[step], expected[step], 2e-3 * expected[step]);
+                            }
+                          }
+                        }),
+              IsEmpty());
+}
+
 } // namespace
 } // namespace trireme::engine

@@ -67,6 +67,7 @@ struct Shard {
     args.grad = grad.get<float>(on_device);
     args.param_copy = copy.get<uint16_t>(on_device);
     args.grad_scale = 0.37F;
+    args.seed = 12345;
     return args;
   }
   StateArray state(int i, bool on_device) {

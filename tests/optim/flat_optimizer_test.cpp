@@ -51,7 +51,8 @@ class Rank {
     layout.first_bucket_bytes = 256;
     layout.shards = size * 2; // in bf16 and in fp32 the same cut
     flat_ = std::make_unique<bucket::FlatParameters>(parameters, layout, allocate);
-    optimizer_ = std::make_unique<FlatOptimizer>(std::vector{flat_.get()}, std::vector{0.01}, options, rank, size, size > 1);
+    optimizer_ = std::make_unique<FlatOptimizer>(
+        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return 0.01; }, options, rank, size, size > 1);
   }
 
   FlatOptimizer& optimizer() {
@@ -245,6 +246,77 @@ TEST(FlatOptimizerTest, LambsNormsAreThoseOfWholeParametersThatLieOnSeveralRanks
   }
 }
 
+/// A parameter that is left out stays, bit for bit, and its states with it; the others step as if it were not there. Whatever the shards.
+TEST(FlatOptimizerTest, WhatIsLeftOutStaysAsItIs) {
+  for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    for (const StateType state_type : {StateType::fp32, StateType::bf16, StateType::int8}) {
+      for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
+        if (kind == Kind::lamb && state_type == StateType::int8) {
+          continue;
+        }
+        Rank all(options_of(kind, state_type), 0, 1, type);
+        Rank some(options_of(kind, state_type), 0, 1, type);
+        all.run(1, 2);
+        some.run(1, 2);
+        const auto parameters = some.own_parameters();
+        const auto states = some.states();
+        all.run(3, 3);
+        some.begin(3);
+        some.optimizer().leave_out(0, {false, false, true, false, true}); // p333 and p40
+        some.optimizer().prepare();
+        some.step_all();
+        const std::string what = concat(some.optimizer().rule().name(), ' ', name(state_type), ' ', type);
+        for (const auto& [name, tensor] : some.own_parameters()) {
+          const bool left_out = name == "p333" || name == "p40";
+          EXPECT_TRUE(torch::equal(tensor, (left_out ? parameters : all.own_parameters()).at(name))) << what << ' ' << name;
+        }
+        const auto stepped = all.states();
+        for (const auto& [name, tensor] : some.states()) {
+          const bool left_out = name.ends_with("/p333") || name.ends_with("/p40");
+          EXPECT_TRUE(torch::equal(tensor, (left_out ? states : stepped).at(name))) << what << ' ' << name;
+        }
+        some.run(4, 4); // only of that one step
+        EXPECT_FALSE(torch::equal(some.own_parameters().at("p333"), parameters.at("p333"))) << what;
+      }
+    }
+  }
+}
+
+TEST(FlatOptimizerTest, EachParameterHasItsWeightDecay) {
+  for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
+    const auto parameters_with = [&](const FlatOptimizer::WeightDecay& decay) {
+      bucket::NamedTensors parameters;
+      for (const int64_t n : {70, 1, 333, 2500, 40}) {
+        parameters.emplace_back(concat("p", n), (torch::arange(n).to(torch::kFloat32) - 7).div_(100).set_requires_grad(true));
+      }
+      bucket::FlatParameters flat(parameters, {}, allocate);
+      FlatOptimizer optimizer({&flat}, decay, options_of(kind), 0, 1, false);
+      for (int step = 0; step < 3; ++step) {
+        for (int64_t i = 0; i < flat.count(); ++i) {
+          flat.attach_zero_grad(i);
+          flat.parameter(i).mutable_grad().fill_(0.01 * (step + 1));
+        }
+        optimizer.begin_step(0.01, std::nullopt, 1);
+        optimizer.prepare();
+        for (size_t b = 0; b < flat.layout().buckets().size(); ++b) {
+          optimizer.step_bucket(0, static_cast<int64_t>(b));
+        }
+      }
+      std::map<std::string, at::Tensor> found;
+      for (int64_t i = 0; i < flat.count(); ++i) {
+        found[flat.name(i)] = flat.parameter(i).detach().clone();
+      }
+      return found;
+    };
+    const auto with = parameters_with([](const bucket::TensorInfo&) { return 0.1; });
+    const auto without = parameters_with([](const bucket::TensorInfo&) { return 0.0; });
+    for (const auto& [name, tensor] : parameters_with([](const bucket::TensorInfo& t) { return t.numel() % 2 == 0 ? 0.1 : 0.0; })) {
+      EXPECT_TRUE(torch::equal(tensor, (tensor.numel() % 2 == 0 ? with : without).at(name))) << name << " kind " << static_cast<int>(kind);
+      EXPECT_TRUE(tensor.numel() == 1 || !torch::equal(with.at(name), without.at(name))) << "LAMB steps a single number by its sign";
+    }
+  }
+}
+
 TEST(FlatOptimizerTest, LambSaysWhatIsMissing) {
   const auto message = [](auto f) -> std::string {
     try {
@@ -351,7 +423,7 @@ double trained_loss(StateType state_type, Kind kind) {
     parameters.emplace_back(item.key(), item.value());
   }
   bucket::FlatParameters flat(parameters, {}, allocate);
-  FlatOptimizer optimizer({&flat}, {0.0}, options_of(kind, state_type), 0, 1, false);
+  FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return 0.0; }, options_of(kind, state_type), 0, 1, false);
   double last = 0;
   for (int step = 0; step < 600; ++step) {
     flat.clear_grads();

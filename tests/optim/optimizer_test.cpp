@@ -412,5 +412,67 @@ TEST(SquaredNormTest, DoesNotOverflowFloatAndShowsInfinity) {
   EXPECT_THROW(squared_norm(at::zeros({3}, at::kDouble)), Error);
 }
 
+/// Ten thousand gradients after which a state of fp32 is far from where it began, by steps that are each too small for bf16 and 8 bits.
+struct Slow {
+  const char* name;
+  OptimizerOptions options;
+  size_t state; // that is watched
+  double begin;
+  double gradient; // about this, another one for each element
+};
+
+TEST(OptimizerTest, NarrowStatesFollowSmallSteps) {
+  OptimizerOptions adagrad = kind_options(OptimizerOptions::Kind::adagrad);
+  OptimizerOptions rmsprop = kind_options(OptimizerOptions::Kind::rmsprop);
+  rmsprop.rmsprop = {.alpha = 0.999};
+  OptimizerOptions slow_lion = kind_options(OptimizerOptions::Kind::lion);
+  slow_lion.lion.beta2 = 0.999;
+  const Slow all[] = {{"adam", kind_options(OptimizerOptions::Kind::adam), 1, 1, 0.01}, {"lamb", kind_options(OptimizerOptions::Kind::lamb), 1, 1, 0.01}, {"rmsprop", rmsprop, 0, 1, 0.01},
+                      {"adagrad", adagrad, 0, 1, 0.03},             {"lion", slow_lion, 0, 1, 0.2}};
+  constexpr int64_t n = 2 * kStateBlock;
+  for (const Slow& c : all) {
+    const auto state_after = [&](StateType type) {
+      OptimizerOptions options = c.options;
+      options.state_type = type;
+      const auto optimizer = make_optimizer(options);
+      const std::vector<Segment> segments = {{0, n, 0}};
+      ShardStep shard;
+      shard.param = at::zeros({n});
+      shard.segments = segments;
+      for (const StateInfo& info : optimizer->states()) {
+        const at::Tensor values = at::full({n}, c.begin);
+        shard.states.push_back(values.to(scalar_type(type)));
+        if (type == StateType::int8) {
+          shard.scales.push_back(at::zeros({n / kStateBlock}));
+          encode_states(values, shard.states.back(), shard.scales.back(), info.is_signed);
+        }
+      }
+      shard.grad = at::linspace(0.5, 1.5, n) * c.gradient;
+      shard.grad[0] = 1; // in 8 bits a block's scale must not move along
+      std::vector<double> norms(2);
+      for (int64_t step = 1; step <= 10000; ++step) {
+        shard.step = step;
+        if (optimizer->needs_norms()) {
+          optimizer->prepare(shard, norms);
+          shard.norms = norms;
+        }
+        optimizer->step(shard);
+      }
+      const at::Tensor found = type == StateType::int8 ? decode_states(shard.states[c.state], shard.scales[c.state], optimizer->states()[c.state].is_signed)
+                                                       : shard.states[c.state].to(at::kFloat);
+      return found.slice(0, 1);
+    };
+    const at::Tensor fp32 = state_after(StateType::fp32);
+    EXPECT_GT((fp32.mean() - c.begin).abs().item<double>(), 0.5) << c.name << ": the state must have moved";
+    const at::Tensor bf16 = state_after(StateType::bf16) / fp32;
+    EXPECT_NEAR(bf16.mean().item<double>(), 1, 0.03) << c.name;
+    EXPECT_LE((bf16 - 1).abs().max().item<double>(), 0.8) << c.name << ": no element is left behind";
+    if (c.options.kind != OptimizerOptions::Kind::lamb) {
+      // Coarser: the second moment is 1/10000 of the block's largest, where 8 bits have eight values for a factor of 8.
+      EXPECT_NEAR((state_after(StateType::int8) / fp32).mean().item<double>(), 1, 0.15) << c.name;
+    }
+  }
+}
+
 } // namespace
 } // namespace trireme::optim

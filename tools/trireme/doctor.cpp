@@ -3,6 +3,7 @@
 #include <trireme/base/cores.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/backends.h>
+#include <trireme/engine/settle_precision.h>
 #include <trireme/kernels/simd.h>
 #include <trireme/monitor/resources.h>
 
@@ -12,6 +13,7 @@
 #include <torch/types.h>
 #include <torch/version.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -48,6 +50,14 @@ bool libtorch_works() {
   return torch::ones({64, 64}).matmul(torch::ones({64, 64})).eq(64).all().item<bool>();
 }
 
+// What "bf16": {"enabled": "auto"} would choose with this process's threads.
+std::string bf16_speed() {
+  const engine::StepSeconds step = engine::time_small_gpt();
+  const auto milliseconds = [](double seconds) { return std::to_string(std::lround(1e3 * seconds)) + " ms"; };
+  return concat(step.bf16_is_faster() ? "faster than fp32" : "not faster than fp32", ": a small step takes ", milliseconds(step.bf16), ", in fp32 ",
+                milliseconds(step.fp32), ", with ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads");
+}
+
 std::vector<Line> examine() {
   std::vector<Line> lines;
   lines.push_back({"trireme", TRIREME_VERSION});
@@ -56,6 +66,7 @@ std::vector<Line> examine() {
   lines.push_back({"cores", std::to_string(usable_cores())});
   lines.push_back({"memory", format_bytes(static_cast<double>(total_memory()))});
   lines.push_back({"kernels", kernels::name(kernels::active_simd())});
+  lines.push_back({"bf16", bf16_speed()});
   lines.push_back({"cuda", torch::cuda::is_available() ? concat(torch::cuda::device_count(), " devices") : "none"});
   for (const comm::BackendEntry& backend : comm::backends()) {
     lines.push_back({concat("backend ", backend.name), backend.available() ? backend.description : concat("not available here. ", backend.needs)});

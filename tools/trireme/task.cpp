@@ -1,6 +1,7 @@
 #include "task.h"
 
 #include <trireme/checkpoint/weight_files.h>
+#include <trireme/engine/evaluation_mode.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/models/cnn.h>
 #include <trireme/models/gpt2_weights.h>
@@ -51,7 +52,7 @@ Task cnn_task(const config::RunConfig& run) {
   task.loss = [cnn](const data::Batch& batch) mutable { return cnn->loss(batch.input(), batch.target()); };
   task.count_right = [cnn](const data::Batch& batch) mutable {
     const torch::NoGradGuard no_grad;
-    cnn->eval();
+    const engine::EvaluationMode mode(*cnn);
     const at::Tensor chosen = cnn->forward(batch.input().narrow(0, 0, batch.samples)).argmax(1);
     return chosen.eq(batch.target().narrow(0, 0, batch.samples)).sum().item<int64_t>();
   };

@@ -16,6 +16,7 @@
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/peak_memory.h>
 #include <trireme/engine/preemption.h>
+#include <trireme/engine/settle_precision.h>
 #include <trireme/generate/sample.h>
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/zero/init.h>
@@ -41,6 +42,7 @@ class TrainRun {
       : command_(command),
         world_(world),
         run_(config::read_run_file(command.run_file, command.overrides)),
+        start_(start()),
         datasets_(data::make_datasets(run_.data)),
         task_(build_task()) {
     engine::InitializeOptions options;
@@ -71,7 +73,12 @@ class TrainRun {
   bool shards_parameters() const {
     return run_.engine.zero.stage >= 3 && world_.size() > 1;
   }
-  Task build_task() const;
+  struct Start {
+    fs::path from;
+    bool elsewhere; // not in the run folder
+  };
+  std::optional<Start> start() const;
+  Task build_task();
   void resume();
   std::optional<fs::path> saved_by_this_job() const;
   void save();
@@ -94,6 +101,7 @@ class TrainRun {
   comm::World& world_;
   const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
   config::RunConfig run_;
+  std::optional<Start> start_; // absent: from the beginning
   data::Datasets datasets_;
   Task task_;
   std::shared_ptr<engine::Engine> engine_;
@@ -106,7 +114,8 @@ class TrainRun {
   std::optional<std::string> failed_save_;
 };
 
-Task TrainRun::build_task() const {
+Task TrainRun::build_task() {
+  engine::settle_precision(run_.engine.precision, world_.group(), start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + world_.rank());
   if (shards_parameters()) {
     // What comes and goes with every unit would otherwise stay with malloc, which raises this threshold by itself up to 32 MiB.
@@ -131,20 +140,28 @@ std::optional<fs::path> TrainRun::saved_by_this_job() const {
 }
 
 // A restart goes on from what its job has saved, else from where the job began.
-void TrainRun::resume() {
+std::optional<TrainRun::Start> TrainRun::start() const {
   const bool restarted = env::flag("TRIREME_RESTART");
   if (!command_.resume && !restarted) {
-    return;
+    return std::nullopt;
   }
   const bool from_path = command_.resume && command_.resume_from != "auto";
   const auto own = from_path && restarted ? saved_by_this_job() : std::nullopt;
-  const bool from_elsewhere = from_path && !own;
-  const fs::path from = from_elsewhere ? fs::path(command_.resume_from) : own.value_or(command_.out / "checkpoints");
-  if (engine_->load_checkpoint(from)) {
+  if (from_path && !own) {
+    return Start{command_.resume_from, true};
+  }
+  return Start{own.value_or(command_.out / "checkpoints"), false};
+}
+
+void TrainRun::resume() {
+  if (!start_) {
+    return;
+  }
+  if (engine_->load_checkpoint(start_->from)) {
     resumed_step_ = engine_->global_steps();
-    last_saved_ = from_elsewhere ? -1 : *resumed_step_; // the newest of the run folder is another one, or there is none
-  } else if (from_elsewhere) {
-    throw InputError("train", concat("there is no checkpoint in ", from.string()));
+    last_saved_ = start_->elsewhere ? -1 : *resumed_step_; // the newest of the run folder is another one, or there is none
+  } else if (start_->elsewhere) {
+    throw InputError("train", concat("there is no checkpoint in ", start_->from.string()));
   }
 }
 

@@ -43,6 +43,7 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
     }
     parameters_.push_back(parameter);
   }
+  used_.resize(parameters_.size());
   gradient_type_ = options_.gradient_type.value_or(scalar_type());
   LayoutOptions typed = options;
   typed.element_bytes = static_cast<int64_t>(first.element_size());
@@ -191,6 +192,7 @@ bool FlatParameters::has_grad(int64_t i) const {
 }
 
 void FlatParameters::attach_grad(int64_t i) {
+  used_[i] = true;
   at::Tensor& grad = parameters_[i].mutable_grad();
   at::Tensor home = grad_home(i);
   if (grad.const_data_ptr() != home.const_data_ptr()) {
@@ -211,6 +213,7 @@ void FlatParameters::clear_grads() {
   for (at::Tensor& parameter : parameters_) {
     parameter.mutable_grad().reset();
   }
+  used_.assign(parameters_.size(), false);
   if (grad_shards_) {
     grad_shards_->start_over();
   }
@@ -218,8 +221,10 @@ void FlatParameters::clear_grads() {
 
 void FlatParameters::reorder(const std::vector<int64_t>& order) {
   const at::Tensor riding = riders();
+  const std::vector<bool> used = used_;
   adopt(FlatLayout(layout_.tensors(), order, layout_.options()));
   riders().copy_(riding);
+  used_ = used;
 }
 
 at::Tensor relayout(const at::Tensor& flat, const FlatLayout& from, const FlatLayout& to, const Allocate& allocate) {

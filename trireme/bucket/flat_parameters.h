@@ -124,6 +124,10 @@ class FlatParameters {
   /// For a parameter that got no gradient at all: attaches zeros.
   void attach_zero_grad(int64_t i);
   bool has_grad(int64_t i) const;
+  /// Whether backward gave parameter i a gradient since clear_grads(); zeros that were attached do not count.
+  bool was_used(int64_t i) const {
+    return used_[i];
+  }
   void clear_grads();
 
   /// Moves everything into a new order (ready order learned in the first step); gradients that are sharded are forgotten.
@@ -137,6 +141,7 @@ class FlatParameters {
   void adopt_gradients(const ShardPlan& plan);
 
   std::vector<at::Tensor> parameters_;
+  std::vector<bool> used_;
   Allocate allocate_;
   FlatOptions options_;
   at::ScalarType gradient_type_;

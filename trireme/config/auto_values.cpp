@@ -43,8 +43,6 @@ class Filler {
     fill_scheduler();
     fill_zero();
     fill("fp16.enabled", "false");
-    fill("bf16.enabled", auto_bf16() ? "true" : "false");
-    fill("bfloat16.enabled", auto_bf16() ? "true" : "false");
   }
 
   const std::vector<std::string>& filled() const {
@@ -105,10 +103,6 @@ class Filler {
 };
 
 } // namespace
-
-bool auto_bf16() {
-  return false;
-}
 
 void fill_auto(JsonNode& engine, const AutoValues& known, std::vector<std::string>& notes) {
   Filler filler(engine, known);

@@ -27,10 +27,8 @@ struct AutoValues {
   std::optional<int64_t> hidden = std::nullopt;
 };
 
-/// What "bf16": {"enabled": "auto"} is. false: parameters keep the type of the model.
-bool auto_bf16();
-
-/// Replaces each "auto" whose value is known, and says in one sentence of `notes` what each became. The others stay.
+/// Replaces each "auto" whose value is known, and says in one sentence of `notes` what each became. The others stay; that of bf16.enabled
+/// is settled by the engine, which measures.
 /// Errors: InputError for total_num_steps without AutoValues::steps.
 void fill_auto(JsonNode& engine, const AutoValues& known, std::vector<std::string>& notes);
 

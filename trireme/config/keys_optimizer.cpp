@@ -6,6 +6,8 @@ namespace {
 
 const Key kLr = {"lr", H, "real|auto >= 0", "0.001", "Learning rate; a scheduler replaces it. \"auto\": 5e-5, as Hugging Face's Trainer."};
 const Key kWeightDecay = {"weight_decay", H, "real|auto >= 0", "0", "Weight decay."};
+const Key kDecayRule = {"weight_decay_rule", H, "word all|matrices", "\"all\"",
+                        "Which parameters decay: all, as in PyTorch and DeepSpeed, or matrices: those of two dimensions and more, not biases and norms. Ours."};
 const Key kMaxGradNorm = {"max_grad_norm", R, "real", "null", "clipping is the engine's. Write \"gradient_clipping\" at the top level instead.", "[0]"};
 const Key kEps = {"eps", H, "real|auto >= 0", "1e-8", "Added to the root of the second moment."};
 const Key kStateType = {"state_dtype", H, "word fp32|bf16|int8", "\"fp32\"",
@@ -50,7 +52,7 @@ std::vector<Section> optimizer_sections() {
     {"engine.optimizer.params", "Adam AdamW", "", false, {
       kLr,
       {"betas", H, "reals|auto 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."},
-      kEps, kWeightDecay,
+      kEps, kWeightDecay, kDecayRule,
       {"bias_correction", H, "bool", "true", "Correct the moments' start at zero."},
       {"adam_w_mode", H, "bool", "true", "true: decay acts on the weight; false: it is added to the gradient, and the type must be \"Adam\"."},
       {"torch_adam", N, "bool", "false", "there is one implementation; its results are torch's."},
@@ -63,14 +65,14 @@ std::vector<Section> optimizer_sections() {
       kLr,
       {"momentum", H, "real 0..<1", "0", "Share of the last step that is kept."},
       {"dampening", H, "real 0..1", "0", "Share of the gradient that does not enter the momentum."},
-      kWeightDecay,
+      kWeightDecay, kDecayRule,
       {"nesterov", H, "bool", "false", "Look ahead; needs momentum > 0 and dampening 0."},
       kStateType, kMaxGradNorm,
     }},
     {"engine.optimizer.params", "Lamb FusedLamb", "", false, {
       kLr,
       {"betas", H, "reals|auto 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."},
-      kEps, kWeightDecay,
+      kEps, kWeightDecay, kDecayRule,
       {"bias_correction", H, "bool", "true", "Correct the moments' start at zero, in the size of the whole step."},
       {"max_coeff", H, "real >= 0", "10.0", "Largest trust ratio |weight| / |update|."},
       {"min_coeff", H, "real >= 0", "0.01", "Smallest trust ratio."},
@@ -82,20 +84,20 @@ std::vector<Section> optimizer_sections() {
     {"engine.optimizer.params", "Lion", "", false, {
       kLr,
       {"betas", H, "reals|auto 0..<1", "[0.9, 0.99]", "Share of the average in a step's direction, and the average's decay."},
-      kWeightDecay, kStateType, kMaxGradNorm,
+      kWeightDecay, kDecayRule, kStateType, kMaxGradNorm,
     }},
     {"engine.optimizer.params", "Adagrad", "", false, {
       {"lr", H, "real|auto >= 0", "0.01", "Learning rate; a scheduler replaces it."},
       {"lr_decay", H, "real >= 0", "0", "The rate of step t is lr / (1 + (t - 1) lr_decay)."},
       {"eps", H, "real|auto >= 0", "1e-10", "Added to the root of the sum of squares."},
-      kWeightDecay,
+      kWeightDecay, kDecayRule,
       {"initial_accumulator_value", H, "real >= 0", "0", "What the sum of squares begins with."},
       kStateType, kMaxGradNorm,
     }},
     {"engine.optimizer.params", "RMSprop", "", false, {
       {"lr", H, "real|auto >= 0", "0.01", "Learning rate; a scheduler replaces it."},
       {"alpha", H, "real 0..1", "0.99", "Decay of the average of squares."},
-      kEps, kWeightDecay,
+      kEps, kWeightDecay, kDecayRule,
       {"momentum", H, "real 0..<1", "0", "Share of the last step that is kept."},
       {"centered", H, "bool", "false", "Divide by the estimated standard deviation instead of the root mean square."},
       kStateType, kMaxGradNorm,

@@ -167,6 +167,7 @@ std::optional<OptimizerOptions> read_optimizer(const JsonNode* section) {
     read(Kind::adam, out.adam, [&](const Values& given, optim::AdamOptions& options) { read_adam(given, *section, type, options); });
   }
   read_state_type(values, out);
+  out.decay_rule = values.get<std::string>("weight_decay_rule", "all") == "matrices" ? optim::DecayRule::matrices : optim::DecayRule::all;
   return out;
 }
 
@@ -273,6 +274,7 @@ ordered_json to_json(const std::optional<OptimizerOptions>& optimizer) {
       break;
     }
   }
+  params["weight_decay_rule"] = optimizer->decay_rule == optim::DecayRule::matrices ? "matrices" : "all";
   params["state_dtype"] = optim::name(optimizer->state_type);
   return {{"type", type}, {"params", params}};
 }

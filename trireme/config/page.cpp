@@ -30,11 +30,16 @@ oneself; `//` and `/* */` comments are allowed.
 - **`"auto"`**, which Hugging Face's Trainer fills in from its arguments, is filled in where it is listed below, with what the run or
   the program knows (`config::AutoValues`, the second argument of `read_config()`), else with the Trainer's defaults: 8 samples a micro-batch, accumulation 1,
   lr 5e-5, no warm-up, clipping at 1. A line in the log says what each became. A key without effect may keep it; elsewhere it is an error.
-  bf16 and fp16: the model keeps its type.
+  fp16: no; bf16: settled by a measurement at the start.
 - **No `optimizer`**: AdamW with its defaults, which a line in the log says.
 
 - **Batch sizes**: train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data ranks.
   Two give the third; train or micro alone have accumulation 1.
+- **Weight decay** acts on every parameter, biases and norms too, as in PyTorch and DeepSpeed. `weight_decay_rule: "matrices"` spares
+  those of one dimension, as GPTs are usually trained; programs may say it by name (`InitializeOptions::weight_decay`).
+- **Parameters that no rank used in a step** are not stepped, as in PyTorch: neither weight decay nor moments, the same at every ZeRO stage
+  (DeepSpeed's ZeRO steps them with a gradient of zero, and so does `step_in_backward` here). Bias correction counts the
+  optimizer's steps, not each parameter's.
 - **Overrides**: `--set training.steps=500 --set engine.optimizer.params.lr=1e-4`; the value is JSON, or else a string.
 - **Paths** in a run file start at its folder; what is not there is looked up in the working directory.
 - **Editors**: write `"$schema": "path/to/docs/run.schema.json"` at the top of a run file to get completion and checks.

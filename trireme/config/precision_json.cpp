@@ -19,6 +19,16 @@ Type type_of(const std::string& name) {
   return name == "bf16" || name == "bfloat16" || name == "torch.bfloat16" ? Type::bf16 : Type::fp16;
 }
 
+// The only text that check_keys() let through.
+bool is_auto(const Values& section) {
+  const JsonNode* enabled = section.find("enabled");
+  return enabled != nullptr && enabled->kind() == JsonNode::Kind::string;
+}
+
+bool is_enabled(const Values& section) {
+  return !is_auto(section) && section.get("enabled", false);
+}
+
 void read_loss_scale(const Values& fp16, precision::LossScaleOptions& out) {
   out.loss_scale = fp16.get("loss_scale", out.loss_scale);
   out.initial_scale_power = fp16.get("initial_scale_power", out.initial_scale_power);
@@ -43,7 +53,7 @@ void check_loss_scale(const Values& fp16, const precision::LossScaleOptions& opt
 
 void check_autocast(const Values& autocast, const Values& fp16, const Values& bf16) {
   for (const Values* other : {&fp16, &bf16}) {
-    if (autocast.get("enabled", false) && other->get("enabled", false)) {
+    if (is_enabled(autocast) && is_enabled(*other)) {
       const JsonNode& enabled = *other->find("enabled");
       autocast.find("enabled")
           ->fail(concat("autocast casts fp32 parameters, but ", enabled.path(), " at ", enabled.where(), " makes them lower already"),
@@ -55,7 +65,8 @@ void check_autocast(const Values& autocast, const Values& fp16, const Values& bf
 } // namespace
 
 Values bf16_section(const Values& engine) {
-  const bool old = engine.find("bf16") == nullptr || engine.section("bfloat16").get("enabled", false);
+  const Values old_name = engine.section("bfloat16");
+  const bool old = engine.find("bf16") == nullptr || is_enabled(old_name) || is_auto(old_name);
   return engine.section(old ? "bfloat16" : "bf16");
 }
 
@@ -67,17 +78,18 @@ PrecisionOptions read_precision(const Values& engine) {
   check_autocast(autocast, fp16, bf16);
 
   PrecisionOptions out;
-  out.compute = fp16.get("enabled", false) ? Type::fp16 : bf16.get("enabled", false) ? Type::bf16 : Type::fp32;
+  out.compute = is_enabled(fp16) ? Type::fp16 : is_enabled(bf16) ? Type::bf16 : Type::fp32;
+  out.bf16_if_faster = is_auto(bf16) && !is_enabled(fp16) && !is_enabled(autocast);
   out.cast_inputs = fp16.get("auto_cast", out.cast_inputs);
   out.check_grad_overflow = bf16.get("check_grad_overflow", out.check_grad_overflow);
-  out.autocast = autocast.get("enabled", false);
+  out.autocast = is_enabled(autocast);
   out.autocast_type = type_of(autocast.get<std::string>("dtype", "bf16"));
   read_loss_scale(fp16, out.loss_scale);
   if (out.scales_loss()) {
     check_loss_scale(fp16, out.loss_scale);
   }
   const auto communication = engine.maybe<std::string>("communication_data_type");
-  if (communication && type_of(*communication) != out.compute) {
+  if (communication && (type_of(*communication) != out.compute || out.bf16_if_faster)) {
     out.communication = type_of(*communication);
   }
   out.grad_accumulation = type_of(types.get<std::string>("grad_accum_dtype", "fp32"));
@@ -99,7 +111,7 @@ void write_precision(const PrecisionOptions& options, ordered_json& out) {
                  {"hysteresis", scale.hysteresis},
                  {"consecutive_hysteresis", scale.consecutive_hysteresis},
                  {"min_loss_scale", scale.min_loss_scale}};
-  out["bf16"] = {{"enabled", options.compute == Type::bf16},
+  out["bf16"] = {{"enabled", options.bf16_if_faster ? ordered_json("auto") : ordered_json(options.compute == Type::bf16)},
                  {"check_grad_overflow", options.check_grad_overflow}};
   out["torch_autocast"] = {{"enabled", options.autocast}, {"dtype", precision::type_name(options.autocast_type)}};
   const auto& communication = options.communication;

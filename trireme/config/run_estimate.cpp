@@ -162,6 +162,9 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.compute = type_of(precision.compute);
   e.travel = type_of(precision.communication_type());
   e.grad_accumulation = type_of(precision.grad_accumulation);
+  if (precision.bf16_if_faster) {
+    out.notes.push_back("bf16 is \"auto\": estimated in fp32, which needs about as much");
+  }
   e.zero_stage = run.engine.zero.stage;
   e.param_persistence_threshold = run.engine.zero.param_persistence_threshold;
   e.model_persistence_threshold = run.engine.zero.model_persistence_threshold;
@@ -169,8 +172,7 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.bucket_bytes = run.engine.data_parallel.bucket_bytes;
   e.first_bucket_bytes = run.engine.data_parallel.first_bucket_bytes;
   set_optimizer(run.engine.optimizer_or_adamw(), e);
-  const bool sees_overflow = precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);
-  e.gradient_norm = run.engine.gradient_clipping > 0 || sees_overflow;
+  e.steps_in_backward = run.engine.step_in_backward;
   e.data_bytes = data_bytes(run, e);
   if (e.zero_stage >= 3 && e.stages > 1) {
     out.notes.push_back("ZeRO stage 3 with pipeline stages is estimated, but refused by the engine");

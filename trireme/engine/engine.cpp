@@ -118,7 +118,8 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   callbacks.reduce_grads = [&] { reducer->end(); };
   reducer->begin();
   const auto loaded = [&] { return with_inputs_cast(load(next)); };
-  loss_sum = executor->train(static_cast<int>(batch.accumulation), micro_steps, scaler.scale() / micro_batches, loaded, callbacks) / micro_batches;
+  const auto scale = [this](at::ScalarType loss) { return root_gradient(loss); };
+  loss_sum = executor->train(static_cast<int>(batch.accumulation), micro_steps, scale, loaded, callbacks) / micro_batches;
   running.forward = executor->seconds().forward;
   running.backward = executor->seconds().backward;
   micro_steps += batch.accumulation - 1;
@@ -138,12 +139,17 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   }
   // Sharded gradients are added up as shards, so every micro-batch is reduced.
   reducer->set_synchronising(at_boundary() || buffers.front()->gradients_are_sharded());
-  const double factor = scaler.scale() / static_cast<double>(batch.accumulation);
-  if (factor == 1) {
-    root.backward();
-  } else {
-    (root * factor).backward();
+  root.backward(torch::full_like(root, root_gradient(root.scalar_type()), at::TensorOptions().requires_grad(false)));
+}
+
+// The loss itself is never multiplied, which in fp16 would be infinite. What backward begins with has the loss's type: 65536 is not in fp16, so
+// such a loss lowers the scale, on every rank alike.
+double Engine::Impl::root_gradient(at::ScalarType loss) {
+  const auto micro_batches = static_cast<double>(batch.accumulation);
+  if (const double before = scaler.scale(); scaler.limit(precision::largest_power(loss) * micro_batches) && group.rank() == 0) {
+    log::warning("the loss is ", loss, ", which does not hold a loss scale of ", before, ": ", scaler.scale(), " from now on. Return the loss in fp32 to scale more.");
   }
+  return scaler.scale() / micro_batches;
 }
 
 void Engine::Impl::step() {

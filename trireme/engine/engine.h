@@ -49,6 +49,10 @@ struct StepTimes {
 /// skipped on all ranks: weights, states and learning rate stay; skipped_steps() counts.
 /// Meanings are DeepSpeed's: the loss is divided by the accumulation steps, "Adam" is
 /// AdamW, gradient_clipping is 1.0 unless said otherwise.
+/// A parameter that no rank used in a step is not stepped: no weight decay, moments as they were, as PyTorch leaves out parameters without a
+/// gradient; the same at every ZeRO stage. Bias correction counts the optimizer's steps, not the parameter's. With step_in_backward, which
+/// does not wait for the other ranks' word, it is stepped with a gradient of zero. Weight decay acts on all parameters, biases and norms too, as
+/// in PyTorch, unless "weight_decay_rule" or InitializeOptions::weight_decay says otherwise.
 class Engine {
  public:
   class Impl; // what it is made of: engine_impl.h, for this folder only
@@ -63,14 +67,15 @@ class Engine {
   at::Tensor train_batch();
   at::Tensor train_batch(const std::function<data::Batch()>& next);
 
-  /// The micro-batch's loss, in training mode, with its graph. Not for several pipeline stages.
+  /// The micro-batch's loss, in training mode, with its graph: train() is called where the model is in evaluation mode, which puts all its
+  /// modules into training mode. Not for several pipeline stages.
   at::Tensor forward(const data::Batch& batch);
   void backward(const at::Tensor& loss);
   /// Acts at the boundary only, and counts the micro-batch.
   void step();
 
   /// Mean loss of `batch` over its real samples and all ranks, in evaluation mode,
-  /// without gradients. Collective.
+  /// without gradients; afterwards each module is in the mode it was in (a frozen BatchNorm stays frozen). Collective.
   at::Tensor eval_batch(const data::Batch& batch);
   /// Mean loss over all samples that `loader` yields on all ranks, at most `max_batches`
   /// a rank (0: all). Collective; ranks may have different numbers of samples.

@@ -109,6 +109,8 @@ class Engine::Impl {
   data::Batch with_inputs_cast(data::Batch micro_batch) const;
   std::shared_ptr<void> autocast_guard() const;
   void backward(const at::Tensor& loss);
+  /// The gradient of a micro-batch's loss of this type.
+  double root_gradient(at::ScalarType loss);
   void step();
   /// All micro-batches of a step as a pipeline, up to reduced gradients.
   void run_pipeline(const std::function<data::Batch()>& next);
@@ -124,11 +126,12 @@ class Engine::Impl {
   void update();
   void start_step();
   double exposed_seconds() const;
-  void begin_optimizer_step(double grad_scale);
+  void begin_optimizer_step(double grad_scale, const std::vector<std::vector<bool>>& unused = {});
+  std::vector<std::vector<bool>> unused_here() const;
+  std::vector<std::vector<bool>> unused_everywhere(double ranks_that_lack_some);
   void step_bucket(int64_t buffer, int64_t bucket);
   void skip(const precision::LossScaler::Update& scaling);
   double reduced_loss();
-  double squared_norm_of_all();
   void set_riders();
   bool has_loss() const {
     return pipe.rank() == pipe.size() - 1;

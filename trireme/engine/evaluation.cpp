@@ -1,6 +1,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/notes.h>
 #include <trireme/engine/engine_impl.h>
+#include <trireme/engine/evaluation_mode.h>
 
 #include <torch/utils.h>
 
@@ -79,7 +80,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
     return {};
   }
   const Note note("evaluation after step", global_steps);
-  model->eval();
+  const EvaluationMode mode(*model);
   coordinator->begin(zero::Pass::evaluation);
   if (micro_batch.samples == 0) {
     loss_of(micro_batch);
@@ -92,7 +93,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
 Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next) {
   LossSum sum;
   const Note note("evaluation after step", global_steps);
-  model->eval();
+  const EvaluationMode mode(*model);
   executor->evaluate(
       static_cast<int>(micro_batches), [&] { return with_inputs_cast(without_padding(next())); },
       [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {

@@ -7,6 +7,7 @@
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/engine/build_model.h>
 #include <trireme/engine/engine_impl.h>
+#include <trireme/engine/settle_precision.h>
 #include <trireme/mesh/mesh.h>
 
 #include <torch/nn/module.h>
@@ -116,11 +117,13 @@ int64_t count_parameters(const Engine::Impl& impl) {
 
 } // namespace
 
-Initialized initialize(comm::World& world, const InitializeOptions& options) {
-  check_options(options);
-  StepReport::check(options.config);
-  apply_pipeline(options);
+Initialized initialize(comm::World& world, const InitializeOptions& given) {
+  check_options(given);
+  StepReport::check(given.config);
+  apply_pipeline(given);
   fault::set_step(0);
+  InitializeOptions options = given;
+  settle_precision(options.config.precision, world.group());
   const config::EngineConfig& config = options.config;
   const mesh::Mesh mesh(world, mesh::MeshShape::fit(world.size(), options.pipeline ? options.pipeline->options().stages : 1, 1));
   auto impl = std::make_unique<Engine::Impl>();
@@ -145,7 +148,10 @@ Initialized initialize(comm::World& world, const InitializeOptions& options) {
   const bool sharded = config.zero.stage >= 1 && impl->group.size() > 1;
   impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel, reduce_function(*impl, sharded));
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
-  const std::vector<double> weight_decay(buffers.size(), optimizer.weight_decay());
+  const auto weight_decay = [&](const bucket::TensorInfo& tensor) {
+    const std::string& name = impl->layers ? impl->layers->saved_name(tensor.name) : tensor.name; // copies of a tied one decay alike
+    return options.weight_decay ? options.weight_decay(name, tensor.sizes) : optimizer.weight_decay_of(tensor.sizes.size());
+  };
   impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, weight_decay, optimizer, impl->group.rank(), impl->group.size(), sharded);
   impl->optimizer->sum_over([group = impl->group](at::Tensor& sums) { group.all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait(); });
   impl->coordinator->on_modified([optimizer = std::weak_ptr(impl->optimizer)] {

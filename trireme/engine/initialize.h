@@ -10,8 +10,13 @@
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/pipeline/module.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace trireme::engine {
 
@@ -26,6 +31,9 @@ struct InitializeOptions {
   /// Given: initialize() builds the distributed loader and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;
   bool shuffle = true;
+  /// Weight decay of a parameter by its name and sizes; default: the optimizer's "weight_decay" and "weight_decay_rule". Asked once for
+  /// each; the same on every rank.
+  std::function<double(const std::string& name, const std::vector<int64_t>& sizes)> weight_decay;
   /// Micro-batches of training_data that a thread makes ahead; 0: none, they are made when asked for.
   int64_t prefetch = 2;
   /// Kept in every checkpoint; default: `config` as it is used, config::to_json(). A run keeps its whole run file here.
@@ -42,8 +50,8 @@ struct Initialized {
   std::shared_ptr<optim::Schedule> lr_scheduler;
 };
 
-/// Composes mesh, flat buffers, reducer, optimizer, schedule and loader as `config` says.
-/// Collective. Errors: InputError for a configuration that does not fit the number of ranks.
+/// Composes mesh, flat buffers, reducer, optimizer, schedule and loader as `config` says. With "bf16": {"enabled": "auto"} it first measures
+/// (settle_precision(); call that before, to keep a checkpoint's type). Collective. Errors: InputError for a configuration that does not fit the number of ranks.
 Initialized initialize(comm::World& world, const InitializeOptions& options);
 
 /// Reads a DeepSpeed JSON file. `known` is what "auto" stands for in it:

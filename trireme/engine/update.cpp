@@ -47,36 +47,75 @@ double Engine::Impl::reduced_loss() {
   return riders[kLoss].item<double>() / (group.size() == 1 ? 1 : reducer->pre_scale() * group.size());
 }
 
-// Of the gradients as they are, scaled by whatever; infinite or NaN when one of them is.
-double Engine::Impl::squared_norm_of_all() {
-  reducer->finish();
-  double squared_norm = optimizer->squared_grad_norm();
-  if (group.size() > 1) {
-    at::Tensor sum = torch::tensor({squared_norm}, torch::kFloat64);
-    group.all_reduce(sum, comm::ReduceOp::sum, "gradient norm").wait();
-    squared_norm = sum.item<double>();
+// By buffer and parameter.
+std::vector<std::vector<bool>> Engine::Impl::unused_here() const {
+  std::vector<std::vector<bool>> unused;
+  for (const auto& buffer : buffers) {
+    std::vector<bool>& flags = unused.emplace_back();
+    for (int64_t i = 0; i < buffer->count(); ++i) {
+      flags.push_back(!buffer->was_used(i));
+    }
   }
-  return squared_norm;
+  return unused;
+}
+
+// What no rank used is not stepped, as PyTorch leaves out parameters without a gradient. Only when every rank lacks a gradient it can be the same
+// one, so the flags themselves travel in such steps only.
+std::vector<std::vector<bool>> Engine::Impl::unused_everywhere(double ranks_that_lack_some) {
+  std::vector<std::vector<bool>> unused = unused_here();
+  if (group.size() > 1 && ranks_that_lack_some < group.size()) {
+    return {};
+  }
+  if (group.size() > 1) {
+    for (std::vector<bool>& flags : unused) {
+      at::Tensor used = torch::zeros({std::ssize(flags)}, torch::kInt64);
+      for (int64_t i = 0; i < std::ssize(flags); ++i) {
+        used[i] = flags[i] ? 0 : 1;
+      }
+      group.all_reduce(used, comm::ReduceOp::max, "used parameters").wait();
+      for (int64_t i = 0; i < std::ssize(flags); ++i) {
+        flags[i] = used[i].item<int64_t>() == 0;
+      }
+    }
+  }
+  return unused;
 }
 
 // Every rank sees the same loss and norm, so all skip or none does.
 // Without a norm to wait for, buckets are stepped while later ones still travel.
 void Engine::Impl::update() {
   const bool needs_norm = clipping > 0 || norm_wanted || looks_for_overflow();
-  used_scale = scaler.scale();
-  const double unscale = (group.size() == 1 ? 1 : reducer->post_scale()) / used_scale;
+  const bool looks_for_unused = !may_step_in_backward; // a bucket that was stepped during backward knew nothing of other ranks
   double clip = 1;
   grad_norm.reset();
   mean_loss = stepping ? mean_loss : reduced_loss();
-  double squared_norm = needs_norm ? squared_norm_of_all() : 0;
+  if (needs_norm) {
+    reducer->finish();
+  }
+  // Of the gradients as they are, scaled by whatever; infinite or NaN when one of them is.
+  double squared_norm = needs_norm ? optimizer->squared_grad_norm() : 0;
+  const auto local = unused_here();
+  const bool lacks_some = std::any_of(local.begin(), local.end(), [](const auto& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); });
+  at::Tensor ranks_sum = torch::tensor({squared_norm, lacks_some ? 1.0 : 0.0}, torch::kFloat64);
+  comm::Work exchange;
+  if (group.size() > 1 && (needs_norm || looks_for_unused)) {
+    exchange = group.all_reduce(ranks_sum, comm::ReduceOp::sum, "gradient norm and unused parameters");
+  }
+  if (needs_norm || lacks_some) { // else nothing depends on it: buckets are stepped meanwhile
+    exchange.wait();
+    squared_norm = ranks_sum[0].item<double>();
+  }
   if (pipe.size() > 1) {
     const Stopwatch watch(waiting_for_stages);
-    at::Tensor sums = torch::tensor({mean_loss, squared_norm, stop_agreed ? 1.0 : 0.0}, torch::kFloat64);
+    at::Tensor sums = torch::tensor({mean_loss, squared_norm, stop_agreed ? 1.0 : 0.0, has_loss() ? scaler.largest() : 0.0}, torch::kFloat64);
     pipe.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
     mean_loss = sums[0].item<double>();
     squared_norm = sums[1].item<double>();
     stop_agreed = sums[2].item<double>() > 0;
+    scaler.limit(sums[3].item<double>()); // only the last stage knows the loss's type
   }
+  used_scale = scaler.scale();
+  const double unscale = (group.size() == 1 ? 1 : reducer->post_scale()) / used_scale;
   bool finite = std::isfinite(mean_loss);
   if (needs_norm) {
     grad_norm = std::sqrt(squared_norm) * unscale;
@@ -85,6 +124,7 @@ void Engine::Impl::update() {
   }
   const precision::LossScaler::Update scaling = scaler.update(!finite);
   if (!finite) {
+    exchange.wait();
     reducer->finish();
     skip(scaling);
     return;
@@ -93,13 +133,14 @@ void Engine::Impl::update() {
   overflow_watch.reset();
   coordinator->release_all();
   if (!stepping) {
-    begin_optimizer_step(unscale * clip);
+    begin_optimizer_step(unscale * clip, looks_for_unused && lacks_some ? unused_everywhere(ranks_sum[1].item<double>()) : std::vector<std::vector<bool>>());
   }
   for (size_t b = 0; b < buffers.size(); ++b) {
     for (size_t k = 0; k < buffers[b]->layout().buckets().size(); ++k) {
       step_bucket(static_cast<int64_t>(b), static_cast<int64_t>(k));
     }
   }
+  exchange.wait();
   if (parameter_gather) {
     parameter_gather->finish();
   }
@@ -108,9 +149,12 @@ void Engine::Impl::update() {
   schedule->advance();
 }
 
-void Engine::Impl::begin_optimizer_step(double grad_scale) {
+void Engine::Impl::begin_optimizer_step(double grad_scale, const std::vector<std::vector<bool>>& unused) {
   lr = schedule->lr();
   optimizer->begin_step(lr, schedule->betas(), grad_scale);
+  for (size_t b = 0; b < unused.size(); ++b) {
+    optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
+  }
   if (optimizer->needs_norms()) {
     reducer->finish();
     optimizer->prepare();

@@ -47,8 +47,8 @@ struct Run {
   int64_t state_bytes = 4;
   /// The optimizer adds up norms of every parameter over the ranks (LAMB).
   bool parameter_norms = false;
-  /// The gradients' norm is needed in every step: for clipping, or to see overflows.
-  bool gradient_norm = true;
+  /// Buckets are stepped during backward: no norm, and no word on parameters without a gradient.
+  bool steps_in_backward = false;
 
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;

@@ -7,8 +7,8 @@
 namespace trireme::estimate {
 namespace {
 
-constexpr int64_t kNormBytes = 8;
-constexpr int64_t kStageSums = 3 * 8; // loss, norm, and whether to stop
+constexpr int64_t kNormBytes = 2 * 8; // and how many ranks lack a gradient
+constexpr int64_t kStageSums = 4 * 8; // loss, norm, whether to stop, the largest loss scale
 constexpr int64_t kStepTimes = 8 * 6 * 8; // of as many steps, six numbers each
 
 // Sent by one of `ranks` when each of the others gets, or passes on, one slice of the whole.
@@ -54,8 +54,8 @@ void add_data(const Run& run, const bucket::FlatLayout& layout, std::vector<Item
     const int64_t bytes = 2 * 8 * std::ssize(layout.tensors());
     items.push_back({"norms of parameters", "2 x 16 (N - 1) / N for each parameter", concat("2 x ", bytes, " x ", n - 1, " / ", n), 2 * share(bytes, n)});
   }
-  if (run.gradient_norm) {
-    items.push_back({"gradient norm", "2 x 8 (N - 1) / N", concat("2 x 8 x ", n - 1, " / ", n), 2 * share(kNormBytes, n)});
+  if (!run.steps_in_backward) {
+    items.push_back({"gradient norm", "2 x 16 (N - 1) / N", concat("2 x 16 x ", n - 1, " / ", n), 2 * share(kNormBytes, n)});
   }
 }
 
@@ -81,7 +81,7 @@ void add_pipeline(const Run& run, int64_t stage, std::vector<Item>& items) {
   if (backwards > 0) {
     items.push_back({"gradients of activations, send", formula, concat(run.accumulation, " x ", backwards / run.accumulation), backwards});
   }
-  items.push_back({"loss and norm of all stages", "2 x 24 (S - 1) / S", concat("2 x 24 x ", run.stages - 1, " / ", run.stages),
+  items.push_back({"loss and norm of all stages", "2 x 32 (S - 1) / S", concat("2 x 32 x ", run.stages - 1, " / ", run.stages),
                    2 * share(kStageSums, run.stages)});
 }
 

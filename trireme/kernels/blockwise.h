@@ -4,6 +4,7 @@
 #include <trireme/kernels/lanes.h>
 #include <trireme/kernels/narrow.h>
 #include <trireme/kernels/optimizer_args.h>
+#include <trireme/kernels/stochastic.h>
 
 #include <cstdint>
 
@@ -41,7 +42,8 @@ struct WideCodes {
     _mm512_storeu_ps(to, value);
   }
 
-  void encode(const float* from, float inverse, uint8_t* to) const {
+  template <bool kStochastic>
+  void encode(const float* from, float inverse, uint32_t seed, uint8_t* to) const {
     const __m512i bits = _mm512_castps_si512(_mm512_loadu_ps(from));
     const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
     const __m512 unit = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(inverse));
@@ -49,7 +51,12 @@ struct WideCodes {
     const __m512i entry = _mm512_maskz_srli_epi32(0xffff, _mm512_castps_si512(y), 23);
     const __m512 a = _mm512_permutex2var_ps(code_slope[0], entry, code_slope[1]);
     const __m512 b = _mm512_permutex2var_ps(code_offset[0], entry, code_offset[1]);
-    __m512i code = _mm512_maskz_cvtps_epi32(0xffff, _mm512_fmadd_ps(y, a, b));
+    __m512 exact = _mm512_fmadd_ps(y, a, b);
+    if constexpr (kStochastic) {
+      exact = _mm512_add_ps(exact, dither(bits, seed));
+    }
+    __m512i code = _mm512_maskz_cvtps_epi32(0xffff, exact);
+    code = _mm512_maskz_min_epi32(0xffff, code, _mm512_set1_epi32(CodeMap<kSigned>::kMagnitude));
     if constexpr (kSigned) {
       const __m512i sign = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 24), _mm512_set1_epi32(0x80));
       code = _mm512_or_si512(code, sign);
@@ -105,7 +112,8 @@ struct WideCodes {
     _mm256_storeu_ps(to, value);
   }
 
-  void encode(const float* from, float inverse, uint8_t* to) const {
+  template <bool kStochastic>
+  void encode(const float* from, float inverse, uint32_t seed, uint8_t* to) const {
     const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(from));
     const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
     const __m256 unit = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(inverse));
@@ -113,7 +121,12 @@ struct WideCodes {
     const __m256i entry = _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(y), 23), _mm256_set1_epi32(31));
     const __m256 a = _mm256_i32gather_ps(kCodeMap<kSigned>.code_slope, entry, 4);
     const __m256 b = _mm256_i32gather_ps(kCodeMap<kSigned>.code_offset, entry, 4);
-    __m256i code = _mm256_cvtps_epi32(_mm256_fmadd_ps(y, a, b));
+    __m256 exact = _mm256_fmadd_ps(y, a, b);
+    if constexpr (kStochastic) {
+      exact = _mm256_add_ps(exact, dither(bits, seed));
+    }
+    __m256i code = _mm256_cvtps_epi32(exact);
+    code = _mm256_min_epi32(code, _mm256_set1_epi32(CodeMap<kSigned>::kMagnitude));
     if constexpr (kSigned) {
       code = _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80)));
     } else {
@@ -153,8 +166,9 @@ struct WideCodes {
   void decode(const uint8_t* from, float scale, float* to) const {
     *to = decode_code(kCodeMap<kSigned>, *from, scale);
   }
-  void encode(const float* from, float inverse, uint8_t* to) const {
-    *to = encode_code(kCodeMap<kSigned>, *from, inverse);
+  template <bool kStochastic>
+  void encode(const float* from, float inverse, uint32_t seed, uint8_t* to) const {
+    *to = encode_code(kCodeMap<kSigned>, *from, inverse, kStochastic ? dither(*from, seed) : 0.0F);
   }
 };
 
@@ -200,22 +214,30 @@ inline float largest_magnitude(const float* from, int64_t n) {
   return float_of(bits);
 }
 
+template <bool kSigned, bool kStochastic>
+inline void encode_codes(const float* from, float inverse, int64_t n, uint32_t seed, uint8_t* codes) {
+  const WideCodes<kSigned> wide;
+  int64_t i = 0;
+  for (; i + wide.kCount <= n; i += wide.kCount) {
+    wide.template encode<kStochastic>(from + i, inverse, seed, codes + i);
+  }
+  for (; i < n; ++i) {
+    codes[i] = encode_code(kCodeMap<kSigned>, from[i], inverse, kStochastic ? dither(from[i], seed) : 0.0F);
+  }
+}
+
 /// Returns the block's scale.
 template <bool kSigned>
-inline float encode_block(const float* from, int64_t n, uint8_t* codes) {
+inline float encode_block(const float* from, int64_t n, uint32_t seed, uint8_t* codes) {
   const float scale = largest_magnitude(from, n);
   if (!(scale >= kLeastScale) || scale > 3.4028235e38F) {
     __builtin_memset(codes, 0, static_cast<size_t>(n));
     return scale < kLeastScale ? 0 : scale;
   }
-  const float inverse = 1 / scale;
-  const WideCodes<kSigned> wide;
-  int64_t i = 0;
-  for (; i + wide.kCount <= n; i += wide.kCount) {
-    wide.encode(from + i, inverse, codes + i);
-  }
-  for (; i < n; ++i) {
-    codes[i] = encode_code(kCodeMap<kSigned>, from[i], inverse);
+  if (seed == kToNearest) {
+    encode_codes<kSigned, false>(from, 1 / scale, n, seed, codes);
+  } else {
+    encode_codes<kSigned, true>(from, 1 / scale, n, seed, codes);
   }
   return scale;
 }

@@ -75,15 +75,18 @@ TRIREME_DEVICE inline float decode_code(const CodeMap<kSigned>& map, uint8_t cod
   return kSigned ? float_of(bits_of(value) ^ static_cast<uint32_t>(code & 0x80U) << 24) : value;
 }
 
+/// `dither` is added to the code before it is rounded to nearest.
 template <bool kSigned>
-TRIREME_DEVICE inline uint8_t encode_code(const CodeMap<kSigned>& map, float x, float inverse) {
+TRIREME_DEVICE inline uint8_t encode_code(const CodeMap<kSigned>& map, float x, float inverse, float dither) {
   const uint32_t magnitude = bits_of(x) & 0x7fffffffU;
   const float unit = float_of(magnitude) * inverse;
   const float y = unit > CodeMap<kSigned>::kLeast ? unit : CodeMap<kSigned>::kLeast;
   const uint32_t entry = (bits_of(y) >> 23) & 31;
   constexpr float kToInteger = 12582912.0F; // 1.5 * 2^23: adding it rounds to an integer in the lowest bits, ties to even
-  const float rounded = multiply_add(y, map.code_slope[entry], map.code_offset[entry]) + kToInteger;
-  const auto code = static_cast<int>(bits_of(rounded) - bits_of(kToInteger));
+  const float rounded = (multiply_add(y, map.code_slope[entry], map.code_offset[entry]) + dither) + kToInteger;
+  auto code = static_cast<int>(bits_of(rounded) - bits_of(kToInteger));
+  constexpr auto kLargest = static_cast<int>(CodeMap<kSigned>::kMagnitude);
+  code = code > kLargest ? kLargest : code;
   if (kSigned) {
     return static_cast<uint8_t>(static_cast<uint32_t>(code) | (bits_of(x) >> 24 & 0x80U));
   }

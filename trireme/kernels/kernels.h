@@ -43,9 +43,10 @@ struct KernelSet {
   /// Updates the states; the parameters stay. The sums depend on where the range starts and ends, not on the instruction set.
   LambSums (*lamb_moments)(const LambArgs& args, int64_t begin, int64_t end);
   void (*lamb_apply)(const LambArgs& args, int64_t begin, int64_t end);
-  /// Reads elements [begin, end) of a state to to[0, end - begin), and writes them from there.
+  /// Reads elements [begin, end) of a state to to[0, end - begin), and writes them from there, rounded as StepArgs::seed says. What was
+  /// read and is written to nearest is the same.
   void (*decode_state)(const StateArray& state, bool is_signed, int64_t begin, int64_t end, float* to);
-  void (*encode_state)(const StateArray& state, bool is_signed, int64_t begin, int64_t end, const float* from);
+  void (*encode_state)(const StateArray& state, bool is_signed, int64_t begin, int64_t end, const float* from, uint32_t seed);
   /// Sum of squares of x[0, n), f32, bf16 or f16, in double. Element i goes to partial sum i mod 32, so the result
   /// depends on where the range starts and ends, not on the instruction set. It is finite if and only if every element is: squares
   /// of floats cannot overflow a double, so a finite check needs no pass of its own.

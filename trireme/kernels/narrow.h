@@ -2,6 +2,7 @@
 
 #include <trireme/kernels/code_map.h>
 #include <trireme/kernels/lanes.h>
+#include <trireme/kernels/stochastic.h>
 
 #include <cstdint>
 
@@ -128,6 +129,55 @@ inline Lanes F16::load(const Raw* p) {
 }
 inline void F16::store(Raw* p, Lanes lanes) {
   store1(p, lanes.x);
+}
+
+#endif
+
+// ---- stochastic rounding (stochastic.h) ----
+
+inline void store_stochastic_bf16(uint16_t* p, ScalarLanes x, uint32_t seed) {
+  *p = stochastic_bf16(x.x, seed);
+}
+
+#if defined(__AVX512F__)
+
+inline __m512i random_bits(__m512i bits, uint32_t seed) {
+  __m512i hash = _mm512_xor_si512(bits, _mm512_set1_epi32(static_cast<int>(seed)));
+  hash = _mm512_mullo_epi32(_mm512_xor_si512(hash, _mm512_maskz_srli_epi32(0xffff, hash, 16)), _mm512_set1_epi32(static_cast<int>(0x85ebca6bU)));
+  hash = _mm512_mullo_epi32(_mm512_xor_si512(hash, _mm512_maskz_srli_epi32(0xffff, hash, 13)), _mm512_set1_epi32(static_cast<int>(0xc2b2ae35U)));
+  return _mm512_maskz_srli_epi32(0xffff, hash, 16);
+}
+inline void store_stochastic_bf16(uint16_t* p, Lanes lanes, uint32_t seed) {
+  const __m512i bits = _mm512_castps_si512(lanes.x);
+  const __m512i rounded = _mm512_maskz_srli_epi32(0xffff, _mm512_add_epi32(bits, random_bits(bits, seed)), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(lanes.x, lanes.x, _CMP_UNORD_Q);
+  const __m512i safe = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, safe));
+}
+inline __m512 dither(__m512i bits, uint32_t seed) {
+  const __m512 random = _mm512_maskz_cvtepi32_ps(0xffff, random_bits(bits, seed));
+  return _mm512_fmadd_ps(random, _mm512_set1_ps(0x1p-16F), _mm512_set1_ps(0x1p-17F - 0.5F));
+}
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+inline __m256i random_bits(__m256i bits, uint32_t seed) {
+  __m256i hash = _mm256_xor_si256(bits, _mm256_set1_epi32(static_cast<int>(seed)));
+  hash = _mm256_mullo_epi32(_mm256_xor_si256(hash, _mm256_srli_epi32(hash, 16)), _mm256_set1_epi32(static_cast<int>(0x85ebca6bU)));
+  hash = _mm256_mullo_epi32(_mm256_xor_si256(hash, _mm256_srli_epi32(hash, 13)), _mm256_set1_epi32(static_cast<int>(0xc2b2ae35U)));
+  return _mm256_srli_epi32(hash, 16);
+}
+inline void store_stochastic_bf16(uint16_t* p, Lanes lanes, uint32_t seed) {
+  const __m256i bits = _mm256_castps_si256(lanes.x);
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, random_bits(bits, seed)), 16);
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(lanes.x, lanes.x, _CMP_UNORD_Q));
+  const __m256i safe = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
+  const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(safe), _mm256_extracti128_si256(safe, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+}
+inline __m256 dither(__m256i bits, uint32_t seed) {
+  const __m256 random = _mm256_cvtepi32_ps(random_bits(bits, seed));
+  return _mm256_fmadd_ps(random, _mm256_set1_ps(0x1p-16F), _mm256_set1_ps(0x1p-17F - 0.5F));
 }
 
 #endif

@@ -15,6 +15,9 @@ inline constexpr int64_t kStateBlock = 256;
 inline constexpr int kLargestCode = 255;
 inline constexpr int kLargestSignedCode = 127;
 
+/// A seed that rounds to nearest.
+inline constexpr uint32_t kToNearest = 0;
+
 /// An optimizer state: f32, bf16, or u8 for block-wise 8 bits.
 ///
 /// 8 bits: element i is scales[i / 256] * value(code i), where scales holds the largest magnitude of each block and value() is a
@@ -43,6 +46,10 @@ struct StepArgs {
   Element copy_type = Element::bf16;
   /// Multiplied into each gradient as it is read.
   float grad_scale = 1;
+  /// How bf16 and 8-bit states are rounded: stochastically with the random bits of this seed, another one in each step; or kToNearest,
+  /// which loses a step that is less than half a unit in the last place (in bf16 a second moment cannot fall at beta2 = 0.999).
+  /// The random bits are a hash of the seed and of the number that is rounded, so neither cuts nor places matter.
+  uint32_t seed = kToNearest;
 };
 
 /// Adam over [begin, end); the scalars are those of one step.

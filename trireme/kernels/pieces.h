@@ -3,6 +3,7 @@
 #include <trireme/kernels/blockwise.h>
 #include <trireme/kernels/narrow.h>
 #include <trireme/kernels/optimizer_args.h>
+#include <trireme/kernels/stochastic.h>
 
 #include <cstdint>
 
@@ -37,6 +38,17 @@ inline void narrow(const float* from, void* array, int64_t begin, int64_t n) {
   }
   for (; i < n; ++i) {
     F::store1(to + i, from[i]);
+  }
+}
+
+inline void narrow_stochastically(const float* from, void* array, int64_t begin, int64_t n, uint32_t seed) {
+  auto* const to = static_cast<uint16_t*>(array) + begin;
+  int64_t i = 0;
+  for (; i + Lanes::kCount <= n; i += Lanes::kCount) {
+    store_stochastic_bf16(to + i, Lanes::load(from + i), seed);
+  }
+  for (; i < n; ++i) {
+    to[i] = stochastic_bf16(from[i], seed);
   }
 }
 
@@ -79,17 +91,21 @@ __attribute__((noinline)) float* state_floats(const StateArray& state, int64_t b
 
 /// Puts back what state_floats() gave; nothing to do where it gave the array itself.
 template <bool kSigned>
-__attribute__((noinline)) void keep_state(const StateArray& state, int64_t begin, int64_t n, const float* from) {
+__attribute__((noinline)) void keep_state(const StateArray& state, int64_t begin, int64_t n, const float* from, uint32_t seed) {
   if (state.type == Element::f32) {
     return;
   }
   if (state.type == Element::bf16) {
-    narrow<Bf16>(from, state.values, begin, n);
+    if (seed == kToNearest) {
+      narrow<Bf16>(from, state.values, begin, n);
+    } else {
+      narrow_stochastically(from, state.values, begin, n, seed);
+    }
     return;
   }
   auto* const codes = static_cast<uint8_t*>(state.values) + begin;
   for (int64_t i = 0; i < n; i += kStateBlock) {
-    state.scales[(begin + i) / kStateBlock] = encode_block<kSigned>(from + i, n - i < kStateBlock ? n - i : kStateBlock, codes + i);
+    state.scales[(begin + i) / kStateBlock] = encode_block<kSigned>(from + i, n - i < kStateBlock ? n - i : kStateBlock, seed, codes + i);
   }
 }
 
@@ -101,14 +117,14 @@ void decode_state(const StateArray& state, bool is_signed, int64_t begin, int64_
   }
 }
 
-void encode_state(const StateArray& state, bool is_signed, int64_t begin, int64_t end, const float* from) {
+void encode_state(const StateArray& state, bool is_signed, int64_t begin, int64_t end, const float* from, uint32_t seed) {
   const int64_t n = end - begin;
   if (state.type == Element::f32) {
     __builtin_memcpy(static_cast<float*>(state.values) + begin, from, static_cast<size_t>(n) * sizeof(float));
   } else if (is_signed) {
-    keep_state<true>(state, begin, n, from);
+    keep_state<true>(state, begin, n, from, seed);
   } else {
-    keep_state<false>(state, begin, n, from);
+    keep_state<false>(state, begin, n, from, seed);
   }
 }
 

@@ -25,15 +25,23 @@ std::vector<Segment> segments_of(const bucket::FlatLayout& layout, const bucket:
   return segments;
 }
 
+int64_t blocks_of(const Segment& segment) {
+  return (segment.end - segment.begin + kStateBlock - 1) / kStateBlock;
+}
+
 } // namespace
 
-FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, std::vector<double> weight_decay, const OptimizerOptions& options,
-                             int rank, int size, bool sharded)
+FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const WeightDecay& weight_decay, const OptimizerOptions& options, int rank,
+                             int size, bool sharded)
     : rule_(make_optimizer(options)), rank_(rank), size_(size), sharded_(sharded) {
   int64_t tensors = 0;
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    Shard& shard = shards_.emplace_back(Shard{buffers[i], weight_decay.at(i), bucket::ShardPlan(buffers[i]->layout(), rank, size, sharded), {}, {}, {},
-                                              {}, {}, {}, 2 * tensors});
+  for (bucket::FlatParameters* buffer : buffers) {
+    std::vector<double> decay;
+    for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
+      decay.push_back(weight_decay(tensor));
+    }
+    Shard& shard = shards_.emplace_back(
+        Shard{buffer, std::move(decay), bucket::ShardPlan(buffer->layout(), rank, size, sharded), {}, {}, {}, {}, {}, {}, {}, 2 * tensors});
     tensors += shard.buffer->count();
   }
   norms_.resize(rule_->needs_norms() ? 2 * tensors : 0);
@@ -43,13 +51,16 @@ void FlatOptimizer::allocate() {
   for (Shard& shard : shards_) {
     const bucket::FlatLayout& layout = shard.buffer->layout();
     shard.plan = bucket::ShardPlan(layout, rank_, size_, sharded_);
-    shard.scale_offset = {0};
+    int64_t blocks = 0;
     for (size_t b = 0; b < layout.buckets().size(); ++b) {
-      const bucket::Range range = shard.plan.mine(static_cast<int64_t>(b));
-      shard.segments.push_back(segments_of(layout, layout.buckets()[b], range));
-      shard.scale_offset.push_back(shard.scale_offset.back() + (range.numel() + kStateBlock - 1) / kStateBlock);
+      shard.segments.push_back(segments_of(layout, layout.buckets()[b], shard.plan.mine(static_cast<int64_t>(b))));
+      std::vector<int64_t>& offsets = shard.scale_offset.emplace_back();
+      for (const Segment& segment : shard.segments.back()) {
+        offsets.push_back(blocks);
+        blocks += blocks_of(segment);
+      }
     }
-    allocate_states(shard);
+    allocate_states(shard, blocks);
     if (shard.buffer->scalar_type() != torch::kFloat32) {
       shard.master = comm::allocate_host(shard.plan.state_numel(), torch::kFloat32).zero_();
     }
@@ -57,11 +68,11 @@ void FlatOptimizer::allocate() {
   refresh_masters();
 }
 
-void FlatOptimizer::allocate_states(Shard& shard) const {
+void FlatOptimizer::allocate_states(Shard& shard, int64_t blocks) const {
   for (const StateInfo& info : rule_->states()) {
     at::Tensor state = comm::allocate_host(shard.plan.state_numel(), scalar_type(rule_->state_type()));
     if (rule_->state_type() == StateType::int8) {
-      shard.scales.push_back(torch::full({shard.scale_offset.back()}, info.initial, torch::kFloat32));
+      shard.scales.push_back(torch::full({blocks}, info.initial, torch::kFloat32));
       state.fill_(info.initial == 0 ? 0 : info.is_signed ? kernels::kLargestSignedCode : kernels::kLargestCode);
     } else {
       state.fill_(info.initial);
@@ -106,33 +117,73 @@ void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double gra
   betas_ = betas;
   grad_scale_ = grad_scale;
   prepared_ = false;
+  for (Shard& shard : shards_) {
+    shard.unused.clear();
+  }
 }
 
-ShardStep FlatOptimizer::shard_step(Shard& shard, int64_t bucket) {
-  const bucket::Range range = shard.plan.mine(bucket);
+void FlatOptimizer::leave_out(int64_t buffer, std::vector<bool> unused) {
+  shards_[buffer].unused = std::move(unused);
+}
+
+at::Tensor FlatOptimizer::scales_of(const Shard& shard, size_t state, int64_t bucket, size_t segment) const {
+  const int64_t begin = shard.scale_offset[bucket][segment];
+  return shard.scales[state].slice(0, begin, begin + blocks_of(shard.segments[bucket][segment]));
+}
+
+// Of segments [first, last) and the gaps between them, which are zero and stay zero.
+ShardStep FlatOptimizer::shard_step(const Shard& shard, int64_t bucket, size_t first, size_t last) const {
+  const std::vector<Segment>& segments = shard.segments[bucket];
+  const int64_t start = shard.plan.mine(bucket).begin;
+  const bucket::Range range{start + segments[first].begin, start + segments[last - 1].end};
+  const int64_t begin = shard.plan.state_offset(bucket) + segments[first].begin;
+  const int64_t end = begin + range.numel();
   const at::Tensor data = shard.buffer->owned_data(bucket, range);
-  const int64_t offset = shard.plan.state_offset(bucket);
   ShardStep step;
   if (shard.master.defined()) {
-    step.param = shard.master.slice(0, offset, offset + range.numel());
+    step.param = shard.master.slice(0, begin, end);
     step.param_copy = data;
   } else {
     step.param = data;
   }
   step.grad = shard.buffer->owned_grad(bucket, range);
   for (const at::Tensor& state : shard.states) {
-    step.states.push_back(state.slice(0, offset, offset + range.numel()));
+    step.states.push_back(state.slice(0, begin, end));
   }
-  for (const at::Tensor& scales : shard.scales) {
-    step.scales.push_back(scales.slice(0, shard.scale_offset[bucket], shard.scale_offset[bucket + 1]));
+  for (size_t i = 0; i < shard.scales.size(); ++i) {
+    step.scales.push_back(scales_of(shard, i, bucket, first));
   }
-  step.segments = shard.segments[bucket];
   step.lr = lr_;
   step.betas = betas_;
-  step.weight_decay = shard.weight_decay;
+  step.weight_decay = shard.weight_decay[segments[first].parameter];
   step.grad_scale = grad_scale_;
   step.step = steps_;
   return step;
+}
+
+// Neighbours are stepped together where they decay alike and none between them is left out. With 8-bit states each goes by itself, because
+// it has blocks of its own.
+void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const {
+  const std::vector<Segment>& segments = shard.segments[bucket];
+  const auto left_out = [&](size_t s) { return !shard.unused.empty() && shard.unused[segments[s].parameter]; };
+  const auto decay = [&](size_t s) { return shard.weight_decay[segments[s].parameter]; };
+  for (size_t first = 0, last = 0; first < segments.size(); first = last) {
+    last = first + 1;
+    if (left_out(first)) {
+      continue;
+    }
+    while (shard.scales.empty() && last < segments.size() && !left_out(last) && decay(last) == decay(first)) {
+      ++last;
+    }
+    ShardStep step = shard_step(shard, bucket, first, last);
+    std::vector<Segment> own(segments.begin() + static_cast<int64_t>(first), segments.begin() + static_cast<int64_t>(last));
+    for (Segment& segment : own) {
+      segment.begin -= segments[first].begin;
+      segment.end -= segments[first].begin;
+    }
+    step.segments = own;
+    f(step);
+  }
 }
 
 std::span<double> FlatOptimizer::norms_of(const Shard& shard) {
@@ -146,7 +197,7 @@ void FlatOptimizer::prepare() {
   std::fill(norms_.begin(), norms_.end(), 0.0);
   for (Shard& shard : shards_) {
     for (size_t b = 0; b < shard.segments.size(); ++b) {
-      rule_->prepare(shard_step(shard, static_cast<int64_t>(b)), norms_of(shard));
+      for_each_step(shard, static_cast<int64_t>(b), [&](ShardStep& step) { rule_->prepare(step, norms_of(shard)); });
     }
   }
   if (sharded_ && size_ > 1) {
@@ -160,15 +211,16 @@ void FlatOptimizer::prepare() {
 }
 
 void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
-  Shard& shard = shards_[buffer];
-  ShardStep step = shard_step(shard, bucket);
-  if (needs_norms()) {
-    if (!prepared_) {
-      throw Error("optim", concat(rule_->name(), ": step_bucket() before prepare()."));
-    }
-    step.norms = norms_of(shard);
+  if (needs_norms() && !prepared_) {
+    throw Error("optim", concat(rule_->name(), ": step_bucket() before prepare()."));
   }
-  rule_->step(step);
+  Shard& shard = shards_[buffer];
+  for_each_step(shard, bucket, [&](ShardStep& step) {
+    if (needs_norms()) {
+      step.norms = norms_of(shard);
+    }
+    rule_->step(step);
+  });
 }
 
 void FlatOptimizer::leave_out_of_norm(const std::function<bool(const std::string& name)>& left_out) {
@@ -221,25 +273,30 @@ void FlatOptimizer::for_each_state(const Visit& visit) {
       const auto bucket = static_cast<int64_t>(b);
       const bucket::Range range = shard.plan.mine(bucket);
       const int64_t offset = shard.plan.state_offset(bucket);
-      const auto visit_all = [&](const std::string& name, const at::Tensor& values) {
-        for (const Segment& segment : shard.segments[b]) {
-          const int64_t begin = range.begin + segment.begin - layout.slot_of(segment.parameter).begin;
-          visit(name, layout.tensors()[segment.parameter], begin, values.slice(0, segment.begin, segment.end));
-        }
+      const auto visit_segment = [&](const std::string& name, const Segment& segment, const at::Tensor& values) {
+        visit(name, layout.tensors()[segment.parameter], range.begin + segment.begin - layout.slot_of(segment.parameter).begin, values);
       };
-      const auto mine = [&](const at::Tensor& array) { return array.slice(0, offset, offset + range.numel()); };
-      if (shard.master.defined()) {
-        visit_all("master", mine(shard.master));
+      const auto piece = [&](const at::Tensor& array, const Segment& segment) {
+        return array.slice(0, offset + segment.begin, offset + segment.end);
+      };
+      for (const Segment& segment : shard.segments[b]) {
+        if (shard.master.defined()) {
+          visit_segment(kMasterState, segment, piece(shard.master, segment));
+        }
       }
       for (size_t i = 0; i < infos.size(); ++i) {
-        if (shard.scales.empty()) {
-          visit_all(infos[i].name, mine(shard.states[i]));
-          continue;
+        for (size_t s = 0; s < shard.segments[b].size(); ++s) {
+          const Segment& segment = shard.segments[b][s];
+          const at::Tensor state = piece(shard.states[i], segment);
+          if (shard.scales.empty()) {
+            visit_segment(infos[i].name, segment, state);
+            continue;
+          }
+          const at::Tensor scales = scales_of(shard, i, bucket, s);
+          const at::Tensor values = decode_states(state, scales, infos[i].is_signed);
+          visit_segment(infos[i].name, segment, values);
+          encode_states(values, state, scales, infos[i].is_signed);
         }
-        const at::Tensor scales = shard.scales[i].slice(0, shard.scale_offset[b], shard.scale_offset[b + 1]);
-        const at::Tensor values = decode_states(mine(shard.states[i]), scales, infos[i].is_signed);
-        visit_all(infos[i].name, values);
-        encode_states(values, mine(shard.states[i]), scales, infos[i].is_signed);
       }
     }
   }

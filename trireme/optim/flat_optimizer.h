@@ -25,9 +25,10 @@ inline constexpr const char* kMasterState = "master";
 /// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer {
  public:
-  /// `weight_decay[i]` belongs to buffers[i]. The buffers must outlive the optimizer.
-  FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, std::vector<double> weight_decay, const OptimizerOptions& options, int rank,
-                int size, bool sharded);
+  /// `weight_decay` is asked once for each parameter. The buffers must outlive the optimizer.
+  using WeightDecay = std::function<double(const bucket::TensorInfo&)>;
+  FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const WeightDecay& weight_decay, const OptimizerOptions& options, int rank, int size,
+                bool sharded);
 
   bool sharded() const {
     return sharded_;
@@ -45,6 +46,8 @@ class FlatOptimizer {
 
   /// Before the buckets of a step: counts it and says with which values it is done.
   void begin_step(double lr, std::optional<Betas> betas, double grad_scale);
+  /// After begin_step(): this step leaves parameter i of `buffer` and its states as they are where unused[i]; the same on every rank.
+  void leave_out(int64_t buffer, std::vector<bool> unused);
   /// True: all gradients must be final before the first step_bucket(), because parameters' norms are needed (LAMB).
   bool needs_norms() const {
     return rule_->needs_norms();
@@ -81,23 +84,27 @@ class FlatOptimizer {
  private:
   struct Shard {
     bucket::FlatParameters* buffer;
-    double weight_decay;
+    std::vector<double> weight_decay; // of each parameter
     bucket::ShardPlan plan;
     at::Tensor master; // [plan.state_numel()], or undefined: the parameters are fp32
     std::vector<at::Tensor> states; // each [plan.state_numel()]
-    std::vector<at::Tensor> scales; // of 8-bit states: each bucket's owned range begins a block
-    std::vector<int64_t> scale_offset; // of each bucket, and their number
+    std::vector<at::Tensor> scales; // of 8-bit states: each segment begins a block
+    std::vector<std::vector<int64_t>> scale_offset; // of each bucket's segments
     std::vector<std::vector<Segment>> segments; // of each bucket's owned range
+    std::vector<bool> unused; // parameters that this step leaves out; empty: none
     std::vector<int64_t> uncounted; // tensors left out of the norm
     int64_t first_norm; // in norms_
   };
 
   void allocate();
-  void allocate_states(Shard& shard) const;
+  void allocate_states(Shard& shard, int64_t blocks) const;
   bool allocated() const {
     return shards_.empty() || !shards_.front().segments.empty();
   }
-  ShardStep shard_step(Shard& shard, int64_t bucket);
+  /// Calls f(step) for the parts of a bucket's owned range that are stepped in one go.
+  void for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;
+  ShardStep shard_step(const Shard& shard, int64_t bucket, size_t first, size_t last) const;
+  at::Tensor scales_of(const Shard& shard, size_t state, int64_t bucket, size_t segment) const;
   std::span<double> norms_of(const Shard& shard);
   static std::vector<bucket::Slot> uncounted_slots(const Shard& shard);
 

@@ -85,7 +85,7 @@ void encode_states(const at::Tensor& values, const at::Tensor& codes, const at::
   const float* const from = values.const_data_ptr<float>();
   const auto& kernels = kernels::active_kernels();
   const kernels::StateArray state = codes_and_scales(codes, scales);
-  parallel_ranges(codes.numel(), [&](int64_t begin, int64_t end) { kernels.encode_state(state, is_signed, begin, end, from + begin); });
+  parallel_ranges(codes.numel(), [&](int64_t begin, int64_t end) { kernels.encode_state(state, is_signed, begin, end, from + begin, kernels::kToNearest); });
 }
 
 } // namespace trireme::optim

@@ -61,7 +61,8 @@ struct ShardStep {
   double weight_decay = 0;
   /// Multiplied into each gradient as it is read: unscaling and clipping cost no pass of their own.
   double grad_scale = 1;
-  /// 1 for the first step; bias correction needs it.
+  /// 1 for the first step. Bias correction needs it, and bf16 and 8-bit states, which are rounded stochastically with other random bits in
+  /// each step: to nearest, moments would keep what is less than half a unit in the last place (kernels/optimizer_args.h).
   int64_t step = 1;
   /// Instead of the optimizer's own, as Schedule::betas_at() gives them for OneCycle. Adam, LAMB and Lion.
   std::optional<Betas> betas;

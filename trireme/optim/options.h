@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -67,8 +68,8 @@ struct RmspropOptions {
   bool centered = false;
 };
 
-/// What optimizer states are kept in: 4, 2 or 1 bytes an element. int8: blocks of 256 with a scale each (Dettmers et al. 2022,
-/// arXiv:2110.02861). The arithmetic is fp32 in every case.
+/// What optimizer states are kept in: 4, 2 or 1 bytes an element. int8: blocks of 256 of one parameter with a scale each (Dettmers et al.
+/// 2022, arXiv:2110.02861). The arithmetic is fp32 in every case; bf16 and int8 are rounded stochastically, the same bits on every machine.
 enum class StateType { fp32, bf16, int8 };
 
 /// "fp32", "bf16" or "int8", as a configuration calls it.
@@ -76,11 +77,16 @@ inline const char* name(StateType type) {
   return type == StateType::bf16 ? "bf16" : type == StateType::int8 ? "int8" : "fp32";
 }
 
+/// Which parameters weight decay acts on. all: as in PyTorch and DeepSpeed. matrices: those of two dimensions and more, not biases and
+/// norms, as GPTs are trained.
+enum class DecayRule { all, matrices };
+
 /// The optimizer of a run: a kind and the options of that kind.
 struct OptimizerOptions {
   enum class Kind { adam, sgd, lamb, lion, adagrad, rmsprop };
   Kind kind = Kind::adam;
   StateType state_type = StateType::fp32;
+  DecayRule decay_rule = DecayRule::all;
   AdamOptions adam;
   SgdOptions sgd;
   LambOptions lamb;
@@ -112,6 +118,10 @@ struct OptimizerOptions {
   }
   double weight_decay() const {
     return of_kind([](const auto& options) { return options.weight_decay; });
+  }
+  /// The same for a parameter of so many dimensions.
+  double weight_decay_of(size_t dimensions) const {
+    return decay_rule == DecayRule::matrices && dimensions < 2 ? 0 : weight_decay();
   }
 };
 

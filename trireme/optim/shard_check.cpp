@@ -76,7 +76,21 @@ kernels::Element element_of(at::ScalarType type) {
   return type == at::kBFloat16 ? Element::bf16 : type == at::kHalf ? Element::f16 : type == at::kByte ? Element::u8 : Element::f32;
 }
 
+namespace {
+
+// SplitMix64's mixing of the step's number (Steele et al. 2014): nothing of one step's roundings is in the next one's.
+uint32_t seed_of(int64_t step) {
+  uint64_t z = static_cast<uint64_t>(step) * 0x9e3779b97f4a7c15U;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+  const auto seed = static_cast<uint32_t>(z >> 32);
+  return seed == kernels::kToNearest ? 1 : seed;
+}
+
+} // namespace
+
 void set_arrays(kernels::StepArgs& args, const ShardStep& shard) {
+  args.seed = seed_of(shard.step);
   args.param = shard.param.mutable_data_ptr<float>();
   args.grad = shard.grad.const_data_ptr();
   args.grad_type = element_of(shard.grad.scalar_type());

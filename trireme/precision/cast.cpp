@@ -59,6 +59,10 @@ at::ScalarType scalar_type(Type type) {
   return type == Type::fp32 ? at::kFloat : type == Type::bf16 ? at::kBFloat16 : at::kHalf;
 }
 
+double largest_power(at::ScalarType type) {
+  return type == at::kHalf ? 0x1p15 : 0x1p127;
+}
+
 void cast_module(torch::nn::Module& module, Type type, const CastOptions& options) {
   const torch::NoGradGuard no_grad;
   Done done;

@@ -14,6 +14,8 @@ namespace trireme::precision {
 
 /// ATen's name of the type.
 at::ScalarType scalar_type(Type type);
+/// The largest power of two in a floating-point type, at most fp32's: 2^15 in fp16.
+double largest_power(at::ScalarType type);
 
 struct CastOptions {
   /// Floating-point buffers too (a batch norm's running statistics).

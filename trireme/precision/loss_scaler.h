@@ -63,6 +63,14 @@ class LossScaler final : public Stateful {
     return overflows_in_a_row_;
   }
 
+  /// Lowers a larger scale to `largest`, and never scales more from now on, for losses of a type that holds no more. Returns whether the
+  /// scale was larger.
+  bool limit(double largest);
+  /// Largest scale so far allowed.
+  double largest() const {
+    return largest_;
+  }
+
   /// Ends a step. `overflow`: a gradient was NaN or Inf on some rank; every rank passes the same.
   Update update(bool overflow);
 
@@ -76,6 +84,7 @@ class LossScaler final : public Stateful {
   LossScaleOptions options_;
   bool dynamic_ = false;
   double scale_ = 1;
+  double largest_ = 0x1p127; // of the powers of two, in fp32
   int64_t hysteresis_ = 1;
   int64_t iteration_ = 0;
   int64_t last_overflow_ = -1;

@@ -2,6 +2,7 @@
 
 #include <trireme/kernels/code_map.h>
 #include <trireme/kernels/optimizer_args.h>
+#include <trireme/kernels/stochastic.h>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -103,9 +104,11 @@ __device__ inline uint32_t largest_of_block(uint32_t bits, uint32_t* room) {
 
 /// All threads of the block, each with its element; those past the end have nothing to write.
 template <bool kSigned>
-__device__ inline void write_state(const StateArray& state, int64_t i, bool inside, float x, uint32_t* room) {
+__device__ inline void write_state(const StateArray& state, int64_t i, bool inside, float x, uint32_t seed, uint32_t* room) {
   if (state.type != Element::u8) {
-    if (inside) {
+    if (inside && state.type == Element::bf16 && seed != kToNearest) {
+      static_cast<uint16_t*>(state.values)[i] = stochastic_bf16(x, seed);
+    } else if (inside) {
       write(state.values, state.type, i, x);
     }
     return;
@@ -113,7 +116,8 @@ __device__ inline void write_state(const StateArray& state, int64_t i, bool insi
   const float scale = float_of(largest_of_block(inside ? bits_of(x) & 0x7fffffffU : 0, room));
   const bool usable = scale >= kLeastScale && scale <= 3.4028235e38F;
   if (inside) {
-    static_cast<uint8_t*>(state.values)[i] = usable ? encode_code(code_map<kSigned>(), x, __fdiv_rn(1.0F, scale)) : 0;
+    const float noise = seed == kToNearest ? 0.0F : dither(x, seed);
+    static_cast<uint8_t*>(state.values)[i] = usable ? encode_code(code_map<kSigned>(), x, __fdiv_rn(1.0F, scale), noise) : 0;
   }
   if (threadIdx.x == 0) {
     state.scales[i / kStateBlock] = scale < kLeastScale ? 0 : scale;

@@ -32,19 +32,19 @@ __device__ inline void step_states(const Rule& rule, const Args& args, int64_t i
     const StateArray& state = Rule::state(args, 0);
     s[0] = rule.first(g, {inside ? read_state<Rule::kSigned[0]>(state, i) : 0});
     __syncthreads(); // all have read the block's scale
-    write_state<Rule::kSigned[0]>(state, i, inside, s[0].x, room);
+    write_state<Rule::kSigned[0]>(state, i, inside, s[0].x, args.seed, room);
   }
   if constexpr (Rule::kStates > 1) {
     const StateArray& state = Rule::state(args, 1);
     s[1] = rule.second(g, s[0], {inside ? read_state<Rule::kSigned[1]>(state, i) : 0});
     __syncthreads();
-    write_state<Rule::kSigned[1]>(state, i, inside, s[1].x, room);
+    write_state<Rule::kSigned[1]>(state, i, inside, s[1].x, args.seed, room);
   }
   if constexpr (Rule::kStates > 2) {
     const StateArray& state = Rule::state(args, 2);
     s[2] = rule.third(g, s[0], s[1], {inside ? read_state<Rule::kSigned[2]>(state, i) : 0});
     __syncthreads();
-    write_state<Rule::kSigned[2]>(state, i, inside, s[2].x, room);
+    write_state<Rule::kSigned[2]>(state, i, inside, s[2].x, args.seed, room);
   }
 }
 

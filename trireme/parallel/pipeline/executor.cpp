@@ -140,11 +140,11 @@ const Program& Executor::program(int micro_batches, bool training) {
   return programs_.emplace(std::pair(micro_batches, training), all[pipe_.rank()]).first->second;
 }
 
-double Executor::train(int micro_batches, int64_t first_micro_batch, double loss_scale, const NextBatch& next, const Callbacks& callbacks) {
+double Executor::train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next, const Callbacks& callbacks) {
   const Program& todo = program(micro_batches, true);
   training_ = true;
   first_micro_batch_ = first_micro_batch;
-  loss_scale_ = loss_scale;
+  loss_scale_ = &loss_scale;
   loss_sum_ = 0;
   seconds_ = {};
   next_ = &next;
@@ -343,7 +343,7 @@ void Executor::finish_forward(const Instruction& instruction, InFlight& flight, 
       const at::Tensor loss = model_.loss(outputs, batch.targets);
       loss_sum_ += loss.item<double>();
       keep_graph(flight, {loss});
-      flight.grads = {torch::full_like(loss.detach(), loss_scale_)};
+      flight.grads = {torch::full_like(loss.detach(), (*loss_scale_)(loss.scalar_type()))};
     }
   } else {
     if (training_) {

@@ -34,6 +34,8 @@ class Executor {
     std::function<void()> reduce_grads;
   };
   using NextBatch = std::function<data::Batch()>;
+  /// What the loss of a micro-batch is multiplied with in backward, by the loss's type.
+  using LossScale = std::function<double(at::ScalarType loss)>;
 
   /// Makes the channels to the neighbours and checks the schedule. `pipe`: this rank's pipeline.
   /// `replica` of `replicas` pipelines: it decides which random numbers seed_layers gives.
@@ -42,11 +44,11 @@ class Executor {
 
   /// Forward and backward of `micro_batches`. The first and the last stage call `next` once for each
   /// and use inputs and targets of it; the others never do. `first_micro_batch` counts those of all
-  /// steps before (seed_layers). `loss_scale` multiplies the loss in backward only.
+  /// steps before (seed_layers). `loss_scale` is asked on the last stage.
   /// Returns the sum of their losses on the last stage, 0 elsewhere.
   /// Errors: Error naming both stages when their messages do not fit, or inputs and targets belong
   /// to different samples.
-  double train(int micro_batches, int64_t first_micro_batch, double loss_scale, const NextBatch& next, const Callbacks& callbacks);
+  double train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next, const Callbacks& callbacks);
 
   /// Forward of `micro_batches` without gradients; `visit(outputs, batch)` on the last stage.
   using Visit = std::function<void(const Tensors& outputs, const data::Batch& batch)>;
@@ -136,7 +138,7 @@ class Executor {
   // Of the batch that is running.
   bool training_ = false;
   int64_t first_micro_batch_ = 0;
-  double loss_scale_ = 1;
+  const LossScale* loss_scale_ = nullptr;
   double loss_sum_ = 0;
   const NextBatch* next_ = nullptr;
   const Callbacks* callbacks_ = nullptr;

@@ -1,0 +1,88 @@
+// "bf16": {"enabled": "auto"}: all ranks agree, and a checkpoint keeps its type.
+#include "small_run.h"
+
+#include <trireme/engine/settle_precision.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+namespace trireme::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using precision::Type;
+using test::run_ranks;
+using testing::IsEmpty;
+
+precision::PrecisionOptions undecided() {
+  precision::PrecisionOptions options;
+  options.bf16_if_faster = true;
+  return options;
+}
+
+TEST(SettlePrecisionTest, Bf16MustBeWorthIt) {
+  EXPECT_TRUE((StepSeconds{1.0, 0.5}.bf16_is_faster()));
+  EXPECT_FALSE((StepSeconds{1.0, 0.99}.bf16_is_faster()));
+  EXPECT_FALSE((StepSeconds{1.0, 1.3}.bf16_is_faster()));
+}
+
+TEST(SettlePrecisionTest, MeasuresBothTypesAndLeavesRandomNumbersAlone) {
+  torch::manual_seed(4);
+  const at::Tensor expected = torch::rand({3});
+  torch::manual_seed(4);
+  const StepSeconds step = time_small_gpt();
+  EXPECT_GT(step.fp32, 0);
+  EXPECT_GT(step.bf16, 0);
+  EXPECT_TRUE(torch::equal(torch::rand({3}), expected));
+}
+
+TEST(SettlePrecisionTest, AllRanksAgreeAndTrain) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          precision::PrecisionOptions mine = undecided();
+                          settle_precision(mine, world.group());
+                          EXPECT_FALSE(mine.bf16_if_faster);
+                          EXPECT_NE(mine.compute, Type::fp16);
+                          at::Tensor types = torch::tensor({static_cast<int64_t>(mine.compute)});
+                          world.group().all_reduce(types).wait();
+                          EXPECT_EQ(types.item<int64_t>(), 2 * static_cast<int64_t>(mine.compute));
+
+                          config::EngineConfig config = small_config(48, 1);
+                          config.precision.bf16_if_faster = true;
+                          SmallRun run(world, config);
+                          EXPECT_NE(run.model->parameters()[0].scalar_type(), torch::kHalf);
+                          EXPECT_GT(run.engine().train_batch().item<double>(), 0);
+                        }),
+              IsEmpty());
+}
+
+TEST(SettlePrecisionTest, ACheckpointKeepsItsType) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_settle_", ::getpid());
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          for (const Type type : {Type::bf16, Type::fp32}) {
+                            config::EngineConfig config = small_config(48, 1);
+                            config.precision.compute = type;
+                            SmallRun run(world, config);
+                            run.engine().train_batch();
+                            const fs::path here = folder / precision::type_name(type);
+                            run.engine().save_checkpoint(here);
+                            for (const fs::path& place : {here, here / "global_step1"}) {
+                              precision::PrecisionOptions again = undecided();
+                              settle_precision(again, world.group(), place);
+                              EXPECT_EQ(again.compute, type) << place;
+                            }
+                          }
+                          precision::PrecisionOptions fresh = undecided();
+                          settle_precision(fresh, world.group(), folder / "nothing here");
+                          EXPECT_FALSE(fresh.bf16_if_faster) << "measured, where nothing was saved";
+                        }),
+              IsEmpty());
+  fs::remove_all(folder);
+}
+
+} // namespace
+} // namespace trireme::engine

@@ -1,0 +1,103 @@
+#include <trireme/engine/settle_precision.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/log.h>
+#include <trireme/checkpoint/checkpoint.h>
+#include <trireme/engine/stopwatch.h>
+#include <trireme/models/gpt.h>
+#include <trireme/precision/cast.h>
+#include <trireme/recompute/state.h>
+
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace trireme::engine {
+namespace {
+
+using precision::Type;
+
+models::Gpt small_gpt(Type type) {
+  models::GptOptions options;
+  options.layers = 1;
+  options.hidden = 256;
+  models::Gpt model(options);
+  precision::cast_module(*model, type);
+  return model;
+}
+
+double time_step(models::Gpt& model, const at::Tensor& tokens) {
+  double seconds = 0;
+  {
+    const Stopwatch watch(seconds);
+    model->loss(tokens, tokens).backward();
+  }
+  model->zero_grad();
+  return seconds;
+}
+
+enum class Saved { nothing, fp32, bf16 };
+
+// Of rank 0's view; what is wrong with a checkpoint is said when it is loaded.
+Saved type_saved_in(const std::filesystem::path& path) {
+  try {
+    checkpoint::OpenOptions quick;
+    quick.verify_hashes = false;
+    const auto saved = checkpoint::Checkpoint::open(path, "", quick);
+    for (const std::string& name : saved.names("parameter")) {
+      if (saved.entry(name).dtype == "BF16") {
+        return Saved::bf16;
+      }
+    }
+    return Saved::fp32;
+  } catch (const Error&) {
+    return Saved::nothing;
+  }
+}
+
+} // namespace
+
+StepSeconds time_small_gpt() {
+  const recompute::RandomGuard random(recompute::RandomState::of({}));
+  const at::AutoGradMode with_gradients(true);
+  models::Gpt fp32 = small_gpt(Type::fp32);
+  models::Gpt bf16 = small_gpt(Type::bf16);
+  const at::Tensor tokens = torch::arange(2 * 128).reshape({2, 128});
+  time_step(fp32, tokens); // makes the kernels
+  time_step(bf16, tokens);
+  StepSeconds best{std::numeric_limits<double>::max(), std::numeric_limits<double>::max()};
+  for (double spent = 0; spent < 1;) {
+    const StepSeconds now{time_step(fp32, tokens), time_step(bf16, tokens)};
+    best = {std::min(best.fp32, now.fp32), std::min(best.bf16, now.bf16)};
+    spent += now.fp32 + now.bf16;
+  }
+  return best;
+}
+
+void settle_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed) {
+  if (!precision.bf16_if_faster) {
+    return;
+  }
+  at::Tensor found = torch::tensor({static_cast<int64_t>(resumed && everyone.rank() == 0 ? type_saved_in(*resumed) : Saved::nothing)});
+  everyone.broadcast(found, 0, "type of the checkpoint").wait();
+  const auto saved = static_cast<Saved>(found.item<int64_t>());
+  std::string why = "as the checkpoint has it";
+  bool use_bf16 = saved == Saved::bf16;
+  if (saved == Saved::nothing) {
+    const StepSeconds mine = time_small_gpt();
+    at::Tensor all = torch::tensor({mine.fp32, mine.bf16}, torch::kFloat64);
+    everyone.all_reduce(all, comm::ReduceOp::sum, "seconds in fp32 and bf16").wait();
+    const StepSeconds sum{all[0].item<double>(), all[1].item<double>()};
+    use_bf16 = sum.bf16_is_faster();
+    why = concat("bf16 takes ", std::lround(100 * sum.bf16 / sum.fp32), " % of the time of fp32 here");
+  }
+  precision.compute = use_bf16 ? Type::bf16 : Type::fp32;
+  precision.bf16_if_faster = false;
+  if (everyone.rank() == 0) {
+    log::info("bf16 \"auto\": ", precision::type_name(precision.compute), ", ", why);
+  }
+}
+
+} // namespace trireme::engine

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <trireme/kernels/code_map.h>
+
+#include <cstdint>
+
+// Stochastic rounding of optimizer states: up with a probability of the distance from below, so that steps too small for the
+// type count on average. The random bits are a hash of the number itself and of the step's seed: the same for every cut into ranges,
+// shards and registers, and in a resumed run. Each step has a new seed, so what is rounded up in one is rounded down in another.
+
+namespace trireme::kernels {
+namespace {
+
+/// Sixteen random bits for a number: MurmurHash3's last mixing steps (A. Appleby, public domain).
+TRIREME_DEVICE inline uint32_t random_bits(uint32_t bits, uint32_t seed) {
+  uint32_t hash = bits ^ seed;
+  hash = (hash ^ hash >> 16) * 0x85ebca6bU;
+  hash = (hash ^ hash >> 13) * 0xc2b2ae35U;
+  return hash >> 16;
+}
+
+TRIREME_DEVICE inline uint16_t stochastic_bf16(float x, uint32_t seed) {
+  const uint32_t bits = bits_of(x);
+  return static_cast<uint16_t>(x != x ? 0x7fc0U : (bits + random_bits(bits, seed)) >> 16);
+}
+
+/// What makes rounding x's code to nearest stochastic when added before: in (-0.5, 0.5).
+TRIREME_DEVICE inline float dither(float x, uint32_t seed) {
+  return multiply_add(static_cast<float>(random_bits(bits_of(x), seed)), 0x1p-16F, 0x1p-17F - 0.5F);
+}
+
+} // namespace
+} // namespace trireme::kernels
