@@ -223,7 +223,7 @@ TEST_F(StopTest, NothingSurvivesAKilledLauncher) {
 
 // Nor a killed guardian, which the launcher outlives.
 TEST_F(StopTest, AKilledGuardianIsAFailureThatLeavesNothingBehind) {
-  LaunchOptions options = probes(2, {"*:stubborn", "*:pid", "*:daemon", "*:await=go.%"});
+  LaunchOptions options = probes(2, {"*:pid", "*:daemon", "*:await=go.%"});
   options.max_restarts = 1;
   LaunchProcess launch(options, folder());
   ASSERT_TRUE(appears("pid.daemon.0.0"));

@@ -72,7 +72,7 @@ Staging::Staging(const fs::path& root, const std::string& tag, const std::string
   };
   // Until it is locked, another save may take the claim for a dead one's and remove it.
   do {
-    claim_ = Descriptor(::open(claim.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644));
+    claim_ = Descriptor(::open(claim.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!claim_) {
       fail(claim);
     }

@@ -37,6 +37,7 @@ void LocalPlace::start(const Share& share, PlaceEvents& events) {
   guardian_.reset();
   ranks_.clear();
   kill_told_ = false;
+  look_soon_ = true;
   const Descriptor nothing = open_null();
   std::vector<Descriptor> secrets;
   std::vector<SpawnRequest> requests;
@@ -106,7 +107,6 @@ void LocalPlace::await_start() {
       ranks_[i].pid = answer->at("pids").at(i);
       ranks_[i].live = true;
     }
-    read_events();  // some may have come with the answer
   }
 }
 
@@ -156,6 +156,7 @@ void LocalPlace::serve(const std::vector<pollfd>& polled) {
       }
     }
   }
+  look_soon_ = false;
   if (running_) {
     read_events();
   }

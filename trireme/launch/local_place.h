@@ -50,7 +50,7 @@ class LocalPlace : public Place {
   void serve(const std::vector<pollfd>& polled) override;
   void advance() override {}
   std::optional<Clock::time_point> wake() const override {
-    return std::nullopt;
+    return look_soon_ ? std::optional(Clock::time_point()) : std::nullopt;
   }
 
  private:
@@ -82,6 +82,8 @@ class LocalPlace : public Place {
   std::vector<Rank> ranks_;
   bool running_ = false;
   bool kill_told_ = false;
+  /// The answer to a start may have come together with the end of a rank, of which no descriptor tells any more.
+  bool look_soon_ = false;
   std::optional<Guardian> guardian_;
 };
 
