@@ -102,6 +102,14 @@ TEST(JsonTest, SetReplacesAndCreates) {
   EXPECT_EQ(root.plain().dump(), R"({"training":{"steps":20},"engine":{"optimizer":{"type":"Adam"}}})");
 }
 
+TEST(JsonTest, SetTakesOnlyUtf8) {
+  auto root = JsonNode::parse("{}", "run.json");
+  EXPECT_THROW(root.set("data.train", "caf\xe9.txt"), InputError);
+  EXPECT_THROW(root.set("caf\xe9", "1"), InputError);
+  root.set("data.train", "caf\xc3\xa9.txt");
+  EXPECT_EQ(root.plain().dump(), "{\"data\":{\"train\":\"caf\xc3\xa9.txt\"}}");
+}
+
 TEST(JsonTest, ReplaceKeepsThePlace) {
   auto root = JsonNode::parse("{\"params\":\n  {\"lr\": \"auto\", \"betas\": [0.5]}}", "ds.json");
   ASSERT_NE(root.at("params.lr"), nullptr);

@@ -70,6 +70,15 @@ const char* kind_name(JsonNode::Kind kind) {
   return "?";
 }
 
+bool is_utf8(std::string_view text) {
+  try {
+    static_cast<void>(nlohmann::json(text).dump());
+    return true;
+  } catch (const nlohmann::json::exception&) {
+    return false;
+  }
+}
+
 std::string child_path(const std::string& parent, const std::string& key) {
   return parent.empty() ? key : parent + "." + key;
 }
@@ -380,6 +389,9 @@ void JsonNode::place(const std::string& path, const std::string& where) {
 
 void JsonNode::set(std::string_view dotted_path, const std::string& text) {
   const std::string where = concat("--set ", dotted_path);
+  if (!is_utf8(dotted_path) || !is_utf8(text)) { // a file with it is refused too
+    throw InputError("config", concat(where, ": the path or the value is not UTF-8"), "Type it in a terminal whose locale is UTF-8.");
+  }
   JsonNode* node = this;
   std::string path;
   for (const std::string& key : split(dotted_path, '.')) {
