@@ -2,7 +2,6 @@
 
 #include <trireme/base/cores.h>
 #include <trireme/comm/shm/arena.h>
-#include <trireme/comm/shm/patience.h>
 
 #include <sched.h>
 
@@ -11,6 +10,10 @@
 namespace trireme::comm::shm {
 namespace {
 
+/// About 20 us.
+constexpr int kSpins = 400;
+/// With more ranks than cores: lets the others of this core come first, without going to sleep.
+constexpr int kYields = 4;
 /// Rings cannot be missed; this is for what rings nobody: peers that die, interruptions, deadlines.
 constexpr int64_t kSleepMicroseconds = 20'000;
 
@@ -66,39 +69,37 @@ bool ProgressRoom::work(Worker& own) {
 void ProgressRoom::wait(Worker& own, const bool& done, const std::function<void(bool)>& check) {
   static const int cores = usable_cores();
   ArenaHeader& header = Arena::process().header();
-  Patience patience(ranks_ > cores);
-  bool did = false;
+  int idle = 0;
   const auto go_on = [&](bool look_around) {
     const std::lock_guard lock(mutex);
     if (done) {
       return false;
     }
     // Before any check: what is complete counts, whatever has happened to the group since.
-    did = work(own);
-    if (did) {
-      patience.worked();
-    }
+    const bool did = work(own);
+    idle = did ? 0 : idle;
     if (!done) {
       check(look_around && !did);
     }
     return !done;
   };
+  const int spins = ranks_ <= cores ? kSpins : 0;
   while (go_on(false)) {
-    const auto step = patience.next(Patience::Clock::now);
-    if (step == Patience::Step::look) {
+    if (++idle <= spins) {
       pause();
       continue;
     }
-    if (step == Patience::Step::yield) {
+    if (idle <= spins + kYields) {
       sched_yield();
       continue;
     }
     const uint32_t seen = header.door.load();
     const Sleeping sleeping(header);
+    const int before = idle;
     if (!go_on(true)) {
       return;
     }
-    if (!did) {
+    if (idle == before) {
       sleep_at_door(header, seen, kSleepMicroseconds);
     }
   }

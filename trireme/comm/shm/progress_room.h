@@ -31,7 +31,7 @@ class ProgressRoom {
 
   /// Works and sleeps until `done`, which the work sets. Calls `check` between, with the lock; it throws to end this. Its
   /// argument is true once in a while when nothing goes on: time to look for lost peers.
-  /// Between two looks as Patience says; it sleeps at the door of this process's arena.
+  /// A short bounded spin where there are no more ranks than cores, then sleep at the door of this process's arena.
   void wait(Worker& own, const bool& done, const std::function<void(bool look_around)>& check);
 
  private:
