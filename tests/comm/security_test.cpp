@@ -98,7 +98,7 @@ TEST_P(ListeningTest, OnlyOnTheLoopbackInterfaceWhenAllRanksAreHere) {
   RunOptions options;
   options.backend = GetParam();
   for (const bool own_socket : {false, true}) {
-    const std::string port = std::to_string(test::free_port());
+    const std::string port = std::to_string(trireme::test::free_port());
     EXPECT_THAT(run_processes(2,
                               [&](int rank) {
                                 if (own_socket) {
@@ -219,7 +219,7 @@ struct Jobs {
 
 TEST(JobsTest, ASecondJobOnTheSamePortIsRefused) {
   Shared<Jobs> jobs;
-  const std::string port = std::to_string(test::free_port());
+  const std::string port = std::to_string(trireme::test::free_port());
   const auto lines = run_processes(4, [&](int rank) {
     const bool second = rank >= 2;
     be_one_of_two();
