@@ -97,12 +97,12 @@ class JsonBuilder {
   JsonBuilder(std::string_view text, const std::string& source) : text_(text), source_(source), furthest_(text.data()) {}
 
   JsonNode build() {
-    const CountingIterator begin(text_.data(), &furthest_);
-    const CountingIterator end(text_.data() + text_.size(), &furthest_);
-    nlohmann::json::sax_parse(begin, end, this, nlohmann::json::input_format_t::json, true, true);
     if (const size_t nul = text_.find('\0'); nul != std::string_view::npos) { // nlohmann takes it for the end of the text
       fail_at(nul, "this is not JSON: there is a NUL byte", "Remove it and what follows.");
     }
+    const CountingIterator begin(text_.data(), &furthest_);
+    const CountingIterator end(text_.data() + text_.size(), &furthest_);
+    nlohmann::json::sax_parse(begin, end, this, nlohmann::json::input_format_t::json, true, true);
     return std::move(root_);
   }
 
