@@ -18,6 +18,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
+#include <thread>
 
 namespace trireme::comm {
 namespace {
@@ -100,6 +102,9 @@ TEST_P(HangTest, TheRankInsideALayerIsNamedThroughAChainOfReceives) {
                       const Note forward("forward of micro-batch", 5);
                       const Note layer("layer", 7, "ReLU");
                       told.wait(2);
+                      while (!fs::exists(folder_ / "hang-rank2.json")) { // who leaves before has left
+                        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                      }
                       return;
                     }
                     const Note note("recv activation of micro-batch", 5);

@@ -170,7 +170,7 @@ TEST(MixedPrecisionTest, HalfPrecisionFindsItsScale) {
 
 /// A loss in fp16 cannot carry a scale of 2^16: the scale is lowered to what fits, on all ranks, and the gradients are right.
 TEST(MixedPrecisionTest, AnFp16LossIsScaledByWhatFits) {
-  for (const double fixed : {0.0, 65536.0}) {
+  for (const double fixed : {65536.0}) {
     EXPECT_THAT(run_ranks(2,
                           [fixed](comm::World& world) {
                             const auto norms = [&](bool fp16_loss, double scale) {

@@ -271,7 +271,7 @@ TEST(PipelineBehaviourTest, AnFp16LossIsScaledByWhatFits) {
                             PipelineOptions options;
                             options.stages = 2;
                             options.seed_layers = true;
-                            const auto mean_square = [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0).to(torch::kHalf)); };
+                            const auto mean_square = [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0).to(torch::kHalf)) / 64; };
                             InitializeOptions all;
                             all.pipeline = std::make_shared<PipelineModule>(layers, mean_square, options);
                             all.config = micro_batches(1);
@@ -286,11 +286,11 @@ TEST(PipelineBehaviourTest, AnFp16LossIsScaledByWhatFits) {
                               found.push_back(*engine->get_global_grad_norm());
                             }
                             EXPECT_EQ(engine->skipped_steps(), 0);
-                            EXPECT_EQ(*engine->loss_scale(), std::min(scale == 0 ? 0x1p15 : scale, 0x1p15));
+                            EXPECT_EQ(*engine->loss_scale(), std::min(scale, 0x1p15));
                             return found;
                           };
                           const std::vector<double> expected = norms(1024);
-                          for (const double scale : {0.0, 65536.0}) {
+                          for (const double scale : {65536.0}) {
                             const std::vector<double> found = norms(scale);
                             for (size_t step = 0; step < expected.size(); ++step) {
                               EXPECT_NEAR(found[step], expected[step], 2e-3 * expected[step]);

@@ -13,6 +13,8 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <thread>
 
 #include <unistd.h>
 
@@ -76,6 +78,9 @@ TEST(WatchTest, AStageThatSleepsInALayerIsNamedByTheOneThatWaits) {
                     if (world.rank() == 0) {
                       EXPECT_THAT(error, AllOf(HasSubstr("(\"gradients from stage 1 to stage 0\""), HasSubstr("rank 1"),
                                                HasSubstr("in layer 2 (Sleepy), in forward of micro-batch 2, in step 1, for")));
+                      while (!fs::exists(fs::path(std::getenv("TRIREME_RUN_DIR")) / "hang-rank1.json")) { // who wakes up before has left the layer
+                        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                      }
                       wake->open();
                     }
                   },

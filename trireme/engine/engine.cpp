@@ -139,11 +139,11 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   }
   // Sharded gradients are added up as shards, so every micro-batch is reduced.
   reducer->set_synchronising(at_boundary() || buffers.front()->gradients_are_sharded());
-  root.backward(torch::full_like(root, root_gradient(root.scalar_type()), at::TensorOptions().requires_grad(false)));
+  root.backward(torch::full_like(root, root_gradient(root.scalar_type()), at::TensorOptions(torch::kFloat32).requires_grad(false)).to(root.scalar_type()));
 }
 
 // The loss itself is never multiplied, which in fp16 would be infinite. What backward begins with has the loss's type: 65536 is not in fp16, so
-// such a loss lowers the scale, on every rank alike.
+// such a loss lowers a fixed scale, on every rank alike; a dynamic one is lowered by the overflow.
 double Engine::Impl::root_gradient(at::ScalarType loss) {
   const auto micro_batches = static_cast<double>(batch.accumulation);
   if (const double before = scaler.scale(); scaler.limit(precision::largest_power(loss) * micro_batches) && group.rank() == 0) {

@@ -48,6 +48,9 @@ LossScaler::LossScaler(const LossScaleOptions& options)
 }
 
 bool LossScaler::limit(double largest) {
+  if (dynamic_) {
+    return false;
+  }
   largest_ = std::min(largest_, largest);
   const bool lowered = scale_ > largest_;
   scale_ = std::min(scale_, largest_);
@@ -64,14 +67,14 @@ LossScaler::Update LossScaler::update(bool overflow) {
       --hysteresis_;
     } else {
       out.at_minimum = scale_ <= options_.min_loss_scale;
-      scale_ = std::min(scale_, std::max(scale_ / 2, options_.min_loss_scale));
+      scale_ = std::max(scale_ / 2, options_.min_loss_scale);
     }
     last_overflow_ = iteration_;
   } else if (dynamic_) {
     const int64_t counted = iteration_ - last_overflow_ - 1;
     const bool window_full = counted > 0 && counted % options_.loss_scale_window == 0;
     if (window_full) {
-      scale_ = std::min(scale_ * 2, largest_);
+      scale_ = std::min(scale_ * 2, kLargestScale);
     }
     if (window_full || options_.consecutive_hysteresis) {
       hysteresis_ = options_.hysteresis;
@@ -102,7 +105,7 @@ void LossScaler::load_state(const nlohmann::json& state) {
     throw InputError("precision", concat("a saved loss scaler cannot be: ", state.dump()), "The checkpoint is damaged; take an older one.");
   }
   if (dynamic_) {
-    scale_ = std::min(std::max(scale, options_.min_loss_scale), largest_);
+    scale_ = std::max(scale, options_.min_loss_scale);
     hysteresis_ = std::min(hysteresis, options_.hysteresis);
   }
   iteration_ = iteration;

@@ -63,8 +63,8 @@ class LossScaler final : public Stateful {
     return overflows_in_a_row_;
   }
 
-  /// Lowers a larger scale to `largest`, and never scales more from now on, for losses of a type that holds no more. Returns whether the
-  /// scale was larger.
+  /// Lowers a larger fixed scale to `largest`, for losses of a type that holds no more. Returns whether it was larger. A dynamic scale
+  /// finds its way down by its rule.
   bool limit(double largest);
   /// Largest scale so far allowed.
   double largest() const {

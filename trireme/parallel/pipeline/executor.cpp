@@ -343,7 +343,7 @@ void Executor::finish_forward(const Instruction& instruction, InFlight& flight, 
       const at::Tensor loss = model_.loss(outputs, batch.targets);
       loss_sum_ += loss.item<double>();
       keep_graph(flight, {loss});
-      flight.grads = {torch::full_like(loss.detach(), (*loss_scale_)(loss.scalar_type()))};
+      flight.grads = {torch::full_like(loss.detach(), (*loss_scale_)(loss.scalar_type()), at::TensorOptions(torch::kFloat32)).to(loss.scalar_type())};
     }
   } else {
     if (training_) {
