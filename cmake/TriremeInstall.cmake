@@ -4,8 +4,9 @@ include(CMakePackageConfigHelpers)
 get_property(trireme_libraries GLOBAL PROPERTY TRIREME_LIBRARIES)
 install(TARGETS ${trireme_libraries} trireme_torch EXPORT TriremeTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-# Installed programs find libtorch where it was when they were linked, as those in the build do.
-set_target_properties(trireme-rank PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+# Installed programs find libtorch where it was when they were linked, as those in the build do. INSTALL_RPATH_USE_LINK_PATH would
+# leave out a .venv inside of the project.
+set_target_properties(trireme-rank PROPERTIES INSTALL_RPATH "${TRIREME_LIBTORCH}/lib")
 install(TARGETS trireme trireme-rank RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY trireme/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme FILES_MATCHING PATTERN "*.h" PATTERN "declarations" EXCLUDE)
 install(EXPORT TriremeTargets NAMESPACE trireme:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)

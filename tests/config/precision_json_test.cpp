@@ -107,12 +107,12 @@ std::string whole_error_of(const std::string& text) {
 }
 
 TEST(PrecisionJsonTest, RangesAreTheTables) {
-  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": false, "initial_scale_power": 128}})"),
+  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "initial_scale_power": 128}})"),
               HasSubstr("must be a whole number from 0 to 127, found 128"));
-  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": false, "loss_scale": true}})"), HasSubstr("fp16.loss_scale: must be a number"));
-  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": false, "loss_scale": -1}})"), HasSubstr("must be a number >= 0, found -1"));
-  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": false, "min_loss_scale": 0}})"), HasSubstr("must be a number > 0, found 0"));
-  EXPECT_THAT(whole_error_of(R"({"torch_autocast": {"enabled": false, "dtype": "int8"}})"),
+  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "loss_scale": true}})"), HasSubstr("fp16.loss_scale: must be a number"));
+  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "loss_scale": -1}})"), HasSubstr("must be a number >= 0, found -1"));
+  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "min_loss_scale": 0}})"), HasSubstr("must be a number > 0, found 0"));
+  EXPECT_THAT(whole_error_of(R"({"torch_autocast": {"enabled": true, "dtype": "int8"}})"),
               HasSubstr("\"int8\" is not one of the choices"));
 }
 

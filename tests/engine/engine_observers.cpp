@@ -129,7 +129,7 @@ json loss_scales(comm::World& world, const json& run) {
   SmallRun it = small(world, run);
   json seen;
   try {
-    for (int step = 0; step < 8; ++step) {
+    for (int step = 0; step < 10; ++step) {
       const bool overflows = step == 0 || step == 2 || step == 4 || step == 5;
       const at::Tensor loss = it.engine().forward(it.made.loader->next());
       it.engine().backward(overflows ? loss * std::numeric_limits<double>::infinity() : loss);

@@ -200,8 +200,8 @@ TEST(ScheduleTest, NamesTheImpossibleOption) {
   };
   using Kind = ScheduleOptions::Kind;
   EXPECT_THAT(
-      message([](auto& o) { o.kind = Kind::warmup, o.warmup_num_steps = 0; }),
-      HasSubstr("WarmupLR: warmup_num_steps must be at least 1, got 0"));
+      message([](auto& o) { o.kind = Kind::warmup, o.warmup_num_steps = -1; }),
+      HasSubstr("WarmupLR: warmup_num_steps must be at least 0, got -1"));
   EXPECT_THAT(
       message([](auto& o) { o.kind = Kind::warmup_decay; }),
       HasSubstr("WarmupDecayLR needs total_num_steps"));

@@ -27,7 +27,9 @@ json with_key(json run, const KeyObserver& observer, const json& value) {
     }
   }
   if (value.is_null()) {
-    object->erase(std::string(observer.key));
+    if (object->is_object()) {
+      object->erase(std::string(observer.key));
+    }
   } else {
     (*object)[std::string(observer.key)] = value;
   }

@@ -311,7 +311,7 @@ std::vector<KeyObserver> run_keys() {
   const json staged = {{"model", {{"layers", 3}}}, {"parallel", {{"pipe", 2}}}, {"engine", {{"gradient_accumulation_steps", 4}}}};
   const json evaluated = {{"data", {{"validation", tokens_file("validation.bin", 7)}}}};
   const json saving = {{"training", {{"checkpoint_every", 1}}}};
-  const json writing = {{"data", {{"tokenizer", "bytes"}}}, {"training", {{"sample", {{"prompt", "a"}, {"tokens", 20}}}}}};
+  const json writing = {{"model", {{"vocab_size", 256}}}, {"data", {{"tokenizer", "bytes"}}}, {"training", {{"sample", {{"prompt", "a"}, {"tokens", 20}}}}}};
   return {
       {"parallel", "", "pipe", 1, 2, training, {}, 2},
       {"parallel", "", "data", 1, 2, ranks_that_start},

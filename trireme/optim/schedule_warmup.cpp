@@ -17,7 +17,7 @@ class Warmup {
         asked_(options.warmup_num_steps),
         steps_(std::max<int64_t>(2, asked_)),
         inverse_log_(1.0 / std::log(static_cast<double>(steps_))) {
-    check_option(asked_ > 0, schedule, "warmup_num_steps", "at least 1", static_cast<double>(asked_));
+    check_option(asked_ >= 0, schedule, "warmup_num_steps", "at least 0", static_cast<double>(asked_));
   }
 
   int64_t steps() const {
