@@ -2,7 +2,7 @@
 #include <trireme/bucket/shared_memory.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 namespace trireme::bucket {
 namespace {

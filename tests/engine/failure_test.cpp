@@ -6,6 +6,7 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cmath>
 #include <filesystem>

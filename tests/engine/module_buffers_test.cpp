@@ -6,6 +6,10 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <filesystem>
 

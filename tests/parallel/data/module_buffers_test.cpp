@@ -4,7 +4,10 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
 
 namespace trireme::parallel {
 namespace {

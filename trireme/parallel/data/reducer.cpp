@@ -26,12 +26,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A bucket of one of the buffers.
-struct Place {
-  size_t buffer;
-  int64_t bucket;
-};
-
 // The place in the model of the bucket's first parameter, whose gradient is expected last.
 int64_t last_expected(const bucket::FlatLayout& layout, const bucket::Bucket& bucket) {
   int64_t place = std::numeric_limits<int64_t>::max();
@@ -39,32 +33,6 @@ int64_t last_expected(const bucket::FlatLayout& layout, const bucket::Bucket& bu
     place = std::min(place, layout.tensors()[layout.slots()[s].tensor].place);
   }
   return place;
-}
-
-// All buckets, each buffer's in their order, in the order in which they are expected to be complete.
-std::vector<Place> order_of(const std::vector<bucket::FlatParameters*>& buffers) {
-  std::vector<Place> order;
-  std::vector<int64_t> next(buffers.size(), 0);
-  for (;;) {
-    std::optional<Place> first;
-    int64_t first_place = -1;
-    for (size_t b = 0; b < buffers.size(); ++b) {
-      const bucket::FlatLayout& layout = buffers[b]->layout();
-      if (next[b] == std::ssize(layout.buckets())) {
-        continue;
-      }
-      const int64_t place = last_expected(layout, layout.buckets()[next[b]]);
-      if (place > first_place) {
-        first = Place{b, next[b]};
-        first_place = place;
-      }
-    }
-    if (!first) {
-      return order;
-    }
-    ++next[first->buffer];
-    order.push_back(*first);
-  }
 }
 
 } // namespace
@@ -113,6 +81,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   }
 
  private:
+  // A bucket of one of the buffers.
+  struct Place {
+    size_t buffer;
+    int64_t bucket;
+  };
   // A flat buffer and what of it is there in the current backward.
   struct Buffer {
     bucket::FlatParameters* flat;
@@ -122,6 +95,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::vector<size_t> position; // of bucket b, in order_
   };
 
+  static std::vector<Place> order_of(const std::vector<bucket::FlatParameters*>& buffers);
   void wait(size_t position);
   void reset();
   void mark_ready(Buffer& buffer, int64_t parameter);
@@ -176,6 +150,32 @@ class AtEnd {
 };
 
 } // namespace
+
+// All buckets, each buffer's in their order, in the order in which they are expected to be complete.
+std::vector<Reducer::Impl::Place> Reducer::Impl::order_of(const std::vector<bucket::FlatParameters*>& buffers) {
+  std::vector<Place> order;
+  std::vector<int64_t> next(buffers.size(), 0);
+  for (;;) {
+    std::optional<Place> first;
+    int64_t first_place = -1;
+    for (size_t b = 0; b < buffers.size(); ++b) {
+      const bucket::FlatLayout& layout = buffers[b]->layout();
+      if (next[b] == std::ssize(layout.buckets())) {
+        continue;
+      }
+      const int64_t place = last_expected(layout, layout.buckets()[next[b]]);
+      if (place > first_place) {
+        first = Place{b, next[b]};
+        first_place = place;
+      }
+    }
+    if (!first) {
+      return order;
+    }
+    ++next[first->buffer];
+    order.push_back(*first);
+  }
+}
 
 void Reducer::Impl::install_hooks() {
   for (size_t b = 0; b < buffers_.size(); ++b) {
