@@ -103,7 +103,7 @@ TEST_P(ReducerTest, BucketsOfAllBuffersStartInOneOrderWhateverOrderGradientsArri
                             }
                             at::Tensor loss = torch::zeros({});
                             for (const std::string& name : branches_of(world.rank())) {
-                              loss = loss + model->branch(name, torch::full({2, 4}, 1 + world.rank()));
+                              loss = loss + model->branch(name, torch::full({2, 4}, 1.0 + world.rank()));
                             }
                             loss.backward();
                             reducer.finish();
