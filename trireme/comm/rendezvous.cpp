@@ -236,7 +236,9 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   Store store = open_store(place, environment, deadline, timeout);
   claim(store, environment);
   wait_for_all(store, environment, deadline, timeout);
-  note = {}; // everybody has read it
+  if (environment.host.empty()) {
+    note = {}; // everybody has read it; a rank that meets again must wait for the next one
+  }
   const std::vector<std::string> names = hosts_of(store, environment);
   std::vector<int> hosts;
   for (const auto& name : names) {
@@ -247,6 +249,7 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   const auto local = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
   const bool one_host = local == environment.size;
   return {.server = std::move(server),
+          .note = std::move(note),
           .store = store,
           .watch_store = open_store(place, environment, Clock::now() + timeout, timeout),
           .store_host = place.of_agent ? -1 : 0,

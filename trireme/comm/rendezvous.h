@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/comm/environment.h>
+#include <trireme/comm/meeting_file.h>
 #include <trireme/comm/store.h>
 #include <trireme/store/server.h>
 
@@ -15,6 +16,8 @@ namespace trireme::comm {
 struct Meeting {
   /// Rank 0's; first, so that it ends after what talks to it here.
   std::unique_ptr<store::Server> server;
+  /// The secret that rank 0 has made, for as long as the store runs: a process that comes late is then told why it cannot join.
+  PublishedMeeting note;
   Store store;
   /// A second connection, for the watch thread.
   Store watch_store;
