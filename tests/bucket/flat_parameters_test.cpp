@@ -1,5 +1,6 @@
 #include <trireme/base/error.h>
 #include <trireme/bucket/flat_parameters.h>
+#include <trireme/bucket/flatten.h>
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -82,27 +83,19 @@ TEST_F(FlatParametersTest, GradientsAccumulateIntoTheBufferBitForBit) {
   }
 }
 
-TEST_F(FlatParametersTest, ReorderKeepsParametersGradientsAndRiders) {
+TEST_F(FlatParametersTest, TheOrderIsTheReverseOfTheList) {
   Model model;
-  FlatParameters flat(model.parameters(), options_, allocate);
-  model.loss(torch::randn({4, 5})).backward();
-  for (int64_t i = 0; i < flat.count(); ++i) {
-    flat.attach_grad(i);
-  }
-  flat.riders()[3] = 42;
-  Model before = copy_of(model);
-  std::vector<at::Tensor> grads;
-  for (int64_t i = 0; i < flat.count(); ++i) {
-    grads.push_back(flat.parameter(i).grad().clone());
-  }
-  flat.reorder({1, 3, 0, 2});
-  EXPECT_EQ(flat.layout().order(), (std::vector<int64_t>{1, 3, 0, 2}));
-  EXPECT_EQ(flat.riders()[3].item<float>(), 42);
-  for (int64_t i = 0; i < flat.count(); ++i) {
-    EXPECT_TRUE(flat.parameter(i).equal(before.parameters()[i].second));
-    EXPECT_TRUE(flat.parameter(i).grad().equal(grads[i]));
-    EXPECT_EQ(flat.parameter(i).grad().const_data_ptr<float>(), flat.flat_grad().const_data_ptr<float>() + flat.layout().slot_of(i).begin);
-  }
+  const FlatParameters flat(model.parameters(), options_, allocate);
+  EXPECT_EQ(flat.layout().order(), (std::vector<int64_t>{3, 2, 1, 0}));
+}
+
+TEST_F(FlatParametersTest, EveryKindKnowsItsPlacesInTheModel) {
+  const auto of = [](at::ScalarType type) { return torch::zeros({2}, type).requires_grad_(); };
+  const FlatBuffers kinds = flatten({{"a", of(torch::kFloat)}, {"b", of(torch::kBFloat16)}, {"c", of(torch::kFloat)}}, options_, allocate);
+  ASSERT_EQ(kinds.size(), 2u);
+  EXPECT_EQ(kinds[0]->layout().tensors()[0].place, 0);
+  EXPECT_EQ(kinds[0]->layout().tensors()[1].place, 2);
+  EXPECT_EQ(kinds[1]->layout().tensors()[0].place, 1);
 }
 
 TEST_F(FlatParametersTest, BucketsTileTheGradientsAndTheFirstHasTheRiders) {
@@ -112,17 +105,6 @@ TEST_F(FlatParametersTest, BucketsTileTheGradientsAndTheFirstHasTheRiders) {
   EXPECT_EQ(flat.bucket_grad_and_riders(0).numel(), flat.layout().buckets()[0].numel() + FlatParameters::kRiders);
   EXPECT_EQ(flat.bucket_grad_and_riders(0).const_data_ptr<float>(), flat.riders().const_data_ptr<float>());
   EXPECT_EQ(flat.bucket_grad(1).numel(), flat.layout().buckets()[1].numel());
-}
-
-TEST_F(FlatParametersTest, RelayoutMovesEveryTensor) {
-  Model model;
-  FlatParameters flat(model.parameters(), options_, allocate);
-  const FlatLayout other(flat.layout().tensors(), {2, 0, 3, 1}, flat.layout().options());
-  const at::Tensor moved = relayout(flat.flat_data(), flat.layout(), other, allocate);
-  for (int64_t i = 0; i < flat.count(); ++i) {
-    const Slot& slot = other.slot_of(i);
-    EXPECT_TRUE(moved.slice(0, slot.begin, slot.end).equal(flat.parameter(i).detach().flatten()));
-  }
 }
 
 TEST_F(FlatParametersTest, RefusesMixedTypes) {

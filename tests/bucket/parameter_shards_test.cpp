@@ -82,6 +82,9 @@ TEST_F(ParameterShardsTest, ViewsSeeTheValuesAgainOnceGathered) {
   flat->release(1);
   EXPECT_FALSE(has_memory(view));
   flat->bucket_data(1).copy_(both);
+  EXPECT_FALSE(has_memory(view)) << "values may still be on their way";
+  EXPECT_THROW(view.sum(), c10::Error);
+  flat->publish(1);
   EXPECT_TRUE(view.equal(expected.t()));
   EXPECT_TRUE(first->weight.equal(expected));
 }

@@ -256,6 +256,30 @@ TEST(ShmGroupTest, AReceiverMayBeAnyNumberOfMessagesBehind) {
               IsEmpty());
 }
 
+TEST(ShmGroupTest, MessagesWithOneTagGoToReceivesInOrder) {
+  EXPECT_THAT(run(2,
+                  [](World& world) {
+                    const Group& group = world.group();
+                    constexpr int kRounds = 2000;
+                    constexpr int kReceives = 8; // that wait while letters come
+                    int out_of_order = 0;
+                    for (int round = 0; round < kRounds; ++round) {
+                      const auto numbers = torch::arange(kReceives, torch::kFloat32).unsqueeze(1).contiguous();
+                      const auto got = torch::full_like(numbers, -1);
+                      std::vector<Work> works;
+                      for (int index = 0; index < kReceives; ++index) {
+                        works.push_back(group.rank() == 0 ? group.send(numbers[index], 1) : group.recv(got[index], 0));
+                      }
+                      for (auto& work : works) {
+                        work.wait();
+                      }
+                      out_of_order += group.rank() == 1 && !got.equal(numbers) ? 1 : 0;
+                    }
+                    EXPECT_EQ(out_of_order, 0) << "rounds of " << kRounds;
+                  }),
+              IsEmpty());
+}
+
 TEST(ShmGroupTest, ARankThatComputesIsNotNeeded) {
   test::Gate done;
   EXPECT_THAT(run(2,

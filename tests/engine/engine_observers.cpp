@@ -5,6 +5,7 @@
 #include <trireme/base/log.h>
 #include <trireme/comm/recorder.h>
 
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/convert_parameters.h>
 
@@ -166,9 +167,26 @@ json input_type(comm::World& world, const json& run) {
   return seen;
 }
 
+json equal_module_buffers(comm::World& world, const json& run) {
+  InitializeOptions options;
+  options.config = config_of(run);
+  torch::nn::BatchNorm1d norm(4);
+  options.model = norm.ptr();
+  options.loss = [norm](const data::Batch& batch) mutable { return norm->forward(batch.input()).square().mean(); };
+  const auto engine = initialize(world, options).engine;
+  const int64_t rows = engine->train_micro_batch_size_per_gpu();
+  const data::Batch batch{{torch::arange(4 * rows, torch::kFloat32).view({rows, 4}) + world.rank()}, {}, rows};
+  engine->train_batch([&] { return batch; });
+  engine->eval_batch(batch);
+  at::Tensor first = norm->running_mean.detach().clone();
+  world.group().broadcast(first, 0).wait();
+  at::Tensor differ = torch::tensor({first.equal(norm->running_mean) ? 0 : 1});
+  world.group().all_reduce(differ).wait();
+  return differ.item<int>() == 0;
+}
+
 json steps_in_backward(comm::World& world, const json& run) {
   SmallRun it = small(world, run);
-  it.engine().train_batch(); // buckets have their order
   const at::Tensor loss = it.engine().forward(it.made.loader->next());
   const at::Tensor before = torch::nn::utils::parameters_to_vector(it.model->parameters()).detach().clone();
   it.engine().backward(loss);

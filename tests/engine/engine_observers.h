@@ -32,6 +32,8 @@ json loss_scales(comm::World& world, const json& run);
 json skips_nan_gradients(comm::World& world, const json& run);
 /// The type in which floating-point inputs arrive at the model.
 json input_type(comm::World& world, const json& run);
+/// Whether all ranks evaluate with the same running mean, after training on data of their own.
+json equal_module_buffers(comm::World& world, const json& run);
 /// Whether backward() changes weights.
 json steps_in_backward(comm::World& world, const json& run);
 /// What becomes of a checkpoint to which the ranks give different tags.

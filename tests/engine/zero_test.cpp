@@ -168,6 +168,50 @@ TEST(ZeroTest, AParameterThatIsNotGatheredSaysSo) {
               IsEmpty());
 }
 
+/// Looks at the second layer's weight while the first one runs, and the second one's is on its way.
+struct PeekNetImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    return second->forward(first->use([&] {
+      if (peek) {
+        peek();
+      }
+      return torch::tanh(torch::linear(x, first->weight, first->bias));
+    }));
+  }
+  zero::Sharded<torch::nn::Linear> first = register_module("first", zero::Sharded<torch::nn::Linear>(9, 13));
+  zero::Sharded<torch::nn::Linear> second = register_module("second", zero::Sharded<torch::nn::Linear>(13, 9));
+  std::function<void()> peek;
+};
+TORCH_MODULE(PeekNet);
+
+TEST(ZeroTest, AParameterThatIsOnItsWaySaysSo) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          torch::manual_seed(3);
+                          PeekNet net;
+                          InitializeOptions options;
+                          options.model = net.ptr();
+                          options.loss = [net](const data::Batch& batch) mutable { return net->forward(batch.input()).square().mean(); };
+                          options.config = zero_config(3);
+                          const auto made = initialize(world, options);
+                          const auto step = [&] { made.engine->train_batch([] { return data::Batch{{torch::ones({24, 9})}, {}, 24}; }); };
+                          step(); // from now on it is known what comes next
+                          int refused = 0;
+                          net->peek = [&] {
+                            try {
+                              const torch::NoGradGuard no_grad;
+                              net->second->weight.sum();
+                            } catch (const c10::Error& error) {
+                              EXPECT_THAT(error.what(), AllOf(HasSubstr("second."), HasSubstr("ZeRO stage 3")));
+                              ++refused;
+                            }
+                          };
+                          step();
+                          EXPECT_EQ(refused, 1);
+                        }),
+              IsEmpty());
+}
+
 TEST(ZeroTest, GatheredParametersCanBeReadAndChanged) {
   for (const int stage : {0, 2, 3}) {
     EXPECT_THAT(run_ranks(3,

@@ -3,6 +3,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/launch/messages.h>
 
 #include <gmock/gmock.h>
 
@@ -92,6 +93,18 @@ TEST_F(HostsTest, FewerRanksFillTheFirstHosts) {
   EXPECT_EQ(value(2, "TRIREME_HOST"), "b");
   EXPECT_EQ(value(2, "WORLD_SIZE"), "3");
   EXPECT_FALSE(fs::exists(folder() / "pid.agent.c.0"));
+}
+
+TEST_F(HostsTest, AnAgentThatTellsOfARankOfNobodysIsLost) {
+  std::ofstream(folder() / "rsh") << "#!/bin/sh\n"
+                                     "echo '{\"is\":\"ready\",\"protocol\":" << kProtocol << "}'\n"
+                                     "while read -r order; do case $order in\n"
+                                     "*'\"do\":\"listen\"'*) echo '{\"is\":\"listening\",\"port\":29999}' ;;\n"
+                                     "*'\"do\":\"start\"'*) echo '{\"is\":\"output\",\"rank\":7,\"stream\":0,\"text\":\"x\"}' ;;\n"
+                                     "esac; done\n";
+  LaunchProcess launch(on_hosts(1, 2, {"*:exit=0"}), folder());
+  EXPECT_EQ(launch.wait(), 1);
+  EXPECT_THAT(launch.err(), HasSubstr("host a (ranks 0 to 1) is lost: its agent tells of rank 7, which does not run there"));
 }
 
 // The host that is this machine has its agent without --rsh.

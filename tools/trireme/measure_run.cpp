@@ -91,7 +91,7 @@ MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks) {
   for (const monitor::StepMetrics& step : monitor::read_metrics(out / "metrics.jsonl")) {
     measured.steps = step.step;
     measured.peak_rss_bytes = std::max(measured.peak_rss_bytes, step.peak_rss_bytes.value_or(0));
-    if (step.step == 1) { // learns the order of gradients
+    if (step.step == 1) { // a pipeline announces shapes; caches are cold
       continue;
     }
     // Some steps also exchange step times.

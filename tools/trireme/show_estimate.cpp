@@ -90,7 +90,7 @@ ordered_json stage_json(const Shown& shown, const StageMemory& memory) {
           {"parameters", memory.parameters},
           {"memory", categories},
           {"model_state_bytes", memory.model_states()},
-          {"first_step_bytes", memory.first_step},
+          {"start_bytes", memory.start},
           {"peak_bytes", memory.peak()},
           {"wire", wire},
           {"comm_bytes", traffic.bytes()},
@@ -203,7 +203,7 @@ void print_memory(const Shown& shown) {
     rows.push_back(std::move(row));
   };
   add("all while training", [](const StageMemory& m) { return m.training(); }, "");
-  add("first step", [](const StageMemory& m) { return m.first_step; }, "parameters and gradients twice, no optimizer yet");
+  add("start", [](const StageMemory& m) { return m.start; }, "parameters twice, as built and in their flat buffer");
   add("peak", [](const StageMemory& m) { return m.peak(); }, "the larger of the two");
   print(rows, 1, columns.size());
   std::cout << concat("P ", largest.parameters, " parameters", shown.run.stages > 1 ? concat(" of stage ", largest.stage) : "", ", F ", largest.flat,

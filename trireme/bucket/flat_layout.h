@@ -12,6 +12,8 @@ struct TensorInfo {
   std::vector<int64_t> sizes;
   /// Tensors of one unit (0 and up) share a bucket that holds nothing else: they are gathered and freed together. kNoUnit: any bucket.
   int64_t unit = kNoUnit;
+  /// Its index among all parameters of the model, whatever their types: gradients are expected from the last to the first.
+  int64_t place = 0;
   static constexpr int64_t kNoUnit = -1;
 
   int64_t numel() const;
@@ -52,7 +54,7 @@ struct LayoutOptions {
 /// computes the same layout from the same list.
 ///
 /// `order` is the order in the buffer (indices into `tensors`): the order in which
-/// gradients become ready, so that buckets fill from the front during backward. Tensors of one unit follow each other in it.
+/// gradients are expected, so that buckets fill from the front during backward. Tensors of one unit follow each other in it.
 class FlatLayout {
  public:
   FlatLayout() = default;

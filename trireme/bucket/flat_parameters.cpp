@@ -10,12 +10,14 @@
 namespace trireme::bucket {
 namespace {
 
-// Gradients become ready roughly in the reverse of the order of definition. Units first: what belongs to none is spread over the
+// Gradients arrive roughly in the reverse of the order of registration. Units first: what belongs to none is spread over the
 // model, so its last gradient is late.
-FlatLayout initial_layout(const NamedTensors& parameters, const LayoutOptions& options, const FlatOptions& flat_options) {
+FlatLayout reverse_layout(const NamedTensors& parameters, const LayoutOptions& options, const FlatOptions& flat_options) {
   std::vector<TensorInfo> tensors;
   for (const auto& [name, parameter] : parameters) {
-    tensors.push_back({name, parameter.sizes().vec(), flat_options.shard_parameters ? flat_options.unit_of(parameter) : TensorInfo::kNoUnit});
+    const size_t i = tensors.size();
+    tensors.push_back({name, parameter.sizes().vec(), flat_options.shard_parameters ? flat_options.unit_of(parameter) : TensorInfo::kNoUnit,
+                       flat_options.places.empty() ? static_cast<int64_t>(i) : flat_options.places.at(i)});
   }
   std::vector<int64_t> order(tensors.size());
   std::iota(order.rbegin(), order.rend(), 0);
@@ -47,31 +49,18 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   gradient_type_ = options_.gradient_type.value_or(scalar_type());
   LayoutOptions typed = options;
   typed.element_bytes = static_cast<int64_t>(first.element_size());
-  const FlatLayout layout = initial_layout(parameters, typed, options_);
+  layout_ = reverse_layout(parameters, typed, options_);
   options_.unit_of = nullptr; // what it refers to need not live on
-  pool_ = std::make_shared<MemoryPool>(allocate_, spare_bytes(layout));
-  adopt(layout);
-}
-
-// Plain tensors on the same memory, not views to autograd: optimizers detach gradients in place, which views refuse.
-at::Tensor FlatParameters::view(const at::Tensor& flat, int64_t i, int64_t flat_begin) const {
-  const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
-  const Slot& slot = layout_.slot_of(i);
-  return flat.slice(0, slot.begin - flat_begin, slot.end - flat_begin).view(layout_.tensors()[i].sizes);
-}
-
-// Allocates buffers for `layout` and moves parameters and present gradients into them.
-void FlatParameters::adopt(const FlatLayout& layout) {
+  options_.places.clear();
+  pool_ = std::make_shared<MemoryPool>(allocate_, spare_bytes(layout_));
   const torch::NoGradGuard no_grad;
-  layout_ = layout;
-  const at::ScalarType type = scalar_type();
   const ShardPlan plan(layout_, options_.rank, options_.size, options_.size > 1);
-  adopt_gradients(plan);
+  allocate_gradients(plan);
   if (options_.shard_parameters) {
-    data_shards_ = std::make_unique<ParameterShards>(layout_, plan, type, parameters_.front().device(), allocate_, pool_);
+    data_shards_ = std::make_unique<ParameterShards>(layout_, plan, scalar_type(), first.device(), allocate_, pool_);
     return;
   }
-  flat_data_ = allocate_(layout_.numel(), type).zero_();
+  flat_data_ = allocate_(layout_.numel(), scalar_type()).zero_();
   for (int64_t i = 0; i < count(); ++i) {
     at::Tensor data = view(flat_data_, i);
     data.copy_(parameters_[i].detach());
@@ -82,9 +71,14 @@ void FlatParameters::adopt(const FlatLayout& layout) {
   }
 }
 
-void FlatParameters::adopt_gradients(const ShardPlan& plan) {
-  grad_views_.clear();
-  riders_ = at::Tensor();
+// Plain tensors on the same memory, not views to autograd: optimizers detach gradients in place, which views refuse.
+at::Tensor FlatParameters::view(const at::Tensor& flat, int64_t i, int64_t flat_begin) const {
+  const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
+  const Slot& slot = layout_.slot_of(i);
+  return flat.slice(0, slot.begin - flat_begin, slot.end - flat_begin).view(layout_.tensors()[i].sizes);
+}
+
+void FlatParameters::allocate_gradients(const ShardPlan& plan) {
   if (options_.shard_gradients) {
     clear_grads();
     grad_shards_ = std::make_unique<GradientShards>(layout_, plan, gradient_type_, allocate_, pool_);
@@ -105,13 +99,19 @@ void FlatParameters::adopt_gradients(const ShardPlan& plan) {
 
 void FlatParameters::take_in(int64_t b) {
   const torch::NoGradGuard no_grad;
-  data_shards_->whole(b);
+  publish(b);
   const Bucket& bucket = layout_.buckets()[b];
   for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
     const int64_t i = layout_.slots()[s].tensor;
     at::Tensor data = data_shards_->view(i);
     data.copy_(parameters_[i].detach());
     parameters_[i].set_data(data);
+  }
+}
+
+void FlatParameters::publish(int64_t b) {
+  if (data_shards_) {
+    data_shards_->publish(b);
   }
 }
 
@@ -144,7 +144,7 @@ void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t,
 
 at::Tensor FlatParameters::bucket_data(int64_t b) {
   if (data_shards_) {
-    return data_shards_->whole(b);
+    return data_shards_->memory(b);
   }
   const Bucket& bucket = layout_.buckets()[b];
   return flat_data_.slice(0, bucket.begin, bucket.end);
@@ -217,25 +217,6 @@ void FlatParameters::clear_grads() {
   if (grad_shards_) {
     grad_shards_->start_over();
   }
-}
-
-void FlatParameters::reorder(const std::vector<int64_t>& order) {
-  const at::Tensor riding = riders();
-  const std::vector<bool> used = used_;
-  adopt(FlatLayout(layout_.tensors(), order, layout_.options()));
-  riders().copy_(riding);
-  used_ = used;
-}
-
-at::Tensor relayout(const at::Tensor& flat, const FlatLayout& from, const FlatLayout& to, const Allocate& allocate) {
-  const torch::NoGradGuard no_grad;
-  at::Tensor moved = allocate(to.numel(), flat.scalar_type()).zero_();
-  for (int64_t i = 0; i < static_cast<int64_t>(to.tensors().size()); ++i) {
-    const Slot& source = from.slot_of(i);
-    const Slot& target = to.slot_of(i);
-    moved.slice(0, target.begin, target.end).copy_(flat.slice(0, source.begin, source.end));
-  }
-  return moved;
 }
 
 } // namespace trireme::bucket

@@ -29,11 +29,15 @@ struct FlatOptions {
   std::function<int64_t(const at::Tensor&)> unit_of = nullptr;
   /// Gradients are added up in this type; absent: the parameters'.
   std::optional<at::ScalarType> gradient_type = std::nullopt;
+  /// TensorInfo::place of each parameter; empty: these are all parameters of the model.
+  std::vector<int64_t> places = {};
 };
 
 /// Parameters of one kind (dtype, device, hyper-parameters) moved into one flat
 /// buffer, with a second buffer of the same layout for their gradients.
 ///
+/// The order is fixed: the reverse of the list that is given, with the parameters of a unit together, units first. It depends on the model
+/// and its units alone, so it is the same on all ranks, in every step and after every resume.
 /// After construction `param.data` of every parameter is a view into flat_data().
 /// Gradients: attach_grad(i) makes `param.grad` a view into flat_grad(), moving
 /// over what autograd may have put elsewhere. clear_grads() forgets gradients without
@@ -73,8 +77,10 @@ class FlatParameters {
   const at::Tensor& flat_data() const {
     return flat_data_;
   }
-  /// The parameters of bucket `b`, [bucket numel]. Of sharded ones: memory for them, with the values only between gather and release.
+  /// The parameters of bucket `b`, [bucket numel]. Of sharded ones: memory for them, to be filled; the parameters show it after publish().
   at::Tensor bucket_data(int64_t b);
+  /// Of sharded parameters: lets the parameters of bucket `b` show what bucket_data(b) has, until release().
+  void publish(int64_t b);
   /// Elements `range` (of the flat buffer) of the parameters, which lie in bucket `b` and, when they are sharded, are this rank's.
   at::Tensor owned_data(int64_t b, const Range& range) const;
   bool parameters_are_sharded() const {
@@ -130,15 +136,10 @@ class FlatParameters {
   }
   void clear_grads();
 
-  /// Moves everything into a new order (ready order learned in the first step); gradients that are sharded are forgotten.
-  /// Not when parameters are sharded.
-  void reorder(const std::vector<int64_t>& order);
-
  private:
   at::Tensor view(const at::Tensor& flat, int64_t i, int64_t flat_begin = 0) const;
   at::Tensor grad_home(int64_t i);
-  void adopt(const FlatLayout& layout);
-  void adopt_gradients(const ShardPlan& plan);
+  void allocate_gradients(const ShardPlan& plan);
 
   std::vector<at::Tensor> parameters_;
   std::vector<bool> used_;
@@ -155,8 +156,5 @@ class FlatParameters {
   std::vector<at::Tensor> grad_views_; // of flat_grad_
   std::unique_ptr<GradientShards> grad_shards_;
 };
-
-/// Copies a buffer laid out as `from` into a new one laid out as `to` (same tensors).
-at::Tensor relayout(const at::Tensor& flat, const FlatLayout& from, const FlatLayout& to, const Allocate& allocate);
 
 } // namespace trireme::bucket

@@ -14,18 +14,27 @@ bool same_kind(const at::Tensor& a, const at::Tensor& b) {
 } // namespace
 
 FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options, const Allocate& allocate_host, const FlatOptions& flat_options) {
-  std::vector<NamedTensors> kinds;
-  for (const auto& named : parameters) {
-    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const NamedTensors& kind) { return same_kind(kind.front().second, named.second); });
-    (same == kinds.end() ? kinds.emplace_back() : *same).push_back(named);
+  struct Kind {
+    NamedTensors parameters;
+    std::vector<int64_t> places;
+  };
+  std::vector<Kind> kinds;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto same = std::find_if(kinds.begin(), kinds.end(),
+                                   [&](const Kind& kind) { return same_kind(kind.parameters.front().second, parameters[i].second); });
+    Kind& kind = same == kinds.end() ? kinds.emplace_back() : *same;
+    kind.parameters.push_back(parameters[i]);
+    kind.places.push_back(static_cast<int64_t>(i));
   }
   FlatBuffers buffers;
-  for (NamedTensors& kind : kinds) {
-    const at::Device device = kind.front().second.device();
+  for (Kind& kind : kinds) {
+    const at::Device device = kind.parameters.front().second.device();
     const Allocate on_device = [device](int64_t numel, at::ScalarType type) {
       return torch::empty({numel}, at::TensorOptions().dtype(type).device(device));
     };
-    buffers.push_back(std::make_unique<FlatParameters>(std::move(kind), options, device.is_cpu() ? allocate_host : on_device, flat_options));
+    FlatOptions placed = flat_options;
+    placed.places = std::move(kind.places);
+    buffers.push_back(std::make_unique<FlatParameters>(std::move(kind.parameters), options, device.is_cpu() ? allocate_host : on_device, placed));
   }
   return buffers;
 }

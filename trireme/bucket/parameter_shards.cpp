@@ -30,7 +30,7 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
     const size_t bytes = static_cast<size_t>(layout.buckets()[b].numel()) * c10::elementSize(type);
     storages_.emplace_back(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
     if (stays_whole(bucket)) {
-      whole(bucket);
+      publish(bucket);
     } else {
       empty_storage(bucket);
     }
@@ -41,16 +41,22 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
 // Parameters may outlive it, empty.
 ParameterShards::~ParameterShards() = default;
 
-at::Tensor ParameterShards::whole(int64_t b) {
+at::Tensor ParameterShards::memory(int64_t b) {
   const int64_t numel = layout_.buckets()[b].numel();
   if (!whole_[b].defined()) {
     whole_[b] = pool_->take(numel, type_);
-    c10::StorageImpl& storage = *storages_[b].unsafeGetStorageImpl();
+  }
+  return whole_[b].slice(0, 0, numel);
+}
+
+void ParameterShards::publish(int64_t b) {
+  memory(b);
+  c10::StorageImpl& storage = *storages_[b].unsafeGetStorageImpl();
+  if (storage._mutable_data_ptr_no_checks().get() == nullptr) {
     auto* const holder = new at::Tensor(whole_[b]);
     storage.clear_data_ptr_access_error_msg_();
     storage.set_data_ptr_noswap(at::DataPtr(whole_[b].mutable_data_ptr(), holder, &drop_tensor, device_));
   }
-  return whole_[b].slice(0, 0, numel);
 }
 
 at::Tensor ParameterShards::view(int64_t tensor) {
@@ -63,7 +69,7 @@ at::Tensor ParameterShards::view(int64_t tensor) {
 
 void ParameterShards::keep(int64_t b) {
   const torch::NoGradGuard no_grad;
-  clear_gaps(layout_, b, whole(b));
+  clear_gaps(layout_, b, memory(b));
   if (!stays_whole(b)) {
     const Range mine = plan_.mine(b);
     const int64_t begin = layout_.buckets()[b].begin;

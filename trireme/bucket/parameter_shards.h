@@ -13,12 +13,12 @@
 
 namespace trireme::bucket {
 
-/// Parameters of which only this rank's shard stays (ZeRO stage 3): a unit's bucket has memory from whole() to release(). Buckets
-/// of no unit are always whole.
+/// Parameters of which only this rank's shard stays (ZeRO stage 3): a unit's bucket has memory from memory() to release(), and its
+/// parameters show it from publish() on. Buckets of no unit are always whole.
 ///
-/// Parameters are views on one storage for each bucket. Releasing takes the memory away from the storage and gathering gives it
+/// Parameters are views on one storage for each bucket. Releasing takes the memory away from the storage and publishing gives it
 /// memory again, so that everything that views it, autograd's saved tensors included, sees the values again. Who reads a
-/// parameter meanwhile gets c10::Error with a sentence that names it.
+/// parameter meanwhile, also while its values are on their way, gets c10::Error with a sentence that names it.
 /// Memory: numel / ranks, buckets of no unit, and what is gathered.
 class ParameterShards {
  public:
@@ -37,8 +37,10 @@ class ParameterShards {
     return layout_.buckets()[b].unit == TensorInfo::kNoUnit;
   }
   /// The bucket's memory, [bucket numel]; taken, uninitialised, when there is none.
-  at::Tensor whole(int64_t b);
-  /// Tensor `tensor` of the layout as a view on its bucket, which is whole.
+  at::Tensor memory(int64_t b);
+  /// Lets the parameters show the bucket's memory.
+  void publish(int64_t b);
+  /// Tensor `tensor` of the layout as a view on its bucket.
   at::Tensor view(int64_t tensor);
   /// Makes this rank's part of the whole bucket what stays.
   void keep(int64_t b);

@@ -67,6 +67,7 @@ MonitorSection read_monitor(const Values& values) {
 parallel::DataParallelOptions read_data_parallel(const Values& values, std::vector<std::string>& notes) {
   parallel::DataParallelOptions out;
   out.prescale_gradients = values.get("prescale_gradients", out.prescale_gradients);
+  out.broadcast_buffers = values.get("broadcast_buffers", out.broadcast_buffers);
   out.gradient_predivide_factor = values.get("gradient_predivide_factor", out.gradient_predivide_factor);
   const std::string op = values.get<std::string>("gradient_allreduce_op", "mean");
   out.op = op == "sum" ? parallel::DataParallelOptions::Op::sum : parallel::DataParallelOptions::Op::mean;

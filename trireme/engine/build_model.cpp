@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/bucket/shared_memory.h>
 #include <trireme/precision/cast.h>
 #include <trireme/zero/gradient_scatter.h>
 
@@ -18,6 +19,7 @@ bool shards_parameters(const Engine::Impl& impl, const config::EngineConfig& con
 
 // Parameters in the type that is computed in; masters stay fp32 in the optimizer.
 void lower(torch::nn::Module& module, const precision::PrecisionOptions& precision) {
+  bucket::refuse_shared_memory(bucket::tensors_of(module));
   if (precision.compute != precision::Type::fp32) {
     precision::cast_module(module, precision.compute);
   }
@@ -72,6 +74,18 @@ void build_pipeline(Engine::Impl& impl, comm::World& world, const mesh::Mesh& me
   impl.executor = std::make_unique<pipeline::Executor>(*impl.layers, impl.pipe, impl.group.rank(), impl.group.size());
 }
 
+// The trained parameters, those that are final late in front: flat buffers reverse the list, and buckets start in their order.
+bucket::NamedTensors trained_parameters(const Engine::Impl& impl) {
+  bucket::NamedTensors parameters = parallel::trainable_parameters(*impl.model, impl.pipe.size() > 1);
+  if (impl.layers) {
+    const pipeline::Tensors late = impl.layers->late_parameters();
+    std::stable_partition(parameters.begin(), parameters.end(), [&](const auto& named) {
+      return std::any_of(late.begin(), late.end(), [&](const at::Tensor& parameter) { return parameter.is_same(named.second); });
+    });
+  }
+  return parameters;
+}
+
 std::vector<bucket::FlatParameters*> pointers(const parallel::FlatBuffers& buffers) {
   std::vector<bucket::FlatParameters*> found;
   for (const auto& buffer : buffers) {
@@ -123,7 +137,6 @@ zero::ModelUnits build_model(Engine::Impl& impl, comm::World& world, const mesh:
 }
 
 std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
-  const bool is_stage = impl.pipe.size() > 1;
   const bool sharded = impl.group.size() > 1;
   bucket::FlatOptions sharding{impl.group.rank(), impl.group.size(), sharded && config.zero.stage >= 2, shards_parameters(impl, config),
                             [&](const at::Tensor& parameter) { return units.unit_of(parameter); }, gradient_type(impl)};
@@ -136,7 +149,7 @@ std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::E
   const auto make = [&](const bucket::NamedTensors& parameters) {
     return parallel::flatten(parameters, impl.group, config.data_parallel, impl.group.size(), sharding);
   };
-  impl.buffers = make(parallel::trainable_parameters(*impl.model, is_stage));
+  impl.buffers = make(trained_parameters(impl));
   std::vector<bucket::FlatParameters*> all = pointers(impl.buffers);
   if (sharding.shard_parameters) {
     impl.frozen = make(frozen_in_units(*impl.model, units));

@@ -30,6 +30,13 @@ at::Tensor spoiled(const at::Tensor& value, fault::Effect effect) {
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() = default;
 
+// The user's module may outlive the engine.
+Engine::Impl::~Impl() {
+  if (layers) {
+    layers->set_hooks({});
+  }
+}
+
 bool Engine::Impl::at_boundary() const {
   return (micro_steps + 1) % batch.accumulation == 0;
 }
@@ -39,12 +46,45 @@ double Engine::Impl::exposed_seconds() const {
 }
 
 void Engine::Impl::start_step() {
+  if (half_stepped) {
+    throw Error("engine", concat("step ", global_steps + 1, " failed after some parameters had been stepped (step_in_backward)"),
+                "Load a checkpoint, or end the run.");
+  }
   running = StepTimes();
   waiting_for_stages = 0;
   step_start = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(loading));
   fault::set_step(global_steps + 1);
   exposed_before = exposed_seconds();
   coordinator->begin(zero::Pass::training);
+  broadcast_module_buffers();
+}
+
+void Engine::Impl::broadcast_module_buffers() {
+  if (module_buffers && module_buffers_differ) {
+    module_buffers->broadcast();
+  }
+  module_buffers_differ = false;
+}
+
+void Engine::Impl::drop_step() noexcept {
+  try {
+    reducer->abandon();
+    coordinator->release_all();
+    if (parameter_gather) {
+      parameter_gather->finish();
+    }
+    for (const auto& buffer : buffers) {
+      buffer->clear_grads();
+    }
+  } catch (const std::exception& error) {
+    log::error("a failed step was not dropped: ", error.what());
+  }
+  half_stepped = half_stepped || stepping;
+  stepping = false;
+  stepped.clear();
+  loss_sum = 0;
+  loading = 0;
+  micro_steps = global_steps * batch.accumulation;
 }
 
 data::Batch Engine::Impl::load(const std::function<data::Batch()>& next) {
@@ -70,6 +110,7 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
   if (!model->is_training()) {
     model->train();
   }
+  module_buffers_differ = true;
   return spoiled(loss_of(micro_batch), effect);
 }
 
@@ -95,14 +136,12 @@ std::shared_ptr<void> Engine::Impl::autocast_guard() const {
 
 // Every stage reduces its buckets as soon as the backward of its last micro-batch fills them.
 void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
-  if (micro_steps % batch.accumulation != 0) {
-    throw InputError("engine", "train_batch() in the middle of a step", "Finish the step with forward(), backward() and step() first.");
-  }
   start_step();
   const Note note("step", global_steps + 1);
   if (!model->is_training()) {
     model->train();
   }
+  module_buffers_differ = true;
   const auto micro_batches = static_cast<double>(batch.accumulation);
   pipeline::Executor::Callbacks callbacks;
   bool riders_set = buffers.empty();
@@ -132,14 +171,24 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   const Stopwatch watch(running.backward, [this] { return exposed_seconds(); });
   const monitor::Span span("backward");
   const Note note("backward of step", global_steps + 1);
-  const at::Tensor root = spoiled(loss, fault::at(fault::Phase::backward));
-  loss_sum += loss.item<double>() / static_cast<double>(batch.accumulation);
-  if (at_boundary()) {
-    set_riders();
-  }
-  // Sharded gradients are added up as shards, so every micro-batch is reduced.
-  reducer->set_synchronising(at_boundary() || buffers.front()->gradients_are_sharded());
-  root.backward(torch::full_like(root, root_gradient(root.scalar_type()), at::TensorOptions(torch::kFloat32).requires_grad(false)).to(root.scalar_type()));
+  drop_on_failure([&] {
+    const at::Tensor root = spoiled(loss, fault::at(fault::Phase::backward));
+    loss_sum += loss.item<double>() / static_cast<double>(batch.accumulation);
+    if (at_boundary()) {
+      set_riders();
+    }
+    // Sharded gradients are added up as shards, so every micro-batch is reduced.
+    const bool reduces = at_boundary() || buffers.front()->gradients_are_sharded();
+    reducer->set_synchronising(reduces);
+    if (reduces) {
+      reducer->begin();
+    }
+    root.backward(torch::full_like(root, root_gradient(root.scalar_type()), at::TensorOptions(torch::kFloat32).requires_grad(false))
+                      .to(root.scalar_type()));
+    if (reduces) {
+      reducer->end();
+    }
+  });
 }
 
 // The loss itself is never multiplied, which in fp16 would be infinite. What backward begins with has the loss's type: 65536 is not in fp16, so
@@ -163,9 +212,6 @@ void Engine::Impl::step() {
     const monitor::Span span("optimizer");
     const Note note("optimizer of step", global_steps + 1);
     fault::at(fault::Phase::step);
-    if (!reducer->order_is_learned()) {
-      reducer->finish(); // moves the buffers, so before anything looks at buckets
-    }
     update();
   }
   for (const auto& buffer : buffers) {
@@ -199,15 +245,20 @@ at::Tensor Engine::train_batch() {
 }
 
 at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
-  if (impl_->runs_schedule()) {
-    impl_->run_pipeline(next);
-    step();
-  } else {
+  if (impl_->runs_schedule() && impl_->micro_steps % impl_->batch.accumulation != 0) {
+    throw InputError("engine", "train_batch() in the middle of a step", "Finish the step with forward(), backward() and step() first.");
+  }
+  impl_->drop_on_failure([&] {
+    if (impl_->runs_schedule()) {
+      impl_->run_pipeline(next);
+      step();
+      return;
+    }
     for (int64_t i = 0; i < impl_->batch.accumulation; ++i) {
-      backward(forward(impl_->load(next)));
+      impl_->backward(impl_->forward(impl_->load(next)));
       step();
     }
-  }
+  });
   return torch::tensor(impl_->mean_loss, torch::kFloat64);
 }
 
@@ -219,7 +270,7 @@ void Engine::backward(const at::Tensor& loss) {
 }
 void Engine::step() {
   const int64_t before = impl_->global_steps;
-  impl_->step();
+  impl_->drop_on_failure([this] { impl_->step(); });
   if (impl_->report && impl_->global_steps > before) {
     impl_->report->step(*this);
   }

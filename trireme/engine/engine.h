@@ -47,6 +47,9 @@ struct StepTimes {
 ///
 /// A step whose loss (or gradient norm, when clipping or in low precision) is not finite on any rank is
 /// skipped on all ranks: weights, states and learning rate stay; skipped_steps() counts.
+/// An exception of train_batch(), backward() or step() ends the step that it is a part of: ranks that all catch it go on with the first
+/// micro-batch of that step, as if nothing had been. Not after a PeerError, nor in a pipeline of several stages.
+/// Buffers of the model (BatchNorm's running_mean) are the first replica's before every step and evaluation ("broadcast_buffers").
 /// Meanings are DeepSpeed's: the loss is divided by the accumulation steps, "Adam" is
 /// AdamW, gradient_clipping is 1.0 unless said otherwise.
 /// A parameter that no rank used in a step is not stepped: no weight decay, moments as they were, as PyTorch leaves out parameters without a
@@ -98,7 +101,8 @@ class Engine {
   /// Gradient norm before clipping of the last step; absent when clipping is off and
   /// want_grad_norm() was not asked for.
   std::optional<double> get_global_grad_norm() const;
-  /// Computes the norm also without clipping: one more read of the gradients a step.
+  /// Computes the norm also without clipping: one more read of the gradients a step. A step that has begun in backward
+  /// ("step_in_backward") is not skipped for it.
   void want_grad_norm(bool on);
   const StepTimes& times() const;
   /// The replica of this rank's stage that kept the others waiting in the last 16 steps, if one did; its rank is one of the

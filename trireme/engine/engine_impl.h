@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/base/error.h>
 #include <trireme/checkpoint/options.h>
 #include <trireme/config/batch_size.h>
 #include <trireme/engine/arrivals.h>
@@ -7,6 +8,7 @@
 #include <trireme/engine/step_report.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
+#include <trireme/parallel/data/module_buffers.h>
 #include <trireme/parallel/data/reducer.h>
 #include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
@@ -26,6 +28,11 @@ using Clock = std::chrono::steady_clock;
 /// The parts an engine is made of and where it is; private to this folder.
 class Engine::Impl {
  public:
+  Impl() = default;
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
   // What the engine is made of, by initialize().
   std::shared_ptr<torch::nn::Module> model;
   LossFunction loss_function;
@@ -40,6 +47,7 @@ class Engine::Impl {
   precision::PrecisionOptions precision;
   parallel::FlatBuffers buffers;
   parallel::FlatBuffers frozen; // sharded parameters that are not trained
+  std::optional<parallel::ModuleBuffers> module_buffers; // absent: ranks keep their own
   std::unique_ptr<parallel::Reducer> reducer;
   std::shared_ptr<optim::FlatOptimizer> optimizer;
   std::unique_ptr<zero::ParameterGather> parameter_gather; // null: every rank steps everything
@@ -67,10 +75,12 @@ class Engine::Impl {
   bool stop_agreed = false;
   std::optional<double> grad_norm;
   bool norm_wanted = false;
+  bool module_buffers_differ = true; // a forward may have changed them since they were broadcast
   bool may_step_in_backward = false;
   // Of a step whose buckets are stepped during backward: whether that has begun, and which were.
   bool stepping = false;
   std::set<std::pair<int64_t, int64_t>> stepped;
+  bool half_stepped = false; // such a step failed: only a checkpoint brings the parameters together again
   int64_t num_parameters = 0;
 
   StepTimes times;
@@ -112,6 +122,20 @@ class Engine::Impl {
   /// The gradient of a micro-batch's loss of this type.
   double root_gradient(at::ScalarType loss);
   void step();
+  /// Runs a part of a step. An exception ends the whole step: what there is of it is dropped, and the next micro-batch is its first.
+  template <typename F>
+  void drop_on_failure(const F& part) {
+    try {
+      part();
+    } catch (const PeerError&) {
+      throw; // nobody goes on
+    } catch (...) {
+      drop_step();
+      throw;
+    }
+  }
+  /// Makes every replica's module buffers those of the first, if they may differ. Collective.
+  void broadcast_module_buffers();
   /// All micro-batches of a step as a pipeline, up to reduced gradients.
   void run_pipeline(const std::function<data::Batch()>& next);
   LossSum evaluate(const data::Batch& micro_batch);
@@ -125,6 +149,7 @@ class Engine::Impl {
  private:
   void update();
   void start_step();
+  void drop_step() noexcept;
   double exposed_seconds() const;
   void begin_optimizer_step(double grad_scale, const std::vector<std::vector<bool>>& unused = {});
   std::vector<std::vector<bool>> unused_here() const;

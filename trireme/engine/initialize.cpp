@@ -145,6 +145,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
 
   zero::ModelUnits units = build_model(*impl, world, mesh, options);
   const std::vector<bucket::FlatParameters*> buffers = flatten(*impl, config, units);
+  if (config.data_parallel.broadcast_buffers) {
+    impl->module_buffers.emplace(*impl->model, impl->group);
+  }
   const bool sharded = config.zero.stage >= 1 && impl->group.size() > 1;
   impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel, reduce_function(*impl, sharded));
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();

@@ -44,11 +44,6 @@ class Balance {
   std::vector<int64_t> bytes_;
 };
 
-// The order in which a stage's gradients are sent decides in which order they are added up.
-std::string order_name(const comm::Group& pipe, size_t buffer) {
-  return concat("order/", buffer, "/stage/", pipe.rank(), "/of/", pipe.size());
-}
-
 } // namespace
 
 // Visits this rank's pieces of the parameters that no rank has whole; returns which those are.
@@ -74,21 +69,25 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   std::vector<checkpoint::TensorShard> mine;
   Balance balance(engine_.group.size());
   std::set<const void*> seen; // a tied weight is saved once, under its first name
+  const auto is_new = [&](const std::string& name, const at::Tensor& tensor) {
+    return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
+  };
   const auto add_whole = [&](const std::string& name, const char* kind, const at::Tensor& tensor) {
-    if (saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second && balance.next(tensor) == rank) {
-      mine.push_back({name, kind, tensor.sizes().vec(), 0, tensor.detach(), {}, {}});
-    }
+    mine.push_back({name, kind, tensor.sizes().vec(), 0, tensor.detach(), {}, {}});
   };
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     mine.push_back({tensor.name, "parameter", tensor.sizes, begin, values, {}, {}});
   });
   for (const auto& item : engine_.model->named_parameters()) {
-    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0) {
+    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && balance.next(item.value()) == rank) {
       add_whole(item.key(), "parameter", item.value());
     }
   }
+  // Replicas may differ in these.
   for (const auto& item : engine_.model->named_buffers()) {
-    add_whole(item.key(), "buffer", item.value());
+    if (is_new(item.key(), item.value()) && rank == 0) {
+      add_whole(item.key(), "buffer", item.value());
+    }
   }
   // Where replicas hold the same states, each tensor's are written by one of them.
   std::map<std::string, int> writer;
@@ -103,12 +102,6 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   });
   const at::Tensor rng = get_rng_state();
   mine.push_back({rng_name(engine_.everyone.rank()), "rng", rng.sizes().vec(), 0, rng, {}, {}});
-  if (engine_.reducer->order_is_learned() && rank == 0) {
-    for (size_t b = 0; b < engine_.buffers.size(); ++b) {
-      const at::Tensor order = torch::tensor(engine_.buffers[b]->layout().order(), torch::kInt64);
-      mine.push_back({order_name(engine_.pipe, b), "order", order.sizes().vec(), 0, order, {}, {}});
-    }
-  }
   return mine;
 }
 
@@ -191,23 +184,6 @@ const std::string& TrainingState::saved_name(const std::string& parameter) const
   return engine_.layers ? engine_.layers->saved_name(parameter) : parameter;
 }
 
-// Only when the checkpoint was cut into the same stages; another partition learns its own.
-void TrainingState::adopt_order(const checkpoint::Checkpoint& saved) {
-  std::vector<std::vector<int64_t>> orders;
-  for (size_t b = 0; b < engine_.buffers.size(); ++b) {
-    const std::string name = order_name(engine_.pipe, b);
-    if (!saved.has(name)) {
-      return;
-    }
-    const at::Tensor order = saved.read(name);
-    if (order.numel() != engine_.buffers[b]->count()) {
-      return;
-    }
-    orders.emplace_back(order.data_ptr<int64_t>(), order.data_ptr<int64_t>() + order.numel());
-  }
-  engine_.reducer->adopt_order(orders);
-}
-
 nlohmann::json TrainingState::load(const std::filesystem::path& folder, const std::string& tag) {
   const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.everyone);
   const nlohmann::json& state = saved.state();
@@ -216,8 +192,8 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
                      concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"], ", this run uses \"", engine_.optimizer->rule().name(), '"'),
                      "Set engine.optimizer.type to the same, or start from the weights alone with model.init_from.");
   }
-  adopt_order(saved);
   load_tensors(saved);
+  engine_.half_stepped = false;
   engine_.global_steps = state.at("global_steps");
   engine_.skipped_steps = state.at("skipped_steps");
   engine_.global_samples = state.at("global_samples");

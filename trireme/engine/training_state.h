@@ -15,8 +15,8 @@ namespace trireme::engine {
 /// how it is put back.
 ///
 /// Tensor names: parameters and buffers as the module names them; "<state>/<parameter>" for the
-/// optimizer ("exp_avg/fc1.weight"); "rng/cpu/<rank>";
-/// "order/<buffer>/stage/<stage>/of/<stages>": the order in which a stage's gradients are reduced.
+/// optimizer ("exp_avg/fc1.weight"); "rng/cpu/<rank>". Buffers are those of the first replica. Earlier versions also saved "order/...",
+/// which is not read any more.
 /// They do not depend on how many stages the model was cut into.
 /// Source: the layout-free index follows the idea of PyTorch's distributed checkpoint.
 class TrainingState {
@@ -33,7 +33,6 @@ class TrainingState {
   std::vector<checkpoint::TensorShard> shards();
   nlohmann::json state(const nlohmann::json& client_state) const;
   void load_tensors(const checkpoint::Checkpoint& saved);
-  void adopt_order(const checkpoint::Checkpoint& saved);
   const std::string& saved_name(const std::string& parameter) const;
 
   Engine::Impl& engine_;

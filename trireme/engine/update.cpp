@@ -119,7 +119,7 @@ void Engine::Impl::update() {
   bool finite = std::isfinite(mean_loss);
   if (needs_norm) {
     grad_norm = std::sqrt(squared_norm) * unscale;
-    finite = finite && std::isfinite(*grad_norm);
+    finite = finite && (stepping || std::isfinite(*grad_norm)); // a step that has begun is not skipped any more
     clip = clipping > 0 ? std::min(1.0, clipping / (*grad_norm + 1e-6)) : 1;
   }
   const precision::LossScaler::Update scaling = scaler.update(!finite);

@@ -55,34 +55,30 @@ bucket::FlatLayout layout_of(const Run& run, int64_t stage) {
   for (const auto& chunk : layers_of(run, stage)) {
     all.insert(all.end(), chunk.begin(), chunk.end());
   }
+  // As the engine lists them: parameters that stages share are final late, so they are in front of the list that is reversed.
   std::vector<TensorInfo> tensors;
   std::vector<const Parameter*> parameters;
   std::vector<bool> in_unit;
-  std::vector<bool> late;
-  for (const int64_t layer : all) {
-    const Layer& described = run.model.layers[layer];
-    if (owner_of(run, all, layer) != layer) {
-      continue;
-    }
-    for (const Parameter& parameter : described.parameters) {
-      tensors.push_back({described.name + '.' + parameter.name, {parameter.numel}, layer});
-      parameters.push_back(&parameter);
-      in_unit.push_back(run.shards(3) && (run.layer_list || described.is_unit));
-      late.push_back(run.stages > 1 && !described.tie.empty());
+  for (const bool late : {true, false}) {
+    for (const int64_t layer : all) {
+      const Layer& described = run.model.layers[layer];
+      if (owner_of(run, all, layer) != layer || late != (run.stages > 1 && !described.tie.empty())) {
+        continue;
+      }
+      for (const Parameter& parameter : described.parameters) {
+        tensors.push_back({described.name + '.' + parameter.name, {parameter.numel}, layer});
+        parameters.push_back(&parameter);
+        in_unit.push_back(run.shards(3) && (run.layer_list || described.is_unit));
+      }
     }
   }
   const std::vector<bool> whole = stay_whole(run, parameters, in_unit);
   for (size_t i = 0; i < tensors.size(); ++i) {
     tensors[i].unit = in_unit[i] && !whole[i] ? tensors[i].unit : TensorInfo::kNoUnit;
   }
-  // Gradients arrive from the end of the model; those that stages share are final last.
   std::vector<int64_t> order(tensors.size());
   std::iota(order.rbegin(), order.rend(), 0);
-  if (run.shards(2)) {
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensors[a].unit > tensors[b].unit; });
-  } else {
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return late[a] < late[b]; });
-  }
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensors[a].unit > tensors[b].unit; });
   bucket::LayoutOptions options;
   options.element_bytes = bytes_of(run.compute);
   options.bucket_bytes = run.bucket_bytes;

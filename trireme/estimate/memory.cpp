@@ -130,15 +130,14 @@ Item buffers(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
   return item;
 }
 
-int64_t first_step(const Run& run, const StageMemory& memory) {
+// Parameters as they were built and in their flat buffer. With sharded parameters unit by unit.
+int64_t start(const Run& run, const StageMemory& memory) {
   const int64_t always = memory.item(Category::baseline).bytes + memory.item(Category::data).bytes;
   const int64_t parameters = memory.item(Category::parameters).bytes;
-  const int64_t gradients = memory.item(Category::gradients).bytes;
   if (run.shards(3)) {
     return always + parameters + memory.item(Category::communication_buffers).bytes;
   }
-  const bool reorders = run.data_ranks > 1 && !run.shards(2);
-  return always + 2 * parameters + (reorders ? 2 : 1) * gradients;
+  return always + 2 * parameters + (run.shards(2) ? 0 : memory.item(Category::gradients).bytes);
 }
 
 void check(const Run& run) {
@@ -169,7 +168,7 @@ int64_t StageMemory::training() const {
 }
 
 int64_t StageMemory::peak() const {
-  return std::max(training(), first_step);
+  return std::max(training(), start);
 }
 
 int64_t message_bytes(int64_t tensor_bytes) {
@@ -198,7 +197,7 @@ std::vector<StageMemory> memory_of(const Run& run) {
     for (size_t i = 0; i < memory.items.size(); ++i) {
       memory.items[i].name = category_name(kCategories[i]);
     }
-    memory.first_step = first_step(run, memory);
+    memory.start = start(run, memory);
   }
   return stages;
 }

@@ -32,9 +32,8 @@ struct StageMemory {
   int64_t flat = 0;
   /// One for each of kCategories, in that order.
   std::vector<Item> items;
-  /// In the first step the flat buffers move into the order in which gradients arrive: parameters and gradients are there twice, but
-  /// neither optimizer states nor activations. Also the resident memory of a run that ends there.
-  int64_t first_step = 0;
+  /// At the start parameters move into the flat buffers and are there twice, but neither optimizer states nor activations are.
+  int64_t start = 0;
 
   const Item& item(Category category) const {
     return items[static_cast<size_t>(category)];

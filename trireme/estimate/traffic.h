@@ -7,7 +7,8 @@
 
 namespace trireme::estimate {
 
-/// What the first data-parallel rank of a stage sends in one step, once the order of gradients is known (from the second step on).
+/// What the first data-parallel rank of a stage sends in one step: in every one, but a pipeline's first step also announces shapes, and at
+/// stage 3 the first two may differ by what is gathered ahead.
 struct StageTraffic {
   int64_t stage = 0;
   /// Collective by collective; their sum is what a run's metrics count as comm_bytes.
@@ -22,8 +23,7 @@ struct StageTraffic {
 
 inline constexpr int64_t kStepsBetweenTimes = 8;
 
-/// Says what a rank of each pipeline stage sends. Exact for stages 0 to 2 and for pipelines, up to the padding of
-/// buckets to 64 bytes a rank where gradients arrive in another order than the layers'.
+/// Says what a rank of each pipeline stage sends, to the byte.
 std::vector<StageTraffic> traffic_of(const Run& run);
 
 } // namespace trireme::estimate

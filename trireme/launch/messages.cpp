@@ -10,15 +10,6 @@ namespace {
 
 constexpr size_t kLongestMessage = 64 << 20;
 
-/// nlohmann's own conversion would take any number, 1e300 too.
-int whole(const Message& message, const char* key) {
-  const int64_t number = message.at(key).get_ref<const Message::number_integer_t&>();
-  if (number < std::numeric_limits<int>::min() || number > std::numeric_limits<int>::max()) {
-    throw Error("launch", concat("\"", key, "\": ", number, " came from the other side; that is no number of a rank, a node or a port"));
-  }
-  return static_cast<int>(number);
-}
-
 } // namespace
 
 std::string to_text(std::string_view bytes) {
@@ -76,12 +67,21 @@ Message pack_end(int rank, const RankEnd& end) {
           {"out_of_memory", static_cast<int>(end.out_of_memory)}};
 }
 
+// nlohmann's own conversion would take any number, 1e300 too.
+int whole(const Message& message, const char* key) {
+  const int64_t number = message.at(key).get_ref<const Message::number_integer_t&>();
+  if (number < std::numeric_limits<int>::min() || number > std::numeric_limits<int>::max()) {
+    throw Error("launch", concat("\"", key, "\": ", number, " came from the other side; that is no number of a rank, a node or a port"));
+  }
+  return static_cast<int>(number);
+}
+
 RankEnd unpack_end(const Message& message) {
   RankEnd end;
-  end.wait_status = message.at("status");
-  end.pid = message.at("pid");
+  end.wait_status = whole(message, "status");
+  end.pid = whole(message, "pid");
   end.peak_rss_bytes = message.at("peak_rss_bytes");
-  end.out_of_memory = static_cast<OutOfMemory>(message.at("out_of_memory").get<int>());
+  end.out_of_memory = static_cast<OutOfMemory>(whole(message, "out_of_memory"));
   return end;
 }
 

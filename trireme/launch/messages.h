@@ -27,7 +27,9 @@ Message pack_share(const Share& share);
 Message pack_variables(const Variables& variables);
 /// The event "ended".
 Message pack_end(int rank, const RankEnd& end);
+/// A number of a message, and the unpacked parts of one.
 /// Errors of these: nlohmann::json::exception when something is missing or of another kind, Error for a number that no int holds.
+int whole(const Message& message, const char* key);
 Share unpack_share(const Message& message);
 Variables unpack_variables(const Message& message);
 RankEnd unpack_end(const Message& message);

@@ -136,6 +136,9 @@ void RemotePlace::read_messages() {
       while (auto line = reader_.next()) {
         if (line->message) {
           handle(*line->message);
+          if (state_ == State::lost) {
+            return;
+          }
         } else if (!line->text.empty()) {
           say_(concat(setup_.host, ": ", line->text));
         }
@@ -168,17 +171,26 @@ void RemotePlace::read_complaints() {
   }
 }
 
+bool RemotePlace::has(int rank) const {
+  return rank >= share_.first_rank && rank < share_.first_rank + share_.local_ranks;
+}
+
 void RemotePlace::handle(const Message& event) {
   const std::string is = event.at("is");
-  if (is == "output" && events_ != nullptr) {
-    events_->output(event.at("rank"), event.at("stream"), to_bytes(event.at("text")));
-  } else if (is == "ended" && events_ != nullptr) {
-    events_->ended(event.at("rank"), unpack_end(event));
+  if ((is == "output" || is == "ended") && events_ != nullptr) {
+    const int rank = whole(event, "rank");
+    if (!has(rank)) {
+      lose(concat("its agent tells of rank ", rank, ", which does not run there"));
+    } else if (is == "output") {
+      events_->output(rank, whole(event, "stream") == 0 ? 0 : 1, to_bytes(event.at("text")));
+    } else {
+      events_->ended(rank, unpack_end(event));
+    }
   } else if (is == "say" && events_ != nullptr) {
     events_->say(concat(setup_.host, ": ", to_bytes(event.at("text"))));
   } else if (is == "ready") {
     if (event.at("protocol") != kProtocol) {
-      lose(concat("its agent is of another version of Trireme (it speaks protocol ", event.at("protocol").get<int>(),
+      lose(concat("its agent is of another version of Trireme (it speaks protocol ", event.at("protocol").dump(),
                   ", this one ", kProtocol, ")"));
     } else {
       state_ = State::ready;
@@ -186,7 +198,7 @@ void RemotePlace::handle(const Message& event) {
   } else if (is == "over") {
     state_ = State::ready;
   } else if (is == "listening") {
-    port_ = event.at("port").get<int>();
+    port_ = whole(event, "port");
   } else if (is == "refused") {
     const std::string text = concat("on host ", setup_.host, ": ", to_bytes(event.at("text")));
     const bool input = event.at("input");

@@ -62,6 +62,7 @@ class RemotePlace : public Place {
   void read_messages();
   void read_complaints();
   void handle(const Message& event);
+  bool has(int rank) const;
   void lose(const std::string& why);
   bool wait_for_end(std::chrono::milliseconds patience);
 

@@ -43,32 +43,22 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
     Shard& shard = shards_.emplace_back(
         Shard{buffer, std::move(decay), bucket::ShardPlan(buffer->layout(), rank, size, sharded), {}, {}, {}, {}, {}, {}, {}, 2 * tensors});
     tensors += shard.buffer->count();
+    allocate(shard);
   }
   norms_.resize(rule_->needs_norms() ? 2 * tensors : 0);
 }
 
-void FlatOptimizer::allocate() {
-  for (Shard& shard : shards_) {
-    const bucket::FlatLayout& layout = shard.buffer->layout();
-    shard.plan = bucket::ShardPlan(layout, rank_, size_, sharded_);
-    int64_t blocks = 0;
-    for (size_t b = 0; b < layout.buckets().size(); ++b) {
-      shard.segments.push_back(segments_of(layout, layout.buckets()[b], shard.plan.mine(static_cast<int64_t>(b))));
-      std::vector<int64_t>& offsets = shard.scale_offset.emplace_back();
-      for (const Segment& segment : shard.segments.back()) {
-        offsets.push_back(blocks);
-        blocks += blocks_of(segment);
-      }
-    }
-    allocate_states(shard, blocks);
-    if (shard.buffer->scalar_type() != torch::kFloat32) {
-      shard.master = comm::allocate_host(shard.plan.state_numel(), torch::kFloat32).zero_();
+void FlatOptimizer::allocate(Shard& shard) const {
+  const bucket::FlatLayout& layout = shard.buffer->layout();
+  int64_t blocks = 0;
+  for (size_t b = 0; b < layout.buckets().size(); ++b) {
+    shard.segments.push_back(segments_of(layout, layout.buckets()[b], shard.plan.mine(static_cast<int64_t>(b))));
+    std::vector<int64_t>& offsets = shard.scale_offset.emplace_back();
+    for (const Segment& segment : shard.segments.back()) {
+      offsets.push_back(blocks);
+      blocks += blocks_of(segment);
     }
   }
-  refresh_masters();
-}
-
-void FlatOptimizer::allocate_states(Shard& shard, int64_t blocks) const {
   for (const StateInfo& info : rule_->states()) {
     at::Tensor state = comm::allocate_host(shard.plan.state_numel(), scalar_type(rule_->state_type()));
     if (rule_->state_type() == StateType::int8) {
@@ -78,6 +68,15 @@ void FlatOptimizer::allocate_states(Shard& shard, int64_t blocks) const {
       state.fill_(info.initial);
     }
     shard.states.push_back(state);
+  }
+  if (shard.buffer->scalar_type() != torch::kFloat32) {
+    shard.master = comm::allocate_host(shard.plan.state_numel(), torch::kFloat32).zero_();
+  }
+}
+
+void FlatOptimizer::follow_first_values() {
+  if (steps_ == 0) {
+    refresh_masters();
   }
 }
 
@@ -109,9 +108,7 @@ int64_t FlatOptimizer::bytes() const {
 }
 
 void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double grad_scale) {
-  if (!allocated()) {
-    allocate();
-  }
+  follow_first_values();
   ++steps_;
   lr_ = lr;
   betas_ = betas;
@@ -263,9 +260,7 @@ double FlatOptimizer::squared_grad_norm() const {
 }
 
 void FlatOptimizer::for_each_state(const Visit& visit) {
-  if (!allocated()) {
-    allocate();
-  }
+  follow_first_values();
   const auto& infos = rule_->states();
   for (Shard& shard : shards_) {
     const bucket::FlatLayout& layout = shard.buffer->layout();

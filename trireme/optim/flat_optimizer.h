@@ -21,7 +21,8 @@ inline constexpr const char* kMasterState = "master";
 ///
 /// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes the
 /// parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are.
-/// Masters and states are allocated at the first step, in the layout and from the parameters of that moment.
+/// Masters and states are allocated at construction. Masters follow parameters that are changed before the first step; later, see
+/// refresh_masters().
 /// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer {
  public:
@@ -70,7 +71,7 @@ class FlatOptimizer {
 
   /// Takes masters from the parameters again where these are not what the masters round to: after somebody has changed them.
   void refresh_masters();
-  /// Bytes of masters and states on this rank; 0 before they are allocated.
+  /// Bytes of masters and states on this rank.
   int64_t bytes() const;
 
   /// Calls `visit(state name, tensor name, tensor sizes, begin, values)` for each piece of
@@ -96,11 +97,8 @@ class FlatOptimizer {
     int64_t first_norm; // in norms_
   };
 
-  void allocate();
-  void allocate_states(Shard& shard, int64_t blocks) const;
-  bool allocated() const {
-    return shards_.empty() || !shards_.front().segments.empty();
-  }
+  void allocate(Shard& shard) const;
+  void follow_first_values();
   /// Calls f(step) for the parts of a bucket's owned range that are stepped in one go.
   void for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;
   ShardStep shard_step(const Shard& shard, int64_t bucket, size_t first, size_t last) const;

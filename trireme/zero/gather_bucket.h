@@ -5,14 +5,19 @@
 #include <trireme/comm/group.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace trireme::zero {
 
-/// Brings the ranks' parts of one bucket of parameters together on every rank.
+/// Brings the ranks' parts of one bucket of parameters together on every rank. Sharded parameters can be read once it was waited for.
 /// Cost: P(N-1)/N bytes sent a rank for a bucket of P bytes.
 inline comm::Work gather_bucket(const comm::Group& group, bucket::FlatParameters& parameters, int64_t bucket) {
   const bucket::Range mine = bucket::shard_of(parameters.layout().buckets()[bucket], group.rank(), group.size());
-  return group.all_gather(parameters.bucket_data(bucket), parameters.owned_data(bucket, mine), "parameters");
+  comm::Work gathered = group.all_gather(parameters.bucket_data(bucket), parameters.owned_data(bucket, mine), "parameters");
+  if (parameters.stays_whole(bucket)) {
+    return gathered;
+  }
+  return comm::then(std::move(gathered), [&parameters, bucket] { parameters.publish(bucket); });
 }
 
 } // namespace trireme::zero

@@ -1,5 +1,6 @@
 #include <trireme/zero/unit.h>
 
+#include <trireme/bucket/shared_memory.h>
 #include <trireme/precision/cast.h>
 #include <trireme/zero/early_shards.h>
 #include <trireme/zero/init.h>
@@ -39,6 +40,7 @@ bool Unit::make_whole() {
 
 void Unit::built(torch::nn::Module& module) {
   if (Init::active() != nullptr) {
+    bucket::refuse_shared_memory(bucket::tensors_of(module));
     if (Init::active()->type() != precision::Type::fp32) {
       precision::cast_module(module, Init::active()->type());
     }

@@ -2,6 +2,8 @@
 
 #include <trireme/base/error.h>
 
+#include <tests/support/run_ranks.h>
+
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -166,6 +168,32 @@ TEST(PipelineModuleTest, ProfileMeasuresEveryLayer) {
   for (const double cost : model.partition().costs) {
     EXPECT_GT(cost, 0);
   }
+}
+
+// A list may hold modules that exist. Every rank has them all, but each stage trains its own.
+TEST(PipelineModuleTest, GivenModulesShareWithinAStageOnly) {
+  const nn::Linear shared(4, 4);
+  PipelineModule together(LayerList{shared, nn::ReLU(), shared});
+  together.build();
+  EXPECT_THAT(test::run_ranks(2,
+                              [](comm::World& world) {
+                                const nn::Linear shared(4, 4);
+                                PipelineOptions two;
+                                two.stages = 2;
+                                two.bounds = {0, 2, 3};
+                                PipelineModule apart(LayerList{shared, nn::ReLU(), shared}, nullptr, two);
+                                EXPECT_THAT(message_of([&] { apart.build(world.group()); }),
+                                            testing::AllOf(HasSubstr("layers 0 and 2"), HasSubstr("stages 0 and 1"), HasSubstr("TiedLayerSpec")));
+                              }),
+              testing::IsEmpty());
+}
+
+TEST(PipelineModuleTest, ATieBySharedMemoryIsRefusedByName) {
+  nn::Linear first(4, 4);
+  nn::Linear second(4, 4);
+  second->weight.set_data(first->weight.detach());
+  PipelineModule model(LayerList{first, nn::ReLU(), second});
+  EXPECT_THAT(message_of([&] { model.build(); }), testing::AllOf(HasSubstr("\"0.weight\""), HasSubstr("\"2.weight\""), HasSubstr("share memory")));
 }
 
 } // namespace

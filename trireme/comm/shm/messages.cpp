@@ -151,8 +151,11 @@ bool Messages::take(Parcel& parcel) {
 
 bool Messages::deliver() {
   bool did = false;
+  // All letters before any receive: one that came between two receives with its tag would go to the second.
+  for (const auto& parcel : expected_) {
+    did = look(parcel->peer) || did;
+  }
   for (auto place = expected_.begin(); place != expected_.end();) {
-    did = look((*place)->peer) || did;
     if (take(**place)) {
       place = expected_.erase(place);
       did = true;

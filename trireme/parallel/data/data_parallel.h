@@ -18,17 +18,19 @@ namespace trireme::parallel {
 ///   ... loss.backward(); optimizer.step(); ...      // as before
 ///
 /// Construction broadcasts rank 0's parameters and buffers. After every backward()
-/// the gradients of all parameters are the mean over the ranks; nothing else in the
-/// loop changes. A parameter that no rank used gets a zero gradient, so an optimizer's
+/// the gradients of all parameters are the mean over the ranks, and buffers (BatchNorm's running_mean) are rank 0's again, as
+/// DistributedDataParallel has them in the next forward; nothing else in the loop changes. A parameter that no rank used gets a zero gradient, so an optimizer's
 /// weight decay still acts on it. Each rank feeds its own part of the data (data::DistributedSampler).
 ///
 /// Ranks may run out of data at different times: a rank that has no more batches
 /// calls join(), which takes part in the others' reductions with nothing to add (the
 /// mean is then over the ranks that still train) until all have joined, and ends with
 /// everybody holding the weights of a rank that trained longest.
+///
+/// A backward that throws has still taken part in the reduction, with NaN: ranks that catch the exception forget the gradients and go on.
 class DataParallel {
  public:
-  /// Errors: InputError when no parameter requires a gradient or ranks built different models.
+  /// Errors: InputError when no parameter requires a gradient, two share memory, or ranks built different models.
   DataParallel(torch::nn::Module& model, comm::Group group, const DataParallelOptions& options = {});
   ~DataParallel();
   DataParallel(DataParallel&&) noexcept;

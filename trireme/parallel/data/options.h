@@ -20,6 +20,9 @@ struct DataParallelOptions {
   double gradient_predivide_factor = 1.0;
   /// Parameters and buffers of the group's rank 0 replace everybody else's at the start.
   bool broadcast_at_start = true;
+  /// The buffers of a module (BatchNorm's running_mean), which ranks change each in its own way, are made those of rank 0 once a step.
+  /// As DistributedDataParallel's option of this name.
+  bool broadcast_buffers = true;
 };
 
 } // namespace trireme::parallel

@@ -1,6 +1,7 @@
 #include <trireme/parallel/data/reducer.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 #include <trireme/recompute/recompute.h>
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -9,12 +10,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
+#include <optional>
 
 namespace trireme::parallel {
 namespace {
 
 /// Buckets that may travel while the next one fills, where somebody waits for them in backward.
-constexpr int64_t kUnderWay = 2;
+constexpr size_t kUnderWay = 2;
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 using Clock = std::chrono::steady_clock;
 
@@ -22,31 +26,44 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// The place in the model of the bucket's first parameter, whose gradient is expected last.
+int64_t last_expected(const bucket::FlatLayout& layout, const bucket::Bucket& bucket) {
+  int64_t place = std::numeric_limits<int64_t>::max();
+  for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
+    place = std::min(place, layout.tensors()[layout.slots()[s].tensor].place);
+  }
+  return place;
+}
+
 } // namespace
 
 class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
  public:
   Impl(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options, Reduce reduce)
-      : group_(std::move(group)), options_(options), reduce_(std::move(reduce)) {
+      : group_(std::move(group)), options_(options), reduce_(std::move(reduce)), order_(order_of(buffers)) {
     for (bucket::FlatParameters* buffer : buffers) {
-      queues_.push_back(Queue{buffer, {}, {}, {}, 0});
+      buffers_.push_back(Buffer{buffer, {}, {}, {}, std::vector<size_t>(buffer->layout().buckets().size())});
+      sharded_ = sharded_ || buffer->gradients_are_sharded();
     }
-    reset_all();
-    sharded_ = std::any_of(buffers.begin(), buffers.end(), [](const auto* buffer) { return buffer->gradients_are_sharded(); });
-    learned_ = group_.size() == 1 || sharded_;
+    for (size_t i = 0; i < order_.size(); ++i) {
+      buffers_[order_[i].buffer].position[order_[i].bucket] = i;
+    }
+    reset();
   }
 
   void install_hooks();
   void remove_hooks();
-  void gradient_ready(size_t queue, int64_t parameter);
+  void gradient_ready(size_t buffer, int64_t parameter);
   void end_of_backward();
   void reduce_without_backward();
   void begin();
   void end();
+  void abandon() noexcept;
   void hold(const std::vector<at::Tensor>& parameters);
-  void wait(int64_t buffer, int64_t bucket);
+  void wait(int64_t buffer, int64_t bucket) {
+    wait(buffers_[buffer].position[bucket]);
+  }
   void finish();
-  void adopt_order(const std::vector<std::vector<int64_t>>& order);
 
   bool synchronising = true;
   std::function<void()> on_end;
@@ -62,38 +79,39 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     }
     return options_.prescale_gradients ? 1.0 : options_.gradient_predivide_factor / group_.size();
   }
-  bool learned() const {
-    return learned_;
-  }
 
  private:
-  // One flat buffer and how far its buckets are in the current backward.
-  struct Queue {
-    bucket::FlatParameters* buffer;
+  // A bucket of one of the buffers.
+  struct Place {
+    size_t buffer;
+    int64_t bucket;
+  };
+  // A flat buffer and what of it is there in the current backward.
+  struct Buffer {
+    bucket::FlatParameters* flat;
     std::vector<int64_t> missing; // gradients that bucket b still waits for
     std::vector<bool> ready; // parameter i has its gradient
-    std::vector<comm::Work> works; // of buckets [0, next)
-    int64_t next; // first bucket not started
-    int64_t handed_over = 0; // first bucket not given to on_final
-    std::vector<bool> held = {}; // parameter i is final at end() only
-    std::vector<int64_t> arrivals = {}; // parameters in the order of their gradients
+    std::vector<bool> held; // parameter i is final at end() only
+    std::vector<size_t> position; // of bucket b, in order_
   };
 
-  void wait(Queue& queue, int64_t bucket);
-  void reset(Queue& queue);
-  void mark_ready(Queue& queue, int64_t parameter);
-  void reset_all();
-  void start(Queue& queue, bool even_if_missing);
-  void start_rest();
-  void hand_over(Queue& queue);
-  void learn_order();
+  static std::vector<Place> order_of(const std::vector<bucket::FlatParameters*>& buffers);
+  void wait(size_t position);
+  void reset();
+  void mark_ready(Buffer& buffer, int64_t parameter);
+  void start(bool even_if_missing);
+  void start_next();
+  void hand_over();
 
   comm::Group group_;
   DataParallelOptions options_;
   Reduce reduce_;
-  std::vector<Queue> queues_;
+  std::vector<Buffer> buffers_;
+  std::vector<Place> order_; // in which buckets start
+  std::vector<comm::Work> works_; // of the first of order_: those that have started
+  size_t handed_over_ = 0; // how many of them were given to on_final
   bool in_backward_ = false;
-  bool learned_ = false;
+  bool failed_ = false; // abandon() ended it
   bool sharded_ = false; // buckets have memory only while they are under way
 };
 
@@ -110,93 +128,137 @@ class ReadyHook : public torch::autograd::PostAccumulateGradHook {
   std::function<void()> ready_;
 };
 
+// Autograd drops what is queued for the end of a backward that fails: then `failed` is called instead.
+class AtEnd {
+ public:
+  AtEnd(std::function<void()> ended, std::function<void()> failed) : ended_(std::move(ended)), failed_(std::move(failed)) {}
+  ~AtEnd() {
+    if (failed_) {
+      failed_();
+    }
+  }
+  AtEnd(const AtEnd&) = delete;
+  AtEnd& operator=(const AtEnd&) = delete;
+  void run() {
+    failed_ = nullptr;
+    ended_();
+  }
+
+ private:
+  std::function<void()> ended_;
+  std::function<void()> failed_;
+};
+
 } // namespace
 
+// All buckets, each buffer's in their order, in the order in which they are expected to be complete.
+std::vector<Reducer::Impl::Place> Reducer::Impl::order_of(const std::vector<bucket::FlatParameters*>& buffers) {
+  std::vector<Place> order;
+  std::vector<int64_t> next(buffers.size(), 0);
+  for (;;) {
+    std::optional<Place> first;
+    int64_t first_place = -1;
+    for (size_t b = 0; b < buffers.size(); ++b) {
+      const bucket::FlatLayout& layout = buffers[b]->layout();
+      if (next[b] == std::ssize(layout.buckets())) {
+        continue;
+      }
+      const int64_t place = last_expected(layout, layout.buckets()[next[b]]);
+      if (place > first_place) {
+        first = Place{b, next[b]};
+        first_place = place;
+      }
+    }
+    if (!first) {
+      return order;
+    }
+    ++next[first->buffer];
+    order.push_back(*first);
+  }
+}
+
 void Reducer::Impl::install_hooks() {
-  for (size_t q = 0; q < queues_.size(); ++q) {
-    for (int64_t i = 0; i < queues_[q].buffer->count(); ++i) {
-      auto ready = [weak = weak_from_this(), q, i] {
+  for (size_t b = 0; b < buffers_.size(); ++b) {
+    for (int64_t i = 0; i < buffers_[b].flat->count(); ++i) {
+      auto ready = [weak = weak_from_this(), b, i] {
         if (const auto self = weak.lock()) {
-          self->gradient_ready(q, i);
+          self->gradient_ready(b, i);
         }
       };
-      torch::autograd::impl::set_post_acc_grad_hooks(queues_[q].buffer->parameter(i), std::make_unique<ReadyHook>(std::move(ready)));
+      torch::autograd::impl::set_post_acc_grad_hooks(buffers_[b].flat->parameter(i), std::make_unique<ReadyHook>(std::move(ready)));
     }
   }
 }
 
 void Reducer::Impl::remove_hooks() {
-  for (Queue& queue : queues_) {
-    for (int64_t i = 0; i < queue.buffer->count(); ++i) {
-      torch::autograd::impl::set_post_acc_grad_hooks(queue.buffer->parameter(i), nullptr);
+  for (Buffer& buffer : buffers_) {
+    for (int64_t i = 0; i < buffer.flat->count(); ++i) {
+      torch::autograd::impl::set_post_acc_grad_hooks(buffer.flat->parameter(i), nullptr);
     }
   }
 }
 
-void Reducer::Impl::reset(Queue& queue) {
-  const auto& layout = queue.buffer->layout();
-  queue.missing.clear();
-  for (const bucket::Bucket& bucket : layout.buckets()) {
-    queue.missing.push_back(bucket.last_slot - bucket.first_slot);
+void Reducer::Impl::reset() {
+  for (Buffer& buffer : buffers_) {
+    buffer.missing.clear();
+    for (const bucket::Bucket& bucket : buffer.flat->layout().buckets()) {
+      buffer.missing.push_back(bucket.last_slot - bucket.first_slot);
+    }
+    buffer.ready.assign(buffer.flat->count(), false);
   }
-  queue.ready.assign(queue.buffer->count(), false);
-  queue.works.clear();
-  queue.next = 0;
-  queue.handed_over = 0;
+  works_.clear();
+  handed_over_ = 0;
+  failed_ = false;
 }
 
-void Reducer::Impl::reset_all() {
-  for (Queue& queue : queues_) {
-    reset(queue);
-  }
-}
-
-void Reducer::Impl::gradient_ready(size_t q, int64_t parameter) {
-  Queue& queue = queues_[q];
-  if (queue.buffer->parameter(parameter).grad().is_sparse()) {
-    throw InputError("data parallel", concat("parameter ", queue.buffer->name(parameter), " has a sparse gradient"),
+void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
+  Buffer& buffer = buffers_[b];
+  if (buffer.flat->parameter(parameter).grad().is_sparse()) {
+    throw InputError("data parallel", concat("parameter ", buffer.flat->name(parameter), " has a sparse gradient"),
                      "Build the embedding without sparse(true).");
   }
-  queue.buffer->attach_grad(parameter);
-  if (!synchronising || (!queue.held.empty() && queue.held[parameter])) {
+  buffer.flat->attach_grad(parameter);
+  if (!synchronising || (!buffer.held.empty() && buffer.held[parameter])) {
     return;
   }
   if (!in_backward_) {
-    in_backward_ = true;
-    reset_all();
-    recompute::queue_at_end([weak = weak_from_this()] {
-      if (const auto self = weak.lock()) {
-        self->end_of_backward();
-      }
-    });
+    begin();
+    const auto at_end = std::make_shared<AtEnd>(
+        [weak = weak_from_this()] {
+          if (const auto self = weak.lock()) {
+            self->end_of_backward();
+          }
+        },
+        [weak = weak_from_this()] {
+          if (const auto self = weak.lock()) {
+            self->abandon();
+          }
+        });
+    recompute::queue_at_end([at_end] { at_end->run(); });
   }
-  const int64_t bucket = queue.buffer->layout().bucket_of(parameter);
-  if (queue.ready[parameter]) {
-    if (bucket < queue.next) {
+  if (buffer.ready[parameter]) {
+    if (buffer.position[buffer.flat->layout().bucket_of(parameter)] < works_.size()) {
       throw Error("data parallel",
-                  concat("parameter ", queue.buffer->name(parameter), " got a second gradient in one backward after its bucket was sent"),
+                  concat("parameter ", buffer.flat->name(parameter), " got a second gradient in one backward after its bucket was sent"),
                   "Run that part under no_sync() and reduce in the last backward.");
     }
     return;
   }
-  mark_ready(queue, parameter);
-  start(queue, false);
+  mark_ready(buffer, parameter);
+  start(false);
 }
 
-void Reducer::Impl::mark_ready(Queue& queue, int64_t parameter) {
-  queue.ready[parameter] = true;
-  if (!learned_) {
-    queue.arrivals.push_back(parameter);
-  }
-  --queue.missing[queue.buffer->layout().bucket_of(parameter)];
+void Reducer::Impl::mark_ready(Buffer& buffer, int64_t parameter) {
+  buffer.ready[parameter] = true;
+  --buffer.missing[buffer.flat->layout().bucket_of(parameter)];
 }
 
 void Reducer::Impl::hold(const std::vector<at::Tensor>& parameters) {
-  for (Queue& queue : queues_) {
-    queue.held.assign(queue.buffer->count(), false);
-    for (int64_t i = 0; i < queue.buffer->count(); ++i) {
+  for (Buffer& buffer : buffers_) {
+    buffer.held.assign(buffer.flat->count(), false);
+    for (int64_t i = 0; i < buffer.flat->count(); ++i) {
       for (const at::Tensor& parameter : parameters) {
-        queue.held[i] = queue.held[i] || queue.buffer->parameter(i).is_same(parameter);
+        buffer.held[i] = buffer.held[i] || buffer.flat->parameter(i).is_same(parameter);
       }
     }
   }
@@ -204,78 +266,100 @@ void Reducer::Impl::hold(const std::vector<at::Tensor>& parameters) {
 
 void Reducer::Impl::begin() {
   in_backward_ = true;
-  reset_all();
+  reset();
 }
 
 void Reducer::Impl::end() {
-  for (Queue& queue : queues_) {
-    for (size_t i = 0; i < queue.held.size(); ++i) {
+  for (Buffer& buffer : buffers_) {
+    for (size_t i = 0; i < buffer.held.size(); ++i) {
       const auto parameter = static_cast<int64_t>(i);
-      if (queue.held[i] && queue.buffer->has_grad(parameter)) {
-        queue.buffer->attach_grad(parameter);
-        mark_ready(queue, parameter);
+      if (buffer.held[i] && buffer.flat->has_grad(parameter)) {
+        buffer.flat->attach_grad(parameter);
+        mark_ready(buffer, parameter);
       }
     }
   }
   end_of_backward();
 }
 
-// Starts the next buckets in order, as far as they are complete.
-void Reducer::Impl::start(Queue& queue, bool even_if_missing) {
-  const auto& layout = queue.buffer->layout();
-  const auto buckets = static_cast<int64_t>(layout.buckets().size());
-  for (; queue.next < buckets && (even_if_missing || queue.missing[queue.next] == 0); ++queue.next) {
-    const bucket::Bucket& bucket = layout.buckets()[queue.next];
-    for (int64_t s = bucket.first_slot; even_if_missing && s < bucket.last_slot; ++s) {
-      const int64_t parameter = layout.slots()[s].tensor;
-      if (!queue.buffer->has_grad(parameter)) {
-        queue.buffer->attach_zero_grad(parameter);
-      }
-    }
-    if (group_.size() == 1) {
-      queue.works.emplace_back();
-      hand_over(queue);
-      continue;
-    }
-    if (const double scale = pre_scale(); scale != 1) {
-      const torch::NoGradGuard no_grad;
-      queue.buffer->bucket_grad(queue.next).mul_(scale);
-      if (queue.next == 0) {
-        queue.buffer->riders().mul_(scale);
-      }
-    }
-    // Until the order is learned whole gradients are needed: finish() moves them to other buckets.
-    if (sharded_ && queue.next >= kUnderWay) {
-      wait(queue, queue.next - kUnderWay);
-    }
-    queue.works.push_back((learned_ ? reduce_ : Reduce(&Reducer::all_reduce))(group_, *queue.buffer, queue.next));
-    hand_over(queue);
+// The other ranks wait for this one's part of every bucket.
+void Reducer::Impl::abandon() noexcept {
+  if (!in_backward_) {
+    return;
   }
+  failed_ = true;
+  try {
+    end_of_backward();
+    finish();
+  } catch (const PeerError&) {
+    // Whoever uses the group next is told.
+  } catch (const std::exception& error) {
+    log::error("a failed backward was not ended together with the other ranks: ", error.what());
+  }
+}
+
+// Starts the next buckets in order, as far as they are complete.
+void Reducer::Impl::start(bool even_if_missing) {
+  while (works_.size() < order_.size()) {
+    const auto [b, bucket] = order_[works_.size()];
+    if (!even_if_missing && buffers_[b].missing[bucket] > 0) {
+      return;
+    }
+    start_next();
+    hand_over();
+  }
+}
+
+void Reducer::Impl::start_next() {
+  const auto [b, bucket] = order_[works_.size()];
+  bucket::FlatParameters& flat = *buffers_[b].flat;
+  const bucket::Bucket& slots = flat.layout().buckets()[bucket];
+  for (int64_t s = slots.first_slot; (failed_ || buffers_[b].missing[bucket] > 0) && s < slots.last_slot; ++s) {
+    const int64_t parameter = flat.layout().slots()[s].tensor;
+    if (failed_ || !flat.has_grad(parameter)) {
+      flat.attach_zero_grad(parameter);
+    }
+    if (failed_) {
+      flat.parameter(parameter).mutable_grad().fill_(kNaN);
+    }
+  }
+  if (failed_ && bucket == 0) {
+    flat.riders().fill_(kNaN);
+  }
+  if (group_.size() == 1) {
+    works_.emplace_back();
+    return;
+  }
+  if (const double scale = pre_scale(); scale != 1) {
+    const torch::NoGradGuard no_grad;
+    flat.bucket_grad(bucket).mul_(scale);
+    if (bucket == 0) {
+      flat.riders().mul_(scale);
+    }
+  }
+  if (sharded_ && works_.size() >= kUnderWay) {
+    wait(works_.size() - kUnderWay);
+  }
+  works_.push_back(reduce_(group_, flat, bucket));
 }
 
 // All but those that may still be on their way.
-void Reducer::Impl::hand_over(Queue& queue) {
-  const auto started = static_cast<int64_t>(queue.works.size());
-  for (; on_final && learned_ && queue.handed_over < started - (group_.size() == 1 ? 0 : kUnderWay); ++queue.handed_over) {
-    wait(queue, queue.handed_over);
-    on_final(&queue - queues_.data(), queue.handed_over);
-  }
-}
-
-void Reducer::Impl::start_rest() {
-  for (Queue& queue : queues_) {
-    start(queue, true);
+void Reducer::Impl::hand_over() {
+  const size_t under_way = group_.size() == 1 ? 0 : kUnderWay;
+  for (; on_final && !failed_ && handed_over_ + under_way < works_.size(); ++handed_over_) {
+    wait(handed_over_);
+    on_final(static_cast<int64_t>(order_[handed_over_].buffer), order_[handed_over_].bucket);
   }
 }
 
 void Reducer::Impl::reduce_without_backward() {
-  reset_all();
-  start_rest();
+  reset();
+  start(true);
 }
 
 void Reducer::Impl::end_of_backward() {
   in_backward_ = false;
-  start_rest();
+  start(true);
   if (sharded_) {
     finish(); // the next backward needs the memory
   }
@@ -284,58 +368,21 @@ void Reducer::Impl::end_of_backward() {
   }
 }
 
-void Reducer::Impl::wait(Queue& queue, int64_t bucket) {
+void Reducer::Impl::wait(size_t position) {
   const auto begin = Clock::now();
-  if (bucket < static_cast<int64_t>(queue.works.size())) {
-    queue.works[bucket].wait();
+  if (position < works_.size()) {
+    works_[position].wait();
     if (sharded_) {
-      queue.buffer->settle(bucket);
+      buffers_[order_[position].buffer].flat->settle(order_[position].bucket);
     }
   }
   exposed += seconds_since(begin);
 }
 
-void Reducer::Impl::wait(int64_t buffer, int64_t bucket) {
-  wait(queues_[buffer], bucket);
-}
-
 void Reducer::Impl::finish() {
-  for (size_t q = 0; q < queues_.size(); ++q) {
-    for (size_t b = 0; b < queues_[q].works.size(); ++b) {
-      wait(static_cast<int64_t>(q), static_cast<int64_t>(b));
-    }
+  for (size_t position = 0; position < works_.size(); ++position) {
+    wait(position);
   }
-  if (!learned_) {
-    learn_order();
-  }
-}
-
-// Parameters that got no gradient keep their relative place behind those that did.
-void Reducer::Impl::learn_order() {
-  std::vector<std::vector<int64_t>> orders;
-  for (Queue& queue : queues_) {
-    std::vector<int64_t> order = queue.arrivals;
-    for (const int64_t parameter : queue.buffer->layout().order()) {
-      if (std::find(queue.arrivals.begin(), queue.arrivals.end(), parameter) == queue.arrivals.end()) {
-        order.push_back(parameter);
-      }
-    }
-    at::Tensor shared = torch::tensor(order, torch::kInt64);
-    group_.broadcast(shared, 0, "ready order").wait();
-    orders.emplace_back(shared.data_ptr<int64_t>(), shared.data_ptr<int64_t>() + shared.numel());
-  }
-  adopt_order(orders);
-}
-
-void Reducer::Impl::adopt_order(const std::vector<std::vector<int64_t>>& orders) {
-  for (size_t q = 0; q < queues_.size(); ++q) {
-    if (queues_[q].buffer->layout().order() != orders.at(q) && !queues_[q].buffer->parameters_are_sharded()) {
-      queues_[q].buffer->reorder(orders[q]);
-    }
-    reset(queues_[q]);
-    queues_[q].arrivals.clear();
-  }
-  learned_ = true;
 }
 
 comm::Work Reducer::all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
@@ -385,6 +432,9 @@ void Reducer::begin() {
 void Reducer::end() {
   impl_->end();
 }
+void Reducer::abandon() noexcept {
+  impl_->abandon();
+}
 void Reducer::hold(const std::vector<at::Tensor>& parameters) {
   impl_->hold(parameters);
 }
@@ -411,12 +461,6 @@ double Reducer::post_scale() const {
 }
 double Reducer::exposed_seconds() const {
   return impl_->exposed;
-}
-bool Reducer::order_is_learned() const {
-  return impl_->learned();
-}
-void Reducer::adopt_order(const std::vector<std::vector<int64_t>>& order) {
-  impl_->adopt_order(order);
 }
 
 } // namespace trireme::parallel

@@ -14,19 +14,16 @@ namespace trireme::parallel {
 /// Sends gradients bucket by bucket while backward is still computing the rest.
 ///
 /// A hook on every parameter moves its fresh gradient into the flat buffer; the
-/// last one of a bucket starts the bucket's collective. Buckets start in their order
-/// on every rank, whatever order gradients arrive in, so ranks never disagree.
-/// Parameters without a gradient take part with zeros. The order in which rank 0's
-/// gradients became ready in the first backward becomes the layout of all ranks.
-///
-/// Buffers whose gradients are sharded keep the order they have, and lose a bucket's memory once it is reduced.
+/// last one of a bucket starts the bucket's collective. All buckets of all buffers start in one order, which follows from their
+/// layouts alone, on every rank, whatever order gradients arrive in, so ranks never disagree.
+/// Parameters without a gradient take part with zeros. Buffers whose gradients are sharded lose a bucket's memory once it is reduced.
 ///
 /// Cost: all-reduce of P gradient bytes a step, 2P(N-1)/N sent a rank, mostly hidden
 /// behind backward; exposed_seconds() says what was not.
 /// Source: Li et al. 2020, arXiv:2006.15704, section 3.
 class Reducer {
  public:
-  /// How a ready bucket is reduced: all-reduce for replicas; ZeRO scatters instead, once the order is learned.
+  /// How a ready bucket is reduced: all-reduce for replicas; ZeRO scatters instead.
   using Reduce = std::function<comm::Work(const comm::Group&, bucket::FlatParameters&, int64_t bucket)>;
   /// Sends fp32 gradients, and others in their own type.
   static comm::Work all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket);
@@ -48,19 +45,23 @@ class Reducer {
   /// the model. Only those with set_synchronising(true) make gradients final.
   void begin();
   void end();
+  /// Ends a backward that failed between begin() and end(), so that this rank can go on: takes part in what is left of the reduction
+  /// with NaN, so that no rank takes its gradients for whole. Nothing happens when none is under way. Without begin() it happens
+  /// by itself. Never throws.
+  void abandon() noexcept;
   /// These parameters' gradients are final at end() only: something else is added to them before.
   void hold(const std::vector<at::Tensor>& parameters);
 
-  /// Called at the end of every synchronising backward, after the last bucket started.
+  /// Called at the end of every synchronising backward, also a failed one, after the last bucket started.
   void on_backward_end(std::function<void()> callback);
 
-  /// Called in a synchronising backward for each bucket in order, as soon as its sum is there: while backward computes the rest.
-  /// Buckets that were not handed over by its end are not any more. Not before the order is learned.
+  /// Called in a synchronising backward for each bucket in the order of all, as soon as its sum is there: while backward computes the
+  /// rest. Buckets that were not handed over by its end are not any more.
   void on_bucket_final(std::function<void(int64_t buffer, int64_t bucket)> callback);
 
   /// Waits for one bucket of the backward that has ended.
   void wait(int64_t buffer, int64_t bucket);
-  /// Waits for all buckets; after the first backward also adopts the learned order.
+  /// Waits for all buckets.
   void finish();
   /// Starts every bucket with the gradients as they are (zeros where there are none),
   /// as a backward without any parameter would.
@@ -72,12 +73,6 @@ class Reducer {
   double post_scale() const;
   /// Time spent in wait() and finish() so far: communication that backward did not hide.
   double exposed_seconds() const;
-
-  /// The order of parameters in each buffer, to be saved so that a resumed run adds
-  /// up in the same order, and whether it was learned yet.
-  bool order_is_learned() const;
-  /// Adopts a saved order instead of learning one.
-  void adopt_order(const std::vector<std::vector<int64_t>>& order);
 
  private:
   class Impl;

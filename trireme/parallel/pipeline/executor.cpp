@@ -177,30 +177,38 @@ namespace {
 template <typename Channels>
 class DropOnFailure {
  public:
-  explicit DropOnFailure(Channels& channels) : channels_(channels), exceptions_(std::uncaught_exceptions()) {}
+  explicit DropOnFailure(std::vector<Channels>& channels) : channels_(channels), exceptions_(std::uncaught_exceptions()) {}
   ~DropOnFailure() {
     if (std::uncaught_exceptions() > exceptions_) {
-      channels_.clear();
+      for (Channels& channels : channels_) {
+        channels = Channels();
+      }
     }
   }
   DropOnFailure(const DropOnFailure&) = delete;
   DropOnFailure& operator=(const DropOnFailure&) = delete;
 
  private:
-  Channels& channels_;
+  std::vector<Channels>& channels_;
   int exceptions_;
 };
 
 } // namespace
 
 void Executor::run(const Program& todo) {
-  const DropOnFailure guard(channels_);
+  if (!failure_.empty()) {
+    throw Error("pipeline", concat("stage ", pipe_.rank(), " of ", pipe_.size(), " ran after a failure, which ended its group: ", failure_),
+                "Start the ranks again and load the last checkpoint.");
+  }
+  const DropOnFailure<Channels> guard(channels_);
   try {
     interpret(todo);
-  } catch (const PeerError&) {
-    throw;
   } catch (const std::exception& error) {
-    pipe_.report_failure(error.what());
+    // One stage waits for nobody and may go on.
+    failure_ = pipe_.size() > 1 ? error.what() : "";
+    if (pipe_.size() > 1 && dynamic_cast<const PeerError*>(&error) == nullptr) {
+      pipe_.report_failure(error.what());
+    }
     throw;
   }
 }

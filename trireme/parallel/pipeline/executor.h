@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -47,7 +48,7 @@ class Executor {
   /// steps before (seed_layers). `loss_scale` is asked on the last stage.
   /// Returns the sum of their losses on the last stage, 0 elsewhere.
   /// Errors: Error naming both stages when their messages do not fit, or inputs and targets belong
-  /// to different samples.
+  /// to different samples. After any exception a pipeline of several stages has ended: the next call throws Error. A single stage can go on.
   double train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next, const Callbacks& callbacks);
 
   /// Forward of `micro_batches` without gradients; `visit(outputs, batch)` on the last stage.
@@ -131,6 +132,7 @@ class Executor {
   int replica_;
   int replicas_;
   std::vector<Channels> channels_; // by chunk
+  std::string failure_; // of several stages: what ended them
   std::vector<decltype(torch::autograd::Edge::function)> kept_accumulators_; // parameters only know them weakly
   std::unordered_set<torch::autograd::Node*> accumulators_;
   std::map<std::pair<int, bool>, Program> programs_;

@@ -61,6 +61,10 @@ class Layer {
   const std::optional<Tie>& tie() const {
     return recipe_->tie;
   }
+  /// The module that the layer was made from; null for a function and for what build() makes.
+  std::shared_ptr<torch::nn::Module> given_module() const {
+    return recipe_->make && !recipe_->lazy ? recipe_->make() : nullptr;
+  }
 
   /// Makes a new module (LayerSpec), or returns the one that the layer was made from.
   /// Calling it throws InputError when the number of tensors is wrong or none, or an undefined one, is returned.

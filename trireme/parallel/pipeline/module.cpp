@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/notes.h>
 #include <trireme/base/text.h>
+#include <trireme/bucket/shared_memory.h>
 #include <trireme/parallel/pipeline/message.h>
 #include <trireme/recompute/recompute.h>
 
@@ -82,6 +83,28 @@ std::vector<std::vector<double>> PipelineModule::memory_by_part(const LayerProfi
   return costs;
 }
 
+// Every rank has all of these modules, but each stage trains its own: what two stages share would go apart.
+void PipelineModule::check_given_modules() const {
+  bucket::NamedTensors all;
+  std::map<const void*, int64_t> first_layer; // of a trained tensor
+  for (int64_t i = 0; i < layers_.size(); ++i) {
+    const auto module = layers_[i].given_module();
+    if (!module) {
+      continue;
+    }
+    for (const auto& named : bucket::tensors_of(*module, name_of(i) + ".")) {
+      const auto& [name, tensor] = named;
+      const int64_t first = tensor.requires_grad() ? first_layer.try_emplace(tensor.unsafeGetTensorImpl(), i).first->second : i;
+      if (stage_of(first) != stage_of(i)) {
+        throw InputError("pipeline", concat("layers ", first, " and ", i, " share \"", name, "\" and are on stages ", stage_of(first), " and ", stage_of(i)),
+                         "Make both with TiedLayerSpec and one key, or choose bounds that leave them on one stage.");
+      }
+      all.push_back(named);
+    }
+  }
+  bucket::refuse_shared_memory(all);
+}
+
 void PipelineModule::build(const comm::Group& pipe, int micro_batches) {
   if (stages_ != 0) {
     throw Error("pipeline", "build() was called twice on one PipelineModule", "initialize() builds the module itself.");
@@ -94,6 +117,7 @@ void PipelineModule::build(const comm::Group& pipe, int micro_batches) {
     options_.custom_schedule = nullptr;
   }
   choose_partition(pipe, micro_batches);
+  check_given_modules();
   for (int chunk = 0; chunk < options_.chunks; ++chunk) {
     chunks_.emplace_back();
     const size_t virtual_stage = static_cast<size_t>(chunk) * stages_ + stage_;

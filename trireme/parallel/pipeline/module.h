@@ -63,12 +63,13 @@ class PipelineModule : public torch::nn::Module {
   }
   /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Once. Collective over `pipe`. Partition "memory" asks how many
   /// `micro_batches` a step has; 0: as many as there are stages.
-  /// Errors: InputError for a partition that does not work out, with the choices.
+  /// Errors: InputError for a partition that does not work out, with the choices; for modules in the list that share trained
+  /// tensors across stages, or memory without being one tensor.
   void build(const comm::Group& pipe = {}, int micro_batches = 0);
 
   /// Puts what a configuration says in the place of options(). Before build(); initialize() calls it.
   void configure(const PipelineKeys& keys);
-  /// Before build().
+  /// `built` counts when set before build(); the others from the next forward on.
   void set_hooks(LayerHooks hooks) {
     hooks_ = std::move(hooks);
   }
@@ -123,6 +124,7 @@ class PipelineModule : public torch::nn::Module {
   int stage_of(int64_t layer) const;
   void choose_partition(const comm::Group& pipe, int micro_batches);
   std::vector<std::vector<double>> memory_by_part(const LayerProfile& measured, int micro_batches) const;
+  void check_given_modules() const;
   void build_layer(int64_t index, std::vector<Part>& chunk);
   void register_tensors(const std::string& prefix, const torch::nn::Module& module);
   void add_ties(const std::string& prefix, int64_t index, int64_t first, const torch::nn::Module& module);

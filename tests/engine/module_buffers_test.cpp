@@ -1,0 +1,150 @@
+// Buffers of a model, which every rank changes in its own way: BatchNorm's running mean and variance.
+#include "small_run.h"
+
+#include <trireme/checkpoint/checkpoint.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <filesystem>
+
+namespace trireme::engine {
+namespace {
+
+namespace fs = std::filesystem;
+namespace nn = torch::nn;
+using test::run_ranks;
+using testing::IsEmpty;
+
+// Several norms, so that a checkpoint's buffers would come from several ranks.
+nn::Sequential make_net() {
+  torch::manual_seed(1);
+  return nn::Sequential(nn::Linear(4, 8), nn::BatchNorm1d(8), nn::Tanh(), nn::Linear(8, 6), nn::BatchNorm1d(6), nn::Linear(6, 1));
+}
+
+struct NormRun {
+  nn::Sequential net = make_net();
+  std::shared_ptr<torch::nn::Module> module;
+  Initialized made;
+  int rank;
+
+  explicit NormRun(comm::World& world, bool broadcast = true, int stages = 0) : rank(world.rank()) {
+    InitializeOptions options;
+    const int64_t replicas = world.size() / std::max(stages, 1);
+    const std::string text = concat(R"({"train_micro_batch_size_per_gpu": 6, "gradient_accumulation_steps": 2, "train_batch_size": )", 12 * replicas,
+                                    R"(, "broadcast_buffers": )", broadcast ? "true" : "false",
+                                    R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
+    options.config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
+    if (stages > 0) {
+      pipeline::PipelineOptions how;
+      how.stages = stages;
+      options.pipeline = std::make_shared<pipeline::PipelineModule>(
+          net, [](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, how);
+      module = options.pipeline;
+    } else {
+      options.model = net.ptr();
+      options.loss = [net = net](const data::Batch& batch) mutable { return (net->forward(batch.input()) - batch.target()).square().mean(); };
+      module = net.ptr();
+    }
+    made = initialize(world, options);
+  }
+  // Other data on every replica.
+  data::Batch batch(int number) const {
+    const int64_t replica = made.engine->group().rank();
+    const at::Tensor x = torch::sin(torch::arange(24, torch::kFloat32).view({6, 4}) * (1.1 + replica) + number) + replica;
+    return {{x}, {x.sum(1, true)}, 6};
+  }
+  double step(int number) {
+    int micro = 0;
+    return made.engine->train_batch([&] { return batch(2 * number + micro++); }).item<double>();
+  }
+  at::Tensor buffers() const {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& buffer : module->buffers()) {
+      all.push_back(buffer.to(torch::kFloat64).flatten());
+    }
+    return torch::cat(all);
+  }
+  // Whether all replicas have the first one's.
+  bool are_equal() const {
+    at::Tensor first = buffers();
+    made.engine->group().broadcast(first, 0).wait();
+    at::Tensor differs = torch::tensor({first.equal(buffers()) ? 0 : 1});
+    made.engine->group().all_reduce(differs).wait();
+    return differs.item<int64_t>() == 0;
+  }
+};
+
+TEST(ModuleBuffersTest, AreTheFirstReplicasInEveryStepAndEvaluation) {
+  for (const int stages : {0, 2}) {
+    EXPECT_THAT(run_ranks(stages == 0 ? 2 : 4,
+                          [stages](comm::World& world) {
+                            NormRun run(world, true, stages);
+                            for (int step = 0; step < 3; ++step) {
+                              run.step(step);
+                              EXPECT_FALSE(run.are_equal()) << "each has its own data";
+                              at::Tensor first = run.buffers();
+                              run.made.engine->group().broadcast(first, 0).wait();
+                              run.made.engine->eval_batch(run.batch(7));
+                              EXPECT_TRUE(run.buffers().equal(first));
+                            }
+                            const int64_t before = run.made.engine->bytes_sent();
+                            run.made.engine->eval_batch(run.batch(7));
+                            const int64_t again = run.made.engine->bytes_sent();
+                            run.made.engine->eval_batch(run.batch(7));
+                            EXPECT_EQ(run.made.engine->bytes_sent() - again, again - before) << "sent only when they may differ";
+                          }),
+                IsEmpty());
+  }
+}
+
+TEST(ModuleBuffersTest, MayBeLeftToEveryRank) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          NormRun run(world, false);
+                          run.step(0);
+                          run.made.engine->eval_batch(run.batch(7));
+                          EXPECT_FALSE(run.are_equal());
+                        }),
+              IsEmpty());
+}
+
+TEST(ModuleBuffersTest, ACheckpointHasThoseOfTheFirstReplica) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_buffers_", ::getpid());
+  for (const bool broadcast : {true, false}) {
+    EXPECT_THAT(run_ranks(3,
+                          [&](comm::World& world) {
+                            NormRun run(world, broadcast);
+                            for (int step = 0; step < 3; ++step) {
+                              run.step(step);
+                            }
+                            run.made.engine->save_checkpoint(folder);
+                            if (world.rank() == 0) {
+                              const auto saved = checkpoint::Checkpoint::open(folder);
+                              for (const auto& item : run.module->named_buffers()) {
+                                EXPECT_TRUE(saved.read(item.key()).equal(item.value())) << item.key();
+                              }
+                            }
+                            if (broadcast) {
+                              NormRun resumed(world);
+                              ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder));
+                              for (int step = 3; step < 6; ++step) {
+                                EXPECT_EQ(resumed.step(step), run.step(step)) << "step " << step;
+                              }
+                              resumed.made.engine->eval_batch(run.batch(7));
+                              run.made.engine->eval_batch(run.batch(7));
+                              EXPECT_TRUE(resumed.buffers().equal(run.buffers()));
+                            }
+                          }),
+                IsEmpty());
+    fs::remove_all(folder);
+  }
+}
+
+} // namespace
+} // namespace trireme::engine

@@ -1,0 +1,111 @@
+// A backward that throws must not leave the ranks apart, nor part of it in a later step.
+#include "toy.h"
+
+#include <trireme/base/error.h>
+#include <trireme/parallel/data/data_parallel.h>
+#include <trireme/recompute/recompute.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::parallel {
+namespace {
+
+using test::run_ranks;
+using testing::IsEmpty;
+
+/// Where backward throws: before any gradient, between two, or nowhere.
+enum class Throw { never, early, late };
+
+struct Loop {
+  torch::nn::Linear lower{6, 9};
+  torch::nn::Linear upper{9, 1};
+  torch::nn::Module model;
+  std::unique_ptr<DataParallel> parallel;
+  std::unique_ptr<torch::optim::SGD> optimizer;
+  int rank;
+
+  explicit Loop(comm::World& world) : rank(world.rank()) {
+    torch::manual_seed(1);
+    lower->reset_parameters();
+    upper->reset_parameters();
+    model.register_module("lower", lower);
+    model.register_module("upper", upper);
+    DataParallelOptions options;
+    options.bucket_bytes = 100;
+    options.first_bucket_bytes = 100;
+    parallel = std::make_unique<DataParallel>(model, world.group(), options);
+    optimizer = std::make_unique<torch::optim::SGD>(model.parameters(), torch::optim::SGDOptions(0.05));
+  }
+  void backward(int step, Throw where, bool recomputed = false) {
+    parallel->zero_grad();
+    const auto trap = [](const at::Tensor& x) { x.register_hook([](const at::Tensor&) { throw Error("trap", "backward went through it"); }); };
+    const at::Tensor x = toy_batch(step * 10 + rank, 4);
+    at::Tensor h = recomputed ? recompute::call([this](const at::Tensor& y) { return torch::tanh(lower->forward(y)); }, x) : torch::tanh(lower->forward(x));
+    if (where == Throw::late) {
+      trap(h);
+    }
+    const at::Tensor y = recomputed ? recompute::call([this](const at::Tensor& z) { return upper->forward(z); }, h) : upper->forward(h);
+    if (where == Throw::early) {
+      trap(y);
+    }
+    y.square().mean().backward();
+  }
+  void step(int number) {
+    backward(number, Throw::never);
+    optimizer->step();
+  }
+};
+
+class DataParallelFailureTest : public testing::TestWithParam<int> {};
+
+TEST_P(DataParallelFailureTest, RanksThatCatchGoOnAsIfNothingHadBeen) {
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [](comm::World& world) {
+                          for (const bool recomputed : {false, true}) {
+                            Loop whole(world);
+                            Loop failing(world);
+                            for (int step = 0; step < 5; ++step) {
+                              if (step % 2 == 1) {
+                                EXPECT_THROW(failing.backward(step + 50, Throw::late, recomputed), Error);
+                              }
+                              whole.step(step);
+                              failing.step(step);
+                            }
+                            EXPECT_EQ(largest_difference(failing.model, whole.model), 0);
+                          }
+                        }),
+              IsEmpty());
+}
+
+// The others get NaN, not a part of the gradients: they can agree to leave the step out.
+TEST_P(DataParallelFailureTest, OneRankThatFailsSpoilsTheStepForAllAndNoneAfterIt) {
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [](comm::World& world) {
+                          Loop whole(world);
+                          Loop failing(world);
+                          for (int step = 0; step < 5; ++step) {
+                            if (step == 2) {
+                              at::Tensor failed = torch::zeros({1});
+                              try {
+                                failing.backward(step, world.rank() == 0 ? Throw::late : Throw::never);
+                                EXPECT_TRUE(failing.lower->weight.grad().isnan().any().item<bool>());
+                              } catch (const Error&) {
+                                failed.fill_(1);
+                              }
+                              world.group().all_reduce(failed).wait();
+                              EXPECT_EQ(failed.item<float>(), 1);
+                            }
+                            whole.step(step);
+                            failing.step(step);
+                          }
+                          EXPECT_EQ(largest_difference(failing.model, whole.model), 0);
+                        }),
+              IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DataParallelFailureTest, testing::Values(1, 2, 3));
+
+} // namespace
+} // namespace trireme::parallel
