@@ -10,8 +10,9 @@
 include(GNUInstallDirs) # before the first target: they say where their headers will be
 
 add_library(trireme_flags INTERFACE)
-# -O2 after CMake's -O3 of a release: the kernels ask for -O3 themselves, nothing else gains by it.
-target_compile_options(trireme_flags INTERFACE -Wall -Wextra $<$<CONFIG:Release>:-O${TRIREME_OPTIMIZE}>)
+# -O2 after CMake's -O3 of a release: the kernels ask for -O3 themselves, nothing else gains by it. Tests have -O1.
+set(level "$<TARGET_PROPERTY:TRIREME_OPTIMIZE>")
+target_compile_options(trireme_flags INTERFACE -Wall -Wextra $<$<CONFIG:Release>:-O$<IF:$<STREQUAL:${level},>,${TRIREME_OPTIMIZE},${level}>>)
 if(TRIREME_SANITIZE)
   target_compile_options(trireme_flags INTERFACE -fsanitize=${TRIREME_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(trireme_flags INTERFACE -fsanitize=${TRIREME_SANITIZE})
@@ -81,7 +82,7 @@ function(trireme_test name)
   list(TRANSFORM arg_DEPS PREPEND trireme::)
   target_link_libraries(${target} PRIVATE trireme_flags ${arg_DEPS} GTest::gmock GTest::gtest_main)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  set_target_properties(${target} PROPERTIES TRIREME_OPTIMIZE 1)
   target_compile_definitions(${target} PRIVATE
     TRIREME_SOURCE_DIR="${PROJECT_SOURCE_DIR}" TRIREME_BINARY_DIR="${PROJECT_BINARY_DIR}")
   if(arg_TORCH)

@@ -1,5 +1,7 @@
 #include "hand_made.h"
 
+#include <nlohmann/json.hpp>
+
 #include <random>
 
 namespace trireme::checkpoint {

@@ -2,6 +2,8 @@
 
 #include <trireme/checkpoint/describe.h>
 
+#include <nlohmann/json.hpp>
+
 namespace trireme::checkpoint {
 namespace {
 

@@ -5,6 +5,8 @@
 #include <trireme/checkpoint/manifest.h>
 #include <trireme/checkpoint/strict_json.h>
 
+#include <nlohmann/json.hpp>
+
 #include <array>
 #include <limits>
 

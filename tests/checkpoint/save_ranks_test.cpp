@@ -3,6 +3,8 @@
 #include <tests/support/run_ranks.h>
 #include <trireme/checkpoint/folder.h>
 
+#include <nlohmann/json.hpp>
+
 #include <sys/resource.h>
 
 #include <chrono>

@@ -2,6 +2,8 @@
 
 #include <trireme/base/log.h>
 
+#include <nlohmann/json.hpp>
+
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>

@@ -1,5 +1,6 @@
 #include <trireme/comm/explain.h>
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 namespace trireme::comm {

@@ -209,7 +209,7 @@ TEST(StoppedStoreTest, HoldsUpNobodyForLongerThanTheTimeOut) {
   auto* stopped = static_cast<std::atomic<pid_t>*>(mmap(nullptr, sizeof(std::atomic<pid_t>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(stopped, MAP_FAILED);
   RunOptions options;
-  options.timeout = std::chrono::milliseconds(1500);
+  options.timeout = std::chrono::milliseconds(4000);
   options.deadline = std::chrono::milliseconds(20'000); // a call to the store had 30 s of its own
   const auto lines = run_ranks(
       2,

@@ -8,6 +8,7 @@
 #include "tests/support/peer_error.h"
 #include "tests/support/run_ranks.h"
 
+#include <nlohmann/json.hpp>
 #include <torch/utils.h>
 
 #include <gmock/gmock.h>

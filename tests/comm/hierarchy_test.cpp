@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <future>
 #include <stdexcept>
 
 namespace trireme::comm {
@@ -48,7 +49,7 @@ TEST(HostBlocksTest, KnowsNoneWhereHostsAlternateOrDiffer) {
 }
 
 TEST(TaskThreadTest, OneErrorEndsAllThatFollow) {
-  TaskThread thread;
+  TaskThread thread([] {});
   int done = 0;
   auto first = thread.run([&] { ++done; });
   auto second = thread.run([] { throw std::runtime_error("link down"); });
@@ -59,6 +60,19 @@ TEST(TaskThreadTest, OneErrorEndsAllThatFollow) {
   EXPECT_THROW(third->wait(), std::runtime_error);
   EXPECT_TRUE(third->done());
   EXPECT_EQ(done, 1);
+}
+
+TEST(TaskThreadTest, AnExceptionThatDropsAnOperationInterruptsIt) {
+  std::promise<void> interrupted;
+  auto heard = interrupted.get_future();
+  bool in_time = false;
+  TaskThread thread([&] { interrupted.set_value(); });
+  try {
+    const auto work = thread.run([&] { in_time = heard.wait_for(std::chrono::seconds(20)) == std::future_status::ready; });
+    throw std::runtime_error("of the program's own");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_TRUE(in_time);
 }
 
 TEST(HierarchyTest, EveryGroupGetsWhatSuitsItsHosts) {

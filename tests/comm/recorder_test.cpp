@@ -1,6 +1,7 @@
 #include <trireme/comm/recorder.h>
 #include <trireme/comm/world.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/utils.h>
 
 #include <gmock/gmock.h>

@@ -256,6 +256,24 @@ TEST(ShmGroupTest, AReceiverMayBeAnyNumberOfMessagesBehind) {
               IsEmpty());
 }
 
+TEST(ShmGroupTest, AReceiverInABarrierTakesTheLettersOfManySends) {
+  EXPECT_THAT(run(2,
+                  [](World& world) {
+                    const Group& group = world.group();
+                    constexpr int kMessages = 300; // more than a mailbox holds
+                    for (int index = 0; index < kMessages && group.rank() == 0; ++index) {
+                      group.send(torch::full({3}, index, torch::kFloat32), 1).wait();
+                    }
+                    group.barrier().wait();
+                    for (int index = 0; index < kMessages && group.rank() == 1; ++index) {
+                      auto tensor = torch::zeros({3});
+                      group.recv(tensor, 0).wait();
+                      EXPECT_EQ(tensor[2].item<float>(), index);
+                    }
+                  }),
+              IsEmpty());
+}
+
 TEST(ShmGroupTest, MessagesWithOneTagGoToReceivesInOrder) {
   EXPECT_THAT(run(2,
                   [](World& world) {

@@ -1,6 +1,7 @@
 #include <trireme/comm/hang_report.h>
 #include <trireme/comm/wait_graph.h>
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 namespace trireme::comm {

@@ -1,6 +1,7 @@
 #include <trireme/base/error.h>
 #include <trireme/config/deepspeed_json.h>
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 namespace trireme::config {

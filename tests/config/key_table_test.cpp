@@ -5,6 +5,7 @@
 #include <trireme/config/key_table.h>
 #include <trireme/config/run_file.h>
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/config/precision_json.h>
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 namespace trireme::config {

@@ -5,6 +5,7 @@
 #include <trireme/config/reference.h>
 #include <trireme/config/run_file.h>
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 #include <cstdlib>

@@ -1,6 +1,7 @@
 #include <trireme/base/error.h>
 #include <trireme/config/run_file.h>
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 #include <unistd.h>

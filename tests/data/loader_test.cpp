@@ -2,6 +2,7 @@
 
 #include "temporary_folder.h"
 
+#include <nlohmann/json.hpp>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <gmock/gmock.h>

@@ -2,6 +2,7 @@
 
 #include "temporary_folder.h"
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -6,6 +6,7 @@
 
 #include <tests/support/run_ranks.h>
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 #include <cstdlib>

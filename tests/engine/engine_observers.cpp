@@ -5,6 +5,7 @@
 #include <trireme/base/log.h>
 #include <trireme/comm/recorder.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/convert_parameters.h>

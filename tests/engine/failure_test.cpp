@@ -3,6 +3,7 @@
 
 #include <trireme/base/error.h>
 
+#include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
@@ -98,9 +99,8 @@ struct NetRun {
   }
 };
 
-// On rank 0 some buckets have been sent when backward fails, on rank 1 none.
-TEST(EngineFailureTest, RanksThatCatchAFailedBackwardGoOnAsIfNothingHadBeen) {
-  EXPECT_THAT(run_ranks(2,
+TEST(EngineFailureTest, OneRankThatCatchesAFailedBackwardGoesOn) {
+  EXPECT_THAT(run_ranks(1,
                         [](comm::World& world) {
                           for (const int stage : {0, 1, 2, 3}) {
                             for (const int accumulation : {1, 2}) {
@@ -108,10 +108,10 @@ TEST(EngineFailureTest, RanksThatCatchAFailedBackwardGoOnAsIfNothingHadBeen) {
                               config.zero.stage = stage;
                               NetRun whole(world, config);
                               NetRun failing(world, config);
-                              const Trap& trap = world.rank() == 0 ? failing.net->early : failing.net->late;
                               for (int step = 0; step < 5; ++step) {
                                 SCOPED_TRACE(concat("stage ", stage, ", ", accumulation, " accumulated, step ", step));
                                 if (step == 2 || step == 3) {
+                                  const Trap& trap = step == 2 ? failing.net->early : failing.net->late;
                                   const int micro = step == 2 ? accumulation - 1 : 0;
                                   EXPECT_THROW(failing.step(step, micro, &trap), Error);
                                   trap.arm(false);
@@ -131,8 +131,71 @@ TEST(EngineFailureTest, RanksThatCatchAFailedBackwardGoOnAsIfNothingHadBeen) {
               IsEmpty());
 }
 
-TEST(EngineFailureTest, TheExplicitLoopBeginsTheStepAgain) {
+// Rank 0 fails: when all buckets but the first parameter's have been sent, or before any.
+TEST(EngineFailureTest, TheOtherRanksStepNothingOfAStepThatFailedOnOne) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const bool late : {false, true}) {
+      SCOPED_TRACE(concat("stage ", stage, late ? ", late" : ", early"));
+      EXPECT_THAT(run_ranks(2,
+                            [&](comm::World& world) {
+                              config::EngineConfig config = config_of(1, world.size());
+                              config.zero.stage = stage;
+                              NetRun run(world, config);
+                              run.step(0);
+                              const auto before = run.net->first->weight.numel() > 0 && stage < 3 ? run.net->first->weight.clone() : at::Tensor();
+                              const Trap& trap = late ? run.net->late : run.net->early;
+                              const std::string error = test::error_of([&] { run.step(1, world.rank() == 0 ? 0 : -1, &trap); });
+                              EXPECT_THAT(error, AllOf(HasSubstr("backward went through it"), HasSubstr(world.rank() == 0 ? "trap" : "rank 0")));
+                              trap.arm(false);
+                              if (before.defined()) {
+                                EXPECT_TRUE(run.net->first->weight.equal(before));
+                              }
+                              if (world.rank() == 0) {
+                                Engine& engine = *run.made.engine;
+                                EXPECT_THAT(test::error_of([&] { run.step(1); }), AllOf(HasSubstr("after a failure in step 2"), HasSubstr("backward went through it")));
+                                EXPECT_THAT(test::error_of([&] { engine.eval_batch(batch_of(0)); }), HasSubstr("after a failure in step 2"));
+                                EXPECT_THAT(test::error_of([&] { engine.save_checkpoint(testing::TempDir()); }), HasSubstr("after a failure in step 2"));
+                              }
+                            }),
+                  IsEmpty());
+    }
+  }
+}
+
+// Nothing has begun when the first micro-batch cannot be read.
+TEST(EngineFailureTest, DataThatIsNotThereEndsNoStep) {
   EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          NetRun run(world, config_of(1, world.size()));
+                          run.step(0);
+                          EXPECT_THROW(run.made.engine->train_batch([]() -> data::Batch { throw InputError("data", "the file ends"); }), InputError);
+                          EXPECT_TRUE(std::isfinite(run.step(1)));
+                        }),
+              IsEmpty());
+}
+
+TEST(EngineFailureTest, ACheckpointThatIsLoadedInTheMiddleOfAStepForgetsIt) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_middle_", ::getpid());
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          NetRun whole(world, config_of(2, 1));
+                          NetRun run(world, config_of(2, 1));
+                          whole.step(0);
+                          run.step(0);
+                          Engine& engine = *run.made.engine;
+                          engine.save_checkpoint(folder);
+                          engine.backward(engine.forward(batch_of(77)));
+                          engine.step();
+                          ASSERT_TRUE(engine.load_checkpoint(folder));
+                          EXPECT_EQ(run.step(1), whole.step(1));
+                          EXPECT_EQ(run.step(2), whole.step(2));
+                        }),
+              IsEmpty());
+  fs::remove_all(folder);
+}
+
+TEST(EngineFailureTest, TheExplicitLoopBeginsTheStepAgain) {
+  EXPECT_THAT(run_ranks(1,
                         [](comm::World& world) {
                           NetRun whole(world, config_of(2, world.size()));
                           NetRun failing(world, config_of(2, world.size()));
@@ -190,7 +253,7 @@ TEST(EngineFailureTest, AStepThatFailsHalfDoneNeedsACheckpoint) {
                               failing.step(1);
                               ADD_FAILURE() << "went on";
                             } catch (const Error& error) {
-                              EXPECT_THAT(error.what(), AllOf(HasSubstr("step 2"), HasSubstr("step_in_backward"), HasSubstr("checkpoint")));
+                              EXPECT_THAT(error.what(), AllOf(HasSubstr("step 2"), HasSubstr("had been stepped"), HasSubstr("checkpoint")));
                             }
                           }
                           ASSERT_TRUE(failing.made.engine->load_checkpoint(folder));
@@ -228,7 +291,7 @@ struct ListRun {
 };
 
 TEST(EngineFailureTest, AListOfLayersInOneStageGoesOn) {
-  EXPECT_THAT(run_ranks(2,
+  EXPECT_THAT(run_ranks(1,
                         [](comm::World& world) {
                           ListRun whole(world, 1);
                           ListRun failing(world, 1);

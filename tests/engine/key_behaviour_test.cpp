@@ -3,6 +3,7 @@
 
 #include <tests/support/key_observers.h>
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -103,6 +103,23 @@ TEST(ModuleBuffersTest, AreTheFirstReplicasInEveryStepAndEvaluation) {
   }
 }
 
+TEST(ModuleBuffersTest, AnEvaluationBetweenForwardAndBackwardDoesNoHarm) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          NormRun run(world);
+                          run.step(0);
+                          Engine& engine = *run.made.engine;
+                          for (int micro = 0; micro < engine.gradient_accumulation_steps(); ++micro) {
+                            const at::Tensor loss = engine.forward(run.batch(2 + micro));
+                            engine.eval_batch(run.batch(7));
+                            engine.backward(loss);
+                            engine.step();
+                          }
+                          EXPECT_EQ(engine.global_steps(), 2);
+                        }),
+              IsEmpty());
+}
+
 TEST(ModuleBuffersTest, MayBeLeftToEveryRank) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {

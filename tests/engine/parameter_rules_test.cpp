@@ -49,7 +49,7 @@ at::Tensor sample(int64_t step, int64_t index) {
   return torch::linspace(-1, 1, 12).reshape({2, 6}) * (0.1 * static_cast<double>(1 + step + 2 * index));
 }
 
-struct Case {
+struct DecayCase {
   const char* optimizer;
   int zero_stage = 0;
   int64_t accumulation = 1;
@@ -59,11 +59,11 @@ struct Case {
 constexpr int kSteps = 6;
 
 // The branch is taken by the last rank alone, in its last micro-batch, in steps 1, 3 and 5.
-bool takes_branch(int step, int64_t micro_batch, const Case& c, int rank, int ranks) {
+bool takes_branch(int step, int64_t micro_batch, const DecayCase& c, int rank, int ranks) {
   return step % 2 == 1 && rank == ranks - 1 && micro_batch == c.accumulation - 1;
 }
 
-Values trained(comm::World& world, const Case& c) {
+Values trained(comm::World& world, const DecayCase& c) {
   Branches model;
   const std::string text = concat(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )", c.accumulation, R"(, "gradient_clipping": )", c.clipping,
                                   R"(, "optimizer": )", c.optimizer, "}");
@@ -90,7 +90,7 @@ Values trained(comm::World& world, const Case& c) {
 }
 
 // One process and torch's optimizer, which leaves out what has no gradient.
-Values plain(const Case& c, int ranks) {
+Values plain(const DecayCase& c, int ranks) {
   Branches model;
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(0.1));
   for (int step = 0; step < kSteps; ++step) {
@@ -121,7 +121,7 @@ TEST(ParameterRulesTest, WhatNoRankUsedIsNotStepped) {
                             for (const int64_t accumulation : {1, 2}) {
                               for (const double clipping : {0.0, 1.0}) {
                                 for (const int stage : {0, 1, 2, 3}) {
-                                  const Case c{kSgd, stage, accumulation, clipping};
+                                  const DecayCase c{kSgd, stage, accumulation, clipping};
                                   const Values expected = plain(c, ranks);
                                   for (const auto& [name, tensor] : trained(world, c)) {
                                     EXPECT_LE((tensor - expected.at(name)).abs().max().item<double>(), 1e-6)
@@ -191,15 +191,21 @@ TEST(ParameterRulesTest, BiasesAndNormsNeedNotDecay) {
 }
 
 TEST(ParameterRulesTest, EvaluationLeavesFrozenModulesFrozen) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
+  for (const bool as_list : {false, true}) {
+    EXPECT_THAT(run_ranks(2,
+                        [as_list](comm::World& world) {
                           torch::manual_seed(1);
                           torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
                           const auto frozen = std::dynamic_pointer_cast<torch::nn::BatchNorm1dImpl>(model->ptr(1));
                           const auto trained = std::dynamic_pointer_cast<torch::nn::BatchNorm1dImpl>(model->ptr(3));
                           InitializeOptions options;
-                          options.model = model.ptr();
-                          options.loss = [model](const data::Batch& batch) mutable { return model->forward(batch.input()).square().mean(); };
+                          if (as_list) {
+                            options.pipeline = std::make_shared<pipeline::PipelineModule>(
+                                pipeline::LayerList(model), [](const pipeline::Tensors& outputs, const pipeline::Tensors&) { return outputs.at(0).square().mean(); });
+                          } else {
+                            options.model = model.ptr();
+                            options.loss = [model](const data::Batch& batch) mutable { return model->forward(batch.input()).square().mean(); };
+                          }
                           options.config = small_config(16, 1);
                           const auto made = initialize(world, options);
                           const auto next = [] {
@@ -211,14 +217,16 @@ TEST(ParameterRulesTest, EvaluationLeavesFrozenModulesFrozen) {
                           made.engine->train_batch(next);
                           made.engine->eval_batch(next());
                           EXPECT_TRUE(trained->is_training());
-                          EXPECT_TRUE(model->is_training());
+                          EXPECT_TRUE(as_list || model->is_training());
                           const at::Tensor between = trained->running_mean.clone();
                           made.engine->train_batch(next);
                           EXPECT_FALSE(frozen->is_training());
                           EXPECT_TRUE(torch::equal(frozen->running_mean, before)) << "its statistics stay";
                           EXPECT_FALSE(torch::equal(trained->running_mean, between));
                         }),
-              IsEmpty());
+              IsEmpty())
+        << (as_list ? "a list of layers" : "one module");
+  }
 }
 
 } // namespace

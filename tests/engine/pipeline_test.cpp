@@ -26,7 +26,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-constexpr int kBatch = 48;
+constexpr int kPipelineBatch = 48;
 constexpr int kMicroBatches = 12;
 
 // Eight layers, so that four stages have two parts each.
@@ -41,7 +41,7 @@ struct PipelineRun {
   Initialized made;
 
   PipelineRun(comm::World& world, const PipelineOptions& pipeline, const models::GptOptions& gpt = deep_gpt(),
-              const config::EngineConfig& config = small_config(kBatch, kMicroBatches))
+              const config::EngineConfig& config = small_config(kPipelineBatch, kMicroBatches))
       : model(std::make_shared<PipelineModule>(models::gpt_layers(gpt), models::token_loss, pipeline)) {
     InitializeOptions options;
     options.pipeline = model;
@@ -63,20 +63,20 @@ PipelineOptions stages(int count, ScheduleKind schedule = ScheduleKind::one_f_on
   return options;
 }
 
-struct Case {
+struct PipelineCase {
   int stages;
   int replicas;
   ScheduleKind schedule;
   int zero_stage = 0;
 };
 
-class PipelineEqualsOneProcess : public testing::TestWithParam<Case> {};
+class PipelineEqualsOneProcess : public testing::TestWithParam<PipelineCase> {};
 
 TEST_P(PipelineEqualsOneProcess, ForTwentySteps) {
-  const Case c = GetParam();
+  const PipelineCase c = GetParam();
   EXPECT_THAT(run_ranks(c.stages * c.replicas,
                         [c](comm::World& world) {
-                          config::EngineConfig config = small_config(kBatch, kMicroBatches);
+                          config::EngineConfig config = small_config(kPipelineBatch, kMicroBatches);
                           config.zero.stage = c.zero_stage;
                           PipelineRun run(world, stages(c.stages, c.schedule), deep_gpt(), config);
                           std::vector<double> losses;
@@ -93,7 +93,7 @@ TEST_P(PipelineEqualsOneProcess, ForTwentySteps) {
                             return;
                           }
                           std::vector<double> expected_norms;
-                          const std::vector<double> expected = plain_losses(kBatch, 20, 1.0, &expected_norms, deep_gpt());
+                          const std::vector<double> expected = plain_losses(kPipelineBatch, 20, 1.0, &expected_norms, deep_gpt());
                           for (int step = 0; step < 20; ++step) {
                             EXPECT_NEAR(losses[step], expected[step], 1e-6 * expected[step]) << "step " << step;
                             EXPECT_NEAR(norms[step], expected_norms[step], 5e-5 * expected_norms[step]) << "step " << step;
@@ -103,8 +103,8 @@ TEST_P(PipelineEqualsOneProcess, ForTwentySteps) {
               IsEmpty());
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<PipelineCase> cases() {
+  std::vector<PipelineCase> all;
   for (const auto schedule :
        {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
     for (const int stages : {2, 3, 4}) {
@@ -218,7 +218,7 @@ TEST(PipelineTest, ACheckpointFitsAnyNumberOfStagesAndTheModelInOnePiece) {
                           PipelineRun other(world, stages(4));
                           other.engine().load_checkpoint(folder);
                           EXPECT_THAT(losses_of(other, 3), testing::Pointwise(testing::DoubleNear(1e-5), rest));
-                          SmallRun piece(world, small_config(kBatch, 3), false, 0);
+                          SmallRun piece(world, small_config(kPipelineBatch, 3), false, 0);
                           if (world.rank() == 0) {
                             torch::save(torch::tensor(rest, torch::kFloat64), folder.string() + ".losses");
                           }
@@ -230,7 +230,7 @@ TEST(PipelineTest, ACheckpointFitsAnyNumberOfStagesAndTheModelInOnePiece) {
                           InitializeOptions options;
                           options.model = model.ptr();
                           options.loss = [&](const data::Batch& batch) { return model->loss(batch.input(), batch.target()); };
-                          options.config = small_config(kBatch, 1);
+                          options.config = small_config(kPipelineBatch, 1);
                           options.training_data = std::make_shared<Counting>();
                           options.shuffle = false;
                           const auto made = initialize(world, options);

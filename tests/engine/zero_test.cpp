@@ -23,24 +23,24 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int64_t kBatch = 48;
+constexpr int64_t kZeroBatch = 48;
 
 config::EngineConfig zero_config(int stage, int64_t accumulation = 1, double clipping = 1.0) {
-  config::EngineConfig config = small_config(kBatch, accumulation, clipping);
+  config::EngineConfig config = small_config(kZeroBatch, accumulation, clipping);
   config.zero.stage = stage;
   config.zero.param_persistence_threshold = 40; // everything but biases and norms comes and goes
   return config;
 }
 
-struct Case {
+struct ZeroCase {
   int stage;
   int ranks;
   int64_t accumulation;
   double clipping;
 };
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<ZeroCase> zero_cases() {
+  std::vector<ZeroCase> all;
   for (const int stage : {1, 2, 3}) {
     for (const int ranks : {2, 3, 4}) {
       for (const int64_t accumulation : {1, 4}) {
@@ -53,16 +53,16 @@ std::vector<Case> cases() {
   return all;
 }
 
-class ZeroEqualsOneProcess : public testing::TestWithParam<Case> {};
+class ZeroEqualsOneProcess : public testing::TestWithParam<ZeroCase> {};
 
 TEST_P(ZeroEqualsOneProcess, ForTwentySteps) {
-  const Case c = GetParam();
+  const ZeroCase c = GetParam();
   EXPECT_THAT(run_ranks(c.ranks,
                         [c](comm::World& world) {
                           SmallRun run(world, zero_config(c.stage, c.accumulation, c.clipping));
                           run.engine().want_grad_norm(true);
                           std::vector<double> norms;
-                          const std::vector<double> expected = plain_losses(kBatch, 20, c.clipping, &norms);
+                          const std::vector<double> expected = plain_losses(kZeroBatch, 20, c.clipping, &norms);
                           for (int step = 0; step < 20; ++step) {
                             const double loss = run.engine().train_batch().item<double>();
                             EXPECT_NEAR(loss, expected[step], 1e-6 * expected[step]) << "step " << step;
@@ -72,7 +72,7 @@ TEST_P(ZeroEqualsOneProcess, ForTwentySteps) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsOneProcess, testing::ValuesIn(cases()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsOneProcess, testing::ValuesIn(zero_cases()), [](const auto& info) {
   return concat("stage", info.param.stage, "_", info.param.ranks, "ranks_", info.param.accumulation, "accumulated_", info.param.clipping > 0 ? "clipped" : "free");
 });
 
@@ -304,7 +304,7 @@ TEST(ZeroTest, LayersOfAListAreUnits) {
                             options.training_data = std::make_shared<Counting>();
                             options.shuffle = false;
                             const auto made = initialize(world, options);
-                            const std::vector<double> expected = plain_losses(kBatch, 8, 1.0);
+                            const std::vector<double> expected = plain_losses(kZeroBatch, 8, 1.0);
                             for (int step = 0; step < 8; ++step) {
                               EXPECT_NEAR(made.engine->train_batch().item<double>(), expected[step], 1e-6 * expected[step]) << "step " << step;
                               EXPECT_FALSE(bucket::has_memory(options.pipeline->named_parameters()["transformer.h.0.attn.c_attn.weight"]));
@@ -442,7 +442,7 @@ TEST(ZeroTest, CheckpointsFitEveryStage) {
                             [&, other = other](comm::World& world) {
                               SmallRun run(world, zero_config(other));
                               ASSERT_TRUE(run.engine().load_checkpoint(folder / "run"));
-                              const std::vector<double> expected = plain_losses(kBatch, kSaved + 5, 1.0);
+                              const std::vector<double> expected = plain_losses(kZeroBatch, kSaved + 5, 1.0);
                               for (int step = kSaved; step < kSaved + 5; ++step) {
                                 EXPECT_NEAR(run.engine().train_batch().item<double>(), expected[step], 1e-6 * expected[step]) << "step " << step;
                               }

@@ -2,6 +2,8 @@
 
 #include "states.h"
 
+#include <trireme/kernels/stochastic.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -76,6 +78,16 @@ std::vector<float> code_values(Simd simd, bool is_signed) {
   std::vector<float> values(256);
   kernel_set(simd).decode_state({codes.data(), Element::u8, &scale}, is_signed, 0, 256, values.data());
   return values;
+}
+
+// Every code is whole, the largest too: where fp32 is coarsest, the least that is added must not reach the middle between two codes.
+TEST(StochasticRoundingTest, AWholeCodeStaysWhatItIs) {
+  int moved = 0;
+  for (uint32_t seed = 1; seed < 4'000'000; seed += 2) {
+    const float noisy = 255.0F + dither(1.0F, seed);
+    moved += noisy > 254.5F && noisy < 255.5F ? 0 : 1;
+  }
+  EXPECT_EQ(moved, 0);
 }
 
 TEST(BlockwiseTest, ValuesAreTheDynamicTree) {

@@ -1,5 +1,6 @@
 #include <trireme/monitor/html.h>
 
+#include <nlohmann/json.hpp>
 #include <gtest/gtest.h>
 
 namespace trireme::monitor {

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 
+#include <nlohmann/json.hpp>
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

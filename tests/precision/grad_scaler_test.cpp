@@ -5,6 +5,7 @@
 
 #include <tests/support/run_ranks.h>
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>

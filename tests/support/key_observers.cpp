@@ -4,6 +4,7 @@
 #include <trireme/base/text.h>
 #include <trireme/config/key_table.h>
 
+#include <nlohmann/json.hpp>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 

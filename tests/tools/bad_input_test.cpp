@@ -1,5 +1,6 @@
 #include "shell.h"
 
+#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -14,6 +14,7 @@
 #include <trireme/models/gpt2_weights.h>
 #include <trireme/monitor/metrics.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/utils.h>
 
 #include <gmock/gmock.h>

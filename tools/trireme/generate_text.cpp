@@ -6,6 +6,8 @@
 #include <trireme/generate/sample.h>
 #include <trireme/monitor/html.h>
 
+#include <nlohmann/json.hpp>
+
 #include <iostream>
 
 namespace trireme::tools {

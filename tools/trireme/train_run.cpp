@@ -21,6 +21,7 @@
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/zero/init.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 

@@ -4,6 +4,8 @@
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>

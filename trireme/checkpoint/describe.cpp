@@ -7,6 +7,8 @@
 #include <trireme/checkpoint/safetensors_header.h>
 #include <trireme/checkpoint/weight_files.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <utility>
 
@@ -188,7 +190,7 @@ std::string describe(const fs::path& path, bool verify_hashes) {
   }
   if (kind == "checkpoints") {
     const std::string latest = found["latest"];
-    std::string out = concat(path.string(), ": ", found["checkpoints"].size(), " checkpoints, latest ",
+    std::string out = concat(path.string(), ": ", found["checkpoints"].size(), found["checkpoints"].size() == 1 ? " checkpoint, latest " : " checkpoints, latest ",
                              latest.empty() ? "missing" : latest, "\n");
     bool is_first = true;
     for (const Json& one : found["checkpoints"]) {

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 
+#include <nlohmann/json.hpp>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 

@@ -7,6 +7,7 @@
 #include <trireme/checkpoint/folder.h>
 #include <trireme/checkpoint/safetensors.h>
 
+#include <nlohmann/json.hpp>
 #include <ATen/ops/empty.h>
 
 #include <cstring>

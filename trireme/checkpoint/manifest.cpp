@@ -5,6 +5,8 @@
 #include <trireme/checkpoint/hash.h>
 #include <trireme/checkpoint/strict_json.h>
 
+#include <nlohmann/json.hpp>
+
 #include <cmath>
 #include <fstream>
 #include <utility>

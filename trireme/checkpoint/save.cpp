@@ -9,6 +9,8 @@
 #include <trireme/checkpoint/size_signal.h>
 #include <trireme/checkpoint/staging.h>
 
+#include <nlohmann/json.hpp>
+
 #include <cstdio>
 #include <ctime>
 #include <optional>

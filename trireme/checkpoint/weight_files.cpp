@@ -5,6 +5,8 @@
 #include <trireme/base/text.h>
 #include <trireme/checkpoint/strict_json.h>
 
+#include <nlohmann/json.hpp>
+
 namespace trireme::checkpoint {
 namespace {
 

@@ -4,6 +4,8 @@
 #include <trireme/base/log.h>
 #include <trireme/comm/hang_report.h>
 
+#include <nlohmann/json.hpp>
+
 namespace trireme::comm {
 namespace {
 

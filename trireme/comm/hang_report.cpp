@@ -9,6 +9,8 @@
 #include <trireme/comm/recorder.h>
 #include <trireme/comm/wait_graph.h>
 
+#include <nlohmann/json.hpp>
+
 #include <unistd.h>
 
 #include <algorithm>

@@ -4,6 +4,8 @@
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
 
+#include <nlohmann/json.hpp>
+
 namespace trireme::comm {
 
 std::string describe(const OpSummary& op) {

@@ -2,7 +2,7 @@
 
 #include <trireme/base/notes.h>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
 #include <deque>

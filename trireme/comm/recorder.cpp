@@ -1,5 +1,7 @@
 #include <trireme/comm/recorder.h>
 
+#include <nlohmann/json.hpp>
+
 #include <chrono>
 
 namespace trireme::comm {

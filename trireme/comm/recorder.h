@@ -1,7 +1,7 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <array>
 #include <cstdint>

@@ -66,7 +66,7 @@ Store open_agent_store(const Place& place, milliseconds left, milliseconds patie
 }
 
 /// The secret of the job; where none came with this rank, what rank 0 has left for the ranks of its host. Over a network there is none.
-store::SecretSource secret_of(Place& place) {
+store::SecretSource secret_of(const Place& place) {
   return store::SecretSource([&place](int socket) {
     if (place.secret.empty() && store::peer_on_loopback(socket)) {
       const std::string file = meeting_path(place.endpoint.port);
@@ -77,7 +77,7 @@ store::SecretSource secret_of(Place& place) {
                                   "Start all ranks of a host as one user with the same TMPDIR, or give every rank the same TRIREME_SECRET_FILE. If another "
                                   "job meets there, choose another MASTER_PORT.");
       }
-      place.secret = note->secret;
+      return note->secret; // not kept: the next attempt may meet another server
     }
     return place.secret;
   });

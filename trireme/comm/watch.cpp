@@ -5,6 +5,8 @@
 #include <trireme/comm/hang_report.h>
 #include <trireme/comm/last_wills.h>
 
+#include <nlohmann/json.hpp>
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -177,10 +179,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   /// One round with the store. Only this thread talks to it.
   void step() {
     const LastWills::Seen seen = wills_.look(store_);
-    if (!seen.gone.empty()) {
-      known_silent_.insert(seen.gone.begin(), seen.gone.end());
-      interrupt_groups_of(seen.gone);
-    }
+    known_silent_.insert(seen.gone.begin(), seen.gone.end());
     if (seen.pulse != seen_pulse_) {
       seen_pulse_ = seen.pulse;
       const int64_t hangs = store_.add("hang/asked", 0);
@@ -194,6 +193,9 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       listen();
     } else if (version() != published_version_) {
       publish();
+    }
+    if (!seen.gone.empty()) { // after its own report, which wants dumps of waiting ranks
+      interrupt_groups_of(seen.gone);
     }
     tell_failure();
     ask();
@@ -371,8 +373,8 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
     if (!counted_) {
       publish();
+      wills_.take_back(store_); // first: a rank that is killed here must not count twice
       store_.add("left", 1);
-      wills_.take_back(store_);
       counted_ = true;
     }
     const int64_t left = store_.add("left", 0);

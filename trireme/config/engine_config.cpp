@@ -3,6 +3,8 @@
 #include <trireme/config/optimizer_json.h>
 #include <trireme/config/precision_json.h>
 
+#include <nlohmann/json.hpp>
+
 namespace trireme::config {
 namespace {
 

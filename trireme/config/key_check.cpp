@@ -2,6 +2,8 @@
 
 #include <trireme/base/text.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cmath>
 

@@ -3,6 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <iterator>
 #include <stdexcept>

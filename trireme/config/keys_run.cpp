@@ -1,5 +1,7 @@
 #include <trireme/config/verdict_letters.h>
 
+#include <nlohmann/json.hpp>
+
 // clang-format off: a line of the table is a line.
 namespace trireme::config {
 namespace {

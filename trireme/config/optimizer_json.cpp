@@ -2,6 +2,8 @@
 
 #include <trireme/config/key_check.h>
 
+#include <nlohmann/json.hpp>
+
 #include <set>
 
 namespace trireme::config {

@@ -3,7 +3,7 @@
 #include <trireme/base/json.h>
 #include <trireme/optim/options.h>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <optional>
 #include <string>

@@ -26,10 +26,10 @@ an error with the nearest known one. `null` counts as absent. Keys that begin wi
 oneself; `//` and `/* */` comments are allowed.
 
 - **Switched off**: a section that says so (`"enabled": false`, `"device": "none"`) is never an error, whatever else is in it;
-  what would be refused in it is named in the log.
+  unknown keys and wrong values in it are named in the log.
 - **`"auto"`**, which Hugging Face's Trainer fills in from its arguments, is filled in where it is listed below, with what the run or
   the program knows (`config::AutoValues`, the second argument of `read_config()`), else with the Trainer's defaults: 8 samples a micro-batch, accumulation 1,
-  lr 5e-5, no warm-up, clipping at 1. A line in the log says what each became. A key without effect may keep it; elsewhere it is an error.
+  lr 5e-5, no warm-up, clipping at 1. A line in the log says what each became. Keys without effect may be "auto"; for all others it is an error.
   fp16: no; bf16: settled by a measurement at the start.
 - **No `optimizer`**: AdamW with its defaults, which a line in the log says.
 
@@ -103,7 +103,7 @@ std::string configuration_page() {
       out += concat('\n', section.text, '\n');
     }
     if (section.gated) {
-      out += concat("While ", code(section.keys.front().name), " asks for nothing, nothing else here does.\n");
+      out += concat("While ", code(section.keys.front().name), " is off, the other keys are ignored.\n");
     }
     const bool choices = section.keys.front().type.empty();
     choices ? add_choices(section, out) : add_keys(section, out);

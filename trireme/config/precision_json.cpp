@@ -1,5 +1,7 @@
 #include <trireme/config/precision_json.h>
 
+#include <nlohmann/json.hpp>
+
 #include <cmath>
 
 namespace trireme::config {

@@ -3,7 +3,7 @@
 #include <trireme/config/key_check.h>
 #include <trireme/precision/options.h>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 namespace trireme::config {
 

@@ -4,6 +4,8 @@
 #include <trireme/base/text.h>
 #include <trireme/config/key_check.h>
 
+#include <nlohmann/json.hpp>
+
 namespace trireme::config {
 namespace {
 

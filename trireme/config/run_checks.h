@@ -3,7 +3,7 @@
 #include <trireme/base/json.h>
 #include <trireme/config/run_file.h>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 namespace trireme::config {
 

@@ -245,7 +245,7 @@ FetchResult fetch(const std::string& name, const fs::path& destination, const Fe
     for (const FetchSet& set : sets) {
       names.push_back(set.data.name);
     }
-    throw InputError("data", concat("there is no data set \"", name, "\" to fetch.", did_you_mean(name, names)));
+    throw InputError("data", concat("there is no data set \"", name, "\" to fetch."), did_you_mean(name, names));
   }
   const FetchSet& set = *found;
   FetchResult result;

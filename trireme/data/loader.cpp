@@ -3,6 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/notes.h>
 
+#include <nlohmann/json.hpp>
+
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -204,6 +206,14 @@ Batch RepeatingLoader::next() {
     }
     loader_.start_epoch(loader_.epoch() + 1);
   }
+}
+
+nlohmann::json RepeatingLoader::state() const {
+  return loader_.state();
+}
+
+void RepeatingLoader::load_state(const nlohmann::json& state) {
+  loader_.load_state(state);
 }
 
 } // namespace trireme::data

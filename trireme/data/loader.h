@@ -86,12 +86,8 @@ class RepeatingLoader : public Stateful {
     return loader_.epoch();
   }
 
-  nlohmann::json state() const override {
-    return loader_.state();
-  }
-  void load_state(const nlohmann::json& state) override {
-    loader_.load_state(state);
-  }
+  nlohmann::json state() const override;
+  void load_state(const nlohmann::json& state) override;
 
  private:
   DataLoader loader_;

@@ -4,6 +4,8 @@
 #include <trireme/base/text.h>
 #include <trireme/data/byte_level_bpe.h>
 
+#include <nlohmann/json.hpp>
+
 #include <filesystem>
 #include <utility>
 
@@ -87,7 +89,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
   if (comma != std::string::npos && is_file(spec.substr(0, comma)) && is_file(spec.substr(comma + 1))) {
     return read_vocab_and_merges(spec.substr(0, comma), spec.substr(comma + 1));
   }
-  throw InputError("tokenizer", concat('"', spec, "\" is neither a known tokenizer nor a file or folder.", did_you_mean(spec, {"bytes"})),
+  throw InputError("tokenizer", concat('"', spec, "\" is neither a known tokenizer nor a file or folder. ", did_you_mean(spec, {"bytes"})),
                    kChoices);
 }
 

@@ -12,10 +12,12 @@
 #include <trireme/precision/autocast.h>
 #include <trireme/precision/cast.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
 #include <limits>
+#include <utility>
 
 namespace trireme::engine {
 namespace {
@@ -45,11 +47,19 @@ double Engine::Impl::exposed_seconds() const {
   return reducer->exposed_seconds() + coordinator->exposed_seconds() + (parameter_gather ? parameter_gather->exposed_seconds() : 0);
 }
 
-void Engine::Impl::start_step() {
-  if (half_stepped) {
-    throw Error("engine", concat("step ", global_steps + 1, " failed after some parameters had been stepped (step_in_backward)"),
-                "Load a checkpoint, or end the run.");
+void Engine::Impl::check_usable() const {
+  if (!failure.empty()) {
+    throw Error("engine", concat("it is used after a failure in step ", global_steps + 1, ", which ended the groups of its ranks: ", failure),
+                "Start the ranks again and load the last checkpoint.");
   }
+}
+
+void Engine::Impl::start_step() {
+  check_usable();
+  if (half_stepped) {
+    throw Error("engine", concat("step ", global_steps + 1, " failed after some parameters had been stepped"), "Load a checkpoint, or end the run.");
+  }
+  in_step = true;
   running = StepTimes();
   waiting_for_stages = 0;
   step_start = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(loading));
@@ -66,8 +76,16 @@ void Engine::Impl::broadcast_module_buffers() {
   module_buffers_differ = false;
 }
 
-void Engine::Impl::drop_step() noexcept {
+void Engine::Impl::drop_step(const char* why) noexcept {
+  if (!std::exchange(in_step, false)) {
+    return;
+  }
   try {
+    if (everyone.size() > 1) {
+      failure = why;
+      everyone.report_failure(why);
+      return;
+    }
     reducer->abandon();
     coordinator->release_all();
     if (parameter_gather) {
@@ -77,7 +95,7 @@ void Engine::Impl::drop_step() noexcept {
       buffer->clear_grads();
     }
   } catch (const std::exception& error) {
-    log::error("a failed step was not dropped: ", error.what());
+    log::error("a failed step was not dropped as a whole: ", error.what());
   }
   half_stepped = half_stepped || stepping;
   stepping = false;
@@ -218,6 +236,7 @@ void Engine::Impl::step() {
     buffer->clear_grads();
   }
   loss_sum = 0;
+  in_step = false;
   ++global_steps;
   global_samples += batch.train;
   running.exposed_communication = exposed_seconds() - exposed_before;
@@ -263,7 +282,9 @@ at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
 }
 
 at::Tensor Engine::forward(const data::Batch& batch) {
-  return impl_->forward(batch);
+  at::Tensor loss;
+  impl_->drop_on_failure([&] { loss = impl_->forward(batch); });
+  return loss;
 }
 void Engine::backward(const at::Tensor& loss) {
   impl_->backward(loss);
@@ -343,6 +364,7 @@ torch::nn::Module& Engine::module() {
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last) {
   checkpoint::SaveOptions options(impl_->checkpoint);
   options.keep_last = keep_last;
+  impl_->check_usable();
   const Note note("checkpoint of step", impl_->global_steps);
   fault::at(fault::Phase::checkpoint);
   TrainingState(*impl_).save(folder, tag.empty() ? checkpoint::step_tag(impl_->global_steps) : tag, client_state, options);
@@ -352,6 +374,7 @@ std::optional<nlohmann::json> Engine::load_checkpoint(const std::filesystem::pat
   if (tag.empty() && !checkpoint::find_newest(folder) && !std::filesystem::exists(folder / "manifest.json")) {
     return std::nullopt;
   }
+  impl_->check_usable();
   const Note note("load of a checkpoint");
   return TrainingState(*impl_).load(folder, tag);
 }

@@ -77,9 +77,11 @@ class Engine::Impl {
   bool norm_wanted = false;
   bool module_buffers_differ = true; // a forward may have changed them since they were broadcast
   bool may_step_in_backward = false;
-  // Of a step whose buckets are stepped during backward: whether that has begun, and which were.
+  // Whether buckets of this step are stepped already (with "step_in_backward" during backward), and which were.
   bool stepping = false;
   std::set<std::pair<int64_t, int64_t>> stepped;
+  bool in_step = false; // from the first micro-batch on
+  std::string failure; // of a step on several ranks, which ended their groups
   bool half_stepped = false; // such a step failed: only a checkpoint brings the parameters together again
   int64_t num_parameters = 0;
 
@@ -122,18 +124,24 @@ class Engine::Impl {
   /// The gradient of a micro-batch's loss of this type.
   double root_gradient(at::ScalarType loss);
   void step();
-  /// Runs a part of a step. An exception ends the whole step: what there is of it is dropped, and the next micro-batch is its first.
+  /// Runs a part of a step. An exception ends the whole step: one rank drops what there is of it, and the next micro-batch is its first;
+  /// of several ranks, the others wait for this one, so their groups end too.
   template <typename F>
   void drop_on_failure(const F& part) {
     try {
       part();
     } catch (const PeerError&) {
       throw; // nobody goes on
+    } catch (const std::exception& error) {
+      drop_step(error.what());
+      throw;
     } catch (...) {
-      drop_step();
+      drop_step("an exception");
       throw;
     }
   }
+  /// Errors: Error after a step that ended the ranks' groups.
+  void check_usable() const;
   /// Makes every replica's module buffers those of the first, if they may differ. Collective.
   void broadcast_module_buffers();
   /// All micro-batches of a step as a pipeline, up to reduced gradients.
@@ -149,7 +157,7 @@ class Engine::Impl {
  private:
   void update();
   void start_step();
-  void drop_step() noexcept;
+  void drop_step(const char* why) noexcept;
   double exposed_seconds() const;
   void begin_optimizer_step(double grad_scale, const std::vector<std::vector<bool>>& unused = {});
   std::vector<std::vector<bool>> unused_here() const;

@@ -23,12 +23,14 @@ data::Batch without_padding(data::Batch micro_batch) {
 } // namespace
 
 at::Tensor Engine::eval_batch(const data::Batch& batch) {
+  impl_->check_usable();
   impl_->broadcast_module_buffers();
   const Impl::LossSum sum = impl_->runs_schedule() ? impl_->evaluate_pipeline(1, [&batch] { return batch; }) : impl_->evaluate(batch);
   return torch::tensor(impl_->mean_over_ranks(sum), torch::kFloat64);
 }
 
 double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
+  impl_->check_usable();
   impl_->broadcast_module_buffers();
   loader.start_epoch(0);
   Impl::LossSum sum;
@@ -82,7 +84,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
     return {};
   }
   const Note note("evaluation after step", global_steps);
-  const EvaluationMode mode(*model);
+  const EvaluationMode mode(*model, layers ? layers->layer_modules() : std::vector<std::shared_ptr<torch::nn::Module>>());
   coordinator->begin(zero::Pass::evaluation);
   if (micro_batch.samples == 0) {
     loss_of(micro_batch);
@@ -95,7 +97,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
 Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next) {
   LossSum sum;
   const Note note("evaluation after step", global_steps);
-  const EvaluationMode mode(*model);
+  const EvaluationMode mode(*model, layers ? layers->layer_modules() : std::vector<std::shared_ptr<torch::nn::Module>>());
   executor->evaluate(
       static_cast<int>(micro_batches), [&] { return with_inputs_cast(without_padding(next())); },
       [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {

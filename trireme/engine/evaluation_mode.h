@@ -12,9 +12,12 @@ namespace trireme::engine {
 /// mode inside of a model in training, stays frozen.
 class EvaluationMode {
  public:
-  explicit EvaluationMode(torch::nn::Module& model) : model_(model), was_training_(model.is_training()) {
-    for (const auto& module : model.modules(/*include_self=*/false)) {
-      below_.emplace_back(module, module->is_training());
+  /// `layers`: what the model holds without having it registered as its children.
+  explicit EvaluationMode(torch::nn::Module& model, const std::vector<std::shared_ptr<torch::nn::Module>>& layers = {})
+      : model_(model), was_training_(model.is_training()) {
+    note(model, /*include_self=*/false);
+    for (const auto& layer : layers) {
+      note(*layer, /*include_self=*/true);
     }
     model.eval();
   }
@@ -30,6 +33,12 @@ class EvaluationMode {
   EvaluationMode& operator=(const EvaluationMode&) = delete;
 
  private:
+  void note(const torch::nn::Module& root, bool include_self) {
+    for (const auto& module : root.modules(include_self)) {
+      below_.emplace_back(module, module->is_training());
+    }
+  }
+
   torch::nn::Module& model_;
   bool was_training_;
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> below_;

@@ -10,6 +10,7 @@
 #include <trireme/engine/settle_precision.h>
 #include <trireme/mesh/mesh.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 

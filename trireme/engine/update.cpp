@@ -135,6 +135,7 @@ void Engine::Impl::update() {
   if (!stepping) {
     begin_optimizer_step(unscale * clip, looks_for_unused && lacks_some ? unused_everywhere(ranks_sum[1].item<double>()) : std::vector<std::vector<bool>>());
   }
+  stepping = true;
   for (size_t b = 0; b < buffers.size(); ++b) {
     for (size_t k = 0; k < buffers[b]->layout().buckets().size(); ++k) {
       step_bucket(static_cast<int64_t>(b), static_cast<int64_t>(k));

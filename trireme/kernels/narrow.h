@@ -155,8 +155,8 @@ inline void store_stochastic_bf16(uint16_t* p, Lanes lanes, uint32_t seed) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, safe));
 }
 inline __m512 dither(__m512i bits, uint32_t seed) {
-  const __m512 random = _mm512_maskz_cvtepi32_ps(0xffff, random_bits(bits, seed));
-  return _mm512_fmadd_ps(random, _mm512_set1_ps(0x1p-16F), _mm512_set1_ps(0x1p-17F - 0.5F));
+  const __m512 random = _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_srli_epi32(0xffff, random_bits(bits, seed), 1));
+  return _mm512_fmadd_ps(random, _mm512_set1_ps(0x1p-15F), _mm512_set1_ps(0x1p-16F - 0.5F));
 }
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -176,8 +176,8 @@ inline void store_stochastic_bf16(uint16_t* p, Lanes lanes, uint32_t seed) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
 }
 inline __m256 dither(__m256i bits, uint32_t seed) {
-  const __m256 random = _mm256_cvtepi32_ps(random_bits(bits, seed));
-  return _mm256_fmadd_ps(random, _mm256_set1_ps(0x1p-16F), _mm256_set1_ps(0x1p-17F - 0.5F));
+  const __m256 random = _mm256_cvtepi32_ps(_mm256_srli_epi32(random_bits(bits, seed), 1));
+  return _mm256_fmadd_ps(random, _mm256_set1_ps(0x1p-15F), _mm256_set1_ps(0x1p-16F - 0.5F));
 }
 
 #endif

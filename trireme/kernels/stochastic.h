@@ -24,9 +24,10 @@ TRIREME_DEVICE inline uint16_t stochastic_bf16(float x, uint32_t seed) {
   return static_cast<uint16_t>(x != x ? 0x7fc0U : (bits + random_bits(bits, seed)) >> 16);
 }
 
-/// What makes rounding x's code to nearest stochastic when added before: in (-0.5, 0.5).
+/// What makes rounding x's code to nearest stochastic when added before: in (-0.5, 0.5), with 15 bits, so that 255 plus the least is
+/// above 254.5 in fp32 too and a whole code stays what it is.
 TRIREME_DEVICE inline float dither(float x, uint32_t seed) {
-  return multiply_add(static_cast<float>(random_bits(bits_of(x), seed)), 0x1p-16F, 0x1p-17F - 0.5F);
+  return multiply_add(static_cast<float>(random_bits(bits_of(x), seed) >> 1), 0x1p-15F, 0x1p-16F - 0.5F);
 }
 
 } // namespace

@@ -5,6 +5,8 @@
 #include <trireme/launch/messages.h>
 #include <trireme/launch/screen.h>
 
+#include <nlohmann/json.hpp>
+
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -55,6 +57,7 @@ class Agent : private PlaceEvents {
       advance();
     }
     while (place_ && place_->state() == Place::State::running) {
+      beat_at_ = Clock::now(); // or wait() would not wait
       place_->kill();
       place_->advance();
       wait();

@@ -4,6 +4,8 @@
 #include <trireme/base/units.h>
 #include <trireme/launch/process.h>
 
+#include <nlohmann/json.hpp>
+
 #include <poll.h>
 #include <sys/wait.h>
 

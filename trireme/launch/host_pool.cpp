@@ -5,6 +5,8 @@
 #include <trireme/base/text.h>
 #include <trireme/launch/environment.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cmath>
 

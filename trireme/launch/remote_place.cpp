@@ -5,6 +5,8 @@
 #include <trireme/launch/environment.h>
 #include <trireme/launch/process.h>
 
+#include <nlohmann/json.hpp>
+
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -9,6 +9,8 @@
 #include <trireme/monitor/report_cards.h>
 #include <trireme/monitor/series.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cmath>
 

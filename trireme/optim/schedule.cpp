@@ -3,6 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/optim/schedules.h>
 
+#include <nlohmann/json.hpp>
+
 #include <string>
 
 namespace trireme::optim {

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/utils.h>

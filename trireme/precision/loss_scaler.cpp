@@ -2,6 +2,8 @@
 
 #include <trireme/base/error.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cmath>
 

@@ -70,6 +70,14 @@ TEST(ChannelTest, ShapesThatChangeAllTheTime) {
   expect_transfer(messages);
 }
 
+TEST(ChannelTest, ShapesThatChangeNowAndThen) {
+  std::vector<Tensors> messages;
+  for (const int64_t numel : {20'000, 20'000, 9'000, 9'000, 20'000, 20'000, 9'000, 9'000}) {
+    messages.push_back({torch::full({numel}, static_cast<double>(messages.size()))});
+  }
+  expect_transfer(messages);
+}
+
 TEST(ChannelTest, BothDirectionsAtOnceAndMessagesAheadOfTheReceiver) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {

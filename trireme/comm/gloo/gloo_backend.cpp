@@ -110,7 +110,15 @@ class GlooBackend : public Backend {
     shared_->break_context = [gloo = gloo_.get()] { break_context(*gloo); };
     guard_gloo_thread(shared_);
     // gloo may put off its last handshakes to the first operation, where they can outlast the deadline.
-    barrier()->wait();
+    try {
+      barrier()->wait();
+    } catch (...) {
+      const std::lock_guard lock(shared_->mutex);
+      if (shared_->wedged) {
+        gloo_.release(); // as in close(): its own threads may still use it
+      }
+      throw;
+    }
     bytes_sent_ = 0;
   }
 

@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 
 namespace trireme::comm {
@@ -34,7 +35,13 @@ class HierarchicalBackend : public Backend {
   HierarchicalBackend(const GroupSetup& setup, HostBlocks blocks, std::shared_ptr<Backend> inner, std::shared_ptr<Backend> outer,
                       std::shared_ptr<Backend> everyone)
       : rank_(setup.rank), size_(setup.size), blocks_(blocks), inner_(std::move(inner)), outer_(std::move(outer)),
-        everyone_(std::move(everyone)), name_(concat(inner_->name(), "+", outer_->name())), thread_(std::make_unique<TaskThread>()) {}
+        everyone_(std::move(everyone)), name_(concat(inner_->name(), "+", outer_->name())), thread_(std::make_unique<TaskThread>([parts = std::array<std::weak_ptr<Backend>, 3>{inner_, outer_, everyone_}] {
+          for (const auto& part : parts) {
+            if (const auto backend = part.lock()) {
+              backend->interrupt();
+            }
+          }
+        })) {}
   ~HierarchicalBackend() override {
     HierarchicalBackend::close();
   }
@@ -215,13 +222,13 @@ GroupSetup part_of(const GroupSetup& setup, const std::string& name, int first, 
 
 bool hierarchy_suits(const GroupSetup& setup) {
   const auto blocks = host_blocks(setup.hosts);
-  return blocks && blocks->hosts > 1 && blocks->per_host > 1;
+  return blocks && blocks->hosts > 1 && blocks->per_host > 1 && blocks->per_host <= kMostShmRanks;
 }
 
 std::shared_ptr<Backend> connect_hierarchy(const GroupSetup& group) {
   GroupSetup setup = group;
   if (!hierarchy_suits(setup)) {
-    throw InputError("comm", concat("backend \"shm+gloo\" is for several hosts with equally many ranks, more than one, on each; group \"",
+    throw InputError("comm", concat("backend \"shm+gloo\" is for several hosts with equally many ranks, 2 to ", kMostShmRanks, ", on each; group \"",
                                     setup.name, "\" is not like that."),
                      "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or the run file).");
   }

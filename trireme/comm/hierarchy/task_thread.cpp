@@ -14,6 +14,7 @@ struct TaskThread::Shared {
     std::exception_ptr error;
   };
 
+  std::function<void()> interrupt;
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::shared_ptr<Task>> queue;
@@ -54,8 +55,11 @@ struct TaskThread::Shared {
 
 class TaskThread::Ticket : public Pending {
  public:
-  Ticket(std::shared_ptr<Shared> shared, std::shared_ptr<Shared::Task> task) : shared_(std::move(shared)), task_(std::move(task)) {}
+  Ticket(std::shared_ptr<Shared> shared, std::shared_ptr<Shared::Task> task) : shared_(std::move(shared)), task_(std::move(task)), exceptions_at_start_(std::uncaught_exceptions()) {}
   ~Ticket() override {
+    if (std::uncaught_exceptions() > exceptions_at_start_ && !Ticket::done()) {
+      shared_->interrupt();
+    }
     finish();
   }
 
@@ -78,9 +82,13 @@ class TaskThread::Ticket : public Pending {
 
   std::shared_ptr<Shared> shared_;
   std::shared_ptr<Shared::Task> task_;
+  const int exceptions_at_start_;
 };
 
-TaskThread::TaskThread() : shared_(std::make_shared<Shared>()), thread_([shared = shared_] { shared->work(); }) {}
+TaskThread::TaskThread(std::function<void()> interrupt) : shared_(std::make_shared<Shared>()) {
+  shared_->interrupt = std::move(interrupt);
+  thread_ = std::thread([shared = shared_] { shared->work(); });
+}
 
 TaskThread::~TaskThread() {
   {

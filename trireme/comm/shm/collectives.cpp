@@ -79,7 +79,7 @@ void Collectives::start(const std::shared_ptr<Collective>& op) {
 
 bool Collectives::ready(uint64_t step) const {
   for (int member = 0; member < members_.size; ++member) {
-    if (members_.control.post(member, step).step.load(std::memory_order_acquire) < step) {
+    if (members_.control.post(member, step).step.load() < step) {
       return false;
     }
   }

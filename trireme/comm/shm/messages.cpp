@@ -124,6 +124,14 @@ bool Messages::look(int from) {
   return did;
 }
 
+void Messages::fetch() {
+  for (int from = 0; from < members_.size; ++from) {
+    if (from != members_.rank) {
+      look(from);
+    }
+  }
+}
+
 bool Messages::take(Parcel& parcel) {
   auto& letters = letters_[static_cast<size_t>(parcel.peer)];
   const auto found = std::find_if(letters.begin(), letters.end(), [&](const Arrived& letter) { return letter.tag == parcel.tag; });

@@ -42,6 +42,8 @@ class Messages {
 
   void send(const std::shared_ptr<Parcel>& parcel);
   void recv(const std::shared_ptr<Parcel>& parcel);
+  /// Empties the mailboxes, also of what nobody has asked for yet, so that no sender waits for room.
+  void fetch();
   /// Does what there is to do and says whether it was anything.
   bool progress();
   bool pending() const {

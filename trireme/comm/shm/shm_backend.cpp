@@ -23,7 +23,6 @@ namespace {
 using namespace shm;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMostRanks = 64;
 /// How long a rank that gives up waits for others to let go of its memory.
 constexpr std::chrono::milliseconds kPatienceForPiece{500};
 
@@ -77,6 +76,7 @@ class Core : public Worker {
           throw Trouble(Trouble::Kind::lost, "the ranks called different operations");
         }
         if (look_around) {
+          messages_.fetch();
           look_for_lost(peer);
           if (Clock::now() >= deadline) {
             throw Trouble(Trouble::Kind::deadline, "not done in time");
@@ -337,13 +337,13 @@ bool shm_available() {
 }
 
 bool shm_suits(const GroupSetup& setup) {
-  return setup.one_host() && setup.size > 1 && setup.size <= kMostRanks;
+  return setup.one_host() && setup.size > 1 && setup.size <= kMostShmRanks;
 }
 
 std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
   GroupSetup setup = group;
   if (!shm_suits(setup)) {
-    throw InputError("comm", concat("backend \"shm\" is for 2 to ", kMostRanks, " ranks of one host, group \"", setup.name, "\" has ",
+    throw InputError("comm", concat("backend \"shm\" is for 2 to ", kMostShmRanks, " ranks of one host, group \"", setup.name, "\" has ",
                                     setup.size, setup.one_host() ? "." : " on several hosts."),
                      "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or the run file).");
   }

@@ -4,6 +4,9 @@
 
 namespace trireme::comm {
 
+/// Of one group.
+inline constexpr int kMostShmRanks = 64;
+
 /// Opens a group of ranks of one host over memory that they share.
 ///
 /// Tensors made by allocate() are read and written in place by all ranks; others are copied through a staging area of
@@ -17,7 +20,7 @@ std::shared_ptr<Backend> connect_shm(const GroupSetup& setup);
 /// This machine has what it takes.
 bool shm_available();
 
-/// connect_shm can serve this group: one host, at most 64 ranks.
+/// connect_shm can serve this group: one host, at most kMostShmRanks.
 bool shm_suits(const GroupSetup& setup);
 
 } // namespace trireme::comm

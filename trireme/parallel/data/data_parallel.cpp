@@ -46,7 +46,7 @@ class DataParallel::Impl {
     reducer->on_backward_end([this] { settle(); });
   }
 
-  // Waits for the sums and turns them into means over the ranks that took part. Returns how many did; NaN when a rank failed.
+  // Waits for the sums and turns them into means over the ranks that took part. Returns how many did.
   double settle() {
     reducer->finish();
     const double active = group_.size() == 1 ? 1 : riders()[kActiveRanks].item<double>() / pre_scale();

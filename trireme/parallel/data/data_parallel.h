@@ -27,7 +27,8 @@ namespace trireme::parallel {
 /// mean is then over the ranks that still train) until all have joined, and ends with
 /// everybody holding the weights of a rank that trained longest.
 ///
-/// A backward that throws has still taken part in the reduction, with NaN: ranks that catch the exception forget the gradients and go on.
+/// A backward that throws ends the group: the other ranks get a PeerError that names this rank, and here the next backward throws. So it
+/// is with what keeps a rank from beginning a backward that the others have begun: let the exception end the program.
 class DataParallel {
  public:
   /// Errors: InputError when no parameter requires a gradient, two share memory, or ranks built different models.

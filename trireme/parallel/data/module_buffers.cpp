@@ -39,7 +39,8 @@ void ModuleBuffers::broadcast(int root) {
     int64_t begin = 0;
     for (const at::Tensor& buffer : kind.tensors) {
       const at::Tensor part = kind.flat.slice(0, begin, begin + buffer.numel()).view(buffer.sizes());
-      (out ? buffer.detach() : part).copy_(out ? part : buffer.detach());
+      const at::Tensor values = buffer.variable_data(); // without its version: a graph that has saved the buffer stays valid
+      (out ? values : part).copy_(out ? part : values);
       begin += buffer.numel();
     }
   };

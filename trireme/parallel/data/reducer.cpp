@@ -12,13 +12,13 @@
 #include <chrono>
 #include <limits>
 #include <optional>
+#include <utility>
 
 namespace trireme::parallel {
 namespace {
 
 /// Buckets that may travel while the next one fills, where somebody waits for them in backward.
 constexpr size_t kUnderWay = 2;
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 using Clock = std::chrono::steady_clock;
 
@@ -111,7 +111,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::vector<comm::Work> works_; // of the first of order_: those that have started
   size_t handed_over_ = 0; // how many of them were given to on_final
   bool in_backward_ = false;
-  bool failed_ = false; // abandon() ended it
+  bool failed_ = false; // a backward, and with it the group
   bool sharded_ = false; // buckets have memory only while they are under way
 };
 
@@ -208,7 +208,6 @@ void Reducer::Impl::reset() {
   }
   works_.clear();
   handed_over_ = 0;
-  failed_ = false;
 }
 
 void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
@@ -265,6 +264,9 @@ void Reducer::Impl::hold(const std::vector<at::Tensor>& parameters) {
 }
 
 void Reducer::Impl::begin() {
+  if (failed_) {
+    throw Error("data parallel", "a backward ran after one that failed, which ended the group of its ranks", "Start the ranks again and load the last checkpoint.");
+  }
   in_backward_ = true;
   reset();
 }
@@ -282,19 +284,15 @@ void Reducer::Impl::end() {
   end_of_backward();
 }
 
-// The other ranks wait for this one's part of every bucket.
+// The other ranks wait for buckets that this one will not send.
 void Reducer::Impl::abandon() noexcept {
-  if (!in_backward_) {
-    return;
-  }
-  failed_ = true;
-  try {
-    end_of_backward();
-    finish();
-  } catch (const PeerError&) {
-    // Whoever uses the group next is told.
-  } catch (const std::exception& error) {
-    log::error("a failed backward was not ended together with the other ranks: ", error.what());
+  failed_ = failed_ || (in_backward_ && group_.size() > 1);
+  if (std::exchange(in_backward_, false) && failed_) {
+    try {
+      group_.report_failure("its backward failed");
+    } catch (const std::exception& error) {
+      log::error("the other ranks were not told of a failed backward: ", error.what());
+    }
   }
 }
 
@@ -314,17 +312,11 @@ void Reducer::Impl::start_next() {
   const auto [b, bucket] = order_[works_.size()];
   bucket::FlatParameters& flat = *buffers_[b].flat;
   const bucket::Bucket& slots = flat.layout().buckets()[bucket];
-  for (int64_t s = slots.first_slot; (failed_ || buffers_[b].missing[bucket] > 0) && s < slots.last_slot; ++s) {
+  for (int64_t s = slots.first_slot; buffers_[b].missing[bucket] > 0 && s < slots.last_slot; ++s) {
     const int64_t parameter = flat.layout().slots()[s].tensor;
-    if (failed_ || !flat.has_grad(parameter)) {
+    if (!flat.has_grad(parameter)) {
       flat.attach_zero_grad(parameter);
     }
-    if (failed_) {
-      flat.parameter(parameter).mutable_grad().fill_(kNaN);
-    }
-  }
-  if (failed_ && bucket == 0) {
-    flat.riders().fill_(kNaN);
   }
   if (group_.size() == 1) {
     works_.emplace_back();
@@ -346,7 +338,7 @@ void Reducer::Impl::start_next() {
 // All but those that may still be on their way.
 void Reducer::Impl::hand_over() {
   const size_t under_way = group_.size() == 1 ? 0 : kUnderWay;
-  for (; on_final && !failed_ && handed_over_ + under_way < works_.size(); ++handed_over_) {
+  for (; on_final && handed_over_ + under_way < works_.size(); ++handed_over_) {
     wait(handed_over_);
     on_final(static_cast<int64_t>(order_[handed_over_].buffer), order_[handed_over_].bucket);
   }

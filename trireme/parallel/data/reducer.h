@@ -45,14 +45,14 @@ class Reducer {
   /// the model. Only those with set_synchronising(true) make gradients final.
   void begin();
   void end();
-  /// Ends a backward that failed between begin() and end(), so that this rank can go on: takes part in what is left of the reduction
-  /// with NaN, so that no rank takes its gradients for whole. Nothing happens when none is under way. Without begin() it happens
-  /// by itself. Never throws.
+  /// Ends a backward that failed between begin() and end(). A group of one goes on; in a larger one the other ranks wait for what
+  /// this one will not send, so the group ends: they get a PeerError that names this rank, and begin() throws here from then on.
+  /// Nothing happens when none is under way. Without begin() it happens by itself. Never throws.
   void abandon() noexcept;
   /// These parameters' gradients are final at end() only: something else is added to them before.
   void hold(const std::vector<at::Tensor>& parameters);
 
-  /// Called at the end of every synchronising backward, also a failed one, after the last bucket started.
+  /// Called at the end of every synchronising backward, after the last bucket started.
   void on_backward_end(std::function<void()> callback);
 
   /// Called in a synchronising backward for each bucket in the order of all, as soon as its sum is there: while backward computes the

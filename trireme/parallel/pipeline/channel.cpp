@@ -104,12 +104,13 @@ Message RecvChannel::recv(int64_t micro_batch) {
     throw Error("pipeline", concat(what_, ": message ", sequence_ + 1, " was expected, something else came"),
                 "The two stages run different programs or schedules: start all ranks with the same configuration.");
   }
+  Layout layout = agreement_.layout();
   if (header.announces != 0) {
-    const Layout layout = Layout::read(buffer.data_ptr<uint8_t>(), header.count);
+    layout = Layout::read(buffer.data_ptr<uint8_t>(), header.count);
     buffer = pool_.take(header.next_bytes);
     group_.recv(buffer, from_, tag_, what_).wait();
-    agreement_.adopt(layout);
   }
+  agreement_.adopt(layout); // for every message, as the sender does: both count the changes
   ++sequence_;
   if (header.micro_batch != micro_batch) {
     throw Error("pipeline", concat(what_, ": micro-batch ", micro_batch, " was expected, micro-batch ", header.micro_batch, " came"),

@@ -210,6 +210,9 @@ void Executor::run(const Program& todo) {
       pipe_.report_failure(error.what());
     }
     throw;
+  } catch (...) {
+    failure_ = pipe_.size() > 1 ? "an exception" : "";
+    throw;
   }
 }
 
