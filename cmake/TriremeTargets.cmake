@@ -1,7 +1,7 @@
 # One target per folder. trireme_library(name SOURCES ... DEPS ... [TORCH | TORCH_NN] [TORCH_FREE ...]) makes trireme::name from
 # the folder it is called in; TORCH where it uses tensors, TORCH_NN where modules or autograd, TORCH_FREE for sources of it that do without.
-# trireme_test(folder SOURCES ... DEPS ... [TORCH]) makes one GoogleTest program of
-# which every test case is one ctest entry with a deadline. SEPARATE: sources that use the same names are not compiled together.
+# trireme_test(folder SOURCES ... DEPS ... [TORCH]) makes one GoogleTest program of which every suite is an entry of ctest and every
+# test a process with a deadline (tests/support/main.cpp). SEPARATE: sources that use the same names are not compiled together.
 #
 # What makes a build quick: libtorch's headers cost half a minute, so targets that use them share one precompiled header, and
 # unity builds (CMAKE_UNITY_BUILD, on in the release preset) compile the sources of a target together. The dev preset compiles
@@ -10,9 +10,11 @@
 include(GNUInstallDirs) # before the first target: they say where their headers will be
 
 add_library(trireme_flags INTERFACE)
-# -O2 after CMake's -O3 of a release: the kernels ask for -O3 themselves, nothing else gains by it. Tests have -O1.
+# A release is -O1 but for targets whose property TRIREME_OPTIMIZE says more (kernels 3, data_files 2): the time is spent there and
+# in libtorch. Elsewhere -O2 made the build a third longer and nothing that could be measured faster. Not for targets with a
+# precompiled header: GCC takes one of another level and may crash.
 set(level "$<TARGET_PROPERTY:TRIREME_OPTIMIZE>")
-target_compile_options(trireme_flags INTERFACE -Wall -Wextra $<$<CONFIG:Release>:-O$<IF:$<STREQUAL:${level},>,${TRIREME_OPTIMIZE},${level}>>)
+target_compile_options(trireme_flags INTERFACE -Wall -Wextra $<$<CONFIG:Release>:-O$<IF:$<STREQUAL:${level},>,1,${level}>>)
 if(TRIREME_SANITIZE)
   target_compile_options(trireme_flags INTERFACE -fsanitize=${TRIREME_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(trireme_flags INTERFACE -fsanitize=${TRIREME_SANITIZE})
@@ -76,13 +78,12 @@ function(trireme_library name)
 endfunction()
 
 function(trireme_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;SEPARATE" "TIMEOUT;PROCESSORS" "SOURCES;DEPS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;SEPARATE" "TIMEOUT;PROCESSORS" "SOURCES;DEPS")
   set(target ${name}_test)
   add_executable(${target} ${arg_SOURCES})
   list(TRANSFORM arg_DEPS PREPEND trireme::)
-  target_link_libraries(${target} PRIVATE trireme_flags ${arg_DEPS} GTest::gmock GTest::gtest_main)
+  target_link_libraries(${target} PRIVATE trireme_flags ${arg_DEPS} trireme::test_main)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
-  set_target_properties(${target} PROPERTIES TRIREME_OPTIMIZE 1)
   target_compile_definitions(${target} PRIVATE
     TRIREME_SOURCE_DIR="${PROJECT_SOURCE_DIR}" TRIREME_BINARY_DIR="${PROJECT_BINARY_DIR}")
   if(arg_TORCH)
@@ -98,6 +99,9 @@ function(trireme_test name)
   if(NOT arg_PROCESSORS)
     set(arg_PROCESSORS 1)
   endif()
-  gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST TEST_PREFIX "${name}/"
-    PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS} LABELS "${arg_LABELS}")
+  # When ctest starts it asks programs that are new for their suites (TriremeTestSuites.cmake).
+  set(suites "${CMAKE_CURRENT_BINARY_DIR}/${target}")
+  file(GENERATE OUTPUT "${suites}_include.cmake" CONTENT
+    "set(program \"$<TARGET_FILE:${target}>\")\nset(name ${name})\nset(list \"${suites}_suites.cmake\")\nset(properties TIMEOUT 3600 PROCESSORS ${arg_PROCESSORS} ENVIRONMENT TRIREME_TEST_DEADLINE=${arg_TIMEOUT})\ninclude(\"${PROJECT_SOURCE_DIR}/cmake/TriremeTestSuites.cmake\")\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${suites}_include.cmake")
 endfunction()

@@ -1,7 +1,7 @@
 #include <trireme/comm/explain.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::comm {
 namespace {

@@ -24,7 +24,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <random>
 #include <filesystem>
 #include <random>
 #include <thread>

@@ -1,5 +1,6 @@
 #include <trireme/comm/world.h>
 
+#include "tests/support/peer_error.h"
 #include "tests/support/run_ranks.h"
 
 #include <torch/utils.h>
@@ -9,17 +10,9 @@
 namespace trireme::comm {
 namespace {
 
+using trireme::test::error_of;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(NullGroupTest, AGroupOfOneDoesEverythingAtOnce) {
   const Group group;
@@ -45,15 +38,15 @@ TEST(NullGroupTest, AGroupOfOneDoesEverythingAtOnce) {
 
 TEST(TensorCheckTest, SaysWhatIsWrongWithATensor) {
   const Group group;
-  EXPECT_THAT(refusal([&] { group.all_reduce(torch::ones({2, 3}).t(), ReduceOp::sum, "weights"); }),
+  EXPECT_THAT(error_of([&] { group.all_reduce(torch::ones({2, 3}).t(), ReduceOp::sum, "weights"); }),
               testing::AllOf(HasSubstr("all_reduce \"weights\" in group \"self\""), HasSubstr("not contiguous"), HasSubstr(".contiguous()")));
-  EXPECT_THAT(refusal([&] { group.all_reduce(at::Tensor()); }), HasSubstr("undefined"));
-  EXPECT_THAT(refusal([&] { group.broadcast(torch::ones({2}), 1); }), HasSubstr("rank 1 is not in a group of 1"));
-  EXPECT_THAT(refusal([&] { group.broadcast(torch::ones({2}), -1); }), HasSubstr("rank -1"));
-  EXPECT_THAT(refusal([&] { group.send(torch::ones({2}), 0); }), HasSubstr("this rank itself"));
-  EXPECT_THAT(refusal([&] { group.all_gather(torch::ones({3}), torch::ones({2})); }), HasSubstr("1 x 2 elements, it has 3"));
-  EXPECT_THAT(refusal([&] { group.all_gather(torch::ones({2}), torch::ones({2}, torch::kHalf)); }), HasSubstr("Float, Half"));
-  EXPECT_THAT(refusal([&] { group.all_reduce(torch::ones({2}, torch::device(torch::kMeta))); }), HasSubstr("meta"));
+  EXPECT_THAT(error_of([&] { group.all_reduce(at::Tensor()); }), HasSubstr("undefined"));
+  EXPECT_THAT(error_of([&] { group.broadcast(torch::ones({2}), 1); }), HasSubstr("rank 1 is not in a group of 1"));
+  EXPECT_THAT(error_of([&] { group.broadcast(torch::ones({2}), -1); }), HasSubstr("rank -1"));
+  EXPECT_THAT(error_of([&] { group.send(torch::ones({2}), 0); }), HasSubstr("this rank itself"));
+  EXPECT_THAT(error_of([&] { group.all_gather(torch::ones({3}), torch::ones({2})); }), HasSubstr("1 x 2 elements, it has 3"));
+  EXPECT_THAT(error_of([&] { group.all_gather(torch::ones({2}), torch::ones({2}, torch::kHalf)); }), HasSubstr("Float, Half"));
+  EXPECT_THAT(error_of([&] { group.all_reduce(torch::ones({2}, torch::device(torch::kMeta))); }), HasSubstr("meta"));
 }
 
 TEST(TensorCheckTest, RefusesWhatDoesNotDivide) {
@@ -62,19 +55,19 @@ TEST(TensorCheckTest, RefusesWhatDoesNotDivide) {
                                 const Group& group = world.group();
                                 auto three = torch::ones({3});
                                 auto other = torch::ones({3});
-                                EXPECT_THAT(refusal([&] { group.reduce_scatter(torch::ones({1}), three); }), HasSubstr("2 x 1 elements, it has 3"));
-                                EXPECT_THAT(refusal([&] { group.all_to_all(other, three); }), HasSubstr("3 elements do not divide among 2"));
-                                EXPECT_THAT(refusal([&] { group.all_to_all(three.narrow(0, 0, 2), three.narrow(0, 0, 2)); }), HasSubstr("same memory"));
-                                EXPECT_THAT(refusal([&] { world.subgroup({0, 2}, "bad"); }), HasSubstr("different ranks between 0 and 1"));
-                                EXPECT_THAT(refusal([&] { world.subgroup({0, 0}, "bad"); }), HasSubstr("\"bad\""));
-                                EXPECT_THAT(refusal([&] { world.subgroup({}, "bad"); }), HasSubstr("\"bad\""));
+                                EXPECT_THAT(error_of([&] { group.reduce_scatter(torch::ones({1}), three); }), HasSubstr("2 x 1 elements, it has 3"));
+                                EXPECT_THAT(error_of([&] { group.all_to_all(other, three); }), HasSubstr("3 elements do not divide among 2"));
+                                EXPECT_THAT(error_of([&] { group.all_to_all(three.narrow(0, 0, 2), three.narrow(0, 0, 2)); }), HasSubstr("same memory"));
+                                EXPECT_THAT(error_of([&] { world.subgroup({0, 2}, "bad"); }), HasSubstr("different ranks between 0 and 1"));
+                                EXPECT_THAT(error_of([&] { world.subgroup({0, 0}, "bad"); }), HasSubstr("\"bad\""));
+                                EXPECT_THAT(error_of([&] { world.subgroup({}, "bad"); }), HasSubstr("\"bad\""));
                                 // None of these has used up a number or disturbed the others.
                                 group.all_reduce(three).wait();
                                 EXPECT_EQ(three[0].item<float>(), 2.0F);
                                 world.close();
                                 world.close();
-                                EXPECT_THAT(refusal([&] { group.all_reduce(three); }), HasSubstr("after its world was closed"));
-                                EXPECT_THAT(refusal([&] { world.subgroup({0, 1}, "late"); }), HasSubstr("closed world"));
+                                EXPECT_THAT(error_of([&] { group.all_reduce(three); }), HasSubstr("after its world was closed"));
+                                EXPECT_THAT(error_of([&] { world.subgroup({0, 1}, "late"); }), HasSubstr("closed world"));
                               }),
               IsEmpty());
 }

@@ -1,8 +1,8 @@
 #include <trireme/comm/hang_report.h>
 #include <trireme/comm/wait_graph.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::comm {
 namespace {

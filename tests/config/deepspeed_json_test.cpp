@@ -1,8 +1,8 @@
 #include <trireme/base/error.h>
 #include <trireme/config/deepspeed_json.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::config {
 namespace {

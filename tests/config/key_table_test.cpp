@@ -5,8 +5,8 @@
 #include <trireme/config/key_table.h>
 #include <trireme/config/run_file.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <set>

@@ -2,8 +2,8 @@
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/config/precision_json.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::config {
 namespace {

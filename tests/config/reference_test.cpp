@@ -5,8 +5,8 @@
 #include <trireme/config/reference.h>
 #include <trireme/config/run_file.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include <cstdlib>
 #include <set>

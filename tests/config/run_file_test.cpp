@@ -1,8 +1,8 @@
 #include <trireme/base/error.h>
 #include <trireme/config/run_file.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include <unistd.h>
 

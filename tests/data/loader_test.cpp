@@ -2,10 +2,10 @@
 
 #include "temporary_folder.h"
 
-#include <nlohmann/json.hpp>
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/TensorOperators.h>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include <atomic>
 #include <chrono>

@@ -2,8 +2,8 @@
 
 #include "temporary_folder.h"
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <map>

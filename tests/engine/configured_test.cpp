@@ -3,11 +3,13 @@
 
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/models/gpt_layers.h>
+#include <trireme/zero/init.h>
+#include <trireme/zero/sharded.h>
 
 #include <tests/support/run_ranks.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include <cstdlib>
 #include <filesystem>
@@ -44,6 +46,42 @@ class ConfiguredTest : public testing::Test {
   }
   fs::path folder_;
 };
+
+// Two parameters over one memory would be stepped as two: in a model of one piece, in a layer that a LayerSpec builds, and in
+// a unit under zero::Init.
+TEST_F(ConfiguredTest, ATieBySharedMemoryIsRefusedByName) {
+  struct TiedImpl : torch::nn::Module {
+    torch::nn::Embedding embedding{8, 4};
+    torch::nn::Linear head{4, 8};
+    TiedImpl() {
+      register_module("embedding", embedding);
+      register_module("head", head);
+      head->weight.set_data(embedding->weight.detach());
+    }
+    at::Tensor forward(const at::Tensor& input) {
+      return head->forward(embedding->forward(input));
+    }
+  };
+  TORCH_MODULE(Tied);
+  EXPECT_THAT(run_ranks(1,
+                        [](comm::World& world) {
+                          const auto names_both = AllOf(HasSubstr("embedding.weight"), HasSubstr("head.weight"), HasSubstr("share memory"));
+                          Tied model;
+                          InitializeOptions options;
+                          options.config = small_config(6, 1);
+                          options.model = model.ptr();
+                          options.loss = [model](const data::Batch& batch) mutable { return model->forward(batch.input()).sum(); };
+                          EXPECT_THAT(refusal([&] { initialize(world, options); }), names_both);
+                          InitializeOptions listed;
+                          listed.config = options.config;
+                          listed.pipeline = std::make_shared<pipeline::PipelineModule>(pipeline::LayerList{pipeline::LayerSpec<Tied>()}, nullptr,
+                                                                                       pipeline::PipelineOptions{});
+                          EXPECT_THAT(refusal([&] { initialize(world, listed); }), names_both);
+                          const zero::Init init(world.group());
+                          EXPECT_THAT(refusal([&] { const zero::Sharded<Tied> unit; }), names_both);
+                        }),
+              IsEmpty());
+}
 
 TEST_F(ConfiguredTest, ACheckpointStoresAConfigurationMadeInCode) {
   EXPECT_THAT(run_ranks(1,

@@ -3,8 +3,8 @@
 
 #include <tests/support/key_observers.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstdlib>

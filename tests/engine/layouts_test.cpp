@@ -7,8 +7,8 @@
 
 #include <tests/support/run_ranks.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include <filesystem>
 #include <fstream>

@@ -32,6 +32,7 @@ struct NormRun {
   std::shared_ptr<torch::nn::Module> module;
   Initialized made;
   int rank;
+  std::function<void()> before_forward = [] {}; // without stages
 
   explicit NormRun(comm::World& world, bool broadcast = true, int stages = 0) : rank(world.rank()) {
     InitializeOptions options;
@@ -48,7 +49,10 @@ struct NormRun {
       module = options.pipeline;
     } else {
       options.model = net.ptr();
-      options.loss = [net = net](const data::Batch& batch) mutable { return (net->forward(batch.input()) - batch.target()).square().mean(); };
+      options.loss = [this](const data::Batch& batch) {
+        before_forward();
+        return (net->forward(batch.input()) - batch.target()).square().mean();
+      };
       module = net.ptr();
     }
     made = initialize(world, options);
@@ -101,6 +105,28 @@ TEST(ModuleBuffersTest, AreTheFirstReplicasInEveryStepAndEvaluation) {
                           }),
                 IsEmpty());
   }
+}
+
+// As in DDP's forward: a loss that reads a buffer is the same function on every replica.
+TEST(ModuleBuffersTest, AreTheFirstReplicasBeforeTheForwardOfAStep) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          NormRun run(world);
+                          const at::Tensor start = run.buffers();
+                          std::vector<at::Tensor> seen;
+                          run.before_forward = [&] { seen.push_back(run.buffers()); };
+                          for (int step = 0; step < 3; ++step) {
+                            run.step(step);
+                            at::Tensor first = run.buffers(); // what a rank leaves, and what all of them begin the next step with
+                            run.made.engine->group().broadcast(first, 0).wait();
+                            EXPECT_FALSE(run.are_equal());
+                            run.step(10 + step);
+                            ASSERT_EQ(seen.size(), static_cast<size_t>(4 * (step + 1)));
+                            EXPECT_TRUE(seen[seen.size() - 2].equal(first)) << "step " << step;
+                          }
+                          EXPECT_TRUE(seen[0].equal(start));
+                        }),
+              IsEmpty());
 }
 
 TEST(ModuleBuffersTest, AnEvaluationBetweenForwardAndBackwardDoesNoHarm) {

@@ -39,6 +39,20 @@ TEST(SettlePrecisionTest, MeasuresBothTypesAndLeavesRandomNumbersAlone) {
   EXPECT_TRUE(torch::equal(torch::rand({3}), expected));
 }
 
+// Neither a flag of the processor nor one rank alone decides.
+TEST(SettlePrecisionTest, WhatAllRanksMeasuredDecides) {
+  EXPECT_THAT(run_ranks(3,
+                        [](comm::World& world) {
+                          for (const double slow : {1.0, 9.0}) { // seconds in bf16 on the last rank; fp32 takes 2 everywhere
+                            precision::PrecisionOptions mine = undecided();
+                            settle_precision(mine, world.group(), std::nullopt, [&] { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
+                            EXPECT_EQ(mine.compute, slow == 1.0 ? Type::bf16 : Type::fp32);
+                            EXPECT_FALSE(mine.bf16_if_faster);
+                          }
+                        }),
+              IsEmpty());
+}
+
 TEST(SettlePrecisionTest, AllRanksAgreeAndTrain) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {

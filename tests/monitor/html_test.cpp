@@ -1,7 +1,7 @@
 #include <trireme/monitor/html.h>
 
-#include <nlohmann/json.hpp>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::monitor {
 namespace {

@@ -3,10 +3,11 @@
 #include <trireme/precision/autocast.h>
 #include <trireme/precision/grad_scaler.h>
 
+#include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>
 
-#include <nlohmann/json.hpp>
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
@@ -17,6 +18,7 @@
 namespace trireme::precision {
 namespace {
 
+using test::error_of;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
@@ -122,15 +124,6 @@ TEST(GradScalerTest, DisabledItDoesNothing) {
   EXPECT_EQ(scaler.get_scale(), 1);
   EXPECT_EQ(scaler.state(), nlohmann::json::object());
   scaler.load_state({{"scale", "nonsense"}});
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(GradScalerTest, CallsInTheWrongOrderSayWhatToDo) {

@@ -2,6 +2,8 @@
 
 #include <trireme/base/error.h>
 
+#include <tests/support/peer_error.h>
+
 #include <ATen/autocast_mode.h>
 #include <torch/autograd.h>
 #include <torch/nn/modules/linear.h>
@@ -13,6 +15,7 @@
 namespace trireme::recompute {
 namespace {
 
+using test::error_of;
 using testing::HasSubstr;
 
 struct BlockImpl : torch::nn::Module {
@@ -223,19 +226,9 @@ TEST(RecomputeTest, CallReturnsWhatTheFunctionReturns) {
   EXPECT_EQ(pair.second[0].item<float>(), 3);
 }
 
-template <typename Action>
-std::string refusal(Action action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was refused";
-}
-
 TEST(RecomputeErrorTest, InputsChangedInPlace) {
   const at::Tensor x = torch::ones({3}).requires_grad_() * 1;
-  EXPECT_THAT(refusal([&] {
+  EXPECT_THAT(error_of([&] {
                 const at::Tensor y = torch::ones({3});
                 call([](at::Tensor a, at::Tensor b) { return a * b.add_(1); }, x, y);
               }),
@@ -243,20 +236,20 @@ TEST(RecomputeErrorTest, InputsChangedInPlace) {
   const at::Tensor input = x * 1;
   const at::Tensor y = call([](at::Tensor a) { return a * a; }, input);
   input.add_(1);
-  EXPECT_THAT(refusal([&] { y.sum().backward(); }), HasSubstr("modified in place between forward and backward"));
+  EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("modified in place between forward and backward"));
 }
 
 TEST(RecomputeErrorTest, AnotherResultTheSecondTime) {
   const at::Tensor x = torch::ones({3}).requires_grad_();
   int calls = 0;
   const at::Tensor y = call([&](at::Tensor a) { return ++calls == 1 ? a * 2 : torch::cat({a, a}); }, x);
-  EXPECT_THAT(refusal([&] { y.sum().backward(); }), testing::AllOf(HasSubstr("[3] Float"), HasSubstr("[6] Float")));
+  EXPECT_THAT(error_of([&] { y.sum().backward(); }), testing::AllOf(HasSubstr("[3] Float"), HasSubstr("[6] Float")));
 }
 
 TEST(RecomputeErrorTest, SecondDerivatives) {
   const at::Tensor x = torch::ones({3}).requires_grad_();
   const at::Tensor y = call([](at::Tensor a) { return a * a * a; }, x);
-  EXPECT_THAT(refusal([&] { torch::autograd::grad({y.sum()}, {x}, {}, true, true); }), HasSubstr("create_graph"));
+  EXPECT_THAT(error_of([&] { torch::autograd::grad({y.sum()}, {x}, {}, true, true); }), HasSubstr("create_graph"));
 }
 
 TEST(RecomputeErrorTest, BackwardTwice) {

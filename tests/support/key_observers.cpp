@@ -4,9 +4,9 @@
 #include <trireme/base/text.h>
 #include <trireme/config/key_table.h>
 
-#include <nlohmann/json.hpp>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 

@@ -221,7 +221,7 @@ TEST(TextsTest, CommandsOfTheMessagesExist) {
 }
 
 // Options of programs that are not ours.
-const std::set<std::string> kForeignOptions = {"--no-python", "--build", "--preset", "--signal", "--extract", "--quiet", "--install", "--prefix", "--epochs"};
+const std::set<std::string> kForeignOptions = {"--no-python", "--build", "--preset", "--signal", "--extract", "--quiet", "--install", "--prefix", "--epochs", "--gtest"};
 
 TEST(TextsTest, OptionsExist) {
   static const std::regex option(R"((^|[^A-Za-z0-9_-])(--[a-z][a-z-]*))");

@@ -45,6 +45,7 @@ TEST(CommandLineTest, DoctorReports) {
   const auto json = nlohmann::json::parse(doctor.output);
   EXPECT_TRUE(json.at("good").get<bool>());
   EXPECT_TRUE(json.contains("backend gloo"));
+  EXPECT_THAT(json.at("bf16").get<std::string>(), HasSubstr("faster than fp32: a small step takes "));
 }
 
 TEST(CommandLineTest, BenchOptimPrintsRows) {

@@ -11,6 +11,7 @@
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/comm/recorder.h>
 #include <trireme/data/tokenizer.h>
+#include <trireme/generate/load.h>
 #include <trireme/models/gpt2_weights.h>
 #include <trireme/monitor/metrics.h>
 
@@ -23,6 +24,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 // Stands before libc's for the whole program: counts the threads that are started.
@@ -115,16 +117,19 @@ const fs::path& out() {
   return path;
 }
 
-// As `trireme train` does it, into an empty run folder.
-void run_training(comm::World& world, const json& run) {
+// As `trireme train` does it, into an empty run folder or going on with what is there.
+void run_training(comm::World& world, const json& run, bool resume = false) {
   if (world.rank() == 0) {
-    fs::remove_all(out());
+    if (!resume) {
+      fs::remove_all(out());
+    }
     file("run.json", run.dump());
   }
   world.group().barrier("run file").wait();
   TrainCommand command;
   command.run_file = folder() / "run.json";
   command.out = out();
+  command.resume = resume;
   EXPECT_EQ(train(command, world), 0);
   world.group().barrier("trained").wait();
 }
@@ -378,8 +383,47 @@ TEST_F(RunBehaviourTest, TokensWithATokenizerNeedNoVocabSize) {
                         [&](comm::World& world) {
                           sample(world, run);
                           EXPECT_EQ(checkpoint::Checkpoint::open(out() / "checkpoints").entry("transformer.wte.weight").shape, (std::vector<int64_t>{6, 16}));
+                          const auto trained = generate::load(out());
+                          EXPECT_EQ(trained.model->options().vocab_size, 6);
+                          ASSERT_NE(trained.tokenizer, nullptr);
+                          EXPECT_EQ(trained.tokenizer->decode(std::vector<int32_t>{5}), "abab");
                         }),
               IsEmpty());
+}
+
+// A resumed run keeps the type that the first one measured, whatever a measurement would say now.
+TEST_F(RunBehaviourTest, AutoKeepsTheTypeOfTheCheckpoint) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          for (const bool bf16 : {true, false}) {
+                            json run = common();
+                            run["engine"]["bf16"] = {{"enabled", bf16}};
+                            run_training(world, run);
+                            run["engine"]["bf16"]["enabled"] = "auto";
+                            run["training"]["steps"] = 3;
+                            run_training(world, run, /*resume=*/true);
+                            const auto saved = checkpoint::Checkpoint::open(out() / "checkpoints");
+                            EXPECT_THAT(saved.folder().filename(), "global_step3");
+                            EXPECT_EQ(saved.entry("transformer.wte.weight").dtype, bf16 ? "BF16" : "F32");
+                          }
+                        }),
+              IsEmpty());
+}
+
+// Without the launcher, which makes the folder for its user only, the ranks do.
+TEST_F(RunBehaviourTest, WhatARunWritesIsForItsUserOnly) {
+  const json run = common();
+  const mode_t before = ::umask(0);
+  EXPECT_THAT(run_ranks(2, [&](comm::World& world) { run_training(world, run); }), IsEmpty());
+  ::umask(before);
+  int files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(out())) {
+    EXPECT_EQ(entry.status().permissions(), entry.is_directory() ? fs::perms::owner_all : fs::perms::owner_read | fs::perms::owner_write) << entry.path();
+    files += entry.is_regular_file() ? 1 : 0;
+  }
+  EXPECT_EQ(fs::status(out()).permissions(), fs::perms::owner_all);
+  EXPECT_TRUE(fs::exists(out() / "metrics.jsonl"));
+  EXPECT_GE(files, 6) << "metrics, report, events, run file, shards, manifest";
 }
 
 // With one stage a GPT becomes a list of layers where these are to be recomputed; what it computes stays the same.

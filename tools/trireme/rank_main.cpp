@@ -13,8 +13,8 @@
 #include <trireme/checkpoint/describe.h>
 #include <trireme/comm/hang_report.h>
 
-#include <nlohmann/json.hpp>
 #include <c10/util/Exception.h>
+#include <nlohmann/json.hpp>
 
 #include <chrono>
 #include <iostream>

@@ -2,9 +2,9 @@
 
 #include <trireme/base/error.h>
 
-#include <nlohmann/json.hpp>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <nlohmann/json.hpp>
 
 #include <cstring>
 

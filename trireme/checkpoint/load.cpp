@@ -7,8 +7,8 @@
 #include <trireme/checkpoint/folder.h>
 #include <trireme/checkpoint/safetensors.h>
 
-#include <nlohmann/json.hpp>
 #include <ATen/ops/empty.h>
+#include <nlohmann/json.hpp>
 
 #include <cstring>
 #include <mutex>

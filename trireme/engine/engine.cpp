@@ -86,23 +86,27 @@ void Engine::Impl::drop_step(const char* why) noexcept {
       everyone.report_failure(why);
       return;
     }
+    half_stepped = half_stepped || stepping;
+    loading = 0;
     reducer->abandon();
     coordinator->release_all();
     if (parameter_gather) {
       parameter_gather->finish();
     }
-    for (const auto& buffer : buffers) {
-      buffer->clear_grads();
-    }
+    clear_step();
   } catch (const std::exception& error) {
     log::error("a failed step was not dropped as a whole: ", error.what());
   }
-  half_stepped = half_stepped || stepping;
-  stepping = false;
-  stepped.clear();
+}
+
+void Engine::Impl::clear_step() {
   loss_sum = 0;
-  loading = 0;
+  in_step = stepping = false;
+  stepped.clear();
   micro_steps = global_steps * batch.accumulation;
+  for (const auto& buffer : buffers) {
+    buffer->clear_grads();
+  }
 }
 
 data::Batch Engine::Impl::load(const std::function<data::Batch()>& next) {
@@ -232,12 +236,8 @@ void Engine::Impl::step() {
     fault::at(fault::Phase::step);
     update();
   }
-  for (const auto& buffer : buffers) {
-    buffer->clear_grads();
-  }
-  loss_sum = 0;
-  in_step = false;
   ++global_steps;
+  clear_step();
   global_samples += batch.train;
   running.exposed_communication = exposed_seconds() - exposed_before;
   if (executor) {

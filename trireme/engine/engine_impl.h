@@ -77,11 +77,11 @@ class Engine::Impl {
   bool norm_wanted = false;
   bool module_buffers_differ = true; // a forward may have changed them since they were broadcast
   bool may_step_in_backward = false;
+  bool in_step = false; // from the first micro-batch on
+  std::string failure; // of a step on several ranks, which ended their groups
   // Whether buckets of this step are stepped already (with "step_in_backward" during backward), and which were.
   bool stepping = false;
   std::set<std::pair<int64_t, int64_t>> stepped;
-  bool in_step = false; // from the first micro-batch on
-  std::string failure; // of a step on several ranks, which ended their groups
   bool half_stepped = false; // such a step failed: only a checkpoint brings the parameters together again
   int64_t num_parameters = 0;
 
@@ -140,6 +140,8 @@ class Engine::Impl {
       throw;
     }
   }
+  /// Forgets what there is of a step that ended, failed or was overwritten: the next micro-batch is a first one.
+  void clear_step();
   /// Errors: Error after a step that ended the ranks' groups.
   void check_usable() const;
   /// Makes every replica's module buffers those of the first, if they may differ. Collective.

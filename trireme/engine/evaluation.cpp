@@ -84,7 +84,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
     return {};
   }
   const Note note("evaluation after step", global_steps);
-  const EvaluationMode mode(*model, layers ? layers->layer_modules() : std::vector<std::shared_ptr<torch::nn::Module>>());
+  const EvaluationMode mode(*model, layers.get());
   coordinator->begin(zero::Pass::evaluation);
   if (micro_batch.samples == 0) {
     loss_of(micro_batch);
@@ -97,7 +97,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
 Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next) {
   LossSum sum;
   const Note note("evaluation after step", global_steps);
-  const EvaluationMode mode(*model, layers ? layers->layer_modules() : std::vector<std::shared_ptr<torch::nn::Module>>());
+  const EvaluationMode mode(*model, layers.get());
   executor->evaluate(
       static_cast<int>(micro_batches), [&] { return with_inputs_cast(without_padding(next())); },
       [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {

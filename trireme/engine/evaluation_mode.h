@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/parallel/pipeline/module.h>
+
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -12,12 +14,13 @@ namespace trireme::engine {
 /// mode inside of a model in training, stays frozen.
 class EvaluationMode {
  public:
-  /// `layers`: what the model holds without having it registered as its children.
-  explicit EvaluationMode(torch::nn::Module& model, const std::vector<std::shared_ptr<torch::nn::Module>>& layers = {})
-      : model_(model), was_training_(model.is_training()) {
+  /// `list`: the model, where it is a list of layers, which are not among its children; otherwise null.
+  explicit EvaluationMode(torch::nn::Module& model, const pipeline::PipelineModule* list = nullptr) : model_(model), was_training_(model.is_training()) {
     note(model, /*include_self=*/false);
-    for (const auto& layer : layers) {
-      note(*layer, /*include_self=*/true);
+    if (list != nullptr) {
+      for (const auto& layer : list->layer_modules()) {
+        note(*layer, /*include_self=*/true);
+      }
     }
     model.eval();
   }

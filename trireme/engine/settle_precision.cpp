@@ -76,7 +76,8 @@ StepSeconds time_small_gpt() {
   return best;
 }
 
-void settle_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed) {
+void settle_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed,
+                      const std::function<StepSeconds()>& measure) {
   if (!precision.bf16_if_faster) {
     return;
   }
@@ -86,7 +87,7 @@ void settle_precision(precision::PrecisionOptions& precision, const comm::Group&
   std::string why = "as the checkpoint has it";
   bool use_bf16 = saved == Saved::bf16;
   if (saved == Saved::nothing) {
-    const StepSeconds mine = time_small_gpt();
+    const StepSeconds mine = measure();
     at::Tensor all = torch::tensor({mine.fp32, mine.bf16}, torch::kFloat64);
     everyone.all_reduce(all, comm::ReduceOp::sum, "seconds in fp32 and bf16").wait();
     const StepSeconds sum{all[0].item<double>(), all[1].item<double>()};

@@ -4,6 +4,7 @@
 #include <trireme/precision/options.h>
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 namespace trireme::engine {
@@ -24,8 +25,9 @@ struct StepSeconds {
 StepSeconds time_small_gpt();
 
 /// Settles `bf16_if_faster`: `compute` becomes bf16 or fp32, the same on every rank of `everyone`. With the type of the checkpoint in `resumed` (a
-/// checkpoint, or the folder above), when there is one; else by time_small_gpt() on all ranks at once, as they will train. Does nothing
-/// where the type is settled. Collective.
-void settle_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed = std::nullopt);
+/// checkpoint, or the folder above), when there is one; else by the sum of what `measure` finds on all ranks at once, as they will
+/// train. Does nothing where the type is settled. Collective.
+void settle_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed = std::nullopt,
+                      const std::function<StepSeconds()>& measure = time_small_gpt);
 
 } // namespace trireme::engine

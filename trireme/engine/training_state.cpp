@@ -3,8 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 
-#include <nlohmann/json.hpp>
 #include <ATen/CPUGeneratorImpl.h>
+#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
@@ -194,17 +194,12 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
                      "Set engine.optimizer.type to the same, or start from the weights alone with model.init_from.");
   }
   load_tensors(saved);
-  for (const auto& buffer : engine_.buffers) {
-    buffer->clear_grads(); // of micro-batches before it
-  }
-  engine_.loss_sum = 0;
-  engine_.in_step = engine_.stepping = engine_.half_stepped = false;
-  engine_.stepped.clear();
+  engine_.half_stepped = false;
   engine_.skips_in_a_row = 0;
   engine_.global_steps = state.at("global_steps");
   engine_.skipped_steps = state.at("skipped_steps");
   engine_.global_samples = state.at("global_samples");
-  engine_.micro_steps = engine_.global_steps * engine_.batch.accumulation;
+  engine_.clear_step();
   engine_.optimizer->set_steps(state["optimizer"].at("steps"));
   engine_.schedule->load_state(state.at("schedule"));
   if (state.contains("loss_scaler")) {

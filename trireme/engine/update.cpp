@@ -145,8 +145,6 @@ void Engine::Impl::update() {
   if (parameter_gather) {
     parameter_gather->finish();
   }
-  stepping = false;
-  stepped.clear();
   schedule->advance();
 }
 

@@ -5,8 +5,6 @@
 #include <trireme/launch/messages.h>
 #include <trireme/launch/screen.h>
 
-#include <nlohmann/json.hpp>
-
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>

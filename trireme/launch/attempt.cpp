@@ -4,8 +4,6 @@
 #include <trireme/base/units.h>
 #include <trireme/launch/process.h>
 
-#include <nlohmann/json.hpp>
-
 #include <poll.h>
 #include <sys/wait.h>
 

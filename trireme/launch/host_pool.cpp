@@ -5,8 +5,6 @@
 #include <trireme/base/text.h>
 #include <trireme/launch/environment.h>
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <cmath>
 

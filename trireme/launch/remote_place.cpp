@@ -5,8 +5,6 @@
 #include <trireme/launch/environment.h>
 #include <trireme/launch/process.h>
 
-#include <nlohmann/json.hpp>
-
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

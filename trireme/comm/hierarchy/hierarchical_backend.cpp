@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 
 namespace trireme::comm {
 namespace {
@@ -35,13 +36,15 @@ class HierarchicalBackend : public Backend {
   HierarchicalBackend(const GroupSetup& setup, HostBlocks blocks, std::shared_ptr<Backend> inner, std::shared_ptr<Backend> outer,
                       std::shared_ptr<Backend> everyone)
       : rank_(setup.rank), size_(setup.size), blocks_(blocks), inner_(std::move(inner)), outer_(std::move(outer)),
-        everyone_(std::move(everyone)), name_(concat(inner_->name(), "+", outer_->name())), thread_(std::make_unique<TaskThread>([parts = std::array<std::weak_ptr<Backend>, 3>{inner_, outer_, everyone_}] {
+        everyone_(std::move(everyone)), name_(concat(inner_->name(), "+", outer_->name())),
+        interrupt_([parts = std::array<std::weak_ptr<Backend>, 3>{inner_, outer_, everyone_}] {
           for (const auto& part : parts) {
             if (const auto backend = part.lock()) {
               backend->interrupt();
             }
           }
-        })) {}
+        }),
+        thread_(std::make_unique<TaskThread>(interrupt_)) {}
   ~HierarchicalBackend() override {
     HierarchicalBackend::close();
   }
@@ -129,9 +132,7 @@ class HierarchicalBackend : public Backend {
   }
 
   void interrupt() override {
-    for (const auto& part : {inner_, outer_, everyone_}) {
-      part->interrupt();
-    }
+    interrupt_();
   }
   void close() override {
     if (!thread_) {
@@ -199,6 +200,8 @@ class HierarchicalBackend : public Backend {
   std::shared_ptr<Backend> outer_;
   std::shared_ptr<Backend> everyone_;
   std::string name_;
+  /// Of all three; an operation may outlive this backend.
+  std::function<void()> interrupt_;
   std::unique_ptr<TaskThread> thread_;
 };
 

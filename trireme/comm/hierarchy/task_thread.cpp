@@ -55,7 +55,8 @@ struct TaskThread::Shared {
 
 class TaskThread::Ticket : public Pending {
  public:
-  Ticket(std::shared_ptr<Shared> shared, std::shared_ptr<Shared::Task> task) : shared_(std::move(shared)), task_(std::move(task)), exceptions_at_start_(std::uncaught_exceptions()) {}
+  Ticket(std::shared_ptr<Shared> shared, std::shared_ptr<Shared::Task> task)
+      : shared_(std::move(shared)), task_(std::move(task)), exceptions_at_start_(std::uncaught_exceptions()) {}
   ~Ticket() override {
     if (std::uncaught_exceptions() > exceptions_at_start_ && !Ticket::done()) {
       shared_->interrupt();

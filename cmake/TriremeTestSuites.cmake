@@ -1,0 +1,21 @@
+# Run by ctest: one entry for each suite of `program`, kept in the file `list` for as long as the program is the same.
+if(NOT EXISTS "${program}")
+  add_test(${name}_is_not_built "${program}")
+  return()
+endif()
+if("${program}" IS_NEWER_THAN "${list}")
+  execute_process(COMMAND "${program}" --gtest_list_tests OUTPUT_VARIABLE output RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "${program} --gtest_list_tests failed: ${failed}")
+  endif()
+  string(REGEX MATCHALL "(^|\n)[^ \n][^ \n]*[.]" suites "${output}") # its tests are indented
+  set(script "")
+  foreach(suite IN LISTS suites)
+    string(STRIP "${suite}" suite)
+    string(REGEX REPLACE "[.]$" "" suite "${suite}")
+    string(APPEND script "add_test([=[${name}/${suite}]=] [=[${program}]=] [=[--gtest_filter=${suite}.*]=])\n"
+           "set_tests_properties([=[${name}/${suite}]=] PROPERTIES SKIP_REGULAR_EXPRESSION \"all skipped\\n$\" \${properties})\n")
+  endforeach()
+  file(WRITE "${list}" "${script}")
+endif()
+include("${list}")
