@@ -14,6 +14,8 @@ function(trireme_find_cuda libtorch_cuda out_toolkit out_why_not)
       return()
     endif()
   endif()
+  # CMake 3.25.1, Debian 12's, marks a target of CUDA's as deprecated for projects that require 3.25, also where it does not exist.
+  set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
   find_package(CUDAToolkit QUIET)
   if(NOT CUDAToolkit_FOUND OR NOT CUDAToolkit_NVCC_EXECUTABLE)
     set(${out_why_not} "no CUDA toolkit with nvcc was found" PARENT_SCOPE)
