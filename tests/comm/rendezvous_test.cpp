@@ -197,7 +197,7 @@ TEST(RendezvousTest, EnvironmentChoosesBackendAndTimeout) {
                                 }
                                 return std::string("no InputError");
                               };
-                              EXPECT_THAT(refused("TRIREME_BACKEND", "glooo"), AllOf(HasSubstr("no backend \"glooo\""), HasSubstr("\"gloo\"")));
+                              EXPECT_THAT(refused("TRIREME_BACKEND", "glooo"), AllOf(HasSubstr("no backend \"glooo\""), HasSubstr(" Did you mean \"gloo\"? It comes from")));
                               EXPECT_THAT(refused("TRIREME_TIMEOUT", "soon"), HasSubstr("TRIREME_TIMEOUT must be a number of seconds"));
                               EXPECT_THAT(refused("TRIREME_TIMEOUT", "-1"), HasSubstr("TRIREME_TIMEOUT"));
                             }),

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/checkpoint.h>
 
+#include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
@@ -59,6 +60,33 @@ TEST_P(ResumeTest, ContinuesBitForBit) {
                           const auto b = second.model->parameters();
                           for (size_t i = 0; i < a.size(); ++i) {
                             EXPECT_TRUE(a[i].equal(b[i])) << "parameter " << i;
+                          }
+                        }),
+              IsEmpty());
+}
+
+// What another model has no place for would be lost with the next save.
+TEST_P(ResumeTest, AnotherModelIsRefusedByName) {
+  const fs::path folder = folder_;
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [folder](comm::World& world) {
+                          const config::EngineConfig config = small_config(48, 1);
+                          SmallRun run(world, config);
+                          run.engine().train_batch();
+                          run.engine().save_checkpoint(folder);
+                          for (const int64_t layers : {1, 3}) {
+                            models::GptOptions other = small_gpt();
+                            other.layers = layers;
+                            models::Gpt model(other);
+                            InitializeOptions options;
+                            options.config = config;
+                            options.model = model.ptr();
+                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                            const auto engine = initialize(world, options).engine;
+                            const std::string refused = test::error_of([&] { engine->load_checkpoint(folder); });
+                            EXPECT_THAT(refused, testing::AllOf(HasSubstr("is of another model"),
+                                                                HasSubstr(layers == 1 ? "this one has no \"transformer.h.1." : "it has no \"transformer.h.2."),
+                                                                HasSubstr("Use the model configuration")));
                           }
                         }),
               IsEmpty());

@@ -46,7 +46,7 @@ TEST(HostfileTest, NamesFileAndLineOfAMistake) {
   EXPECT_THAT(complaint("node1 slots=99999999999"), HasSubstr("is no number"));
   EXPECT_THAT(complaint("node1:"), HasSubstr("\"\" is no number"));
   EXPECT_THAT(complaint("node1 4"), HasSubstr("\"4\" is neither a host nor KEY=VALUE"));
-  EXPECT_THAT(complaint("node1 address="), HasSubstr("\"address\" is unknown or has no value"));
+  EXPECT_THAT(complaint("node1 address="), HasSubstr("\"address\" is unknown or has no value. Did you mean"));
   EXPECT_THAT(complaint("a\nb\na slots=2"), testing::AllOf(HasSubstr("hosts:3"), HasSubstr("the host a comes twice")));
   EXPECT_THAT(complaint("# nothing\n\n"), HasSubstr("there is no host in it"));
   EXPECT_THAT(complaint("[fe80::1"), HasSubstr("no matching bracket"));

@@ -45,7 +45,7 @@ TEST_F(BadInputTest, BatchSizesThatDoNotFitTheRanks) {
 }
 
 TEST_F(BadInputTest, ZeroRanks) {
-  expect_refused(train("-n 0"), "ranks");
+  expect_refused(train("-n 0"), "\"0\" is no number of at least 1");
 }
 
 TEST_F(BadInputTest, AMissingDataFile) {
@@ -79,6 +79,40 @@ TEST_F(BadInputTest, WeightsThatAreTruncatedOrCorrupt) {
   const Finished resumed = train("-n 1 --resume");
   EXPECT_EQ(resumed.status, 2) << resumed.output;
   EXPECT_THAT(resumed.output, HasSubstr("rank00000.safetensors"));
+}
+
+TEST_F(BadInputTest, AnotherModelAtResume) {
+  ASSERT_EQ(train("-n 2 --set training.steps=5").status, 0);
+  expect_refused(train("-n 2 --resume --set model.layers=1"), "is of another model: this one has no \"transformer.h.1.");
+  expect_refused(train("-n 2 --resume --set model.layers=3"), "is of another model: it has no \"transformer.h.2.");
+  expect_refused(train("-n 2 --resume --set model.layers=1 --set parallel.pipe=2"), "is of another model: this one has no \"transformer.h.1.");
+  EXPECT_EQ(train("-n 2 --resume --set training.steps=6 --set parallel.pipe=2").status, 0);
+}
+
+TEST_F(BadInputTest, TwoTrainingsInOneFolder) {
+  fs::create_directories(folder / "out/logs");
+  expect_refused(sh(concat("flock ", path("out/logs/lock"), " ", kTrireme, " train ", path("run.json"), " --out ", path("out"))), "another training writes into");
+  EXPECT_EQ(train("--set training.steps=1").status, 0) << "the one that ended has let go";
+}
+
+TEST_F(BadInputTest, AnUnknownLogLevel) {
+  const Finished run = sh(concat("TRIREME_LOG=loud ", kTrireme, " train ", path("run.json"), " --out ", path("out"), " --set training.steps=1"));
+  EXPECT_EQ(run.status, 0) << run.output;
+  EXPECT_THAT(run.output, HasSubstr("TRIREME_LOG: [log] there is no log level \"loud\". Known: debug"));
+}
+
+TEST_F(BadInputTest, APathThatTheSystemRefuses) {
+  const std::string name(300, 'x');
+  expect_refused(sh(kTrireme + " generate " + name + " --prompt a"), ": File name too long. Check the path");
+}
+
+TEST_F(BadInputTest, OutputThatCannotBeWritten) {
+  ASSERT_EQ(train("--set training.steps=1").status, 0);
+  for (const std::string& command : {std::string("--version"), std::string("schedule --kind 1f1b --stages 2 --micro-batches 2"), "inspect " + path("out/checkpoints")}) {
+    const Finished run = sh(concat(kTrireme, ' ', command, " > /dev/full"));
+    EXPECT_EQ(run.status, 1) << command;
+    EXPECT_THAT(run.output, HasSubstr("the output could not be written: No space left on device")) << command;
+  }
 }
 
 TEST_F(BadInputTest, APortInUse) {

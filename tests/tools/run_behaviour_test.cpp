@@ -13,6 +13,7 @@
 #include <trireme/data/tokenizer.h>
 #include <trireme/generate/load.h>
 #include <trireme/models/gpt2_weights.h>
+#include <trireme/monitor/html.h>
 #include <trireme/monitor/metrics.h>
 
 #include <nlohmann/json.hpp>
@@ -182,7 +183,9 @@ json sample(comm::World& world, const json& run) {
   const std::string text = read_file(log);
   const size_t begin = text.find("the model writes:");
   EXPECT_NE(begin, std::string::npos) << text;
-  return fnv1a(text.substr(begin, text.find("report: ", begin) - begin)); // bytes that may be no UTF-8
+  const std::string written = text.substr(begin, text.find("report: ", begin) - begin);
+  EXPECT_EQ(written, monitor::clean_utf8(written)) << "for a terminal";
+  return written;
 }
 
 // Counted in a second training, when the process has its pools.

@@ -1,10 +1,14 @@
 #include "commands.h"
 
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 #include <trireme/base/text.h>
 
 #include <CLI/CLI.hpp>
 
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <optional>
 
@@ -18,6 +22,15 @@ CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, cons
   app->footer("Example:\n  " + example);
   app->callback([&result, &command] { result = command; });
   return app;
+}
+
+/// A number of at least `least`. CLI11's own checks name the largest number there is, and count 0 as positive.
+CLI::Validator at_least(int64_t least) {
+  const auto check = [least](const std::string& text) {
+    double number = 0;
+    return CLI::detail::lexical_cast(text, number) && number >= static_cast<double>(least) ? std::string() : concat("\"", text, "\" is no number of at least ", least);
+  };
+  return CLI::Validator(check, concat(">= ", least));
 }
 
 struct Parser {
@@ -51,18 +64,18 @@ struct Parser {
     places.grace = grace;
     c->add_option("--hostfile", places.hostfile, "Run on the hosts in this file (lines: HOST slots=N), reached over ssh")->type_name("FILE");
     c->add_option("--rsh", places.rsh, "Command that starts a program on another host, in place of ssh (also TRIREME_RSH)")->type_name("COMMAND");
-    c->add_option("--min-nodes", places.min_nodes, "Go on with so few hosts when others are lost (default: --max-nodes)")->check(CLI::PositiveNumber);
-    c->add_option("--max-nodes", places.max_nodes, "Use so many hosts, the others of the file are spares (default: all)")->check(CLI::PositiveNumber);
+    c->add_option("--min-nodes", places.min_nodes, "Go on with so few hosts when others are lost (default: --max-nodes)")->check(at_least(1));
+    c->add_option("--max-nodes", places.max_nodes, "Use so many hosts, the others of the file are spares (default: all)")->check(at_least(1));
     c->add_option("--heartbeat-timeout", places.heartbeat_timeout, "Seconds after which a silent host is lost")->check(CLI::Range(1.0, 1e6))->capture_default_str();
     c->add_option("-x,--env", places.environment, "Set a variable for the ranks on all hosts, as often as needed; other users see it in ps and /proc")->type_name("NAME=VALUE")->expected(1)->take_all();
-    c->add_option("--max-restarts", places.max_restarts, restarts)->check(CLI::NonNegativeNumber);
+    c->add_option("--max-restarts", places.max_restarts, restarts)->check(at_least(0));
     c->add_option("--grace", places.grace, "Seconds from asking ranks to end until they are killed")->check(CLI::Range(0.0, 1e6))->capture_default_str();
   }
 
   void add_train() {
     CLI::App* c = add(app, result, train, "train", "Train the model that a run file describes", "trireme train examples/austen/run.json -n 2 --set training.steps=100");
     c->add_option("run_file", train.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
-    c->add_option("-n,--ranks", train.ranks, "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")->check(CLI::PositiveNumber);
+    c->add_option("-n,--ranks", train.ranks, "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")->check(at_least(1));
     c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed; other users see it in ps and /proc")->type_name("PATH=VALUE")->expected(1)->take_all();
     c->add_option("--resume", train.resume_from, "Continue from the newest checkpoint of the run folder (auto) or from a checkpoint")
         ->type_name("[auto|PATH]")
@@ -72,7 +85,7 @@ struct Parser {
     c->add_flag("--all-output", train.all_output, "Show the output of all ranks, not only of rank 0");
     c->add_option("--trace", train.trace_steps, "Record the first so many steps of every rank into trace.json (opens in ui.perfetto.dev)")
         ->type_name("STEPS")
-        ->check(CLI::NonNegativeNumber);
+        ->check(at_least(0));
     c->add_flag("!--no-memory-check", train.memory_check, "Start even when the estimate says that it cannot fit in memory");
     c->callback([this, c] {
       train.resume = c->count("--resume") > 0;
@@ -87,7 +100,7 @@ struct Parser {
     CLI::App* c = add(app, result, estimate, "estimate", "Say what memory and traffic a run needs, as formulas and numbers",
                       "trireme estimate examples/austen/run.json -n 2 --measure 10");
     c->add_option("run_file", estimate.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
-    c->add_option("-n,--ranks", estimate.ranks, "Ranks (default: what \"parallel\" asks for)")->check(CLI::PositiveNumber);
+    c->add_option("-n,--ranks", estimate.ranks, "Ranks (default: what \"parallel\" asks for)")->check(at_least(1));
     c->add_option("--set", estimate.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->expected(1)->take_all();
     c->add_option("--measure", estimate.measured_steps, "Also run so many steps (at least 2) in a scratch folder, and print what they needed")
         ->type_name("STEPS")
@@ -97,7 +110,7 @@ struct Parser {
 
   void add_launch() {
     CLI::App* c = add(app, result, launch, "launch", "Start a program as several ranks, watch it and clean up after it", "trireme launch -n 4 -- ./my_training --epochs 3");
-    c->add_option("-n,--ranks", launch.ranks, "Ranks to start (with a hostfile: default all slots)")->check(CLI::PositiveNumber);
+    c->add_option("-n,--ranks", launch.ranks, "Ranks to start (with a hostfile: default all slots)")->check(at_least(1));
     add_places(c, launch.places, 5, "Start all ranks again this often when one fails or a host is lost");
     c->add_option("--log-dir", launch.log_dir, "Folder for the output of every rank (default: a new one under the temporary folder)")->type_name("DIR");
     c->add_flag("--all-output", launch.all_output, "Show the output of all ranks, not only of rank 0");
@@ -116,9 +129,9 @@ struct Parser {
     CLI::App* c = add(app, result, generate, "generate", "Let a trained GPT write", "trireme generate runs/austen --prompt \"It is a truth\" --tokens 300");
     c->add_option("checkpoint", generate.checkpoint, "A run folder, a checkpoint folder or one checkpoint")->required();
     c->add_option("--prompt", generate.prompt, "The beginning of the text")->type_name("TEXT");
-    c->add_option("--tokens", generate.tokens, "Tokens to add")->check(CLI::NonNegativeNumber)->capture_default_str();
-    c->add_option("--temperature", generate.temperature, "0: always the most likely token")->check(CLI::NonNegativeNumber)->capture_default_str();
-    c->add_option("--top-k", generate.top_k, "Choose among this many most likely tokens (0: all)")->check(CLI::NonNegativeNumber)->capture_default_str();
+    c->add_option("--tokens", generate.tokens, "Tokens to add")->check(at_least(0))->capture_default_str();
+    c->add_option("--temperature", generate.temperature, "0: always the most likely token")->check(at_least(0))->capture_default_str();
+    c->add_option("--top-k", generate.top_k, "Choose among this many most likely tokens (0: all)")->check(at_least(0))->capture_default_str();
     c->add_option("--seed", generate.seed, "Seed of the choice")->capture_default_str();
     c->add_flag("--json", generate.json, "One JSON object instead of text");
   }
@@ -127,9 +140,9 @@ struct Parser {
     CLI::App* c = add(app, result, schedule, "schedule", "Draw who computes what when in a pipeline, planned or measured",
                       "trireme schedule --kind 1f1b --stages 4 --micro-batches 8 --svg 1f1b.svg");
     c->add_option("--kind", schedule.kind, "naive, gpipe, 1f1b, interleaved, zero-bubble or forward-only");
-    c->add_option("--stages", schedule.stages, "Pipeline stages")->check(CLI::PositiveNumber);
-    c->add_option("--micro-batches", schedule.micro_batches, "Micro-batches of a step")->check(CLI::PositiveNumber);
-    c->add_option("--chunks", schedule.chunks, "Parts of the model on each stage (default: interleaved 2, others 1)")->check(CLI::PositiveNumber);
+    c->add_option("--stages", schedule.stages, "Pipeline stages")->check(at_least(1));
+    c->add_option("--micro-batches", schedule.micro_batches, "Micro-batches of a step")->check(at_least(1));
+    c->add_option("--chunks", schedule.chunks, "Parts of the model on each stage (default: interleaved 2, others 1)")->check(at_least(1));
     c->add_option("--svg", schedule.svg, "Write an image as well")->type_name("FILE");
     c->add_option("--trace", schedule.trace, "Draw the last step that a run recorded (trireme train --trace), instead of a plan")->type_name("trace.json");
     c->add_flag("--json", schedule.json, "One JSON object instead of a drawing");
@@ -155,21 +168,21 @@ struct Parser {
     CLI::App* bench = app.add_subcommand("bench", "Measure a part of Trireme on this machine");
     bench->require_subcommand(1);
     c = add(*bench, result, bench_optim, "optim", "Optimizer steps against the machine's memory bandwidth", "trireme bench optim --params 50000000 --threads 1,2 --json");
-    c->add_option("--params", bench_optim.params, "Numbers of parameters")->delimiter(',')->check(CLI::PositiveNumber);
-    c->add_option("--threads", bench_optim.threads, "Numbers of threads (default: all cores)")->delimiter(',')->check(CLI::PositiveNumber);
+    c->add_option("--params", bench_optim.params, "Numbers of parameters")->delimiter(',')->check(at_least(1));
+    c->add_option("--threads", bench_optim.threads, "Numbers of threads (default: all cores)")->delimiter(',')->check(at_least(1));
     c->add_option("--impl", bench_optim.impls, "Rows: adam, adam_bf16, adam_bf16_states16, adam_bf16_states8, lamb, lion, adagrad, rmsprop, sgd (default: all)")->delimiter(',');
-    c->add_option("--repeats", bench_optim.repeats, "Measurements of each; the median is printed")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_option("--repeats", bench_optim.repeats, "Measurements of each; the median is printed")->check(at_least(1))->capture_default_str();
     c->add_flag("--json", bench_optim.json, "One JSON object a line instead of a table");
 
     c = add(*bench, result, bench_kernels, "kernels", "The fused operations of a transformer, forward and backward, against ATen's",
             "trireme bench kernels --hidden 768 --heads 12 --length 512 --json");
-    c->add_option("--batch", bench_kernels.batch, "Samples of a micro-batch")->check(CLI::PositiveNumber)->capture_default_str();
-    c->add_option("--length", bench_kernels.length, "Tokens of a sample")->check(CLI::PositiveNumber)->capture_default_str();
-    c->add_option("--hidden", bench_kernels.hidden, "Numbers of a token")->check(CLI::PositiveNumber)->capture_default_str();
-    c->add_option("--heads", bench_kernels.heads, "Attention heads")->check(CLI::PositiveNumber)->capture_default_str();
-    c->add_option("--vocab", bench_kernels.vocab, "Classes of the cross-entropy")->check(CLI::PositiveNumber)->capture_default_str();
-    c->add_option("--threads", bench_kernels.threads, "Threads (default: all cores)")->check(CLI::PositiveNumber);
-    c->add_option("--repeats", bench_kernels.repeats, "Measurements of each; the median is printed")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_option("--batch", bench_kernels.batch, "Samples of a micro-batch")->check(at_least(1))->capture_default_str();
+    c->add_option("--length", bench_kernels.length, "Tokens of a sample")->check(at_least(1))->capture_default_str();
+    c->add_option("--hidden", bench_kernels.hidden, "Numbers of a token")->check(at_least(1))->capture_default_str();
+    c->add_option("--heads", bench_kernels.heads, "Attention heads")->check(at_least(1))->capture_default_str();
+    c->add_option("--vocab", bench_kernels.vocab, "Classes of the cross-entropy")->check(at_least(1))->capture_default_str();
+    c->add_option("--threads", bench_kernels.threads, "Threads (default: all cores)")->check(at_least(1));
+    c->add_option("--repeats", bench_kernels.repeats, "Measurements of each; the median is printed")->check(at_least(1))->capture_default_str();
     c->add_flag("--json", bench_kernels.json, "One JSON object a line instead of a table");
 
     c = add(*bench, result, bench_comm, "comm", "A collective between ranks of this machine, over each backend and against copies in memory",
@@ -178,13 +191,13 @@ struct Parser {
         ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "barrier"}))
         ->capture_default_str();
     c->add_option("--ranks", bench_comm.ranks, "Numbers of ranks")->delimiter(',')->check(CLI::Range(2, 64));
-    c->add_option("--bytes", bench_comm.bytes, "Sizes of the whole tensor")->delimiter(',')->check(CLI::PositiveNumber);
+    c->add_option("--bytes", bench_comm.bytes, "Sizes of the whole tensor")->delimiter(',')->check(at_least(1));
     c->add_option("--backends", bench_comm.backends, "Backends to compare: shm, gloo, mpi (under mpirun)")->delimiter(',');
     c->add_option("--algorithm", bench_comm.algorithms,
                   "All-reduce over messages, for study: ring, tree, halving-doubling, naive; backend is the backend's own (default)")
         ->delimiter(',')
         ->check(CLI::IsMember({"ring", "tree", "halving-doubling", "naive", "backend"}));
-    c->add_option("--repeats", bench_comm.repeats, "Measurements of each; the median is printed")->check(CLI::PositiveNumber)->capture_default_str();
+    c->add_option("--repeats", bench_comm.repeats, "Measurements of each; the median is printed")->check(at_least(1))->capture_default_str();
     c->add_flag("--json", bench_comm.json, "One JSON object a line instead of a table");
   }
 
@@ -231,6 +244,15 @@ std::vector<CommandEntry> all_commands() {
   std::vector<CommandEntry> out;
   list_commands(parser.app, "", out);
   return out;
+}
+
+int with_output_written(int status) {
+  std::cout.flush();
+  if (std::cout && std::fflush(stdout) == 0) {
+    return status;
+  }
+  log::error("the output could not be written: ", std::strerror(errno));
+  return status == 0 ? 1 : status;
 }
 
 Command parse(int argc, char** argv) {

@@ -134,6 +134,9 @@ struct CommandEntry {
 /// What parse() understands, for those who check what texts say of it.
 std::vector<CommandEntry> all_commands();
 
+/// `status`; but 1, with a message, if what was printed could not be written (a full disk, say). At the end of main().
+int with_output_written(int status);
+
 /// Thrown by parse() when everything has been said.
 struct ExitNow {
   int code;

@@ -9,6 +9,7 @@
 #include "train_run.h"
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/describe.h>
 #include <trireme/comm/hang_report.h>
@@ -90,9 +91,9 @@ struct Run {
 
 int main(int argc, char** argv) {
   try {
-    return std::visit(trireme::tools::Run(), trireme::tools::parse(argc, argv));
+    return trireme::tools::with_output_written(std::visit(trireme::tools::Run(), trireme::tools::parse(argc, argv)));
   } catch (const trireme::tools::ExitNow& done) {
-    return done.code;
+    return trireme::tools::with_output_written(done.code);
   } catch (const trireme::PeerError& error) {
     trireme::log::error(error.what());
     // The rank that failed first shall also be the first to end, so that the launcher names it and
@@ -105,6 +106,10 @@ int main(int argc, char** argv) {
   } catch (const c10::Error& error) { // without the C++ stack that what() carries
     trireme::log::error(error.what_without_backtrace());
     return 1;
+  } catch (const std::filesystem::filesystem_error& error) {
+    const auto words = trireme::in_words(error);
+    trireme::log::error(words.what());
+    return words.exit_code();
   } catch (const std::exception& error) {
     trireme::log::error(error.what());
     return 1;

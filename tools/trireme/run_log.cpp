@@ -4,6 +4,7 @@
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
+#include <trireme/monitor/html.h>
 #include <trireme/monitor/report.h>
 
 #include <torch/utils.h>
@@ -154,7 +155,7 @@ void RunLog::finish(const std::string& sample) {
     log::info("validation accuracy ", decimals(*last_.val_accuracy * 100), " %");
   }
   if (!sample.empty()) {
-    log::info("the model writes:\n", sample, '\n');
+    log::info("the model writes:\n", monitor::clean_utf8(sample), '\n');
   }
   if (engine_.group().size() * engine_.pipe_group().size() > 1 && steps_ > 0) {
     const auto steps = static_cast<double>(steps_);

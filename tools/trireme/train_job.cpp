@@ -4,6 +4,7 @@
 #include "memory_check.h"
 #include "run_estimate.h"
 
+#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
@@ -13,9 +14,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <array>
 #include <fstream>
 
@@ -46,6 +50,23 @@ void check_out(const TrainCommand& command) {
                      "Continue it with --resume, name another folder with --out, or remove it.");
   }
 }
+
+/// Held for as long as a job writes into its run folder. The guardian has it too, so it outlives a killed launcher until the
+/// ranks are gone, for which the next job waits a little. File systems without locks do without.
+class RunLock {
+ public:
+  explicit RunLock(const fs::path& folder) : file_(::open((folder / "logs" / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+    for (int tries = 0; file_ && ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; ++tries) {
+      if (tries == 20) {
+        throw InputError("trireme", concat("another training writes into ", folder.string()), "Wait until it ends, or name another folder with --out.");
+      }
+      ::usleep(100'000);
+    }
+  }
+
+ private:
+  Descriptor file_;
+};
 
 std::vector<std::string> rank_command(const TrainCommand& command) {
   std::vector<std::string> words = {rank_program().string(), "train", command.run_file.string(), "--out", command.out.string()};
@@ -236,8 +257,9 @@ int train_job(TrainCommand command) {
   std::error_code error;
   make_private_folders(command.out / "logs", error);
   if (error) {
-    throw InputError("trireme", concat("cannot make the run folder ", command.out.string(), ": ", error.message()));
+    throw InputError("trireme", concat("cannot make the run folder ", command.out.string(), ": ", error.message()), "Name another folder with --out.");
   }
+  const RunLock lock(command.out);
   options.ranks = static_cast<int>(ranks);
   options.log_dir = command.out / "logs";
   options.extra_env.emplace_back("TRIREME_RUN_DIR", fs::absolute(command.out).string());
@@ -247,9 +269,14 @@ int train_job(TrainCommand command) {
   if (slots > 0) {
     options.arrange = Shrinking(run, ranks, options.command);
   }
-  options.progress = [out = command.out, saved = SavedStep(command)] { return progress_of(out, saved()); };
+  const SavedStep saved(command);
+  options.progress = [out = command.out, saved] { return progress_of(out, saved()); };
   const launch::JobReport report = launch::run_job(options);
   write_report(command.out, report);
+  if (report.told != 0 && report.exit_code != 0) {
+    const int64_t step = saved();
+    log::info(step > 0 ? concat("stopped; step ", step, " is saved: continue with --resume") : "stopped before anything was saved");
+  }
   return report.exit_code;
 }
 

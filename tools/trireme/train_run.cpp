@@ -161,8 +161,13 @@ void TrainRun::resume() {
   if (engine_->load_checkpoint(start_->from)) {
     resumed_step_ = engine_->global_steps();
     last_saved_ = start_->elsewhere ? -1 : *resumed_step_; // the newest of the run folder is another one, or there is none
+    if (*resumed_step_ >= run_.training.steps) {
+      log::info("all ", run_.training.steps, " steps are done already; raise training.steps to go on");
+    }
   } else if (start_->elsewhere) {
-    throw InputError("train", concat("there is no checkpoint in ", start_->from.string()));
+    throw InputError("train", concat("there is no checkpoint in ", start_->from.string()), "Name a checkpoint, or the folder that holds them.");
+  } else {
+    log::info("no checkpoint in ", start_->from.string(), ": starting at step 1");
   }
 }
 

@@ -69,6 +69,10 @@ std::string describe_write_failure(int code, const fs::path& path, uint64_t need
   return text;
 }
 
+InputError in_words(const std::filesystem::filesystem_error& error) {
+  return InputError("file", concat(error.path1().string(), ": ", error.code().message()), "Check the path, and who may read and write it.");
+}
+
 void sync_folder(const fs::path& folder) {
   const Descriptor descriptor(folder.empty() ? fs::path(".") : folder, O_RDONLY | O_DIRECTORY);
   if (descriptor.get() < 0 || ::fsync(descriptor.get()) != 0) {

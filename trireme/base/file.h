@@ -10,6 +10,8 @@
 
 namespace trireme {
 
+class InputError;
+
 /// The whole file. Throws InputError naming the file when it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 
@@ -25,6 +27,9 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 void make_private_folders(const std::filesystem::path& folder, std::error_code& error);
 /// The same. Errors: std::filesystem::filesystem_error.
 void make_private_folders(const std::filesystem::path& folder);
+
+/// What a failure of std::filesystem is to a person: the path, the system's reason, what to do.
+InputError in_words(const std::filesystem::filesystem_error& error);
 
 /// Makes a rename or a new entry in `folder` survive a power cut.
 void sync_folder(const std::filesystem::path& folder);

@@ -11,11 +11,6 @@
 namespace trireme::log {
 namespace {
 
-Level level_from_environment() {
-  const auto word = env::text("TRIREME_LOG");
-  return word ? parse_level(*word) : Level::info;
-}
-
 std::atomic<int> current_rank{0};
 std::atomic<int> current_world_size{1};
 std::atomic<int> current_level{-1};
@@ -59,8 +54,16 @@ void set_level(Level level) {
 Level level() {
   int value = current_level;
   if (value < 0) {
-    value = static_cast<int>(level_from_environment());
+    value = static_cast<int>(Level::info);
     current_level = value;
+    if (const auto word = env::text("TRIREME_LOG")) {
+      try {
+        value = static_cast<int>(parse_level(*word));
+        current_level = value;
+      } catch (const InputError& error) { // whoever logs first may be past catching it
+        warning("TRIREME_LOG: ", error.what());
+      }
+    }
   }
   return static_cast<Level>(value);
 }

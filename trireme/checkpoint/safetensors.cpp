@@ -34,58 +34,59 @@ constexpr DtypeRow kDtypes[] = {
     {"F8_E4M3", at::kFloat8_e4m3fn}, {"F8_E5M2", at::kFloat8_e5m2},
 };
 
-class Mapping {
- public:
-  explicit Mapping(const fs::path& file) {
-    const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat status {};
-    if (fd < 0 || ::fstat(fd, &status) != 0) {
-      fail(fd, file, std::strerror(errno));
-    }
-    if (!S_ISREG(status.st_mode)) {
-      fail(fd, file, S_ISDIR(status.st_mode) ? "it is a folder" : "it is no regular file");
-    }
-    size_ = static_cast<size_t>(status.st_size);
-    if (size_ > 0) {
-      // Private and writable: an in-place operation on a view copies the page instead of ending the process.
-      void* address = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
-      if (address == MAP_FAILED) {
-        fail(fd, file, std::strerror(errno));
-      }
-      address_ = static_cast<char*>(address);
-    }
-    ::close(fd);
-  }
-  ~Mapping() {
-    if (address_ != nullptr) {
-      ::munmap(address_, size_);
-    }
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  char* data() const {
-    return address_;
-  }
-  std::string_view text() const {
-    return {address_, size_};
-  }
-
- private:
-  [[noreturn]] static void fail(int fd, const fs::path& file, const std::string& reason) {
-    if (fd >= 0) {
-      ::close(fd);
-    }
-    throw InputError("safetensors", concat("cannot read ", file.string(), ": ", reason), "Check the path.");
-  }
-
-  char* address_ = nullptr;
-  size_t size_ = 0;
-};
-
 } // namespace
 
 struct Safetensors::File {
+  /// The file in memory.
+  class Mapping {
+   public:
+    explicit Mapping(const fs::path& file) {
+      const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+      struct stat status {};
+      if (fd < 0 || ::fstat(fd, &status) != 0) {
+        fail(fd, file, std::strerror(errno));
+      }
+      if (!S_ISREG(status.st_mode)) {
+        fail(fd, file, S_ISDIR(status.st_mode) ? "it is a folder" : "it is no regular file");
+      }
+      size_ = static_cast<size_t>(status.st_size);
+      if (size_ > 0) {
+        // Private and writable: an in-place operation on a view copies the page instead of ending the process.
+        void* address = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
+        if (address == MAP_FAILED) {
+          fail(fd, file, std::strerror(errno));
+        }
+        address_ = static_cast<char*>(address);
+      }
+      ::close(fd);
+    }
+    ~Mapping() {
+      if (address_ != nullptr) {
+        ::munmap(address_, size_);
+      }
+    }
+    Mapping(const Mapping&) = delete;
+    Mapping& operator=(const Mapping&) = delete;
+
+    char* data() const {
+      return address_;
+    }
+    std::string_view text() const {
+      return {address_, size_};
+    }
+
+   private:
+    [[noreturn]] static void fail(int fd, const fs::path& file, const std::string& reason) {
+      if (fd >= 0) {
+        ::close(fd);
+      }
+      throw InputError("safetensors", concat("cannot read ", file.string(), ": ", reason), "Check the path.");
+    }
+
+    char* address_ = nullptr;
+    size_t size_ = 0;
+  };
+
   explicit File(const fs::path& file) : path(file), mapping(file), header(parse_header(mapping.text(), file.string())) {
     for (size_t i = 0; i < header.tensors.size(); ++i) {
       if (!index.emplace(header.tensors[i].name, i).second) {

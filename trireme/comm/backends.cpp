@@ -67,7 +67,7 @@ const BackendEntry& find_backend(const std::string& name) {
     names.push_back(entry.name);
   }
   throw InputError("comm", concat("there is no backend \"", name, "\"."),
-                   concat(did_you_mean(name, names).substr(1), " It comes from TRIREME_BACKEND or the run file."));
+                   concat(did_you_mean(name, names), " It comes from TRIREME_BACKEND or the run file."));
 }
 
 } // namespace trireme::comm

@@ -42,34 +42,6 @@ std::string backend_from(const WorldOptions& options) {
   return options.backend == "auto" ? env::text("TRIREME_BACKEND").value_or("auto") : options.backend;
 }
 
-/// Keeps libtorch's own lines about broken connections ("recvValue failed on SocketImpl...") off
-/// stderr while a world lives: our errors name the rank, those a file descriptor. TORCH_CPP_LOG_LEVEL
-/// brings them back.
-class QuietLibtorch {
- public:
-  QuietLibtorch() {
-#ifndef C10_USE_GLOG
-    if (!env::text("TORCH_CPP_LOG_LEVEL")) {
-      before_ = FLAGS_caffe2_log_level;
-      FLAGS_caffe2_log_level = std::max(before_, kErrorLevel);
-    }
-#endif
-  }
-  ~QuietLibtorch() {
-#ifndef C10_USE_GLOG
-    if (!env::text("TORCH_CPP_LOG_LEVEL")) {
-      FLAGS_caffe2_log_level = before_;
-    }
-#endif
-  }
-  QuietLibtorch(const QuietLibtorch&) = delete;
-  QuietLibtorch& operator=(const QuietLibtorch&) = delete;
-
- private:
-  static constexpr int kErrorLevel = 2;
-  int before_ = 0;
-};
-
 /// gloo writes to sockets in a way that raises SIGPIPE when the peer has just died, which would end this
 /// process without a word. Left ignored: gloo's threads may outlive the world after a failure.
 void ignore_broken_pipes() {
@@ -160,6 +132,34 @@ class World::Impl {
   }
 
  private:
+  /// Keeps libtorch's own lines about broken connections ("recvValue failed on SocketImpl...") off
+  /// stderr while a world lives: our errors name the rank, those a file descriptor. TORCH_CPP_LOG_LEVEL
+  /// brings them back.
+  class QuietLibtorch {
+   public:
+    QuietLibtorch() {
+#ifndef C10_USE_GLOG
+      if (!env::text("TORCH_CPP_LOG_LEVEL")) {
+        before_ = FLAGS_caffe2_log_level;
+        FLAGS_caffe2_log_level = std::max(before_, kErrorLevel);
+      }
+#endif
+    }
+    ~QuietLibtorch() {
+#ifndef C10_USE_GLOG
+      if (!env::text("TORCH_CPP_LOG_LEVEL")) {
+        FLAGS_caffe2_log_level = before_;
+      }
+#endif
+    }
+    QuietLibtorch(const QuietLibtorch&) = delete;
+    QuietLibtorch& operator=(const QuietLibtorch&) = delete;
+
+   private:
+    static constexpr int kErrorLevel = 2;
+    int before_ = 0;
+  };
+
   /// Over the backend that was asked for, or the first one that suits and can be connected. Whether it can is for all members to
   /// say together, while they connect: what one of them lacks (a limit of its shell's) the others cannot see.
   std::shared_ptr<Backend> connect(const GroupSetup& setup) {

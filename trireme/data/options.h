@@ -26,7 +26,7 @@ struct DataOptions {
 
   /// "bytes", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt; see tokenizer.h.
   /// Empty: "bytes" for text, none for tokens, which need one only to become text again.
-  std::string tokenizer;
+  std::string tokenizer{};
 
   // text
   /// Share of the text's bytes, in [0, 1), kept for validation when `validation` is empty.

@@ -2,18 +2,23 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/checkpoint/exchange.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
 
 namespace trireme::engine {
 namespace {
+
+constexpr const char* kOfTheCheckpoint = "Use the model configuration that the checkpoint was made with.";
 
 std::string rng_name(int rank) {
   return concat("rng/cpu/", rank);
@@ -133,6 +138,29 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
   checkpoint::save(folder, tag, engine_.everyone, shards(), state(client_state), nlohmann::json::object(), options, engine_.config);
 }
 
+void TrainingState::check_parameters(const checkpoint::Checkpoint& saved) const {
+  std::vector<std::string> mine;
+  for (const auto& item : engine_.model->named_parameters()) {
+    mine.push_back(saved_name(item.key()));
+  }
+  checkpoint::decide(engine_.everyone, mine, [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
+    std::set<std::string> needed;
+    for (const nlohmann::json& names : of_ranks) {
+      needed.insert(names.begin(), names.end());
+    }
+    const std::vector<std::string> there = saved.names("parameter");
+    std::vector<std::string> unknown;
+    std::copy_if(there.begin(), there.end(), std::back_inserter(unknown), [&](const std::string& name) { return needed.count(name) == 0; });
+    if (!unknown.empty()) {
+      throw InputError("checkpoint",
+                       concat(saved.folder().string(), " is of another model: this one has no \"", unknown.front(), '"',
+                              unknown.size() == 1 ? "" : concat(" nor ", unknown.size() - 1, " other parameters of it")),
+                       kOfTheCheckpoint);
+    }
+    return nullptr;
+  });
+}
+
 void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   const torch::NoGradGuard no_grad;
   std::set<const void*> seen;
@@ -142,10 +170,13 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     return values.scalar_type() == torch::kFloat32 && saved.has(master) ? master : saved_name(name);
   };
   const auto check_shape = [&](const std::string& name, at::IntArrayRef needed) {
+    if (!saved.has(saved_name(name))) {
+      throw InputError("checkpoint", concat(saved.folder().string(), " is of another model: it has no \"", name, '"'), kOfTheCheckpoint);
+    }
     const auto& shape = saved.entry(saved_name(name)).shape;
     if (at::IntArrayRef(shape) != needed) {
       throw InputError("checkpoint", concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(shape), ", the model needs ", needed),
-                       "Use the model configuration that the checkpoint was made with.");
+                       kOfTheCheckpoint);
     }
   };
   const auto read = [&](const std::string& name, const at::Tensor& tensor) {
@@ -193,6 +224,7 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
                      concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"], ", this run uses \"", engine_.optimizer->rule().name(), '"'),
                      "Set engine.optimizer.type to the same, or start from the weights alone with model.init_from.");
   }
+  check_parameters(saved);
   load_tensors(saved);
   engine_.half_stepped = false;
   engine_.skips_in_a_row = 0;

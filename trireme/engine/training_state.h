@@ -32,6 +32,8 @@ class TrainingState {
   std::set<const void*> for_each_sharded(const VisitPiece& visit);
   std::vector<checkpoint::TensorShard> shards();
   nlohmann::json state(const nlohmann::json& client_state) const;
+  /// Refuses a checkpoint that has parameters which no rank's model has: they would be lost with the next save. Collective.
+  void check_parameters(const checkpoint::Checkpoint& saved) const;
   void load_tensors(const checkpoint::Checkpoint& saved);
   const std::string& saved_name(const std::string& parameter) const;
 

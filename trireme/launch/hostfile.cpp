@@ -44,7 +44,7 @@ class LineReader {
       } else if (key == "max_slots" || key == "max-slots") {
         number(value);
       } else {
-        throw InputError(where_, concat("\"", key, "\" is unknown or has no value.", did_you_mean(key, {"slots", "address", "max_slots"})),
+        throw InputError(where_, concat("\"", key, "\" is unknown or has no value. ", did_you_mean(key, {"slots", "address", "max_slots"})),
                          kForm);
       }
     }
