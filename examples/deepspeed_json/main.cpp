@@ -5,7 +5,7 @@
 
 #include <cstdio>
 
-// y = sin(sum of x) with a little noise.
+// y = sin(sum of x).
 class Waves : public trireme::data::Dataset {
  public:
   int64_t size() const override {

@@ -103,7 +103,8 @@ TEST_F(BadInputTest, AnUnknownLogLevel) {
 
 TEST_F(BadInputTest, APathThatTheSystemRefuses) {
   const std::string name(300, 'x');
-  expect_refused(sh(kTrireme + " generate " + name + " --prompt a"), ": File name too long. Check the path");
+  expect_refused(sh(concat(kTrireme, " train ", path("run.json"), " --resume --out ", name, "/out")), ": File name too long. Name another folder");
+  expect_refused(sh(kTrireme + " generate " + name + " --prompt a"), ": File name too long. Check the path.");
 }
 
 TEST_F(BadInputTest, OutputThatCannotBeWritten) {

@@ -121,7 +121,7 @@ TEST_F(WholeRunTest, TrainsEvaluatesSavesReportsAndGenerates) {
   }
   EXPECT_GT(steps.back()["comm_bytes"].get<int64_t>(), 0);
 
-  const Finished inspected = sh(kTrireme + " inspect --json " + path("out/checkpoints"));
+  const Finished inspected = sh(kTrireme + " inspect --json " + path("out"));
   EXPECT_EQ(inspected.status, 0) << inspected.output;
   EXPECT_THAT(inspected.output, HasSubstr("transformer.h.1.mlp.c_fc.weight"));
   const Finished text = sh(kTrireme + " generate " + path("out") + " --prompt \"1 2 3\" --tokens 5 --temperature 0 --json");

@@ -68,6 +68,8 @@ TEST_F(ResumeTest, AfterASaveARestartGoesOnFromThat) {
 // The run folder holds later checkpoints, of what is to be undone.
 TEST_F(ResumeTest, ARollbackStaysARollback) {
   const std::string rate = " --set engine.optimizer.params.lr=0.003";
+  EXPECT_EQ(train_into("d", concat("--resume ", path("a"), " --set training.steps=31")).status, 0) << "a run folder will do";
+  EXPECT_EQ(lines_of_metrics("d"), 1);
   const Finished clean = train_into("c", concat("--resume ", path("a"), "/checkpoints/global_step10", rate));
   ASSERT_EQ(clean.status, 0) << clean.output;
   ASSERT_FALSE(state_of("c") == state_of("a")) << "the rate must matter";

@@ -77,7 +77,7 @@ struct Parser {
     c->add_option("run_file", train.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
     c->add_option("-n,--ranks", train.ranks, "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")->check(at_least(1));
     c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed; other users see it in ps and /proc")->type_name("PATH=VALUE")->expected(1)->take_all();
-    c->add_option("--resume", train.resume_from, "Continue from the newest checkpoint of the run folder (auto) or from a checkpoint")
+    c->add_option("--resume", train.resume_from, "Continue from the newest checkpoint of the run folder (auto), from a checkpoint or from another run folder")
         ->type_name("[auto|PATH]")
         ->expected(0, 1);
     add_places(c, train.places, 30, "Start again from the newest checkpoint this often when a rank dies or a host is lost");

@@ -162,7 +162,10 @@ class SavedStep {
  public:
   explicit SavedStep(const TrainCommand& command) : latest_(command.out / "checkpoints" / "latest") {
     if (command.resume && command.resume_from != "auto") {
-      const fs::path from = fs::absolute(command.resume_from) / "";
+      fs::path from = fs::absolute(command.resume_from) / "";
+      if (fs::is_directory(from / "checkpoints")) { // a run folder
+        from /= "checkpoints/";
+      }
       const std::string tag = tag_in(from / "latest");
       began_at_ = step_of(tag.empty() ? from.parent_path().filename().string() : tag);
       before_ = identity();

@@ -110,7 +110,7 @@ class Checkpoint {
 };
 
 /// Folder of the checkpoint that open() would try first; nullopt when there is no
-/// checkpoint in `root` at all (nothing saved yet), damaged ones counting as there.
-std::optional<std::filesystem::path> find_newest(const std::filesystem::path& root);
+/// checkpoint in `path` at all (nothing saved yet), damaged ones counting as there.
+std::optional<std::filesystem::path> find_newest(const std::filesystem::path& path);
 
 } // namespace trireme::checkpoint

@@ -166,8 +166,9 @@ std::string checkpoint_text(const Json& one) {
 
 } // namespace
 
-Json describe_json(const fs::path& path, bool verify_hashes) {
+Json describe_json(const fs::path& given, bool verify_hashes) {
   std::error_code error;
+  const fs::path path = checkpoints_of(given);
   if (!fs::exists(path, error)) {
     throw InputError("inspect", concat(path.string(), " does not exist"), "Check the path.");
   }

@@ -20,6 +20,9 @@ std::string tag_problem(const std::string& tag);
 /// Digits at the end of the tag, -1 without any.
 int64_t step_of(const std::string& tag);
 
+/// `checkpoints` in a run folder of `trireme train`; any other path as it is. What opens, finds or describes checkpoints looks there.
+std::filesystem::path checkpoints_of(const std::filesystem::path& path);
+
 struct FoundCheckpoint {
   std::filesystem::path folder;
   /// nullopt when the manifest cannot be read.

@@ -68,7 +68,7 @@ struct Checkpoint::Content {
 class Opener {
  public:
   Opener(const fs::path& path, const std::string& tag, const comm::Group& group, const OpenOptions& options)
-      : path_(path), tag_(tag), group_(group), options_(options) {}
+      : path_(checkpoints_of(path)), tag_(tag), group_(group), options_(options) {}
 
   Checkpoint open() {
     const json choice = decide(group_, json::object(), [&](const std::vector<json>&) { return candidates(); });
@@ -109,7 +109,7 @@ class Opener {
   json candidates() const {
     std::error_code error;
     if (!fs::exists(path_, error)) {
-      throw InputError("checkpoint", concat("there is no folder ", path_.string()), "Check the path.");
+      throw InputError("checkpoint", error ? concat(path_.string(), ": ", error.message()) : concat("there is no folder ", path_.string()), "Check the path.");
     }
     if (fs::exists(path_ / kManifestName, error)) {
       return {{"folders", {path_.string()}}, {"stale", ""}};
@@ -265,8 +265,9 @@ const json& Checkpoint::config() const {
   return manifest().config;
 }
 
-std::optional<fs::path> find_newest(const fs::path& root) {
+std::optional<fs::path> find_newest(const fs::path& path) {
   std::error_code error;
+  const fs::path root = checkpoints_of(path);
   if (!fs::is_directory(root, error)) {
     return std::nullopt;
   }

@@ -371,7 +371,7 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
 }
 
 std::optional<nlohmann::json> Engine::load_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
-  if (tag.empty() && !checkpoint::find_newest(folder) && !std::filesystem::exists(folder / "manifest.json")) {
+  if (tag.empty() && !checkpoint::find_newest(folder)) {
     return std::nullopt;
   }
   impl_->check_usable();

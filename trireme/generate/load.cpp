@@ -9,8 +9,7 @@
 namespace trireme::generate {
 
 TrainedGpt load(const std::filesystem::path& path) {
-  const std::filesystem::path below = path / "checkpoints";
-  const auto saved = checkpoint::Checkpoint::open(std::filesystem::is_directory(below) ? below : path);
+  const auto saved = checkpoint::Checkpoint::open(path);
   const std::string where = (saved.folder() / "manifest.json").string();
   TrainedGpt trained;
   trained.run = config::read_run(JsonNode::parse(saved.config().dump(), where), saved.folder());
