@@ -101,7 +101,11 @@ function(trireme_test name)
   endif()
   # When ctest starts it asks programs that are new for their suites (TriremeTestSuites.cmake).
   set(suites "${CMAKE_CURRENT_BINARY_DIR}/${target}")
-  file(GENERATE OUTPUT "${suites}_include.cmake" CONTENT
-    "set(program \"$<TARGET_FILE:${target}>\")\nset(name ${name})\nset(list \"${suites}_suites.cmake\")\nset(properties TIMEOUT 3600 PROCESSORS ${arg_PROCESSORS} ENVIRONMENT TRIREME_TEST_DEADLINE=${arg_TIMEOUT})\ninclude(\"${PROJECT_SOURCE_DIR}/cmake/TriremeTestSuites.cmake\")\n")
+  file(GENERATE OUTPUT "${suites}_include.cmake" CONTENT "set(program \"$<TARGET_FILE:${target}>\")
+set(name ${name})
+set(list \"${suites}_suites.cmake\")
+set(properties TIMEOUT 3600 PROCESSORS ${arg_PROCESSORS} ENVIRONMENT TRIREME_TEST_DEADLINE=${arg_TIMEOUT})
+include(\"${PROJECT_SOURCE_DIR}/cmake/TriremeTestSuites.cmake\")
+")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${suites}_include.cmake")
 endfunction()

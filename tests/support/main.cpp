@@ -123,7 +123,7 @@ int result_of(pid_t child, int seconds) {
   return code == kPassed || code == kSkipped ? code : kFailed;
 }
 
-std::string read_all(int descriptor) {
+std::string first_line_in(int descriptor) {
   std::string text(4096, '\0');
   const auto count = read(descriptor, text.data(), text.size());
   text.resize(count > 0 ? static_cast<size_t>(count) : 0);
@@ -161,7 +161,7 @@ int run_each_in_its_process(const std::vector<std::string>& names, const std::st
     const std::string state = result == kPassed ? "passed" : result == kSkipped ? "skipped" : "failed";
     ++count[state];
     std::ostringstream line;
-    line << state << ' ' << program << '/' << name << ' ' << took << ' ' << read_all(reason[0]) << '\n';
+    line << state << ' ' << program << '/' << name << ' ' << took << ' ' << first_line_in(reason[0]) << '\n';
     close(reason[0]);
     close(reason[1]);
     if (results != nullptr && *results != '\0') {

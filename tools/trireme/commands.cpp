@@ -1,6 +1,7 @@
 #include "commands.h"
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
 
@@ -253,6 +254,15 @@ int with_output_written(int status) {
   }
   log::error("the output could not be written: ", std::strerror(errno));
   return status == 0 ? 1 : status;
+}
+
+int report_failure(const std::exception& error) {
+  if (const auto* const of_system = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
+    return report_failure(in_words(*of_system));
+  }
+  log::error(error.what());
+  const auto* const ours = dynamic_cast<const Error*>(&error);
+  return ours != nullptr ? ours->exit_code() : 1;
 }
 
 Command parse(int argc, char** argv) {

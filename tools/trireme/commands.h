@@ -137,6 +137,9 @@ std::vector<CommandEntry> all_commands();
 /// `status`; but 1, with a message, if what was printed could not be written (a full disk, say). At the end of main().
 int with_output_written(int status);
 
+/// Says what ended the program. Returns its exit status.
+int report_failure(const std::exception& error);
+
 /// Thrown by parse() when everything has been said.
 struct ExitNow {
   int code;

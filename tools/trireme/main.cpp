@@ -9,7 +9,6 @@
 #include "train_job.h"
 
 #include <trireme/base/error.h>
-#include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/launch/agent.h>
 #include <trireme/launch/launcher.h>
@@ -75,15 +74,7 @@ int main(int argc, char** argv) {
     return trireme::tools::with_output_written(trireme::tools::run(argc, argv));
   } catch (const trireme::tools::ExitNow& done) {
     return trireme::tools::with_output_written(done.code);
-  } catch (const trireme::Error& error) {
-    trireme::log::error(error.what());
-    return error.exit_code();
-  } catch (const std::filesystem::filesystem_error& error) {
-    const auto words = trireme::in_words(error);
-    trireme::log::error(words.what());
-    return words.exit_code();
   } catch (const std::exception& error) {
-    trireme::log::error(error.what());
-    return 1;
+    return trireme::tools::report_failure(error);
   }
 }

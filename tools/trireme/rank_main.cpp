@@ -9,7 +9,6 @@
 #include "train_run.h"
 
 #include <trireme/base/error.h>
-#include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/describe.h>
 #include <trireme/comm/hang_report.h>
@@ -100,18 +99,10 @@ int main(int argc, char** argv) {
     // not one that only missed it. The launcher's SIGTERM cuts this short.
     std::this_thread::sleep_for(std::chrono::milliseconds(1000));
     return error.exit_code();
-  } catch (const trireme::Error& error) {
-    trireme::log::error(error.what());
-    return error.exit_code();
   } catch (const c10::Error& error) { // without the C++ stack that what() carries
     trireme::log::error(error.what_without_backtrace());
     return 1;
-  } catch (const std::filesystem::filesystem_error& error) {
-    const auto words = trireme::in_words(error);
-    trireme::log::error(words.what());
-    return words.exit_code();
   } catch (const std::exception& error) {
-    trireme::log::error(error.what());
-    return 1;
+    return trireme::tools::report_failure(error);
   }
 }

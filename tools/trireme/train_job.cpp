@@ -8,6 +8,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
+#include <trireme/checkpoint/folder.h>
 #include <trireme/config/run_file.h>
 #include <trireme/launch/launcher.h>
 #include <trireme/monitor/metrics.h>
@@ -17,10 +18,11 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <array>
+#include <cerrno>
 #include <fstream>
 
 namespace trireme::tools {
@@ -162,10 +164,7 @@ class SavedStep {
  public:
   explicit SavedStep(const TrainCommand& command) : latest_(command.out / "checkpoints" / "latest") {
     if (command.resume && command.resume_from != "auto") {
-      fs::path from = fs::absolute(command.resume_from) / "";
-      if (fs::is_directory(from / "checkpoints")) { // a run folder
-        from /= "checkpoints/";
-      }
+      const fs::path from = checkpoint::checkpoints_of(fs::absolute(command.resume_from)) / "";
       const std::string tag = tag_in(from / "latest");
       began_at_ = step_of(tag.empty() ? from.parent_path().filename().string() : tag);
       before_ = identity();
@@ -256,13 +255,13 @@ int train_job(TrainCommand command) {
   if (command.out.empty()) {
     command.out = default_out(command);
   }
-  check_out(command);
   std::error_code error;
   make_private_folders(command.out / "logs", error);
   if (error) {
     throw InputError("trireme", concat("cannot make the run folder ", command.out.string(), ": ", error.message()), "Name another folder with --out.");
   }
   const RunLock lock(command.out);
+  check_out(command); // a job that the lock waited for may have saved
   options.ranks = static_cast<int>(ranks);
   options.log_dir = command.out / "logs";
   options.extra_env.emplace_back("TRIREME_RUN_DIR", fs::absolute(command.out).string());

@@ -52,20 +52,17 @@ void set_level(Level level) {
 }
 
 Level level() {
-  int value = current_level;
-  if (value < 0) {
-    value = static_cast<int>(Level::info);
-    current_level = value;
+  if (current_level < 0) {
+    set_level(Level::info);
     if (const auto word = env::text("TRIREME_LOG")) {
       try {
-        value = static_cast<int>(parse_level(*word));
-        current_level = value;
+        set_level(parse_level(*word));
       } catch (const InputError& error) { // whoever logs first may be past catching it
         warning("TRIREME_LOG: ", error.what());
       }
     }
   }
-  return static_cast<Level>(value);
+  return static_cast<Level>(current_level.load());
 }
 
 void write(Level line_level, const std::string& text) {

@@ -75,12 +75,6 @@ int64_t step_of(const std::string& tag) {
   return digits.empty() || digits.size() > 18 ? -1 : std::stoll(digits);
 }
 
-fs::path checkpoints_of(const fs::path& path) {
-  std::error_code error;
-  const fs::path below = path / "checkpoints";
-  return fs::is_directory(below, error) && !fs::exists(path / kManifestName, error) ? below : path;
-}
-
 std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
   std::vector<FoundCheckpoint> found;
   std::error_code error;

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 // The folder of checkpoints on disk: global_step<N>/ ..., latest, and what a killed save leaves
@@ -21,7 +22,11 @@ std::string tag_problem(const std::string& tag);
 int64_t step_of(const std::string& tag);
 
 /// `checkpoints` in a run folder of `trireme train`; any other path as it is. What opens, finds or describes checkpoints looks there.
-std::filesystem::path checkpoints_of(const std::filesystem::path& path);
+inline std::filesystem::path checkpoints_of(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::path below = path / "checkpoints";
+  return std::filesystem::is_directory(below, error) && !std::filesystem::exists(path / kManifestName, error) ? below : path;
+}
 
 struct FoundCheckpoint {
   std::filesystem::path folder;
