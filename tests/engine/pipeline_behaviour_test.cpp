@@ -68,8 +68,8 @@ data::Batch row_batch(int number, int64_t rows = 3) {
 }
 
 // The same layers on some stages and in one process.
-void expect_same_as_one_process(const LayerList& layers, int stages, const std::function<data::Batch(int)>& make, PipelineOptions options = {}) {
-  EXPECT_THAT(run_ranks(stages,
+void expect_same_as_one_process(const LayerList& layers, int stages, const std::function<data::Batch(int)>& make, PipelineOptions options = {}, int replicas = 1) {
+  EXPECT_THAT(run_ranks(stages * replicas,
                         [&](comm::World& world) {
                           FreeRun run(world, layers, stages, 4, options);
                           const std::vector<double> got = losses(run, make);
@@ -99,6 +99,29 @@ void expect_same_as_one_process(const LayerList& layers, int stages, const std::
                           }
                         }),
               IsEmpty());
+}
+
+// Applies its layer once more in every fourth forward.
+struct SometimesTwiceImpl : nn::Module {
+  SometimesTwiceImpl() : linear(register_module("linear", nn::Linear(8, 8))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor once = linear(x).tanh();
+    return ++forwards % 4 == 0 ? linear(once).tanh() : once;
+  }
+  nn::Linear linear;
+  int forwards = 0;
+};
+TORCH_MODULE(SometimesTwice);
+
+// Where a parameter is used twice its gradient is not put off, while that of earlier micro-batches still is.
+TEST(PipelineBehaviourTest, ZeroBubbleOfGraphsThatDifferBetweenMicroBatches) {
+  PipelineOptions options;
+  options.bounds = {0, 1, 3};
+  options.schedule = pipeline::ScheduleKind::zero_bubble;
+  const LayerList layers{LayerSpec<nn::Linear>(4, 8), LayerSpec<SometimesTwice>(), LayerSpec<nn::Linear>(8, 1)};
+  for (const int replicas : {1, 2}) {
+    expect_same_as_one_process(layers, 2, [](int m) { return row_batch(m); }, options, replicas);
+  }
 }
 
 TEST(PipelineBehaviourTest, InPlaceLayersRightAfterAStageBoundary) {

@@ -217,6 +217,11 @@ void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
                      "Build the embedding without sparse(true).");
   }
   buffer.flat->attach_grad(parameter);
+  if (in_backward_ && buffer.position[buffer.flat->layout().bucket_of(parameter)] < works_.size()) {
+    throw Error("data parallel",
+                concat("parameter ", buffer.flat->name(parameter), " got a second gradient in one backward after its bucket was sent"),
+                "Run that part under no_sync() and reduce in the last backward.");
+  }
   if (!synchronising || (!buffer.held.empty() && buffer.held[parameter])) {
     return;
   }
@@ -235,16 +240,10 @@ void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
         });
     recompute::queue_at_end([at_end] { at_end->run(); });
   }
-  if (buffer.ready[parameter]) {
-    if (buffer.position[buffer.flat->layout().bucket_of(parameter)] < works_.size()) {
-      throw Error("data parallel",
-                  concat("parameter ", buffer.flat->name(parameter), " got a second gradient in one backward after its bucket was sent"),
-                  "Run that part under no_sync() and reduce in the last backward.");
-    }
-    return;
+  if (!buffer.ready[parameter]) {
+    mark_ready(buffer, parameter);
+    start(false);
   }
-  mark_ready(buffer, parameter);
-  start(false);
 }
 
 void Reducer::Impl::mark_ready(Buffer& buffer, int64_t parameter) {

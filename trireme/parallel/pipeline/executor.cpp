@@ -150,10 +150,8 @@ double Executor::train(int micro_batches, int64_t first_micro_batch, const LossS
   next_ = &next;
   callbacks_ = &callbacks;
   backwards_left_.clear();
-  weights_left_.clear();
   for (const Instruction& instruction : todo) {
     backwards_left_[instruction.chunk] += instruction.op == Op::backward || instruction.op == Op::backward_input ? 1 : 0;
-    weights_left_[instruction.chunk] += instruction.op == Op::backward_weight ? 1 : 0;
   }
   if (tracer().on()) {
     tracer().add(Lane::compute, concat("stage ", pipe_.rank(), " of ", pipe_.size()), tracer().now_ns(), tracer().now_ns());
@@ -387,7 +385,8 @@ void Executor::backward(const Instruction& instruction) {
   InFlight& flight = this->flight(instruction);
   const Note note("backward of micro-batch", instruction.micro_batch);
   const fault::Effect effect = fault::at(fault::Phase::backward);
-  callbacks_->before_backward(instruction.chunk, --backwards_left_[instruction.chunk] == 0);
+  --backwards_left_[instruction.chunk];
+  callbacks_->before_backward(instruction.chunk, completes_gradients(instruction));
   {
     const bool split = instruction.op == Op::backward_input;
     const ComputeSpan span(split ? 'I' : 'B', instruction, seconds_.backward);
@@ -423,6 +422,14 @@ void Executor::backward(const Instruction& instruction) {
   }
 }
 
+// Whether nothing of the other micro-batches is left to be added to the gradients of the chunk.
+bool Executor::completes_gradients(const Instruction& instruction) const {
+  const auto& flights = flights_.at(instruction.chunk);
+  return backwards_left_.at(instruction.chunk) == 0 && std::none_of(flights.begin(), flights.end(), [&](const auto& flight) {
+           return flight.first != instruction.micro_batch && flight.second.split != nullptr;
+         });
+}
+
 void Executor::send_grads(const Instruction& instruction, InFlight& flight) {
   if (is_first(instruction.chunk)) {
     return;
@@ -437,12 +444,11 @@ void Executor::send_grads(const Instruction& instruction, InFlight& flight) {
 }
 
 void Executor::backward_weight(const Instruction& instruction) {
-  const bool last = --weights_left_[instruction.chunk] == 0;
   const auto found = flights_[instruction.chunk].find(instruction.micro_batch);
   if (found == flights_[instruction.chunk].end() || !found->second.split) {
     return; // everything was done with the inputs
   }
-  callbacks_->before_backward(instruction.chunk, last);
+  callbacks_->before_backward(instruction.chunk, completes_gradients(instruction));
   const Note note("weight gradients of micro-batch", instruction.micro_batch);
   const ComputeSpan span('W', instruction, seconds_.backward);
   found->second.split->run_weights();

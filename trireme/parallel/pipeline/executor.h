@@ -111,6 +111,7 @@ class Executor {
   void finish_forward(const Instruction& instruction, InFlight& flight, const Tensors& outputs);
   void backward(const Instruction& instruction);
   void backward_weight(const Instruction& instruction);
+  bool completes_gradients(const Instruction& instruction) const;
   void send_grads(const Instruction& instruction, InFlight& flight);
   void check_fingerprint(const Instruction& instruction, uint64_t travelled) const;
 
@@ -148,7 +149,6 @@ class Executor {
   std::vector<std::map<int, InFlight>> flights_; // by chunk and micro-batch
   std::map<int, data::Batch> batches_;
   std::map<int, int> backwards_left_; // by chunk
-  std::map<int, int> weights_left_;
   int peak_in_flight_ = 0;
   Seconds seconds_;
 };
