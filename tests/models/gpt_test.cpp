@@ -2,6 +2,7 @@
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/models/gpt.h>
 #include <trireme/models/gpt2_weights.h>
+#include <trireme/models/gpt_values.h>
 
 #include <gmock/gmock.h>
 #include <torch/utils.h>
@@ -104,6 +105,13 @@ TEST(GptTest, NamesAreHuggingFaces) {
   EXPECT_TRUE(parameters.contains("transformer.ln_f.bias"));
   EXPECT_TRUE(parameters.contains("lm_head.weight"));
   EXPECT_EQ(parameters.size(), 2u + 2 * 12 + 2 + 1);
+  for (const bool tied : {false, true}) {
+    std::set<std::string> names;
+    for (const auto& item : Gpt(small_gpt(tied))->named_parameters()) {
+      names.insert(item.key());
+    }
+    EXPECT_EQ(gpt_parameter_names(small_gpt(tied)), names);
+  }
 }
 
 TEST(GptTest, LaterTokensDoNotChangeEarlierLogits) {

@@ -1,13 +1,11 @@
 // Every key of a run file that the table calls honoured does something: two values, and what a training does or leaves differs.
 // The keys of "engine" have tests/engine/key_behaviour_test.cpp.
+#include "small_training.h"
+
 #include <tools/trireme/run_estimate.h>
-#include <tools/trireme/task.h>
-#include <tools/trireme/train_run.h>
 
 #include <tests/support/key_observers.h>
 
-#include <trireme/base/file.h>
-#include <trireme/base/hash.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/comm/recorder.h>
 #include <trireme/data/tokenizer.h>
@@ -42,36 +40,9 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
 namespace trireme::tools {
 namespace {
 
-namespace fs = std::filesystem;
-using nlohmann::json;
 using test::KeyObserver;
 using test::run_ranks;
-using testing::HasSubstr;
 using testing::IsEmpty;
-
-// Of the test, whichever process runs: children of it are ranks.
-const fs::path& folder() {
-  static const fs::path made = [] {
-    fs::path path = fs::path(testing::TempDir()) / concat("trireme_run_keys_", ::getpid());
-    fs::create_directories(path);
-    return path;
-  }();
-  return made;
-}
-
-std::string file(const std::string& name, const std::string& content) {
-  write_file_atomically(folder() / name, content);
-  return (folder() / name).string();
-}
-
-std::string tokens_file(const std::string& name, int stride) {
-  std::string bytes;
-  for (int i = 0; i < 600; ++i) {
-    bytes += static_cast<char>(i * stride % 50);
-    bytes += '\0';
-  }
-  return file(name, bytes);
-}
 
 std::string text_file(const std::string& name, const std::string& unit) {
   std::string text;
@@ -81,59 +52,11 @@ std::string text_file(const std::string& name, const std::string& unit) {
   return file(name, text);
 }
 
-// IDX: 24 images of 8 x 8, or their labels.
-std::string images_file(const std::string& name, int stride) {
-  std::string bytes("\0\0\x08\x03\0\0\0\x18\0\0\0\x08\0\0\0\x08", 16);
-  for (int i = 0; i < 24 * 64; ++i) {
-    bytes += static_cast<char>(i * stride % 251);
-  }
-  return file(name, bytes);
-}
-
-std::string labels_file(const std::string& name, int stride) {
-  std::string bytes("\0\0\x08\x01\0\0\0\x18", 8);
-  for (int i = 0; i < 24; ++i) {
-    bytes += static_cast<char>(i * stride % 10);
-  }
-  return file(name, bytes);
-}
-
 constexpr const char* kTinyTokenizer = R"({"version": "1.0", "added_tokens": [], "normalizer": null,
   "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
   "post_processor": {"type": "ByteLevel"}, "decoder": {"type": "ByteLevel"},
   "model": {"type": "BPE", "dropout": null, "unk_token": null, "fuse_unk": false, "byte_fallback": false,
             "vocab": {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4, "abab": 5}, "merges": ["a b", "Ġ ab", "ab ab"]}})";
-
-std::string digest(const at::Tensor& tensor) {
-  const at::Tensor values = tensor.detach().contiguous();
-  return concat(values.scalar_type(), ' ', values.sizes(), ' ', fnv1a({static_cast<const char*>(values.data_ptr()), values.nbytes()}));
-}
-
-config::RunConfig read(const json& run) {
-  return config::read_run(JsonNode::parse(run.dump(), "run.json"), folder());
-}
-
-const fs::path& out() {
-  static const fs::path path = folder() / "out";
-  return path;
-}
-
-// As `trireme train` does it, into an empty run folder or going on with what is there.
-void run_training(comm::World& world, const json& run, bool resume = false) {
-  if (world.rank() == 0) {
-    if (!resume) {
-      fs::remove_all(out());
-    }
-    file("run.json", run.dump());
-  }
-  world.group().barrier("run file").wait();
-  TrainCommand command;
-  command.run_file = folder() / "run.json";
-  command.out = out();
-  command.resume = resume;
-  EXPECT_EQ(train(command, world), 0);
-  world.group().barrier("trained").wait();
-}
 
 // The metrics of every step, and the checkpoints: names, and of the newest each tensor and which rank holds it.
 json training(comm::World& world, const json& run) {
@@ -196,18 +119,6 @@ json threads(comm::World& world, const json& run) {
   return threads_started - before;
 }
 
-// The model before training; data need not fit it.
-json model(comm::World&, const json& run) {
-  const config::RunConfig config = read(run);
-  torch::manual_seed(1);
-  const Task task = make_task(config, data::make_datasets(config.data));
-  json seen;
-  for (const auto& item : task.model->named_parameters()) {
-    seen[item.key()] = digest(item.value());
-  }
-  return seen;
-}
-
 json tokenizer(comm::World&, const json& run) {
   const data::Datasets datasets = data::make_datasets(read(run).data);
   return datasets.tokenizer ? json(datasets.tokenizer->describe()) : json(nullptr);
@@ -249,13 +160,6 @@ json cnn_with_weights(comm::World& world, const json& run) {
     fs::copy_file(out() / "checkpoints/global_step2/rank00000.safetensors", weights);
   }
   return training(world, run);
-}
-
-json common() {
-  return {{"model", {{"type", "gpt"}, {"layers", 1}, {"hidden", 16}, {"heads", 2}, {"sequence_length", 8}, {"vocab_size", 260}}},
-          {"data", {{"type", "tokens"}, {"train", tokens_file("tokens.bin", 3)}}},
-          {"training", {{"steps", 2}}},
-          {"engine", {{"train_batch_size", 12}, {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}}}}};
 }
 
 std::vector<KeyObserver> model_keys() {
@@ -347,16 +251,7 @@ std::vector<KeyObserver> all_observers() {
   return all;
 }
 
-class RunBehaviourTest : public testing::Test {
- protected:
-  ~RunBehaviourTest() override {
-    fs::remove_all(folder());
-    fs::create_directories(folder());
-  }
-  static void TearDownTestSuite() {
-    fs::remove_all(folder());
-  }
-};
+class RunBehaviourTest : public SmallTrainingTest {};
 
 TEST_F(RunBehaviourTest, EveryHonouredKeyIsObserved) {
   EXPECT_THAT(test::without_observer(all_observers(), [](std::string_view section) { return !section.starts_with("engine"); }), IsEmpty());

@@ -3,13 +3,14 @@
 #include <trireme/checkpoint/weight_files.h>
 #include <trireme/engine/evaluation_mode.h>
 #include <trireme/data/tokenizer.h>
+#include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/cnn.h>
-#include <trireme/models/gpt2_weights.h>
 #include <trireme/models/gpt_layers.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
+#include <set>
 
 namespace trireme::tools {
 namespace {
@@ -30,23 +31,32 @@ Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets) {
     return task;
   }
   task.gpt = models::Gpt(options);
-  if (!options.init_from.empty()) {
-    models::check_gpt2_names(task.gpt, options.init_from);
-  }
   task.model = task.gpt.ptr();
   task.loss = [gpt = task.gpt](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
   return task;
+}
+
+void load_weights(models::Cnn& cnn, const std::filesystem::path& path) {
+  if (const auto saved = models::checkpoint_in(path)) {
+    std::set<std::string> names;
+    for (const auto& item : cnn->named_parameters()) {
+      models::load_parameter(*saved, item.key(), item.value());
+      names.insert(item.key());
+    }
+    models::check_parameter_names(*saved, names);
+    return;
+  }
+  const auto weights = checkpoint::WeightFiles::open(path);
+  for (const auto& item : cnn->named_parameters()) {
+    item.value().detach().copy_(weights.tensor(item.key()));
+  }
 }
 
 Task cnn_task(const config::RunConfig& run) {
   Task task;
   models::Cnn cnn(run.model.cnn);
   if (!run.model.cnn.init_from.empty()) {
-    const torch::NoGradGuard no_grad;
-    const auto weights = checkpoint::WeightFiles::open(run.model.cnn.init_from);
-    for (const auto& item : cnn->named_parameters()) {
-      item.value().copy_(weights.tensor(item.key()));
-    }
+    load_weights(cnn, run.model.cnn.init_from);
   }
   task.model = cnn.ptr();
   task.loss = [cnn](const data::Batch& batch) mutable { return cnn->loss(batch.input(), batch.target()); };

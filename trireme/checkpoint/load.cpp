@@ -30,7 +30,7 @@ struct Checkpoint::Content {
     if (!files[index]) {
       const ShardFile& expected = manifest.files[index];
       auto opened = std::make_shared<const Safetensors>(Safetensors::open(folder / expected.name));
-      const auto id = opened->metadata().find("trireme_save_id");
+      const auto id = opened->metadata().find(kSaveIdKey);
       if (opened->file_bytes() != expected.bytes || id == opened->metadata().end() || id->second != manifest.about.save_id) {
         throw InputError("checkpoint", concat((folder / expected.name).string(), " belongs to another save"),
                          "Restore the file or use another checkpoint.");

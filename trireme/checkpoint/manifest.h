@@ -16,6 +16,8 @@ namespace trireme::checkpoint {
 /// Version of the folder layout and of manifest.json that this program writes and reads.
 inline constexpr int64_t kFormatVersion = 1;
 inline constexpr const char* kManifestName = "manifest.json";
+/// Metadata of a rank's safetensors file: the save that it belongs to.
+inline constexpr const char* kSaveIdKey = "trireme_save_id";
 
 /// Where a part of a logical tensor is stored.
 struct StoredShard {

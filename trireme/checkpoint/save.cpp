@@ -124,7 +124,7 @@ json write_shards(const fs::path& folder, int rank, const std::string& save_id, 
   if (!tensors.empty()) {
     make_private_folders(folder);
     const fs::path file = folder / file_name(rank);
-    const WrittenFile written = write_safetensors(file, tensors, {{"trireme_save_id", save_id}, {"format", "pt"}});
+    const WrittenFile written = write_safetensors(file, tensors, {{kSaveIdKey, save_id}, {"format", "pt"}});
     report["bytes"] = written.bytes;
     report["hash"] = written.hash;
   }

@@ -21,7 +21,7 @@ Section model_gpt() {
     {"vocab_size", H, "int >= 1", "null", "Number of different tokens; without it the tokenizer's."},
     {"tie_embeddings", H, "bool", "true", "The output layer shares the embedding's weight."},
     kDropout,
-    {"init_from", H, "path", "null", "Weights to start from: safetensors with Hugging Face's GPT-2 names."},
+    {"init_from", H, "path", "null", "Weights to start from, without optimizer states or step: safetensors with Hugging Face's GPT-2 names, or a run folder or checkpoint of Trireme."},
   }};
 }
 
@@ -33,7 +33,7 @@ Section model_cnn() {
     {"classes", H, "int >= 2", "10", "Number of different labels."},
     {"width", H, "int >= 1", "32", "Filters of the first convolution."},
     kDropout,
-    {"init_from", H, "path", "null", "Weights to start from: safetensors with this model's own names."},
+    {"init_from", H, "path", "null", "Weights to start from, without optimizer states or step: safetensors with this model's own names, or a run folder or checkpoint of Trireme."},
   }};
 }
 

@@ -27,14 +27,14 @@ oneself; `//` and `/* */` comments are allowed.
 
 - **Switched off**: a section that says so (`"enabled": false`, `"device": "none"`) is never an error, whatever else is in it;
   unknown keys and wrong values in it are named in the log.
-- **`"auto"`**, which Hugging Face's Trainer fills in from its arguments, is filled in where it is listed below, with what the run or
-  the program knows (`config::AutoValues`, the second argument of `read_config()`), else with the Trainer's defaults: 8 samples a micro-batch, accumulation 1,
+- **`"auto"`**, as configurations for Hugging Face's Trainer have it, is replaced where it is listed below by what the run or the program
+  knows (`config::AutoValues`, the second argument of `read_config()`), else by the Trainer's default: 8 samples a micro-batch, accumulation 1,
   lr 5e-5, no warm-up, clipping at 1. A line in the log says what each became. Keys without effect may be "auto"; for all others it is an error.
   fp16: no; bf16: settled by a measurement at the start.
 - **No `optimizer`**: AdamW with its defaults, which a line in the log says.
 
 - **Batch sizes**: train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data ranks.
-  Two give the third; train or micro alone have accumulation 1.
+  Any two determine the third. If only one of train and micro is given, accumulation is 1.
 - **Weight decay** acts on every parameter, biases and norms too, as in PyTorch and DeepSpeed. `weight_decay_rule: "matrices"` spares
   those of one dimension, as GPTs are usually trained; programs may say it by name (`InitializeOptions::weight_decay`).
 - **Parameters that no rank used in a step** are not stepped, as in PyTorch: neither weight decay nor moments, the same at every ZeRO stage

@@ -57,11 +57,10 @@ void load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, 
   value.detach().copy_(source);
 }
 
-void check_gpt2_names(const Gpt& model, const std::filesystem::path& weights) {
-  const auto files = checkpoint::WeightFiles::open(weights);
+void check_gpt2_names(const std::set<std::string>& parameters, const checkpoint::WeightFiles& files, const std::filesystem::path& weights) {
   std::set<std::string> places;
-  for (const auto& item : model->named_parameters()) {
-    places.insert(name_in(files, item.key()));
+  for (const std::string& parameter : parameters) {
+    places.insert(name_in(files, parameter));
   }
   for (const std::string& name : files.names()) {
     if (places.count(name) == 0 && !is_constant(name) && name != "lm_head.weight") {
@@ -72,10 +71,12 @@ void check_gpt2_names(const Gpt& model, const std::filesystem::path& weights) {
 
 void load_gpt2(Gpt& model, const std::filesystem::path& weights) {
   const auto files = checkpoint::WeightFiles::open(weights);
+  std::set<std::string> parameters;
   for (const auto& item : model->named_parameters()) {
     load_gpt2_parameter(item.key(), item.value(), files, weights);
+    parameters.insert(item.key());
   }
-  check_gpt2_names(model, weights);
+  check_gpt2_names(parameters, files, weights);
 }
 
 void save_gpt2(const Gpt& model, const std::filesystem::path& file) {

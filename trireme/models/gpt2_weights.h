@@ -4,6 +4,8 @@
 #include <trireme/models/gpt.h>
 
 #include <filesystem>
+#include <set>
+#include <string>
 
 namespace trireme::models {
 
@@ -17,8 +19,8 @@ void load_gpt2(Gpt& model, const std::filesystem::path& weights);
 /// Writes `model` as one safetensors file with Hugging Face GPT-2 names and layouts.
 void save_gpt2(const Gpt& model, const std::filesystem::path& file);
 
-/// Errors: InputError naming a tensor of the files that the model has no place for.
-void check_gpt2_names(const Gpt& model, const std::filesystem::path& weights);
+/// Errors: InputError naming a tensor of `files`, which are in `weights`, that is none of `parameters`, named as in Gpt.
+void check_gpt2_names(const std::set<std::string>& parameters, const checkpoint::WeightFiles& files, const std::filesystem::path& weights);
 
 /// Fills one parameter, named as in Gpt, from the files.
 void load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, const checkpoint::WeightFiles& files,

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/weight_files.h>
+#include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/gpt2_weights.h>
 #include <trireme/models/initialize.h>
 
@@ -11,16 +12,45 @@
 
 namespace trireme::models {
 
-GptValues::GptValues(const GptOptions& options) : options_(options) {
-  if (!options_.init_from.empty()) {
-    files_ = std::make_shared<checkpoint::WeightFiles>(checkpoint::WeightFiles::open(options_.init_from));
+std::set<std::string> gpt_parameter_names(const GptOptions& options) {
+  std::set<std::string> names = {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias"};
+  if (!options.tie_embeddings) {
+    names.insert("lm_head.weight");
   }
+  for (int64_t layer = 0; layer < options.layers; ++layer) {
+    for (const char* part : {"ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"}) {
+      for (const char* parameter : {"weight", "bias"}) {
+        names.insert(concat("transformer.h.", layer, '.', part, '.', parameter));
+      }
+    }
+  }
+  return names;
+}
+
+GptValues::GptValues(const GptOptions& options) : options_(options) {
+  if (options_.init_from.empty()) {
+    return;
+  }
+  if (auto saved = checkpoint_in(options_.init_from)) {
+    check_parameter_names(*saved, gpt_parameter_names(options_));
+    checkpoint_ = std::make_shared<checkpoint::Checkpoint>(std::move(*saved));
+    return;
+  }
+  files_ = std::make_shared<checkpoint::WeightFiles>(checkpoint::WeightFiles::open(options_.init_from));
+  for (const checkpoint::Safetensors& file : files_->files()) {
+    if (file.metadata().count(checkpoint::kSaveIdKey) != 0) { // its layouts are not those of Hugging Face
+      throw InputError("init_from", concat(file.path().string(), " is one rank's part of a checkpoint"), "Name the checkpoint's folder.");
+    }
+  }
+  check_gpt2_names(gpt_parameter_names(options_), *files_, options_.init_from);
 }
 
 void GptValues::fill(const std::string& prefix, const torch::nn::Module& module) const {
   for (const auto& item : module.named_parameters()) {
     const std::string name = concat(prefix, '.', item.key());
-    if (files_) {
+    if (checkpoint_) {
+      load_parameter(*checkpoint_, name, item.value());
+    } else if (files_) {
       load_gpt2_parameter(name, item.value(), *files_, options_.init_from);
     } else {
       fill_one(name, item.value());

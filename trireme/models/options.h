@@ -21,7 +21,7 @@ struct GptOptions {
   /// Probability of a zero after the embeddings, the attention and the MLP; in [0, 1).
   double dropout = 0;
   /// Weights to start from: safetensors with Hugging Face's GPT-2 names (a file, a folder or
-  /// an index). Empty: random from `seed`.
+  /// an index), or a run folder or checkpoint of Trireme. Empty: random from `seed`.
   std::filesystem::path init_from;
   int64_t seed = 1234;
 };
@@ -35,7 +35,7 @@ struct CnnOptions {
   /// Filters of the first convolution; the second has twice as many.
   int64_t width = 32;
   double dropout = 0;
-  /// Weights to start from: a safetensors file with this model's own names. Empty: random from `seed`.
+  /// Weights to start from: a safetensors file with this model's own names, or a run folder or checkpoint of Trireme. Empty: random from `seed`.
   std::filesystem::path init_from;
   int64_t seed = 1234;
 };

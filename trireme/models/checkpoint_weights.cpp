@@ -1,0 +1,38 @@
+#include <trireme/models/checkpoint_weights.h>
+
+#include <trireme/base/error.h>
+#include <trireme/optim/flat_optimizer.h>
+
+namespace trireme::models {
+namespace {
+
+constexpr const char* kSameModel = "Make \"model\" that of the checkpoint's run, or name other weights.";
+
+} // namespace
+
+std::optional<checkpoint::Checkpoint> checkpoint_in(const std::filesystem::path& path) {
+  return checkpoint::find_newest(path) ? std::optional(checkpoint::Checkpoint::open(path)) : std::nullopt;
+}
+
+void load_parameter(const checkpoint::Checkpoint& saved, const std::string& name, const at::Tensor& parameter) {
+  if (!saved.has(name)) {
+    throw InputError("init_from", concat(saved.folder().string(), " has no parameter \"", name, '"'), kSameModel);
+  }
+  const at::IntArrayRef shape = saved.entry(name).shape;
+  if (shape != parameter.sizes()) {
+    throw InputError("init_from", concat(saved.folder().string(), ": parameter \"", name, "\" has shape ", shape, ", the model needs ", parameter.sizes()),
+                     kSameModel);
+  }
+  const std::string master = concat(optim::kMasterState, '/', name);
+  parameter.detach().copy_(saved.read(saved.has(master) ? master : name));
+}
+
+void check_parameter_names(const checkpoint::Checkpoint& saved, const std::set<std::string>& of_model) {
+  for (const std::string& name : saved.names("parameter")) {
+    if (of_model.count(name) == 0) {
+      throw InputError("init_from", concat(saved.folder().string(), ": the model has no place for parameter \"", name, '"'), kSameModel);
+    }
+  }
+}
+
+} // namespace trireme::models
