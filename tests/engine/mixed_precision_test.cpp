@@ -168,38 +168,49 @@ TEST(MixedPrecisionTest, HalfPrecisionFindsItsScale) {
   }
 }
 
-/// A loss in fp16 cannot carry a scale of 2^16: the scale is lowered to what fits, on all ranks, and the gradients are right.
+class OneBatch : public Counting {
+ public:
+  int64_t size() const override {
+    return kBatch;
+  }
+};
+
+/// A loss in fp16 cannot carry a scale of 2^16. A fixed one is lowered to what fits, a dynamic one comes down by its rule, on all
+/// ranks; the gradients of the steps that are made are right.
 TEST(MixedPrecisionTest, AnFp16LossIsScaledByWhatFits) {
-  for (const double fixed : {65536.0}) {
-    EXPECT_THAT(run_ranks(2,
-                          [fixed](comm::World& world) {
-                            const auto norms = [&](bool fp16_loss, double scale) {
-                              models::Gpt model(small_gpt());
-                              InitializeOptions options;
-                              options.model = model.ptr();
-                              options.loss = [model, fp16_loss](const data::Batch& batch) mutable {
-                                const at::Tensor loss = model->loss(batch.input(), batch.target());
-                                return fp16_loss ? loss.to(torch::kHalf) : loss;
-                              };
-                              options.config = low_config(Type::fp16, 1, 1, 0);
-                              options.config.precision.loss_scale.loss_scale = scale;
-                              options.training_data = std::make_shared<Counting>();
-                              options.shuffle = false;
-                              const auto made = initialize(world, options);
-                              std::vector<double> found;
-                              for (int step = 0; step < 3; ++step) {
-                                made.engine->train_batch();
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const auto norms = [&](bool fp16_loss, double fixed, int64_t skipped) {
+                            models::Gpt model(small_gpt());
+                            InitializeOptions options;
+                            options.model = model.ptr();
+                            options.loss = [model, fp16_loss](const data::Batch& batch) mutable {
+                              const at::Tensor loss = model->loss(batch.input(), batch.target());
+                              return fp16_loss ? loss.to(torch::kHalf) : loss;
+                            };
+                            options.config = low_config(Type::fp16, 1, 1, 0);
+                            options.config.precision.loss_scale.loss_scale = fixed;
+                            options.config.precision.loss_scale.initial_scale_power = 16;
+                            options.config.precision.loss_scale.hysteresis = 1;
+                            options.training_data = std::make_shared<OneBatch>();
+                            options.shuffle = false;
+                            const auto made = initialize(world, options);
+                            std::vector<double> found;
+                            for (int64_t step = 0; step < 3 + skipped; ++step) {
+                              made.engine->train_batch();
+                              if (step >= skipped) {
                                 found.push_back(*made.engine->get_global_grad_norm());
                               }
-                              EXPECT_EQ(made.engine->skipped_steps(), 0);
-                              EXPECT_EQ(*made.engine->loss_scale(), fp16_loss ? 32768 : scale);
-                              return found;
-                            };
-                            const std::vector<double> expected = norms(false, 32768);
-                            EXPECT_EQ(norms(true, fixed), expected);
-                          }),
-                IsEmpty());
-  }
+                            }
+                            EXPECT_EQ(made.engine->skipped_steps(), skipped);
+                            EXPECT_EQ(*made.engine->loss_scale(), 32768);
+                            return found;
+                          };
+                          const std::vector<double> expected = norms(false, 32768, 0);
+                          EXPECT_EQ(norms(true, 65536, 0), expected) << "fixed";
+                          EXPECT_EQ(norms(true, 0, 1), expected) << "dynamic";
+                        }),
+              IsEmpty());
 }
 
 TEST(MixedPrecisionTest, AutocastKeepsParametersInFp32) {

@@ -83,11 +83,32 @@ TEST_P(ResumeTest, AnotherModelIsRefusedByName) {
                             options.model = model.ptr();
                             options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
                             const auto engine = initialize(world, options).engine;
+                            const at::Tensor before = model->parameters()[0].clone();
                             const std::string refused = test::error_of([&] { engine->load_checkpoint(folder); });
+                            EXPECT_TRUE(model->parameters()[0].equal(before)) << "nothing is loaded";
                             EXPECT_THAT(refused, testing::AllOf(HasSubstr("is of another model"),
                                                                 HasSubstr(layers == 1 ? "this one has no \"transformer.h.1." : "it has no \"transformer.h.2."),
                                                                 HasSubstr("Use the model configuration")));
                           }
+                        }),
+              IsEmpty());
+}
+
+// A folder of checkpoints is not looked for one level deeper, as a run folder is.
+TEST_P(ResumeTest, AFolderNamedCheckpointsBesideThemHidesNothing) {
+  const fs::path folder = folder_;
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [folder](comm::World& world) {
+                          SmallRun run(world, small_config(48, 1));
+                          run.engine().train_batch();
+                          run.engine().save_checkpoint(folder);
+                          if (world.rank() == 0) {
+                            fs::create_directories(folder / "checkpoints");
+                          }
+                          world.group().barrier("made").wait();
+                          run.engine().train_batch();
+                          EXPECT_TRUE(run.engine().load_checkpoint(folder));
+                          EXPECT_EQ(run.engine().global_steps(), 1);
                         }),
               IsEmpty());
 }

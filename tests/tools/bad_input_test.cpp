@@ -86,6 +86,7 @@ TEST_F(BadInputTest, AnotherModelAtResume) {
   expect_refused(train("-n 2 --resume --set model.layers=1"), "is of another model: this one has no \"transformer.h.1.");
   expect_refused(train("-n 2 --resume --set model.layers=3"), "is of another model: it has no \"transformer.h.2.");
   expect_refused(train("-n 2 --resume --set model.layers=1 --set parallel.pipe=2"), "is of another model: this one has no \"transformer.h.1.");
+  expect_refused(train("-n 2 --resume --set model.layers=3 --set parallel.pipe=2"), "is of another model: it has no \"transformer.h.2.");
   EXPECT_EQ(train("-n 2 --resume --set training.steps=6 --set parallel.pipe=2").status, 0);
 }
 

@@ -81,7 +81,16 @@ TEST_F(PreemptionCommandTest, ASecondSignalIsNow) {
 TEST_F(PreemptionCommandTest, TheInterruptKeyDoesNotSave) {
   const Finished run = told(command("out"), "out", 5, "INT");
   EXPECT_EQ(run.status, 130) << run.output;
+  EXPECT_THAT(run.output, HasSubstr("stopped before anything was saved"));
   EXPECT_FALSE(fs::exists(folder / "out/checkpoints/latest"));
+}
+
+// A training that began elsewhere would not find that again by itself.
+TEST_F(PreemptionCommandTest, TheInterruptKeySaysWhereToBeginAgain) {
+  ASSERT_EQ(train("-n 1 --set training.steps=5").status, 0);
+  const Finished run = told(concat(command("other"), " --resume ", path("out")), "other", 1, "INT");
+  EXPECT_EQ(run.status, 130) << run.output;
+  EXPECT_THAT(run.output, HasSubstr(concat("stopped before anything was saved: begin again with --resume ", path("out"))));
 }
 
 TEST_F(PreemptionCommandTest, TheGraceEndsIt) {

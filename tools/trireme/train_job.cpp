@@ -53,8 +53,8 @@ void check_out(const TrainCommand& command) {
   }
 }
 
-/// Held for as long as a job writes into its run folder. The guardian has it too, so it outlives a killed launcher until the
-/// ranks are gone, for which the next job waits a little. File systems without locks do without.
+/// Held for as long as the launcher of a job that writes into the run folder lives. The next one waits a little for a job that is
+/// just ending. File systems without locks do without.
 class RunLock {
  public:
   explicit RunLock(const fs::path& folder) : file_(::open((folder / "logs" / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
@@ -171,7 +171,11 @@ class SavedStep {
     }
   }
   int64_t operator()() const {
-    return began_at_ && identity() == before_ ? *began_at_ : step_of(tag_in(latest_));
+    return nothing_saved() ? *began_at_ : step_of(tag_in(latest_));
+  }
+  /// The job began at --resume PATH and has saved nothing so far.
+  bool nothing_saved() const {
+    return began_at_ && identity() == before_;
   }
 
  private:
@@ -277,7 +281,9 @@ int train_job(TrainCommand command) {
   write_report(command.out, report);
   if (report.told != 0 && report.exit_code != 0) {
     const int64_t step = saved();
-    log::info(step > 0 ? concat("stopped; step ", step, " is saved: continue with --resume") : "stopped before anything was saved");
+    log::info(saved.nothing_saved() ? concat("stopped before anything was saved: begin again with --resume ", command.resume_from)
+              : step > 0             ? concat("stopped; step ", step, " is saved: continue with --resume")
+                                     : "stopped before anything was saved");
   }
   return report.exit_code;
 }

@@ -21,11 +21,13 @@ std::string tag_problem(const std::string& tag);
 /// Digits at the end of the tag, -1 without any.
 int64_t step_of(const std::string& tag);
 
-/// `checkpoints` in a run folder of `trireme train`; any other path as it is. What opens, finds or describes checkpoints looks there.
+/// `checkpoints` in a run folder of `trireme train`; any other path as it is, as is a folder that holds checkpoints itself. What opens,
+/// finds or describes checkpoints looks there.
 inline std::filesystem::path checkpoints_of(const std::filesystem::path& path) {
   std::error_code error;
   const std::filesystem::path below = path / "checkpoints";
-  return std::filesystem::is_directory(below, error) && !std::filesystem::exists(path / kManifestName, error) ? below : path;
+  const bool has_its_own = std::filesystem::exists(path / kManifestName, error) || std::filesystem::exists(path / kLatestName, error);
+  return !has_its_own && std::filesystem::is_directory(below, error) ? below : path;
 }
 
 struct FoundCheckpoint {

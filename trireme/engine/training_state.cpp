@@ -10,7 +10,6 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
@@ -138,19 +137,42 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
   checkpoint::save(folder, tag, engine_.everyone, shards(), state(client_state), nlohmann::json::object(), options, engine_.config);
 }
 
-void TrainingState::check_parameters(const checkpoint::Checkpoint& saved) const {
-  std::vector<std::string> mine;
-  for (const auto& item : engine_.model->named_parameters()) {
-    mine.push_back(saved_name(item.key()));
-  }
-  checkpoint::decide(engine_.everyone, mine, [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
-    std::set<std::string> needed;
-    for (const nlohmann::json& names : of_ranks) {
-      needed.insert(names.begin(), names.end());
+void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
+  nlohmann::json shapes = nlohmann::json::object();
+  nlohmann::json parameters = nlohmann::json::array();
+  std::set<const void*> seen = for_each_sharded(
+      [&](const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) { shapes[saved_name(tensor.name)] = tensor.sizes; });
+  const auto need = [&](const std::string& name, const at::Tensor& tensor) {
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      shapes[saved_name(name)] = tensor.sizes().vec();
     }
-    const std::vector<std::string> there = saved.names("parameter");
-    std::vector<std::string> unknown;
-    std::copy_if(there.begin(), there.end(), std::back_inserter(unknown), [&](const std::string& name) { return needed.count(name) == 0; });
+  };
+  for (const auto& item : engine_.model->named_parameters()) {
+    parameters.push_back(saved_name(item.key()));
+    need(item.key(), item.value());
+  }
+  for (const auto& item : engine_.model->named_buffers()) {
+    need(item.key(), item.value());
+  }
+  const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
+    std::map<std::string, std::vector<int64_t>> needed;
+    std::set<std::string> known;
+    for (const nlohmann::json& one : of_ranks) {
+      needed.merge(one.at("shapes").get<std::map<std::string, std::vector<int64_t>>>());
+      known.merge(one.at("parameters").get<std::set<std::string>>());
+    }
+    for (const auto& [name, shape] : needed) {
+      if (!saved.has(name)) {
+        throw InputError("checkpoint", concat(saved.folder().string(), " is of another model: it has no \"", name, '"'), kOfTheCheckpoint);
+      }
+      if (const auto& there = saved.entry(name).shape; there != shape) {
+        throw InputError("checkpoint",
+                         concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(there), ", the model needs ", at::IntArrayRef(shape)),
+                         kOfTheCheckpoint);
+      }
+    }
+    std::vector<std::string> unknown = saved.names("parameter");
+    std::erase_if(unknown, [&](const std::string& name) { return known.count(name) != 0; });
     if (!unknown.empty()) {
       throw InputError("checkpoint",
                        concat(saved.folder().string(), " is of another model: this one has no \"", unknown.front(), '"',
@@ -158,7 +180,8 @@ void TrainingState::check_parameters(const checkpoint::Checkpoint& saved) const 
                        kOfTheCheckpoint);
     }
     return nullptr;
-  });
+  };
+  checkpoint::decide(engine_.everyone, {{"shapes", shapes}, {"parameters", parameters}}, verdict);
 }
 
 void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
@@ -169,21 +192,10 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     const std::string master = concat(optim::kMasterState, '/', saved_name(name));
     return values.scalar_type() == torch::kFloat32 && saved.has(master) ? master : saved_name(name);
   };
-  const auto check_shape = [&](const std::string& name, at::IntArrayRef needed) {
-    if (!saved.has(saved_name(name))) {
-      throw InputError("checkpoint", concat(saved.folder().string(), " is of another model: it has no \"", name, '"'), kOfTheCheckpoint);
-    }
-    const auto& shape = saved.entry(saved_name(name)).shape;
-    if (at::IntArrayRef(shape) != needed) {
-      throw InputError("checkpoint", concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(shape), ", the model needs ", needed),
-                       kOfTheCheckpoint);
-    }
-  };
   const auto read = [&](const std::string& name, const at::Tensor& tensor) {
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
       return;
     }
-    check_shape(name, tensor.sizes());
     const std::string from = most_exact(name, tensor);
     if (tensor.is_contiguous()) {
       saved.read_into(from, 0, tensor.detach());
@@ -193,7 +205,6 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   };
   engine_.coordinator->release_all();
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    check_shape(tensor.name, tensor.sizes);
     saved.read_into(most_exact(tensor.name, values), begin, values);
   });
   for (const auto& item : engine_.model->named_parameters()) {
@@ -224,7 +235,14 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
                      concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"], ", this run uses \"", engine_.optimizer->rule().name(), '"'),
                      "Set engine.optimizer.type to the same, or start from the weights alone with model.init_from.");
   }
-  check_parameters(saved);
+  check_model(saved);
+  if (engine_.stepping) { // a step that began in backward
+    engine_.reducer->finish();
+    if (engine_.parameter_gather) {
+      engine_.parameter_gather->finish();
+    }
+  }
+  engine_.half_stepped = true; // until all is there
   load_tensors(saved);
   engine_.half_stepped = false;
   engine_.skips_in_a_row = 0;

@@ -32,8 +32,9 @@ class TrainingState {
   std::set<const void*> for_each_sharded(const VisitPiece& visit);
   std::vector<checkpoint::TensorShard> shards();
   nlohmann::json state(const nlohmann::json& client_state) const;
-  /// Refuses a checkpoint that has parameters which no rank's model has: they would be lost with the next save. Collective.
-  void check_parameters(const checkpoint::Checkpoint& saved) const;
+  /// Refuses a checkpoint that lacks a tensor of some rank's model, has it in another shape, or has parameters that no rank's model
+  /// has: they would be lost with the next save. Collective; throws on every rank, before anything is loaded.
+  void check_model(const checkpoint::Checkpoint& saved);
   void load_tensors(const checkpoint::Checkpoint& saved);
   const std::string& saved_name(const std::string& parameter) const;
 
