@@ -48,6 +48,9 @@ TEST_F(FileTest, WhatIsNewIsForThisUserOnly) {
   write_file_atomically(folder_ / "shared", "for all", 0644);
   EXPECT_EQ(fs::status(folder_ / "shared").permissions(), fs::perms(0644));
   EXPECT_THROW(make_private_folders(file / "below"), fs::filesystem_error);
+  std::error_code reason;
+  make_private_folders("/sys/trireme/below", reason); // where nobody may make folders
+  EXPECT_TRUE(reason && reason != std::errc::no_such_file_or_directory) << reason.message();
   ::umask(before);
 }
 

@@ -70,6 +70,9 @@ std::string failed_expectations(int parts_before) {
   return text;
 }
 
+/// Exit status of a rank whose body came to its end; exit(0) in the middle of it is a failure.
+constexpr int kDone = 78;
+
 /// Runs in the child; writes what went wrong to `report` and never returns.
 [[noreturn]] void be_rank(int rank, const std::function<void(int)>& body, int report, int parts_before) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -94,7 +97,7 @@ std::string failed_expectations(int parts_before) {
     }
     written += static_cast<size_t>(count);
   }
-  _exit(complaint.empty() ? 0 : 1);
+  _exit(complaint.empty() ? kDone : 1);
 }
 
 struct Child {
@@ -157,7 +160,7 @@ std::string line_of(int rank, Child& child, const RunOptions& options) {
   if (WIFSIGNALED(child.status)) {
     return concat("rank ", rank, ": ended by signal ", WTERMSIG(child.status), " (", strsignal(WTERMSIG(child.status)), ")");
   }
-  if (WEXITSTATUS(child.status) != 0 || !child.complaint.empty()) {
+  if (WEXITSTATUS(child.status) != kDone || !child.complaint.empty()) {
     return concat("rank ", rank, ": ", child.complaint.empty() ? concat("exit code ", WEXITSTATUS(child.status)) : child.complaint);
   }
   return "";

@@ -1,5 +1,6 @@
 #include <trireme/base/file.h>
 
+#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
 
@@ -17,23 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Descriptor {
- public:
-  Descriptor(const fs::path& path, int flags, mode_t mode = 0) : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {}
-  ~Descriptor() {
-    if (fd_ >= 0) {
-      ::close(fd_);
-    }
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const {
-    return fd_;
-  }
-
- private:
-  int fd_;
-};
+Descriptor open_file(const fs::path& path, int flags, mode_t mode = 0) {
+  return Descriptor(::open(path.c_str(), flags | O_CLOEXEC, mode));
+}
 
 } // namespace
 
@@ -74,8 +61,8 @@ InputError in_words(const std::filesystem::filesystem_error& error) {
 }
 
 void sync_folder(const fs::path& folder) {
-  const Descriptor descriptor(folder.empty() ? fs::path(".") : folder, O_RDONLY | O_DIRECTORY);
-  if (descriptor.get() < 0 || ::fsync(descriptor.get()) != 0) {
+  const Descriptor descriptor = open_file(folder.empty() ? fs::path(".") : folder, O_RDONLY | O_DIRECTORY);
+  if (!descriptor || ::fsync(descriptor.get()) != 0) {
     throw Error("file", concat("cannot sync folder ", folder.string(), ": ", std::strerror(errno)));
   }
 }
@@ -91,8 +78,8 @@ void write_file_atomically(const fs::path& path, std::string_view content, const
     throw Error("file", concat("cannot ", what, ' ', path.string(), ": ", reason), "The previous content, if any, is untouched.");
   };
   {
-    const Descriptor out(temporary, O_WRONLY | O_CREAT | O_TRUNC, mode);
-    if (out.get() < 0) {
+    const Descriptor out = open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC, mode);
+    if (!out) {
       fail("create");
     }
     struct stat before {};
@@ -125,6 +112,9 @@ void make_private_folders(const fs::path& folder, std::error_code& error) {
   }
   if (folder.has_parent_path() && folder.parent_path() != folder) {
     make_private_folders(folder.parent_path(), error);
+    if (error) {
+      return;
+    }
   }
   const int code = ::mkdir(folder.c_str(), 0700) == 0 ? 0 : errno;
   std::error_code ignored;

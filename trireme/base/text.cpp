@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <limits>
 
 namespace trireme {
 namespace {
@@ -38,17 +37,21 @@ std::string lower(std::string_view text) {
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string wanted = lower(word);
+  const size_t allowed = std::max<size_t>(1, wanted.size() / 3);
   std::string best;
-  size_t best_distance = std::numeric_limits<size_t>::max();
+  size_t best_distance = allowed + 1;
   for (const std::string& candidate : candidates) {
+    const auto [shorter, longer] = std::minmax({wanted.size(), candidate.size()});
+    if (longer - shorter >= best_distance) {
+      continue; // so far apart at least
+    }
     const size_t distance = edit_distance(wanted, lower(candidate));
     if (distance < best_distance) {
       best_distance = distance;
       best = candidate;
     }
   }
-  const size_t allowed = std::max<size_t>(1, wanted.size() / 3);
-  return best_distance <= allowed ? best : "";
+  return best;
 }
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
