@@ -39,6 +39,15 @@ TEST(CommandLineTest, TheProgramPeopleTypeHasNoTorch) {
   EXPECT_THAT(libraries.output, testing::Not(HasSubstr("torch")));
 }
 
+TEST(CommandLineTest, ThreadsThatWaitSleepSoonUnlessSomebodySaysHow) {
+  const auto spin_count = [](const std::string& variables) {
+    return sh(concat("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT ", variables, ' ', kTrireme, " launch -n 1 -- sh -c \"echo spin=\\$GOMP_SPINCOUNT.\"")).output;
+  };
+  EXPECT_THAT(spin_count(""), HasSubstr("spin=2000."));
+  EXPECT_THAT(spin_count("GOMP_SPINCOUNT=7"), HasSubstr("spin=7."));
+  EXPECT_THAT(spin_count("OMP_WAIT_POLICY=active"), HasSubstr("spin=."));
+}
+
 TEST(CommandLineTest, DoctorReports) {
   const Finished doctor = sh(kTrireme + " doctor --json");
   EXPECT_EQ(doctor.status, 0) << doctor.output;
