@@ -179,6 +179,7 @@ TEST_P(HangTest, TheStoppedHostOfTheMeetingPointIsToldToo) {
 }
 
 TEST_P(HangTest, ASkippedCollectiveIsNamed) {
+  write_hang_dump(folder_, 5, 6, 5, "hang report: an earlier one", PeerView());
   Gate told;
   EXPECT_THAT(run(2, "rank=1,step=3,phase=all_reduce,kind=drop",
                   [&](World& world) {
@@ -197,6 +198,7 @@ TEST_P(HangTest, ASkippedCollectiveIsNamed) {
                     }
                   }),
               IsEmpty());
+  EXPECT_FALSE(fs::exists(folder_ / "hang-rank5.json")) << "of an earlier hang in the same folder";
 }
 
 TEST_P(HangTest, WithChecksASkippedCollectiveIsNamedAtOnce) {

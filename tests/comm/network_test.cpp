@@ -1,3 +1,4 @@
+#include <trireme/base/file.h>
 #include <trireme/comm/world.h>
 #include <trireme/store/sockets.h>
 
@@ -14,10 +15,10 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include <chrono>
-#include <cstdio>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <filesystem>
 #include <thread>
 
 namespace trireme::comm {
@@ -43,7 +44,8 @@ class NetworkTest : public testing::Test {
 
   /// Two ranks on each host.
   std::vector<std::string> run(const std::string& backend, const std::function<void(World&)>& body,
-                               std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+                               std::chrono::milliseconds timeout = std::chrono::seconds(60),
+                               const std::function<void(int rank)>& before = [](int) {}) {
     trireme::test::RunOptions options;
     options.backend = backend;
     options.hosts = 2;
@@ -51,6 +53,7 @@ class NetworkTest : public testing::Test {
         4,
         [&](int rank) {
           hosts_->enter(rank / 2);
+          before(rank);
           unsetenv("TRIREME_LISTEN_FD");
           setenv("MASTER_ADDR", hosts_->address(0).c_str(), 1);
           setenv("MASTER_PORT", "29500", 1);
@@ -206,6 +209,33 @@ TEST(ConnectionsTest, AreAllProbed) {
                                        },
                                        {.backend = "gloo"}),
               IsEmpty());
+}
+
+/// Between hosts nobody but the user can hand a secret to all ranks.
+TEST_F(NetworkTest, AJobWithoutASecretIsWarnedOf) {
+  const std::string file = concat(testing::TempDir(), "trireme_secret_", getpid());
+  write_file_atomically(file, std::string(32, 's'), 0600);
+  for (const bool secret : {false, true}) {
+    if (secret) {
+      setenv("TRIREME_SECRET_FILE", file.c_str(), 1);
+    }
+    EXPECT_THAT(run("gloo",
+                    [&](World& world) {
+                      if (world.rank() == 0) {
+                        const std::string said = testing::internal::GetCapturedStderr();
+                        EXPECT_EQ(said.find("without a secret: whoever reaches that port can join the job") != std::string::npos, !secret) << said;
+                      }
+                      world.group().barrier().wait();
+                    },
+                    std::chrono::seconds(60), [](int rank) {
+                      if (rank == 0) {
+                        testing::internal::CaptureStderr();
+                      }
+                    }),
+                IsEmpty());
+  }
+  unsetenv("TRIREME_SECRET_FILE");
+  std::filesystem::remove(file);
 }
 
 TEST_F(NetworkTest, ListensOnTheAddressOfTheCableAndNowhereElse) {

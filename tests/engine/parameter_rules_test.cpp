@@ -229,5 +229,31 @@ TEST(ParameterRulesTest, EvaluationLeavesFrozenModulesFrozen) {
   }
 }
 
+/// Frozen parameters are in no buffer at the lower ZeRO stages.
+TEST(ParameterRulesTest, WhatIsChangedInFrozenParametersIsSentToo) {
+  for (const int stage : {0, 2, 3}) {
+    EXPECT_THAT(run_ranks(3,
+                          [stage](comm::World& world) {
+                            models::Gpt model(small_gpt());
+                            at::Tensor frozen = model->transformer->embedding->wpe->weight;
+                            frozen.set_requires_grad(false);
+                            InitializeOptions options;
+                            options.model = model.ptr();
+                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                            options.config = small_config(48, 1);
+                            options.config.zero.stage = stage;
+                            options.training_data = std::make_shared<Counting>();
+                            const auto made = initialize(world, options);
+                            {
+                              const auto whole = made.engine->gather_parameters({frozen}, /*modifier_rank=*/1);
+                              frozen.fill_(world.rank());
+                            }
+                            const auto whole = made.engine->gather_parameters({frozen});
+                            EXPECT_TRUE(frozen.equal(torch::ones_like(frozen)));
+                          }),
+                IsEmpty());
+  }
+}
+
 } // namespace
 } // namespace trireme::engine

@@ -124,6 +124,39 @@ TEST(PipelineBehaviourTest, ZeroBubbleOfGraphsThatDifferBetweenMicroBatches) {
   }
 }
 
+TEST(PipelineBehaviourTest, TiesInTheOppositeOrderOnTheLastStage) {
+  const auto tied = [](const char* key) { return TiedLayerSpec<nn::Linear>(key, 4, 4); };
+  PipelineOptions options;
+  options.bounds = {0, 2, 5};
+  expect_same_as_one_process(LayerList{tied("b"), tied("a"), tied("a"), tied("b"), [](const at::Tensor& x) { return x.sum(1, true); }}, 2,
+                             [](int m) { return row_batch(m); }, options);
+}
+
+// By hand or with train_batch(): the same.
+TEST(PipelineBehaviourTest, CopiesOfATiedAttributeInOneStageStayEqual) {
+  const auto linear = [] { return TiedLayerSpec<nn::Linear>("w", 4, 4).attributes({"weight"}); };
+  const LayerList layers{linear(), nn::Tanh(), linear(), [](const at::Tensor& x) { return x.sum(1, true); }};
+  for (const int replicas : {1, 2}) {
+    EXPECT_THAT(run_ranks(replicas,
+                          [&](comm::World& world) {
+                            FreeRun by_hand(world, layers, 1, 4);
+                            FreeRun whole(world, layers, 1, 4);
+                            const std::vector<double> expected = losses(whole, [](int m) { return row_batch(m); });
+                            int number = 0;
+                            for (const double loss : expected) {
+                              for (int m = 0; m < 4; ++m) {
+                                by_hand.engine->backward(by_hand.engine->forward(row_batch(number++)));
+                                by_hand.engine->step();
+                              }
+                              EXPECT_EQ(by_hand.engine->loss(), loss);
+                            }
+                            const auto weights = by_hand.model->named_parameters();
+                            EXPECT_TRUE(weights["0.weight"].equal(weights["2.weight"]));
+                          }),
+                IsEmpty());
+  }
+}
+
 TEST(PipelineBehaviourTest, InPlaceLayersRightAfterAStageBoundary) {
   PipelineOptions options;
   options.bounds = {0, 1, 3};

@@ -39,7 +39,7 @@ TEST(EnvironmentTest, TellsARankWhereItStands) {
                                    "MASTER_ADDR=127.0.0.1", "MASTER_PORT=4711", "TORCHELASTIC_RESTART_COUNT=0",
                                    "TORCHELASTIC_MAX_RESTARTS=5", "TORCHELASTIC_RUN_ID=0123456789abcdef",
                                    "TRIREME_RUN_ID=0123456789abcdef", "TRIREME_LIFELINE_FD=7", "TRIREME_SECRET_FD=8", "TRIREME_LISTEN_FD=9",
-                                   "TRIREME_TTY=97", "OMP_NUM_THREADS=2"));
+                                   "TRIREME_TTY=97", "OMP_NUM_THREADS=2", "GOMP_SPINCOUNT=2000"));
 }
 
 TEST(EnvironmentTest, TellsARankOfSeveralHostsWhereItStands) {

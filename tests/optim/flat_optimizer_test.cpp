@@ -32,7 +32,7 @@ OptimizerOptions options_of(Kind kind, StateType type = StateType::fp32) {
   options.state_type = type;
   options.sgd.momentum = 0.9;
   options.rmsprop.momentum = 0.9;
-  options.rmsprop.centered = true;
+  options.rmsprop.centered = type == StateType::fp32; // all that it can be
   options.adagrad.initial_accumulator_value = 0.1;
   return options;
 }
@@ -315,6 +315,16 @@ TEST(FlatOptimizerTest, EachParameterHasItsWeightDecay) {
       EXPECT_TRUE(torch::equal(tensor, (tensor.numel() % 2 == 0 ? with : without).at(name))) << name << " kind " << static_cast<int>(kind);
       EXPECT_TRUE(tensor.numel() == 1 || !torch::equal(with.at(name), without.at(name))) << "LAMB steps a single number by its sign";
     }
+  }
+}
+
+// The root of square_avg - grad_avg^2: rounded to fewer bits, the difference is negative where a gradient is steady.
+TEST(FlatOptimizerTest, CenteredRmspropNeedsWholeStates) {
+  for (const StateType type : {StateType::bf16, StateType::int8}) {
+    OptimizerOptions options = options_of(Kind::rmsprop, type);
+    EXPECT_NO_THROW(make_optimizer(options));
+    options.rmsprop.centered = true;
+    EXPECT_THROW(make_optimizer(options), InputError);
   }
 }
 

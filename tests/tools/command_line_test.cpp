@@ -30,6 +30,9 @@ TEST(CommandLineTest, SlipsAreAnsweredWithWhatWasMeant) {
   EXPECT_EQ(sh(kTrireme + " train").status, 2);
   EXPECT_EQ(sh(kTrireme + " train x.json -n 0").status, 2);
   EXPECT_EQ(sh(kTrireme + " launch -n 2").status, 2);
+  EXPECT_EQ(sh(kTrireme + " launch -n 4294967297 -- true").status, 2);
+  EXPECT_EQ(sh("TRIREME_LOG_ALL_RANKS=loud " + kTrireme + " trian run.json").status, 2);
+  EXPECT_THAT(sh(kTrireme + " train absent.json -n 1 --out a -n 2 --out b").output, HasSubstr("absent.json does not exist")) << "the last one counts";
 }
 
 // The promise that launch and mistakes cost milliseconds: the program has no libtorch in it.
@@ -40,12 +43,13 @@ TEST(CommandLineTest, TheProgramPeopleTypeHasNoTorch) {
 }
 
 TEST(CommandLineTest, ThreadsThatWaitSleepSoonUnlessSomebodySaysHow) {
-  const auto spin_count = [](const std::string& variables) {
-    return sh(concat("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT ", variables, ' ', kTrireme, " launch -n 1 -- sh -c \"echo spin=\\$GOMP_SPINCOUNT.\"")).output;
+  const auto spin_count = [](const std::string& variables, const std::string& options = "") {
+    return sh(concat("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT ", variables, ' ', kTrireme, " launch ", options, " -n 1 -- sh -c \"echo spin=\\$GOMP_SPINCOUNT.\"")).output;
   };
   EXPECT_THAT(spin_count(""), HasSubstr("spin=2000."));
   EXPECT_THAT(spin_count("GOMP_SPINCOUNT=7"), HasSubstr("spin=7."));
   EXPECT_THAT(spin_count("OMP_WAIT_POLICY=active"), HasSubstr("spin=."));
+  EXPECT_THAT(spin_count("", "-x OMP_WAIT_POLICY=active"), HasSubstr("spin=."));
 }
 
 TEST(CommandLineTest, DoctorReports) {

@@ -25,13 +25,21 @@ CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, cons
   return app;
 }
 
-/// A number of at least `least`. CLI11's own checks name the largest number there is, and count 0 as positive.
-CLI::Validator at_least(int64_t least) {
-  const auto check = [least](const std::string& text) {
+/// A number from `least` to `most`. CLI11's own checks name the largest number there is, and count 0 as positive.
+CLI::Validator at_least(int64_t least, double most = 1e15) {
+  const auto check = [least, most](const std::string& text) -> std::string {
     double number = 0;
-    return CLI::detail::lexical_cast(text, number) && number >= static_cast<double>(least) ? std::string() : concat("\"", text, "\" is no number of at least ", least);
+    if (!CLI::detail::lexical_cast(text, number) || !(number >= static_cast<double>(least))) {
+      return concat("\"", text, "\" is no number of at least ", least);
+    }
+    return number <= most ? "" : concat("\"", text, "\" is too large a number");
   };
   return CLI::Validator(check, concat(">= ", least));
+}
+
+/// Ranks, hosts or restarts: an int.
+CLI::Validator count_from(int64_t least) {
+  return at_least(least, 1e6);
 }
 
 struct Parser {
@@ -65,24 +73,24 @@ struct Parser {
     places.grace = grace;
     c->add_option("--hostfile", places.hostfile, "Run on the hosts in this file (lines: HOST slots=N), reached over ssh")->type_name("FILE");
     c->add_option("--rsh", places.rsh, "Command that starts a program on another host, in place of ssh (also TRIREME_RSH)")->type_name("COMMAND");
-    c->add_option("--min-nodes", places.min_nodes, "Go on with so few hosts when others are lost (default: --max-nodes)")->check(at_least(1));
-    c->add_option("--max-nodes", places.max_nodes, "Use so many hosts, the others of the file are spares (default: all)")->check(at_least(1));
+    c->add_option("--min-nodes", places.min_nodes, "Go on with so few hosts when others are lost (default: --max-nodes)")->check(count_from(1));
+    c->add_option("--max-nodes", places.max_nodes, "Use so many hosts, the others of the file are spares (default: all)")->check(count_from(1));
     c->add_option("--heartbeat-timeout", places.heartbeat_timeout, "Seconds after which a silent host is lost")->check(CLI::Range(1.0, 1e6))->capture_default_str();
     c->add_option("-x,--env", places.environment, "Set a variable for the ranks on all hosts, as often as needed; other users see it in ps and /proc")->type_name("NAME=VALUE")->expected(1)->take_all();
-    c->add_option("--max-restarts", places.max_restarts, restarts)->check(at_least(0));
+    c->add_option("--max-restarts", places.max_restarts, restarts)->check(count_from(0));
     c->add_option("--grace", places.grace, "Seconds from asking ranks to end until they are killed")->check(CLI::Range(0.0, 1e6))->capture_default_str();
   }
 
   void add_train() {
     CLI::App* c = add(app, result, train, "train", "Train the model that a run file describes", "trireme train examples/austen/run.json -n 2 --set training.steps=100");
     c->add_option("run_file", train.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
-    c->add_option("-n,--ranks", train.ranks, "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")->check(at_least(1));
+    c->add_option("-n,--ranks", train.ranks, "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")->check(count_from(1))->take_last();
     c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed; other users see it in ps and /proc")->type_name("PATH=VALUE")->expected(1)->take_all();
     c->add_option("--resume", train.resume_from, "Continue from the newest checkpoint of the run folder (auto), from a checkpoint or from another run folder")
         ->type_name("[auto|PATH]")
         ->expected(0, 1);
     add_places(c, train.places, 30, "Start again from the newest checkpoint this often when a rank dies or a host is lost");
-    c->add_option("--out", train.out, "Run folder (default runs/<name of the run file>)")->type_name("DIR");
+    c->add_option("--out", train.out, "Run folder (default runs/<name of the run file>)")->type_name("DIR")->take_last();
     c->add_flag("--all-output", train.all_output, "Show the output of all ranks, not only of rank 0");
     c->add_option("--trace", train.trace_steps, "Record the first so many steps of every rank into trace.json (opens in ui.perfetto.dev)")
         ->type_name("STEPS")
@@ -101,7 +109,7 @@ struct Parser {
     CLI::App* c = add(app, result, estimate, "estimate", "Say what memory and traffic a run needs, as formulas and numbers",
                       "trireme estimate examples/austen/run.json -n 2 --measure 10");
     c->add_option("run_file", estimate.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
-    c->add_option("-n,--ranks", estimate.ranks, "Ranks (default: what \"parallel\" asks for)")->check(at_least(1));
+    c->add_option("-n,--ranks", estimate.ranks, "Ranks (default: what \"parallel\" asks for)")->check(count_from(1));
     c->add_option("--set", estimate.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->expected(1)->take_all();
     c->add_option("--measure", estimate.measured_steps, "Also run so many steps (at least 2) in a scratch folder, and print what they needed")
         ->type_name("STEPS")
@@ -111,7 +119,7 @@ struct Parser {
 
   void add_launch() {
     CLI::App* c = add(app, result, launch, "launch", "Start a program as several ranks, watch it and clean up after it", "trireme launch -n 4 -- ./my_training --epochs 3");
-    c->add_option("-n,--ranks", launch.ranks, "Ranks to start (with a hostfile: default all slots)")->check(at_least(1));
+    c->add_option("-n,--ranks", launch.ranks, "Ranks to start (with a hostfile: default all slots)")->check(count_from(1));
     add_places(c, launch.places, 5, "Start all ranks again this often when one fails or a host is lost");
     c->add_option("--log-dir", launch.log_dir, "Folder for the output of every rank (default: a new one under the temporary folder)")->type_name("DIR");
     c->add_flag("--all-output", launch.all_output, "Show the output of all ranks, not only of rank 0");

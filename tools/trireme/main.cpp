@@ -12,6 +12,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/launch/agent.h>
+#include <trireme/launch/environment.h>
 #include <trireme/launch/launcher.h>
 
 #include <unistd.h>
@@ -29,16 +30,11 @@ namespace {
 [[noreturn]] void hand_over(char** argv) {
   const std::string program = rank_program().string();
   argv[0] = const_cast<char*>(program.c_str());
+  if (!env::text("OMP_WAIT_POLICY")) {
+    ::setenv("GOMP_SPINCOUNT", launch::kSpinCount, /*overwrite=*/0);
+  }
   ::execv(program.c_str(), argv);
   throw Error("trireme", concat("cannot start ", program, ": ", std::strerror(errno)));
-}
-
-// libtorch's OpenMP (libgomp) reads this when a process starts. By its default a thread that waits spins for milliseconds: where another
-// process needs the core, a step that waits for a thread without one takes ten times as long. 2000 turns are some microseconds.
-void limit_spinning() {
-  if (!env::text("OMP_WAIT_POLICY")) {
-    ::setenv("GOMP_SPINCOUNT", "2000", /*overwrite=*/0);
-  }
 }
 
 int launch_program(const LaunchCommand& command) {
@@ -51,7 +47,6 @@ int launch_program(const LaunchCommand& command) {
 }
 
 int run(int argc, char** argv) {
-  limit_spinning();
   if (argc == 2 && std::string_view(argv[1]) == "agent") { // not for people: a launcher on another host starts it
     return launch::run_agent();
   }

@@ -277,7 +277,14 @@ int train_job(TrainCommand command) {
   }
   const SavedStep saved(command);
   options.progress = [out = command.out, saved] { return progress_of(out, saved()); };
-  const launch::JobReport report = launch::run_job(options);
+  launch::JobReport report;
+  try {
+    report = launch::run_job(options);
+  } catch (const Error& error) {
+    report.exit_code = error.exit_code();
+    write_report(command.out, report);
+    throw;
+  }
   write_report(command.out, report);
   if (report.told != 0 && report.exit_code != 0) {
     const int64_t step = saved();

@@ -1,5 +1,6 @@
 #include "train_run.h"
 
+#include "clock_offset.h"
 #include "run_log.h"
 #include "task.h"
 
@@ -27,6 +28,7 @@
 
 #include <malloc.h>
 
+#include <limits>
 #include <optional>
 
 namespace trireme::tools {
@@ -208,6 +210,7 @@ void TrainRun::finish_trace() {
     }
   }
   monitor::tracer().stop();
+  monitor::tracer().set_clock_offset_ns(monitor::clock_offset_ns(ask_clock_of_rank_0(world_.group())));
   monitor::tracer().write(command_.out / monitor::trace_part_name(world_.rank()));
   world_.group().barrier("trace").wait();
   if (world_.rank() == 0) {
@@ -255,7 +258,12 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
   if (task_.count_right) {
     at::Tensor right = torch::zeros({2}, torch::kInt64);
     validation_->start_epoch(0);
-    while (const auto batch = validation_->next()) {
+    const int64_t most = run_.training.eval_batches == 0 ? std::numeric_limits<int64_t>::max() : run_.training.eval_batches;
+    for (int64_t batches = 0; batches < most; ++batches) {
+      const auto batch = validation_->next();
+      if (!batch) {
+        break;
+      }
       right[0] += batch->samples > 0 ? task_.count_right(*batch) : 0;
       right[1] += batch->samples;
     }

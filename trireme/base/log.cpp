@@ -25,6 +25,15 @@ Destination& destination() {
   return *leaked;
 }
 
+// An unknown word is taken for yes: whoever logs first may be past catching an exception.
+bool wants_all_ranks() {
+  try {
+    return env::flag("TRIREME_LOG_ALL_RANKS");
+  } catch (const InputError&) {
+    return true;
+  }
+}
+
 } // namespace
 
 void set_sink(std::function<void(const std::string& line)> sink) {
@@ -69,7 +78,7 @@ void write(Level line_level, const std::string& text) {
   if (line_level < level()) {
     return;
   }
-  static const bool all_ranks = env::flag("TRIREME_LOG_ALL_RANKS");
+  static const bool all_ranks = wants_all_ranks();
   if (line_level < Level::warning && current_rank != 0 && !all_ranks) {
     return;
   }

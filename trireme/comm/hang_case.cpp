@@ -32,8 +32,10 @@ void HangCase::open(Store& store, const Hang& hang) {
   if (store.add("hang/reports", 1) != 1) {
     return;
   }
+  const std::string folder = folder_for_dumps();
+  remove_hang_dumps(folder);
   const nlohmann::json told = {
-      {"folder", folder_for_dumps()}, {"text", hang.text}, {"printer", hang.printer}, {"from", rank_}};
+      {"folder", folder}, {"text", hang.text}, {"printer", hang.printer}, {"from", rank_}};
   store.set(kReport, told.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 

@@ -193,6 +193,13 @@ void write_hang_dump(const fs::path& folder, int rank, int size, int from, const
   write_file_atomically(folder / concat("hang-rank", rank, ".json"), text + "\n");
 }
 
+void remove_hang_dumps(const fs::path& folder) {
+  std::error_code error;
+  for (const fs::path& file : dumps_in(folder)) {
+    fs::remove(file, error);
+  }
+}
+
 bool holds_hang_dumps(const fs::path& path) {
   return !dumps_in(path).empty();
 }

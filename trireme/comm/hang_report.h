@@ -23,6 +23,9 @@ std::filesystem::path hang_folder();
 void write_hang_dump(const std::filesystem::path& folder, int rank, int size, int from, const std::string& report,
                      const PeerView& own);
 
+/// Removes the dumps of an earlier hang from `folder`.
+void remove_hang_dumps(const std::filesystem::path& folder);
+
 /// Whether `path` is such a dump, or a folder with some.
 bool holds_hang_dumps(const std::filesystem::path& path);
 

@@ -27,7 +27,7 @@ kernels::Element element_of(at::ScalarType type, const char* op, const char* car
       return Element::i64;
     default:
       throw Error("comm", concat(op, " of ", c10::toString(type), " is not possible over ", carrier, "."),
-                  "Convert it to float, or set TRIREME_BACKEND=gloo.");
+                  "Convert it to a type of numbers, such as float.");
   }
 }
 
@@ -36,6 +36,9 @@ kernels::Combine combine_of(ReduceOp op) {
 }
 
 void combine_slices(const at::Tensor& out, const at::Tensor& parts, kernels::Element element, ReduceOp op) {
+  if (out.numel() == 0) {
+    return;
+  }
   const auto slices = static_cast<size_t>(parts.numel() / out.numel());
   const auto* first = static_cast<const std::byte*>(parts.const_data_ptr());
   std::vector<const void*> in(slices);

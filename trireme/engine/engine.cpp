@@ -208,6 +208,9 @@ void Engine::Impl::backward(const at::Tensor& loss) {
     root.backward(torch::full_like(root, root_gradient(root.scalar_type()), at::TensorOptions(torch::kFloat32).requires_grad(false))
                       .to(root.scalar_type()));
     if (reduces) {
+      if (ties) { // of layers in one stage
+        ties->sum_gradients();
+      }
       reducer->end();
     }
   });
@@ -264,7 +267,7 @@ at::Tensor Engine::train_batch() {
 }
 
 at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
-  if (impl_->runs_schedule() && impl_->micro_steps % impl_->batch.accumulation != 0) {
+  if (impl_->micro_steps % impl_->batch.accumulation != 0) {
     throw InputError("engine", "train_batch() in the middle of a step", "Finish the step with forward(), backward() and step() first.");
   }
   impl_->drop_on_failure([&] {

@@ -99,6 +99,11 @@ void check_step_in_backward(const Engine::Impl& impl) {
 
 // Copies of a tied parameter are one parameter: summed before they are sent, counted once.
 void respect_ties(Engine::Impl& impl) {
+  if (!impl.layers->ties().empty() && impl.optimizer->sharded() && impl.optimizer->rule().state_type() == optim::StateType::int8) {
+    throw InputError("engine", concat("8-bit optimizer states, sharded by ZeRO, of copies of a tied parameter (\"", impl.layers->ties().front().name,
+                                      "\"): their blocks begin at other elements in each copy, which would drift apart"),
+                     "Use \"state_dtype\": \"bf16\", or ZeRO stage 0.");
+  }
   impl.reducer->hold(impl.layers->late_parameters());
   impl.optimizer->leave_out_of_norm([&](const std::string& name) { return impl.layers->saved_name(name) != name; });
 }

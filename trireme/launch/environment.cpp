@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kForeign[] = {"TRIREME_LISTEN_FD", "TRIREME_LIFELINE_FD",          "TRIREME_SECRET_FD",
                                     "TRIREME_RESTART",   "TORCHELASTIC_USE_AGENT_STORE", "TRIREME_HOST"};
 // The same on every machine of a job.
-constexpr const char* kPortable[] = {"TRIREME_", "OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH_", "LD_LIBRARY_PATH="};
+constexpr const char* kPortable[] = {"TRIREME_", "OMP_", "GOMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH_", "LD_LIBRARY_PATH="};
 
 } // namespace
 
@@ -39,6 +39,10 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
   const std::string threads = std::to_string(std::max(1, place.usable_cores / std::max(1, place.share.local_ranks)));
   if (std::string& omp = all["OMP_NUM_THREADS"]; omp.empty()) {
     omp = threads;
+  }
+  if (all["OMP_WAIT_POLICY"].empty()) {
+    all.erase("OMP_WAIT_POLICY");
+    all.try_emplace("GOMP_SPINCOUNT", kSpinCount);
   }
   const auto set = [&](const char* name, auto value) {
     if constexpr (std::is_arithmetic_v<decltype(value)>) {

@@ -25,18 +25,23 @@ struct RankPlace {
   int usable_cores = 1;
 };
 
+/// How often libgomp's threads look before they sleep while they wait, some microseconds. By its default they spin for milliseconds: where another
+/// process needs the core, a step that waits for a thread without one takes ten times as long.
+inline constexpr const char* kSpinCount = "2000";
+
 /// The whole environment of one rank, each as NAME=value:
 /// - what the launcher itself has (`inherited`, NAME=value), then `extra`, each replacing the one before;
 /// - RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT,
 ///   TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID (as torchrun sets them);
 /// - TRIREME_RUN_ID, TRIREME_LIFELINE_FD, TRIREME_SECRET_FD, TRIREME_TTY, rank 0: TRIREME_LISTEN_FD, after a restart:
 ///   TRIREME_RESTART=1, in a job on several hosts: TRIREME_HOST;
-/// - OMP_NUM_THREADS = usable cores / ranks of the place, at least 1, unless somebody set it.
+/// - OMP_NUM_THREADS = usable cores / ranks of the place, at least 1, unless somebody set it;
+/// - GOMP_SPINCOUNT = kSpinCount, unless somebody set it or OMP_WAIT_POLICY.
 /// What another launcher around this one said of the same things is taken out. CUDA_VISIBLE_DEVICES stays as it is.
 std::vector<std::string> rank_environment(const RankPlace& place, const std::vector<std::string>& inherited,
                                           const Variables& extra);
 
-/// What of `inherited` also holds on other machines: TRIREME_*, OMP_*, MKL_*, KMP_*, GLOO_*, NCCL_*, TORCH_*, LD_LIBRARY_PATH,
+/// What of `inherited` also holds on other machines: TRIREME_*, OMP_*, GOMP_*, MKL_*, KMP_*, GLOO_*, NCCL_*, TORCH_*, LD_LIBRARY_PATH,
 /// without what a launcher says of its own processes.
 Variables portable_variables(const std::vector<std::string>& inherited);
 

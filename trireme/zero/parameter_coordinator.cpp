@@ -36,6 +36,10 @@ ParameterCoordinator::Parts ParameterCoordinator::parts_of(const std::vector<at:
   return parts;
 }
 
+bool ParameterCoordinator::in_a_buffer(const at::Tensor& parameter) const {
+  return !parts_of({parameter}).empty();
+}
+
 void ParameterCoordinator::add(const torch::nn::Module& module) {
   Parts parts = parts_of(module.parameters());
   std::erase_if(parts, [&](const Part& part) { return buffers_[part.buffer]->stays_whole(part.bucket); });
@@ -160,6 +164,13 @@ void ParameterCoordinator::unpin(const std::vector<at::Tensor>& parameters, std:
         buffer.release(part.bucket);
         live_.erase(part);
       }
+    }
+  }
+  for (const at::Tensor& parameter : parameters) {
+    if (modifier && !in_a_buffer(parameter)) { // frozen
+      at::Tensor values = parameter.detach().contiguous();
+      group_.broadcast(values, *modifier, "modified parameters").wait();
+      parameter.detach().copy_(values);
     }
   }
   if (modifier && on_modified_) {

@@ -8,13 +8,12 @@
 #include <trireme/comm/gloo/gloo_pending.h>
 #include <trireme/comm/gloo/terminate_guard.h>
 #include <trireme/comm/host_memory.h>
+#include <trireme/comm/reduce.h>
 #include <trireme/comm/store_handle.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-
-#include <omp.h>
 
 #include <atomic>
 #include <limits>
@@ -63,30 +62,6 @@ void break_context(c10d::ProcessGroupGloo& gloo) {
     } catch (const std::exception&) {
       // Either this broke the context, or the connection to this peer was broken before.
     }
-  }
-}
-
-/// Reduces `parts` [size, n] into `out` [n], first rank first.
-void reduce_in_rank_order(at::Tensor out, const at::Tensor& parts, ReduceOp op) {
-  at::NoGradGuard no_grad;
-  // On gloo's worker threads OpenMP would otherwise start a second team of compute threads.
-  omp_set_num_threads(1);
-  const bool narrow = out.scalar_type() == at::kHalf || out.scalar_type() == at::kBFloat16;
-  at::Tensor sum = narrow ? parts[0].to(at::kFloat) : out;
-  if (!narrow) {
-    sum.copy_(parts[0]);
-  }
-  for (int64_t rank = 1; rank < parts.size(0); ++rank) {
-    if (op == ReduceOp::sum) {
-      sum.add_(parts[rank]);
-    } else if (op == ReduceOp::max) {
-      at::maximum_out(sum, sum, parts[rank].to(sum.scalar_type()));
-    } else {
-      at::minimum_out(sum, sum, parts[rank].to(sum.scalar_type()));
-    }
-  }
-  if (narrow) {
-    out.copy_(sum);
   }
 }
 
@@ -145,12 +120,13 @@ class GlooBackend : public Backend {
   }
 
   std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
+    const auto element = element_of(out.scalar_type(), "reduce_scatter", "gloo");
     count(share(in));
     at::Tensor source = flat(in);
     at::Tensor parts = at::empty_like(source);
     std::vector<int64_t> equal;
     return collective([&](c10d::ProcessGroupGloo& gloo) { return gloo.alltoall_base(parts, source, equal, equal); },
-                      [out = flat(out), parts, op, size = size_] { reduce_in_rank_order(out, parts.view({size, -1}), op); });
+                      [out = flat(out), parts, element, op] { combine_slices(out, parts, element, op); });
   }
 
   std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) override {

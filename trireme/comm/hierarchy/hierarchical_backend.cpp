@@ -4,6 +4,7 @@
 #include <trireme/comm/gloo/gloo_backend.h>
 #include <trireme/comm/hierarchy/host_blocks.h>
 #include <trireme/comm/hierarchy/task_thread.h>
+#include <trireme/comm/reduce.h>
 #include <trireme/comm/shm/shm_backend.h>
 
 #include <ATen/ATen.h>
@@ -29,6 +30,11 @@ void finish(const std::shared_ptr<Pending>& pending) {
 
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.detach().view(-1);
+}
+
+// On the caller's thread: an error in a task ends the group.
+void check_type(const at::Tensor& tensor, const char* op) {
+  element_of(tensor.scalar_type(), op, "shared memory");
 }
 
 class HierarchicalBackend : public Backend {
@@ -60,10 +66,12 @@ class HierarchicalBackend : public Backend {
   }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    check_type(tensor, "all_reduce");
     return run([this, tensor = flat(tensor), op] { reduce_everywhere(tensor, op); });
   }
 
   std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
+    check_type(in, "reduce_scatter");
     return run([this, out = flat(out), in = flat(in), op] {
       // For every host: what its l-th rank is to get, as far as this host knows it.
       const int64_t slice = out.numel();

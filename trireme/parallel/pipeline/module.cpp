@@ -126,6 +126,8 @@ void PipelineModule::build(const comm::Group& pipe, int micro_batches) {
     }
   }
   std::erase_if(ties_, [](const TiedParameter& tied) { return tied.owners.size() == 1 && tied.copies.size() == 1; });
+  // Stages meet at each tie in turn, whatever order they built them in.
+  std::sort(ties_.begin(), ties_.end(), [](const TiedParameter& a, const TiedParameter& b) { return a.name < b.name; });
 }
 
 std::map<std::string, std::vector<int>> PipelineModule::tie_owners() const {

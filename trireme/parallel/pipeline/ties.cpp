@@ -45,7 +45,9 @@ void Ties::sum_gradients() const {
     if (!tied.copies.front().requires_grad()) {
       continue;
     }
-    at::Tensor sum = torch::zeros_like(tied.copies.front(), at::MemoryFormat::Contiguous);
+    const at::Tensor& first = tied.copies.front();
+    const bool narrow = first.scalar_type() == at::kBFloat16 || first.scalar_type() == at::kHalf; // their gradients may be fp32
+    at::Tensor sum = torch::zeros(first.sizes(), first.options().dtype(narrow ? at::kFloat : first.scalar_type()));
     for (const at::Tensor& copy : tied.copies) {
       if (copy.grad().defined()) {
         sum.add_(copy.grad());
@@ -58,7 +60,7 @@ void Ties::sum_gradients() const {
       if (copy.grad().defined()) {
         copy.grad().copy_(sum);
       } else {
-        copy.mutable_grad() = tied.copies.size() == 1 ? sum : sum.clone();
+        copy.mutable_grad() = sum.to(first.scalar_type(), /*non_blocking=*/false, /*copy=*/tied.copies.size() > 1);
       }
     }
   }

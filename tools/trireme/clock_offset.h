@@ -1,0 +1,13 @@
+#pragma once
+
+#include <trireme/comm/group.h>
+#include <trireme/monitor/chrome_trace.h>
+
+#include <vector>
+
+namespace trireme::tools {
+
+/// What rank 0's clock says, asked several times by one rank after the other; empty on rank 0. Collective.
+std::vector<monitor::ClockSample> ask_clock_of_rank_0(const comm::Group& group);
+
+} // namespace trireme::tools
