@@ -217,7 +217,7 @@ nlohmann::json describe_hang_json(const fs::path& path) {
   for (const fs::path& file : files) {
     const auto dump = read_dump(file);
     try {
-      const int rank = dump.at("rank");
+      const auto rank = static_cast<int>(whole_number(dump.at("rank")));
       PeerView view = view_from_json(dump.at("state"));
       view.answered = true;
       for (const auto& thread : dump.at("threads")) {
@@ -227,8 +227,8 @@ nlohmann::json describe_hang_json(const fs::path& path) {
       }
       views[rank] = std::move(view);
       report = dump.at("report");
-      from = dump.at("noticed_by");
-      size = std::min(dump.at("world_size").get<int>(), kMostRanks);
+      from = static_cast<int>(whole_number(dump.at("noticed_by")));
+      size = static_cast<int>(std::min<int64_t>(whole_number(dump.at("world_size")), kMostRanks));
       all["ranks"][std::to_string(rank)] = dump;
     } catch (const nlohmann::json::exception& error) {
       throw InputError("inspect", concat(file.string(), " is damaged: ", error.what()));

@@ -66,16 +66,20 @@ nlohmann::json to_json(const GroupProgress& progress) {
   return json;
 }
 
+int64_t whole_number(const nlohmann::json& json) {
+  return json.get_ref<const nlohmann::json::number_integer_t&>();
+}
+
 GroupProgress progress_from_json(const nlohmann::json& json) {
   GroupProgress progress;
-  progress.collectives = json.at("collectives");
-  progress.messages = json.at("messages");
+  progress.collectives = whole_number(json.at("collectives"));
+  progress.messages = whole_number(json.at("messages"));
   for (const auto& op : json.at("recent")) {
-    progress.recent.push_back({op.at(0), op.at(1), op.at(2), op.at(3), op.at(4), op.at(5), op.at(6), op.at(7)});
+    progress.recent.push_back({whole_number(op.at(0)), op.at(1), whole_number(op.at(2)), op.at(3), op.at(4), static_cast<int>(whole_number(op.at(5))), op.at(6), op.at(7)});
   }
   if (json.contains("waiting")) {
     const auto& waiting = json.at("waiting");
-    progress.waiting = {waiting.at(0), waiting.at(1), waiting.at(2)};
+    progress.waiting = {whole_number(waiting.at(0)), waiting.at(1), waiting.at(2)};
   }
   return progress;
 }
@@ -104,16 +108,20 @@ PeerView view_from_json(const nlohmann::json& json) {
   PeerView view;
   view.left = json.at("left");
   view.error = json.at("error");
-  view.process = json.at("process");
+  view.process = whole_number(json.at("process"));
   view.place = json.at("place");
   view.stack = json.at("stack").get<std::vector<std::string>>();
   for (const auto& [key, group] : json.at("groups").items()) {
-    view.groups[key] = {group.at("name"), group.at("members").get<std::vector<int>>(), progress_from_json(group)};
+    std::vector<int> members;
+    for (const auto& member : group.at("members")) {
+      members.push_back(static_cast<int>(whole_number(member)));
+    }
+    view.groups[key] = {group.at("name"), std::move(members), progress_from_json(group)};
   }
   for (const auto& thread : json.at("notes")) {
-    ThreadNotes notes{thread.at("thread"), thread.at("main"), {}};
+    ThreadNotes notes{whole_number(thread.at("thread")), thread.at("main"), {}};
     for (const auto& note : thread.at("notes")) {
-      notes.notes.push_back({note.at("what"), note.at("number"), note.at("detail"), note.at("seconds")});
+      notes.notes.push_back({note.at("what"), whole_number(note.at("number")), note.at("detail"), note.at("seconds")});
     }
     view.notes.push_back(std::move(notes));
   }

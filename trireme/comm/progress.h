@@ -64,6 +64,9 @@ struct GroupProgress {
   const OpSummary* awaited() const;
 };
 
+/// A number without a fraction that an int64_t holds; anything else is nlohmann's type_error, also where get() would convert it.
+int64_t whole_number(const nlohmann::json& json);
+
 nlohmann::json to_json(const GroupProgress& progress);
 GroupProgress progress_from_json(const nlohmann::json& json);
 

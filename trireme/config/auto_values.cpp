@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <string_view>
 
 namespace trireme::config {
@@ -87,7 +88,7 @@ class Filler {
   void fill_zero() {
     const auto of_width = [&](const char* name, double factor, bool squared) {
       const auto width = static_cast<double>(known_.hidden.value_or(0));
-      const auto value = static_cast<int64_t>(factor * width * (squared ? width : 1));
+      const auto value = static_cast<int64_t>(std::min(factor * width * (squared ? width : 1), 1e18));
       fill(concat("zero_optimization.", name), known_.hidden ? std::to_string(value) : std::string(kAbsent));
     };
     of_width("reduce_bucket_size", 1, true);

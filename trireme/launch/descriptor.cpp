@@ -71,7 +71,9 @@ void close_all_but(std::vector<int> kept) {
         ::close(other);
       }
     }
-    first = fd + 1;
+    if (fd != std::numeric_limits<int>::max()) {
+      first = fd + 1;
+    }
   }
 }
 
