@@ -124,6 +124,7 @@ void do_step(const std::string& verb, const std::string& argument) {
   } else if (verb == "exit") {
     ::_exit(number);
   } else if (verb == "kill") {
+    ::signal(number, SIG_DFL); // AddressSanitizer's handler would end with an exit code
     ::raise(number);
   } else if (verb == "stubborn") {
     ::signal(SIGTERM, SIG_IGN);
