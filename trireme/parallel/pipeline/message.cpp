@@ -63,7 +63,9 @@ void Layout::write(uint8_t* announcement) const {
     }
     const int64_t head[2] = {(entry.defined ? 256 : 0) + static_cast<int64_t>(entry.type), dims};
     std::memcpy(at, head, sizeof(head));
-    std::memcpy(at + sizeof(head), entry.sizes.data(), 8 * dims);
+    if (dims > 0) { // without any there is no pointer, which memcpy must not get
+      std::memcpy(at + sizeof(head), entry.sizes.data(), 8 * dims);
+    }
     at += 16 + 8 * dims;
   }
 }
@@ -78,7 +80,9 @@ Layout Layout::read(const uint8_t* announcement, int64_t count) {
     entry.defined = (head[0] & 256) != 0;
     entry.type = static_cast<at::ScalarType>(head[0] & 255);
     entry.sizes.resize(head[1]);
-    std::memcpy(entry.sizes.data(), at + sizeof(head), 8 * head[1]);
+    if (head[1] > 0) {
+      std::memcpy(entry.sizes.data(), at + sizeof(head), 8 * head[1]);
+    }
     at += 16 + 8 * head[1];
     layout.entries.push_back(std::move(entry));
   }
