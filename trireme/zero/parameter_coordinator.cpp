@@ -36,10 +36,6 @@ ParameterCoordinator::Parts ParameterCoordinator::parts_of(const std::vector<at:
   return parts;
 }
 
-bool ParameterCoordinator::in_a_buffer(const at::Tensor& parameter) const {
-  return !parts_of({parameter}).empty();
-}
-
 void ParameterCoordinator::add(const torch::nn::Module& module) {
   Parts parts = parts_of(module.parameters());
   std::erase_if(parts, [&](const Part& part) { return buffers_[part.buffer]->stays_whole(part.bucket); });
@@ -167,7 +163,7 @@ void ParameterCoordinator::unpin(const std::vector<at::Tensor>& parameters, std:
     }
   }
   for (const at::Tensor& parameter : parameters) {
-    if (modifier && !in_a_buffer(parameter)) { // frozen
+    if (modifier && parts_of({parameter}).empty()) { // frozen: in no buffer
       at::Tensor values = parameter.detach().contiguous();
       group_.broadcast(values, *modifier, "modified parameters").wait();
       parameter.detach().copy_(values);

@@ -76,7 +76,6 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   using Parts = std::vector<Part>;
 
   Parts parts_of(const std::vector<at::Tensor>& parameters) const;
-  bool in_a_buffer(const at::Tensor& parameter) const;
   Parts expected(const Parts& needed) const;
   int64_t numel(const Part& part) const;
   void start(const Part& part);
