@@ -8,6 +8,7 @@
 #include <trireme/zero/init.h>
 
 #include <tests/support/run_ranks.h>
+#include <tests/support/sanitized.h>
 
 #include <gmock/gmock.h>
 #include <malloc.h>
@@ -78,6 +79,9 @@ struct Case {
 class ResidentMemory : public testing::TestWithParam<Case> {};
 
 TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer needs memory of its own";
+  }
   const Case c = GetParam();
   std::vector<std::string> overrides = {concat("engine.zero_optimization.stage=", c.zero_stage)};
   if (c.bf16) {

@@ -7,6 +7,7 @@
 #include "fuzz.h"
 #include "mutate.h"
 
+#include <tests/support/sanitized.h>
 #include <trireme/base/file.h>
 
 #include <fcntl.h>
@@ -22,12 +23,6 @@
 #include <iterator>
 #include <string>
 #include <vector>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TRIREME_SANITIZED 1
-#else
-#define TRIREME_SANITIZED 0
-#endif
 
 // Where it stands alone a target is called LLVMFuzzerTestOneInput; here CMakeLists.txt has renamed each.
 #define FUZZ_TARGET(name) extern "C" int fuzz_##name(const uint8_t* data, size_t size);
@@ -88,7 +83,7 @@ void install_handlers() {
   for (const int number : {SIGABRT, SIGALRM, SIGXCPU}) {
     ::sigaction(number, &action, nullptr);
   }
-  if (TRIREME_SANITIZED == 0) { // a sanitizer has its own, which say more
+  if (!trireme::test::kSanitized) { // a sanitizer has its own, which say more
     for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
       ::sigaction(number, &action, nullptr);
     }
@@ -170,7 +165,7 @@ int main(int argc, char** argv) {
   }
   std::snprintf(crash_file, sizeof(crash_file), "crash-%s", name.c_str());
   install_handlers();
-  if (TRIREME_SANITIZED == 0) {
+  if (!trireme::test::kSanitized) {
     const rlimit limit{kMostMemory, kMostMemory};
     ::setrlimit(RLIMIT_AS, &limit);
   }

@@ -1,5 +1,5 @@
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
-run(${CMAKE_COMMAND} -S "${SOURCE}" -B "${WORK}/build" -DCMAKE_BUILD_TYPE=Release "-DCMAKE_PREFIX_PATH=${WORK}/a prefix")
+run(${CMAKE_COMMAND} -S "${SOURCE}" -B "${WORK}/build" -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS=${FLAGS}" "-DCMAKE_PREFIX_PATH=${WORK}/a prefix")
 run(${CMAKE_COMMAND} --build "${WORK}/build")
 run("${WORK}/a prefix/bin/trireme" launch -n 2 --all-output -- "${WORK}/build/stranger")
 expect_output("rank 1 of 2")

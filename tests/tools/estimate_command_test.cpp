@@ -1,5 +1,7 @@
 #include "shell.h"
 
+#include <tests/support/sanitized.h>
+
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
@@ -64,7 +66,7 @@ TEST_F(EstimateCommandTest, MeasuresBesideTheEstimate) {
     EXPECT_EQ(measured.at("steps"), 3);
     EXPECT_EQ(measured.at("comm_bytes"), all.at("by_stage").at(0).at("comm_bytes")) << options;
     EXPECT_EQ(measured.at("comm_deviation_percent"), 0.0) << options;
-    EXPECT_LT(std::abs(measured.at("peak_deviation_percent").get<double>()), 30) << measured.dump();
+    EXPECT_TRUE(test::kSanitized || std::abs(measured.at("peak_deviation_percent").get<double>()) < 30) << measured.dump();
   }
 }
 
@@ -94,6 +96,9 @@ TEST_F(EstimateCommandTest, ARunThatCannotFitIsRefused) {
 
 // 9 million parameters: 147 MB of states on one rank, and a limit between that of stage 0 and that of stage 3.
 TEST_F(EstimateCommandTest, UnderALimitOfTheProcess) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer needs address space of its own";
+  }
   const std::string limited = concat("ulimit -v 120000; ", kTrireme, " train ", path("run.json"), " --out ", path("out"),
                                      " --set model.layers=3 --set model.hidden=512 --set model.heads=8");
   const Finished refused = sh(limited + " -n 2", 20);

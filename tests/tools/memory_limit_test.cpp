@@ -1,5 +1,7 @@
 #include "shell.h"
 
+#include <tests/support/sanitized.h>
+
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -58,6 +60,9 @@ class MemoryLimitTest : public RunFolder {};
 
 /// 30 million parameters on 4 ranks: 472 MB of states a rank at stage 0, 118 MB at stage 3; a limit between them.
 TEST_F(MemoryLimitTest, StageThreeTrainsWhereStageZeroIsTooLarge) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer needs memory of its own";
+  }
   const LimitedGroup group(2'000'000'000);
   if (!group.exists() || machine_swaps()) {
     GTEST_SKIP() << "this user may not make control groups, or the machine swaps";

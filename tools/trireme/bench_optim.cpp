@@ -66,8 +66,8 @@ at::Tensor flat(int64_t n, float value, bool huge_pages) {
   return tensor.fill_(value);
 }
 
-// The widest instructions that the machine has, chosen when the program is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// The widest instructions that the machine has, chosen when the program is loaded: before ThreadSanitizer is there.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), optimize("O3")))
 #endif
 void stream_range(float* __restrict p, const float* __restrict g, float* __restrict m, float* __restrict v, int64_t n) {
