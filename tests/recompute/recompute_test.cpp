@@ -31,6 +31,16 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
+TEST(RecomputeTest, NamedBuffersChangeOnce) {
+  const at::Tensor counter = torch::zeros({2});
+  Options options;
+  options.buffers = {counter};
+  const at::Tensor x = torch::ones({3}, torch::requires_grad());
+  run([&](const Tensors& in) { counter.add_(1); return Tensors{in[0] * 2}; }, {x}, options)[0].sum().backward();
+  EXPECT_TRUE(counter.equal(torch::ones({2})));
+  EXPECT_TRUE(x.grad().equal(torch::full({3}, 2.0)));
+}
+
 struct Result {
   Tensors values; // outputs, input gradients, parameter gradients, next random number
 };

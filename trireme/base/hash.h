@@ -13,4 +13,13 @@ constexpr uint64_t fnv1a(std::string_view text, uint64_t hash = 1469598103934665
   return hash;
 }
 
+/// SplitMix64's mixing (Steele et al. 2014): every bit of the result depends on every bit of `x`. 0 stays 0.
+constexpr uint64_t mix64(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+/// What SplitMix64 adds before it mixes.
+inline constexpr uint64_t kMixStep = 0x9e3779b97f4a7c15ull;
+
 } // namespace trireme

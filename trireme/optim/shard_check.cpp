@@ -1,6 +1,7 @@
 #include <trireme/optim/shard_check.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/hash.h>
 #include <trireme/base/text.h>
 
 namespace trireme::optim {
@@ -78,12 +79,9 @@ kernels::Element element_of(at::ScalarType type) {
 
 namespace {
 
-// SplitMix64's mixing of the step's number (Steele et al. 2014): nothing of one step's roundings is in the next one's.
+// Nothing of one step's roundings is in the next one's.
 uint32_t seed_of(int64_t step) {
-  uint64_t z = static_cast<uint64_t>(step) * 0x9e3779b97f4a7c15U;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-  const auto seed = static_cast<uint32_t>(z >> 32);
+  const auto seed = static_cast<uint32_t>(mix64(static_cast<uint64_t>(step) * kMixStep) >> 32);
   return seed == kernels::kToNearest ? 1 : seed;
 }
 

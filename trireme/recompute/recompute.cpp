@@ -74,6 +74,7 @@ struct Record : torch::CustomClassHolder {
   Function f;
   RandomState random;
   AutocastState autocast;
+  Tensors buffers;
   std::vector<bool> defined; // for each input
   std::vector<bool> requires_grad; // for each defined input
   std::vector<Source> sources;
@@ -197,6 +198,7 @@ class Recompute : public torch::autograd::Function<Recompute> {
     {
       const RandomGuard random(record->random);
       const AutocastGuard autocast(record->autocast);
+      const BufferGuard buffers(record->buffers);
       const at::AutoGradMode with_grad(true);
       outputs = sort(record->f(leaves), leaves);
     }
@@ -237,6 +239,7 @@ Tensors run(const Function& f, const Tensors& inputs, const Options& options) {
   const auto record = c10::make_intrusive<Record>();
   record->f = f;
   record->autocast = AutocastState::present();
+  record->buffers = options.buffers;
   if (options.preserve_rng_state) {
     record->random = RandomState::of(inputs);
   }

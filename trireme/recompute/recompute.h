@@ -15,6 +15,8 @@ struct Options {
   /// Dropout draws the same masks the second time, and the random numbers after backward are
   /// those of a run without recomputation. Costs a copy of the generator's state (5 kB) a call.
   bool preserve_rng_state = true;
+  /// Buffers that f changes, such as BatchNorm's running statistics: the second call leaves no trace in them. Costs a copy of them.
+  Tensors buffers = {};
 };
 
 /// Calls f and forgets what autograd would keep of it; backward calls f again on the same inputs.
@@ -26,7 +28,8 @@ struct Options {
 /// usual. f may itself recompute. Where no gradient is wanted f is simply called.
 ///
 /// f is kept until backward, and must do the same both times: the number generators and autocast
-/// are put back for it, everything else that it reads (and whether the model is in training) is its own affair.
+/// are put back for it, everything else that it reads (and whether the model is in training) is its own affair, as are buffers
+/// that it changes and Options does not name: they change twice.
 ///
 /// Differentiate with backward(): torch::autograd::grad() does not see the parameters inside f and fills their
 /// gradients all the same. A parameter that two recomputed functions use gets its gradient in two pieces, so hooks on it run twice.

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <mutex>
@@ -80,6 +81,22 @@ AutocastGuard::~AutocastGuard() {
     at::autocast::clear_cache();
   }
   before_.restore();
+}
+
+BufferGuard::BufferGuard(const std::vector<at::Tensor>& buffers) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& buffer : buffers) {
+    if (buffer.defined()) {
+      before_.emplace_back(buffer, buffer.clone());
+    }
+  }
+}
+
+BufferGuard::~BufferGuard() {
+  const at::NoGradGuard no_grad;
+  for (const auto& [buffer, values] : before_) {
+    buffer.variable_data().copy_(values); // without its version: a graph that has saved the buffer stays valid
+  }
 }
 
 } // namespace trireme::recompute

@@ -67,4 +67,16 @@ class AutocastGuard {
   AutocastState before_;
 };
 
+/// Puts the values of module buffers back when it goes, whatever has changed them meanwhile.
+class BufferGuard {
+ public:
+  explicit BufferGuard(const std::vector<at::Tensor>& buffers);
+  ~BufferGuard();
+  BufferGuard(const BufferGuard&) = delete;
+  BufferGuard& operator=(const BufferGuard&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> before_;
+};
+
 } // namespace trireme::recompute

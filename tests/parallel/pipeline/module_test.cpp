@@ -1,11 +1,13 @@
 #include <trireme/parallel/pipeline/module.h>
 
 #include <trireme/base/error.h>
+#include <trireme/parallel/pipeline/ties.h>
 
 #include <tests/support/run_ranks.h>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/embedding.h>
@@ -122,6 +124,75 @@ TEST(PipelineModuleTest, RecomputationInOneProcessGivesTheSameGradients) {
   }
 }
 
+// A layer draws what no other layer draws, nor itself in another micro-batch, whatever the seed.
+TEST(PipelineModuleTest, SeededLayersDrawNothingTwice) {
+  PipelineOptions options;
+  options.seed_layers = true;
+  std::vector<at::Tensor> masks;
+  const auto keep = [&masks](const at::Tensor& x) {
+    masks.push_back(x.clone());
+    return torch::ones_like(x); // the next layer's input
+  };
+  for (const int64_t seed : {0, 1, 2, 1234}) {
+    options.base_seed = seed;
+    PipelineModule model(LayerList{LayerSpec<nn::Dropout>(0.5), keep, LayerSpec<nn::Dropout>(0.5), keep, LayerSpec<nn::Dropout>(0.5), keep}, nullptr, options);
+    model.build();
+    for (int64_t micro_batch = 0; micro_batch < 4; ++micro_batch) {
+      model.forward_chunk(0, {torch::ones({64})}, micro_batch);
+    }
+  }
+  ASSERT_EQ(masks.size(), 48u);
+  for (size_t i = 0; i < masks.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      EXPECT_FALSE(masks[i].equal(masks[j])) << j << " and " << i;
+    }
+  }
+}
+
+// The second forward leaves no trace in BatchNorm's statistics.
+TEST(PipelineModuleTest, RecomputationKeepsTheStatisticsOfOneForward) {
+  const auto buffers = [](int64_t interval) {
+    PipelineOptions options;
+    options.seed_layers = true;
+    options.activation_checkpoint_interval = interval;
+    PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 6), LayerSpec<nn::BatchNorm1d>(6), nn::Tanh(), LayerSpec<nn::Linear>(6, 2)}, nullptr, options);
+    for (int step = 0; step < 3; ++step) {
+      model.forward(torch::sin(torch::arange(20, torch::kFloat32).view({5, 4}) + step)).sum().backward();
+    }
+    return model.buffers();
+  };
+  const Tensors kept = buffers(0);
+  ASSERT_EQ(kept.size(), 3u);
+  for (const int64_t interval : {1, 3}) {
+    const Tensors again = buffers(interval);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      EXPECT_TRUE(kept[i].equal(again[i])) << "interval " << interval << " buffer " << i;
+    }
+  }
+}
+
+// A copy that has no gradient of its own gets the others' sum as exact as they do.
+TEST(TiesTest, CopiesWithoutAGradientGetTheSameSum) {
+  EXPECT_THAT(test::run_ranks(1,
+                              [](comm::World& world) {
+                                const auto linear = [] { return TiedLayerSpec<nn::Linear>("weight", 4, 4).attributes({"weight"}); };
+                                PipelineModule model(LayerList{linear(), nn::ReLU(), linear()});
+                                model.build();
+                                model.to(torch::kBFloat16);
+                                const Ties ties(world, mesh::Mesh(world, mesh::MeshShape::fit(1, 1, 1)), model);
+                                const at::Tensor exact = torch::full({4, 4}, 1.00390625F); // between two of bf16
+                                ASSERT_EQ(model.ties().size(), 1u);
+                                const Tensors& copies = model.ties()[0].copies;
+                                ASSERT_EQ(copies.size(), 2u);
+                                copies[0].mutable_grad() = exact.clone();
+                                ties.sum_gradients();
+                                for (const at::Tensor& copy : copies) {
+                                  EXPECT_TRUE(copy.grad().to(torch::kFloat32).equal(exact));
+                                }
+                              }),
+              testing::IsEmpty());
+}
+
 TEST(PipelineModuleTest, ErrorsSayWhichLayerAndWhatItGot) {
   EXPECT_THAT(message_of([] { PipelineModule{LayerList()}; }), HasSubstr("empty"));
   EXPECT_THAT(message_of([] {
@@ -168,6 +239,26 @@ TEST(PipelineModuleTest, ProfileMeasuresEveryLayer) {
   for (const double cost : model.partition().costs) {
     EXPECT_GT(cost, 0);
   }
+}
+
+TEST(PipelineModuleTest, ProfileLeavesGivenLayersAsTheyAre) {
+  PipelineOptions options;
+  options.partition = "profile";
+  const nn::Linear linear(8, 8);
+  const nn::BatchNorm1d norm(8);
+  linear->weight.mutable_grad() = torch::full({8, 8}, 3.0);
+  const at::Tensor inputs = torch::randn({4, 8});
+  const at::Tensor before = inputs.clone();
+  PipelineModule model(LayerList{nn::ReLU(nn::ReLUOptions(true)), linear, norm, nn::ReLU(nn::ReLUOptions(true))}, nullptr, options);
+  model.set_sample_inputs({inputs});
+  model.build();
+  EXPECT_EQ(model.partition().costs.size(), 4u);
+  EXPECT_TRUE(inputs.equal(before));
+  EXPECT_TRUE(norm->running_mean.equal(torch::zeros({8})));
+  EXPECT_TRUE(norm->running_var.equal(torch::ones({8})));
+  EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 0);
+  EXPECT_TRUE(linear->weight.grad().equal(torch::full({8, 8}, 3.0)));
+  EXPECT_FALSE(linear->bias.grad().defined());
 }
 
 // A list may hold modules that exist. Every rank has them all, but each stage trains its own.

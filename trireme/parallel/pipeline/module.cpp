@@ -1,6 +1,7 @@
 #include <trireme/parallel/pipeline/module.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/hash.h>
 #include <trireme/base/notes.h>
 #include <trireme/base/text.h>
 #include <trireme/bucket/shared_memory.h>
@@ -14,6 +15,18 @@
 #include <set>
 
 namespace trireme::pipeline {
+namespace {
+
+// Mixed, because a layer must not draw what its neighbour draws for another micro-batch. The generator keeps 32 bits.
+uint32_t seed_of(int64_t base, int64_t micro_batch, int64_t layer) {
+  uint64_t mixed = 0;
+  for (const int64_t part : {base, micro_batch, layer}) {
+    mixed = mix64(mixed + static_cast<uint64_t>(part) + kMixStep);
+  }
+  return static_cast<uint32_t>(mixed);
+}
+
+} // namespace
 
 PipelineModule::PipelineModule(LayerList layers, Loss loss, PipelineOptions options)
     : torch::nn::Module("PipelineModule"), layers_(std::move(layers)), loss_(std::move(loss)), options_(std::move(options)) {
@@ -275,7 +288,7 @@ std::vector<std::shared_ptr<torch::nn::Module>> PipelineModule::layer_modules() 
 Tensors PipelineModule::call(const Part& part, const Tensors& inputs, int64_t micro_batch) const {
   const Note note("layer", part.index, part.type);
   if (options_.seed_layers) {
-    torch::manual_seed(options_.base_seed * (micro_batch + 1) + part.index);
+    torch::manual_seed(seed_of(options_.base_seed, micro_batch, part.index));
   }
   const auto where = [&] {
     return concat("layer ", part.index, " (", layers_[part.index].type(), ", stage ", stage_, " of ", stages_, ')');
@@ -322,7 +335,13 @@ Tensors PipelineModule::forward_chunk(int index, const Tensors& inputs, int64_t 
   Tensors tensors = inputs;
   for (size_t first = 0; first < chunk.size(); first += interval) {
     const size_t last = std::min(chunk.size(), first + interval);
-    tensors = recompute::run([&chunk, this, first, last, micro_batch](const Tensors& x) { return run(chunk, first, last, x, micro_batch); }, tensors);
+    recompute::Options options;
+    for (size_t i = first; i < last; ++i) {
+      if (chunk[i].built.module) {
+        recompute::append(options.buffers, chunk[i].built.module->buffers());
+      }
+    }
+    tensors = recompute::run([&chunk, this, first, last, micro_batch](const Tensors& x) { return run(chunk, first, last, x, micro_batch); }, tensors, options);
   }
   return tensors;
 }

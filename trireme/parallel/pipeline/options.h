@@ -30,7 +30,7 @@ struct PipelineOptions {
 
   /// Layers recomputed together in backward; 0: activations are kept.
   int64_t activation_checkpoint_interval = 0;
-  /// Seeds every layer's construction with base_seed + index and its forward by micro-batch
+  /// Seeds every layer's construction with base_seed + index and its forward by base_seed, micro-batch
   /// and index, so that weights and dropout do not depend on the partition.
   bool seed_layers = false;
   int64_t base_seed = 1234;

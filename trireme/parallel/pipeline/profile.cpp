@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/parallel/pipeline/message.h>
+#include <trireme/recompute/state.h>
 
 #include <torch/autograd.h>
 #include <torch/nn/module.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <utility>
 
 namespace trireme::pipeline {
 namespace {
@@ -28,14 +30,44 @@ Tensors as_leaves(const Tensors& tensors) {
   return leaves;
 }
 
+// Copies with a graph behind them: a layer such as ReLU(inplace) must not modify a leaf, nor the inputs of the next repetition.
+Tensors copies_of(const Tensors& leaves) {
+  Tensors copies;
+  for (const at::Tensor& leaf : leaves) {
+    copies.push_back(leaf.defined() ? leaf.clone() : leaf);
+  }
+  return copies;
+}
+
+// Gradients of a layer that the caller gave come back after the measurement.
+class GradientGuard {
+ public:
+  explicit GradientGuard(const std::vector<at::Tensor>& parameters) {
+    for (const at::Tensor& parameter : parameters) {
+      before_.emplace_back(parameter, parameter.grad());
+      parameter.mutable_grad().reset();
+    }
+  }
+  ~GradientGuard() {
+    for (const auto& [parameter, gradient] : before_) {
+      parameter.mutable_grad() = gradient;
+    }
+  }
+  GradientGuard(const GradientGuard&) = delete;
+  GradientGuard& operator=(const GradientGuard&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> before_;
+};
+
 // The first time warms up caches and allocator.
 double seconds_of(const BuiltLayer& layer, const Tensors& inputs, Tensors& outputs) {
   std::vector<double> seconds;
   double spent = 0;
   for (int i = 0; i < kRepeats && (i < 2 || spent < kEnoughSeconds); ++i) {
-    const Tensors leaves = as_leaves(inputs);
+    const Tensors arrived = copies_of(as_leaves(inputs));
     const auto begin = std::chrono::steady_clock::now();
-    outputs = layer.forward(leaves);
+    outputs = layer.forward(arrived);
     Tensors roots;
     Tensors grads;
     for (const at::Tensor& output : outputs) {
@@ -69,8 +101,7 @@ LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_input
     throw InputError("pipeline", "partition \"profile\" and \"memory\" need a micro-batch to measure with",
                      "Call PipelineModule::set_sample_inputs, or choose partition \"parameters\".");
   }
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const at::Tensor random_state = generator.get_state();
+  const recompute::RandomGuard random(recompute::RandomState::of(sample_inputs));
   LayerProfile profile;
   Tensors tensors = sample_inputs;
   std::map<std::string, std::shared_ptr<torch::nn::Module>> shared;
@@ -96,12 +127,13 @@ LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_input
       shared[layer.tie()->key] = built.module;
     }
     Tensors outputs;
+    const recompute::BufferGuard buffers(built.module ? built.module->buffers() : Tensors());
+    const GradientGuard gradients(built.module ? built.module->parameters() : Tensors());
     profile.seconds.push_back(seconds_of(built, tensors, outputs));
     double parameters = 0;
     if (built.module && !again) {
       for (const at::Tensor& parameter : built.module->parameters()) {
         parameters += parameter.requires_grad() ? static_cast<double>(parameter.nbytes()) : 0;
-        parameter.mutable_grad().reset();
       }
     }
     profile.parameter_bytes.push_back(parameters);
@@ -113,7 +145,6 @@ LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_input
     tensors = as_leaves(outputs);
     known.emplace(kind, Known{profile.seconds.size() - 1, tensors});
   }
-  generator.set_state(random_state);
   return profile;
 }
 

@@ -20,7 +20,7 @@ struct LayerProfile {
 
 /// Builds one layer after the other, runs it on what the one before returned, and lets it go. Of lazily built
 /// layers of one class, size and input only the first is measured.
-/// Memory: one layer and two micro-batches of activations. The random state is left as it was.
+/// Memory: one layer and two micro-batches of activations. The random state, gradients and buffers are left as they were.
 /// Errors: InputError without sample inputs, or what a layer throws.
 LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_inputs);
 

@@ -60,7 +60,7 @@ void Ties::sum_gradients() const {
       if (copy.grad().defined()) {
         copy.grad().copy_(sum);
       } else {
-        copy.mutable_grad() = sum.to(first.scalar_type(), /*non_blocking=*/false, /*copy=*/tied.copies.size() > 1);
+        copy.mutable_grad() = tied.copies.size() > 1 ? sum.clone() : sum; // rounded once, by who steps it
       }
     }
   }
