@@ -192,6 +192,18 @@ TEST_F(SaveRanksTest, AllRanksFallBackTogetherWhenOneFindsDamage) {
               IsEmpty());
 }
 
+// What ranks see of a folder that another run saves to may differ.
+TEST_F(SaveRanksTest, RanksAgreeOnTheNewest) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          save_step(1, world.group());
+                          const fs::path absent = folder_ / "absent";
+                          EXPECT_EQ(find_newest(world.rank() == 0 ? folder_ : absent, world.group()), folder_ / "global_step1");
+                          EXPECT_EQ(find_newest(world.rank() == 0 ? absent : folder_, world.group()), std::nullopt);
+                        }),
+              IsEmpty());
+}
+
 TEST_F(SaveRanksTest, ARankKilledDuringTheSaveLeavesTheEarlierCheckpoint) {
   test::RunOptions options;
   options.timeout = std::chrono::milliseconds(5000);

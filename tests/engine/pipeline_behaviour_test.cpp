@@ -346,11 +346,9 @@ TEST(PipelineBehaviourTest, AnFp16LossIsScaledByWhatFits) {
                             return found;
                           };
                           const std::vector<double> expected = norms(1024);
-                          for (const double scale : {65536.0}) {
-                            const std::vector<double> found = norms(scale);
-                            for (size_t step = 0; step < expected.size(); ++step) {
-                              EXPECT_NEAR(found[step], expected[step], 2e-3 * expected[step]);
-                            }
+                          const std::vector<double> found = norms(65536);
+                          for (size_t step = 0; step < expected.size(); ++step) {
+                            EXPECT_NEAR(found[step], expected[step], 2e-3 * expected[step]);
                           }
                         }),
               IsEmpty());

@@ -68,10 +68,10 @@ TEST(PreemptionTest, NobodyAskedNobodyStops) {
               IsEmpty());
 }
 
-// Two stages x two replicas; the last stage trains nothing, so that its ranks have no bucket for the question to travel with.
+// Two stages x two replicas. A stage that trains nothing has no bucket for the question to travel with.
 TEST(PreemptionTest, AllStagesOfAllPipelinesStopTogether) {
-  for (const bool last_trains : {true, false}) {
-    for (int asked = 0; asked < (last_trains ? 4 : 2); ++asked) {
+  for (const std::string idle : {"no stage", "the first stage", "the last stage"}) {
+    for (int asked = 0; asked < 4; ++asked) {
       EXPECT_THAT(run_ranks(4,
                             [&](comm::World& world) {
                               const Preemption preemption;
@@ -79,11 +79,16 @@ TEST(PreemptionTest, AllStagesOfAllPipelinesStopTogether) {
                               options.stages = 2;
                               options.bounds = {0, 2, 3};
                               options.seed_layers = true;
-                              LayerList layers{LayerSpec<torch::nn::Linear>(4, 8), torch::nn::Tanh()};
-                              if (last_trains) {
-                                layers.push_back(LayerSpec<torch::nn::Linear>(8, 1));
+                              LayerList layers;
+                              if (idle == "the first stage") {
+                                layers = {[](const at::Tensor& x) { return torch::cat({x, -x}, 1); }, torch::nn::Tanh()};
                               } else {
+                                layers = {LayerSpec<torch::nn::Linear>(4, 8), torch::nn::Tanh()};
+                              }
+                              if (idle == "the last stage") {
                                 layers.push_back([](const at::Tensor& x) { return x.sum(1, true); });
+                              } else {
+                                layers.push_back(LayerSpec<torch::nn::Linear>(8, 1));
                               }
                               InitializeOptions initialize_options;
                               initialize_options.pipeline = std::make_shared<pipeline::PipelineModule>(
@@ -104,7 +109,7 @@ TEST(PreemptionTest, AllStagesOfAllPipelinesStopTogether) {
                               EXPECT_EQ(engine->global_steps(), 3) << "rank " << world.rank();
                             }),
                   IsEmpty())
-          << "rank " << asked << " asked, last stage trains: " << last_trains;
+          << "rank " << asked << " asked, " << idle << " trains nothing";
     }
   }
 }

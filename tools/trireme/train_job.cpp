@@ -146,12 +146,6 @@ std::string last_part(const fs::path& path, std::streamoff most) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// The number at the end of a checkpoint's name, 0 without one.
-int64_t step_of(const std::string& tag) {
-  const size_t digits = tag.find_last_not_of("0123456789") + 1;
-  return digits < tag.size() && tag.size() - digits < 18 ? std::stoll(tag.substr(digits)) : 0;
-}
-
 std::string tag_in(const fs::path& latest) {
   std::ifstream file(latest);
   std::string tag;
@@ -166,12 +160,12 @@ class SavedStep {
     if (command.resume && command.resume_from != "auto") {
       const fs::path from = checkpoint::checkpoints_of(fs::absolute(command.resume_from)) / "";
       const std::string tag = tag_in(from / "latest");
-      began_at_ = step_of(tag.empty() ? from.parent_path().filename().string() : tag);
+      began_at_ = std::max<int64_t>(0, checkpoint::step_of(tag.empty() ? from.parent_path().filename().string() : tag));
       before_ = identity();
     }
   }
   int64_t operator()() const {
-    return nothing_saved() ? *began_at_ : step_of(tag_in(latest_));
+    return nothing_saved() ? *began_at_ : std::max<int64_t>(0, checkpoint::step_of(tag_in(latest_)));
   }
   /// The job began at --resume PATH and has saved nothing so far.
   bool nothing_saved() const {

@@ -128,13 +128,18 @@ Task TrainRun::build_task() {
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
     init.emplace(world_.group(), run_.engine.precision.compute);
   }
+  for (fs::path* from : {&run_.model.gpt.init_from, &run_.model.cnn.init_from}) {
+    if (!from->empty()) {
+      *from = checkpoint::find_newest(*from, world_.group()).value_or(*from); // a run may be saving there: the same one for all
+    }
+  }
   return make_task(run_, datasets_);
 }
 
 // The newest checkpoint of the run folder, if it is this job's and not one that lay there before.
 std::optional<fs::path> TrainRun::saved_by_this_job() const {
   const fs::path folder = command_.out / "checkpoints";
-  if (job_.empty() || !checkpoint::find_newest(folder)) {
+  if (job_.empty() || !checkpoint::find_newest(folder, world_.group())) {
     return std::nullopt;
   }
   const auto newest = checkpoint::Checkpoint::open(folder, "", world_.group());

@@ -112,5 +112,7 @@ class Checkpoint {
 /// Folder of the checkpoint that open() would try first; nullopt when there is no
 /// checkpoint in `path` at all (nothing saved yet), damaged ones counting as there.
 std::optional<std::filesystem::path> find_newest(const std::filesystem::path& path);
+/// Rank 0's answer on every rank, also while somebody saves there. Collective.
+std::optional<std::filesystem::path> find_newest(const std::filesystem::path& path, const comm::Group& group);
 
 } // namespace trireme::checkpoint

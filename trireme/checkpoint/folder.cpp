@@ -69,12 +69,6 @@ std::string tag_problem(const std::string& tag) {
   return "";
 }
 
-int64_t step_of(const std::string& tag) {
-  const size_t last = tag.find_last_not_of("0123456789");
-  const std::string digits = tag.substr(last == std::string::npos ? 0 : last + 1);
-  return digits.empty() || digits.size() > 18 ? -1 : std::stoll(digits);
-}
-
 std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
   std::vector<FoundCheckpoint> found;
   std::error_code error;

@@ -19,7 +19,10 @@ inline constexpr const char* kLatestName = "latest";
 /// Why the text cannot be a tag, or "".
 std::string tag_problem(const std::string& tag);
 /// Digits at the end of the tag, -1 without any.
-int64_t step_of(const std::string& tag);
+inline int64_t step_of(const std::string& tag) {
+  const size_t digits = tag.find_last_not_of("0123456789") + 1;
+  return digits < tag.size() && tag.size() - digits <= 18 ? std::stoll(tag.substr(digits)) : -1;
+}
 
 /// `checkpoints` in a run folder of `trireme train`; any other path as it is, as is a folder that holds checkpoints itself. What opens,
 /// finds or describes checkpoints looks there.

@@ -287,4 +287,12 @@ std::optional<fs::path> find_newest(const fs::path& path) {
   return all.front().folder;
 }
 
+std::optional<fs::path> find_newest(const fs::path& path, const comm::Group& group) {
+  const json newest = decide(group, nullptr, [&](const std::vector<json>&) -> json {
+    const auto found = find_newest(path);
+    return found ? json(found->string()) : json();
+  });
+  return newest.is_null() ? std::nullopt : std::optional<fs::path>(newest.get<std::string>());
+}
+
 } // namespace trireme::checkpoint

@@ -54,11 +54,26 @@ void Engine::Impl::check_usable() const {
   }
 }
 
-void Engine::Impl::start_step() {
+void Engine::Impl::check_whole(const char* wanted) const {
   check_usable();
-  if (half_stepped) {
-    throw Error("engine", concat("step ", global_steps + 1, " failed after some parameters had been stepped"), "Load a checkpoint, or end the run.");
+  if (!torn.empty()) {
+    throw Error("engine", concat(wanted, ": ", torn), "Load a checkpoint, or end the run.");
   }
+  if (stepping) { // with "step_in_backward"
+    throw InputError("engine", concat(wanted, " between backward() and step(): some parameters are those of step ", global_steps + 1, " already"),
+                     "Call step() first.");
+  }
+}
+
+void Engine::Impl::check_released() const {
+  if (coordinator->has_pins()) {
+    throw InputError("engine", concat("step ", global_steps + 1, " would leave the gathered parameters as they were before it"),
+                     "Let go of what gather_parameters() returned before the step.");
+  }
+}
+
+void Engine::Impl::start_step() {
+  check_whole("train_batch()");
   in_step = true;
   running = StepTimes();
   waiting_for_stages = 0;
@@ -86,7 +101,9 @@ void Engine::Impl::drop_step(const char* why) noexcept {
       everyone.report_failure(why);
       return;
     }
-    half_stepped = half_stepped || stepping;
+    if (stepping) {
+      torn = concat("step ", global_steps + 1, " failed after some parameters had been stepped");
+    }
     loading = 0;
     reducer->abandon();
     coordinator->release_all();
@@ -270,6 +287,7 @@ at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
   if (impl_->micro_steps % impl_->batch.accumulation != 0) {
     throw InputError("engine", "train_batch() in the middle of a step", "Finish the step with forward(), backward() and step() first.");
   }
+  impl_->check_released();
   impl_->drop_on_failure([&] {
     if (impl_->runs_schedule()) {
       impl_->run_pipeline(next);
@@ -285,14 +303,19 @@ at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
 }
 
 at::Tensor Engine::forward(const data::Batch& batch) {
+  impl_->check_whole("forward()");
   at::Tensor loss;
   impl_->drop_on_failure([&] { loss = impl_->forward(batch); });
   return loss;
 }
 void Engine::backward(const at::Tensor& loss) {
+  if (impl_->may_step_in_backward) {
+    impl_->check_released();
+  }
   impl_->backward(loss);
 }
 void Engine::step() {
+  impl_->check_released();
   const int64_t before = impl_->global_steps;
   impl_->drop_on_failure([this] { impl_->step(); });
   if (impl_->report && impl_->global_steps > before) {
@@ -367,17 +390,18 @@ torch::nn::Module& Engine::module() {
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last) {
   checkpoint::SaveOptions options(impl_->checkpoint);
   options.keep_last = keep_last;
-  impl_->check_usable();
+  impl_->check_whole("save_checkpoint()");
   const Note note("checkpoint of step", impl_->global_steps);
   fault::at(fault::Phase::checkpoint);
   TrainingState(*impl_).save(folder, tag.empty() ? checkpoint::step_tag(impl_->global_steps) : tag, client_state, options);
 }
 
 std::optional<nlohmann::json> Engine::load_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
-  if (tag.empty() && !checkpoint::find_newest(folder)) {
+  impl_->check_usable();
+  if (tag.empty() && !checkpoint::find_newest(folder, impl_->everyone)) {
     return std::nullopt;
   }
-  impl_->check_usable();
+  impl_->check_released();
   const Note note("load of a checkpoint");
   return TrainingState(*impl_).load(folder, tag);
 }

@@ -82,7 +82,7 @@ class Engine::Impl {
   // Whether buckets of this step are stepped already (with "step_in_backward" during backward), and which were.
   bool stepping = false;
   std::set<std::pair<int64_t, int64_t>> stepped;
-  bool half_stepped = false; // such a step failed: only a checkpoint brings the parameters together again
+  std::string torn; // why the parameters are not of one step: only a checkpoint brings them together again
   int64_t num_parameters = 0;
 
   StepTimes times;
@@ -144,6 +144,10 @@ class Engine::Impl {
   void clear_step();
   /// Errors: Error after a step that ended the ranks' groups.
   void check_usable() const;
+  /// Also where some parameters are a step ahead of others, for good or until step().
+  void check_whole(const char* wanted) const;
+  /// The step would leave what gather_parameters() holds behind. Errors: InputError.
+  void check_released() const;
   /// Makes every replica's module buffers those of the first, if they may differ. Collective.
   void broadcast_module_buffers();
   /// All micro-batches of a step as a pipeline, up to reduced gradients.

@@ -23,14 +23,14 @@ data::Batch without_padding(data::Batch micro_batch) {
 } // namespace
 
 at::Tensor Engine::eval_batch(const data::Batch& batch) {
-  impl_->check_usable();
+  impl_->check_whole("eval_batch()");
   impl_->broadcast_module_buffers();
   const Impl::LossSum sum = impl_->runs_schedule() ? impl_->evaluate_pipeline(1, [&batch] { return batch; }) : impl_->evaluate(batch);
   return torch::tensor(impl_->mean_over_ranks(sum), torch::kFloat64);
 }
 
 double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
-  impl_->check_usable();
+  impl_->check_whole("evaluate()");
   impl_->broadcast_module_buffers();
   loader.start_epoch(0);
   Impl::LossSum sum;

@@ -17,6 +17,8 @@
 namespace trireme::engine {
 namespace {
 
+constexpr const char* kOfTheOptimizer =
+    "Set engine.optimizer to what the checkpoint was made with, or start from the weights alone with model.init_from.";
 constexpr const char* kOfTheCheckpoint = "Use the model configuration that the checkpoint was made with.";
 
 std::string rng_name(int rank) {
@@ -154,6 +156,14 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
   for (const auto& item : engine_.model->named_buffers()) {
     need(item.key(), item.value());
   }
+  nlohmann::json states = nlohmann::json::array();
+  for (const auto& buffer : engine_.buffers) {
+    for (int64_t i = 0; i < buffer->count(); ++i) {
+      for (const auto& state : engine_.optimizer->rule().states()) {
+        states.push_back(concat(state.name, '/', saved_name(buffer->name(i))));
+      }
+    }
+  }
   const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
     std::map<std::string, std::vector<int64_t>> needed;
     std::set<std::string> known;
@@ -171,6 +181,13 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
                          kOfTheCheckpoint);
       }
     }
+    for (const nlohmann::json& one : of_ranks) {
+      for (const std::string& state : one.at("states").get<std::vector<std::string>>()) {
+        if (!saved.has(state)) {
+          throw InputError("checkpoint", concat(saved.folder().string(), " has no optimizer state \"", state, '"'), kOfTheOptimizer);
+        }
+      }
+    }
     std::vector<std::string> unknown = saved.names("parameter");
     std::erase_if(unknown, [&](const std::string& name) { return known.count(name) != 0; });
     if (!unknown.empty()) {
@@ -181,7 +198,7 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
     return nullptr;
   };
-  checkpoint::decide(engine_.everyone, {{"shapes", shapes}, {"parameters", parameters}}, verdict);
+  checkpoint::decide(engine_.everyone, {{"shapes", shapes}, {"parameters", parameters}, {"states", states}}, verdict);
 }
 
 void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
@@ -223,6 +240,25 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   });
 }
 
+void TrainingState::load_positions(const nlohmann::json& state) {
+  const auto put = [this](const nlohmann::json& positions) {
+    engine_.schedule->load_state(positions.at("schedule"));
+    if (positions.contains("loss_scaler")) {
+      engine_.scaler.load_state(positions["loss_scaler"]);
+    }
+    if (engine_.loader && positions.contains("loader")) {
+      engine_.loader->load_state(positions["loader"]);
+    }
+  };
+  const nlohmann::json before = this->state(nullptr);
+  try {
+    put(state);
+  } catch (...) {
+    put(before);
+    throw;
+  }
+}
+
 const std::string& TrainingState::saved_name(const std::string& parameter) const {
   return engine_.layers ? engine_.layers->saved_name(parameter) : parameter;
 }
@@ -233,7 +269,7 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   if (state.at("optimizer").at("name") != engine_.optimizer->rule().name()) {
     throw InputError("checkpoint",
                      concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"], ", this run uses \"", engine_.optimizer->rule().name(), '"'),
-                     "Set engine.optimizer.type to the same, or start from the weights alone with model.init_from.");
+                     kOfTheOptimizer);
   }
   check_model(saved);
   if (engine_.stepping) { // a step that began in backward
@@ -242,22 +278,15 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
       engine_.parameter_gather->finish();
     }
   }
-  engine_.half_stepped = true; // until all is there
+  load_positions(state);
+  engine_.torn = concat("the load of ", saved.folder().string(), " failed"); // until all is there
   load_tensors(saved);
-  engine_.half_stepped = false;
   engine_.skips_in_a_row = 0;
   engine_.global_steps = state.at("global_steps");
   engine_.skipped_steps = state.at("skipped_steps");
   engine_.global_samples = state.at("global_samples");
   engine_.clear_step();
   engine_.optimizer->set_steps(state["optimizer"].at("steps"));
-  engine_.schedule->load_state(state.at("schedule"));
-  if (state.contains("loss_scaler")) {
-    engine_.scaler.load_state(state["loss_scaler"]);
-  }
-  if (engine_.loader && state.contains("loader")) {
-    engine_.loader->load_state(state["loader"]);
-  }
   const int rank = engine_.everyone.rank();
   if (saved.world_size() == engine_.everyone.size()) {
     set_rng_state(saved.read(rng_name(rank)));
@@ -266,6 +295,7 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
     torch::manual_seed(engine_.global_steps * 1000003 + rank);
     log::info("the checkpoint is from ", saved.world_size(), " ranks, this run has ", engine_.everyone.size(), "; random states start anew");
   }
+  engine_.torn.clear();
   log::info("continuing from ", saved.folder().string(), " at step ", engine_.global_steps);
   return state.value("client", nlohmann::json::object());
 }

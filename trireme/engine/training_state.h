@@ -32,9 +32,11 @@ class TrainingState {
   std::set<const void*> for_each_sharded(const VisitPiece& visit);
   std::vector<checkpoint::TensorShard> shards();
   nlohmann::json state(const nlohmann::json& client_state) const;
-  /// Refuses a checkpoint that lacks a tensor of some rank's model, has it in another shape, or has parameters that no rank's model
-  /// has: they would be lost with the next save. Collective; throws on every rank, before anything is loaded.
+  /// Refuses a checkpoint that lacks a tensor of some rank's model or optimizer, has it in another shape, or has parameters that no rank's
+  /// model has: they would be lost with the next save. Collective; throws on every rank, before anything is loaded.
   void check_model(const checkpoint::Checkpoint& saved);
+  /// The schedule, the loss scale and the place in the data. All of them, or an InputError and none.
+  void load_positions(const nlohmann::json& state);
   void load_tensors(const checkpoint::Checkpoint& saved);
   const std::string& saved_name(const std::string& parameter) const;
 

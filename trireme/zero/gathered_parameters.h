@@ -17,6 +17,7 @@ class ParameterCoordinator;
 ///     if (world.rank() == 0) { net->head->weight.zero_(); }
 ///   } // rank 0's values are everybody's now
 ///
+/// It must not live over a step or load_checkpoint(), which change the shards: the engine refuses them where something is sharded.
 /// Without a modifier rank changes are lost. Where nothing is sharded it does nothing but send the modifier's values.
 class GatheredParameters {
  public:

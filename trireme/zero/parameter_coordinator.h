@@ -54,6 +54,10 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   void on_modified(std::function<void()> callback) {
     on_modified_ = std::move(callback);
   }
+  /// Whether anything that is sharded is held by pin().
+  bool has_pins() const {
+    return !pins_.empty();
+  }
   /// `modifier`: the rank whose values are everybody's from now on.
   void unpin(const std::vector<at::Tensor>& parameters, std::optional<int> modifier);
 
