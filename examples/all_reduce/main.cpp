@@ -1,6 +1,6 @@
 // Three ranks add their numbers: [1, 2, 3] + [10, 20, 30] + [4, 5, 6] = [15, 27, 39].
 //   trireme launch -n 3 --all-output -- all_reduce
-// TRIREME_BACKEND=shm, gloo, mpi or nccl says what carries them; without it the fastest that suits.
+// TRIREME_BACKEND=shm, gloo or nccl (mpi, under mpirun) says what carries them; without it the fastest that suits.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 #include <trireme/comm/world.h>

@@ -60,7 +60,7 @@ struct Parser {
   Parser() {
     app.set_version_flag("--version", TRIREME_VERSION);
     app.require_subcommand(1);
-    app.footer("Exit status: 0 done, 2 the input is wrong, 1 anything else.\nHelp for one command: trireme COMMAND --help");
+    app.footer("Exit status: 0 done, 2 the input is wrong, 1 anything else; train and launch also 128 + signal, or that of the rank that failed first.\nHelp for one command: trireme COMMAND --help");
     add_train();
     add_estimate();
     add_launch();
@@ -159,8 +159,8 @@ struct Parser {
   }
 
   void add_rest() {
-    CLI::App* c = add(app, result, inspect, "inspect", "List what is in a safetensors file or a checkpoint, or merge the dumps of a hang", "trireme inspect runs/austen/checkpoints");
-    c->add_option("path", inspect.path, "A .safetensors file, its folder or index, a checkpoint, or a folder with hang-rank*.json")->required();
+    CLI::App* c = add(app, result, inspect, "inspect", "List what is in a safetensors file, a checkpoint or a run, or merge the dumps of a hang", "trireme inspect runs/austen/checkpoints");
+    c->add_option("path", inspect.path, "A .safetensors file, its folder or index, a checkpoint, a run folder, or a folder with hang-rank*.json")->required();
     c->add_flag("--json", inspect.json, "One JSON object instead of a table");
 
     c = add(app, result, doctor, "doctor", "Say what this machine and this build can do", "trireme doctor");

@@ -12,7 +12,7 @@
 namespace trireme::comm {
 namespace {
 
-constexpr const char* kSharedMemoryNeeds = "It needs memfd_create, /proc, and no limit on the size of files (ulimit -f) below this machine's memory.";
+constexpr const char* kSharedMemoryNeeds = "It needs memfd_create, /proc, and no limit on files or address space (ulimit -f, -v) below this machine's memory.";
 
 bool always() {
   return true;
@@ -34,7 +34,7 @@ bool alone(const GroupSetup& setup) {
 std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
   if (setup.size != 1) {
     throw InputError("comm", concat("backend \"null\" is for one rank, group \"", setup.name, "\" has ", setup.size, "."),
-                     "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or the run file).");
+                     "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or WorldOptions::backend).");
   }
   return make_null_backend();
 }
@@ -67,7 +67,7 @@ const BackendEntry& find_backend(const std::string& name) {
     names.push_back(entry.name);
   }
   throw InputError("comm", concat("there is no backend \"", name, "\"."),
-                   concat(did_you_mean(name, names), " It comes from TRIREME_BACKEND or the run file."));
+                   concat(did_you_mean(name, names), " It comes from TRIREME_BACKEND or WorldOptions::backend."));
 }
 
 } // namespace trireme::comm

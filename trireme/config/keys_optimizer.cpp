@@ -99,7 +99,7 @@ std::vector<Section> optimizer_sections() {
       {"alpha", H, "real 0..1", "0.99", "Decay of the average of squares."},
       kEps, kWeightDecay, kDecayRule,
       {"momentum", H, "real 0..<1", "0", "Share of the last step that is kept."},
-      {"centered", H, "bool", "false", "Divide by the estimated standard deviation instead of the root mean square."},
+      {"centered", H, "bool", "false", "Divide by the estimated standard deviation instead of the root mean square. Needs state_dtype \"fp32\"."},
       kStateType, kMaxGradNorm,
     }},
     {"engine.scheduler", "", "The learning-rate schedule, one step for each optimizer step.", false, {

@@ -241,7 +241,7 @@ std::shared_ptr<Backend> connect_hierarchy(const GroupSetup& group) {
   if (!hierarchy_suits(setup)) {
     throw InputError("comm", concat("backend \"shm+gloo\" is for several hosts with equally many ranks, 2 to ", kMostShmRanks, ", on each; group \"",
                                     setup.name, "\" is not like that."),
-                     "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or the run file).");
+                     "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or WorldOptions::backend).");
   }
   const HostBlocks blocks = *host_blocks(setup.hosts);
   const int host = setup.rank / blocks.per_host;

@@ -345,7 +345,7 @@ std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
   if (!shm_suits(setup)) {
     throw InputError("comm", concat("backend \"shm\" is for 2 to ", kMostShmRanks, " ranks of one host, group \"", setup.name, "\" has ",
                                     setup.size, setup.one_host() ? "." : " on several hosts."),
-                     "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or the run file).");
+                     "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or WorldOptions::backend).");
   }
   // All of them must come to the same verdict, so every complaint goes to everybody.
   std::string complaint;
