@@ -120,14 +120,18 @@ TEST_P(HangTest, TheRankInsideALayerIsNamedThroughAChainOfReceives) {
   const std::string text = printed();
   EXPECT_EQ(count(text, "hang report:"), 1) << text;
   EXPECT_THAT(text, AllOf(HasSubstr("held up by: rank 2 is in layer 7 (ReLU), in forward of micro-batch 5, for "), HasSubstr("more: trireme inspect " + folder_.string())));
-  EXPECT_THAT(text, HasSubstr(test::kTakesStacks ? "trireme::test::Gate::wait(" : "")) << text;
+  if (test::kTakesStacks) {
+    EXPECT_THAT(text, HasSubstr("trireme::test::Gate::wait("));
+  }
   for (int rank = 0; rank < 3; ++rank) {
     const auto told = dump(rank);
     EXPECT_EQ(told.at("rank"), rank);
     EXPECT_GE(told.at("operations").size(), 1u);
     EXPECT_GT(told.at("memory").at("resident_bytes").get<int64_t>(), 0);
     EXPECT_TRUE(told.at("threads").at(0).at("main"));
-    EXPECT_TRUE(!test::kTakesStacks || told.at("threads").at(0).at("stack").size() > 2) << told;
+    if (test::kTakesStacks) {
+      EXPECT_GT(told.at("threads").at(0).at("stack").size(), 2u);
+    }
   }
   EXPECT_THAT(describe_hang(folder_), AllOf(HasSubstr("held up by: rank 2 is in layer 7 (ReLU)"), Not(HasSubstr("no dump of"))));
 }

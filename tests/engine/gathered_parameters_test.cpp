@@ -20,18 +20,11 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-config::EngineConfig gathering_config(int stage) {
-  config::EngineConfig config = small_config(48, 1);
-  config.zero.stage = stage;
-  config.zero.param_persistence_threshold = 40; // everything but biases and norms comes and goes
-  return config;
-}
-
 /// One for each way to read what is not there: the message names the parameter and says what to do.
 TEST(GatheredParametersTest, AParameterThatIsNotGatheredSaysSo) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
-                          SmallRun run(world, gathering_config(3));
+                          SmallRun run(world, zero_config(3));
                           const at::Tensor weight = run.model->transformer->embedding->wte->weight;
                           EXPECT_EQ(weight.sizes(), (at::IntArrayRef{31, 16}));
                           for (const auto& read : std::vector<std::function<void()>>{[&] { weight.sum(); }, [&] { weight.data_ptr<float>(); },
@@ -73,7 +66,7 @@ TEST(GatheredParametersTest, AParameterThatIsOnItsWaySaysSo) {
                           InitializeOptions options;
                           options.model = net.ptr();
                           options.loss = [net](const data::Batch& batch) mutable { return net->forward(batch.input()).square().mean(); };
-                          options.config = gathering_config(3);
+                          options.config = zero_config(3);
                           const auto made = initialize(world, options);
                           const auto step = [&] { made.engine->train_batch([] { return data::Batch{{torch::ones({24, 9})}, {}, 24}; }); };
                           step(); // from now on it is known what comes next
@@ -98,8 +91,8 @@ TEST(GatheredParametersTest, DoNotOutliveAStep) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_gathered_", ::getpid());
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
-                          SmallRun free(world, gathering_config(3));
-                          SmallRun holding(world, gathering_config(3));
+                          SmallRun free(world, zero_config(3));
+                          SmallRun holding(world, zero_config(3));
                           for (int step = 0; step < 3; ++step) {
                             {
                               const auto whole = holding.engine().gather_parameters(holding.model->parameters());
@@ -121,7 +114,7 @@ TEST(GatheredParametersTest, CanBeReadAndChanged) {
   for (const int stage : {0, 2, 3}) {
     EXPECT_THAT(run_ranks(3,
                           [stage](comm::World& world) {
-                            SmallRun run(world, gathering_config(stage));
+                            SmallRun run(world, zero_config(stage));
                             run.engine().train_batch();
                             const torch::NoGradGuard no_grad;
                             at::Tensor weight = run.model->transformer->embedding->wte->weight;

@@ -51,6 +51,15 @@ inline config::EngineConfig small_config(int64_t global_batch, int64_t accumulat
   return config;
 }
 
+inline constexpr int64_t kZeroBatch = 48;
+
+inline config::EngineConfig zero_config(int stage, int64_t accumulation = 1, double clipping = 1.0) {
+  config::EngineConfig config = small_config(kZeroBatch, accumulation, clipping);
+  config.zero.stage = stage;
+  config.zero.param_persistence_threshold = 40; // everything but biases and norms comes and goes
+  return config;
+}
+
 /// The same training written with nothing but libtorch: one process, the whole batch, torch's AdamW and clipping.
 inline std::vector<double> plain_losses(int64_t global_batch, int steps, double clipping, std::vector<double>* norms = nullptr,
                                         const models::GptOptions& shape = small_gpt()) {

@@ -23,15 +23,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int64_t kZeroBatch = 48;
-
-config::EngineConfig zero_config(int stage, int64_t accumulation = 1, double clipping = 1.0) {
-  config::EngineConfig config = small_config(kZeroBatch, accumulation, clipping);
-  config.zero.stage = stage;
-  config.zero.param_persistence_threshold = 40; // everything but biases and norms comes and goes
-  return config;
-}
-
 struct ZeroCase {
   int stage;
   int ranks;

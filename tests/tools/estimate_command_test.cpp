@@ -66,7 +66,9 @@ TEST_F(EstimateCommandTest, MeasuresBesideTheEstimate) {
     EXPECT_EQ(measured.at("steps"), 3);
     EXPECT_EQ(measured.at("comm_bytes"), all.at("by_stage").at(0).at("comm_bytes")) << options;
     EXPECT_EQ(measured.at("comm_deviation_percent"), 0.0) << options;
-    EXPECT_TRUE(test::kSanitized || std::abs(measured.at("peak_deviation_percent").get<double>()) < 30) << measured.dump();
+    if (!test::kSanitized) {
+      EXPECT_LT(std::abs(measured.at("peak_deviation_percent").get<double>()), 30) << measured.dump();
+    }
   }
 }
 

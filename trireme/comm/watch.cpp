@@ -133,6 +133,10 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
 
   void leave(const std::string& error, milliseconds patience) {
     if (!error.empty()) { // a good end is no failure to tell: hearing of one interrupts the others' groups
+      {
+        const std::lock_guard lock(mutex_);
+        ends_by_error_ = error_.empty();
+      }
       report(error, {}, std::nullopt);
     }
     std::unique_lock lock(mutex_);
@@ -215,7 +219,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     view.notes = current_notes();
     const std::lock_guard lock(mutex_);
     view.answered = true;
-    view.left = leaving_;
+    view.left = leaving_ || (ends_by_error_ && !error_.empty()); // who hears of the error hears that nothing more comes
     view.error = error_;
     view.groups = groups_.views();
     return view;
@@ -445,6 +449,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   std::string host_place_;
   bool failure_heard_ = false;
   bool leaving_ = false;
+  bool ends_by_error_ = false; // the error that leave() brings is this rank's first
   bool wait_for_others_ = true;
   bool others_left_ = false;
   Clock::time_point leave_deadline_;
