@@ -110,6 +110,40 @@ TEST(GatheredParametersTest, DoNotOutliveAStep) {
   fs::remove_all(folder);
 }
 
+TEST(GatheredParametersTest, DoNotOutliveAStepOfTheExplicitLoop) {
+  for (const bool stepped_in_backward : {false, true}) {
+    EXPECT_THAT(run_ranks(2,
+                          [stepped_in_backward](comm::World& world) {
+                            config::EngineConfig config = zero_config(3, 1, 0);
+                            config.step_in_backward = stepped_in_backward;
+                            SmallRun run(world, config);
+                            Engine& engine = run.engine();
+                            const at::Tensor loss = engine.forward(run.made.loader->next());
+                            if (!stepped_in_backward) {
+                              engine.backward(loss);
+                            }
+                            const auto whole = engine.gather_parameters(run.model->parameters());
+                            EXPECT_THAT(test::error_of([&] { stepped_in_backward ? engine.backward(loss) : engine.step(); }),
+                                        HasSubstr("Let go of what gather_parameters() returned"));
+                          }),
+                IsEmpty());
+  }
+}
+
+TEST(GatheredParametersTest, MayOutliveTheirEngine) {
+  for (const int stage : {0, 3}) {
+    EXPECT_THAT(run_ranks(2,
+                          [stage](comm::World& world) {
+                            std::unique_ptr<zero::GatheredParameters> whole;
+                            SmallRun run(world, zero_config(stage));
+                            whole = run.engine().gather_parameters(run.model->parameters(), /*modifier_rank=*/0);
+                            run.made = {};
+                            whole.reset();
+                          }),
+                IsEmpty());
+  }
+}
+
 TEST(GatheredParametersTest, CanBeReadAndChanged) {
   for (const int stage : {0, 2, 3}) {
     EXPECT_THAT(run_ranks(3,

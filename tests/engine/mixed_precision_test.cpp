@@ -177,6 +177,40 @@ class OneBatch : public Counting {
 
 /// A loss in fp16 cannot carry a scale of 2^16. A fixed one is lowered to what fits, a dynamic one comes down by its rule, on all
 /// ranks; the gradients of the steps that are made are right.
+TEST(MixedPrecisionTest, AnFp16LossOfOneRankLowersTheScaleOfAll) {
+  for (const int64_t accumulation : {1, 2}) {
+    EXPECT_THAT(run_ranks(2,
+                          [accumulation](comm::World& world) {
+                            models::Gpt model(small_gpt());
+                            int losses = 0;
+                            InitializeOptions options;
+                            options.model = model.ptr();
+                            options.loss = [&](const data::Batch& batch) mutable {
+                              const at::Tensor logits = model->forward(batch.input()).to(torch::kFloat);
+                              const at::Tensor loss = at::cross_entropy_loss(logits.view({-1, logits.size(-1)}), batch.target().reshape({-1}));
+                              return world.rank() == 1 && ++losses == accumulation ? loss.to(torch::kHalf) : loss; // with accumulation the second of the step
+                            };
+                            options.config = low_config(Type::fp16, 1, accumulation, 0);
+                            options.config.precision.loss_scale.loss_scale = 0x1p16 * static_cast<double>(accumulation);
+                            options.training_data = std::make_shared<OneBatch>();
+                            options.shuffle = false;
+                            const auto made = initialize(world, options);
+                            const at::Tensor before = model->transformer->embedding->wte->weight.clone();
+                            made.engine->train_batch();
+                            EXPECT_EQ(*made.engine->loss_scale(), 32768 * accumulation);
+                            EXPECT_EQ(made.engine->skipped_steps(), 1) << "gradients of two scales";
+                            EXPECT_TRUE(model->transformer->embedding->wte->weight.equal(before));
+                            made.engine->train_batch();
+                            EXPECT_EQ(made.engine->skipped_steps(), 1);
+                            const at::Tensor mine = model->transformer->embedding->wte->weight.detach().to(torch::kFloat).contiguous();
+                            at::Tensor all = torch::empty({2, mine.size(0), mine.size(1)});
+                            world.group().all_gather(all, mine).wait();
+                            EXPECT_TRUE(all[0].equal(all[1]));
+                          }),
+                IsEmpty());
+  }
+}
+
 TEST(MixedPrecisionTest, AnFp16LossIsScaledByWhatFits) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {

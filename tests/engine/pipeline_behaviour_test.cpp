@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 
 #include <chrono>
+#include <thread>
 
 namespace trireme::engine {
 namespace {
@@ -241,6 +242,59 @@ TEST(PipelineBehaviourTest, LayersTiedByOneAttributeAcrossAndWithinStages) {
                             optimizer.step();
                             EXPECT_NEAR(got[step], sum, 2e-6 * std::abs(sum)) << "step " << step;
                           }
+                        }),
+              IsEmpty());
+}
+
+/// gloo adds up three ranks in an order that depends on where an element lies, and the two stages have other parameters beside their copy.
+TEST(PipelineBehaviourTest, CopiesOfATiedWeightStayEqualWhateverTheBackend) {
+  test::RunOptions options;
+  options.backend = "gloo";
+  EXPECT_THAT(run_ranks(
+                  6,
+                  [](comm::World& world) {
+                    const auto tied = [] { return TiedLayerSpec<nn::Linear>("w", 24, 24); };
+                    const LayerList layers{LayerSpec<nn::Linear>(4, 24), tied(), LayerSpec<nn::Linear>(24, 31), LayerSpec<nn::Linear>(31, 24), tied(), LayerSpec<nn::Linear>(24, 1)};
+                    PipelineOptions two;
+                    two.bounds = {0, 4, 6};
+                    FreeRun run(world, layers, 2, 2, two);
+                    torch::manual_seed(world.rank());
+                    for (int step = 0; step < 5; ++step) {
+                      run.engine->train_batch([] { return data::Batch{{torch::randn({3, 4})}, {torch::randn({3, 1})}, 3}; });
+                    }
+                    at::Tensor copies = torch::empty({6, 24, 24});
+                    world.group().all_gather(copies, run.model->ties().back().copies.front().detach().contiguous()).wait();
+                    for (int rank = 1; rank < 6; ++rank) {
+                      EXPECT_TRUE(copies[rank].equal(copies[0])) << "rank " << rank;
+                    }
+                  },
+                  options),
+              IsEmpty());
+}
+
+/// Each pipeline would cut where its own measurement says.
+TEST(PipelineBehaviourTest, AMeasuredPartitionIsTheSameInAllReplicas) {
+  EXPECT_THAT(run_ranks(4,
+                        [](comm::World& world) {
+                          const auto slow = [](bool is) {
+                            return [is](const at::Tensor& x) {
+                              std::this_thread::sleep_for(std::chrono::milliseconds(is ? 30 : 0));
+                              return x + 1;
+                            };
+                          };
+                          const bool first = world.rank() == 0;
+                          const LayerList layers{LayerSpec<nn::Linear>(4, 4), slow(first), slow(first), LayerSpec<nn::Linear>(4, 4), slow(!first), slow(!first), LayerSpec<nn::Linear>(4, 1)};
+                          PipelineOptions options;
+                          options.partition = "profile";
+                          options.stages = 2;
+                          const auto model = std::make_shared<PipelineModule>(
+                              layers, [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, options);
+                          model->set_sample_inputs({row_batch(0).input()});
+                          InitializeOptions all;
+                          all.pipeline = model;
+                          all.config = micro_batches(2, 2);
+                          initialize(world, all).engine->train_batch([] { return row_batch(1); });
+                          EXPECT_LE(model->partition().bounds[1], 3);
                         }),
               IsEmpty());
 }

@@ -96,7 +96,7 @@ TEST(FormulasTest, PipelinesSendEveryMicroBatchBothWays) {
   run.accumulation = 8;
   const auto traffic = traffic_of(run);
   const int64_t message = 64 + 4 * 2 * 1024 * 768;
-  const int64_t sums = 2 * (32 * 2 / 3);
+  const int64_t sums = 2 * (40 * 2 / 3);
   EXPECT_EQ(traffic[0].bytes(), 8 * message + sums);
   EXPECT_EQ(traffic[1].bytes(), 16 * message + sums);
   EXPECT_EQ(traffic[2].bytes(), 8 * message + sums);

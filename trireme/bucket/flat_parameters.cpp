@@ -50,7 +50,8 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   LayoutOptions typed = options;
   typed.element_bytes = static_cast<int64_t>(first.element_size());
   layout_ = reverse_layout(parameters, typed, options_);
-  options_.unit_of = nullptr; // what it refers to need not live on
+  options_.unit_of = nullptr; // what they refer to need not live on
+  options_.alone = nullptr;
   options_.places.clear();
   pool_ = std::make_shared<MemoryPool>(allocate_, spare_bytes(layout_));
   const torch::NoGradGuard no_grad;
@@ -82,14 +83,14 @@ void FlatParameters::allocate_gradients(const ShardPlan& plan) {
   if (options_.shard_gradients) {
     clear_grads();
     grad_shards_ = std::make_unique<GradientShards>(layout_, plan, gradient_type_, allocate_, pool_);
-  } else if (gradient_type_ == at::kFloat) {
+  } else if (gradient_type_ == at::kFloat && options_.riders == Riders::along) {
     riders_and_grad_ = allocate_(kRiders + layout_.numel(), gradient_type_).zero_();
     riders_ = riders_and_grad_.slice(0, 0, kRiders);
     flat_grad_ = riders_and_grad_.slice(0, kRiders);
   } else {
     flat_grad_ = allocate_(layout_.numel(), gradient_type_).zero_();
   }
-  if (!riders_.defined()) {
+  if (!riders_.defined() && options_.riders != Riders::none) {
     riders_ = allocate_(kRiders, at::kFloat).zero_();
   }
   for (int64_t i = 0; flat_grad_.defined() && i < count(); ++i) {

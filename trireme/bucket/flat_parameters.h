@@ -17,6 +17,9 @@ namespace trireme::bucket {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+/// Where the riders of a FlatParameters are: with the gradients of the first bucket if they can, apart from it, or nowhere.
+enum class Riders { along, apart, none };
+
 /// How a FlatParameters keeps what it has, on this rank, one of `size`.
 struct FlatOptions {
   int rank = 0;
@@ -29,6 +32,9 @@ struct FlatOptions {
   std::function<int64_t(const at::Tensor&)> unit_of = nullptr;
   /// Gradients are added up in this type; absent: the parameters'.
   std::optional<at::ScalarType> gradient_type = std::nullopt;
+  /// Parameters that get a buffer each, after the others, and lie at its beginning.
+  std::function<bool(const at::Tensor&)> alone = nullptr;
+  Riders riders = Riders::along;
   /// TensorInfo::place of each parameter; empty: these are all parameters of the model.
   std::vector<int64_t> places = {};
 };
@@ -46,7 +52,7 @@ struct FlatOptions {
 /// With sharded gradients there is no second buffer: gradients have memory bucket by bucket, and this rank's shard is all that stays
 /// (GradientShards). With sharded parameters the same holds for the units' parameters (ParameterShards).
 /// kRiders spare fp32 elements are for small sums (the loss). Before whole fp32 gradients they lie in front of the first bucket and
-/// travel with it; otherwise they cost a collective of their own.
+/// travel with it; otherwise they cost a collective of their own. Of several buffers the first has them.
 class FlatParameters {
  public:
   static constexpr int64_t kRiders = 16;
@@ -109,13 +115,13 @@ class FlatParameters {
   at::Tensor bucket_grad(int64_t b);
   /// Whether riders() lie before the gradients of bucket 0.
   bool riders_travel_along() const {
-    return flat_grad_.defined() && flat_grad_.scalar_type() == at::kFloat;
+    return riders_and_grad_.defined();
   }
   /// The gradients of bucket `b`, with the riders in front of bucket 0. Where these travel along.
   at::Tensor bucket_grad_and_riders(int64_t b) const;
   /// Elements `range` (of the flat buffer) of the gradients, which lie in bucket `b` and, when they are sharded, are this rank's.
   at::Tensor owned_grad(int64_t b, const Range& range) const;
-  /// [kRiders], fp32
+  /// [kRiders], fp32; undefined where there are none.
   at::Tensor riders() const {
     return riders_;
   }

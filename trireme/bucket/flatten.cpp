@@ -15,17 +15,21 @@ bool same_kind(const at::Tensor& a, const at::Tensor& b) {
 
 FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options, const Allocate& allocate_host, const FlatOptions& flat_options) {
   struct Kind {
+    bool alone;
     NamedTensors parameters;
     std::vector<int64_t> places;
   };
   std::vector<Kind> kinds;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto same = std::find_if(kinds.begin(), kinds.end(),
-                                   [&](const Kind& kind) { return same_kind(kind.parameters.front().second, parameters[i].second); });
-    Kind& kind = same == kinds.end() ? kinds.emplace_back() : *same;
+    const bool alone = flat_options.alone && flat_options.alone(parameters[i].second);
+    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) {
+      return !alone && !kind.alone && same_kind(kind.parameters.front().second, parameters[i].second);
+    });
+    Kind& kind = same == kinds.end() ? kinds.emplace_back(Kind{alone, {}, {}}) : *same;
     kind.parameters.push_back(parameters[i]);
     kind.places.push_back(static_cast<int64_t>(i));
   }
+  std::stable_partition(kinds.begin(), kinds.end(), [](const Kind& kind) { return !kind.alone; });
   FlatBuffers buffers;
   for (Kind& kind : kinds) {
     const at::Device device = kind.parameters.front().second.device();
@@ -34,6 +38,7 @@ FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options
     };
     FlatOptions placed = flat_options;
     placed.places = std::move(kind.places);
+    placed.riders = !buffers.empty() ? Riders::none : kind.alone ? Riders::apart : flat_options.riders;
     buffers.push_back(std::make_unique<FlatParameters>(std::move(kind.parameters), options, device.is_cpu() ? allocate_host : on_device, placed));
   }
   return buffers;

@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <set>
 
 namespace trireme::engine {
 namespace {
@@ -32,7 +33,7 @@ void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::
   hooks.built = [&impl](torch::nn::Module& layer) { lower(layer, impl.precision); };
   if (!shards_parameters(impl, config)) {
     impl.layers->set_hooks(hooks);
-    impl.layers->build(impl.pipe, static_cast<int>(impl.batch.accumulation));
+    impl.layers->build(impl.pipe, static_cast<int>(impl.batch.accumulation), impl.group);
     return;
   }
   if (impl.pipe.size() > 1) {
@@ -50,7 +51,7 @@ void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::
     }
   };
   impl.layers->set_hooks(hooks);
-  impl.layers->build(impl.pipe, static_cast<int>(impl.batch.accumulation));
+  impl.layers->build(impl.pipe, static_cast<int>(impl.batch.accumulation), impl.group);
   hooks.built = nullptr; // `units` ends with initialize()
   impl.layers->set_hooks(hooks);
   if (!impl.layers->ties().empty()) {
@@ -146,6 +147,18 @@ std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::E
   } else {
     units.make_whole();
   }
+  // At the same place on every stage: where the order of additions depends on it (gloo's ring), copies of one parameter would drift apart.
+  std::set<const void*> on_several_stages;
+  if (impl.layers) {
+    for (const pipeline::TiedParameter& tied : impl.layers->ties()) {
+      for (const at::Tensor& copy : tied.copies) {
+        if (tied.owners.size() > 1) {
+          on_several_stages.insert(copy.unsafeGetTensorImpl());
+        }
+      }
+    }
+  }
+  sharding.alone = [&](const at::Tensor& parameter) { return on_several_stages.count(parameter.unsafeGetTensorImpl()) != 0; };
   const auto make = [&](const bucket::NamedTensors& parameters) {
     return parallel::flatten(parameters, impl.group, config.data_parallel, impl.group.size(), sharding);
   };

@@ -34,6 +34,9 @@ Engine::~Engine() = default;
 
 // The user's module may outlive the engine.
 Engine::Impl::~Impl() {
+  if (coordinator) {
+    coordinator->forget_buffers();
+  }
   if (layers) {
     layers->set_hooks({});
   }
@@ -118,7 +121,8 @@ void Engine::Impl::drop_step(const char* why) noexcept {
 
 void Engine::Impl::clear_step() {
   loss_sum = 0;
-  in_step = stepping = false;
+  in_step = stepping = scale_was_used = false;
+  scale_lowered = 0;
   stepped.clear();
   micro_steps = global_steps * batch.accumulation;
   for (const auto& buffer : buffers) {
@@ -234,12 +238,13 @@ void Engine::Impl::backward(const at::Tensor& loss) {
 }
 
 // The loss itself is never multiplied, which in fp16 would be infinite. What backward begins with has the loss's type: 65536 is not in fp16, so
-// such a loss lowers a fixed scale, on every rank alike; a dynamic one is lowered by the overflow.
+// such a loss lowers a fixed scale (update() tells the other ranks); a dynamic one is lowered by the overflow.
 double Engine::Impl::root_gradient(at::ScalarType loss) {
   const auto micro_batches = static_cast<double>(batch.accumulation);
-  if (const double before = scaler.scale(); scaler.limit(precision::largest_power(loss) * micro_batches) && group.rank() == 0) {
-    log::warning("the loss is ", loss, ", which does not hold a loss scale of ", before, ": ", scaler.scale(), " from now on. Return the loss in fp32 to scale more.");
+  if (scaler.limit(precision::largest_power(loss) * micro_batches)) {
+    scale_lowered = scale_was_used ? 0.5 : 1;
   }
+  scale_was_used = true;
   return scaler.scale() / micro_batches;
 }
 

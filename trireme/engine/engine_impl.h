@@ -78,6 +78,8 @@ class Engine::Impl {
   bool module_buffers_differ = true; // a forward may have changed them since they were broadcast
   bool may_step_in_backward = false;
   bool in_step = false; // from the first micro-batch on
+  bool scale_was_used = false; // by a gradient of this step
+  double scale_lowered = 0; // in this step: 1 before the first gradient, 0.5 after one had the larger scale
   std::string failure; // of a step on several ranks, which ended their groups
   // Whether buckets of this step are stepped already (with "step_in_backward" during backward), and which were.
   bool stepping = false;
@@ -162,6 +164,7 @@ class Engine::Impl {
 
  private:
   void update();
+  bool agree_on_scale(double lowered);
   void start_step();
   void drop_step(const char* why) noexcept;
   double exposed_seconds() const;

@@ -149,8 +149,11 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
       shapes[saved_name(name)] = tensor.sizes().vec();
     }
   };
+  std::set<const void*> named; // a tensor of two names is saved under its first
   for (const auto& item : engine_.model->named_parameters()) {
-    parameters.push_back(saved_name(item.key()));
+    if (named.insert(item.value().unsafeGetTensorImpl()).second) {
+      parameters.push_back(saved_name(item.key()));
+    }
     need(item.key(), item.value());
   }
   for (const auto& item : engine_.model->named_buffers()) {

@@ -3,6 +3,7 @@
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/stopwatch.h>
+#include <trireme/precision/cast.h>
 
 #include <torch/utils.h>
 
@@ -78,7 +79,19 @@ std::vector<std::vector<bool>> Engine::Impl::unused_everywhere(double ranks_that
   return unused;
 }
 
-// Every rank sees the same loss and norm, so all skip or none does.
+// Lowers the scale where any rank's loss has asked for it. False when other gradients of this step are scaled by more.
+bool Engine::Impl::agree_on_scale(double lowered) {
+  if (lowered == 0) {
+    return true;
+  }
+  scaler.limit(precision::largest_power(at::kHalf) * static_cast<double>(batch.accumulation));
+  if (group.rank() == 0) {
+    log::warning("a loss in fp16 does not hold the fixed loss scale: it is ", scaler.scale(), " from now on. Return the loss in fp32 to scale more.");
+  }
+  return lowered == group.size();
+}
+
+// Every rank sees the same loss, norm and scale, so all skip or none does.
 // Without a norm to wait for, buckets are stepped while later ones still travel.
 void Engine::Impl::update() {
   const bool needs_norm = clipping > 0 || norm_wanted || looks_for_overflow();
@@ -93,27 +106,29 @@ void Engine::Impl::update() {
   double squared_norm = needs_norm ? optimizer->squared_grad_norm() : 0;
   const auto local = unused_here();
   const bool lacks_some = std::any_of(local.begin(), local.end(), [](const auto& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); });
-  at::Tensor ranks_sum = torch::tensor({squared_norm, lacks_some ? 1.0 : 0.0}, torch::kFloat64);
+  at::Tensor ranks_sum = torch::tensor({squared_norm, lacks_some ? 1.0 : 0.0, scale_lowered}, torch::kFloat64);
   comm::Work exchange;
   if (group.size() > 1 && (needs_norm || looks_for_unused)) {
-    exchange = group.all_reduce(ranks_sum, comm::ReduceOp::sum, "gradient norm and unused parameters");
+    exchange = group.all_reduce(ranks_sum, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
   }
   if (needs_norm || lacks_some) { // else nothing depends on it: buckets are stepped meanwhile
     exchange.wait();
     squared_norm = ranks_sum[0].item<double>();
   }
+  bool one_scale = looks_for_overflow() ? agree_on_scale(ranks_sum[2].item<double>()) : true;
   if (pipe.size() > 1) {
     const Stopwatch watch(waiting_for_stages);
-    at::Tensor sums = torch::tensor({mean_loss, squared_norm, stop_agreed ? 1.0 : 0.0, has_loss() ? scaler.largest() : 0.0}, torch::kFloat64);
+    at::Tensor sums = torch::tensor({mean_loss, squared_norm, stop_agreed ? 1.0 : 0.0, has_loss() ? scaler.largest() : 0.0, one_scale ? 0.0 : 1.0}, torch::kFloat64);
     pipe.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
     mean_loss = sums[0].item<double>();
     squared_norm = sums[1].item<double>();
     stop_agreed = sums[2].item<double>() > 0;
     scaler.limit(sums[3].item<double>()); // only the last stage knows the loss's type
+    one_scale = sums[4].item<double>() == 0;
   }
   used_scale = scaler.scale();
   const double unscale = (group.size() == 1 ? 1 : reducer->post_scale()) / used_scale;
-  bool finite = std::isfinite(mean_loss);
+  bool finite = std::isfinite(mean_loss) && one_scale;
   if (needs_norm) {
     grad_norm = std::sqrt(squared_norm) * unscale;
     finite = finite && (stepping || std::isfinite(*grad_norm)); // a step that has begun is not skipped any more
@@ -189,9 +204,11 @@ void Engine::Impl::step_in_backward(int64_t buffer, int64_t bucket) {
 void Engine::Impl::skip(const precision::LossScaler::Update& scaling) {
   ++skipped_steps;
   ++skips_in_a_row;
-  const char* const what = std::isfinite(mean_loss) ? "the gradient norm" : "the loss";
+  const char* const why = !std::isfinite(mean_loss)               ? "the loss is not finite"
+                          : grad_norm && std::isfinite(*grad_norm) ? "its losses were scaled by different factors"
+                                                                   : "the gradient norm is not finite";
   if (everyone.rank() == 0) {
-    log::warning("step ", global_steps + 1, " skipped on all ranks: ", what, " is not finite",
+    log::warning("step ", global_steps + 1, " skipped on all ranks: ", why,
                  scaling.scale < scaling.used ? concat("; the loss scale falls from ", scaling.used, " to ", scaling.scale) : "", " (", skipped_steps,
                  " skipped so far)");
   }

@@ -7,8 +7,8 @@
 namespace trireme::estimate {
 namespace {
 
-constexpr int64_t kNormBytes = 2 * 8; // and how many ranks lack a gradient
-constexpr int64_t kStageSums = 4 * 8; // loss, norm, whether to stop, the largest loss scale
+constexpr int64_t kNormBytes = 3 * 8; // and how many ranks lack a gradient, or have lowered the loss scale
+constexpr int64_t kStageSums = 5 * 8; // loss, norm, whether to stop, the largest loss scale, whether it was one
 constexpr int64_t kStepTimes = 8 * 6 * 8; // of as many steps, six numbers each
 
 // Sent by one of `ranks` when each of the others gets, or passes on, one slice of the whole.
@@ -55,7 +55,7 @@ void add_data(const Run& run, const bucket::FlatLayout& layout, std::vector<Item
     items.push_back({"norms of parameters", "2 x 16 (N - 1) / N for each parameter", concat("2 x ", bytes, " x ", n - 1, " / ", n), 2 * share(bytes, n)});
   }
   if (!run.steps_in_backward) {
-    items.push_back({"gradient norm", "2 x 16 (N - 1) / N", concat("2 x 16 x ", n - 1, " / ", n), 2 * share(kNormBytes, n)});
+    items.push_back({"gradient norm", "2 x 24 (N - 1) / N", concat("2 x 24 x ", n - 1, " / ", n), 2 * share(kNormBytes, n)});
   }
 }
 
@@ -81,7 +81,7 @@ void add_pipeline(const Run& run, int64_t stage, std::vector<Item>& items) {
   if (backwards > 0) {
     items.push_back({"gradients of activations, send", formula, concat(run.accumulation, " x ", backwards / run.accumulation), backwards});
   }
-  items.push_back({"loss and norm of all stages", "2 x 32 (S - 1) / S", concat("2 x 32 x ", run.stages - 1, " / ", run.stages),
+  items.push_back({"loss and norm of all stages", "2 x 40 (S - 1) / S", concat("2 x 40 x ", run.stages - 1, " / ", run.stages),
                    2 * share(kStageSums, run.stages)});
 }
 

@@ -23,7 +23,7 @@ comm::Work scatter_gradients(const comm::Group& group, bucket::FlatParameters& b
       at::Tensor(target).copy_(source);
     });
   }
-  if (bucket != 0) {
+  if (bucket != 0 || !buffer.riders().defined()) {
     return scattered;
   }
   return comm::then(std::move(scattered), [riders = group.all_reduce(buffer.riders(), comm::ReduceOp::sum, "loss")]() mutable { riders.wait(); });

@@ -146,7 +146,16 @@ void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters) {
   }
 }
 
+void ParameterCoordinator::forget_buffers() {
+  buffers_.clear();
+  pins_.clear();
+  live_.clear();
+}
+
 void ParameterCoordinator::unpin(const std::vector<at::Tensor>& parameters, std::optional<int> modifier) {
+  if (buffers_.empty()) {
+    return;
+  }
   const torch::NoGradGuard no_grad;
   for (const Part& part : parts_of(parameters)) {
     bucket::FlatParameters& buffer = *buffers_[part.buffer];

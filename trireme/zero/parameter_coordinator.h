@@ -29,7 +29,7 @@ namespace trireme::zero {
 class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordinator> {
  public:
   /// `ahead`: elements that may be gathered ahead; absent: the next unit, whatever its size; 0: nothing.
-  /// The buffers must outlive it.
+  /// The buffers must outlive it, or forget_buffers() comes before their end: what is pinned then needs not be given back.
   ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, comm::Group group, std::optional<int64_t> ahead)
       : buffers_(std::move(buffers)), group_(std::move(group)), ahead_(ahead) {}
 
@@ -54,6 +54,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   void on_modified(std::function<void()> callback) {
     on_modified_ = std::move(callback);
   }
+  void forget_buffers();
   /// Whether anything that is sharded is held by pin().
   bool has_pins() const {
     return !pins_.empty();

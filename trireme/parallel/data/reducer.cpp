@@ -324,7 +324,7 @@ void Reducer::Impl::start_next() {
   if (const double scale = pre_scale(); scale != 1) {
     const torch::NoGradGuard no_grad;
     flat.bucket_grad(bucket).mul_(scale);
-    if (bucket == 0) {
+    if (bucket == 0 && flat.riders().defined()) {
       flat.riders().mul_(scale);
     }
   }
@@ -396,7 +396,7 @@ comm::Work Reducer::all_reduce_as(at::ScalarType travel, const comm::Group& grou
       at::Tensor(gradients).copy_(sent);
     });
   }
-  if (bucket != 0) {
+  if (bucket != 0 || !buffer.riders().defined()) {
     return reduced;
   }
   return comm::then(std::move(reduced), [riders = group.all_reduce(buffer.riders(), comm::ReduceOp::sum, "loss")]() mutable { riders.wait(); });

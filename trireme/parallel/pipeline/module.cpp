@@ -60,8 +60,8 @@ void PipelineModule::configure(const PipelineKeys& keys) {
   options_ = keys.over(options_);
 }
 
-// Measured costs differ from rank to rank, the partition must not: the first stage decides.
-void PipelineModule::choose_partition(const comm::Group& pipe, int micro_batches) {
+// Measured costs differ from rank to rank, the partition must not: the first stage of the first pipeline decides.
+void PipelineModule::choose_partition(const comm::Group& pipe, int micro_batches, const comm::Group& replicas) {
   const int parts = stages_ * options_.chunks;
   const bool measures = options_.bounds.empty() && (options_.partition == "profile" || options_.partition == "memory");
   if (!measures) {
@@ -69,12 +69,15 @@ void PipelineModule::choose_partition(const comm::Group& pipe, int micro_batches
     return;
   }
   LayerProfile measured;
-  if (pipe.rank() == 0) {
+  if (pipe.rank() == 0 && replicas.rank() == 0) {
     measured = profile_layers(layers_, sample_inputs_);
   }
   for (std::vector<double>* const cost : {&measured.seconds, &measured.parameter_bytes, &measured.activation_bytes}) {
     cost->resize(static_cast<size_t>(layers_.size()));
     at::Tensor costs = torch::tensor(*cost, torch::kFloat64);
+    if (pipe.rank() == 0) {
+      replicas.broadcast(costs, 0, "layer costs").wait();
+    }
     pipe.broadcast(costs, 0, "layer costs").wait();
     cost->assign(costs.data_ptr<double>(), costs.data_ptr<double>() + costs.numel());
   }
@@ -118,7 +121,7 @@ void PipelineModule::check_given_modules() const {
   bucket::refuse_shared_memory(all);
 }
 
-void PipelineModule::build(const comm::Group& pipe, int micro_batches) {
+void PipelineModule::build(const comm::Group& pipe, int micro_batches, const comm::Group& replicas) {
   if (stages_ != 0) {
     throw Error("pipeline", "build() was called twice on one PipelineModule", "initialize() builds the module itself.");
   }
@@ -129,7 +132,7 @@ void PipelineModule::build(const comm::Group& pipe, int micro_batches) {
     options_.schedule = ScheduleKind::one_f_one_b;
     options_.custom_schedule = nullptr;
   }
-  choose_partition(pipe, micro_batches);
+  choose_partition(pipe, micro_batches, replicas);
   check_given_modules();
   for (int chunk = 0; chunk < options_.chunks; ++chunk) {
     chunks_.emplace_back();

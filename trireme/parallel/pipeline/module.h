@@ -62,10 +62,11 @@ class PipelineModule : public torch::nn::Module {
     sample_inputs_ = std::move(inputs);
   }
   /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Once. Collective over `pipe`. Partition "memory" asks how many
-  /// `micro_batches` a step has; 0: as many as there are stages.
+  /// `micro_batches` a step has; 0: as many as there are stages. Where there are several pipelines, `replicas` are the ranks of this
+  /// stage in all of them: the first pipeline's measurement decides for all.
   /// Errors: InputError for a partition that does not work out, with the choices; for modules in the list that share trained
   /// tensors across stages, or memory without being one tensor.
-  void build(const comm::Group& pipe = {}, int micro_batches = 0);
+  void build(const comm::Group& pipe = {}, int micro_batches = 0, const comm::Group& replicas = {});
 
   /// Puts what a configuration says in the place of options(). Before build(); initialize() calls it.
   void configure(const PipelineKeys& keys);
@@ -122,7 +123,7 @@ class PipelineModule : public torch::nn::Module {
   };
 
   int stage_of(int64_t layer) const;
-  void choose_partition(const comm::Group& pipe, int micro_batches);
+  void choose_partition(const comm::Group& pipe, int micro_batches, const comm::Group& replicas);
   std::vector<std::vector<double>> memory_by_part(const LayerProfile& measured, int micro_batches) const;
   void check_given_modules() const;
   void build_layer(int64_t index, std::vector<Part>& chunk);
