@@ -9,6 +9,7 @@ namespace trireme::tools {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::HasSubstr;
 
 class BadInputTest : public RunFolder {
@@ -58,6 +59,14 @@ TEST_F(BadInputTest, ATokenAboveTheVocabulary) {
   tokens[1234] = 50;
   write_tokens("tokens.bin", tokens);
   expect_refused(train("-n 2"), "1234");
+}
+
+TEST_F(BadInputTest, ATokenAboveTheVocabularyInTheValidationCostsNoStep) {
+  write_tokens("other.bin", std::vector<uint16_t>(600, 50));
+  const Finished run = train("-n 2 --set training.steps=5 --set training.checkpoint_every=0 --set data.validation=[\\\"" + path("other.bin") + "\\\"]");
+  EXPECT_EQ(run.status, 2);
+  EXPECT_THAT(run.output, HasSubstr("the vocabulary has 50"));
+  EXPECT_TRUE(fs::exists(folder / "out/checkpoints/global_step5/manifest.json")) << run.output;
 }
 
 TEST_F(BadInputTest, WeightsThatAreTruncatedOrCorrupt) {
@@ -115,6 +124,16 @@ TEST_F(BadInputTest, OutputThatCannotBeWritten) {
     EXPECT_EQ(run.status, 1) << command;
     EXPECT_THAT(run.output, HasSubstr("the output could not be written: No space left on device")) << command;
   }
+}
+
+TEST_F(BadInputTest, AnotherLauncherThatStartsTheLauncherManyTimes) {
+  for (const char* variables : {"OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=1", "PMI_SIZE=3 PMI_RANK=0", "WORLD_SIZE=3 RANK=2"}) {
+    const Finished run = sh(concat(variables, ' ', kTrireme, " train ", path("run.json"), " --out ", path("out")));
+    EXPECT_EQ(run.status, 2) << variables;
+    EXPECT_THAT(run.output, AllOf(HasSubstr("has already started 3 of it"), HasSubstr("Start it once: trireme train run.json -n 3"))) << variables;
+    EXPECT_FALSE(fs::exists(path("out"))) << variables;
+  }
+  EXPECT_EQ(sh(concat("OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0 ", kTrireme, " train ", path("run.json"), " --set training.steps=1 --out ", path("out"))).status, 0);
 }
 
 TEST_F(BadInputTest, APortInUse) {

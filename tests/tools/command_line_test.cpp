@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <sstream>
 
 namespace trireme::tools {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
@@ -140,6 +142,35 @@ TEST_F(WholeRunTest, TrainsEvaluatesSavesReportsAndGenerates) {
   const Finished text = sh(kTrireme + " generate " + path("out") + " --prompt \"1 2 3\" --tokens 5 --temperature 0 --json");
   EXPECT_EQ(text.status, 0) << text.output;
   EXPECT_EQ(nlohmann::json::parse(text.output)["tokens"].size(), 8u);
+}
+
+TEST_F(WholeRunTest, ATraceOfAllRanksIsOneFile) {
+  const Finished run = train("-n 2 --trace 3 --set training.steps=5");
+  ASSERT_EQ(run.status, 0) << run.output;
+  EXPECT_THAT(run.output, HasSubstr("trace.json (open it in ui.perfetto.dev)"));
+  const auto trace = nlohmann::json::parse(read_file(folder / "out/trace.json"));
+  const auto& events = trace.is_array() ? trace : trace.at("traceEvents");
+  std::set<int> ranks;
+  for (const auto& event : events) {
+    ranks.insert(event.at("pid").get<int>());
+  }
+  EXPECT_EQ(ranks, (std::set<int>{0, 1}));
+  for (const auto& entry : fs::directory_iterator(folder / "out")) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with("trace.rank")) << "a rank's part is left";
+  }
+}
+
+TEST_F(WholeRunTest, InspectShowsAHangUntilTheRunHasSavedAgain) {
+  ASSERT_EQ(sh(concat(kTrireme, " train ", path("run.json"), " --set training.steps=1 --out ", path("out"))).status, 0);
+  const fs::path dump = path("out/hang-rank0.json");
+  write_file_atomically(dump, "{}");
+  const Finished hung = sh(concat(kTrireme, " inspect ", path("out")));
+  EXPECT_EQ(hung.status, 2);
+  EXPECT_THAT(hung.output, HasSubstr("hang-rank0.json"));
+  fs::last_write_time(dump, fs::last_write_time(path("out/checkpoints/latest")) - std::chrono::seconds(1));
+  const Finished saved = sh(concat(kTrireme, " inspect ", path("out")));
+  EXPECT_EQ(saved.status, 0) << saved.output;
+  EXPECT_THAT(saved.output, AllOf(HasSubstr("global_step1"), HasSubstr("This run hung before it saved this checkpoint: trireme inspect ")));
 }
 
 TEST_F(WholeRunTest, AnEarlierRunIsNeverOverwrittenUnasked) {

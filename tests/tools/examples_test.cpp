@@ -22,6 +22,14 @@ TEST(ExamplesTest, ThreeRanksAddTheirNumbersOverAnyBackend) {
   EXPECT_THAT(two.output, HasSubstr("there are 2. Type: trireme launch -n 3"));
 }
 
+TEST(ExamplesTest, ADeepSpeedFileTrainsAModelOfOnesOwn) {
+  const Finished run = sh(concat("cd " TRIREME_SOURCE_DIR " && ", kTrireme, " launch -n 2 -- \"" TRIREME_BINARY_DIR "/bin/deepspeed_json\""));
+  ASSERT_EQ(run.status, 0) << run.output;
+  const size_t last = run.output.find("step 300  loss ");
+  ASSERT_NE(last, std::string::npos) << run.output;
+  EXPECT_LT(std::stod(run.output.substr(last + 15)), 0.2) << "without learning 0.5, the variance of a sine";
+}
+
 // The README's run file for data of one's own, with a text and in the words around it.
 TEST_F(RunFolder, TheReadmesRunFileTrainsOnAText) {
   const std::string readme = read_file(TRIREME_SOURCE_DIR "/README.md");

@@ -26,6 +26,16 @@ TEST_F(FullDiskTest, ALaterSaveThatFailsLosesNothingSavedBefore) {
   EXPECT_THAT(resumed.output, HasSubstr("at step 5"));
 }
 
+TEST_F(FullDiskTest, ATraceThatCannotBeWrittenEndsNothing) {
+  fs::create_directories(folder / "out/trace.rank1.json/in the way");
+  const Finished run = train("-n 2 --trace 3 --set training.steps=5");
+  EXPECT_EQ(run.status, 0) << run.output;
+  EXPECT_THAT(run.output, HasSubstr("there is no trace: 1 rank could not write theirs"));
+  EXPECT_FALSE(fs::exists(folder / "out/trace.json"));
+  EXPECT_FALSE(fs::exists(folder / "out/trace.rank0.json"));
+  EXPECT_TRUE(fs::exists(folder / "out/checkpoints/global_step5"));
+}
+
 TEST_F(FullDiskTest, ARealFullFileSystemSaysWhatItNeeds) {
   const fs::path mount = folder / "small";
   fs::create_directories(mount);

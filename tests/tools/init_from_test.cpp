@@ -25,12 +25,16 @@ fs::path kept_run(const comm::World& world) {
   return folder() / "before";
 }
 
+json images() {
+  json run = common();
+  run["model"] = {{"type", "cnn"}, {"side", 8}, {"width", 4}};
+  run["data"] = {{"type", "images"}, {"train", images_file("images", 7)}, {"train_labels", labels_file("labels", 3)}};
+  return run;
+}
+
 // From the newest checkpoint's fp32 masters, whatever layout saved them.
 TEST_F(InitFromTest, WeightsOfACheckpointAreTheStart) {
-  json images = common();
-  images["model"] = {{"type", "cnn"}, {"side", 8}, {"width", 4}};
-  images["data"] = {{"type", "images"}, {"train", images_file("images", 7)}, {"train_labels", labels_file("labels", 3)}};
-  for (json run : {common(), images}) {
+  for (json run : {common(), images()}) {
     EXPECT_THAT(run_ranks(2,
                           [&](comm::World& world) {
                             run["engine"].update({{"bf16", {{"enabled", true}}}, {"zero_optimization", {{"stage", 1}}}});
@@ -72,6 +76,33 @@ TEST_F(InitFromTest, StagesStartFromACheckpointToo) {
               IsEmpty());
 }
 
+/// As docs/checkpoints.md says of a folder of checkpoints: the newest whole one.
+TEST_F(InitFromTest, ADamagedNewestCheckpointIsPassedOver) {
+  json run = common();
+  run["training"]["checkpoint_every"] = 1;
+  run["training"]["keep_checkpoints"] = 2;
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          run_training(world, run);
+                          const fs::path before = kept_run(world);
+                          const auto older = checkpoint::Checkpoint::open(before / "checkpoints/global_step1");
+                          if (world.rank() == 0) {
+                            fs::resize_file(before / "checkpoints/global_step2/rank00000.safetensors", 100);
+                          }
+                          world.group().barrier("damaged").wait();
+                          json next = run;
+                          next["model"]["init_from"] = before.string();
+                          next["engine"]["optimizer"]["params"]["lr"] = 0;
+                          run_training(world, next);
+                          const auto end = checkpoint::Checkpoint::open(out());
+                          for (const std::string& name : end.names("parameter")) {
+                            EXPECT_TRUE(end.read(name).equal(older.read(name))) << name;
+                          }
+                          world.group().barrier("compared").wait();
+                        }),
+              IsEmpty());
+}
+
 TEST_F(InitFromTest, WeightsOfACheckpointOfAnotherModel) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
@@ -95,6 +126,8 @@ TEST_F(InitFromTest, WeightsOfACheckpointOfAnotherModel) {
                           refused({{"layers", 1}}, before, "the model has no place for parameter \"transformer.h.1.", 2);
                           refused({{"layers", 3}}, before, "has no parameter \"transformer.h.2.");
                           refused({{"hidden", 32}}, before, "the model needs [");
+                          refused(json::object(), before / "checkpoints/global_step2/rank00000.safetensors", "is one rank's part of a checkpoint");
+                          run = images();
                           refused(json::object(), before / "checkpoints/global_step2/rank00000.safetensors", "is one rank's part of a checkpoint");
                         }),
               IsEmpty());

@@ -151,13 +151,13 @@ json training_with_weights(comm::World& world, const json& run) {
 
 // Weights that a training of the same model left.
 json cnn_with_weights(comm::World& world, const json& run) {
-  const fs::path weights = folder() / "cnn.safetensors";
+  const fs::path weights = folder() / "cnn";
   if (!fs::exists(weights)) {
     json other = run;
     other["model"].erase("init_from");
     other["training"]["seed"] = 99;
     run_training(world, other);
-    fs::copy_file(out() / "checkpoints/global_step2/rank00000.safetensors", weights);
+    fs::copy(out() / "checkpoints/global_step2", weights, fs::copy_options::recursive);
   }
   return training(world, run);
 }
@@ -180,7 +180,7 @@ std::vector<KeyObserver> model_keys() {
       {"model", "cnn", "classes", 10, 12, training, cnn},
       {"model", "cnn", "width", 4, 8, training, cnn},
       {"model", "cnn", "dropout", 0, 0.5, training, cnn},
-      {"model", "cnn", "init_from", nullptr, (folder() / "cnn.safetensors").string(), cnn_with_weights, cnn},
+      {"model", "cnn", "init_from", nullptr, (folder() / "cnn").string(), cnn_with_weights, cnn},
   };
 }
 

@@ -2,9 +2,13 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/launch/signals.h>
 #include <trireme/monitor/metrics.h>
 
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -39,18 +43,22 @@ class ScratchFolder {
   fs::path path;
 };
 
-// Exit status of `words`, whose output goes to a file.
+// Exit status of `words`, whose output goes to a file. It gets the signals that come meanwhile, and ends when this process does.
 int run_quietly(std::vector<std::string> words, const fs::path& output) {
   std::vector<char*> arguments;
   for (auto& word : words) {
     arguments.push_back(word.data());
   }
   arguments.push_back(nullptr);
+  launch::SignalWatch signals;
   const pid_t child = ::fork();
   if (child < 0) {
     throw Error("estimate", concat("cannot start the run to measure: ", std::strerror(errno)));
   }
   if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    ::sigaction(SIGPIPE, &signals.broken_pipe_before(), nullptr);
+    ::sigprocmask(SIG_SETMASK, &signals.mask_before(), nullptr);
     const int file = ::open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     if (file < 0 || ::dup2(file, STDOUT_FILENO) < 0 || ::dup2(file, STDERR_FILENO) < 0) {
       ::_exit(127);
@@ -59,7 +67,17 @@ int run_quietly(std::vector<std::string> words, const fs::path& output) {
     ::_exit(127);
   }
   int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  int told = 0;
+  while (::waitpid(child, &status, WNOHANG) == 0) {
+    pollfd signal{signals.fd(), POLLIN, 0};
+    ::poll(&signal, 1, 20);
+    while (const auto came = signals.next()) {
+      told = *came;
+      ::kill(child, told);
+    }
+  }
+  if (told != 0) {
+    throw ExitNow{128 + told};
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

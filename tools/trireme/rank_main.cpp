@@ -11,6 +11,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/describe.h>
+#include <trireme/checkpoint/folder.h>
 #include <trireme/comm/hang_report.h>
 
 #include <c10/util/Exception.h>
@@ -23,13 +24,26 @@
 namespace trireme::tools {
 namespace {
 
+namespace fs = std::filesystem;
+
+/// Whether the run went on after the hang and saved a checkpoint.
+bool saved_since(fs::file_time_type hang, const fs::path& run) {
+  std::error_code error;
+  const auto saved = fs::last_write_time(checkpoint::checkpoints_of(run) / checkpoint::kLatestName, error);
+  return !error && saved > hang;
+}
+
 int inspect(const InspectCommand& command) {
-  if (comm::holds_hang_dumps(command.path)) {
+  const auto hang = comm::hang_dumped_at(command.path);
+  if (hang && !saved_since(*hang, command.path)) {
     std::cout << (command.json ? comm::describe_hang_json(command.path).dump() + "\n" : comm::describe_hang(command.path));
   } else if (command.json) {
     std::cout << checkpoint::describe_json(command.path).dump() << '\n';
   } else {
     std::cout << checkpoint::describe(command.path);
+    if (hang) {
+      std::cout << "\nThis run hung before it saved this checkpoint: trireme inspect " << (command.path / "hang-rank0.json").string() << '\n';
+    }
   }
   return 0;
 }

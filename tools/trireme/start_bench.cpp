@@ -4,6 +4,8 @@
 #include <trireme/base/text.h>
 #include <trireme/launch/launcher.h>
 
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,6 +46,7 @@ int run_program(std::vector<std::string> words, const std::vector<std::pair<cons
     throw Error("bench comm", "cannot start another process.");
   }
   if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     for (const auto& [name, value] : variables) {
       ::setenv(name, value, 1);
     }

@@ -46,7 +46,7 @@ void load_weights(models::Cnn& cnn, const std::filesystem::path& path) {
     models::check_parameter_names(*saved, names);
     return;
   }
-  const auto weights = checkpoint::WeightFiles::open(path);
+  const auto weights = models::plain_weights(path);
   for (const auto& item : cnn->named_parameters()) {
     item.value().detach().copy_(weights.tensor(item.key()));
   }

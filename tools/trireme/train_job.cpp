@@ -5,6 +5,7 @@
 #include "run_estimate.h"
 
 #include <trireme/base/descriptor.h>
+#include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
@@ -43,6 +44,18 @@ int64_t ranks_on(const TrainCommand& command, const config::RunConfig& run, int6
                      "Add hosts or slots, or ask for fewer ranks with -n or \"parallel\".");
   }
   return ranks;
+}
+
+/// Another launcher's ranks would each start a job of their own. (Slurm's variables say the same in a batch script, which runs once.)
+void refuse_under_a_launcher() {
+  for (const auto& [launcher, size, rank] : {std::array{"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}, std::array{"mpirun", "PMI_SIZE", "PMI_RANK"},
+                                             std::array{"torchrun or another launcher", "WORLD_SIZE", "RANK"}}) {
+    const std::string ranks = env::text(size).value_or("1");
+    if (ranks != "1" && env::text(rank)) {
+      throw InputError("trireme", concat("train starts the ranks of a job itself, but ", launcher, " has already started ", ranks, " of it (", size, "=", ranks, ")"),
+                       concat("Start it once: trireme train run.json -n ", ranks, "; on several hosts with --hostfile."));
+    }
+  }
 }
 
 // What an earlier run left is never overwritten unasked.
@@ -239,6 +252,7 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
 } // namespace
 
 int train_job(TrainCommand command) {
+  refuse_under_a_launcher();
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
   launch::LaunchOptions options = launch_options(command.places);
   int64_t slots = 0;

@@ -129,8 +129,8 @@ Task TrainRun::build_task() {
     init.emplace(world_.group(), run_.engine.precision.compute);
   }
   for (fs::path* from : {&run_.model.gpt.init_from, &run_.model.cnn.init_from}) {
-    if (!from->empty()) {
-      *from = checkpoint::find_newest(*from, world_.group()).value_or(*from); // a run may be saving there: the same one for all
+    if (!from->empty() && checkpoint::find_newest(*from, world_.group())) {
+      *from = checkpoint::Checkpoint::open(*from, "", world_.group()).folder(); // a run may be saving there: the same one for all
     }
   }
   return make_task(run_, datasets_);
@@ -205,7 +205,7 @@ void TrainRun::measure_memory() {
   peak_rss_ = peak.item<int64_t>();
 }
 
-// Joins what every rank recorded; collectives come from the recorder, which always runs.
+// Joins what every rank recorded; collectives come from the recorder, which always runs. A trace that cannot be written ends nothing.
 void TrainRun::finish_trace() {
   for (const comm::Record& record : comm::Recorder::process().records()) {
     if (record.finished_us > 0) {
@@ -216,19 +216,34 @@ void TrainRun::finish_trace() {
   }
   monitor::tracer().stop();
   monitor::tracer().set_clock_offset_ns(monitor::clock_offset_ns(ask_clock_of_rank_0(world_.group())));
-  monitor::tracer().write(command_.out / monitor::trace_part_name(world_.rank()));
-  world_.group().barrier("trace").wait();
-  if (world_.rank() == 0) {
+  const fs::path own = command_.out / monitor::trace_part_name(world_.rank());
+  const auto unless_it_fails = [](const std::function<void()>& write) {
+    try {
+      write();
+      return true;
+    } catch (const Error& error) {
+      log::warning("a trace was not written: ", error.what());
+      return false;
+    }
+  };
+  at::Tensor missing = torch::tensor({unless_it_fails([&] { monitor::tracer().write(own); }) ? 0 : 1}, torch::kInt64);
+  world_.group().all_reduce(missing, comm::ReduceOp::sum, "trace").wait();
+  if (const auto ranks = missing.item<int64_t>(); ranks > 0 && world_.rank() == 0) {
+    log::warning("there is no trace: ", ranks, ranks == 1 ? " rank" : " ranks", " could not write theirs; see ", (command_.out / "logs").string());
+  }
+  const fs::path whole = command_.out / "trace.json";
+  if (world_.rank() == 0 && missing.item<int64_t>() == 0) {
     std::vector<fs::path> parts;
     for (int rank = 0; rank < world_.size(); ++rank) {
       parts.push_back(command_.out / monitor::trace_part_name(rank));
     }
-    monitor::merge_traces(parts, command_.out / "trace.json");
-    for (const fs::path& part : parts) {
-      fs::remove(part);
+    if (unless_it_fails([&] { monitor::merge_traces(parts, whole); })) {
+      log::info("trace: ", whole.string(), " (open it in ui.perfetto.dev)");
     }
-    log::info("trace: ", (command_.out / "trace.json").string(), " (open it in ui.perfetto.dev)");
   }
+  world_.group().barrier("trace").wait();
+  std::error_code error;
+  fs::remove(own, error);
 }
 
 monitor::StepMetrics TrainRun::metrics() {
@@ -306,10 +321,10 @@ std::string TrainRun::write_sample() {
 
 // The ranks were asked to stop and agree on the step. What is due at this step anyway waits for the next run, but not the checkpoint.
 int TrainRun::leave() {
+  save(); // first: there is not much time
   if (monitor::tracer().on()) {
     finish_trace();
   }
-  save();
   const int64_t step = engine_->global_steps();
   if (log_) {
     log_->interrupted(concat("preempted at step ", step));
@@ -340,7 +355,11 @@ int TrainRun::train() {
       }
       return leave();
     }
-    if (due(step, run_.training.eval_every) || step == steps) {
+    const bool evaluates = due(step, run_.training.eval_every) || step == steps;
+    if (evaluates) {
+      if (due(step, run_.training.checkpoint_every) || step == steps) {
+        save(); // first: an evaluation that fails, or that a signal ends, costs no step
+      }
       evaluate(m);
       measure_memory();
       m.peak_rss_bytes = peak_rss_;
@@ -348,14 +367,14 @@ int TrainRun::train() {
     if (log_) {
       log_->step(m);
     }
-    if (due(step, run_.training.checkpoint_every)) {
+    if (!evaluates && due(step, run_.training.checkpoint_every)) {
       save();
     }
     if (command_.trace_steps > 0 && (step == first + command_.trace_steps || (step == steps && monitor::tracer().on()))) {
       finish_trace();
     }
   }
-  save();
+  save(); // again where the save before the last evaluation failed
   if (log_) {
     log_->finish(write_sample());
   }

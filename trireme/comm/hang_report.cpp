@@ -200,8 +200,14 @@ void remove_hang_dumps(const fs::path& folder) {
   }
 }
 
-bool holds_hang_dumps(const fs::path& path) {
-  return !dumps_in(path).empty();
+std::optional<fs::file_time_type> hang_dumped_at(const fs::path& path) {
+  std::optional<fs::file_time_type> newest;
+  for (const fs::path& file : dumps_in(path)) {
+    std::error_code error;
+    const auto written = fs::last_write_time(file, error);
+    newest = error ? newest : std::max(newest, std::optional(written));
+  }
+  return newest;
 }
 
 nlohmann::json describe_hang_json(const fs::path& path) {

@@ -14,6 +14,16 @@ std::optional<checkpoint::Checkpoint> checkpoint_in(const std::filesystem::path&
   return checkpoint::find_newest(path) ? std::optional(checkpoint::Checkpoint::open(path)) : std::nullopt;
 }
 
+checkpoint::WeightFiles plain_weights(const std::filesystem::path& path) {
+  auto weights = checkpoint::WeightFiles::open(path);
+  for (const checkpoint::Safetensors& file : weights.files()) {
+    if (file.metadata().count(checkpoint::kSaveIdKey) != 0) {
+      throw InputError("init_from", concat(file.path().string(), " is one rank's part of a checkpoint"), "Name the checkpoint's folder.");
+    }
+  }
+  return weights;
+}
+
 void load_parameter(const checkpoint::Checkpoint& saved, const std::string& name, const at::Tensor& parameter) {
   if (!saved.has(name)) {
     throw InputError("init_from", concat(saved.folder().string(), " has no parameter \"", name, '"'), kSameModel);

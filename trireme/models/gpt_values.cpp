@@ -36,12 +36,7 @@ GptValues::GptValues(const GptOptions& options) : options_(options) {
     checkpoint_ = std::make_shared<checkpoint::Checkpoint>(std::move(*saved));
     return;
   }
-  files_ = std::make_shared<checkpoint::WeightFiles>(checkpoint::WeightFiles::open(options_.init_from));
-  for (const checkpoint::Safetensors& file : files_->files()) {
-    if (file.metadata().count(checkpoint::kSaveIdKey) != 0) { // its layouts are not those of Hugging Face
-      throw InputError("init_from", concat(file.path().string(), " is one rank's part of a checkpoint"), "Name the checkpoint's folder.");
-    }
-  }
+  files_ = std::make_shared<checkpoint::WeightFiles>(plain_weights(options_.init_from));
   check_gpt2_names(gpt_parameter_names(options_), *files_, options_.init_from);
 }
 
