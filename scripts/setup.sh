@@ -2,7 +2,8 @@
 # TRIREME_PIP_ARGS     more arguments for pip, such as another index; torch is then looked for nowhere else
 # TRIREME_TORCH_INDEX  where torch for the CPU is looked for if pip's own index has none (default: PyTorch's; empty: nowhere)
 # TRIREME_PRESET       CMake preset to build (default release)
-# CMAKE_PREFIX_PATH    your own libtorch; then no torch is installed
+# CMAKE_PREFIX_PATH    your own libtorch; then no torch is installed (but ./test compares with Python's)
+# TRIREME_PACKAGES=no  the packages of the system are there in some other way; CMake says what it does not find
 
 preset=${TRIREME_PRESET:-release}
 torch_version=2.13.0
@@ -10,7 +11,7 @@ torch_index=${TRIREME_TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev
                  libgtest-dev libgmock-dev python3 python3-venv)
 # What only tests use: several hosts on one machine, and an MPI (its tests are skipped, visibly, without one).
-test_packages=(iproute2 openmpi-bin libopenmpi-dev)
+test_packages=(iproute2 procps openmpi-bin libopenmpi-dev)
 
 [ -e /proc/self/fd/0 ] || exec </dev/null # closed: the first file that a program opens would be its input
 
@@ -32,11 +33,13 @@ finish_step() {
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo "$@"; else
-    stop "some packages are missing, and installing them takes root or sudo." "Type as root: apt-get update && apt-get install ${missing[*]}"
+    stop "some packages are missing, and installing them takes root or sudo." "Type as root: apt-get update && apt-get install ${missing[*]}" \
+      "Where they are there in some other way: TRIREME_PACKAGES=no $0"
   fi
 }
 
 install_system_packages() {
+  [ "${TRIREME_PACKAGES:-}" != no ] || return 0
   missing=()
   local package log
   for package in "$@"; do
@@ -49,7 +52,8 @@ install_system_packages() {
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
   done
   [ ${#missing[@]} = 0 ] && return
-  command -v apt-get >/dev/null || stop "this is not Debian or Ubuntu." "Install these (or what they are called here): ${missing[*]}"
+  command -v apt-get >/dev/null || stop "this is not Debian or Ubuntu." "Install these (or what they are called here): ${missing[*]}" \
+    "Then type: TRIREME_PACKAGES=no $0"
   step "installing packages" "1 to 3 minutes: ${missing[*]}"
   as_root apt-get update -qq || say "apt-get update failed, trying with the lists at hand"
   log=$(mktemp)

@@ -69,5 +69,11 @@ chmod +x programs/id
 status=0
 said=$(PATH=$PWD/programs bash -c "set -euo pipefail; source '$setup'; install_system_packages no-such-package-of-trireme" 2>&1 <&-) || status=$?
 check "without root" 1 "$status"
-check "says what to type" "trireme: Type as root: apt-get update && apt-get install no-such-package-of-trireme" "$(tail -n 1 <<<"$said")"
+check "says what to type" "trireme: Type as root: apt-get update && apt-get install no-such-package-of-trireme" "$(grep as\ root: <<<"$said")"
+
+# Without apt-get it names what it would have installed, and how to go on where that is there.
+rm programs/apt-get
+install() { (export "$@" PATH=$PWD/programs; bash -c "set -euo pipefail; source '$setup'; install_system_packages no-such-package-of-trireme" 2>&1); }
+check "another distribution" "  Then type: TRIREME_PACKAGES=no bash" "$(install TRIREME_PACKAGES= | tail -n 1 | sed 's/^trireme: /  /' || true)"
+check "packages that are there in another way" "" "$(install TRIREME_PACKAGES=no)"
 exit $((failures > 0))

@@ -156,11 +156,13 @@ TEST_F(ClientTest, ALastWillIsDoneHoweverTheConnectionEnds) {
     connect()->last_will("gone/3", "");
     const auto waiting = connect();
     waiting->last_will("gone/4", "");
+    waiting->set("willed", "");
     waiting->wait({"never"}, seconds(60));
     _exit(0);
   }
   EXPECT_TRUE(client->wait({"gone/3"}, seconds(20)));
-  EXPECT_TRUE(eventually([&] { return server_->connections() == 2; }));
+  EXPECT_TRUE(client->wait({"willed"}, seconds(20)));
+  std::this_thread::sleep_for(milliseconds(20)); // until it waits; before that its will is done all the same
   kill(child, SIGKILL);
   EXPECT_TRUE(client->wait({"gone/4"}, seconds(20))) << "also in the middle of a wait";
   waitpid(child, nullptr, 0);
