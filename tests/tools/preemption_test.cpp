@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
@@ -18,7 +19,7 @@ using testing::Not;
 class PreemptionCommandTest : public RunFolder {
  protected:
   // Long enough to be met in the middle; no checkpoint but the last and those of a preemption.
-  static constexpr const char* kLong = " --set training.steps=400 --set training.checkpoint_every=100000";
+  static constexpr const char* kLong = " --set training.steps=1000 --set training.checkpoint_every=100000";
 
   std::string command(const std::string& out) const {
     return concat(kTrireme, " train ", path("run.json"), " -n 2 --out ", path(out), kLong);
@@ -34,7 +35,7 @@ class PreemptionCommandTest : public RunFolder {
   std::string final_state(const std::string& out) const {
     std::string bytes;
     for (int rank = 0; rank < 2; ++rank) {
-      const std::string file = read_file(folder / out / "checkpoints/global_step400" / concat("rank0000", rank, ".safetensors"));
+      const std::string file = read_file(folder / out / "checkpoints/global_step1000" / concat("rank0000", rank, ".safetensors"));
       uint64_t header = 0;
       std::memcpy(&header, file.data(), sizeof header);
       bytes += file.substr(8 + header);
@@ -57,14 +58,15 @@ TEST_F(PreemptionCommandTest, StopsSavesAndContinuesBitForBit) {
     EXPECT_THAT(stopped.output, AllOf(HasSubstr(concat("stopped by SIG", signal, " at step ")), HasSubstr("; continue with --resume")));
     EXPECT_EQ(report(out)["status"], "preempted");
     EXPECT_THAT(read_file(folder / out / "report.html"), HasSubstr("preempted at step "));
-    EXPECT_FALSE(fs::exists(folder / out / "checkpoints/global_step400"));
-    const Finished again = told(command(out) + " --resume", out, first + 100, signal);
+    EXPECT_FALSE(fs::exists(folder / out / "checkpoints/global_step1000"));
+    const std::string so_far = read_file(folder / out / "metrics.jsonl");
+    const Finished again = told(command(out) + " --resume", out, static_cast<int>(std::count(so_far.begin(), so_far.end(), '\n')) + 100, signal);
     EXPECT_EQ(again.status, 0) << again.output;
     const Finished rest = sh(command(out) + " --resume");
     EXPECT_EQ(rest.status, 0) << rest.output;
     EXPECT_TRUE(final_state(out) == final_state("clean"));
     const std::string metrics = read_file(folder / out / "metrics.jsonl");
-    EXPECT_EQ(std::count(metrics.begin(), metrics.end(), '\n'), 400);
+    EXPECT_EQ(std::count(metrics.begin(), metrics.end(), '\n'), 1000);
   }
 }
 

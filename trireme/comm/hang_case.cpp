@@ -45,11 +45,13 @@ void HangCase::attend(Store& store, const View& view) {
   }
   if (store.wait({kReport}, kFirstReport)) {
     const auto told = nlohmann::json::parse(store.find(kReport).value_or("{}"));
+    busy_ = true; // nothing below throws but for a damaged report
     const std::string folder = told.at("folder");
     dump(folder, told.at("from"), told.at("text"), view);
     if (told.at("printer") == rank_) {
       print(told.at("text"), folder);
     }
+    busy_ = false;
   }
   attended_ = true;
 }

@@ -34,6 +34,10 @@ class HangCase {
   bool attended() const {
     return attended_;
   }
+  /// attend() is at work: stacks take their time.
+  bool busy() const {
+    return busy_;
+  }
 
  private:
   void dump(const std::string& folder, int from, const std::string& report, const View& view) const;
@@ -41,6 +45,7 @@ class HangCase {
   const int rank_;
   const int size_;
   std::atomic<bool> attended_{false};
+  std::atomic<bool> busy_{false};
 };
 
 } // namespace trireme::comm

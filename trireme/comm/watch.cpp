@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <set>
@@ -80,7 +81,10 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     if (!ended_ && !store_lost_) {
       questions_.push_back(question);
       wake_.notify_all();
-      changed_.wait_until(lock, question->deadline + milliseconds(300), [&] { return question->answered || ended_; });
+      const auto waited = [&] { return changed_.wait_until(lock, question->deadline + milliseconds(300), [&] { return question->answered || ended_; }); };
+      while (!waited() && (hang_case_.busy() || Clock::now() < question->deadline)) {
+        changed_.wait_for(lock, milliseconds(20));
+      }
     }
     if (!question->answered) {
       question->given_up = true;
@@ -133,10 +137,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
 
   void leave(const std::string& error, milliseconds patience) {
     if (!error.empty()) { // a good end is no failure to tell: hearing of one interrupts the others' groups
-      {
-        const std::lock_guard lock(mutex_);
-        ends_by_error_ = error_.empty();
-      }
+      ends_by_error_ = true;
       report(error, {}, std::nullopt);
     }
     std::unique_lock lock(mutex_);
@@ -282,8 +283,12 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   }
 
   void attend_hang() {
+    const auto begin = Clock::now(); // a dump takes its time, and this rank's own questions then have as long as before
     hang_case_.attend(store_, [this] { return view(); });
     const std::lock_guard lock(mutex_);
+    for (const auto& question : questions_) {
+      question->deadline += Clock::now() - begin;
+    }
     changed_.notify_all();
   }
 
@@ -449,7 +454,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   std::string host_place_;
   bool failure_heard_ = false;
   bool leaving_ = false;
-  bool ends_by_error_ = false; // the error that leave() brings is this rank's first
+  std::atomic<bool> ends_by_error_{false};
   bool wait_for_others_ = true;
   bool others_left_ = false;
   Clock::time_point leave_deadline_;
