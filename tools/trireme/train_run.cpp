@@ -355,11 +355,7 @@ int TrainRun::train() {
       }
       return leave();
     }
-    const bool evaluates = due(step, run_.training.eval_every) || step == steps;
-    if (evaluates) {
-      if (due(step, run_.training.checkpoint_every) || step == steps) {
-        save(); // first: an evaluation that fails, or that a signal ends, costs no step
-      }
+    if (due(step, run_.training.eval_every) || step == steps) {
       evaluate(m);
       measure_memory();
       m.peak_rss_bytes = peak_rss_;
@@ -367,14 +363,14 @@ int TrainRun::train() {
     if (log_) {
       log_->step(m);
     }
-    if (!evaluates && due(step, run_.training.checkpoint_every)) {
+    if (due(step, run_.training.checkpoint_every)) {
       save();
     }
     if (command_.trace_steps > 0 && (step == first + command_.trace_steps || (step == steps && monitor::tracer().on()))) {
       finish_trace();
     }
   }
-  save(); // again where the save before the last evaluation failed
+  save();
   if (log_) {
     log_->finish(write_sample());
   }

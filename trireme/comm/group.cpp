@@ -6,6 +6,7 @@
 #include <trireme/comm/null/null_backend.h>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <limits>
 

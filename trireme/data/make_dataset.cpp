@@ -36,7 +36,9 @@ Datasets open_tokens(const DataOptions& options) {
   }
   result.train = std::make_shared<TokensDataset>(options.train, options.sequence_length, vocab_size);
   if (!options.validation.empty()) {
-    result.validation = std::make_shared<TokensDataset>(options.validation, options.sequence_length, vocab_size);
+    const auto validation = std::make_shared<TokensDataset>(options.validation, options.sequence_length, vocab_size);
+    validation->check(); // now, not after the last step
+    result.validation = validation;
   }
   return result;
 }

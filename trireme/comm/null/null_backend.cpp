@@ -3,6 +3,7 @@
 #include <trireme/comm/host_memory.h>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace trireme::comm {
 namespace {
