@@ -1,5 +1,6 @@
 #include <trireme/optim/rmsprop.h>
 
+#include <trireme/base/error.h>
 #include <trireme/kernels/kernels.h>
 #include <trireme/optim/parallel_blocks.h>
 #include <trireme/optim/shard_check.h>
