@@ -114,7 +114,17 @@ find_torch() {
 
 install_torch() {
   local pip_log
-  [ -z "${CMAKE_PREFIX_PATH:-}" ] || return 0
+  if [ -n "${CMAKE_PREFIX_PATH:-}" ]; then
+    local prefixes prefix library
+    IFS=':;' read -ra prefixes <<<"$CMAKE_PREFIX_PATH"
+    for prefix in "${prefixes[@]}"; do # a folder, or Python's torch.utils.cmake_prefix_path in it
+      for library in "$prefix"/lib*/libtorch_cpu.so "$prefix"/lib/*/libtorch_cpu.so "$prefix"/../../lib/libtorch_cpu.so; do
+        [ ! -e "$library" ] || return 0
+      done
+    done
+    say "there is no libtorch in CMAKE_PREFIX_PATH=$CMAKE_PREFIX_PATH: CMake takes another where there is one"
+    return 0
+  fi
   make_environment
   if ! .venv/bin/python -c "import torch; assert torch.__version__.split('+')[0] == '$torch_version'" >/dev/null 2>&1; then
     pip_log=$(mktemp)

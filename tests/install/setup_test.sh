@@ -45,6 +45,13 @@ ask false 'torch==2.13.0$' TRIREME_TORCH_INDEX=
 check "no other index is wanted" "0 $cpu;torch==2.13.0;" "$status $asked"
 ask false 'torch' CMAKE_PREFIX_PATH=/my/libtorch
 check "a libtorch of one's own" "0 " "$status $asked"
+check "that is not there" "== there is no libtorch in CMAKE_PREFIX_PATH=/my/libtorch: CMake takes another where there is one" "$said"
+mkdir -p "my libtorch/lib" "my libtorch/share/cmake"
+touch "my libtorch/lib/libtorch_cpu.so"
+for place in "my libtorch" "/none;my libtorch/share/cmake"; do
+  ask false 'torch' CMAKE_PREFIX_PATH="$place"
+  check "a libtorch of one's own in $place" "0  " "$status $asked $said"
+done
 ask false 'nothing'
 check "there is none" "1 $cpu;$cpu $own;torch==2.13.0;" "$status $asked"
 check "then pip's words are shown" "ERROR: No matching distribution found" "$(grep ERROR <<<"$said")"

@@ -70,8 +70,8 @@ void Engine::Impl::check_whole(const char* wanted) const {
 
 void Engine::Impl::check_released() const {
   if (coordinator->has_pins()) {
-    throw InputError("engine", concat("step ", global_steps + 1, " would leave the gathered parameters as they were before it"),
-                     "Let go of what gather_parameters() returned before the step.");
+    throw InputError("engine", concat("after step ", global_steps, ": a step or a load would leave the gathered parameters as they were before it"),
+                     "Let go of what gather_parameters() returned, then step or load.");
   }
 }
 
