@@ -65,13 +65,18 @@ TEST_F(MakeDatasetTest, TokensCarryTheVocabularyCheckToBothSplits) {
   DataOptions options{.kind = DataOptions::Kind::tokens, .train = {write_tokens("t.bin", {1, 2, 3, 4, 5, 6, 7})}};
   options.validation = {write_tokens("v.bin", {1, 2, 90})};
   options.sequence_length = 2;
-  options.vocab_size = 50;
+  options.vocab_size = 91;
   const Datasets datasets = make_datasets(options);
   EXPECT_EQ(datasets.train->size(), 3);
+  EXPECT_EQ(datasets.validation->size(), 1);
   EXPECT_FALSE(datasets.bytes_per_token.has_value());
   EXPECT_EQ(datasets.tokenizer, nullptr);
-  auto loader = make_loader(datasets.validation, options, Split::validation, 1);
-  EXPECT_THAT(input_error([&] { loader.next(); }), AllOf(HasSubstr("v.bin: token 2 is 90"), HasSubstr("50")));
+  options.vocab_size = 90;
+  EXPECT_THAT(refused(options), AllOf(HasSubstr("v.bin: token 2 is 90"), HasSubstr("0 to 89"))) << "of the validation at once";
+  options.vocab_size = 7;
+  options.validation.clear();
+  auto loader = make_loader(make_datasets(options).train, options, Split::validation, 3);
+  EXPECT_THAT(input_error([&] { loader.next(); }), AllOf(HasSubstr("t.bin: token 6 is 7"), HasSubstr("0 to 6"))) << "of the training when it is read";
 }
 
 TEST_F(MakeDatasetTest, TokensHaveTheTokenizerThatIsNamed) {
