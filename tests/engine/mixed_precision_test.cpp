@@ -175,8 +175,7 @@ class OneBatch : public Counting {
   }
 };
 
-/// A loss in fp16 cannot carry a scale of 2^16. A fixed one is lowered to what fits, a dynamic one comes down by its rule, on all
-/// ranks; the gradients of the steps that are made are right.
+/// A step whose gradients are scaled by different factors is skipped; from the next on there is one scale.
 TEST(MixedPrecisionTest, AnFp16LossOfOneRankLowersTheScaleOfAll) {
   for (const int64_t accumulation : {1, 2}) {
     EXPECT_THAT(run_ranks(2,
@@ -211,6 +210,8 @@ TEST(MixedPrecisionTest, AnFp16LossOfOneRankLowersTheScaleOfAll) {
   }
 }
 
+/// A loss in fp16 cannot carry a scale of 2^16. A fixed one is lowered to what fits, a dynamic one comes down by its rule, on all
+/// ranks; the gradients of the steps that are made are right.
 TEST(MixedPrecisionTest, AnFp16LossIsScaledByWhatFits) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {

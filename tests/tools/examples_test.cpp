@@ -23,7 +23,7 @@ TEST(ExamplesTest, ThreeRanksAddTheirNumbersOverAnyBackend) {
 }
 
 TEST(ExamplesTest, ADeepSpeedFileTrainsAModelOfOnesOwn) {
-  const Finished run = sh(concat("cd " TRIREME_SOURCE_DIR " && ", kTrireme, " launch -n 2 -- \"" TRIREME_BINARY_DIR "/bin/deepspeed_json\""));
+  const Finished run = sh(concat("cd \"" TRIREME_SOURCE_DIR "\" && ", kTrireme, " launch -n 2 -- \"" TRIREME_BINARY_DIR "/bin/deepspeed_json\""));
   ASSERT_EQ(run.status, 0) << run.output;
   const size_t last = run.output.find("step 300  loss ");
   ASSERT_NE(last, std::string::npos) << run.output;

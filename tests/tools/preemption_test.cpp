@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstring>
 #include <random>
 
 namespace trireme::tools {
@@ -33,14 +32,7 @@ class PreemptionCommandTest : public RunFolder {
     return nlohmann::json::parse(read_file(folder / out / "launch.json"));
   }
   std::string final_state(const std::string& out) const {
-    std::string bytes;
-    for (int rank = 0; rank < 2; ++rank) {
-      const std::string file = read_file(folder / out / "checkpoints/global_step1000" / concat("rank0000", rank, ".safetensors"));
-      uint64_t header = 0;
-      std::memcpy(&header, file.data(), sizeof header);
-      bytes += file.substr(8 + header);
-    }
-    return bytes;
+    return tensor_bytes(folder / out / "checkpoints/global_step1000");
   }
 };
 

@@ -45,13 +45,11 @@ void HangCase::attend(Store& store, const View& view) {
   }
   if (store.wait({kReport}, kFirstReport)) {
     const auto told = nlohmann::json::parse(store.find(kReport).value_or("{}"));
-    busy_ = true; // nothing below throws but for a damaged report
     const std::string folder = told.at("folder");
     dump(folder, told.at("from"), told.at("text"), view);
     if (told.at("printer") == rank_) {
       print(told.at("text"), folder);
     }
-    busy_ = false;
   }
   attended_ = true;
 }
@@ -65,15 +63,17 @@ void HangCase::attend_alone(const Hang& hang, const View& view) {
   print(hang.text, folder);
 }
 
-void HangCase::dump(const std::string& folder, int from, const std::string& report, const View& view) const {
+void HangCase::dump(const std::string& folder, int from, const std::string& report, const View& view) {
   if (folder.empty()) {
     return;
   }
+  busy_ = true;
   try {
     write_hang_dump(folder, rank_, size_, from, report, view());
   } catch (const std::exception& error) {
     log::warning("no hang dump of this rank: ", error.what());
   }
+  busy_ = false;
 }
 
 } // namespace trireme::comm

@@ -34,13 +34,13 @@ class HangCase {
   bool attended() const {
     return attended_;
   }
-  /// attend() is at work: stacks take their time.
+  /// A dump is being written: stacks take their time.
   bool busy() const {
     return busy_;
   }
 
  private:
-  void dump(const std::string& folder, int from, const std::string& report, const View& view) const;
+  void dump(const std::string& folder, int from, const std::string& report, const View& view);
 
   const int rank_;
   const int size_;

@@ -118,6 +118,9 @@ void TokensDataset::read(int64_t start, std::span<int64_t> out) const {
 }
 
 void TokensDataset::check() const {
+  if (vocab_size_ == 0) {
+    return;
+  }
   std::vector<int64_t> part(1 << 16);
   for (int64_t start = 0; start < num_tokens_; start += std::ssize(part)) {
     read(start, std::span(part).first(static_cast<size_t>(std::min<int64_t>(std::ssize(part), num_tokens_ - start))));

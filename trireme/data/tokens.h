@@ -31,7 +31,7 @@ class TokensDataset : public Dataset {
   int64_t num_tokens() const {
     return num_tokens_;
   }
-  /// Reads everything once. Errors: InputError naming the first token that is not in the vocabulary.
+  /// Reads everything once, if there is a vocabulary. Errors: InputError naming the first token that is not in the vocabulary.
   void check() const;
 
  private:
