@@ -10,8 +10,9 @@ set_target_properties(trireme-rank PROPERTIES INSTALL_RPATH "${TRIREME_LIBTORCH}
 install(TARGETS trireme trireme-rank RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY trireme/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme FILES_MATCHING PATTERN "*.h" PATTERN "declarations" EXCLUDE)
 install(EXPORT TriremeTargets NAMESPACE trireme:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
-configure_package_config_file(cmake/TriremeConfig.cmake.in "${PROJECT_BINARY_DIR}/TriremeConfig.cmake"
+# Not at the top of the build: with its bin/ on the PATH, find_package() would look there.
+configure_package_config_file(cmake/TriremeConfig.cmake.in "${PROJECT_BINARY_DIR}/package/TriremeConfig.cmake"
                               INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
-write_basic_package_version_file("${PROJECT_BINARY_DIR}/TriremeConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
-install(FILES "${PROJECT_BINARY_DIR}/TriremeConfig.cmake" "${PROJECT_BINARY_DIR}/TriremeConfigVersion.cmake" cmake/TriremeTorch.cmake
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/package/TriremeConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/package/TriremeConfig.cmake" "${PROJECT_BINARY_DIR}/package/TriremeConfigVersion.cmake" cmake/TriremeTorch.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)

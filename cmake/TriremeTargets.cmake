@@ -28,7 +28,9 @@ target_link_libraries(trireme_torch INTERFACE ${TORCH_LIBRARIES} OpenMP::OpenMP_
 
 # The precompiled headers of targets that use libtorch: TORCH for tensors alone, TORCH_NN for modules and autograd. Neither has
 # <torch/torch.h>: what it adds (data, optim, jit) doubles the price of an object, and few sources need it.
-file(WRITE "${CMAKE_BINARY_DIR}/pch.cpp" "")
+if(NOT EXISTS "${CMAKE_BINARY_DIR}/pch.cpp") # a new one would be compiled again
+  file(WRITE "${CMAKE_BINARY_DIR}/pch.cpp" "")
+endif()
 function(trireme_precompiled name)
   add_library(${name} OBJECT EXCLUDE_FROM_ALL "${CMAKE_BINARY_DIR}/pch.cpp")
   target_link_libraries(${name} PRIVATE trireme_flags trireme_torch)

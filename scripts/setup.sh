@@ -103,10 +103,10 @@ find_torch() {
     step "installing torch $torch_version for the CPU" "200 MB to download, 1 GB on disk, 1 to 3 minutes"
     pip_install "torch==$torch_version+cpu" && return
     if [ -n "$torch_index" ] && [ -z "${TRIREME_PIP_ARGS:-}" ]; then
-      say "pip's index has no torch for the CPU, looking in PyTorch's own"
+      say "no torch for the CPU from pip's index, looking in PyTorch's own"
       pip_install "torch==$torch_version+cpu" --extra-index-url "$torch_index" --retries 1 && return
     fi
-    say "there is no torch for the CPU to be had"
+    say "no torch for the CPU could be installed"
   fi
   step "installing torch $torch_version as it is in pip's index" "with CUDA 2.6 GB to download, 5 GB on disk, 3 to 15 minutes"
   pip_install "torch==$torch_version" || pip_failed "torch $torch_version"

@@ -77,7 +77,7 @@ int run(int argc, char** argv) {
     const double start = trireme::monitor::monotonic_seconds();
     losses.push_back(engine->train_batch().item<double>());
     step_ms.push_back(1e3 * (trireme::monitor::monotonic_seconds() - start));
-    if (talks && (step % 50 == 0 || step == 1)) {
+    if (talks && (step % 50 == 0 || step == 1 || step == options.steps)) {
       std::printf("step %d  loss %.4f  %.0f ms\n", step, losses.back(), step_ms.back());
       std::fflush(stdout);
     }

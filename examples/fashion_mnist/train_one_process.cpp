@@ -30,7 +30,7 @@ double accuracy(Net& model, Loader& loader) {
   return static_cast<double>(right) / static_cast<double>(seen);
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   using namespace torch::data;
   const std::string folder = argc > 1 ? argv[1] : "data/fashion-mnist";
   const int epochs = argc > 2 ? std::atoi(argv[2]) : 3;
@@ -52,4 +52,7 @@ int main(int argc, char** argv) {
     std::printf("epoch %d: test accuracy %.2f %%\n", epoch, 100 * accuracy(model, *test_loader));
     std::fflush(stdout);
   }
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

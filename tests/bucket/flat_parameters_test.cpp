@@ -112,5 +112,28 @@ TEST_F(FlatParametersTest, RefusesMixedTypes) {
   EXPECT_THROW(FlatParameters({}, options_, allocate), Error);
 }
 
+// A tied weight is one bucket: kept as a spare one, its whole gradient would stay where only a shard should.
+TEST(FlattenTest, TheWholeGradientOfAParameterAloneDoesNotStay) {
+  int64_t held = 0; // elements
+  const Allocate counted = [&held](int64_t numel, at::ScalarType type) {
+    held += numel;
+    const auto memory = std::make_shared<at::Tensor>(torch::empty({numel}, type));
+    return torch::from_blob(memory->data_ptr(), {numel}, [&held, memory, numel](void*) { held -= numel; }, torch::dtype(type));
+  };
+  const at::Tensor tied = torch::zeros({1000}).requires_grad_();
+  FlatOptions sharded;
+  sharded.size = 2;
+  sharded.shard_gradients = true;
+  sharded.alone = [&](const at::Tensor& parameter) { return parameter.is_same(tied); };
+  LayoutOptions layout;
+  layout.shards = 2;
+  const FlatBuffers buffers = flatten({{"tied", tied}}, layout, counted, sharded);
+  const int64_t before = held;
+  buffers.front()->bucket_grad(0);
+  EXPECT_GE(held - before, 1000);
+  buffers.front()->settle(0);
+  EXPECT_LT(held - before, 600) << "the shard";
+}
+
 } // namespace
 } // namespace trireme::bucket

@@ -189,5 +189,14 @@ TEST(HostListTest, RefusesMoreHostsThanThereAre) {
   }
 }
 
+TEST(HostListTest, RefusesNamesLongerThanANameMayBe) {
+  std::string list = "a[0-9]";
+  for (int i = 0; i < 260; ++i) {
+    list += "[0]";
+  }
+  EXPECT_EQ(expand_host_list(list.substr(0, 6 + 3 * 240)).size(), 10u);
+  EXPECT_THROW(expand_host_list(list), InputError);
+}
+
 } // namespace
 } // namespace trireme::comm

@@ -180,7 +180,7 @@ TEST_P(HangTest, TheStoppedHostOfTheMeetingPointIsToldToo) {
     kill(*stopped, SIGKILL);
   });
   EXPECT_THAT(lines, ElementsAre("rank 0: ended by signal 9 (Killed)"));
-  EXPECT_TRUE(hang_dumped_at(folder_)) << printed();
+  EXPECT_TRUE(newest_hang_dump(folder_)) << printed();
 }
 
 TEST_P(HangTest, ASkippedCollectiveIsNamed) {
@@ -301,11 +301,11 @@ INSTANTIATE_TEST_SUITE_P(Backends, HangTest, testing::Values("gloo", "shm"), [](
 TEST(HangDumpTest, DamagedDumpsAreRefused) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_hang_damaged_", getpid());
   fs::create_directories(folder);
-  EXPECT_FALSE(hang_dumped_at(folder));
+  EXPECT_FALSE(newest_hang_dump(folder));
   EXPECT_THROW(describe_hang(folder), InputError);
   for (const char* content : {"", "{}", "[1]", R"({"format": "trireme hang dump"})", R"({"format": "trireme hang dump", "rank": "x"})"}) {
     write_file_atomically(folder / "hang-rank0.json", content);
-    EXPECT_TRUE(hang_dumped_at(folder));
+    EXPECT_TRUE(newest_hang_dump(folder));
     EXPECT_THROW(describe_hang(folder), InputError) << content;
   }
   fs::remove_all(folder);

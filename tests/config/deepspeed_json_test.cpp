@@ -187,6 +187,8 @@ TEST(DeepSpeedJsonTest, ValuesOfTheWrongKindOrRangeAreRefused) {
       {R"({"zero_optimization": {"stage": 4}})", "1:33: zero_optimization.stage:", "must be a whole number from 0 to 3, found 4", ""},
       {R"({"fp16": {"enabled": true, "loss_scale_window": 0}})", "1:49: fp16.loss_scale_window:", "must be a whole number >= 1", ""},
       {R"({"fp16": {"enabled": "yes"}})", "1:22: fp16.enabled:", "must be true or false", ""},
+      {R"({"pipeline": {"partition": "nonsense"}})", "1:28: pipeline.partition:", "there is no partition \"nonsense\"", "type:REGEX"},
+      {R"({"pipeline": {"partition": "type:("}})", "1:28: pipeline.partition:", "the regular expression is wrong", ""},
       {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": [0, 0]}}})", "1:64: scheduler.params.warmup_min_lr:", "must be a number, found an array", ""},
   });
 }

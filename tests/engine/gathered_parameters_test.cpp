@@ -137,7 +137,11 @@ TEST(GatheredParametersTest, MayOutliveTheirEngine) {
                             std::unique_ptr<zero::GatheredParameters> whole;
                             SmallRun run(world, zero_config(stage));
                             whole = run.engine().gather_parameters(run.model->parameters(), /*modifier_rank=*/0);
+                            const data::Batch batch = run.made.loader->next();
+                            const torch::NoGradGuard no_grad;
+                            const double before = run.model->loss(batch.input(), batch.target()).item<double>();
                             run.made = {};
+                            EXPECT_EQ(run.model->loss(batch.input(), batch.target()).item<double>(), before);
                             whole.reset();
                           }),
                 IsEmpty());

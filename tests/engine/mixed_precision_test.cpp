@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -208,6 +209,82 @@ TEST(MixedPrecisionTest, AnFp16LossOfOneRankLowersTheScaleOfAll) {
                           }),
                 IsEmpty());
   }
+}
+
+/// Rank 1's loss is in fp16, so the fixed scale goes down to 2^15.
+struct HalfLossRun {
+  models::Gpt model{small_gpt()};
+  Initialized made;
+
+  explicit HalfLossRun(comm::World& world) {
+    InitializeOptions options;
+    options.model = model.ptr();
+    options.loss = [model = model, rank = world.rank()](const data::Batch& batch) mutable {
+      const at::Tensor logits = model->forward(batch.input()).to(torch::kFloat);
+      const at::Tensor loss = at::cross_entropy_loss(logits.view({-1, logits.size(-1)}), batch.target().reshape({-1}));
+      return rank == 1 ? loss.to(torch::kHalf) : loss;
+    };
+    options.config = low_config(Type::fp16, 1, 1, 0);
+    options.config.precision.loss_scale.loss_scale = 0x1p16;
+    options.training_data = std::make_shared<Counting>();
+    options.shuffle = false;
+    made = initialize(world, options);
+  }
+  Engine& engine() const {
+    return *made.engine;
+  }
+};
+
+TEST(MixedPrecisionTest, ALoadInTheMiddleOfAStepLeavesOneScale) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_one_scale_", ::getpid());
+  for (const bool refused : {false, true}) {
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            const HalfLossRun run(world);
+                            run.engine().save_checkpoint(folder);
+                            run.engine().backward(run.engine().forward(run.made.loader->next())); // rank 1 has another scale now
+                            if (refused) {
+                              EXPECT_THROW(run.engine().load_checkpoint(folder, "absent"), InputError);
+                            } else {
+                              EXPECT_TRUE(run.engine().load_checkpoint(folder));
+                            }
+                            for (int step = 0; step < 3; ++step) {
+                              if (refused && step == 0) {
+                                run.engine().step();
+                              } else {
+                                run.engine().train_batch();
+                              }
+                              const at::Tensor mine = run.model->transformer->embedding->wte->weight.detach().to(torch::kFloat).contiguous();
+                              at::Tensor all = torch::empty({2, mine.size(0), mine.size(1)});
+                              world.group().all_gather(all, mine).wait();
+                              EXPECT_TRUE(all[0].equal(all[1])) << "step " << step;
+                            }
+                            EXPECT_EQ(*run.engine().loss_scale(), 0x1p15);
+                            EXPECT_EQ(run.engine().skipped_steps(), 1);
+                          }),
+                IsEmpty());
+    fs::remove_all(folder);
+  }
+}
+
+TEST(MixedPrecisionTest, ALoweredScaleIsResumed) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_lowered_scale_", ::getpid());
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          const HalfLossRun run(world);
+                          for (int step = 0; step < 3; ++step) {
+                            run.engine().train_batch();
+                          }
+                          run.engine().save_checkpoint(folder);
+                          const HalfLossRun resumed(world);
+                          EXPECT_TRUE(resumed.engine().load_checkpoint(folder));
+                          for (int step = 0; step < 2; ++step) {
+                            EXPECT_EQ(resumed.engine().train_batch().item<double>(), run.engine().train_batch().item<double>());
+                            EXPECT_EQ(resumed.engine().skipped_steps(), 1);
+                          }
+                        }),
+              IsEmpty());
+  fs::remove_all(folder);
 }
 
 /// A loss in fp16 cannot carry a scale of 2^16. A fixed one is lowered to what fits, a dynamic one comes down by its rule, on all

@@ -10,11 +10,14 @@
 #include <gmock/gmock.h>
 
 #include <chrono>
+#include <filesystem>
 #include <thread>
+#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
 
+namespace fs = std::filesystem;
 namespace nn = torch::nn;
 using pipeline::Layer;
 using pipeline::LayerList;
@@ -406,6 +409,34 @@ TEST(PipelineBehaviourTest, AnFp16LossIsScaledByWhatFits) {
                           }
                         }),
               IsEmpty());
+}
+
+// Two stages save it under a name each, one stage knows the first only.
+TEST(PipelineBehaviourTest, AFrozenModuleGivenTwiceFitsAnyNumberOfStages) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_frozen_twice_", ::getpid());
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          const auto layers = [] {
+                            nn::Linear frozen(4, 4);
+                            for (at::Tensor& parameter : frozen->parameters()) {
+                              parameter.requires_grad_(false);
+                            }
+                            return LayerList{frozen, LayerSpec<nn::Linear>(4, 4), frozen, LayerSpec<nn::Linear>(4, 1)};
+                          };
+                          PipelineOptions two;
+                          two.bounds = {0, 2, 4};
+                          torch::manual_seed(5);
+                          FreeRun saved(world, layers(), 2, 2, two);
+                          saved.engine->save_checkpoint(folder);
+                          torch::manual_seed(6);
+                          FreeRun loaded(world, layers(), 1, 2);
+                          EXPECT_TRUE(loaded.engine->load_checkpoint(folder));
+                          if (world.rank() == 0) {
+                            EXPECT_TRUE(loaded.model->parameters().front().equal(saved.model->parameters().front()));
+                          }
+                        }),
+              IsEmpty());
+  fs::remove_all(folder);
 }
 
 } // namespace

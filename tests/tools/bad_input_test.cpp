@@ -91,6 +91,11 @@ TEST_F(BadInputTest, WeightsThatAreTruncatedOrCorrupt) {
   EXPECT_THAT(resumed.output, HasSubstr("rank00000.safetensors"));
 }
 
+TEST_F(BadInputTest, ACheckpointThatIsNotThere) {
+  expect_refused(sh(concat(kTrireme, " train ", path("run.json"), " --resume ", path("absent"), " --out ", path("new"))), "absent: there is no such file or folder");
+  EXPECT_FALSE(fs::exists(path("new"))) << "nothing is left behind";
+}
+
 TEST_F(BadInputTest, AnotherModelAtResume) {
   ASSERT_EQ(train("-n 2 --set training.steps=5").status, 0);
   expect_refused(train("-n 2 --resume --set model.layers=1"), "is of another model: this one has no \"transformer.h.1.");

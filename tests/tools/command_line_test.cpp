@@ -28,6 +28,9 @@ TEST(CommandLineTest, SlipsAreAnsweredWithWhatWasMeant) {
   const Finished slip = sh(kTrireme + " trian run.json");
   EXPECT_EQ(slip.status, 2);
   EXPECT_THAT(slip.output, HasSubstr("Did you mean \"train\"?"));
+  for (const char* words : {"trian", "trian --help"}) {
+    EXPECT_THAT(sh(concat(kTrireme, ' ', words)).output, HasSubstr("there is no command \"trian\"")) << words;
+  }
   EXPECT_EQ(sh(kTrireme).status, 2);
   EXPECT_EQ(sh(kTrireme + " train").status, 2);
   EXPECT_EQ(sh(kTrireme + " train x.json -n 0").status, 2);
@@ -160,17 +163,23 @@ TEST_F(WholeRunTest, ATraceOfAllRanksIsOneFile) {
   }
 }
 
+TEST_F(WholeRunTest, TheReportOfARunThatWasKilledSaysHowFarItCame) {
+  const Finished run = sh(concat("TRIREME_FAULT=rank=0,step=12,phase=step,kind=kill ", kTrireme, " train --set training.checkpoint_every=5 ", path("run.json"), " --out ", path("out")));
+  EXPECT_EQ(run.status, 137) << run.output;
+  EXPECT_THAT(read_file(path("out/report.html")), HasSubstr("running, step 10"));
+}
+
 TEST_F(WholeRunTest, InspectShowsAHangUntilTheRunHasSavedAgain) {
   ASSERT_EQ(sh(concat(kTrireme, " train ", path("run.json"), " --set training.steps=1 --out ", path("out"))).status, 0);
-  const fs::path dump = path("out/hang-rank0.json");
+  const fs::path dump = path("out/hang-rank1.json");
   write_file_atomically(dump, "{}");
   const Finished hung = sh(concat(kTrireme, " inspect ", path("out")));
   EXPECT_EQ(hung.status, 2);
-  EXPECT_THAT(hung.output, HasSubstr("hang-rank0.json"));
+  EXPECT_THAT(hung.output, HasSubstr("hang-rank1.json"));
   fs::last_write_time(dump, fs::last_write_time(path("out/checkpoints/latest")) - std::chrono::seconds(1));
   const Finished saved = sh(concat(kTrireme, " inspect ", path("out")));
   EXPECT_EQ(saved.status, 0) << saved.output;
-  EXPECT_THAT(saved.output, AllOf(HasSubstr("global_step1"), HasSubstr("This run hung before it saved this checkpoint: trireme inspect ")));
+  EXPECT_THAT(saved.output, AllOf(HasSubstr("global_step1"), HasSubstr("This run hung before it saved this checkpoint: trireme inspect " + dump.string())));
 }
 
 TEST_F(WholeRunTest, AnEarlierRunIsNeverOverwrittenUnasked) {

@@ -36,6 +36,15 @@ TEST_F(FullDiskTest, ATraceThatCannotBeWrittenEndsNothing) {
   EXPECT_TRUE(fs::exists(folder / "out/checkpoints/global_step5"));
 }
 
+TEST_F(FullDiskTest, ATraceThatCannotBeMergedLeavesThoseOfTheRanks) {
+  fs::create_directories(folder / "out/trace.json/in the way");
+  const Finished run = train("-n 2 --trace 3 --set training.steps=5");
+  EXPECT_EQ(run.status, 0) << run.output;
+  EXPECT_THAT(run.output, HasSubstr("the traces of the ranks stay in "));
+  EXPECT_TRUE(fs::exists(folder / "out/trace.rank0.json"));
+  EXPECT_TRUE(fs::exists(folder / "out/trace.rank1.json"));
+}
+
 TEST_F(FullDiskTest, ARealFullFileSystemSaysWhatItNeeds) {
   const fs::path mount = folder / "small";
   fs::create_directories(mount);

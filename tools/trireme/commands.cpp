@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -76,7 +77,7 @@ struct Parser {
     c->add_option("--min-nodes", places.min_nodes, "Go on with so few hosts when others are lost (default: --max-nodes)")->check(count_from(1));
     c->add_option("--max-nodes", places.max_nodes, "Use so many hosts, the others of the file are spares (default: all)")->check(count_from(1));
     c->add_option("--heartbeat-timeout", places.heartbeat_timeout, "Seconds after which a silent host is lost")->check(CLI::Range(1.0, 1e6))->capture_default_str();
-    c->add_option("-x,--env", places.environment, "Set a variable for the ranks on all hosts, as often as needed; other users see it in ps and /proc")->type_name("NAME=VALUE")->expected(1)->take_all();
+    c->add_option("-x,--env", places.environment, "Set a variable for the ranks on all hosts, as often as needed; other users see it in ps and /proc")->type_name("NAME=VALUE")->take_all()->allow_extra_args(false);
     c->add_option("--max-restarts", places.max_restarts, restarts)->check(count_from(0));
     c->add_option("--grace", places.grace, "Seconds from asking ranks to end until they are killed")->check(CLI::Range(0.0, 1e6))->capture_default_str();
   }
@@ -85,7 +86,7 @@ struct Parser {
     CLI::App* c = add(app, result, train, "train", "Train the model that a run file describes", "trireme train examples/austen/run.json -n 2 --set training.steps=100");
     c->add_option("run_file", train.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
     c->add_option("-n,--ranks", train.ranks, "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")->check(count_from(1))->take_last();
-    c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed; other users see it in ps and /proc")->type_name("PATH=VALUE")->expected(1)->take_all();
+    c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed; other users see it in ps and /proc")->type_name("PATH=VALUE")->take_all()->allow_extra_args(false);
     c->add_option("--resume", train.resume_from, "Continue from the newest checkpoint of the run folder (auto), from a checkpoint or from another run folder")
         ->type_name("[auto|PATH]")
         ->expected(0, 1);
@@ -110,7 +111,7 @@ struct Parser {
                       "trireme estimate examples/austen/run.json -n 2 --measure 10");
     c->add_option("run_file", estimate.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
     c->add_option("-n,--ranks", estimate.ranks, "Ranks (default: what \"parallel\" asks for)")->check(count_from(1));
-    c->add_option("--set", estimate.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->expected(1)->take_all();
+    c->add_option("--set", estimate.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->take_all()->allow_extra_args(false);
     c->add_option("--measure", estimate.measured_steps, "Also run so many steps (at least 2) in a scratch folder, and print what they needed")
         ->type_name("STEPS")
         ->check(CLI::Range(int64_t{2}, int64_t{1'000'000}));
@@ -201,7 +202,7 @@ struct Parser {
         ->capture_default_str();
     c->add_option("--ranks", bench_comm.ranks, "Numbers of ranks")->delimiter(',')->check(CLI::Range(2, 64));
     c->add_option("--bytes", bench_comm.bytes, "Sizes of the whole tensor")->delimiter(',')->check(at_least(1));
-    c->add_option("--backends", bench_comm.backends, "Backends to compare: shm, gloo, mpi (under mpirun)")->delimiter(',');
+    c->add_option("--backends", bench_comm.backends, "Backends to compare: shm, gloo, mpi (started with mpirun)")->delimiter(',');
     c->add_option("--algorithm", bench_comm.algorithms,
                   "All-reduce over messages, for study: ring, tree, halving-doubling, naive; backend is the backend's own (default)")
         ->delimiter(',')
@@ -210,19 +211,25 @@ struct Parser {
     c->add_flag("--json", bench_comm.json, "One JSON object a line instead of a table");
   }
 
+  std::vector<std::string> command_names() const {
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+      names.push_back(command->get_name());
+    }
+    return names;
+  }
+
+  bool has_command(const std::string& name) const {
+    const std::vector<std::string> names = command_names();
+    return std::ranges::find(names, name) != names.end();
+  }
+
   // CLI11 says "The following argument was not expected: trian"; people want to know what was meant.
   std::string hint(const std::vector<std::string>& words) const {
     if (words.empty()) {
       return "Try: trireme --help";
     }
-    std::vector<std::string> names;
-    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-      names.push_back(command->get_name());
-      if (command->get_name() == words.front()) {
-        return concat("Try: trireme ", words.front(), " --help");
-      }
-    }
-    return did_you_mean(words.front(), names);
+    return has_command(words.front()) ? concat("Try: trireme ", words.front(), " --help") : did_you_mean(words.front(), command_names());
   }
 };
 
@@ -275,7 +282,10 @@ int report_failure(const std::exception& error) {
 
 Command parse(int argc, char** argv) {
   Parser parser;
-  std::vector<std::string> words(argv + 1, argv + argc);
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && !words.front().starts_with("-") && !parser.has_command(words.front())) {
+    throw InputError("command line", concat("there is no command \"", words.front(), "\""), parser.hint(words));
+  }
   try {
     parser.app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -21,11 +21,17 @@
 namespace trireme::tools {
 namespace {
 
+enum class Mark { ok, absent, bad };
+
 struct Line {
   std::string what;
   std::string found;
-  bool good = true;
+  Mark mark = Mark::ok;
 };
+
+const char* text(Mark mark) {
+  return mark == Mark::ok ? "  ok  " : mark == Mark::absent ? "  --  " : " BAD  ";
+}
 
 std::string cpu_model() {
   std::ifstream in("/proc/cpuinfo");
@@ -61,19 +67,22 @@ std::string bf16_speed() {
 std::vector<Line> examine() {
   std::vector<Line> lines;
   lines.push_back({"trireme", TRIREME_VERSION});
-  lines.push_back({"libtorch", TORCH_VERSION, libtorch_works()});
+  lines.push_back({"libtorch", TORCH_VERSION, libtorch_works() ? Mark::ok : Mark::bad});
   lines.push_back({"cpu", cpu_model()});
   lines.push_back({"cores", std::to_string(usable_cores())});
   lines.push_back({"memory", format_bytes(static_cast<double>(total_memory()))});
   lines.push_back({"kernels", kernels::name(kernels::active_simd())});
   lines.push_back({"bf16", bf16_speed()});
-  lines.push_back({"cuda", torch::cuda::is_available() ? concat(torch::cuda::device_count(), " devices") : "none"});
+  const bool cuda = torch::cuda::is_available();
+  lines.push_back({"cuda", cuda ? concat(torch::cuda::device_count(), " devices") : "none", cuda ? Mark::ok : Mark::absent});
   for (const comm::BackendEntry& backend : comm::backends()) {
-    lines.push_back({concat("backend ", backend.name), backend.available() ? backend.description : concat("not available here. ", backend.needs)});
+    const bool there = backend.available();
+    lines.push_back({concat("backend ", backend.name), there ? backend.description : concat("not available here. ", backend.needs), there ? Mark::ok : Mark::absent});
   }
   std::error_code error;
   const auto space = std::filesystem::space(".", error);
-  lines.push_back({"free disk here", error ? "unknown" : format_bytes(static_cast<double>(space.available)), !error && space.available > 1'000'000'000});
+  const bool room = !error && space.available > 1'000'000'000;
+  lines.push_back({"free disk here", error ? "unknown" : format_bytes(static_cast<double>(space.available)), room ? Mark::ok : Mark::bad});
   return lines;
 }
 
@@ -84,10 +93,10 @@ int doctor(const DoctorCommand& command) {
   bool good = true;
   nlohmann::ordered_json json;
   for (const Line& line : lines) {
-    good = good && line.good;
+    good = good && line.mark != Mark::bad;
     json[line.what] = line.found;
     if (!command.json) {
-      std::cout << (line.good ? "  ok  " : " BAD  ") << line.what << std::string(line.what.size() < 18 ? 18 - line.what.size() : 1, ' ') << line.found << '\n';
+      std::cout << text(line.mark) << line.what << std::string(line.what.size() < 18 ? 18 - line.what.size() : 1, ' ') << line.found << '\n';
     }
   }
   if (command.json) {

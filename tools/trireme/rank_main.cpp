@@ -27,14 +27,14 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Whether the run went on after the hang and saved a checkpoint.
-bool saved_since(fs::file_time_type hang, const fs::path& run) {
+bool saved_since(const fs::path& hang_dump, const fs::path& run) {
   std::error_code error;
   const auto saved = fs::last_write_time(checkpoint::checkpoints_of(run) / checkpoint::kLatestName, error);
-  return !error && saved > hang;
+  return !error && saved > fs::last_write_time(hang_dump, error);
 }
 
 int inspect(const InspectCommand& command) {
-  const auto hang = comm::hang_dumped_at(command.path);
+  const auto hang = comm::newest_hang_dump(command.path);
   if (hang && !saved_since(*hang, command.path)) {
     std::cout << (command.json ? comm::describe_hang_json(command.path).dump() + "\n" : comm::describe_hang(command.path));
   } else if (command.json) {
@@ -42,7 +42,7 @@ int inspect(const InspectCommand& command) {
   } else {
     std::cout << checkpoint::describe(command.path);
     if (hang) {
-      std::cout << "\nThis run hung before it saved this checkpoint: trireme inspect " << (command.path / "hang-rank0.json").string() << '\n';
+      std::cout << "\nThis run hung before it saved this checkpoint: trireme inspect " << hang->string() << '\n';
     }
   }
   return 0;

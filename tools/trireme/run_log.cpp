@@ -60,7 +60,8 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
     log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ", run.parallel.schedule);
   }
   log::info(describe_model(run), ", ", format_count(static_cast<double>(parameters_)), " parameters; ", datasets.train->describe());
-  log::info(group.size(), group.size() == 1 ? " rank" : " data-parallel ranks over ", group.size() == 1 ? "" : group.backend(), ", ",
+  const int ranks = group.size() * engine.pipe_group().size();
+  log::info(ranks, ranks == 1 ? " rank" : " ranks", group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()), ", ",
             at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each", "; batch ", engine.train_batch_size(), " = ",
             engine.train_micro_batch_size_per_gpu(), " x ", engine.gradient_accumulation_steps(), " accumulated x ", group.size(), " ranks");
   tensorboard_.text("config", "```json\n" + run.resolved.dump(2) + "\n```", resumed_step.value_or(0));
@@ -68,6 +69,7 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
   options.total_steps = run.training.steps;
   options.first_step = resumed_step.value_or(0);
   progress_.emplace(options);
+  running(resumed_step.value_or(0));
 }
 
 void RunLog::write(const std::function<void()>& action) {
@@ -131,6 +133,10 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
     summary.samples.push_back({prompt, sample.substr(shared)});
   }
   monitor::write_report(folder_ / "report.html", summary, steps);
+}
+
+void RunLog::running(int64_t step) {
+  write([&] { write_report(concat("running, step ", step), ""); });
 }
 
 void RunLog::interrupted(const std::string& status) {

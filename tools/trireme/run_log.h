@@ -17,7 +17,7 @@
 namespace trireme::tools {
 
 /// What rank 0 shows and writes while training: the progress line, metrics.jsonl,
-/// TensorBoard events, run.json and, at the end, report.html. A file that cannot be
+/// TensorBoard events, run.json and report.html. A file that cannot be
 /// written (a full disk) is complained about once and does not end the training.
 class RunLog {
  public:
@@ -28,6 +28,8 @@ class RunLog {
   void status(const char* text);
   /// Ends the progress line, writes the report and prints the result with `sample`.
   void finish(const std::string& sample);
+  /// Writes the report of a run that goes on: what stays of it if nothing else comes.
+  void running(int64_t step);
   /// Ends the progress line and writes the report of a run that goes on another time.
   void interrupted(const std::string& status);
 

@@ -264,6 +264,9 @@ int train_job(TrainCommand command) {
   if (command.memory_check && slots == 0) { // of other hosts only their agents know
     check_memory(run, command.run_file, command.overrides, ranks, estimate::memory_at_hand());
   }
+  if (command.resume && command.resume_from != "auto" && slots == 0 && !fs::exists(command.resume_from)) {
+    throw InputError("trireme", concat("--resume ", command.resume_from, ": there is no such file or folder"), "Name a checkpoint, or the folder that holds them.");
+  }
   if (command.out.empty()) {
     command.out = default_out(command);
   }

@@ -28,6 +28,7 @@
 
 #include <malloc.h>
 
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -188,12 +189,16 @@ void TrainRun::save() {
     engine_->save_checkpoint(command_.out / "checkpoints", "", {{kJob, job_}}, run_.training.keep_checkpoints);
     last_saved_ = engine_->global_steps();
     failed_save_.reset();
+    if (log_) {
+      log_->running(last_saved_);
+    }
   } catch (const PeerError&) {
     throw;
   } catch (const Error& error) {
     failed_save_ = error.what();
     if (world_.rank() == 0) {
-      log::error("checkpoint at step ", engine_->global_steps(), " failed, training goes on: ", error.what());
+      const bool goes_on = engine_->global_steps() < run_.training.steps && !engine_->stop_agreed();
+      log::error("checkpoint at step ", engine_->global_steps(), " failed", goes_on ? ", training goes on: " : ": ", error.what());
     }
   }
   set_status("");
@@ -231,6 +236,7 @@ void TrainRun::finish_trace() {
   if (const auto ranks = missing.item<int64_t>(); ranks > 0 && world_.rank() == 0) {
     log::warning("there is no trace: ", ranks, ranks == 1 ? " rank" : " ranks", " could not write theirs; see ", (command_.out / "logs").string());
   }
+  at::Tensor unmerged = torch::zeros({1}, torch::kInt64);
   const fs::path whole = command_.out / "trace.json";
   if (world_.rank() == 0 && missing.item<int64_t>() == 0) {
     std::vector<fs::path> parts;
@@ -239,11 +245,16 @@ void TrainRun::finish_trace() {
     }
     if (unless_it_fails([&] { monitor::merge_traces(parts, whole); })) {
       log::info("trace: ", whole.string(), " (open it in ui.perfetto.dev)");
+    } else {
+      unmerged.fill_(1);
+      log::warning("the traces of the ranks stay in ", command_.out.string());
     }
   }
-  world_.group().barrier("trace").wait();
-  std::error_code error;
-  fs::remove(own, error);
+  world_.group().all_reduce(unmerged, comm::ReduceOp::sum, "trace").wait();
+  if (unmerged.item<int64_t>() == 0) {
+    std::error_code error;
+    fs::remove(own, error);
+  }
 }
 
 monitor::StepMetrics TrainRun::metrics() {
@@ -275,6 +286,9 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
   }
   set_status("evaluating");
   metrics.val_loss = engine_->evaluate(*validation_, run_.training.eval_batches) / task_.loss_divisor;
+  if (world_.rank() == 0 && !std::isfinite(*metrics.val_loss)) {
+    log::warning("the validation loss at step ", engine_->global_steps(), " is not finite: lower the learning rate, or go back to an earlier checkpoint");
+  }
   if (task_.count_right) {
     at::Tensor right = torch::zeros({2}, torch::kInt64);
     validation_->start_epoch(0);
@@ -363,7 +377,7 @@ int TrainRun::train() {
     if (log_) {
       log_->step(m);
     }
-    if (due(step, run_.training.checkpoint_every)) {
+    if (due(step, run_.training.checkpoint_every) && step < steps) { // the last one comes below
       save();
     }
     if (command_.trace_steps > 0 && (step == first + command_.trace_steps || (step == steps && monitor::tracer().on()))) {

@@ -78,7 +78,9 @@ Fault read(const std::string& text, int size) {
     const size_t equals = part.find('=');
     const std::string key = part.substr(0, equals);
     const std::string value = equals == std::string::npos ? "" : part.substr(equals + 1);
-    word(text, key, key, kKeys);
+    if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
+      refuse(text, concat("there is no key \"", key, "\"."), did_you_mean(key, kKeys));
+    }
     if (value.empty() || std::find(seen.begin(), seen.end(), key) != seen.end()) {
       refuse(text, concat('"', key, value.empty() ? "\" has no value." : "\" comes twice."));
     }

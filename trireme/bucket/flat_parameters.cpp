@@ -50,10 +50,11 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   LayoutOptions typed = options;
   typed.element_bytes = static_cast<int64_t>(first.element_size());
   layout_ = reverse_layout(parameters, typed, options_);
+  const bool alone = options_.alone && options_.alone(first); // one bucket as large as the tensor: not to be kept as a spare one
   options_.unit_of = nullptr; // what they refer to need not live on
   options_.alone = nullptr;
   options_.places.clear();
-  pool_ = std::make_shared<MemoryPool>(allocate_, spare_bytes(layout_));
+  pool_ = std::make_shared<MemoryPool>(allocate_, alone ? 0 : spare_bytes(layout_));
   const torch::NoGradGuard no_grad;
   const ShardPlan plan(layout_, options_.rank, options_.size, options_.size > 1);
   allocate_gradients(plan);

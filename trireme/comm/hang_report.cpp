@@ -200,14 +200,14 @@ void remove_hang_dumps(const fs::path& folder) {
   }
 }
 
-std::optional<fs::file_time_type> hang_dumped_at(const fs::path& path) {
-  std::optional<fs::file_time_type> newest;
-  for (const fs::path& file : dumps_in(path)) {
-    std::error_code error;
-    const auto written = fs::last_write_time(file, error);
-    newest = error ? newest : std::max(newest, std::optional(written));
-  }
-  return newest;
+std::optional<fs::path> newest_hang_dump(const fs::path& path) {
+  const std::vector<fs::path> files = dumps_in(path);
+  const auto written = [](const fs::path& file) {
+    std::error_code gone;
+    return fs::last_write_time(file, gone); // then the earliest time there is
+  };
+  const auto newest = std::ranges::max_element(files, {}, written);
+  return newest == files.end() ? std::nullopt : std::optional(*newest);
 }
 
 nlohmann::json describe_hang_json(const fs::path& path) {

@@ -27,8 +27,8 @@ void write_hang_dump(const std::filesystem::path& folder, int rank, int size, in
 /// Removes the dumps of an earlier hang from `folder`.
 void remove_hang_dumps(const std::filesystem::path& folder);
 
-/// When the newest of the dumps was written where `path` is such a dump or a folder with some; nullopt where it is neither.
-std::optional<std::filesystem::file_time_type> hang_dumped_at(const std::filesystem::path& path);
+/// The newest dump where `path` is one or a folder with some; nullopt where it is neither.
+std::optional<std::filesystem::path> newest_hang_dump(const std::filesystem::path& path);
 
 /// Merges the dumps in a folder (or one dump): hang_text() of all ranks, or where some left none the report as it was printed, and
 /// what each rank did.

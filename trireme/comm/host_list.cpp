@@ -9,6 +9,8 @@ namespace trireme::comm {
 namespace {
 
 constexpr size_t kMostHosts = 100'000;
+/// Of a host name, as DNS has it.
+constexpr size_t kMostLetters = 253;
 /// Of a number in brackets, zeros in front included.
 constexpr size_t kMostDigits = 18;
 
@@ -83,6 +85,9 @@ std::vector<std::string> expand_host_list(const std::string& list) {
       const std::string plain = part.substr(at, open - at);
       for (auto& name : names) {
         name += plain;
+      }
+      if (names.front().size() > kMostLetters) {
+        broken(list);
       }
       if (open == std::string::npos) {
         break;

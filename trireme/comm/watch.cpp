@@ -31,7 +31,7 @@ constexpr milliseconds kReadMyError{1000};
 /// A store call that hangs (its host is stopped) holds up nobody longer than this.
 constexpr milliseconds kStuckStore{1500};
 /// For the dump of this rank, with the stacks of threads that may not run.
-constexpr milliseconds kDump{5000};
+constexpr milliseconds kDump{5000}, kLongestDump{60'000};
 constexpr milliseconds kNews{300};
 
 std::string progress_key(int rank) {
@@ -82,7 +82,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       questions_.push_back(question);
       wake_.notify_all();
       const auto waited = [&] { return changed_.wait_until(lock, question->deadline + milliseconds(300), [&] { return question->answered || ended_; }); };
-      while (!waited() && (hang_case_.busy() || Clock::now() < question->deadline)) {
+      while (!waited() && Clock::now() < question->deadline + (hang_case_.busy() ? kLongestDump : milliseconds(0))) {
         changed_.wait_for(lock, milliseconds(20));
       }
     }

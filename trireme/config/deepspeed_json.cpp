@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <regex>
 
 namespace trireme::config {
 namespace {
@@ -94,6 +95,19 @@ checkpoint::TagValidation read_tag_validation(const Values& values) {
   return word == "ignore" ? TagValidation::ignore : word == "fail" ? TagValidation::fail : TagValidation::warn;
 }
 
+void check_partition(const JsonNode& node, const std::string& partition) {
+  constexpr std::string_view kType = "type:";
+  if (partition.starts_with(kType)) {
+    try {
+      std::regex(partition.substr(kType.size()), std::regex::ECMAScript | std::regex::icase);
+    } catch (const std::regex_error& error) {
+      node.fail(concat("the regular expression is wrong: ", error.what()));
+    }
+  } else if (const std::vector<std::string> methods = {"parameters", "uniform", "profile", "memory"}; std::ranges::find(methods, partition) == methods.end()) {
+    node.fail(concat("there is no partition \"", partition, '"'), "It is one of parameters, uniform, profile, memory, best, or type:REGEX.");
+  }
+}
+
 // "auto" and "best" leave it to the program.
 pipeline::PipelineKeys read_pipeline(const Values& values) {
   pipeline::PipelineKeys out;
@@ -104,6 +118,8 @@ pipeline::PipelineKeys read_pipeline(const Values& values) {
   out.partition = values.maybe<std::string>("partition");
   if (out.partition == "best") {
     out.partition.reset();
+  } else if (out.partition) {
+    check_partition(*values.find("partition"), *out.partition);
   }
   out.seed_layers = values.maybe<bool>("seed_layers");
   out.activation_checkpoint_interval = values.maybe<int64_t>("activation_checkpoint_interval");

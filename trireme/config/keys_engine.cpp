@@ -52,7 +52,7 @@ Section top_level() {
     {"step_in_backward", H, "bool", "false", "Step each bucket as soon as its gradients are final, during backward. Ours; for runs without clipping, loss scale and NaN check."},
     {"zero_allow_untested_optimizer", N, "bool", "false", "every optimizer here may be used with every ZeRO stage."},
     {"zero_force_ds_cpu_optimizer", N, "bool", "true", "there is one optimizer of each kind, and it runs wherever its state is."},
-    {"use_node_local_storage", R, "bool", "false", "it belongs into \"checkpoint\"."},
+    {"use_node_local_storage", R, "bool", "false", "it belongs in \"checkpoint\", and is not there yet either."},
     {"max_grad_norm", R, "real", "null", "write \"gradient_clipping\" instead."},
     {"fp32_allreduce", R, "bool", "false", "write \"communication_data_type\": \"fp32\" instead."},
     {"allgather_size", R, "int", "500000000", "write \"allgather_bucket_size\" in \"zero_optimization\" instead."},

@@ -29,7 +29,7 @@ std::vector<Section> optimizer_sections() {
     {"engine.optimizer", "", "The optimizer.", false, {
       {"type", H, "choice", "required", "Its name, in any case."},
       {"params", H, "object", "null", "Its settings."},
-      {"adam_w_mode", N, "bool", "null", "DeepSpeed does not read it here; it belongs into \"params\"."},
+      {"adam_w_mode", N, "bool", "null", "DeepSpeed does not read it here; it belongs in \"params\"."},
       {"legacy_fusion", R, "bool", "false", "parameters always lie in flat buffers. Leave it out."},
     }},
     choices("engine.optimizer.type", "Optimizers.", {

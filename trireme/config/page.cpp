@@ -30,13 +30,15 @@ oneself; `//` and `/* */` comments are allowed.
 - **`"auto"`**, as configurations for Hugging Face's Trainer have it, is replaced where it is listed below by what the run or the program
   knows (`config::AutoValues`, the second argument of `read_config()`), else by the Trainer's default: 8 samples a micro-batch, accumulation 1,
   lr 5e-5, no warm-up, clipping at 1. A line in the log says what each became. Keys without effect may be "auto"; for all others it is an error.
-  fp16: no; bf16: settled by a measurement at the start.
+  `"auto"` for `fp16.enabled` means false; for `bf16.enabled` a measurement at the start decides.
 - **No `optimizer`**: AdamW with its defaults, which a line in the log says.
 
 - **Batch sizes**: train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data ranks.
   Any two determine the third. If only one of train and micro is given, accumulation is 1.
 - **Weight decay** acts on every parameter, biases and norms too, as in PyTorch and DeepSpeed. `weight_decay_rule: "matrices"` spares
   those of one dimension, as GPTs are usually trained; programs may say it by name (`InitializeOptions::weight_decay`).
+- **Defaults** are DeepSpeed's, not PyTorch's: `gradient_clipping` is 1.0 (a plain PyTorch loop does not clip), and `weight_decay` is 0
+  (`torch.optim.AdamW` has 0.01).
 - **Parameters that no rank used in a step** are not stepped, as in PyTorch: neither weight decay nor moments, the same at every ZeRO stage
   (DeepSpeed's ZeRO steps them with a gradient of zero, and so does `step_in_backward` here). Bias correction counts the
   optimizer's steps, not each parameter's.
@@ -74,6 +76,9 @@ std::string default_text(const Key& key) {
 
 std::string sentence(std::string_view text) {
   std::string out(text);
+  if (out.substr(0, out.find(' ')).find('.') != std::string::npos) {
+    return out; // a name: metrics.jsonl
+  }
   out[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(out[0])));
   return out;
 }

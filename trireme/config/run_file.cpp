@@ -35,8 +35,8 @@ class Paths {
     if (must_exist_) {
       node.fail(concat("there is no file ", beside.string(),
                        here == beside ? "" : concat(", and no ", here.string(), " either")),
-                "A relative path starts at the folder of the run file, else at the working directory. \"trireme data "
-                "fetch\" gets the data of the examples.");
+                "A relative path starts at the folder of the run file, else at the working directory."
+                " What the examples train on comes with \"trireme data fetch\".");
     }
     return beside;
   }

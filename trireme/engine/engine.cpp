@@ -121,8 +121,7 @@ void Engine::Impl::drop_step(const char* why) noexcept {
 
 void Engine::Impl::clear_step() {
   loss_sum = 0;
-  in_step = stepping = scale_was_used = false;
-  scale_lowered = 0;
+  in_step = stepping = scale_was_used = scale_was_lowered_between = false;
   stepped.clear();
   micro_steps = global_steps * batch.accumulation;
   for (const auto& buffer : buffers) {
@@ -241,9 +240,8 @@ void Engine::Impl::backward(const at::Tensor& loss) {
 // such a loss lowers a fixed scale (update() tells the other ranks); a dynamic one is lowered by the overflow.
 double Engine::Impl::root_gradient(at::ScalarType loss) {
   const auto micro_batches = static_cast<double>(batch.accumulation);
-  if (scaler.limit(precision::largest_power(loss) * micro_batches)) {
-    scale_lowered = scale_was_used ? 0.5 : 1;
-  }
+  const bool lowered = scaler.limit(precision::largest_power(loss) * micro_batches);
+  scale_was_lowered_between = scale_was_lowered_between || (lowered && scale_was_used);
   scale_was_used = true;
   return scaler.scale() / micro_batches;
 }

@@ -79,7 +79,8 @@ class Engine::Impl {
   bool may_step_in_backward = false;
   bool in_step = false; // from the first micro-batch on
   bool scale_was_used = false; // by a gradient of this step
-  double scale_lowered = 0; // in this step: 1 before the first gradient, 0.5 after one had the larger scale
+  bool scale_was_lowered_between = false; // so gradients of this step have different factors
+  double agreed_scale = 1; // what every rank has, but for those whose loss has lowered it since
   std::string failure; // of a step on several ranks, which ended their groups
   // Whether buckets of this step are stepped already (with "step_in_backward" during backward), and which were.
   bool stepping = false;
@@ -164,6 +165,7 @@ class Engine::Impl {
 
  private:
   void update();
+  double lowered_scale() const;
   bool agree_on_scale(double lowered);
   void start_step();
   void drop_step(const char* why) noexcept;

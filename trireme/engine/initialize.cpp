@@ -144,6 +144,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   impl->precision = config.precision;
   if (impl->precision.scales_loss()) {
     impl->scaler = precision::LossScaler(impl->precision.loss_scale);
+    impl->agreed_scale = impl->scaler.scale();
   }
   impl->config = options.stored_config ? *options.stored_config : used_config(options);
   impl->checkpoint = config.checkpoint;
@@ -153,6 +154,10 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const std::vector<bucket::FlatParameters*> buffers = flatten(*impl, config, units);
   if (config.data_parallel.broadcast_buffers) {
     impl->module_buffers.emplace(*impl->model, impl->group);
+  }
+  for (const bucket::FlatParameters* buffer : buffers) {
+    log::debug("flat buffer of ", at::toString(buffer->scalar_type()), ": ", buffer->layout().numel(), " elements in ",
+               buffer->layout().buckets().size(), " buckets");
   }
   const bool sharded = config.zero.stage >= 1 && impl->group.size() > 1;
   impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel, reduce_function(*impl, sharded));

@@ -51,6 +51,10 @@ class Balance {
   std::vector<int64_t> bytes_;
 };
 
+bool hold_the_same(const checkpoint::Checkpoint& saved, const std::string& a, const std::string& b) {
+  return saved.has(a) && saved.has(b) && saved.entry(a).shape == saved.entry(b).shape && saved.read(a).equal(saved.read(b));
+}
+
 } // namespace
 
 // Visits this rank's pieces of the parameters that no rank has whole; returns which those are.
@@ -149,10 +153,13 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
       shapes[saved_name(name)] = tensor.sizes().vec();
     }
   };
-  std::set<const void*> named; // a tensor of two names is saved under its first
+  // A tensor of two names is saved under its first; by two stages, where it is frozen, under both.
+  std::map<const void*, std::string> first_names;
   for (const auto& item : engine_.model->named_parameters()) {
-    if (named.insert(item.value().unsafeGetTensorImpl()).second) {
-      parameters.push_back(saved_name(item.key()));
+    const std::string& name = saved_name(item.key());
+    const auto [first, fresh] = first_names.try_emplace(item.value().unsafeGetTensorImpl(), name);
+    if (fresh || (!item.value().requires_grad() && hold_the_same(saved, first->second, name))) {
+      parameters.push_back(name);
     }
     need(item.key(), item.value());
   }
@@ -248,6 +255,7 @@ void TrainingState::load_positions(const nlohmann::json& state) {
     engine_.schedule->load_state(positions.at("schedule"));
     if (positions.contains("loss_scaler")) {
       engine_.scaler.load_state(positions["loss_scaler"]);
+      engine_.agreed_scale = engine_.scaler.scale();
     }
     if (engine_.loader && positions.contains("loader")) {
       engine_.loader->load_state(positions["loader"]);

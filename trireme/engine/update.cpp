@@ -79,6 +79,11 @@ std::vector<std::vector<bool>> Engine::Impl::unused_everywhere(double ranks_that
   return unused;
 }
 
+// 0 where the scale is the agreed one; else 1, or less where some gradients of this step have the agreed one all the same.
+double Engine::Impl::lowered_scale() const {
+  return scaler.scale() == agreed_scale ? 0 : scale_was_lowered_between ? 0.5 : 1;
+}
+
 // Lowers the scale where any rank's loss has asked for it. False when other gradients of this step are scaled by more.
 bool Engine::Impl::agree_on_scale(double lowered) {
   if (lowered == 0) {
@@ -106,7 +111,7 @@ void Engine::Impl::update() {
   double squared_norm = needs_norm ? optimizer->squared_grad_norm() : 0;
   const auto local = unused_here();
   const bool lacks_some = std::any_of(local.begin(), local.end(), [](const auto& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); });
-  at::Tensor ranks_sum = torch::tensor({squared_norm, lacks_some ? 1.0 : 0.0, scale_lowered}, torch::kFloat64);
+  at::Tensor ranks_sum = torch::tensor({squared_norm, lacks_some ? 1.0 : 0.0, lowered_scale()}, torch::kFloat64);
   comm::Work exchange;
   if (group.size() > 1 && (needs_norm || looks_for_unused)) {
     exchange = group.all_reduce(ranks_sum, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
@@ -135,6 +140,7 @@ void Engine::Impl::update() {
     clip = clipping > 0 ? std::min(1.0, clipping / (*grad_norm + 1e-6)) : 1;
   }
   const precision::LossScaler::Update scaling = scaler.update(!finite);
+  agreed_scale = scaling.scale;
   if (!finite) {
     exchange.wait();
     reducer->finish();

@@ -74,9 +74,10 @@ std::string loss_cards(const RunSummary& summary, const Curves& curves) {
   }
   if (!curves.loss.empty()) {
     const bool broken = !std::isfinite(curves.loss.back().y);
+    const bool smoothed = curves.smooth_loss.back().y != curves.loss.back().y;
     html += card("Training loss", decimals(broken ? curves.loss.back().y : curves.smooth_loss.back().y, 3),
                  broken ? "" : summary.loss_unit,
-                 concat(broken ? "began at " : "smoothed; began at ", decimals(curves.loss.front().y, 3)), "train");
+                 concat(broken ? "began at " : smoothed ? "smoothed; began at " : "began at ", decimals(curves.loss.front().y, 3)), "train");
   }
   return html;
 }
@@ -93,7 +94,7 @@ std::string speed_cards(const RunSummary& summary, const Steps& steps, const Cur
   }
   const double step_ms = median(values_of(curves.step_ms));
   if (elapsed && std::isfinite(*elapsed) && *elapsed >= 0) {
-    const std::string pace = std::isfinite(step_ms) ? concat(", ", format_seconds(step_ms / 1000), " each") : "";
+    const std::string pace = std::isfinite(step_ms) ? concat(", median ", format_seconds(step_ms / 1000)) : "";
     html += card("Time", format_seconds(*elapsed), "", steps.empty() ? "" : concat(steps.back().step, " steps", pace));
   }
   return html;

@@ -89,6 +89,7 @@ LossScaler::Update LossScaler::update(bool overflow) {
 
 nlohmann::json LossScaler::state() const {
   return {{"loss_scale", scale_},
+          {"largest", largest_},
           {"hysteresis", hysteresis_},
           {"iteration", iteration_},
           {"last_overflow", last_overflow_},
@@ -97,11 +98,12 @@ nlohmann::json LossScaler::state() const {
 
 void LossScaler::load_state(const nlohmann::json& state) {
   const auto scale = field<double>(state, "loss_scale");
+  const auto largest = state.contains("largest") ? field<double>(state, "largest") : kLargestScale;
   const auto hysteresis = field<int64_t>(state, "hysteresis");
   const auto iteration = field<int64_t>(state, "iteration");
   const auto last_overflow = field<int64_t>(state, "last_overflow");
   const auto overflows_in_a_row = field<int64_t>(state, "overflows_in_a_row");
-  const bool sane = scale > 0 && scale <= kLargestScale && hysteresis >= 1 && last_overflow >= -1 && last_overflow < iteration &&
+  const bool sane = scale > 0 && scale <= kLargestScale && largest > 0 && largest <= kLargestScale && hysteresis >= 1 && last_overflow >= -1 && last_overflow < iteration &&
                     overflows_in_a_row >= 0 && overflows_in_a_row <= iteration;
   if (!sane) {
     throw InputError("precision", concat("a saved loss scaler cannot be: ", state.dump()), "The checkpoint is damaged; take an older one.");
@@ -109,6 +111,9 @@ void LossScaler::load_state(const nlohmann::json& state) {
   if (dynamic_) {
     scale_ = std::max(scale, options_.min_loss_scale);
     hysteresis_ = std::min(hysteresis, options_.hysteresis);
+  } else if (options_.loss_scale > 0) {
+    largest_ = largest;
+    scale_ = std::min(options_.loss_scale, largest_);
   }
   iteration_ = iteration;
   last_overflow_ = last_overflow;

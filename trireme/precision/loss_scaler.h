@@ -74,9 +74,9 @@ class LossScaler final : public Stateful {
   /// Ends a step. `overflow`: a gradient was NaN or Inf on some rank; every rank passes the same.
   Update update(bool overflow);
 
-  /// {"loss_scale", "hysteresis", "iteration", "last_overflow", "overflows_in_a_row"}
+  /// {"loss_scale", "largest", "hysteresis", "iteration", "last_overflow", "overflows_in_a_row"}
   nlohmann::json state() const override;
-  /// Goes on where the saved one was; whether the scale moves is this one's options' choice: a static scale stays.
+  /// Goes on where the saved one was; whether the scale moves is this one's options' choice: a fixed scale stays, up to the saved limit.
   /// Errors: InputError when it is malformed; nothing is changed then.
   void load_state(const nlohmann::json& state) override;
 

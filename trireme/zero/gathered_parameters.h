@@ -19,6 +19,7 @@ class ParameterCoordinator;
 ///
 /// It must not live over a step or load_checkpoint(), which change the shards: the engine refuses them where something is sharded.
 /// Without a modifier rank changes are lost. Where nothing is sharded it does nothing but send the modifier's values.
+/// It may outlive the engine: the parameters stay readable, and a modifier's changes stay that rank's own.
 class GatheredParameters {
  public:
   GatheredParameters(std::shared_ptr<ParameterCoordinator> coordinator, std::vector<at::Tensor> parameters, std::optional<int> modifier);

@@ -148,6 +148,8 @@ void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters) {
 
 void ParameterCoordinator::forget_buffers() {
   buffers_.clear();
+  units_.clear();
+  current_ = nullptr;
   pins_.clear();
   live_.clear();
 }
