@@ -32,6 +32,12 @@ json images() {
   return run;
 }
 
+TEST_F(InitFromTest, ImagesOfAnotherSizeAreRefusedBeforeTheFirstStep) {
+  json run = images();
+  run["model"]["side"] = 12;
+  EXPECT_THAT(run_ranks(1, [&](comm::World& world) { run_training(world, run); }), testing::ElementsAre(HasSubstr("the images are [1, 8, 8]")));
+}
+
 // From the newest checkpoint's fp32 masters, whatever layout saved them.
 TEST_F(InitFromTest, WeightsOfACheckpointAreTheStart) {
   for (json run : {common(), images()}) {

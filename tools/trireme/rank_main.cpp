@@ -37,15 +37,18 @@ int inspect(const InspectCommand& command) {
   const auto hang = comm::newest_hang_dump(command.path);
   if (hang && !saved_since(*hang, command.path)) {
     std::cout << (command.json ? comm::describe_hang_json(command.path).dump() + "\n" : comm::describe_hang(command.path));
-  } else if (command.json) {
-    std::cout << checkpoint::describe_json(command.path).dump() << '\n';
+    return 0;
+  }
+  const auto found = checkpoint::describe_json(command.path);
+  if (command.json) {
+    std::cout << found.dump() << '\n';
   } else {
-    std::cout << checkpoint::describe(command.path);
+    std::cout << checkpoint::text_of(found);
     if (hang) {
       std::cout << "\nThis run hung before it saved this checkpoint: trireme inspect " << hang->string() << '\n';
     }
   }
-  return 0;
+  return checkpoint::has_damage(found) ? 1 : 0;
 }
 
 struct Run {

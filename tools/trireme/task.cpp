@@ -1,5 +1,6 @@
 #include "task.h"
 
+#include <trireme/base/error.h>
 #include <trireme/checkpoint/weight_files.h>
 #include <trireme/engine/evaluation_mode.h>
 #include <trireme/data/tokenizer.h>
@@ -70,6 +71,19 @@ Task cnn_task(const config::RunConfig& run) {
 }
 
 } // namespace
+
+void check_samples(const config::RunConfig& run, const data::Datasets& datasets) {
+  if (run.model.kind != config::ModelConfig::Kind::cnn) {
+    return;
+  }
+  const std::vector<int64_t> one = {0};
+  const auto there = datasets.train->get(one).input().sizes().slice(1).vec();
+  const std::vector<int64_t> wanted = {run.model.cnn.channels, run.model.cnn.side, run.model.cnn.side};
+  if (there != wanted) {
+    throw InputError("train", concat("the images are ", at::IntArrayRef(there), " (channels, height, width), the model takes ", at::IntArrayRef(wanted)),
+                     "Set model.channels and model.side to what the images have.");
+  }
+}
 
 Task make_task(const config::RunConfig& run, const data::Datasets& datasets) {
   return run.model.kind == config::ModelConfig::Kind::gpt ? gpt_task(run, datasets) : cnn_task(run);

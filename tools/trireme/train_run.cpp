@@ -134,6 +134,7 @@ Task TrainRun::build_task() {
       *from = checkpoint::Checkpoint::open(*from, "", world_.group()).folder(); // a run may be saving there: the same one for all
     }
   }
+  check_samples(run_, datasets_);
   return make_task(run_, datasets_);
 }
 

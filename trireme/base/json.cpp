@@ -175,7 +175,7 @@ class JsonBuilder {
     fail_at(end == 0 ? 0 : end - 1,
             concat("this is not JSON: ", at_end ? "the text ends too early" : concat("unexpected \"", printable(token), '"'),
                    expected.empty() ? "" : concat(" (", expected, ")")),
-            "A trailing comma or a missing quote is the usual cause.");
+            "A comma too many or too few, or a missing quote, is the usual cause.");
     return false;
   }
 

@@ -184,14 +184,23 @@ Json describe_json(const fs::path& given, bool verify_hashes) {
 }
 
 std::string describe(const fs::path& path, bool verify_hashes) {
-  const Json found = describe_json(path, verify_hashes);
+  return text_of(describe_json(path, verify_hashes));
+}
+
+bool has_damage(const Json& found) {
+  const auto is_damaged = [](const Json& one) { return !one.value("ok", true); };
+  return found.contains("checkpoints") ? std::ranges::any_of(found["checkpoints"], is_damaged) : is_damaged(found);
+}
+
+std::string text_of(const Json& found) {
+  const std::string path = found["path"];
   const std::string kind = found["kind"];
   if (kind == "checkpoint") {
     return checkpoint_text(found);
   }
   if (kind == "checkpoints") {
     const std::string latest = found["latest"];
-    std::string out = concat(path.string(), ": ", found["checkpoints"].size(), found["checkpoints"].size() == 1 ? " checkpoint, latest " : " checkpoints, latest ",
+    std::string out = concat(path, ": ", found["checkpoints"].size(), found["checkpoints"].size() == 1 ? " checkpoint, latest " : " checkpoints, latest ",
                              latest.empty() ? "missing" : latest, "\n");
     bool is_first = true;
     for (const Json& one : found["checkpoints"]) {
@@ -208,7 +217,7 @@ std::string describe(const fs::path& path, bool verify_hashes) {
     }
     return out;
   }
-  std::string out = concat(kind, " ", path.string(), ", ", format_bytes(found["bytes"].get<double>()), "\n");
+  std::string out = concat(kind, " ", path, ", ", format_bytes(found["bytes"].get<double>()), "\n");
   for (const Json& file : found["files"]) {
     out += kind == "weights" ? concat("  ", file["name"].get<std::string>(), "  ", format_bytes(file["bytes"].get<double>()), "\n") : "";
   }

@@ -19,5 +19,9 @@ nlohmann::ordered_json describe_json(const std::filesystem::path& path, bool ver
 
 /// The same for people: aligned columns, one tensor a line, the sum at the end.
 std::string describe(const std::filesystem::path& path, bool verify_hashes = true);
+/// What describe() makes of what describe_json() has found.
+std::string text_of(const nlohmann::ordered_json& found);
+/// Whether a checkpoint of those found is damaged.
+bool has_damage(const nlohmann::ordered_json& found);
 
 } // namespace trireme::checkpoint

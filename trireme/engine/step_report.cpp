@@ -11,6 +11,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <fstream>
 
 namespace trireme::engine {
@@ -91,8 +92,8 @@ void StepReport::print(const Engine& engine) const {
               format_seconds(t.exposed_communication), ", optimizer ", format_seconds(t.optimizer), ", step ", format_seconds(t.total));
   }
   if (memory_) {
-    log::info("  resident ", format_bytes(static_cast<double>(monitor::current_rss_bytes())), ", peak ",
-              format_bytes(static_cast<double>(peak_memory_bytes())));
+    const auto resident = static_cast<double>(monitor::current_rss_bytes());
+    log::info("  resident ", format_bytes(resident), ", peak ", format_bytes(std::max(resident, static_cast<double>(peak_memory_bytes()))));
   }
 }
 
