@@ -1,5 +1,7 @@
 #include "hand_made.h"
 
+#include <trireme/checkpoint/describe.h>
+
 #include <nlohmann/json.hpp>
 
 #include <random>
@@ -142,6 +144,20 @@ TEST_F(CheckpointDamageTest, LatestMayBeMissingStaleOrNonsense) {
   EXPECT_THAT(warning_, HasSubstr("latest is missing"));
   fs::create_directories(folder_ / "latest");
   EXPECT_EQ(loaded_step(), 2);
+}
+
+// A run that took it for an empty one would start anew in its place. Root may read all: the test is nobody meanwhile.
+TEST_F(CheckpointDamageTest, AFolderThatMayNotBeReadIsNotTakenForAnEmptyOne) {
+  fs::permissions(folder_, fs::perms::none);
+  ASSERT_TRUE(::geteuid() != 0 || ::seteuid(65534) == 0);
+  for (const fs::path& path : {folder_, folder_ / "global_step1"}) {
+    EXPECT_THAT(message_of<InputError>([&] { find_newest(path); }), HasSubstr("Permission denied"));
+    EXPECT_THAT(message_of<InputError>([&] { Checkpoint::open(path); }), HasSubstr("Permission denied"));
+    EXPECT_THAT(message_of<InputError>([&] { describe_json(path); }), HasSubstr("Permission denied"));
+  }
+  ASSERT_EQ(::seteuid(::getuid()), 0);
+  fs::permissions(folder_, fs::perms::owner_all);
+  EXPECT_EQ(find_newest(folder_)->filename(), "global_step2");
 }
 
 TEST_F(CheckpointDamageTest, WhenNothingIsWholeEveryProblemIsListed) {

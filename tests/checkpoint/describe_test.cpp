@@ -64,7 +64,9 @@ TEST_F(DescribeTest, ListsAFolderOfCheckpoints) {
   EXPECT_EQ(json["checkpoints"][0]["about"]["step"], 2);
   EXPECT_EQ(json["checkpoints"][2]["ok"], false);
   EXPECT_THAT(describe(folder_),
-              AllOf(HasSubstr("latest global_step3"), HasSubstr("global_step3  DAMAGED"), HasSubstr("global_step1  ok  step 1")));
+              AllOf(HasSubstr("latest global_step3"), HasSubstr("global_step3  DAMAGED: "), HasSubstr("global_step1  ok  step 1")));
+  put_content(folder_ / "latest", "global_step9\n");
+  EXPECT_THAT(describe(folder_), HasSubstr("latest global_step9, which is not there"));
 }
 
 TEST_F(DescribeTest, WhatIsNeitherIsRefused) {

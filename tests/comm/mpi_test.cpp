@@ -30,6 +30,15 @@ class MpiTest : public testing::TestWithParam<const char*> {
   }
 };
 
+TEST_P(MpiTest, TheExampleAddsTheNumbersOfThreeRanks) {
+  const auto [status, output] = run_command("timeout -k 5 60 env -u RANK -u WORLD_SIZE TRIREME_BACKEND=mpi " +
+                                            test::mpirun(GetParam(), 3, "\"" TRIREME_BINARY_DIR "/bin/all_reduce\""));
+  EXPECT_EQ(status, 0) << output;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_THAT(output, HasSubstr(concat("rank ", rank, " of 3 over mpi: [15, 27, 39]")));
+  }
+}
+
 // Counts beyond what one call of MPI takes, by making that 7 elements.
 TEST_P(MpiTest, ManyCallsOfAFewElements) {
   ::setenv("TRIREME_MPI_MOST", "7", 1);

@@ -40,6 +40,14 @@ TEST(ReadmeTest, FiveLinesMakeALoopDistributed) {
   for (const std::string& line : lines) {
     EXPECT_THAT(readme, testing::HasSubstr("+" + line)) << "the README shows another difference";
   }
+  const size_t begin = readme.find("```diff\n") + 8;
+  std::istringstream shown(readme.substr(begin, readme.find("```", begin) - begin));
+  const std::string before = read("examples/fashion_mnist/train_one_process.cpp");
+  for (std::string line; std::getline(shown, line);) {
+    if (line != " ..." && line[0] != '+') {
+      EXPECT_THAT(before, testing::HasSubstr("\n" + line.substr(1) + "\n")) << "the README shows another program";
+    }
+  }
 }
 
 } // namespace

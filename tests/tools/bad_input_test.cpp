@@ -153,5 +153,12 @@ TEST_F(BadInputTest, APortInUse) {
   EXPECT_THAT(run.output, HasSubstr("in use"));
 }
 
+TEST_F(RunFolder, AValidationLossThatIsNotANumberIsSaid) {
+  const Finished run = train(concat("-n 1 --set training.steps=1 --set engine.optimizer.params.lr=1e30 --set data.validation=", path("tokens.bin")));
+  EXPECT_EQ(run.status, 0) << run.output;
+  EXPECT_THAT(run.output, HasSubstr("the validation loss at step 1 is not finite"));
+  EXPECT_THAT(run.output, HasSubstr("validation loss NaN"));
+}
+
 } // namespace
 } // namespace trireme::tools

@@ -8,7 +8,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(ExamplesTest, ThreeRanksAddTheirNumbersOverAnyBackend) {
+TEST(ExamplesTest, ThreeRanksAddTheirNumbersOverAnyBackend) { // over MPI: tests/comm/mpi_test.cpp
   const std::string program = "\"" TRIREME_BINARY_DIR "/bin/all_reduce\"";
   for (const char* backend : {"shm", "gloo"}) {
     const Finished run = sh(concat("TRIREME_BACKEND=", backend, ' ', kTrireme, " launch -n 3 --all-output -- ", program));

@@ -36,6 +36,10 @@ TEST_F(InitFromTest, ImagesOfAnotherSizeAreRefusedBeforeTheFirstStep) {
   json run = images();
   run["model"]["side"] = 12;
   EXPECT_THAT(run_ranks(1, [&](comm::World& world) { run_training(world, run); }), testing::ElementsAre(HasSubstr("the images are [1, 8, 8]")));
+  run = images();
+  run["data"]["validation"] = images_file("wide", 7, 16);
+  run["data"]["validation_labels"] = labels_file("labels", 3);
+  EXPECT_THAT(run_ranks(1, [&](comm::World& world) { run_training(world, run); }), testing::ElementsAre(HasSubstr("the validation images are [1, 8, 16]")));
 }
 
 // From the newest checkpoint's fp32 masters, whatever layout saved them.

@@ -47,9 +47,10 @@ inline std::string tokens_file(const std::string& name, int stride) {
 }
 
 // IDX: 24 images of 8 x 8, or their labels.
-inline std::string images_file(const std::string& name, int stride) {
+inline std::string images_file(const std::string& name, int stride, int width = 8) {
   std::string bytes("\0\0\x08\x03\0\0\0\x18\0\0\0\x08\0\0\0\x08", 16);
-  for (int i = 0; i < 24 * 64; ++i) {
+  bytes.back() = static_cast<char>(width);
+  for (int i = 0; i < 24 * 8 * width; ++i) {
     bytes += static_cast<char>(i * stride % 251);
   }
   return file(name, bytes);

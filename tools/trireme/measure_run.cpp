@@ -27,7 +27,9 @@ constexpr size_t kMostOutput = 4000;
 class ScratchFolder {
  public:
   ScratchFolder() {
-    std::string name = (fs::temp_directory_path() / "trireme-estimate-XXXXXX").string();
+    std::error_code error;
+    const fs::path temporary = fs::temp_directory_path(error);
+    std::string name = ((error ? "/tmp" : temporary) / "trireme-estimate-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) {
       throw Error("estimate", concat("cannot make a scratch folder ", name, ": ", std::strerror(errno)), "Point TMPDIR at a folder with room.");
     }

@@ -6,22 +6,18 @@
 #include <trireme/base/units.h>
 #include <trireme/monitor/html.h>
 #include <trireme/monitor/report.h>
+#include <trireme/monitor/report_cards.h>
 
 #include <torch/utils.h>
 #include <torch/version.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 namespace trireme::tools {
 namespace {
 
-std::string decimals(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3f", value);
-  return text;
-}
+constexpr double kReportEvery = 10; // seconds
 
 std::string describe_model(const config::RunConfig& run) {
   if (run.model.kind == config::ModelConfig::Kind::cnn) {
@@ -96,6 +92,10 @@ void RunLog::step(const monitor::StepMetrics& metrics) {
   last_ = metrics;
   last_.val_loss = metrics.val_loss ? metrics.val_loss : keep.val_loss;
   last_.val_accuracy = metrics.val_accuracy ? metrics.val_accuracy : keep.val_accuracy;
+  const double since = monitor::unix_seconds() - reported_;
+  if (since > kReportEvery && since > 100 * report_seconds_) {
+    running(metrics.step);
+  }
 }
 
 void RunLog::status(const char* text) {
@@ -136,7 +136,10 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
 }
 
 void RunLog::running(int64_t step) {
-  write([&] { write_report(concat("running, step ", step), ""); });
+  const double begin = monitor::unix_seconds();
+  write([&] { write_report(concat("running, step ", step, ", ", monitor::format_utc(begin)), ""); });
+  reported_ = monitor::unix_seconds();
+  report_seconds_ = reported_ - begin;
 }
 
 void RunLog::interrupted(const std::string& status) {
@@ -154,11 +157,11 @@ void RunLog::finish(const std::string& sample) {
     write_report("finished", sample);
   });
   if (last_.val_loss) {
-    log::info("validation loss ", decimals(*last_.val_loss), ' ', loss_unit(run_),
-              datasets_.unigram_entropy_per_byte ? concat(" (letter frequencies alone: ", decimals(*datasets_.unigram_entropy_per_byte), ')') : "");
+    log::info("validation loss ", monitor::decimals(*last_.val_loss, 3), ' ', loss_unit(run_),
+              datasets_.unigram_entropy_per_byte ? concat(" (letter frequencies alone: ", monitor::decimals(*datasets_.unigram_entropy_per_byte, 3), ')') : "");
   }
   if (last_.val_accuracy) {
-    log::info("validation accuracy ", decimals(*last_.val_accuracy * 100), " %");
+    log::info("validation accuracy ", monitor::decimals(*last_.val_accuracy * 100, 3), " %");
   }
   if (!sample.empty()) {
     log::info("the model writes:\n", monitor::clean_utf8(sample), '\n');

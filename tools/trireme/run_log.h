@@ -28,7 +28,7 @@ class RunLog {
   void status(const char* text);
   /// Ends the progress line, writes the report and prints the result with `sample`.
   void finish(const std::string& sample);
-  /// Writes the report of a run that goes on: what stays of it if nothing else comes.
+  /// Writes the report of a run that goes on: what stays of it if nothing else comes. step() does it too, every ten seconds.
   void running(int64_t step);
   /// Ends the progress line and writes the report of a run that goes on another time.
   void interrupted(const std::string& status);
@@ -51,6 +51,8 @@ class RunLog {
   double step_ms_ = 0; ///< sums over the steps of this run
   double comm_wait_ms_ = 0;
   int64_t steps_ = 0;
+  double reported_ = 0; ///< when the report was last written
+  double report_seconds_ = 0; ///< how long that took
 };
 
 } // namespace trireme::tools

@@ -77,11 +77,16 @@ void check_samples(const config::RunConfig& run, const data::Datasets& datasets)
     return;
   }
   const std::vector<int64_t> one = {0};
-  const auto there = datasets.train->get(one).input().sizes().slice(1).vec();
   const std::vector<int64_t> wanted = {run.model.cnn.channels, run.model.cnn.side, run.model.cnn.side};
-  if (there != wanted) {
-    throw InputError("train", concat("the images are ", at::IntArrayRef(there), " (channels, height, width), the model takes ", at::IntArrayRef(wanted)),
-                     "Set model.channels and model.side to what the images have.");
+  for (const auto& [set, images] : {std::pair(datasets.train, "images"), std::pair(datasets.validation, "validation images")}) {
+    if (!set) {
+      continue;
+    }
+    const auto there = set->get(one).input().sizes().slice(1).vec();
+    if (there != wanted) {
+      throw InputError("train", concat("the ", images, " are ", at::IntArrayRef(there), " (channels, height, width), the model takes ", at::IntArrayRef(wanted)),
+                       "Set model.channels and model.side to what the images have.");
+    }
   }
 }
 

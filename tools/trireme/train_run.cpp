@@ -91,6 +91,7 @@ class TrainRun {
   void measure_memory();
   void finish_trace();
   std::string write_sample();
+  std::string next_run() const;
   int leave();
   void set_status(const char* text) {
     if (log_) {
@@ -334,6 +335,11 @@ std::string TrainRun::write_sample() {
   return datasets_.tokenizer->decode(generate::sample(task_.gpt, datasets_.tokenizer->encode(wanted.prompt), options));
 }
 
+// After a save that failed.
+std::string TrainRun::next_run() const {
+  return last_saved_ < 0 ? "Mend that and run again." : concat("Mend that and continue from step ", last_saved_, " with --resume.");
+}
+
 // The ranks were asked to stop and agree on the step. What is due at this step anyway waits for the next run, but not the checkpoint.
 int TrainRun::leave() {
   save(); // first: there is not much time
@@ -346,7 +352,7 @@ int TrainRun::leave() {
   }
   if (failed_save_) {
     throw Error("train", concat("stopped by ", engine::Preemption::reason(), " at step ", step, ", which could not be saved: ", *failed_save_),
-                last_saved_ < 0 ? "Make room and run again." : concat("Make room and continue from step ", last_saved_, " with --resume."));
+                next_run());
   }
   log::info("stopped by ", engine::Preemption::reason(), " at step ", step, "; continue with --resume");
   return 0;
@@ -391,7 +397,7 @@ int TrainRun::train() {
   }
   if (failed_save_) {
     throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_),
-                last_saved_ < 0 ? "Make room and run again." : concat("Make room and continue from step ", last_saved_, " with --resume."));
+                next_run());
   }
   return 0;
 }

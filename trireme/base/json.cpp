@@ -302,7 +302,8 @@ JsonNode JsonNode::parse_file(const std::filesystem::path& file) {
 }
 
 void JsonNode::fail(const std::string& happened, const std::string& next) const {
-  throw InputError("config", concat(where_, ": ", path_.empty() ? "" : path_ + ": ", happened), next);
+  const bool is_named = path_.empty() || where_ == concat("--set ", path_);
+  throw InputError("config", concat(where_, ": ", is_named ? "" : path_ + ": ", happened), next);
 }
 
 void JsonNode::expect(Kind kind) const {

@@ -147,6 +147,14 @@ std::string table(const Json& tensors) {
   return out + concat("  ", rows.size(), " tensors, ", format_count(numel), " elements, ", format_bytes(bytes), "\n");
 }
 
+std::string first_problem(const Json& damaged) {
+  if (damaged.contains("problem")) {
+    return printable(damaged["problem"]);
+  }
+  const auto file = std::ranges::find_if(damaged["files"], [](const Json& one) { return !one["ok"].get<bool>(); });
+  return printable((*file)["problem"]);
+}
+
 std::string checkpoint_text(const Json& one) {
   const std::string path = one["path"];
   if (one.contains("problem")) {
@@ -169,7 +177,7 @@ std::string checkpoint_text(const Json& one) {
 Json describe_json(const fs::path& given, bool verify_hashes) {
   std::error_code error;
   const fs::path path = checkpoints_of(given);
-  if (!fs::exists(path, error)) {
+  if (!is_there(path)) {
     throw InputError("inspect", concat(path.string(), " does not exist"), "Check the path.");
   }
   if (fs::is_directory(path, error)) {
@@ -200,8 +208,9 @@ std::string text_of(const Json& found) {
   }
   if (kind == "checkpoints") {
     const std::string latest = found["latest"];
+    const bool is_there = std::ranges::any_of(found["checkpoints"], [&](const Json& one) { return fs::path(one["path"].get<std::string>()).filename() == latest; });
     std::string out = concat(path, ": ", found["checkpoints"].size(), found["checkpoints"].size() == 1 ? " checkpoint, latest " : " checkpoints, latest ",
-                             latest.empty() ? "missing" : latest, "\n");
+                             latest.empty() ? "missing" : latest, latest.empty() || is_there ? "" : ", which is not there", "\n");
     bool is_first = true;
     for (const Json& one : found["checkpoints"]) {
       const bool is_whole = one["ok"];
@@ -213,7 +222,7 @@ std::string text_of(const Json& found) {
                     one.contains("about")
                         ? concat("  step ", one["about"]["step"].get<int64_t>(), "  ", format_bytes(one["bytes"].get<double>()))
                         : "",
-                    "\n");
+                    is_whole ? "" : concat(": ", first_problem(one)), "\n");
     }
     return out;
   }

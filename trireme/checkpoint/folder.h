@@ -39,7 +39,10 @@ struct FoundCheckpoint {
   std::optional<About> about;
 };
 
-/// Every checkpoint in `root`, newest first, those without a readable manifest last.
+/// Whether `path` exists. Errors: InputError where this user may not look.
+bool is_there(const std::filesystem::path& path);
+
+/// Every checkpoint in `root`, newest first, those without a readable manifest last. Errors: InputError where `root` cannot be read.
 std::vector<FoundCheckpoint> list_checkpoints(const std::filesystem::path& root);
 
 /// The tag in root/latest, "" when there is none that makes sense.

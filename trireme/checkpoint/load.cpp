@@ -107,15 +107,14 @@ class Opener {
   }
 
   json candidates() const {
-    std::error_code error;
-    if (!fs::exists(path_, error)) {
-      throw InputError("checkpoint", error ? concat(path_.string(), ": ", error.message()) : concat("there is no folder ", path_.string()), "Check the path.");
+    if (!is_there(path_)) {
+      throw InputError("checkpoint", concat("there is no folder ", path_.string()), "Check the path.");
     }
-    if (fs::exists(path_ / kManifestName, error)) {
+    if (is_there(path_ / kManifestName)) {
       return {{"folders", {path_.string()}}, {"stale", ""}};
     }
     if (!tag_.empty()) {
-      if (!tag_problem(tag_).empty() || !fs::exists(path_ / tag_ / kManifestName, error)) {
+      if (!tag_problem(tag_).empty() || !is_there(path_ / tag_ / kManifestName)) {
         throw InputError("checkpoint", concat("there is no checkpoint \"", tag_, "\" in ", path_.string()), did_you_mean(tag_, tags()));
       }
       return {{"folders", {(path_ / tag_).string()}}, {"stale", ""}};
@@ -266,12 +265,11 @@ const json& Checkpoint::config() const {
 }
 
 std::optional<fs::path> find_newest(const fs::path& path) {
-  std::error_code error;
   const fs::path root = checkpoints_of(path);
-  if (!fs::is_directory(root, error)) {
+  if (!is_there(root) || !fs::is_directory(root)) {
     return std::nullopt;
   }
-  if (fs::exists(root / kManifestName, error)) {
+  if (is_there(root / kManifestName)) {
     return root;
   }
   const std::vector<FoundCheckpoint> all = list_checkpoints(root);

@@ -173,7 +173,7 @@ std::string environment_panel(const RunSummary& summary) {
 std::string header(const RunSummary& summary) {
   std::string html = concat("<header><h1>", escape_html(summary.title), "</h1>");
   if (!summary.status.empty()) {
-    const bool good = lower(summary.status).rfind("finished", 0) == 0;
+    const bool good = summary.status.starts_with("finished") || summary.status.starts_with("running");
     html += concat("<span class=\"badge", good ? "" : " bad", "\">", escape_html(summary.status), "</span>");
   }
   if (!summary.started.empty()) {

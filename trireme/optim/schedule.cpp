@@ -40,12 +40,12 @@ void Schedule::load_state(const nlohmann::json& state) {
   if (!schedule.is_string() || !steps.is_number_integer() || steps.get<int64_t>() < 0) {
     throw InputError(
         "optim", concat("The checkpoint has no state of a learning-rate schedule, got ", state.dump(), '.'),
-        "Load the run's own checkpoint, or start without the schedule's state.");
+        "Load the run's own checkpoint, or start anew from its weights (model.init_from).");
   }
   if (schedule.get<std::string>() != name()) {
     throw InputError(
         "optim", concat("The checkpoint's schedule is ", schedule.get<std::string>(), ", this run's is ", name(), '.'),
-        "Use the same scheduler.type, or start without the schedule's state.");
+        "Use the same scheduler.type, or start anew from its weights (model.init_from).");
   }
   steps_taken_ = steps.get<int64_t>();
 }

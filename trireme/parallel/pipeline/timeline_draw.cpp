@@ -150,7 +150,13 @@ std::string draw_text(const Timeline& timeline, int columns) {
     const Look& look = look_of(op);
     legend.push_back(concat(look.before, '3', look.after, ' ', look.meaning));
   }
-  text += concat("\n", join(legend, "  "), " of micro-batch 3  . idle", timeline.shape.chunks > 1 ? "  a, b: chunk 0, 1" : "", '\n');
+  std::vector<std::string> letters;
+  std::vector<std::string> numbers;
+  for (int chunk = 0; chunk < timeline.shape.chunks; ++chunk) {
+    letters.emplace_back(1, static_cast<char>('a' + chunk));
+    numbers.push_back(std::to_string(chunk));
+  }
+  text += concat("\n", join(legend, "  "), " of micro-batch 3  . idle", timeline.shape.chunks > 1 ? concat("  ", join(letters, ", "), ": chunk ", join(numbers, ", ")) : "", '\n');
   if (cut) {
     text += "Scaled to fit; cells too narrow for a number: = forward, # backward, < input gradient, w weight gradient.\n";
   }
