@@ -148,14 +148,15 @@ TEST_F(CheckpointDamageTest, LatestMayBeMissingStaleOrNonsense) {
 
 // A run that took it for an empty one would start anew in its place. Root may read all: the test is nobody meanwhile.
 TEST_F(CheckpointDamageTest, AFolderThatMayNotBeReadIsNotTakenForAnEmptyOne) {
-  fs::permissions(folder_, fs::perms::none);
-  ASSERT_TRUE(::geteuid() != 0 || ::seteuid(65534) == 0);
-  for (const fs::path& path : {folder_, folder_ / "global_step1"}) {
+  for (const auto& [mode, path] : {std::pair(0, folder_), std::pair(0, folder_ / "global_step1"), std::pair(0111, folder_)}) {
+    fs::permissions(folder_, static_cast<fs::perms>(mode));
+    ASSERT_TRUE(::geteuid() != 0 || ::seteuid(65534) == 0);
+    EXPECT_TRUE(fs::exists(folder_)) << "its parent is open";
     EXPECT_THAT(message_of<InputError>([&] { find_newest(path); }), HasSubstr("Permission denied"));
     EXPECT_THAT(message_of<InputError>([&] { Checkpoint::open(path); }), HasSubstr("Permission denied"));
     EXPECT_THAT(message_of<InputError>([&] { describe_json(path); }), HasSubstr("Permission denied"));
+    ASSERT_EQ(::seteuid(::getuid()), 0);
   }
-  ASSERT_EQ(::seteuid(::getuid()), 0);
   fs::permissions(folder_, fs::perms::owner_all);
   EXPECT_EQ(find_newest(folder_)->filename(), "global_step2");
 }

@@ -144,6 +144,7 @@ TEST_P(HangTest, AStoppedRankIsToldToBeStopped) {
     if (world.rank() == 1) {
       *stopped = getpid();
     }
+    usleep(1'500'000); // some ticks of the watches, which have to see each other
     const std::string error = peer_error([&] {
       for (int i = 0; i < 3; ++i) {
         world.group().all_reduce(tensor, ReduceOp::sum, concat("bucket ", i)).wait();

@@ -149,6 +149,8 @@ TEST(DeepSpeedJsonTest, NotesSayWhatHasNoEffect) {
 
 // clang-format off: a fixture is a line.
 
+const std::string kDeepPattern = R"({"pipeline": {"partition": "type:)" + std::string(50000, '(') + std::string(50000, ')') + R"("}})";
+
 TEST(DeepSpeedJsonTest, MisspeltKeysAreRefusedEverywhere) {
   expect_errors({
       {R"({"gradient_clipp1ng": 1.0})", "1:23: gradient_clipp1ng:", "unknown key", "Did you mean \"gradient_clipping\"?"},
@@ -189,6 +191,7 @@ TEST(DeepSpeedJsonTest, ValuesOfTheWrongKindOrRangeAreRefused) {
       {R"({"fp16": {"enabled": "yes"}})", "1:22: fp16.enabled:", "must be true or false", ""},
       {R"({"pipeline": {"partition": "nonsense"}})", "1:28: pipeline.partition:", "there is no partition \"nonsense\"", "type:REGEX"},
       {R"({"pipeline": {"partition": "type:("}})", "1:28: pipeline.partition:", "the regular expression is wrong", ""},
+      {kDeepPattern.c_str(), "1:28: pipeline.partition:", "more than 1000 characters", ""},
       {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": [0, 0]}}})", "1:64: scheduler.params.warmup_min_lr:", "must be a number, found an array", ""},
   });
 }

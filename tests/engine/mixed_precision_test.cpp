@@ -216,7 +216,7 @@ struct HalfLossRun {
   models::Gpt model{small_gpt()};
   Initialized made;
 
-  explicit HalfLossRun(comm::World& world) {
+  explicit HalfLossRun(comm::World& world, bool shuffle = false) {
     InitializeOptions options;
     options.model = model.ptr();
     options.loss = [model = model, rank = world.rank()](const data::Batch& batch) mutable {
@@ -227,7 +227,7 @@ struct HalfLossRun {
     options.config = low_config(Type::fp16, 1, 1, 0);
     options.config.precision.loss_scale.loss_scale = 0x1p16;
     options.training_data = std::make_shared<Counting>();
-    options.shuffle = false;
+    options.shuffle = shuffle;
     made = initialize(world, options);
   }
   Engine& engine() const {
@@ -237,14 +237,16 @@ struct HalfLossRun {
 
 TEST(MixedPrecisionTest, ALoadInTheMiddleOfAStepLeavesOneScale) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_one_scale_", ::getpid());
-  for (const bool refused : {false, true}) {
+  enum class Load { works, finds_nothing, fails_late };
+  for (const Load load : {Load::works, Load::finds_nothing, Load::fails_late}) {
+    const bool refused = load != Load::works;
     EXPECT_THAT(run_ranks(2,
                           [&](comm::World& world) {
                             const HalfLossRun run(world);
-                            run.engine().save_checkpoint(folder);
+                            HalfLossRun(world, /*shuffle=*/load == Load::fails_late).engine().save_checkpoint(folder);
                             run.engine().backward(run.engine().forward(run.made.loader->next())); // rank 1 has another scale now
                             if (refused) {
-                              EXPECT_THROW(run.engine().load_checkpoint(folder, "absent"), InputError);
+                              EXPECT_THROW(run.engine().load_checkpoint(folder, load == Load::fails_late ? "" : "absent"), InputError);
                             } else {
                               EXPECT_TRUE(run.engine().load_checkpoint(folder));
                             }

@@ -434,6 +434,13 @@ TEST(PipelineBehaviourTest, AFrozenModuleGivenTwiceFitsAnyNumberOfStages) {
                           if (world.rank() == 0) {
                             EXPECT_TRUE(loaded.model->parameters().front().equal(saved.model->parameters().front()));
                           }
+                          const at::Tensor before = saved.model->parameters().front().clone();
+                          loaded.engine->save_checkpoint(folder);
+                          EXPECT_TRUE(loaded.engine->load_checkpoint(folder));
+                          torch::manual_seed(7);
+                          FreeRun again(world, layers(), 2, 2, two);
+                          EXPECT_TRUE(again.engine->load_checkpoint(folder));
+                          EXPECT_TRUE(again.model->parameters().front().equal(before));
                         }),
               IsEmpty());
   fs::remove_all(folder);

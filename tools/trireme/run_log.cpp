@@ -17,7 +17,7 @@
 namespace trireme::tools {
 namespace {
 
-constexpr double kReportEvery = 10; // seconds
+constexpr std::chrono::seconds kReportEvery(10);
 
 std::string describe_model(const config::RunConfig& run) {
   if (run.model.kind == config::ModelConfig::Kind::cnn) {
@@ -92,8 +92,7 @@ void RunLog::step(const monitor::StepMetrics& metrics) {
   last_ = metrics;
   last_.val_loss = metrics.val_loss ? metrics.val_loss : keep.val_loss;
   last_.val_accuracy = metrics.val_accuracy ? metrics.val_accuracy : keep.val_accuracy;
-  const double since = monitor::unix_seconds() - reported_;
-  if (since > kReportEvery && since > 100 * report_seconds_) {
+  if (Clock::now() - reported_ > kReportEvery) {
     running(metrics.step);
   }
 }
@@ -136,10 +135,13 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
 }
 
 void RunLog::running(int64_t step) {
-  const double begin = monitor::unix_seconds();
-  write([&] { write_report(concat("running, step ", step, ", ", monitor::format_utc(begin)), ""); });
-  reported_ = monitor::unix_seconds();
-  report_seconds_ = reported_ - begin;
+  const Clock::time_point begin = Clock::now();
+  if (begin - reported_ < 100 * report_took_) { // of a long run that saves at every step
+    return;
+  }
+  write([&] { write_report(concat("running, step ", step, ", ", monitor::format_utc(monitor::unix_seconds())), ""); });
+  reported_ = Clock::now();
+  report_took_ = reported_ - begin;
 }
 
 void RunLog::interrupted(const std::string& status) {

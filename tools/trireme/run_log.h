@@ -9,6 +9,7 @@
 #include <trireme/monitor/resources.h>
 #include <trireme/monitor/tensorboard_writer.h>
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -28,12 +29,14 @@ class RunLog {
   void status(const char* text);
   /// Ends the progress line, writes the report and prints the result with `sample`.
   void finish(const std::string& sample);
-  /// Writes the report of a run that goes on: what stays of it if nothing else comes. step() does it too, every ten seconds.
+  /// Writes the report of a run that goes on: what stays of it if nothing else comes; seldom enough to cost 1 % of the time
+  /// at most. step() does it too, every ten seconds.
   void running(int64_t step);
   /// Ends the progress line and writes the report of a run that goes on another time.
   void interrupted(const std::string& status);
 
  private:
+  using Clock = std::chrono::steady_clock;
   void write(const std::function<void()>& action);
   void write_report(const std::string& status, const std::string& sample);
 
@@ -51,8 +54,8 @@ class RunLog {
   double step_ms_ = 0; ///< sums over the steps of this run
   double comm_wait_ms_ = 0;
   int64_t steps_ = 0;
-  double reported_ = 0; ///< when the report was last written
-  double report_seconds_ = 0; ///< how long that took
+  Clock::time_point reported_; ///< when the report was last written
+  Clock::duration report_took_{0};
 };
 
 } // namespace trireme::tools

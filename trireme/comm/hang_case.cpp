@@ -46,6 +46,7 @@ void HangCase::attend(Store& store, const View& view) {
   if (store.wait({kReport}, kFirstReport)) {
     const auto told = nlohmann::json::parse(store.find(kReport).value_or("{}"));
     const std::string folder = told.at("folder");
+    const Busy busy(busy_);
     dump(folder, told.at("from"), told.at("text"), view);
     if (told.at("printer") == rank_) {
       print(told.at("text"), folder);
@@ -59,21 +60,20 @@ void HangCase::attend_alone(const Hang& hang, const View& view) {
     return;
   }
   const std::string folder = folder_for_dumps();
+  const Busy busy(busy_);
   dump(folder, rank_, hang.text, view);
   print(hang.text, folder);
 }
 
-void HangCase::dump(const std::string& folder, int from, const std::string& report, const View& view) {
+void HangCase::dump(const std::string& folder, int from, const std::string& report, const View& view) const {
   if (folder.empty()) {
     return;
   }
-  busy_ = true;
   try {
     write_hang_dump(folder, rank_, size_, from, report, view());
   } catch (const std::exception& error) {
     log::warning("no hang dump of this rank: ", error.what());
   }
-  busy_ = false;
 }
 
 } // namespace trireme::comm

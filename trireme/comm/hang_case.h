@@ -34,18 +34,32 @@ class HangCase {
   bool attended() const {
     return attended_;
   }
-  /// A dump is being written: stacks take their time.
+  /// A dump is being written or the report printed: stacks take their time.
   bool busy() const {
-    return busy_;
+    return busy_ > 0;
   }
 
  private:
-  void dump(const std::string& folder, int from, const std::string& report, const View& view);
+  class Busy {
+   public:
+    explicit Busy(std::atomic<int>& count) : count_(count) {
+      ++count_;
+    }
+    ~Busy() {
+      --count_;
+    }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+   private:
+    std::atomic<int>& count_;
+  };
+  void dump(const std::string& folder, int from, const std::string& report, const View& view) const;
 
   const int rank_;
   const int size_;
   std::atomic<bool> attended_{false};
-  std::atomic<bool> busy_{false};
+  std::atomic<int> busy_{0};
 };
 
 } // namespace trireme::comm

@@ -97,7 +97,11 @@ checkpoint::TagValidation read_tag_validation(const Values& values) {
 
 void check_partition(const JsonNode& node, const std::string& partition) {
   constexpr std::string_view kType = "type:";
+  constexpr size_t kLongestPattern = 1000;
   if (partition.starts_with(kType)) {
+    if (partition.size() > kLongestPattern) { // std::regex calls itself for every bracket
+      node.fail(concat("the regular expression has more than ", kLongestPattern, " characters"));
+    }
     try {
       std::regex(partition.substr(kType.size()), std::regex::ECMAScript | std::regex::icase);
     } catch (const std::regex_error& error) {

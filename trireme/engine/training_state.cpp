@@ -52,7 +52,11 @@ class Balance {
 };
 
 bool hold_the_same(const checkpoint::Checkpoint& saved, const std::string& a, const std::string& b) {
-  return saved.has(a) && saved.has(b) && saved.entry(a).shape == saved.entry(b).shape && saved.read(a).equal(saved.read(b));
+  try {
+    return saved.has(a) && saved.has(b) && saved.entry(a).shape == saved.entry(b).shape && saved.read(a).equal(saved.read(b));
+  } catch (const std::exception&) {
+    return false; // then no rank loads it; the others wait for what this one thinks of the checkpoint
+  }
 }
 
 } // namespace
@@ -83,6 +87,10 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   const auto is_new = [&](const std::string& name, const at::Tensor& tensor) {
     return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
   };
+  // Other stages than these may want it under its second name.
+  const auto is_frozen_layer_again = [&](const std::string& name, const at::Tensor& tensor) {
+    return engine_.layers && !tensor.requires_grad() && saved_name(name) == name;
+  };
   const auto add_whole = [&](const std::string& name, const char* kind, const at::Tensor& tensor) {
     mine.push_back({name, kind, tensor.sizes().vec(), 0, tensor.detach(), {}, {}});
   };
@@ -90,7 +98,8 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
     mine.push_back({tensor.name, "parameter", tensor.sizes, begin, values, {}, {}});
   });
   for (const auto& item : engine_.model->named_parameters()) {
-    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && balance.next(item.value()) == rank) {
+    const bool is_wanted = is_new(item.key(), item.value()) || is_frozen_layer_again(item.key(), item.value());
+    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_wanted && balance.next(item.value()) == rank) {
       add_whole(item.key(), "parameter", item.value());
     }
   }
@@ -153,7 +162,7 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
       shapes[saved_name(name)] = tensor.sizes().vec();
     }
   };
-  // A tensor of two names is saved under its first; by two stages, where it is frozen, under both.
+  // A tensor of two names is saved under its first; where it is a list's frozen layer, under both.
   std::map<const void*, std::string> first_names;
   for (const auto& item : engine_.model->named_parameters()) {
     const std::string& name = saved_name(item.key());
@@ -255,7 +264,6 @@ void TrainingState::load_positions(const nlohmann::json& state) {
     engine_.schedule->load_state(positions.at("schedule"));
     if (positions.contains("loss_scaler")) {
       engine_.scaler.load_state(positions["loss_scaler"]);
-      engine_.agreed_scale = engine_.scaler.scale();
     }
     if (engine_.loader && positions.contains("loader")) {
       engine_.loader->load_state(positions["loader"]);
@@ -265,9 +273,10 @@ void TrainingState::load_positions(const nlohmann::json& state) {
   try {
     put(state);
   } catch (...) {
-    put(before);
+    put(before); // a scale that only this rank has lowered stays to be told
     throw;
   }
+  engine_.agreed_scale = engine_.scaler.scale();
 }
 
 const std::string& TrainingState::saved_name(const std::string& parameter) const {

@@ -1,6 +1,7 @@
 #include <trireme/precision/loss_scaler.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 
 #include <nlohmann/json.hpp>
 
@@ -114,6 +115,9 @@ void LossScaler::load_state(const nlohmann::json& state) {
   } else if (options_.loss_scale > 0) {
     largest_ = largest;
     scale_ = std::min(options_.loss_scale, largest_);
+    if (scale_ < options_.loss_scale) {
+      log::info("the loss scale is ", scale_, ", to which a loss in fp16 lowered it before the checkpoint, not ", options_.loss_scale);
+    }
   }
   iteration_ = iteration;
   last_overflow_ = last_overflow;
