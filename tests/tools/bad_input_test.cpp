@@ -120,7 +120,7 @@ TEST_F(BadInputTest, AnUnknownLogLevel) {
 TEST_F(BadInputTest, APathThatTheSystemRefuses) {
   const std::string name(300, 'x');
   expect_refused(sh(concat(kTrireme, " train ", path("run.json"), " --resume --out ", name, "/out")), ": File name too long. Name another folder");
-  expect_refused(sh(kTrireme + " generate " + name + " --prompt a"), ": File name too long. Check the path.");
+  expect_refused(sh(kTrireme + " generate " + name + " --prompt a"), ": File name too long. Check the path, and who may read it.");
 }
 
 TEST_F(BadInputTest, OutputThatCannotBeWritten) {

@@ -136,7 +136,7 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
 
 void RunLog::running(int64_t step) {
   const Clock::time_point begin = Clock::now();
-  if (begin - reported_ < 100 * report_took_) { // of a long run that saves at every step
+  if (begin - reported_ < 100 * report_took_ - kReportEvery) { // a long run that saves often
     return;
   }
   write([&] { write_report(concat("running, step ", step, ", ", monitor::format_utc(monitor::unix_seconds())), ""); });

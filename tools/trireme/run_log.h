@@ -29,8 +29,8 @@ class RunLog {
   void status(const char* text);
   /// Ends the progress line, writes the report and prints the result with `sample`.
   void finish(const std::string& sample);
-  /// Writes the report of a run that goes on: what stays of it if nothing else comes; seldom enough to cost 1 % of the time
-  /// at most. step() does it too, every ten seconds.
+  /// Writes the report of a run that goes on: what stays of it if nothing else comes; seldom where
+  /// that takes long. step() does it too, every ten seconds.
   void running(int64_t step);
   /// Ends the progress line and writes the report of a run that goes on another time.
   void interrupted(const std::string& status);
