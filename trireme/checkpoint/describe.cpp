@@ -208,9 +208,9 @@ std::string text_of(const Json& found) {
   }
   if (kind == "checkpoints") {
     const std::string latest = found["latest"];
-    const bool is_there = std::ranges::any_of(found["checkpoints"], [&](const Json& one) { return fs::path(one["path"].get<std::string>()).filename() == latest; });
+    const bool latest_exists = std::ranges::any_of(found["checkpoints"], [&](const Json& one) { return fs::path(one["path"].get<std::string>()).filename() == latest; });
     std::string out = concat(path, ": ", found["checkpoints"].size(), found["checkpoints"].size() == 1 ? " checkpoint, latest " : " checkpoints, latest ",
-                             latest.empty() ? "missing" : latest, latest.empty() || is_there ? "" : ", which is not there", "\n");
+                             latest.empty() ? "missing" : latest, latest.empty() || latest_exists ? "" : ", which is not there", "\n");
     bool is_first = true;
     for (const Json& one : found["checkpoints"]) {
       const bool is_whole = one["ok"];
