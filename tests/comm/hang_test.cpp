@@ -134,6 +134,7 @@ TEST_P(HangTest, TheRankInsideALayerIsNamedThroughAChainOfReceives) {
     }
   }
   EXPECT_THAT(describe_hang(folder_), AllOf(HasSubstr("held up by: rank 2 is in layer 7 (ReLU)"), Not(HasSubstr("no dump of"))));
+  EXPECT_EQ(describe_hang(folder_ / "hang-rank1.json"), describe_hang(folder_));
 }
 
 TEST_P(HangTest, AStoppedRankIsToldToBeStopped) {

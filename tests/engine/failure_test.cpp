@@ -176,17 +176,23 @@ TEST(EngineFailureTest, DataThatIsNotThereEndsNoStep) {
 
 TEST(EngineFailureTest, ACheckpointThatIsLoadedInTheMiddleOfAStepForgetsIt) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_middle_", ::getpid());
-  EXPECT_THAT(run_ranks(1,
+  EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
-                          NetRun whole(world, config_of(2, 1));
-                          NetRun run(world, config_of(2, 1));
+                          NetRun whole(world, config_of(2, 2));
+                          NetRun run(world, config_of(2, 2));
                           whole.step(0);
                           run.step(0);
                           Engine& engine = *run.made.engine;
                           engine.save_checkpoint(folder);
-                          engine.backward(engine.forward(batch_of(77)));
-                          engine.step();
-                          ASSERT_TRUE(engine.load_checkpoint(folder));
+                          for (const int micro_batches : {1, 2}) { // the second one's gradients are sent
+                            for (int done = 0; done < micro_batches; ++done) {
+                              engine.backward(engine.forward(batch_of(77, world.rank())));
+                              if (done + 1 < micro_batches) {
+                                engine.step();
+                              }
+                            }
+                            ASSERT_TRUE(engine.load_checkpoint(folder));
+                          }
                           EXPECT_EQ(run.step(1), whole.step(1));
                           EXPECT_EQ(run.step(2), whole.step(2));
                         }),

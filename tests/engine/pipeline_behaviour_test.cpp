@@ -44,7 +44,7 @@ struct FreeRun {
   std::shared_ptr<PipelineModule> model;
   std::shared_ptr<Engine> engine;
 
-  FreeRun(comm::World& world, const LayerList& layers, int stages, int count, PipelineOptions options = {}) {
+  FreeRun(comm::World& world, const LayerList& layers, int stages, int count, PipelineOptions options = {}, int zero_stage = 0) {
     options.stages = stages;
     options.seed_layers = true;
     model = std::make_shared<PipelineModule>(
@@ -52,6 +52,8 @@ struct FreeRun {
     InitializeOptions initialize_options;
     initialize_options.pipeline = model;
     initialize_options.config = micro_batches(count, world.size() / stages);
+    initialize_options.config.zero.stage = zero_stage;
+    initialize_options.config.zero.param_persistence_threshold = 0;
     engine = initialize(world, initialize_options).engine;
   }
 };
@@ -72,10 +74,10 @@ data::Batch row_batch(int number, int64_t rows = 3) {
 }
 
 // The same layers on some stages and in one process.
-void expect_same_as_one_process(const LayerList& layers, int stages, const std::function<data::Batch(int)>& make, PipelineOptions options = {}, int replicas = 1) {
+void expect_same_as_one_process(const std::function<LayerList()>& layers, int stages, const std::function<data::Batch(int)>& make, PipelineOptions options = {}, int replicas = 1) {
   EXPECT_THAT(run_ranks(stages * replicas,
                         [&](comm::World& world) {
-                          FreeRun run(world, layers, stages, 4, options);
+                          FreeRun run(world, layers(), stages, 4, options);
                           const std::vector<double> got = losses(run, make);
                           if (world.rank() != 0) {
                             return;
@@ -84,7 +86,7 @@ void expect_same_as_one_process(const LayerList& layers, int stages, const std::
                           whole_options.bounds.clear();
                           whole_options.seed_layers = true;
                           PipelineModule whole(
-                              layers, [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, whole_options);
+                              layers(), [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, whole_options);
                           whole.build();
                           torch::optim::AdamW optimizer(whole.parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0));
                           int number = 0;
@@ -103,6 +105,10 @@ void expect_same_as_one_process(const LayerList& layers, int stages, const std::
                           }
                         }),
               IsEmpty());
+}
+
+void expect_same_as_one_process(const LayerList& layers, int stages, const std::function<data::Batch(int)>& make, PipelineOptions options = {}, int replicas = 1) {
+  expect_same_as_one_process([&] { return layers; }, stages, make, std::move(options), replicas);
 }
 
 // Applies its layer once more in every fourth forward.
@@ -411,39 +417,72 @@ TEST(PipelineBehaviourTest, AnFp16LossIsScaledByWhatFits) {
               IsEmpty());
 }
 
-// Two stages save it under a name each, one stage knows the first only.
-TEST(PipelineBehaviourTest, AFrozenModuleGivenTwiceFitsAnyNumberOfStages) {
+// A linear layer that is not trained, and a buffer.
+struct FrozenImpl : nn::Module {
+  FrozenImpl() : linear(register_module("linear", nn::Linear(4, 4))), offset(register_buffer("offset", torch::rand({4}))) {
+    for (at::Tensor& parameter : linear->parameters()) {
+      parameter.requires_grad_(false);
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return linear(x) + offset;
+  }
+  nn::Linear linear;
+  at::Tensor offset;
+};
+TORCH_MODULE(Frozen);
+
+// Each rank makes a module of its own; all stages have the first one's, under one name in every checkpoint.
+TEST(PipelineBehaviourTest, AFrozenModuleGivenTwiceIsOneOnAnyNumberOfStages) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_frozen_twice_", ::getpid());
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          const auto layers = [] {
-                            nn::Linear frozen(4, 4);
-                            for (at::Tensor& parameter : frozen->parameters()) {
-                              parameter.requires_grad_(false);
+  for (const auto& [tied, stage] : {std::pair(false, 0), {false, 3}, {true, 0}, {true, 3}}) {
+    EXPECT_THAT(run_ranks(4,
+                          [&, tied = tied, stage = stage](comm::World& world) {
+                            int64_t seed = world.rank();
+                            const auto run_on = [&](int stages) {
+                              torch::manual_seed(seed += world.size());
+                              const Frozen given;
+                              const Layer frozen = tied ? Layer(TiedLayerSpec<Frozen>("frozen")) : Layer(given);
+                              PipelineOptions options;
+                              if (stages > 1) {
+                                options.bounds = {0, 2, 4};
+                              }
+                              return FreeRun(world, {frozen, LayerSpec<nn::Linear>(4, 4), frozen, LayerSpec<nn::Linear>(4, 1)}, stages, 2, options, stages == 1 ? stage : 0);
+                            };
+                            FreeRun two = run_on(2);
+                            two.engine->save_checkpoint(folder);
+                            const std::vector<double> expected = losses(two, [](int number) { return row_batch(number); });
+                            for (const int stages : {1, 2}) {
+                              FreeRun other = run_on(stages);
+                              EXPECT_TRUE(other.engine->load_checkpoint(folder));
+                              const fs::path again = folder / concat("of_", stages);
+                              other.engine->save_checkpoint(again);
+                              for (const int target : {1, 2}) {
+                                FreeRun last = run_on(target);
+                                EXPECT_TRUE(last.engine->load_checkpoint(again));
+                                const std::vector<double> found = losses(last, [](int number) { return row_batch(number); });
+                                for (size_t step = 0; step < expected.size(); ++step) {
+                                  EXPECT_NEAR(found[step], expected[step], 2e-5 * expected[step]) << stages << " to " << target << " stages, step " << step;
+                                }
+                              }
                             }
-                            return LayerList{frozen, LayerSpec<nn::Linear>(4, 4), frozen, LayerSpec<nn::Linear>(4, 1)};
-                          };
-                          PipelineOptions two;
-                          two.bounds = {0, 2, 4};
-                          torch::manual_seed(5);
-                          FreeRun saved(world, layers(), 2, 2, two);
-                          saved.engine->save_checkpoint(folder);
-                          torch::manual_seed(6);
-                          FreeRun loaded(world, layers(), 1, 2);
-                          EXPECT_TRUE(loaded.engine->load_checkpoint(folder));
-                          if (world.rank() == 0) {
-                            EXPECT_TRUE(loaded.model->parameters().front().equal(saved.model->parameters().front()));
-                          }
-                          const at::Tensor before = saved.model->parameters().front().clone();
-                          loaded.engine->save_checkpoint(folder);
-                          EXPECT_TRUE(loaded.engine->load_checkpoint(folder));
-                          torch::manual_seed(7);
-                          FreeRun again(world, layers(), 2, 2, two);
-                          EXPECT_TRUE(again.engine->load_checkpoint(folder));
-                          EXPECT_TRUE(again.model->parameters().front().equal(before));
-                        }),
-              IsEmpty());
-  fs::remove_all(folder);
+                          }),
+                IsEmpty());
+    fs::remove_all(folder);
+  }
+}
+
+TEST(PipelineBehaviourTest, ATrainedModuleGivenTwiceMayBeInTwoChunksOfAStage) {
+  PipelineOptions options;
+  options.chunks = 2;
+  options.schedule = pipeline::ScheduleKind::interleaved;
+  expect_same_as_one_process(
+      [] {
+        torch::manual_seed(3);
+        const nn::Linear twice(4, 4);
+        return LayerList{twice, LayerSpec<nn::Linear>(4, 4), twice, LayerSpec<nn::Linear>(4, 1)};
+      },
+      2, [](int number) { return row_batch(number); }, options, 2);
 }
 
 } // namespace

@@ -186,6 +186,13 @@ TEST_F(WholeRunTest, InspectShowsAHangUntilTheRunHasSavedAgain) {
   EXPECT_THAT(saved.output, AllOf(HasSubstr("global_step1"), HasSubstr("This run hung before it saved this checkpoint: trireme inspect " + dump.string())));
 }
 
+TEST_F(WholeRunTest, ACheckpointThatARunningJobRemovesIsNotDamaged) {
+  const Finished run = sh(concat(kTrireme, " train ", path("run.json"), " -n 1 --set training.steps=80 --set training.checkpoint_every=1 --set training.keep_checkpoints=1 --out ", path("out"), R"( > /dev/null 2>&1 &
+until [ -e )", path("out/checkpoints/latest"), R"( ]; do sleep 0.02; done
+while kill -0 $! 2> /dev/null; do )", kTrireme, " inspect ", path("out"), R"( > )", path("found"), R"( || { cat )", path("found"), R"(; kill $!; exit 1; }; done)"));
+  EXPECT_EQ(run.status, 0) << run.output;
+}
+
 TEST_F(WholeRunTest, AnEarlierRunIsNeverOverwrittenUnasked) {
   ASSERT_EQ(train("-n 1 --set training.steps=5").status, 0);
   const Finished again = train("-n 1");

@@ -387,11 +387,14 @@ int TrainRun::train() {
     if (due(step, run_.training.checkpoint_every) && step < steps) { // the last one comes below
       save();
     }
-    if (command_.trace_steps > 0 && (step == first + command_.trace_steps || (step == steps && monitor::tracer().on()))) {
+    if (command_.trace_steps > 0 && step == first + command_.trace_steps && step < steps) {
       finish_trace();
     }
   }
-  save();
+  save(); // before what could go wrong
+  if (monitor::tracer().on()) {
+    finish_trace();
+  }
   if (log_) {
     log_->finish(write_sample());
   }

@@ -89,10 +89,14 @@ Json checkpoint_json(const fs::path& folder, bool verify_hashes) {
 Json checkpoints_json(const fs::path& root, bool verify_hashes) {
   Json out = {{"kind", "checkpoints"}, {"path", root.string()}, {"latest", read_latest(root)}, {"checkpoints", Json::array()}};
   for (const FoundCheckpoint& one : list_checkpoints(root)) {
+    Json found;
     try {
-      out["checkpoints"].push_back(checkpoint_json(one.folder, verify_hashes));
+      found = checkpoint_json(one.folder, verify_hashes);
     } catch (const InputError& error) {
-      out["checkpoints"].push_back({{"kind", "checkpoint"}, {"path", one.folder.string()}, {"ok", false}, {"problem", error.what()}});
+      found = {{"kind", "checkpoint"}, {"path", one.folder.string()}, {"ok", false}, {"problem", error.what()}};
+    }
+    if (found["ok"] || is_there(one.folder)) { // a running job removes old ones
+      out["checkpoints"].push_back(std::move(found));
     }
   }
   return out;

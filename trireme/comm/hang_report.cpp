@@ -85,10 +85,14 @@ std::vector<fs::path> dumps_in(const fs::path& path) {
     const std::string name = file.filename().string();
     return name.compare(0, 9, "hang-rank") == 0 && file.extension() == ".json";
   };
-  if (!fs::is_directory(path, error)) {
-    return is_dump(path) ? std::vector<fs::path>{path} : found;
+  const bool is_folder = fs::is_directory(path, error);
+  if (!is_folder && !is_dump(path)) {
+    return found;
   }
-  for (const auto& entry : fs::directory_iterator(path, error)) {
+  if (!is_folder && !fs::exists(path, error)) {
+    return {path};
+  }
+  for (const auto& entry : fs::directory_iterator(is_folder ? path : fs::absolute(path).parent_path(), error)) {
     if (is_dump(entry.path())) {
       found.push_back(entry.path());
     }

@@ -27,10 +27,10 @@ void write_hang_dump(const std::filesystem::path& folder, int rank, int size, in
 /// Removes the dumps of an earlier hang from `folder`.
 void remove_hang_dumps(const std::filesystem::path& folder);
 
-/// The newest dump where `path` is one or a folder with some; nullopt where it is neither.
+/// The newest dump in a folder, or in that of a dump; nullopt where `path` is neither.
 std::optional<std::filesystem::path> newest_hang_dump(const std::filesystem::path& path);
 
-/// Merges the dumps in a folder (or one dump): hang_text() of all ranks, or where some left none the report as it was printed, and
+/// Merges the dumps in a folder, or in that of a dump: hang_text() of all ranks, or where some left none the report as it was printed, and
 /// what each rank did.
 /// Errors: InputError naming a file that is not one.
 std::string describe_hang(const std::filesystem::path& path);

@@ -51,14 +51,6 @@ class Balance {
   std::vector<int64_t> bytes_;
 };
 
-bool hold_the_same(const checkpoint::Checkpoint& saved, const std::string& a, const std::string& b) {
-  try {
-    return saved.has(a) && saved.has(b) && saved.entry(a).shape == saved.entry(b).shape && saved.read(a).equal(saved.read(b));
-  } catch (const std::exception&) {
-    return false; // then no rank loads it; the others wait for what this one thinks of the checkpoint
-  }
-}
-
 } // namespace
 
 // Visits this rank's pieces of the parameters that no rank has whole; returns which those are.
@@ -87,10 +79,6 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   const auto is_new = [&](const std::string& name, const at::Tensor& tensor) {
     return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
   };
-  // Other stages than these may want it under its second name.
-  const auto is_frozen_layer_again = [&](const std::string& name, const at::Tensor& tensor) {
-    return engine_.layers && !tensor.requires_grad() && saved_name(name) == name;
-  };
   const auto add_whole = [&](const std::string& name, const char* kind, const at::Tensor& tensor) {
     mine.push_back({name, kind, tensor.sizes().vec(), 0, tensor.detach(), {}, {}});
   };
@@ -98,8 +86,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
     mine.push_back({tensor.name, "parameter", tensor.sizes, begin, values, {}, {}});
   });
   for (const auto& item : engine_.model->named_parameters()) {
-    const bool is_wanted = is_new(item.key(), item.value()) || is_frozen_layer_again(item.key(), item.value());
-    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_wanted && balance.next(item.value()) == rank) {
+    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && balance.next(item.value()) == rank) {
       add_whole(item.key(), "parameter", item.value());
     }
   }
@@ -162,13 +149,10 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
       shapes[saved_name(name)] = tensor.sizes().vec();
     }
   };
-  // A tensor of two names is saved under its first; where it is a list's frozen layer, under both.
-  std::map<const void*, std::string> first_names;
+  std::set<const void*> named;
   for (const auto& item : engine_.model->named_parameters()) {
-    const std::string& name = saved_name(item.key());
-    const auto [first, fresh] = first_names.try_emplace(item.value().unsafeGetTensorImpl(), name);
-    if (fresh || (!item.value().requires_grad() && hold_the_same(saved, first->second, name))) {
-      parameters.push_back(name);
+    if (named.insert(item.value().unsafeGetTensorImpl()).second) {
+      parameters.push_back(saved_name(item.key())); // one of two names is saved under its first
     }
     need(item.key(), item.value());
   }
@@ -292,11 +276,9 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
                      kOfTheOptimizer);
   }
   check_model(saved);
-  if (engine_.stepping) { // a step that began in backward
-    engine_.reducer->finish();
-    if (engine_.parameter_gather) {
-      engine_.parameter_gather->finish();
-    }
+  engine_.reducer->finish(); // of a step that has begun
+  if (engine_.parameter_gather) {
+    engine_.parameter_gather->finish();
   }
   load_positions(state);
   engine_.torn = concat("the load of ", saved.folder().string(), " failed"); // until all is there

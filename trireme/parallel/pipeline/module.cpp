@@ -99,10 +99,17 @@ std::vector<std::vector<double>> PipelineModule::memory_by_part(const LayerProfi
   return costs;
 }
 
-// Every rank has all of these modules, but each stage trains its own: what two stages share would go apart.
-void PipelineModule::check_given_modules() const {
+// Every rank has all of these modules, each with values of its own until here, and each stage trains its own: what two stages share would go apart.
+void PipelineModule::join_given_modules(const comm::Group& pipe) {
+  struct First {
+    int64_t layer;
+    std::string name;
+    at::Tensor tensor;
+    bool on_several_stages;
+  };
   bucket::NamedTensors all;
-  std::map<const void*, int64_t> first_layer; // of a trained tensor
+  std::vector<First> firsts;
+  std::map<const void*, size_t> known;
   for (int64_t i = 0; i < layers_.size(); ++i) {
     const auto module = layers_[i].given_module();
     if (!module) {
@@ -110,15 +117,33 @@ void PipelineModule::check_given_modules() const {
     }
     for (const auto& named : bucket::tensors_of(*module, name_of(i) + ".")) {
       const auto& [name, tensor] = named;
-      const int64_t first = tensor.requires_grad() ? first_layer.try_emplace(tensor.unsafeGetTensorImpl(), i).first->second : i;
-      if (stage_of(first) != stage_of(i)) {
-        throw InputError("pipeline", concat("layers ", first, " and ", i, " share \"", name, "\" and are on stages ", stage_of(first), " and ", stage_of(i)),
+      const auto [at, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), firsts.size());
+      all.push_back(named);
+      if (fresh) {
+        firsts.push_back({i, name, tensor, false});
+        continue;
+      }
+      First& first = firsts[at->second];
+      saved_names_[name] = first.name;
+      if (stage_of(first.layer) == stage_of(i)) {
+        continue;
+      }
+      if (tensor.requires_grad()) {
+        throw InputError("pipeline", concat("layers ", first.layer, " and ", i, " share \"", name, "\" and are on stages ", stage_of(first.layer), " and ", stage_of(i)),
                          "Make both with TiedLayerSpec and one key, or choose bounds that leave them on one stage.");
       }
-      all.push_back(named);
+      first.on_several_stages = true;
     }
   }
   bucket::refuse_shared_memory(all);
+  const torch::NoGradGuard no_grad;
+  for (const First& first : firsts) {
+    if (first.on_several_stages) {
+      at::Tensor whole = first.tensor.detach().contiguous();
+      pipe.broadcast(whole, stage_of(first.layer), first.name).wait();
+      first.tensor.detach().copy_(whole);
+    }
+  }
 }
 
 void PipelineModule::build(const comm::Group& pipe, int micro_batches, const comm::Group& replicas) {
@@ -133,7 +158,7 @@ void PipelineModule::build(const comm::Group& pipe, int micro_batches, const com
     options_.custom_schedule = nullptr;
   }
   choose_partition(pipe, micro_batches, replicas);
-  check_given_modules();
+  join_given_modules(pipe);
   for (int chunk = 0; chunk < options_.chunks; ++chunk) {
     chunks_.emplace_back();
     const size_t virtual_stage = static_cast<size_t>(chunk) * stages_ + stage_;
@@ -204,6 +229,11 @@ void PipelineModule::add_ties(const std::string& prefix, int64_t index, int64_t 
       owners.insert(stage_of(i));
     }
   }
+  if (index != first && tie.attributes.empty()) {
+    for (const auto& item : module.named_buffers()) {
+      saved_names_[concat(prefix, '.', item.key())] = concat(name_of(first), '.', item.key());
+    }
+  }
   for (const auto& item : module.named_parameters()) {
     const bool tied = tie.attributes.empty() || std::find(tie.attributes.begin(), tie.attributes.end(), item.key()) != tie.attributes.end();
     if (!tied) {
@@ -222,7 +252,7 @@ void PipelineModule::add_ties(const std::string& prefix, int64_t index, int64_t 
 }
 
 Tensors PipelineModule::late_parameters() const {
-  Tensors late;
+  Tensors late = in_several_chunks_;
   for (const TiedParameter& tied : ties_) {
     late.insert(late.end(), tied.copies.begin(), tied.copies.end());
   }
@@ -250,18 +280,30 @@ torch::nn::Module& PipelineModule::node(const std::string& path) {
 }
 
 void PipelineModule::register_tensors(const std::string& prefix, const torch::nn::Module& module) {
+  // Layers of one stage that share a tensor know it by one name.
+  const auto is_new = [&](const at::Tensor& tensor) {
+    const auto [at, fresh] = registered_.try_emplace(tensor.unsafeGetTensorImpl(), chunks_.size());
+    if (!fresh && at->second != chunks_.size()) {
+      in_several_chunks_.push_back(tensor);
+    }
+    return fresh;
+  };
   const auto place = [&](const std::string& key) {
     const std::string whole = prefix + "." + key;
     const size_t dot = whole.rfind('.');
     return std::pair<torch::nn::Module*, std::string>(&node(whole.substr(0, dot)), whole.substr(dot + 1));
   };
   for (const auto& item : module.named_parameters()) {
-    const auto [parent, name] = place(item.key());
-    parent->register_parameter(name, item.value(), item.value().requires_grad());
+    if (is_new(item.value())) {
+      const auto [parent, name] = place(item.key());
+      parent->register_parameter(name, item.value(), item.value().requires_grad());
+    }
   }
   for (const auto& item : module.named_buffers()) {
-    const auto [parent, name] = place(item.key());
-    parent->register_buffer(name, item.value());
+    if (is_new(item.value())) {
+      const auto [parent, name] = place(item.key());
+      parent->register_buffer(name, item.value());
+    }
   }
 }
 

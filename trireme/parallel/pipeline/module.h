@@ -104,9 +104,9 @@ class PipelineModule : public torch::nn::Module {
   const std::vector<TiedParameter>& ties() const {
     return ties_;
   }
-  /// Parameters whose gradients are final only after all backwards: tied ones, here or elsewhere.
+  /// Parameters whose gradients are final only after all backwards: tied ones, here or elsewhere, and those that several chunks share.
   Tensors late_parameters() const;
-  /// The name in checkpoints of a parameter of this module: another one's for further copies of a tied parameter.
+  /// The name in checkpoints of a parameter or buffer of this module: the first layer's where several share it.
   const std::string& saved_name(const std::string& parameter) const;
   /// Keys of all ties that span several stages, with their stages: the same on every rank.
   std::map<std::string, std::vector<int>> tie_owners() const;
@@ -125,7 +125,7 @@ class PipelineModule : public torch::nn::Module {
   int stage_of(int64_t layer) const;
   void choose_partition(const comm::Group& pipe, int micro_batches, const comm::Group& replicas);
   std::vector<std::vector<double>> memory_by_part(const LayerProfile& measured, int micro_batches) const;
-  void check_given_modules() const;
+  void join_given_modules(const comm::Group& pipe);
   void build_layer(int64_t index, std::vector<Part>& chunk);
   void register_tensors(const std::string& prefix, const torch::nn::Module& module);
   void add_ties(const std::string& prefix, int64_t index, int64_t first, const torch::nn::Module& module);
@@ -146,6 +146,8 @@ class PipelineModule : public torch::nn::Module {
   std::map<std::string, std::shared_ptr<torch::nn::Module>> shared_; // by tie key
   std::vector<TiedParameter> ties_;
   std::map<std::string, std::string> saved_names_;
+  std::map<const void*, size_t> registered_; // tensors, with how many chunks there were
+  Tensors in_several_chunks_;
 };
 
 } // namespace trireme::pipeline
