@@ -13,6 +13,10 @@ at::Tensor allocate(int64_t numel, at::ScalarType type) {
   return torch::empty({numel}, type);
 }
 
+at::Tensor allocate_on(int64_t numel, at::ScalarType type, at::Device) {
+  return allocate(numel, type);
+}
+
 struct Model {
   torch::nn::Linear first{5, 7};
   torch::nn::Linear second{7, 3};
@@ -91,7 +95,7 @@ TEST_F(FlatParametersTest, TheOrderIsTheReverseOfTheList) {
 
 TEST_F(FlatParametersTest, EveryKindKnowsItsPlacesInTheModel) {
   const auto of = [](at::ScalarType type) { return torch::zeros({2}, type).requires_grad_(); };
-  const FlatBuffers kinds = flatten({{"a", of(torch::kFloat)}, {"b", of(torch::kBFloat16)}, {"c", of(torch::kFloat)}}, options_, allocate);
+  const FlatBuffers kinds = flatten({{"a", of(torch::kFloat)}, {"b", of(torch::kBFloat16)}, {"c", of(torch::kFloat)}}, options_, allocate_on);
   ASSERT_EQ(kinds.size(), 2u);
   EXPECT_EQ(kinds[0]->layout().tensors()[0].place, 0);
   EXPECT_EQ(kinds[0]->layout().tensors()[1].place, 2);
@@ -115,7 +119,7 @@ TEST_F(FlatParametersTest, RefusesMixedTypes) {
 // A tied weight is one bucket: kept as a spare one, its whole gradient would stay where only a shard should.
 TEST(FlattenTest, TheWholeGradientOfAParameterAloneDoesNotStay) {
   int64_t held = 0; // elements
-  const Allocate counted = [&held](int64_t numel, at::ScalarType type) {
+  const AllocateOn counted = [&held](int64_t numel, at::ScalarType type, at::Device) {
     held += numel;
     const auto memory = std::make_shared<at::Tensor>(torch::empty({numel}, type));
     return torch::from_blob(memory->data_ptr(), {numel}, [&held, memory, numel](void*) { held -= numel; }, torch::dtype(type));

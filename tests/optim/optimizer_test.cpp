@@ -1,7 +1,7 @@
 #include <trireme/optim/optimizer.h>
 
 #include <trireme/base/error.h>
-#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/device_kernels.h>
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>

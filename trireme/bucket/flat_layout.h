@@ -6,6 +6,15 @@
 
 namespace trireme::bucket {
 
+/// What a rank's parameter is of the whole model's.
+struct Placement {
+  /// Shape of the whole parameter, and where in it the box that this rank holds begins. Both empty: it holds all of it.
+  std::vector<int64_t> global_shape = {};
+  std::vector<int64_t> box_offset = {};
+  /// Whether the gradient norm counts it on this rank. Not where another rank, or another copy, counts the same elements.
+  bool counts_in_norm = true;
+};
+
 /// A tensor that shall live in a flat buffer.
 struct TensorInfo {
   std::string name;
@@ -14,9 +23,14 @@ struct TensorInfo {
   int64_t unit = kNoUnit;
   /// Its index among all parameters of the model, whatever their types: gradients are expected from the last to the first.
   int64_t place = 0;
+  Placement placement = {};
   static constexpr int64_t kNoUnit = -1;
 
   int64_t numel() const;
+  /// Of the whole parameter, of which `sizes` may be a box.
+  const std::vector<int64_t>& global_shape() const {
+    return placement.global_shape.empty() ? sizes : placement.global_shape;
+  }
 };
 
 /// Where a tensor lies in the flat buffer, in elements.

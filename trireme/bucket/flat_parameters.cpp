@@ -17,7 +17,8 @@ FlatLayout reverse_layout(const NamedTensors& parameters, const LayoutOptions& o
   for (const auto& [name, parameter] : parameters) {
     const size_t i = tensors.size();
     tensors.push_back({name, parameter.sizes().vec(), flat_options.shard_parameters ? flat_options.unit_of(parameter) : TensorInfo::kNoUnit,
-                       flat_options.places.empty() ? static_cast<int64_t>(i) : flat_options.places.at(i)});
+                       flat_options.places.empty() ? static_cast<int64_t>(i) : flat_options.places.at(i),
+                       flat_options.placement_of ? flat_options.placement_of(name, parameter) : Placement{}});
   }
   std::vector<int64_t> order(tensors.size());
   std::iota(order.rbegin(), order.rend(), 0);
@@ -53,6 +54,7 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   const bool alone = options_.alone && options_.alone(first); // one bucket as large as the tensor: not to be kept as a spare one
   options_.unit_of = nullptr; // what they refer to need not live on
   options_.alone = nullptr;
+  options_.placement_of = nullptr;
   options_.places.clear();
   pool_ = std::make_shared<MemoryPool>(allocate_, alone ? 0 : spare_bytes(layout_));
   const torch::NoGradGuard no_grad;

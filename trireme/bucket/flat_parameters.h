@@ -35,6 +35,8 @@ struct FlatOptions {
   /// Parameters that get a buffer each, after the others, and lie at its beginning.
   std::function<bool(const at::Tensor&)> alone = nullptr;
   Riders riders = Riders::along;
+  /// TensorInfo::placement of a parameter; absent: every rank has all of each.
+  std::function<Placement(const std::string& name, const at::Tensor&)> placement_of = nullptr;
   /// TensorInfo::place of each parameter; empty: these are all parameters of the model.
   std::vector<int64_t> places = {};
 };

@@ -13,7 +13,7 @@ bool same_kind(const at::Tensor& a, const at::Tensor& b) {
 
 } // namespace
 
-FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options, const Allocate& allocate_host, const FlatOptions& flat_options) {
+FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options, const AllocateOn& allocate, const FlatOptions& flat_options) {
   struct Kind {
     bool alone;
     NamedTensors parameters;
@@ -33,13 +33,11 @@ FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options
   FlatBuffers buffers;
   for (Kind& kind : kinds) {
     const at::Device device = kind.parameters.front().second.device();
-    const Allocate on_device = [device](int64_t numel, at::ScalarType type) {
-      return torch::empty({numel}, at::TensorOptions().dtype(type).device(device));
-    };
+    const Allocate on_device = [allocate, device](int64_t numel, at::ScalarType type) { return allocate(numel, type, device); };
     FlatOptions placed = flat_options;
     placed.places = std::move(kind.places);
     placed.riders = !buffers.empty() ? Riders::none : kind.alone ? Riders::apart : flat_options.riders;
-    buffers.push_back(std::make_unique<FlatParameters>(std::move(kind.parameters), options, device.is_cpu() ? allocate_host : on_device, placed));
+    buffers.push_back(std::make_unique<FlatParameters>(std::move(kind.parameters), options, on_device, placed));
   }
   return buffers;
 }

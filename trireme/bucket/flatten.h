@@ -10,7 +10,8 @@ namespace trireme::bucket {
 using FlatBuffers = std::vector<std::unique_ptr<FlatParameters>>;
 
 /// One flat buffer for each kind of parameter (dtype, device, trained or not), in order of first appearance.
-/// `allocate_host` gives the memory of those on the CPU.
-FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options, const Allocate& allocate_host, const FlatOptions& flat_options = {});
+/// `allocate` gives their memory: elements, type, and the device that the parameters are on.
+using AllocateOn = std::function<at::Tensor(int64_t, at::ScalarType, at::Device)>;
+FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options, const AllocateOn& allocate, const FlatOptions& flat_options = {});
 
 } // namespace trireme::bucket

@@ -96,6 +96,8 @@ class Checkpoint {
   at::Tensor read_range(std::string_view name, int64_t begin, int64_t end) const;
   /// Fills `out` (contiguous, any device) with elements [begin, begin + out.numel()), converting the dtype if it differs.
   void read_into(std::string_view name, int64_t begin, at::Tensor out) const;
+  /// The same with a region of the tensor: elements of a box of it.
+  void read_into(std::string_view name, const Region& region, at::Tensor out) const;
 
   const nlohmann::json& state() const;
   /// What rank `rank` saved. InputError when the checkpoint has fewer ranks.

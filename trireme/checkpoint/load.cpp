@@ -246,6 +246,21 @@ void Checkpoint::read_into(std::string_view name, int64_t begin, at::Tensor out)
   }
 }
 
+void Checkpoint::read_into(std::string_view name, const Region& region, at::Tensor out) const {
+  const TensorEntry& tensor = entry(name);
+  std::string problem = region_problem(region, tensor.shape);
+  if (problem.empty() && out.numel() != region.end - region.begin) {
+    problem = concat("has ", region.end - region.begin, " elements there, the tensor to fill has ", out.numel());
+  }
+  if (!problem.empty()) {
+    throw InputError("checkpoint", concat(folder().string(), ": tensor \"", name, "\": ", problem));
+  }
+  const at::Tensor flat = out.detach().view({-1});
+  for (const Run& run : runs(region, tensor.shape, 0, tensor.numel())) {
+    read_into(name, run.in_tensor, flat.slice(0, run.in_shard, run.in_shard + run.numel));
+  }
+}
+
 const json& Checkpoint::state() const {
   return manifest().state;
 }

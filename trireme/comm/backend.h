@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/base/error.h>
+#include <trireme/comm/host_memory.h>
 #include <trireme/comm/work.h>
 
 #include <ATen/core/Tensor.h>
@@ -40,9 +41,9 @@ class Backend {
   virtual const char* name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// The kind of device whose tensors it moves.
-  virtual at::DeviceType device() const {
-    return at::kCPU;
+  /// Whether it moves tensors that lie on such a device.
+  virtual bool moves(at::DeviceType type) const {
+    return type == at::kCPU;
   }
 
   virtual std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) = 0;
@@ -57,9 +58,10 @@ class Backend {
   virtual std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) = 0;
   virtual std::shared_ptr<Pending> barrier() = 0;
 
-  /// Memory that this backend's collectives can use without a copy (shared memory,
-  /// pinned memory). Uninitialised, 64-byte aligned, `numel` elements of `type`.
-  virtual at::Tensor allocate(int64_t numel, at::ScalarType type) = 0;
+  /// Memory on the host that this backend's collectives use without a copy. Not initialised, 64-byte aligned, `numel` elements of `type`.
+  virtual at::Tensor allocate(int64_t numel, at::ScalarType type) {
+    return allocate_host(numel, type);
+  }
 
   /// Bytes of tensors this rank has sent so far, by the closed form of the algorithms in use.
   virtual int64_t bytes_sent() const = 0;

@@ -22,7 +22,7 @@ bool any_group(const GroupSetup&) {
   return true;
 }
 
-/// "auto" never takes these: one needs mpirun, the other moves no CPU tensors, and both have to be the same on all ranks.
+/// "auto" never takes it: it needs mpirun, on all ranks.
 bool when_asked(const GroupSetup&) {
   return false;
 }
@@ -43,14 +43,14 @@ std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
 
 const std::vector<BackendEntry>& backends() {
   static const std::vector<BackendEntry> table = {
-      {"shm", "memory shared by ranks of one host, CPU tensors", shm_available, shm_suits, connect_shm, kSharedMemoryNeeds},
-      {"shm+gloo", "shared memory inside each host and TCP between hosts, CPU tensors", shm_available, hierarchy_suits, connect_hierarchy, kSharedMemoryNeeds},
-      {"gloo", "TCP between ranks of any hosts, CPU tensors", always, any_group, connect_gloo},
-      {"mpi", "the MPI whose mpirun started the ranks, CPU tensors", mpi_available, when_asked, connect_mpi,
+      {"shm", "memory shared by ranks of one host, CPU tensors", at::kCPU, shm_available, shm_suits, connect_shm, kSharedMemoryNeeds},
+      {"shm+gloo", "shared memory inside each host and TCP between hosts, CPU tensors", at::kCPU, shm_available, hierarchy_suits, connect_hierarchy, kSharedMemoryNeeds},
+      {"gloo", "TCP between ranks of any hosts, CPU tensors", at::kCPU, always, any_group, connect_gloo},
+      {"mpi", "the MPI whose mpirun started the ranks, CPU tensors", at::kCPU, mpi_available, when_asked, connect_mpi,
        "Start the ranks with mpirun, and have Trireme built with that MPI (cmake -DTRIREME_MPI=ON)."},
-      {"nccl", "NCCL between cards, CUDA tensors", nccl_available, when_asked, connect_nccl,
+      {"nccl", "NCCL between cards, CUDA tensors", at::kCUDA, nccl_available, any_group, connect_nccl,
        "It needs a libtorch with CUDA, NCCL's header when Trireme is built, and a card."},
-      {"null", "a world of one rank", always, alone, connect_null},
+      {"null", "a world of one rank", at::kCPU, always, alone, connect_null},
   };
   return table;
 }

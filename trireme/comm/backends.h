@@ -12,6 +12,8 @@ namespace trireme::comm {
 struct BackendEntry {
   const char* name;
   const char* description;
+  /// Whose tensors it moves.
+  at::DeviceType device;
   /// False when this build, this machine or this process lacks what it needs.
   bool (*available)();
   /// False for groups that it cannot serve (ranks of other hosts); the same on every member.

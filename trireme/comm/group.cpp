@@ -82,7 +82,7 @@ template <typename Start>
 Work run(const std::shared_ptr<Group::State>& state, const Call& call, const Start& start) {
   using fault::Phase;
   const Phase phase = call.peer < 0 ? Phase::all_reduce : std::string_view(call.op) == "send" ? Phase::send : Phase::recv;
-  if (state->backend().size() > 1 && struck(phase, call.tensor)) {
+  if (state->size() > 1 && struck(phase, call.tensor)) {
     return Work();
   }
   const int64_t bytes = call.tensor.defined() ? static_cast<int64_t>(call.tensor.nbytes()) : 0;
@@ -90,7 +90,7 @@ Work run(const std::shared_ptr<Group::State>& state, const Call& call, const Sta
   state->check(ticket);
   try {
     const bool nothing_to_move = bytes == 0 && call.op != kBarrier;
-    auto pending = nothing_to_move ? nullptr : start(state->backend());
+    auto pending = nothing_to_move ? nullptr : start(state->routes().of(call.tensor.defined() ? call.tensor.device().type() : at::kCPU));
     if (!pending) {
       state->succeeded(ticket);
       return Work();
@@ -120,11 +120,9 @@ void check_tensor(const Group::State& state, const char* op, std::string_view wh
   if (!tensor.is_contiguous()) {
     refuse(state, op, what, "the tensor is not contiguous in memory.", "Pass tensor.contiguous(), or a view of a flat buffer.");
   }
-  const at::DeviceType device = state.backend().device();
-  if (tensor.device().type() != device) {
-    const std::string kind = c10::DeviceTypeName(device, /*lower_case=*/true);
-    refuse(state, op, what, concat("the tensor is on ", tensor.device().str(), ", backend ", state.backend().name(), " moves ", kind, " tensors."),
-           concat("Move it with tensor.to(\"", kind, "\"), or choose another backend (TRIREME_BACKEND)."));
+  if (!state.routes().moves(tensor.device().type())) {
+    refuse(state, op, what, concat("the tensor is on ", tensor.device().str(), ", which no backend here moves."),
+           "Move it with tensor.to(\"cpu\"); `trireme doctor` lists the backends and what they need.");
   }
 }
 
@@ -145,11 +143,11 @@ void check_pair(const Group::State& state, const char* op, std::string_view what
 }
 
 void check_rank(const Group::State& state, const char* op, std::string_view what, int rank, bool other) {
-  if (rank < 0 || rank >= state.backend().size()) {
-    refuse(state, op, what, concat("rank ", rank, " is not in a group of ", state.backend().size(), "."),
+  if (rank < 0 || rank >= state.size()) {
+    refuse(state, op, what, concat("rank ", rank, " is not in a group of ", state.size(), "."),
            "Ranks here count within the group, from 0.");
   }
-  if (other && rank == state.backend().rank()) {
+  if (other && rank == state.rank()) {
     refuse(state, op, what, concat("rank ", rank, " is this rank itself."), "Messages go to another rank.");
   }
 }
@@ -157,16 +155,16 @@ void check_rank(const Group::State& state, const char* op, std::string_view what
 } // namespace
 
 Group::Group()
-    : state_(std::make_shared<State>("self", "self", std::vector<int>{0}, make_null_backend(), std::chrono::milliseconds(0), nullptr, 1)) {}
+    : state_(std::make_shared<State>("self", "self", std::vector<int>{0}, std::make_unique<Routes>(make_null_backend()), std::chrono::milliseconds(0), nullptr, 1)) {}
 
 Group::Group(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 int Group::rank() const {
-  return state_->backend().rank();
+  return state_->rank();
 }
 
 int Group::size() const {
-  return state_->backend().size();
+  return state_->size();
 }
 
 const std::string& Group::name() const {
@@ -174,7 +172,7 @@ const std::string& Group::name() const {
 }
 
 const char* Group::backend() const {
-  return state_->backend().name();
+  return state_->routes().host().name();
 }
 
 const std::vector<int>& Group::members() const {
@@ -238,12 +236,12 @@ void Group::report_failure(const std::string& why) const {
   state_->report_failure(why);
 }
 
-at::Tensor Group::allocate(int64_t numel, at::ScalarType type) const {
-  return state_->backend().allocate(numel, type);
+at::Tensor Group::allocate(int64_t numel, at::ScalarType type, at::Device device) const {
+  return device.is_cpu() ? state_->routes().host().allocate(numel, type) : at::empty({numel}, at::TensorOptions(type).device(device));
 }
 
 int64_t Group::bytes_sent() const {
-  return state_->backend().bytes_sent();
+  return state_->routes().bytes_sent();
 }
 
 } // namespace trireme::comm

@@ -14,12 +14,13 @@ namespace trireme::comm {
 ///
 /// A small value: copies mean the same group. Every operation is recorded
 /// (recorder.h) under this group's name and a running number, is asynchronous, and
-/// returns the Work to wait on. `what` names the tensor for people: "bucket 3",
+/// returns the Work to wait on. Where a tensor lies decides which backend moves it: a
+/// group has one for the host, always, and opens one for a card with that card's first tensor. `what` names the tensor for people: "bucket 3",
 /// "loss". Ranks here are ranks in the group, 0 <= r < size().
 /// Cost, P bytes and N ranks: all_reduce sends 2P(N-1)/N a rank, reduce_scatter and
 /// all_gather P(N-1)/N (P: the whole), broadcast P*ceil(log2 N) at the root, send P.
 /// Errors: PeerError from wait() (lost peer, deadline), Error for a tensor that is
-/// not contiguous or of the wrong size.
+/// not contiguous, of the wrong size, or on a device that no backend here moves.
 class Group {
  public:
   /// A group of one over the null backend.
@@ -28,7 +29,7 @@ class Group {
   int rank() const;
   int size() const;
   const std::string& name() const;
-  /// "null", "gloo", ...
+  /// "null", "gloo", ...: what moves tensors on the host.
   const char* backend() const;
   /// World rank of each member, in group order.
   const std::vector<int>& members() const;
@@ -45,8 +46,8 @@ class Group {
   /// Tells the other ranks why this one is about to give up, so that their errors say it too.
   void report_failure(const std::string& why) const;
 
-  /// Memory the backend can move without a copy; see Backend::allocate.
-  at::Tensor allocate(int64_t numel, at::ScalarType type) const;
+  /// Memory for what this group moves, not initialised, from a 64-byte boundary on; on the host what its backend moves without a copy.
+  at::Tensor allocate(int64_t numel, at::ScalarType type, at::Device device = at::kCPU) const;
 
   /// Bytes this rank has sent through this group so far (closed form of the
   /// algorithm in use, not headers).

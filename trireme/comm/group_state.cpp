@@ -28,9 +28,9 @@ constexpr std::chrono::milliseconds kPatienceAtDeadline{1500};
 
 } // namespace
 
-Group::State::State(std::string name, std::string key, std::vector<int> members, std::shared_ptr<Backend> backend,
+Group::State::State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
                     std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size)
-    : name_(std::move(name)), key_(std::move(key)), members_(std::move(members)), backend_(std::move(backend)), timeout_(timeout),
+    : name_(std::move(name)), key_(std::move(key)), members_(std::move(members)), routes_(std::move(routes)), timeout_(timeout),
       watch_(std::move(watch)), world_size_(world_size), checks_(env::flag("TRIREME_CHECK")) {}
 
 Group::State::Ticket Group::State::begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer,
@@ -94,7 +94,7 @@ PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
     }
     roll_call = watch_->roll_call(asked, key_, late ? kPatienceAtDeadline : kPatienceForLost, late);
   }
-  const Asker asker{name_, members_, members_[backend_->rank()], world_size_, timeout_, progress()};
+  const Asker asker{name_, members_, members_[rank()], world_size_, timeout_, progress()};
   const PeerError error = explain(asker, ticket.op, trouble, roll_call);
   {
     const std::lock_guard lock(mutex_);
@@ -132,18 +132,18 @@ std::optional<Hang> Group::State::hang(const Asker& asker, const Ticket& ticket,
 }
 
 void Group::State::check(const Ticket& ticket) {
-  if (!checks_ || backend_->size() == 1 || ticket.op.is_message()) {
+  if (!checks_ || size() == 1 || ticket.op.is_message()) {
     return;
   }
   const int64_t mine = signature(ticket.op);
   const at::Tensor own = at::full({1}, mine, at::kLong);
-  const at::Tensor all = at::empty({backend_->size()}, at::kLong);
+  const at::Tensor all = at::empty({size()}, at::kLong);
   const Waiting waiting(*this, ticket);
   try {
-    if (const auto pending = backend_->all_gather(all, own)) {
+    if (const auto pending = routes_->host().all_gather(all, own)) {
       pending->wait();
     }
-    for (int rank = 0; rank < backend_->size(); ++rank) {
+    for (int rank = 0; rank < size(); ++rank) {
       if (all.data_ptr<int64_t>()[rank] != mine) {
         throw Trouble(Trouble::Kind::mismatch, concat("rank ", members_[rank], " called another operation (TRIREME_CHECK)"));
       }
@@ -180,7 +180,7 @@ void Group::State::close() {
     }
     closed_ = true;
   }
-  backend_->close();
+  routes_->close();
 }
 
 } // namespace trireme::comm

@@ -3,6 +3,7 @@
 #include <trireme/comm/explain.h>
 #include <trireme/comm/group.h>
 #include <trireme/comm/recorder.h>
+#include <trireme/comm/routes.h>
 #include <trireme/comm/watch.h>
 
 #include <atomic>
@@ -14,14 +15,20 @@ namespace trireme::comm {
 class Group::State : public Watched, public std::enable_shared_from_this<Group::State> {
  public:
   /// `key` is unique in the world; `watch` is null where nobody else could be asked.
-  State(std::string name, std::string key, std::vector<int> members, std::shared_ptr<Backend> backend,
+  State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
         std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size);
 
   const std::string& name() const override {
     return name_;
   }
-  Backend& backend() const {
-    return *backend_;
+  int rank() const {
+    return routes_->host().rank();
+  }
+  int size() const {
+    return static_cast<int>(members_.size());
+  }
+  Routes& routes() const {
+    return *routes_;
   }
 
   /// An operation under way: its summary and its ticket at the recorder.
@@ -52,7 +59,7 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     return version_;
   }
   void interrupt() override {
-    backend_->interrupt();
+    routes_->interrupt();
   }
   void close();
 
@@ -74,7 +81,7 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   const std::string name_;
   const std::string key_;
   const std::vector<int> members_;
-  const std::shared_ptr<Backend> backend_;
+  const std::unique_ptr<Routes> routes_;
   const std::chrono::milliseconds timeout_;
   const std::shared_ptr<Watch> watch_;
   const int world_size_;

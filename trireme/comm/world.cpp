@@ -84,7 +84,7 @@ class World::Impl {
     const int number = opened_++;
     const auto place = std::find(ranks.begin(), ranks.end(), environment_.rank);
     if (place == ranks.end() || ranks.size() == 1) {
-      return keep(std::make_shared<Group::State>(name, concat(name, "/", number), std::vector<int>{environment_.rank}, make_null_backend(),
+      return keep(std::make_shared<Group::State>(name, concat(name, "/", number), std::vector<int>{environment_.rank}, std::make_unique<Routes>(make_null_backend()),
                                                  timeout_, nullptr, environment_.size));
     }
     const std::string key = concat(name, "/", number);
@@ -100,7 +100,8 @@ class World::Impl {
       setup.hosts.push_back(meeting_->hosts[static_cast<size_t>(rank)]);
     }
     gather(setup);
-    auto state = std::make_shared<Group::State>(name, key, ranks, connect(setup), timeout_, watch_, environment_.size);
+    auto routes = std::make_unique<Routes>(connect(setup, candidates(setup, at::kCPU)), device_routes(setup));
+    auto state = std::make_shared<Group::State>(name, key, ranks, std::move(routes), timeout_, watch_, environment_.size);
     watch_->add(state);
     return keep(std::move(state));
   }
@@ -160,18 +161,33 @@ class World::Impl {
     int before_ = 0;
   };
 
-  /// Over the backend that was asked for, or the first one that suits and can be connected. Whether it can is for all members to
-  /// say together, while they connect: what one of them lacks (a limit of its shell's) the others cannot see.
-  std::shared_ptr<Backend> connect(const GroupSetup& setup) {
-    std::vector<const BackendEntry*> candidates;
+  /// What may move the tensors of such a device: the backend that was asked for, where it is one of these, or those that suit.
+  std::vector<const BackendEntry*> candidates(const GroupSetup& setup, at::DeviceType device) const {
+    if (backend_ != "auto" && find_backend(backend_).device == device) {
+      return {&find_backend(backend_)};
+    }
+    std::vector<const BackendEntry*> found;
     for (const auto& entry : backends()) {
-      if (backend_ == "auto" && entry.suits(setup)) {
-        candidates.push_back(&entry);
+      if (entry.device == device && entry.suits(setup)) {
+        found.push_back(&entry);
       }
     }
-    if (backend_ != "auto") {
-      candidates.push_back(&find_backend(backend_));
+    return found;
+  }
+
+  std::map<at::DeviceType, Routes::Open> device_routes(const GroupSetup& setup) {
+    std::map<at::DeviceType, Routes::Open> routes;
+    for (const auto& entry : backends()) {
+      if (entry.device != at::kCPU && entry.available() && entry.suits(setup)) {
+        routes[entry.device] = [this, setup, device = entry.device] { return connect(setup, candidates(setup, device)); };
+      }
     }
+    return routes;
+  }
+
+  /// Over the first of the candidates that can be connected. Whether it can is for all members to
+  /// say together, while they connect: what one of them lacks (a limit of its shell's) the others cannot see.
+  std::shared_ptr<Backend> connect(const GroupSetup& setup, const std::vector<const BackendEntry*>& candidates) {
     for (const BackendEntry* entry : candidates) {
       try {
         return entry->connect(setup);

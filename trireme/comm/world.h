@@ -10,8 +10,9 @@
 namespace trireme::comm {
 
 struct WorldOptions {
-  /// "auto" takes for each group the first of shm (ranks of one host), shm+gloo (several hosts with equally many ranks, more than one,
-  /// on each) and gloo that suits it and that all members can use; TRIREME_BACKEND overrides "auto".
+  /// What moves tensors on the host: "auto" takes for each group the first of shm (ranks of one host), shm+gloo (several hosts with
+  /// equally many ranks, more than one, on each) and gloo that suits it and that all members can use. Tensors of a card go over NCCL
+  /// where it is available, and "nccl" says that it has to be. TRIREME_BACKEND overrides "auto".
   std::string backend = "auto";
   /// A collective that is not done after this long fails naming the ranks that did
   /// not come. TRIREME_TIMEOUT (seconds) overrides the default.

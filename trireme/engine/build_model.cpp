@@ -158,6 +158,11 @@ std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::E
       }
     }
   }
+  if (impl.layers) {
+    sharding.placement_of = [&](const std::string& name, const at::Tensor&) {
+      return bucket::Placement{.counts_in_norm = impl.layers->saved_name(name) == name};
+    };
+  }
   sharding.alone = [&](const at::Tensor& parameter) { return on_several_stages.count(parameter.unsafeGetTensorImpl()) != 0; };
   const auto make = [&](const bucket::NamedTensors& parameters) {
     return parallel::flatten(parameters, impl.group, config.data_parallel, impl.group.size(), sharding);

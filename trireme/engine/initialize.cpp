@@ -105,7 +105,6 @@ void respect_ties(Engine::Impl& impl) {
                      "Use \"state_dtype\": \"bf16\", or ZeRO stage 0.");
   }
   impl.reducer->hold(impl.layers->late_parameters());
-  impl.optimizer->leave_out_of_norm([&](const std::string& name) { return impl.layers->saved_name(name) != name; });
 }
 
 int64_t count_parameters(const Engine::Impl& impl) {

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/exchange.h>
+#include <trireme/checkpoint/placed.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <nlohmann/json.hpp>
@@ -53,6 +54,20 @@ class Balance {
 
 } // namespace
 
+TrainingState::TrainingState(Engine::Impl& engine) : engine_(engine) {
+  for (const auto& buffer : engine_.buffers) {
+    for (int64_t i = 0; i < buffer->count(); ++i) {
+      infos_[buffer->parameter(i).unsafeGetTensorImpl()] = &buffer->layout().tensors()[i];
+    }
+  }
+}
+
+// What is not trained is whole.
+bucket::TensorInfo TrainingState::info_of(const at::Tensor& tensor) const {
+  const auto found = infos_.find(tensor.unsafeGetTensorImpl());
+  return found == infos_.end() ? bucket::TensorInfo{.name = "", .sizes = tensor.sizes().vec()} : *found->second;
+}
+
 // Visits this rank's pieces of the parameters that no rank has whole; returns which those are.
 std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
   std::set<const void*> sharded;
@@ -80,10 +95,10 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
     return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
   };
   const auto add_whole = [&](const std::string& name, const char* kind, const at::Tensor& tensor) {
-    mine.push_back({name, kind, tensor.sizes().vec(), 0, tensor.detach(), {}, {}});
+    mine.push_back(checkpoint::shard_of(info_of(tensor), name, kind, 0, tensor.detach()));
   };
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    mine.push_back({tensor.name, "parameter", tensor.sizes, begin, values, {}, {}});
+    mine.push_back(checkpoint::shard_of(tensor, tensor.name, "parameter", begin, values));
   });
   for (const auto& item : engine_.model->named_parameters()) {
     if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && balance.next(item.value()) == rank) {
@@ -104,7 +119,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
     }
     const std::string name = concat(state, '/', tensor.name);
     if (engine_.optimizer->sharded() || writer.try_emplace(name, balance.next(values)).first->second == rank) {
-      mine.push_back({name, "optimizer", tensor.sizes, begin, values, {}, {}});
+      mine.push_back(checkpoint::shard_of(tensor, name, "optimizer", begin, values));
     }
   });
   const at::Tensor rng = get_rng_state();
@@ -143,10 +158,10 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
   nlohmann::json shapes = nlohmann::json::object();
   nlohmann::json parameters = nlohmann::json::array();
   std::set<const void*> seen = for_each_sharded(
-      [&](const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) { shapes[saved_name(tensor.name)] = tensor.sizes; });
+      [&](const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) { shapes[saved_name(tensor.name)] = tensor.global_shape(); });
   const auto need = [&](const std::string& name, const at::Tensor& tensor) {
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
-      shapes[saved_name(name)] = tensor.sizes().vec();
+      shapes[saved_name(name)] = info_of(tensor).global_shape();
     }
   };
   std::set<const void*> named;
@@ -216,16 +231,15 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
       return;
     }
-    const std::string from = most_exact(name, tensor);
-    if (tensor.is_contiguous()) {
-      saved.read_into(from, 0, tensor.detach());
-    } else {
-      tensor.detach().copy_(saved.read(from));
+    const at::Tensor values = tensor.is_contiguous() ? tensor.detach() : at::empty_like(tensor, at::MemoryFormat::Contiguous);
+    saved.read_into(most_exact(name, tensor), checkpoint::region_of(info_of(tensor), 0, tensor.numel()), values);
+    if (!tensor.is_contiguous()) {
+      tensor.detach().copy_(values);
     }
   };
   engine_.coordinator->release_all();
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    saved.read_into(most_exact(tensor.name, values), begin, values);
+    saved.read_into(most_exact(tensor.name, values), checkpoint::region_of(tensor, begin, values.numel()), values);
   });
   for (const auto& item : engine_.model->named_parameters()) {
     if (sharded.count(item.value().unsafeGetTensorImpl()) == 0) {
@@ -239,7 +253,7 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     const std::string& name = saved_name(tensor.name);
     const std::string whole = concat(state, '/', name);
     // A run without masters has their values as its parameters.
-    saved.read_into(state == optim::kMasterState && !saved.has(whole) ? name : whole, begin, values);
+    saved.read_into(state == optim::kMasterState && !saved.has(whole) ? name : whole, checkpoint::region_of(tensor, begin, values.numel()), values);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,7 +22,7 @@ namespace trireme::engine {
 /// Source: the layout-free index follows the idea of PyTorch's distributed checkpoint.
 class TrainingState {
  public:
-  explicit TrainingState(Engine::Impl& engine) : engine_(engine) {}
+  explicit TrainingState(Engine::Impl& engine);
 
   void save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, const checkpoint::SaveOptions& options);
   /// Returns the client state.
@@ -39,8 +40,10 @@ class TrainingState {
   void load_positions(const nlohmann::json& state);
   void load_tensors(const checkpoint::Checkpoint& saved);
   const std::string& saved_name(const std::string& parameter) const;
+  bucket::TensorInfo info_of(const at::Tensor& tensor) const;
 
   Engine::Impl& engine_;
+  std::map<const void*, const bucket::TensorInfo*> infos_; // of trained parameters
 };
 
 } // namespace trireme::engine

@@ -1,7 +1,6 @@
 #include <trireme/optim/adagrad.h>
 
-#include <trireme/kernels/kernels.h>
-#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/device_kernels.h>
 #include <trireme/optim/shard_check.h>
 
 namespace trireme::optim {
@@ -32,8 +31,7 @@ void Adagrad::step(const ShardStep& shard) const {
   args.weight_decay = static_cast<float>(shard.weight_decay);
   args.lr = static_cast<float>(shard.lr / (1 + static_cast<double>(shard.step - 1) * options_.lr_decay));
   args.eps = static_cast<float>(options_.eps);
-  const auto& kernels = kernels::active_kernels();
-  parallel_ranges(shard.param.numel(), [&](int64_t begin, int64_t end) { kernels.adagrad(args, begin, end); });
+  kernels_for(shard.param).adagrad(args, shard.param.numel());
 }
 
 } // namespace trireme::optim

@@ -1,7 +1,6 @@
 #include <trireme/optim/adam.h>
 
-#include <trireme/kernels/kernels.h>
-#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/device_kernels.h>
 #include <trireme/optim/shard_check.h>
 
 #include <cmath>
@@ -49,8 +48,7 @@ void Adam::step(const ShardStep& shard) const {
   args.step_size = static_cast<float>(shard.lr / correction1);
   args.root_scale = static_cast<float>(1 / std::sqrt(correction2));
   args.eps = static_cast<float>(options_.eps);
-  const auto& kernels = kernels::active_kernels();
-  parallel_ranges(shard.param.numel(), [&](int64_t begin, int64_t end) { kernels.adam(args, begin, end); });
+  kernels_for(shard.param).adam(args, shard.param.numel());
 }
 
 } // namespace trireme::optim

@@ -7,6 +7,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace trireme::optim {
 namespace {
@@ -29,49 +30,84 @@ int64_t blocks_of(const Segment& segment) {
   return (segment.end - segment.begin + kStateBlock - 1) / kStateBlock;
 }
 
+at::Tensor allocate_beside(int64_t numel, at::ScalarType type, at::Device device) {
+  return device.is_cpu() ? comm::allocate_host(numel, type) : torch::empty({numel}, at::TensorOptions(type).device(device));
+}
+
 } // namespace
 
 FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const WeightDecay& weight_decay, const OptimizerOptions& options, int rank,
-                             int size, bool sharded)
-    : rule_(make_optimizer(options)), rank_(rank), size_(size), sharded_(sharded) {
+                             int size, bool sharded, std::unique_ptr<bucket::StateStore> store)
+    : rule_(make_optimizer(options)), store_(store ? std::move(store) : bucket::make_memory_store(allocate_beside)), rank_(rank), size_(size), sharded_(sharded) {
   int64_t tensors = 0;
   for (bucket::FlatParameters* buffer : buffers) {
     std::vector<double> decay;
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
       decay.push_back(weight_decay(tensor));
     }
-    Shard& shard = shards_.emplace_back(
-        Shard{buffer, std::move(decay), bucket::ShardPlan(buffer->layout(), rank, size, sharded), {}, {}, {}, {}, {}, {}, {}, 2 * tensors});
+    Shard& shard = shards_.emplace_back(Shard{std::ssize(shards_), buffer, std::move(decay), bucket::ShardPlan(buffer->layout(), rank, size, sharded),
+                                              buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, 2 * tensors});
     tensors += shard.buffer->count();
-    allocate(shard);
+    cut(shard);
+    keep(shard);
   }
   norms_.resize(rule_->needs_norms() ? 2 * tensors : 0);
 }
 
-void FlatOptimizer::allocate(Shard& shard) const {
+void FlatOptimizer::cut(Shard& shard) const {
   const bucket::FlatLayout& layout = shard.buffer->layout();
-  int64_t blocks = 0;
+  std::copy_if(layout.slots().begin(), layout.slots().end(), std::back_inserter(shard.uncounted),
+               [&](const bucket::Slot& slot) { return !layout.tensors()[slot.tensor].placement.counts_in_norm; });
   for (size_t b = 0; b < layout.buckets().size(); ++b) {
     shard.segments.push_back(segments_of(layout, layout.buckets()[b], shard.plan.mine(static_cast<int64_t>(b))));
-    std::vector<int64_t>& offsets = shard.scale_offset.emplace_back();
+    std::vector<int64_t>& first_block = shard.first_block.emplace_back();
+    int64_t blocks = 0;
     for (const Segment& segment : shard.segments.back()) {
-      offsets.push_back(blocks);
+      first_block.push_back(blocks);
       blocks += blocks_of(segment);
     }
   }
-  for (const StateInfo& info : rule_->states()) {
-    at::Tensor state = comm::allocate_host(shard.plan.state_numel(), scalar_type(rule_->state_type()));
-    if (rule_->state_type() == StateType::int8) {
-      shard.scales.push_back(torch::full({blocks}, info.initial, torch::kFloat32));
-      state.fill_(info.initial == 0 ? 0 : info.is_signed ? kernels::kLargestSignedCode : kernels::kLargestCode);
-    } else {
-      state.fill_(info.initial);
+}
+
+// The master, the states, the scales: with_states() finds them in this order.
+void FlatOptimizer::keep(const Shard& shard) {
+  std::vector<int64_t> elements;
+  std::vector<int64_t> blocks;
+  for (size_t b = 0; b < shard.segments.size(); ++b) {
+    elements.push_back(shard.plan.mine(static_cast<int64_t>(b)).numel());
+    int64_t& count = blocks.emplace_back(0);
+    for (const Segment& segment : shard.segments[b]) {
+      count += blocks_of(segment);
     }
-    shard.states.push_back(state);
   }
-  if (shard.buffer->scalar_type() != torch::kFloat32) {
-    shard.master = comm::allocate_host(shard.plan.state_numel(), torch::kFloat32).zero_();
+  std::vector<bucket::StoredArray> arrays;
+  if (shard.has_master) {
+    arrays.push_back({at::kFloat, 0, elements});
   }
+  const bool coded = rule_->state_type() == StateType::int8;
+  for (const StateInfo& info : rule_->states()) {
+    const double code = info.initial == 0 ? 0 : info.is_signed ? kernels::kLargestSignedCode : kernels::kLargestCode;
+    arrays.push_back({scalar_type(rule_->state_type()), coded ? code : info.initial, elements});
+  }
+  for (size_t i = 0; coded && i < rule_->states().size(); ++i) {
+    arrays.push_back({at::kFloat, rule_->states()[i].initial, blocks});
+  }
+  for (const bucket::StoredArray& array : arrays) {
+    bytes_ += std::accumulate(array.numel.begin(), array.numel.end(), int64_t{0}) * static_cast<int64_t>(c10::elementSize(array.type));
+  }
+  store_->add(arrays, shard.buffer->parameter(0).device());
+}
+
+void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, const std::function<void(const BucketStates&)>& f) const {
+  const size_t masters = shard.has_master ? 1 : 0;
+  const size_t states = rule_->states().size();
+  if (masters + states == 0) {
+    f({});
+    return;
+  }
+  const std::span<const at::Tensor> arrays = store_->acquire(shard.index, bucket);
+  f({shard.has_master ? arrays.front() : at::Tensor(), arrays.subspan(masters, states), arrays.subspan(masters + states)});
+  store_->release(shard.index, bucket);
 }
 
 void FlatOptimizer::follow_first_values() {
@@ -83,28 +119,13 @@ void FlatOptimizer::follow_first_values() {
 void FlatOptimizer::refresh_masters() {
   const torch::NoGradGuard no_grad;
   for (Shard& shard : shards_) {
-    for (size_t b = 0; shard.master.defined() && b < shard.segments.size(); ++b) {
-      const auto bucket = static_cast<int64_t>(b);
-      const bucket::Range range = shard.plan.mine(bucket);
-      const int64_t offset = shard.plan.state_offset(bucket);
-      const at::Tensor master = shard.master.slice(0, offset, offset + range.numel());
-      const at::Tensor data = shard.buffer->owned_data(bucket, range);
-      master.copy_(torch::where(master.to(data.scalar_type()) == data, master, data.to(torch::kFloat32)));
+    for (int64_t bucket = 0; shard.has_master && bucket < std::ssize(shard.segments); ++bucket) {
+      with_states(shard, bucket, [&](const BucketStates& states) {
+        const at::Tensor data = shard.buffer->owned_data(bucket, shard.plan.mine(bucket));
+        states.master.copy_(torch::where(states.master.to(data.scalar_type()) == data, states.master, data.to(torch::kFloat32)));
+      });
     }
   }
-}
-
-int64_t FlatOptimizer::bytes() const {
-  size_t sum = 0;
-  for (const Shard& shard : shards_) {
-    sum += shard.master.defined() ? shard.master.nbytes() : 0;
-    for (const auto* arrays : {&shard.states, &shard.scales}) {
-      for (const at::Tensor& array : *arrays) {
-        sum += array.nbytes();
-      }
-    }
-  }
-  return static_cast<int64_t>(sum);
 }
 
 void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double grad_scale) {
@@ -123,32 +144,32 @@ void FlatOptimizer::leave_out(int64_t buffer, std::vector<bool> unused) {
   shards_[buffer].unused = std::move(unused);
 }
 
-at::Tensor FlatOptimizer::scales_of(const Shard& shard, size_t state, int64_t bucket, size_t segment) const {
-  const int64_t begin = shard.scale_offset[bucket][segment];
-  return shard.scales[state].slice(0, begin, begin + blocks_of(shard.segments[bucket][segment]));
+at::Tensor FlatOptimizer::scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket, size_t segment) {
+  const int64_t begin = shard.first_block[bucket][segment];
+  return states.scales[state].slice(0, begin, begin + blocks_of(shard.segments[bucket][segment]));
 }
 
 // Of segments [first, last) and the gaps between them, which are zero and stay zero.
-ShardStep FlatOptimizer::shard_step(const Shard& shard, int64_t bucket, size_t first, size_t last) const {
+ShardStep FlatOptimizer::shard_step(const Shard& shard, const BucketStates& states, int64_t bucket, size_t first, size_t last) const {
   const std::vector<Segment>& segments = shard.segments[bucket];
   const int64_t start = shard.plan.mine(bucket).begin;
-  const bucket::Range range{start + segments[first].begin, start + segments[last - 1].end};
-  const int64_t begin = shard.plan.state_offset(bucket) + segments[first].begin;
-  const int64_t end = begin + range.numel();
+  const int64_t begin = segments[first].begin;
+  const int64_t end = segments[last - 1].end;
+  const bucket::Range range{start + begin, start + end};
   const at::Tensor data = shard.buffer->owned_data(bucket, range);
   ShardStep step;
-  if (shard.master.defined()) {
-    step.param = shard.master.slice(0, begin, end);
+  if (shard.has_master) {
+    step.param = states.master.slice(0, begin, end);
     step.param_copy = data;
   } else {
     step.param = data;
   }
   step.grad = shard.buffer->owned_grad(bucket, range);
-  for (const at::Tensor& state : shard.states) {
+  for (const at::Tensor& state : states.states) {
     step.states.push_back(state.slice(0, begin, end));
   }
-  for (size_t i = 0; i < shard.scales.size(); ++i) {
-    step.scales.push_back(scales_of(shard, i, bucket, first));
+  for (size_t i = 0; i < states.scales.size(); ++i) {
+    step.scales.push_back(scales_of(shard, states, i, bucket, first));
   }
   step.lr = lr_;
   step.betas = betas_;
@@ -164,22 +185,34 @@ void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::funct
   const std::vector<Segment>& segments = shard.segments[bucket];
   const auto left_out = [&](size_t s) { return !shard.unused.empty() && shard.unused[segments[s].parameter]; };
   const auto decay = [&](size_t s) { return shard.weight_decay[segments[s].parameter]; };
-  for (size_t first = 0, last = 0; first < segments.size(); first = last) {
-    last = first + 1;
-    if (left_out(first)) {
-      continue;
+  with_states(shard, bucket, [&](const BucketStates& states) {
+    prefetch_after(shard, bucket);
+    for (size_t first = 0, last = 0; first < segments.size(); first = last) {
+      last = first + 1;
+      if (left_out(first)) {
+        continue;
+      }
+      while (states.scales.empty() && last < segments.size() && !left_out(last) && decay(last) == decay(first)) {
+        ++last;
+      }
+      ShardStep step = shard_step(shard, states, bucket, first, last);
+      std::vector<Segment> own(segments.begin() + static_cast<int64_t>(first), segments.begin() + static_cast<int64_t>(last));
+      for (Segment& segment : own) {
+        segment.begin -= segments[first].begin;
+        segment.end -= segments[first].begin;
+      }
+      step.segments = own;
+      f(step);
     }
-    while (shard.scales.empty() && last < segments.size() && !left_out(last) && decay(last) == decay(first)) {
-      ++last;
-    }
-    ShardStep step = shard_step(shard, bucket, first, last);
-    std::vector<Segment> own(segments.begin() + static_cast<int64_t>(first), segments.begin() + static_cast<int64_t>(last));
-    for (Segment& segment : own) {
-      segment.begin -= segments[first].begin;
-      segment.end -= segments[first].begin;
-    }
-    step.segments = own;
-    f(step);
+  });
+}
+
+// Buckets are stepped in this order.
+void FlatOptimizer::prefetch_after(const Shard& shard, int64_t bucket) const {
+  if (bucket + 1 < std::ssize(shard.segments)) {
+    store_->prefetch(shard.index, bucket + 1);
+  } else if (shard.index + 1 < std::ssize(shards_)) {
+    store_->prefetch(shard.index + 1, 0);
   }
 }
 
@@ -220,26 +253,6 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
   });
 }
 
-void FlatOptimizer::leave_out_of_norm(const std::function<bool(const std::string& name)>& left_out) {
-  for (Shard& shard : shards_) {
-    for (int64_t i = 0; i < shard.buffer->count(); ++i) {
-      if (left_out(shard.buffer->name(i))) {
-        shard.uncounted.push_back(i);
-      }
-    }
-  }
-}
-
-// In buffer order.
-std::vector<bucket::Slot> FlatOptimizer::uncounted_slots(const Shard& shard) {
-  std::vector<bucket::Slot> slots;
-  for (const int64_t tensor : shard.uncounted) {
-    slots.push_back(shard.buffer->layout().slot_of(tensor));
-  }
-  std::sort(slots.begin(), slots.end(), [](const bucket::Slot& a, const bucket::Slot& b) { return a.begin < b.begin; });
-  return slots;
-}
-
 double FlatOptimizer::squared_grad_norm() const {
   double sum = 0;
   for (const Shard& shard : shards_) {
@@ -247,7 +260,7 @@ double FlatOptimizer::squared_grad_norm() const {
     for (size_t b = 0; b < shard.buffer->layout().buckets().size(); ++b) {
       const bucket::Range range = plan.mine(static_cast<int64_t>(b));
       int64_t begin = range.begin;
-      for (const bucket::Slot& slot : uncounted_slots(shard)) {
+      for (const bucket::Slot& slot : shard.uncounted) {
         if (slot.begin < range.end && slot.end > begin) {
           sum += squared_norm(shard.buffer->owned_grad(static_cast<int64_t>(b), {begin, std::max(begin, slot.begin)}));
           begin = std::min(range.end, slot.end);
@@ -264,35 +277,32 @@ void FlatOptimizer::for_each_state(const Visit& visit) {
   const auto& infos = rule_->states();
   for (Shard& shard : shards_) {
     const bucket::FlatLayout& layout = shard.buffer->layout();
-    for (size_t b = 0; b < layout.buckets().size(); ++b) {
-      const auto bucket = static_cast<int64_t>(b);
-      const bucket::Range range = shard.plan.mine(bucket);
-      const int64_t offset = shard.plan.state_offset(bucket);
+    for (int64_t bucket = 0; bucket < std::ssize(shard.segments); ++bucket) {
+      const std::vector<Segment>& segments = shard.segments[bucket];
+      const int64_t start = shard.plan.mine(bucket).begin;
       const auto visit_segment = [&](const std::string& name, const Segment& segment, const at::Tensor& values) {
-        visit(name, layout.tensors()[segment.parameter], range.begin + segment.begin - layout.slot_of(segment.parameter).begin, values);
+        visit(name, layout.tensors()[segment.parameter], start + segment.begin - layout.slot_of(segment.parameter).begin, values);
       };
-      const auto piece = [&](const at::Tensor& array, const Segment& segment) {
-        return array.slice(0, offset + segment.begin, offset + segment.end);
-      };
-      for (const Segment& segment : shard.segments[b]) {
-        if (shard.master.defined()) {
-          visit_segment(kMasterState, segment, piece(shard.master, segment));
-        }
-      }
-      for (size_t i = 0; i < infos.size(); ++i) {
-        for (size_t s = 0; s < shard.segments[b].size(); ++s) {
-          const Segment& segment = shard.segments[b][s];
-          const at::Tensor state = piece(shard.states[i], segment);
-          if (shard.scales.empty()) {
-            visit_segment(infos[i].name, segment, state);
-            continue;
+      with_states(shard, bucket, [&](const BucketStates& states) {
+        for (const Segment& segment : segments) {
+          if (shard.has_master) {
+            visit_segment(kMasterState, segment, states.master.slice(0, segment.begin, segment.end));
           }
-          const at::Tensor scales = scales_of(shard, i, bucket, s);
-          const at::Tensor values = decode_states(state, scales, infos[i].is_signed);
-          visit_segment(infos[i].name, segment, values);
-          encode_states(values, state, scales, infos[i].is_signed);
         }
-      }
+        for (size_t i = 0; i < infos.size(); ++i) {
+          for (size_t s = 0; s < segments.size(); ++s) {
+            const at::Tensor state = states.states[i].slice(0, segments[s].begin, segments[s].end);
+            if (states.scales.empty()) {
+              visit_segment(infos[i].name, segments[s], state);
+              continue;
+            }
+            const at::Tensor scales = scales_of(shard, states, i, bucket, s);
+            const at::Tensor values = decode_states(state, scales, infos[i].is_signed);
+            visit_segment(infos[i].name, segments[s], values);
+            encode_states(values, state, scales, infos[i].is_signed);
+          }
+        }
+      });
     }
   }
 }

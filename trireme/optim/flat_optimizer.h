@@ -2,12 +2,14 @@
 
 #include <trireme/bucket/flat_parameters.h>
 #include <trireme/bucket/shard_plan.h>
+#include <trireme/bucket/state_store.h>
 #include <trireme/optim/optimizer.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,15 +23,16 @@ inline constexpr const char* kMasterState = "master";
 ///
 /// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes the
 /// parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are.
-/// Masters and states are allocated at construction. Masters follow parameters that are changed before the first step; later, see
+/// Masters and states are where the bucket::StateStore keeps them; a bucket's are acquired while it is stepped. Masters follow parameters that are changed before the first step; later, see
 /// refresh_masters().
 /// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer {
  public:
-  /// `weight_decay` is asked once for each parameter. The buffers must outlive the optimizer.
+  /// `weight_decay` is asked once for each parameter. The buffers must outlive the optimizer. Without a `store` masters and states are in
+  /// memory, beside the parameters.
   using WeightDecay = std::function<double(const bucket::TensorInfo&)>;
   FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const WeightDecay& weight_decay, const OptimizerOptions& options, int rank, int size,
-                bool sharded);
+                bool sharded, std::unique_ptr<bucket::StateStore> store = nullptr);
 
   bool sharded() const {
     return sharded_;
@@ -62,17 +65,17 @@ class FlatOptimizer {
   }
   /// Steps the owned part of one bucket; each bucket once between two begin_step().
   void step_bucket(int64_t buffer, int64_t bucket);
-  /// Leaves these parameters out of the norm: copies of others that are counted elsewhere.
-  void leave_out_of_norm(const std::function<bool(const std::string& name)>& left_out);
-  /// Sum of squares of this rank's share of the gradients, in double, bucket after bucket: summed over the ranks it is that of all.
+  /// Sum of squares of this rank's share of the gradients that count (bucket::Placement), in double, bucket after bucket: summed over the ranks it is that of all.
   /// The share is a shard's also where nothing is sharded, so that every stage adds in the same order.
   /// Finite if and only if all these gradients are.
   double squared_grad_norm() const;
 
   /// Takes masters from the parameters again where these are not what the masters round to: after somebody has changed them.
   void refresh_masters();
-  /// Bytes of masters and states on this rank.
-  int64_t bytes() const;
+  /// Bytes of masters and states of this rank.
+  int64_t bytes() const {
+    return bytes_;
+  }
 
   /// Calls `visit(state name, tensor name, tensor sizes, begin, values)` for each piece of
   /// state on this rank: `values` are elements [begin, begin + n) of the tensor's row-major order, and a loader may write into them.
@@ -84,30 +87,40 @@ class FlatOptimizer {
 
  private:
   struct Shard {
+    int64_t index; // of the buffer
     bucket::FlatParameters* buffer;
     std::vector<double> weight_decay; // of each parameter
     bucket::ShardPlan plan;
-    at::Tensor master; // [plan.state_numel()], or undefined: the parameters are fp32
-    std::vector<at::Tensor> states; // each [plan.state_numel()]
-    std::vector<at::Tensor> scales; // of 8-bit states: each segment begins a block
-    std::vector<std::vector<int64_t>> scale_offset; // of each bucket's segments
+    bool has_master; // the parameters are not fp32
     std::vector<std::vector<Segment>> segments; // of each bucket's owned range
+    std::vector<std::vector<int64_t>> first_block; // of 8-bit states, of each bucket's segments: each begins a block
     std::vector<bool> unused; // parameters that this step leaves out; empty: none
-    std::vector<int64_t> uncounted; // tensors left out of the norm
+    std::vector<bucket::Slot> uncounted; // in the norm, in buffer order
     int64_t first_norm; // in norms_
   };
 
-  void allocate(Shard& shard) const;
+  // What the store has of a bucket's owned range.
+  struct BucketStates {
+    at::Tensor master; // undefined: the parameters are fp32
+    std::span<const at::Tensor> states;
+    std::span<const at::Tensor> scales; // of 8-bit states
+  };
+
+  void cut(Shard& shard) const;
+  void keep(const Shard& shard);
+  void with_states(const Shard& shard, int64_t bucket, const std::function<void(const BucketStates&)>& f) const;
   void follow_first_values();
   /// Calls f(step) for the parts of a bucket's owned range that are stepped in one go.
   void for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;
-  ShardStep shard_step(const Shard& shard, int64_t bucket, size_t first, size_t last) const;
-  at::Tensor scales_of(const Shard& shard, size_t state, int64_t bucket, size_t segment) const;
+  ShardStep shard_step(const Shard& shard, const BucketStates& states, int64_t bucket, size_t first, size_t last) const;
+  void prefetch_after(const Shard& shard, int64_t bucket) const;
+  static at::Tensor scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket, size_t segment);
   std::span<double> norms_of(const Shard& shard);
-  static std::vector<bucket::Slot> uncounted_slots(const Shard& shard);
 
   std::vector<Shard> shards_;
   std::unique_ptr<Optimizer> rule_;
+  std::unique_ptr<bucket::StateStore> store_;
+  int64_t bytes_ = 0;
   int rank_;
   int size_;
   bool sharded_;

@@ -1,37 +1,13 @@
 #include <trireme/optim/lamb.h>
 
 #include <trireme/base/error.h>
-#include <trireme/kernels/kernels.h>
-#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/device_kernels.h>
 #include <trireme/optim/shard_check.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace trireme::optim {
-namespace {
-
-// Whole segments in blocks: one result each, whatever the number of threads.
-std::vector<Segment> blocks_of(std::span<const Segment> segments) {
-  std::vector<Segment> blocks;
-  for (const Segment& segment : segments) {
-    for (int64_t begin = segment.begin; begin < segment.end; begin += kBlock) {
-      blocks.push_back({begin, std::min(begin + kBlock, segment.end), segment.parameter});
-    }
-  }
-  return blocks;
-}
-
-template <class F>
-void parallel_each(size_t count, const F& f) {
-  at::parallel_for(0, static_cast<int64_t>(count), 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      f(static_cast<size_t>(i));
-    }
-  });
-}
-
-} // namespace
-
 Lamb::Lamb(const LambOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
   const auto check = [this](bool holds, const char* option, const char* range, double value) {
     check_option(holds, name(), option, range, value);
@@ -75,15 +51,7 @@ kernels::LambArgs Lamb::args_of(const ShardStep& shard) const {
 }
 
 void Lamb::prepare(const ShardStep& shard, std::span<double> sums) const {
-  const kernels::LambArgs args = args_of(shard);
-  const std::vector<Segment> blocks = blocks_of(shard.segments);
-  std::vector<kernels::LambSums> parts(blocks.size());
-  const auto& kernels = kernels::active_kernels();
-  parallel_each(blocks.size(), [&](size_t i) { parts[i] = kernels.lamb_moments(args, blocks[i].begin, blocks[i].end); });
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    sums[2 * blocks[i].parameter] += parts[i].param;
-    sums[2 * blocks[i].parameter + 1] += parts[i].update;
-  }
+  kernels_for(shard.param).lamb_moments(args_of(shard), shard.segments, sums);
 }
 
 void Lamb::step(const ShardStep& shard) const {
@@ -97,16 +65,14 @@ void Lamb::step(const ShardStep& shard) const {
   const double step = static_cast<double>(shard.step);
   const double correction =
       options_.bias_correction ? std::sqrt(1 - std::pow(betas.beta2, step)) / (1 - std::pow(betas.beta1, step)) : 1;
-  const auto& kernels = kernels::active_kernels();
-  const std::vector<Segment> blocks = blocks_of(shard.segments);
-  parallel_each(blocks.size(), [&](size_t i) {
-    const double weight = std::sqrt(shard.norms[2 * blocks[i].parameter]);
-    const double update = std::sqrt(shard.norms[2 * blocks[i].parameter + 1]);
+  std::vector<float> step_sizes;
+  for (const Segment& segment : shard.segments) {
+    const double weight = std::sqrt(shard.norms[2 * segment.parameter]);
+    const double update = std::sqrt(shard.norms[2 * segment.parameter + 1]);
     const double ratio = weight > 0 && update > 0 ? std::clamp(weight / update, options_.min_coeff, options_.max_coeff) : 1;
-    kernels::LambArgs own = args;
-    own.step_size = static_cast<float>(shard.lr * correction * ratio);
-    kernels.lamb_apply(own, blocks[i].begin, blocks[i].end);
-  });
+    step_sizes.push_back(static_cast<float>(shard.lr * correction * ratio));
+  }
+  kernels_for(shard.param).lamb_apply(args, shard.segments, step_sizes);
 }
 
 } // namespace trireme::optim

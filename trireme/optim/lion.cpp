@@ -1,7 +1,6 @@
 #include <trireme/optim/lion.h>
 
-#include <trireme/kernels/kernels.h>
-#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/device_kernels.h>
 #include <trireme/optim/shard_check.h>
 
 namespace trireme::optim {
@@ -35,8 +34,7 @@ void Lion::step(const ShardStep& shard) const {
   args.lr = static_cast<float>(shard.lr);
   args.one_minus_beta1 = static_cast<float>(1 - betas.beta1);
   args.one_minus_beta2 = static_cast<float>(1 - betas.beta2);
-  const auto& kernels = kernels::active_kernels();
-  parallel_ranges(shard.param.numel(), [&](int64_t begin, int64_t end) { kernels.lion(args, begin, end); });
+  kernels_for(shard.param).lion(args, shard.param.numel());
 }
 
 } // namespace trireme::optim

@@ -41,7 +41,7 @@ inline constexpr int64_t kStateBlock = 256;
 
 /// What one rank steps of one flat buffer, and with which values.
 ///
-/// Shapes: all [n], contiguous, in host memory.
+/// Shapes: all [n], contiguous, on one device.
 struct ShardStep {
   /// fp32: the parameters, or their masters.
   at::Tensor param;

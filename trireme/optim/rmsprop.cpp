@@ -1,8 +1,7 @@
 #include <trireme/optim/rmsprop.h>
 
 #include <trireme/base/error.h>
-#include <trireme/kernels/kernels.h>
-#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/device_kernels.h>
 #include <trireme/optim/shard_check.h>
 
 namespace trireme::optim {
@@ -55,8 +54,7 @@ void Rmsprop::step(const ShardStep& shard) const {
   args.one_minus_alpha = static_cast<float>(1 - options_.alpha);
   args.momentum = static_cast<float>(options_.momentum);
   args.eps = static_cast<float>(options_.eps);
-  const auto& kernels = kernels::active_kernels();
-  parallel_ranges(shard.param.numel(), [&](int64_t begin, int64_t end) { kernels.rmsprop(args, begin, end); });
+  kernels_for(shard.param).rmsprop(args, shard.param.numel());
 }
 
 } // namespace trireme::optim

@@ -1,8 +1,7 @@
 #include <trireme/optim/sgd.h>
 
 #include <trireme/base/error.h>
-#include <trireme/kernels/kernels.h>
-#include <trireme/optim/parallel_blocks.h>
+#include <trireme/optim/device_kernels.h>
 #include <trireme/optim/shard_check.h>
 
 namespace trireme::optim {
@@ -44,8 +43,7 @@ void Sgd::step(const ShardStep& shard) const {
   args.one_minus_dampening = static_cast<float>(1 - options_.dampening);
   args.nesterov = options_.nesterov;
   args.first = shard.step == 1;
-  const auto& kernels = kernels::active_kernels();
-  parallel_ranges(shard.param.numel(), [&](int64_t begin, int64_t end) { kernels.sgd(args, begin, end); });
+  kernels_for(shard.param).sgd(args, shard.param.numel());
 }
 
 } // namespace trireme::optim

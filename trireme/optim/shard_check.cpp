@@ -13,7 +13,7 @@ const char* short_name(at::ScalarType type) {
 
 } // namespace
 
-void check_flat(const at::Tensor& tensor, const std::string& what, std::initializer_list<at::ScalarType> types) {
+void check_flat(const at::Tensor& tensor, const std::string& what, std::initializer_list<at::ScalarType> types, at::Device device) {
   std::vector<std::string> names;
   bool known = false;
   for (const at::ScalarType type : types) {
@@ -24,9 +24,9 @@ void check_flat(const at::Tensor& tensor, const std::string& what, std::initiali
   if (!tensor.defined()) {
     throw Error("optim", concat(what, " is an undefined tensor, expected a flat ", expected, " array."));
   }
-  if (tensor.dim() != 1 || !known || !tensor.is_contiguous() || !tensor.device().is_cpu()) {
+  if (tensor.dim() != 1 || !known || !tensor.is_contiguous() || tensor.device() != device) {
     throw Error("optim",
-                concat(what, " must be a contiguous ", expected, " array [n] in host memory, got ", tensor.scalar_type(), ' ', tensor.sizes(), " on ",
+                concat(what, " must be a contiguous ", expected, " array [n] on ", device, ", got ", tensor.scalar_type(), ' ', tensor.sizes(), " on ",
                        tensor.device(), tensor.is_contiguous() ? "" : ", not contiguous", '.'),
                 "Pass the flat buffer or a slice of it.");
   }
@@ -34,8 +34,9 @@ void check_flat(const at::Tensor& tensor, const std::string& what, std::initiali
 
 void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
   const std::string prefix = std::string(optimizer.name()) + ": ";
+  const at::Device device = shard.param.defined() ? shard.param.device() : at::kCPU;
   const auto check = [&](const at::Tensor& tensor, const std::string& name, std::initializer_list<at::ScalarType> types) {
-    check_flat(tensor, prefix + name, types);
+    check_flat(tensor, prefix + name, types, device);
     if (tensor.numel() != shard.param.numel()) {
       throw Error("optim", concat(prefix, name, " has ", tensor.numel(), " elements, the parameters have ", shard.param.numel(), '.'));
     }
@@ -56,7 +57,7 @@ void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
   }
   const int64_t blocks = (shard.param.numel() + kStateBlock - 1) / kStateBlock;
   for (size_t i = 0; i < scales; ++i) {
-    check_flat(shard.scales[i], concat(prefix, "scales of ", infos[i].name), {at::kFloat});
+    check_flat(shard.scales[i], concat(prefix, "scales of ", infos[i].name), {at::kFloat}, device);
     if (shard.scales[i].numel() != blocks) {
       throw Error("optim", concat(prefix, "scales of ", infos[i].name, " has ", shard.scales[i].numel(), " elements, ", blocks, " are needed."));
     }

@@ -27,7 +27,7 @@ EarlyShards::EarlyShards(const torch::nn::Module& module, const comm::Group& gro
   bucket::LayoutOptions layout;
   layout.shards = group_.size();
   const bucket::FlatOptions keep_shards{group_.rank(), group_.size(), true, true, [](const at::Tensor&) { return 0; }};
-  buffers_ = bucket::flatten(parameters_of(module), layout, [group](int64_t numel, at::ScalarType type) { return group.allocate(numel, type); }, keep_shards);
+  buffers_ = bucket::flatten(parameters_of(module), layout, [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); }, keep_shards);
   for (const auto& buffer : buffers_) {
     buffer->take_in(0);
     group_.broadcast(buffer->bucket_data(0), 0, "parameters of a new module").wait();

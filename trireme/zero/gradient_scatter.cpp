@@ -15,7 +15,7 @@ comm::Work scatter_gradients(const comm::Group& group, bucket::FlatParameters& b
   const bucket::Range mine = bucket::shard_of(whole, group.rank(), group.size());
   const auto part = [&](const at::Tensor& tensor) { return tensor.slice(0, mine.begin - whole.begin, mine.end - whole.begin); };
   const at::Tensor gradients = buffer.bucket_grad(bucket);
-  const at::Tensor sent = travel == gradients.scalar_type() ? gradients : group.allocate(gradients.numel(), travel).copy_(gradients);
+  const at::Tensor sent = travel == gradients.scalar_type() ? gradients : group.allocate(gradients.numel(), travel, gradients.device()).copy_(gradients);
   comm::Work scattered = group.reduce_scatter(part(sent), sent, comm::ReduceOp::sum, concat("gradients, bucket ", bucket));
   if (travel != gradients.scalar_type()) {
     scattered = comm::then(std::move(scattered), [target = part(gradients), source = part(sent)] {

@@ -7,7 +7,6 @@
 #include <trireme/comm/gloo/door.h>
 #include <trireme/comm/gloo/gloo_pending.h>
 #include <trireme/comm/gloo/terminate_guard.h>
-#include <trireme/comm/host_memory.h>
 #include <trireme/comm/reduce.h>
 #include <trireme/comm/store_handle.h>
 
@@ -166,10 +165,6 @@ class GlooBackend : public Backend {
   std::shared_ptr<Pending> barrier() override {
     // Not gloo's own barrier: that one first waits for everything before it on a worker thread, without a deadline.
     return all_reduce(at::zeros({1}, at::kByte), ReduceOp::max);
-  }
-
-  at::Tensor allocate(int64_t numel, at::ScalarType type) override {
-    return allocate_host(numel, type);
   }
 
   int64_t bytes_sent() const override {

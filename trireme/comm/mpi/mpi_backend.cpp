@@ -1,7 +1,6 @@
 #include <trireme/comm/mpi/mpi_backend.h>
 
 #include <trireme/comm/closed_forms.h>
-#include <trireme/comm/host_memory.h>
 #include <trireme/comm/mpi/mpi_pending.h>
 #include <trireme/comm/reduce.h>
 
@@ -126,10 +125,6 @@ class MpiBackend : public Backend {
   std::shared_ptr<Pending> barrier() override {
     return start("MPI_Ibarrier", 0, {},
                  [&](const Functions& mpi, Operation* operation) { return mpi.barrier(core_->communicator, operation); });
-  }
-
-  at::Tensor allocate(int64_t numel, at::ScalarType type) override {
-    return allocate_host(numel, type);
   }
 
   int64_t bytes_sent() const override {

@@ -181,8 +181,8 @@ class NcclBackend : public Backend {
   int size() const override {
     return size_;
   }
-  at::DeviceType device() const override {
-    return at::kCUDA;
+  bool moves(at::DeviceType type) const override {
+    return type == at::kCUDA;
   }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
@@ -231,9 +231,6 @@ class NcclBackend : public Backend {
     return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.barrier(options); });
   }
 
-  at::Tensor allocate(int64_t numel, at::ScalarType type) override {
-    return at::empty({numel}, at::TensorOptions(type).device(at::kCUDA, c10::cuda::current_device()));
-  }
   int64_t bytes_sent() const override {
     return bytes_sent_;
   }

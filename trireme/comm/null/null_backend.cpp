@@ -1,7 +1,5 @@
 #include <trireme/comm/null/null_backend.h>
 
-#include <trireme/comm/host_memory.h>
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -18,6 +16,9 @@ class NullBackend : public Backend {
   }
   int size() const override {
     return 1;
+  }
+  bool moves(at::DeviceType) const override {
+    return true;
   }
   std::shared_ptr<Pending> all_reduce(at::Tensor, ReduceOp) override {
     return nullptr;
@@ -42,9 +43,6 @@ class NullBackend : public Backend {
   }
   std::shared_ptr<Pending> barrier() override {
     return nullptr;
-  }
-  at::Tensor allocate(int64_t numel, at::ScalarType type) override {
-    return allocate_host(numel, type);
   }
   int64_t bytes_sent() const override {
     return 0;

@@ -28,7 +28,7 @@ ModuleBuffers::ModuleBuffers(const torch::nn::Module& model, comm::Group group) 
     const int64_t numel = std::accumulate(kind.tensors.begin(), kind.tensors.end(), int64_t{0},
                                           [](int64_t sum, const at::Tensor& buffer) { return sum + buffer.numel(); });
     const at::Tensor& first = kind.tensors.front();
-    kind.flat = first.is_cpu() ? group_.allocate(numel, first.scalar_type()) : at::empty({numel}, first.options().requires_grad(false));
+    kind.flat = group_.allocate(numel, first.scalar_type(), first.device());
   }
 }
 

@@ -388,7 +388,7 @@ comm::Work Reducer::all_reduce_as(at::ScalarType travel, const comm::Group& grou
   }
   const torch::NoGradGuard no_grad;
   const at::Tensor gradients = buffer.bucket_grad(bucket);
-  const at::Tensor sent = travel == gradients.scalar_type() ? gradients : group.allocate(gradients.numel(), travel).copy_(gradients);
+  const at::Tensor sent = travel == gradients.scalar_type() ? gradients : group.allocate(gradients.numel(), travel, gradients.device()).copy_(gradients);
   comm::Work reduced = group.all_reduce(sent, comm::ReduceOp::sum, what);
   if (!as_they_are) {
     reduced = comm::then(std::move(reduced), [gradients, sent] {

@@ -50,7 +50,7 @@ FlatBuffers flatten(const bucket::NamedTensors& parameters, const comm::Group& g
   layout.bucket_bytes = options.bucket_bytes;
   layout.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
   layout.shards = shards;
-  return bucket::flatten(parameters, layout, [group](int64_t numel, at::ScalarType type) { return group.allocate(numel, type); }, flat_options);
+  return bucket::flatten(parameters, layout, [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); }, flat_options);
 }
 
 void check_same_model(const FlatBuffers& buffers, const comm::Group& group) {

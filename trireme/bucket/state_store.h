@@ -1,0 +1,41 @@
+#pragma once
+
+#include <trireme/bucket/flatten.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace trireme::bucket {
+
+/// An array of which every bucket of a flat buffer has a part: an optimizer state, or the masters.
+struct StoredArray {
+  at::ScalarType type = at::kFloat;
+  double initial = 0;
+  /// Elements of each bucket's part.
+  std::vector<int64_t> numel;
+};
+
+/// Where such arrays are between steps: in memory, and later on the host of a device or on a disk. A bucket's parts are used between
+/// acquire() and release(), and buckets are asked for one after the other, in an order that prefetch() can tell ahead.
+class StateStore {
+ public:
+  virtual ~StateStore() = default;
+  /// Takes in the arrays of one more flat buffer, filled with their initial values; buffers count from 0. acquire() gives them on `device`.
+  virtual void add(const std::vector<StoredArray>& arrays, at::Device device) = 0;
+  /// The bucket's part of each array, flat and contiguous, to be read and written until release().
+  virtual const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) = 0;
+  /// Keeps what was written to the parts of an acquired bucket. A part that somebody still holds keeps its values: its memory is not used
+  /// again before.
+  virtual void release(int64_t buffer, int64_t bucket) = 0;
+  /// Says that acquire() of this bucket is near.
+  virtual void prefetch(int64_t buffer, int64_t bucket) = 0;
+};
+
+/// Keeps all of it on the device: each array in one piece, so that acquire() costs nothing.
+std::unique_ptr<StateStore> make_memory_store(AllocateOn allocate);
+
+} // namespace trireme::bucket

@@ -1,0 +1,67 @@
+#include <trireme/comm/routes.h>
+
+#include <vector>
+
+namespace trireme::comm {
+
+Routes::Routes(std::shared_ptr<Backend> host, std::map<at::DeviceType, Open> devices) : host_(std::move(host)), devices_(std::move(devices)) {}
+
+bool Routes::moves(at::DeviceType type) const {
+  return host_->moves(type) || devices_.count(type) != 0;
+}
+
+// Opening waits for the other members, so the lock is not held meanwhile; operations of one group are begun by one thread at a time.
+Backend& Routes::of(at::DeviceType type) {
+  if (host_->moves(type)) {
+    return *host_;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = open_.find(type); found != open_.end()) {
+      return *found->second;
+    }
+  }
+  if (interrupted_) {
+    throw Trouble(Trouble::Kind::interrupted, "interrupted");
+  }
+  std::shared_ptr<Backend> opened = devices_.at(type)();
+  {
+    const std::lock_guard lock(mutex_);
+    open_.emplace(type, opened);
+  }
+  if (interrupted_) { // while it was opened
+    opened->interrupt();
+  }
+  return *opened;
+}
+
+void Routes::for_each_open(const std::function<void(Backend&)>& f) const {
+  std::vector<std::shared_ptr<Backend>> backends = {host_};
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [type, backend] : open_) {
+      backends.push_back(backend);
+    }
+  }
+  for (const auto& backend : backends) {
+    f(*backend);
+  }
+}
+
+int64_t Routes::bytes_sent() const {
+  int64_t sum = 0;
+  for_each_open([&](const Backend& backend) { sum += backend.bytes_sent(); });
+  return sum;
+}
+
+void Routes::interrupt() {
+  interrupted_ = true;
+  for_each_open([](Backend& backend) { backend.interrupt(); });
+}
+
+void Routes::close() {
+  interrupted_ = true;
+  for_each_open([](Backend& backend) { backend.close(); });
+}
+
+} // namespace trireme::comm

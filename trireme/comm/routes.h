@@ -1,0 +1,47 @@
+#pragma once
+
+#include <trireme/comm/backend.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace trireme::comm {
+
+/// The backends of one group: one for tensors on the host, always, and one for each kind of device. A device's backend is opened when
+/// its first tensor comes, which every member does at the same operation; a job that never leaves the host opens none.
+class Routes {
+ public:
+  using Open = std::function<std::shared_ptr<Backend>()>;
+
+  /// `host` may move tensors of any device (a group of one); then nothing else is asked.
+  explicit Routes(std::shared_ptr<Backend> host, std::map<at::DeviceType, Open> devices = {});
+
+  Backend& host() const {
+    return *host_;
+  }
+  /// Whether there is a backend for such tensors, open or not.
+  bool moves(at::DeviceType type) const;
+  /// The backend for such tensors. Errors: those of opening it; Trouble once interrupted.
+  Backend& of(at::DeviceType type);
+
+  /// Bytes sent through all of them.
+  int64_t bytes_sent() const;
+  /// Makes every wait in progress or to come throw Trouble. Any thread may call it.
+  void interrupt();
+  /// Idempotent.
+  void close();
+
+ private:
+  void for_each_open(const std::function<void(Backend&)>& f) const;
+
+  const std::shared_ptr<Backend> host_;
+  std::map<at::DeviceType, Open> devices_;
+  mutable std::mutex mutex_;
+  std::map<at::DeviceType, std::shared_ptr<Backend>> open_;
+  std::atomic<bool> interrupted_{false};
+};
+
+} // namespace trireme::comm

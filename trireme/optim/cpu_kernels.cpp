@@ -1,0 +1,114 @@
+#include <trireme/kernels/kernels.h>
+#include <trireme/optim/device_kernels.h>
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace trireme::optim {
+namespace {
+
+static_assert(kStateBlock == kernels::kStateBlock);
+static_assert(kBlock % kStateBlock == 0, "threads get whole blocks of 8-bit states");
+
+// Calls f(begin, end) for consecutive ranges of whole blocks that cover [0, n), on all threads.
+template <class F>
+void parallel_ranges(int64_t n, const F& f) {
+  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) { f(first * kBlock, std::min(last * kBlock, n)); });
+}
+
+template <auto Kernel, class Args>
+void over_all(const Args& args, int64_t n) {
+  const auto kernel = kernels::active_kernels().*Kernel;
+  parallel_ranges(n, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
+// Part of a segment: one result each, whatever the number of threads.
+struct Block {
+  int64_t begin;
+  int64_t end;
+  size_t segment;
+};
+
+std::vector<Block> blocks_of(std::span<const Segment> segments) {
+  std::vector<Block> blocks;
+  for (size_t s = 0; s < segments.size(); ++s) {
+    for (int64_t begin = segments[s].begin; begin < segments[s].end; begin += kBlock) {
+      blocks.push_back({begin, std::min(begin + kBlock, segments[s].end), s});
+    }
+  }
+  return blocks;
+}
+
+template <class F>
+void parallel_each(size_t count, const F& f) {
+  at::parallel_for(0, static_cast<int64_t>(count), 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      f(static_cast<size_t>(i));
+    }
+  });
+}
+
+void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segments, std::span<double> sums) {
+  const std::vector<Block> blocks = blocks_of(segments);
+  std::vector<kernels::LambSums> parts(blocks.size());
+  parallel_each(blocks.size(), [&](size_t i) { parts[i] = kernels::active_kernels().lamb_moments(args, blocks[i].begin, blocks[i].end); });
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const int64_t parameter = segments[blocks[i].segment].parameter;
+    sums[2 * parameter] += parts[i].param;
+    sums[2 * parameter + 1] += parts[i].update;
+  }
+}
+
+void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, std::span<const float> step_sizes) {
+  const std::vector<Block> blocks = blocks_of(segments);
+  parallel_each(blocks.size(), [&](size_t i) {
+    kernels::LambArgs own = args;
+    own.step_size = step_sizes[blocks[i].segment];
+    kernels::active_kernels().lamb_apply(own, blocks[i].begin, blocks[i].end);
+  });
+}
+
+double squared_norm(const void* x, kernels::Element type, int64_t n) {
+  const int64_t bytes = type == kernels::Element::f32 ? 4 : 2;
+  std::vector<double> sums((n + kBlock - 1) / kBlock);
+  parallel_ranges(n, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += kBlock) {
+      sums[i / kBlock] = kernels::active_kernels().squared_norm(static_cast<const char*>(x) + i * bytes, type, std::min(kBlock, end - i));
+    }
+  });
+  double sum = 0;
+  for (const double block : sums) {
+    sum += block;
+  }
+  return sum;
+}
+
+void decode_states(const kernels::StateArray& state, bool is_signed, int64_t n, float* to) {
+  parallel_ranges(n, [&](int64_t begin, int64_t end) { kernels::active_kernels().decode_state(state, is_signed, begin, end, to + begin); });
+}
+
+void encode_states(const kernels::StateArray& state, bool is_signed, int64_t n, const float* from) {
+  parallel_ranges(n, [&](int64_t begin, int64_t end) {
+    kernels::active_kernels().encode_state(state, is_signed, begin, end, from + begin, kernels::kToNearest);
+  });
+}
+
+} // namespace
+
+const DeviceKernels kCpuKernels = {
+    over_all<&kernels::KernelSet::adam, kernels::AdamArgs>,
+    over_all<&kernels::KernelSet::sgd, kernels::SgdArgs>,
+    over_all<&kernels::KernelSet::lion, kernels::LionArgs>,
+    over_all<&kernels::KernelSet::adagrad, kernels::AdagradArgs>,
+    over_all<&kernels::KernelSet::rmsprop, kernels::RmspropArgs>,
+    lamb_moments,
+    lamb_apply,
+    squared_norm,
+    decode_states,
+    encode_states,
+};
+
+} // namespace trireme::optim
