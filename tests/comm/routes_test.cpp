@@ -132,6 +132,12 @@ TEST_F(RoutesTest, ADeviceThatCannotBeOpenedIsAFailureOfTheOperation) {
   EXPECT_THAT(error_of([&] { group.all_reduce(on(at::kMeta)); }), HasSubstr("the card is gone"));
 }
 
+TEST_F(RoutesTest, InputAndOutputAreOnOneDevice) {
+  const Group group(state([this] { return make("device", at::kMeta); }));
+  EXPECT_THAT(error_of([&] { group.all_to_all(on(at::kCPU), on(at::kMeta), "tokens"); }), HasSubstr("\"tokens\" in group \"g\": input and output are on different devices (meta, cpu)"));
+  EXPECT_THAT(notes_, IsEmpty());
+}
+
 TEST_F(RoutesTest, AGroupThatWasInterruptedOpensNothing) {
   const auto all = state([this] { return make("device", at::kMeta); });
   const Group group(all);

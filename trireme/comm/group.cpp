@@ -136,6 +136,9 @@ void check_pair(const Group::State& state, const char* op, std::string_view what
                                    c10::toString(part.scalar_type()), ")."),
            "Convert one of them.");
   }
+  if (whole.device() != part.device()) {
+    refuse(state, op, what, concat("input and output are on different devices (", whole.device(), ", ", part.device(), ")."), "Move one of them with tensor.to().");
+  }
   if (whole.numel() != part.numel() * times) {
     refuse(state, op, what, concat("the whole must have ", times, " x ", part.numel(), " elements, it has ", whole.numel(), "."),
            "Pad the buffer to a multiple of the group's size.");

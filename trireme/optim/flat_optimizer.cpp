@@ -101,7 +101,7 @@ void FlatOptimizer::keep(const Shard& shard) {
 void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, const std::function<void(const BucketStates&)>& f) const {
   const size_t masters = shard.has_master ? 1 : 0;
   const size_t states = rule_->states().size();
-  if (masters + states == 0) {
+  if (!keeps_something(shard)) {
     f({});
     return;
   }
@@ -209,10 +209,10 @@ void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::funct
 
 // Buckets are stepped in this order.
 void FlatOptimizer::prefetch_after(const Shard& shard, int64_t bucket) const {
-  if (bucket + 1 < std::ssize(shard.segments)) {
-    store_->prefetch(shard.index, bucket + 1);
-  } else if (shard.index + 1 < std::ssize(shards_)) {
-    store_->prefetch(shard.index + 1, 0);
+  const bool is_last = bucket + 1 == std::ssize(shard.segments);
+  const int64_t next = shard.index + (is_last ? 1 : 0);
+  if (next < std::ssize(shards_) && keeps_something(shards_[next])) {
+    store_->prefetch(next, is_last ? 0 : bucket + 1);
   }
 }
 

@@ -108,6 +108,9 @@ class FlatOptimizer {
 
   void cut(Shard& shard) const;
   void keep(const Shard& shard);
+  bool keeps_something(const Shard& shard) const {
+    return shard.has_master || !rule_->states().empty();
+  }
   void with_states(const Shard& shard, int64_t bucket, const std::function<void(const BucketStates&)>& f) const;
   void follow_first_values();
   /// Calls f(step) for the parts of a bucket's owned range that are stepped in one go.
