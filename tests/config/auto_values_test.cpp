@@ -45,8 +45,8 @@ TEST(AutoValuesTest, OptimizerAndScheduler) {
     "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}}})";
   const EngineConfig config = understood(text, {.lr = 3e-4, .warmup_steps = 20, .steps = 500});
   EXPECT_EQ(config.optimizer->lr(), 3e-4);
-  EXPECT_EQ(config.optimizer->adam.beta1, 0.9);
-  EXPECT_EQ(config.optimizer->adam.eps, 1e-8);
+  EXPECT_EQ(std::get<optim::AdamOptions>(config.optimizer->rule).beta1, 0.9);
+  EXPECT_EQ(std::get<optim::AdamOptions>(config.optimizer->rule).eps, 1e-8);
   EXPECT_EQ(config.optimizer->weight_decay(), 0);
   EXPECT_EQ(config.schedule.warmup_min_lr, 0);
   EXPECT_EQ(config.schedule.warmup_max_lr, 3e-4);
@@ -136,8 +136,8 @@ TEST(OtherNamesTest, OlderNamesAreRead) {
 
 TEST(OtherNamesTest, WithoutAnOptimizerItIsAdamW) {
   const optim::OptimizerOptions optimizer = understood("{}").optimizer_or_adamw();
-  EXPECT_EQ(optimizer.kind, optim::OptimizerOptions::Kind::adam);
-  EXPECT_TRUE(optimizer.adam.decoupled_weight_decay);
+  EXPECT_TRUE(std::holds_alternative<optim::AdamOptions>(optimizer.rule));
+  EXPECT_TRUE(std::get<optim::AdamOptions>(optimizer.rule).decoupled_weight_decay);
   EXPECT_EQ(optimizer.lr(), 1e-3);
   EXPECT_EQ(understood(R"({"bf16": {"enabled": true, "bf16_optimizer_states": true}})").optimizer_or_adamw().state_type, optim::StateType::bf16);
 }

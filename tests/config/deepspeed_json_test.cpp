@@ -110,11 +110,11 @@ TEST(DeepSpeedJsonTest, ReadsAConfigAsInDeepSpeedsTutorials) {
   EXPECT_EQ(config.batch.where, "ds.json:4:23");
   EXPECT_EQ(config.steps_per_print, 2000);
   ASSERT_TRUE(config.optimizer.has_value());
-  EXPECT_EQ(config.optimizer->kind, OptimizerOptions::Kind::adam);
-  EXPECT_TRUE(config.optimizer->adam.decoupled_weight_decay) << "Adam means AdamW";
-  EXPECT_EQ(config.optimizer->adam.beta1, 0.8);
-  EXPECT_EQ(config.optimizer->adam.beta2, 0.99);
-  EXPECT_EQ(config.optimizer->adam.weight_decay, 3e-7);
+  EXPECT_TRUE(std::holds_alternative<optim::AdamOptions>(config.optimizer->rule));
+  EXPECT_TRUE(std::get<optim::AdamOptions>(config.optimizer->rule).decoupled_weight_decay) << "Adam means AdamW";
+  EXPECT_EQ(std::get<optim::AdamOptions>(config.optimizer->rule).beta1, 0.8);
+  EXPECT_EQ(std::get<optim::AdamOptions>(config.optimizer->rule).beta2, 0.99);
+  EXPECT_EQ(std::get<optim::AdamOptions>(config.optimizer->rule).weight_decay, 3e-7);
   EXPECT_EQ(config.schedule.kind, ScheduleOptions::Kind::warmup);
   EXPECT_EQ(config.schedule.warmup_max_lr, 0.002);
   EXPECT_EQ(config.schedule.warmup_num_steps, 500);
@@ -265,7 +265,7 @@ TEST(DeepSpeedJsonTest, SettingsThatContradictEachOther) {
 // clang-format on
 
 TEST(DeepSpeedJsonTest, AdamModes) {
-  const auto adam = [](const char* text) { return read(text).optimizer->adam; };
+  const auto adam = [](const char* text) { return std::get<optim::AdamOptions>(read(text).optimizer->rule); };
   EXPECT_TRUE(adam(R"({"optimizer": {"type": "adamw"}})").decoupled_weight_decay);
   EXPECT_TRUE(adam(R"({"optimizer": {"type": "ADAM"}})").decoupled_weight_decay);
   EXPECT_FALSE(adam(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})").decoupled_weight_decay);
@@ -276,12 +276,12 @@ TEST(DeepSpeedJsonTest, AdamModes) {
 TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
   const auto optimizer = [](const std::string& section) { return *read(concat(R"({"optimizer": )", section, "}")).optimizer; };
   auto o = optimizer(R"({"type": "lamb"})");
-  EXPECT_EQ(o.kind, OptimizerOptions::Kind::lamb);
-  EXPECT_EQ(o.lamb.max_coeff, 10);
-  EXPECT_EQ(o.lamb.min_coeff, 0.01);
+  EXPECT_TRUE(std::holds_alternative<optim::LambOptions>(o.rule));
+  EXPECT_EQ(std::get<optim::LambOptions>(o.rule).max_coeff, 10);
+  EXPECT_EQ(std::get<optim::LambOptions>(o.rule).min_coeff, 0.01);
   EXPECT_EQ(o.lr(), 1e-3);
   o = optimizer(R"({"type": "Lion", "params": {"betas": [0.95, 0.98], "weight_decay": 0.3, "state_dtype": "int8"}})");
-  EXPECT_EQ(o.lion.beta2, 0.98);
+  EXPECT_EQ(std::get<optim::LionOptions>(o.rule).beta2, 0.98);
   EXPECT_EQ(o.weight_decay(), 0.3);
   EXPECT_EQ(o.state_type, optim::StateType::int8);
   EXPECT_EQ(o.weight_decay_of(1), 0.3) << "biases decay, as in PyTorch";
@@ -290,21 +290,21 @@ TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
   EXPECT_EQ(o.weight_decay_of(2), 0.3);
   o = optimizer(R"({"type": "Adagrad"})");
   EXPECT_EQ(o.lr(), 1e-2);
-  EXPECT_EQ(o.adagrad.eps, 1e-10);
+  EXPECT_EQ(std::get<optim::AdagradOptions>(o.rule).eps, 1e-10);
   o = optimizer(R"({"type": "RMSprop", "params": {"lr": 0.1, "alpha": 0.9, "momentum": 0.8, "centered": true}})");
-  EXPECT_EQ(o.rmsprop.alpha, 0.9);
-  EXPECT_EQ(o.rmsprop.momentum, 0.8);
-  EXPECT_TRUE(o.rmsprop.centered);
+  EXPECT_EQ(std::get<optim::RmspropOptions>(o.rule).alpha, 0.9);
+  EXPECT_EQ(std::get<optim::RmspropOptions>(o.rule).momentum, 0.8);
+  EXPECT_TRUE(std::get<optim::RmspropOptions>(o.rule).centered);
   EXPECT_EQ(optimizer(R"({"type": "Adam", "params": {"fp32_optimizer_states": false}})").state_type, optim::StateType::bf16);
 }
 
 TEST(DeepSpeedJsonTest, Sgd) {
   const auto config = read(
       R"({"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": true, "weight_decay": 1e-4}}})");
-  EXPECT_EQ(config.optimizer->kind, OptimizerOptions::Kind::sgd);
+  EXPECT_TRUE(std::holds_alternative<optim::SgdOptions>(config.optimizer->rule));
   EXPECT_EQ(config.optimizer->lr(), 0.1);
-  EXPECT_EQ(config.optimizer->sgd.momentum, 0.9);
-  EXPECT_TRUE(config.optimizer->sgd.nesterov);
+  EXPECT_EQ(std::get<optim::SgdOptions>(config.optimizer->rule).momentum, 0.9);
+  EXPECT_TRUE(std::get<optim::SgdOptions>(config.optimizer->rule).nesterov);
   EXPECT_EQ(config.optimizer->weight_decay(), 1e-4);
 }
 

@@ -55,7 +55,7 @@ TEST(PublicConfigsTest, EveryKindOfAutoIsFilledIn) {
   EXPECT_EQ(config.batch_for(2), (BatchTriple{16, 8, 1}));
   EXPECT_EQ(config.gradient_clipping, 1.0);
   EXPECT_EQ(config.optimizer->lr(), 5e-5);
-  EXPECT_EQ(config.optimizer->adam.beta2, 0.999);
+  EXPECT_EQ(std::get<optim::AdamOptions>(config.optimizer->rule).beta2, 0.999);
   EXPECT_EQ(config.schedule.total_num_steps, 100);
   EXPECT_EQ(config.schedule.warmup_max_lr, 5e-5);
   EXPECT_EQ(config.schedule.warmup_num_steps, 0);

@@ -1,8 +1,11 @@
+#include <trireme/data/collate.h>
 #include <trireme/data/loader.h>
 
 #include "temporary_folder.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/TensorOperators.h>
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -215,6 +218,41 @@ TEST_P(LoaderTest, RepeatingRefusesAnEpochWithoutAMicroBatch) {
   EXPECT_THAT(message, AllOf(HasSubstr("7 samples"), HasSubstr("4 * 2 = 8")));
   RepeatingLoader padded(make(dataset, 4, GetParam(), {.drop_last = false, .replicas = 2}));
   EXPECT_EQ(padded.next().samples, 4);
+}
+
+/// Sample i has i + 1 numbers, which only a collate function can put together.
+class UnevenDataset : public CountingDataset {
+ public:
+  using CountingDataset::CountingDataset;
+  Batch get(std::span<const int64_t> indices) const override {
+    EXPECT_EQ(indices.size(), 1u);
+    return {{at::full({1, indices[0] + 1}, 1, at::kLong)}, {at::full({1}, indices[0], at::kLong)}, 1};
+  }
+};
+
+TEST_P(LoaderTest, ACollateFunctionMakesTheMicroBatches) {
+  const auto padded = [](std::vector<Batch> samples) {
+    Batch batch{{at::zeros({std::ssize(samples), 12}, at::kLong)}, {at::zeros({std::ssize(samples)}, at::kLong)}};
+    for (int64_t i = 0; i < std::ssize(samples); ++i) {
+      batch.inputs[0][i].slice(0, 0, samples[i].input().size(1)).copy_(samples[i].input()[0]);
+      batch.targets[0][i] = samples[i].target()[0];
+    }
+    return batch;
+  };
+  const auto dataset = collated(std::make_shared<UnevenDataset>(12), padded);
+  auto loader = make(dataset, 5, GetParam(), {.drop_last = false});
+  DistributedSampler sampler(12, {.drop_last = false});
+  while (const auto expected = sampler.next(5)) {
+    const auto batch = loader.next();
+    ASSERT_TRUE(batch.has_value());
+    EXPECT_EQ(values(batch->target()), expected->indices);
+    EXPECT_EQ(values(batch->input().sum(1)), values(batch->target() + 1));
+    EXPECT_EQ(batch->samples, expected->samples);
+  }
+  DataLoader targets(dataset, DistributedSampler(12), 4, GetParam(), Part::targets);
+  EXPECT_TRUE(targets.next()->inputs.empty());
+  auto wrong = make(collated(std::make_shared<UnevenDataset>(12), [](std::vector<Batch> samples) { return samples[0]; }), 5, GetParam());
+  EXPECT_THROW(wrong.next(), Error);
 }
 
 /// Holds `get` until told to go on.

@@ -247,5 +247,35 @@ TEST(SamplerTest, BadLayoutsAreTheUsersInput) {
   EXPECT_THROW(make(5, 0, 1, true, true).next(int64_t{1} << 62), InputError);
 }
 
+TEST(OwnOrderTest, IsSharedOutAndResumedByAnyNumberOfRanks) {
+  const auto order = [](int64_t epoch) { return std::vector<int64_t>{9, 4, 4, 7, epoch, 0, 1}; };
+  const auto make_own = [&](int64_t rank, int64_t replicas, bool drop_last = true) {
+    return DistributedSampler(10, {.drop_last = drop_last, .rank = rank, .replicas = replicas, .order = order});
+  };
+  std::vector<DistributedSampler> ranks = {make_own(0, 2), make_own(1, 2)};
+  EXPECT_EQ(ranks[0].micro_batches_per_epoch(1), 3);
+  EXPECT_THAT(global_next(ranks, 1).value(), ElementsAre(9, 4));
+  DistributedSampler alone = make_own(0, 1, false);
+  alone.load_state(ranks[1].state());
+  EXPECT_EQ(alone.state(), ranks[0].state());
+  EXPECT_THAT(alone.next(3)->indices, ElementsAre(4, 7, 0));
+  const auto last = alone.next(3);
+  EXPECT_THAT(last->indices, ElementsAre(0, 1, 9)) << "padded from the epoch's start";
+  EXPECT_EQ(last->samples, 2);
+  EXPECT_FALSE(alone.next(3));
+  alone.start_epoch(5);
+  EXPECT_THAT(alone.next(5)->indices, ElementsAre(9, 4, 4, 7, 5));
+
+  const auto before = alone.state();
+  auto other = before;
+  other["order"] = 1;
+  EXPECT_THAT(input_error([&] { alone.load_state(other); }), HasSubstr("another order of epoch 5"));
+  EXPECT_THAT(input_error([&] { alone.load_state(DistributedSampler(10).state()); }), HasSubstr("order: the sampler's, this run has the program's own"));
+  EXPECT_THAT(input_error([&] { DistributedSampler(10).load_state(before); }), HasSubstr("order: the program's own, this run has the sampler's"));
+  EXPECT_EQ(alone.state(), before);
+  EXPECT_THAT(input_error([&] { alone.start_epoch(10); }), HasSubstr("the own order of epoch 10 has sample 10 at place 4"));
+  EXPECT_EQ(alone.state(), before);
+}
+
 } // namespace
 } // namespace trireme::data

@@ -89,8 +89,7 @@ TEST_F(ConfiguredTest, ACheckpointStoresAConfigurationMadeInCode) {
                           config::EngineConfig made;
                           made.batch.train = 12;
                           made.gradient_clipping = 0.5;
-                          made.optimizer.emplace().kind = optim::OptimizerOptions::Kind::lion;
-                          made.optimizer->lion.lr = 0.002;
+                          made.optimizer = {.rule = optim::LionOptions{.lr = 0.002}};
                           made.zero.stage = 1;
                           SmallRun run(world, made);
                           run.engine().train_batch();

@@ -162,7 +162,7 @@ TEST(ParameterRulesTest, WhatIsNotSteppedIsTheSameAtEveryStage) {
 TEST(ParameterRulesTest, BiasesAndNormsNeedNotDecay) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
-                          const auto trained_with = [&](const std::string& rule, decltype(InitializeOptions::weight_decay) decay = nullptr) {
+                          const auto trained_with = [&](const std::string& rule, const std::vector<ParameterGroup>& groups = {}) {
                             models::Gpt model(small_gpt());
                             const std::string text = concat(R"({"train_batch_size": 48, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1)", rule, "}}}");
                             InitializeOptions options;
@@ -172,15 +172,15 @@ TEST(ParameterRulesTest, BiasesAndNormsNeedNotDecay) {
                             options.config.zero.stage = 1;
                             options.training_data = std::make_shared<Counting>();
                             options.shuffle = false;
-                            options.weight_decay = decay;
+                            options.parameter_groups = groups;
                             const auto made = initialize(world, options);
                             made.engine->train_batch();
                             return values_of(*model);
                           };
                           const Values all = trained_with("");
-                          const Values none = trained_with("", [](const std::string&, const std::vector<int64_t>&) { return 0.0; });
+                          const Values none = trained_with("", {{.chooses = [](const std::string&, const std::vector<int64_t>&) { return true; }, .weight_decay = 0}});
                           const Values matrices = trained_with(R"(, "weight_decay_rule": "matrices")");
-                          const Values chosen = trained_with("", [](const std::string& name, const std::vector<int64_t>&) { return name == "transformer.h.0.ln_1.weight" ? 0.1 : 0; });
+                          const Values chosen = trained_with("", {{.chooses = [](const std::string& name, const std::vector<int64_t>&) { return name != "transformer.h.0.ln_1.weight"; }, .weight_decay = 0}});
                           for (const auto& [name, tensor] : matrices) {
                             EXPECT_TRUE(torch::equal(tensor, (tensor.dim() < 2 ? none : all).at(name))) << name;
                             EXPECT_TRUE(torch::equal(chosen.at(name), (name == "transformer.h.0.ln_1.weight" ? all : none).at(name))) << name;

@@ -188,7 +188,7 @@ TEST_F(ResumeTest, AnotherModelOrOptimizerIsRefusedByName) {
                           run.engine().train_batch();
                           run.engine().save_checkpoint(folder);
                           config::EngineConfig sgd = small_config(48, 1);
-                          sgd.optimizer->kind = optim::OptimizerOptions::Kind::sgd;
+                          sgd.optimizer->rule = optim::SgdOptions{};
                           SmallRun other(world, sgd);
                           try {
                             other.engine().load_checkpoint(folder);

@@ -88,8 +88,8 @@ TEST(BertPipelineTest, TwoStagesThatPassTheMaskOnEqualOneProcess) {
                                 options.config.batch.accumulation = kMicroBatches;
                                 options.config.gradient_clipping = 0;
                                 options.config.optimizer.emplace();
-                                options.config.optimizer->adam.lr = 0.01;
-                                options.config.optimizer->adam.weight_decay = 0.01; // torch's default
+                                std::get<optim::AdamOptions>(options.config.optimizer->rule).lr = 0.01;
+                                std::get<optim::AdamOptions>(options.config.optimizer->rule).weight_decay = 0.01; // torch's default
                                 options.training_data = std::make_shared<Gaps>();
                                 options.shuffle = false;
                                 const engine::Initialized made = engine::initialize(world, options);

@@ -76,9 +76,9 @@ void run_ranks(int size, const OptimizerOptions& options, at::ScalarType type, c
 
 TEST(FlatOptimizerTest, MastersOfNarrowParametersAreThoseOfFp32Parameters) {
   for (const at::ScalarType type : {torch::kBFloat16, torch::kFloat16}) {
-    for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
-      Rank narrow(options_of(kind), 0, 1, type);
-      Rank wide(options_of(kind), 0, 1);
+    for (const Rule& rule : kRules) {
+      Rank narrow(options_of(rule), 0, 1, type);
+      Rank wide(options_of(rule), 0, 1);
       const double norm = [&] {
         narrow.set_gradients(1);
         return narrow.optimizer().squared_grad_norm();
@@ -105,12 +105,15 @@ TEST(FlatOptimizerTest, MastersOfNarrowParametersAreThoseOfFp32Parameters) {
 TEST(FlatOptimizerTest, ShardsHaveTheBitsOfTheWhole) {
   for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
     for (const StateType state_type : {StateType::fp32, StateType::bf16}) {
-      for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
+      for (const Rule& rule : kRules) {
+        if (is_lamb(rule)) {
+          continue;
+        }
         for (const int size : {2, 3}) {
-          Rank whole(options_of(kind, state_type), 0, 1, type);
+          Rank whole(options_of(rule, state_type), 0, 1, type);
           whole.run(1, 5);
           std::map<std::string, at::Tensor> parameters, states;
-          run_ranks(size, options_of(kind, state_type), type, [&](Rank& rank) {
+          run_ranks(size, options_of(rule, state_type), type, [&](Rank& rank) {
             add(parameters, rank.own_parameters());
             add(states, rank.states());
           });
@@ -128,11 +131,11 @@ TEST(FlatOptimizerTest, ShardsHaveTheBitsOfTheWhole) {
 
 TEST(FlatOptimizerTest, LambsNormsAreThoseOfWholeParametersThatLieOnSeveralRanks) {
   for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
-    Rank whole(options_of(Kind::lamb), 0, 1, type);
+    Rank whole(options_of(LambOptions{}), 0, 1, type);
     whole.run(1, 5);
     for (const int size : {2, 3, 4}) {
       std::map<std::string, at::Tensor> states, parameters;
-      run_ranks(size, options_of(Kind::lamb), type, [&](Rank& rank) {
+      run_ranks(size, options_of(LambOptions{}), type, [&](Rank& rank) {
         add(states, rank.states());
         add(parameters, rank.own_parameters());
       });
@@ -150,12 +153,12 @@ TEST(FlatOptimizerTest, LambsNormsAreThoseOfWholeParametersThatLieOnSeveralRanks
 TEST(FlatOptimizerTest, WhatIsLeftOutStaysAsItIs) {
   for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
     for (const StateType state_type : {StateType::fp32, StateType::bf16, StateType::int8}) {
-      for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
-        if (kind == Kind::lamb && state_type == StateType::int8) {
+      for (const Rule& rule : kRules) {
+        if (is_lamb(rule) && state_type == StateType::int8) {
           continue;
         }
-        Rank all(options_of(kind, state_type), 0, 1, type);
-        Rank some(options_of(kind, state_type), 0, 1, type);
+        Rank all(options_of(rule, state_type), 0, 1, type);
+        Rank some(options_of(rule, state_type), 0, 1, type);
         all.run(1, 2);
         some.run(1, 2);
         const auto parameters = some.own_parameters();
@@ -182,21 +185,21 @@ TEST(FlatOptimizerTest, WhatIsLeftOutStaysAsItIs) {
   }
 }
 
-TEST(FlatOptimizerTest, EachParameterHasItsWeightDecay) {
-  for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
-    const auto parameters_with = [&](const FlatOptimizer::WeightDecay& decay) {
+TEST(FlatOptimizerTest, EachParameterHasItsWeightDecayAndItsLr) {
+  for (const Rule& rule : kRules) {
+    const auto parameters_with = [&](const FlatOptimizer::OptionsOf& options, double lr = 0.01) {
       bucket::NamedTensors parameters;
       for (const int64_t n : {70, 1, 333, 2500, 40}) {
         parameters.emplace_back(concat("p", n), (torch::arange(n).to(torch::kFloat32) - 7).div_(100).set_requires_grad(true));
       }
       bucket::FlatParameters flat(parameters, {}, allocate);
-      FlatOptimizer optimizer({&flat}, decay, options_of(kind), 0, 1, false);
+      FlatOptimizer optimizer({&flat}, options, options_of(rule), 0, 1, false);
       for (int step = 0; step < 3; ++step) {
         for (int64_t i = 0; i < flat.count(); ++i) {
           flat.attach_zero_grad(i);
           flat.parameter(i).mutable_grad().fill_(0.01 * (step + 1));
         }
-        optimizer.begin_step(0.01, std::nullopt, 1);
+        optimizer.begin_step(lr, std::nullopt, 1);
         optimizer.prepare();
         for (size_t b = 0; b < flat.layout().buckets().size(); ++b) {
           optimizer.step_bucket(0, static_cast<int64_t>(b));
@@ -208,11 +211,16 @@ TEST(FlatOptimizerTest, EachParameterHasItsWeightDecay) {
       }
       return found;
     };
-    const auto with = parameters_with([](const bucket::TensorInfo&) { return 0.1; });
-    const auto without = parameters_with([](const bucket::TensorInfo&) { return 0.0; });
-    for (const auto& [name, tensor] : parameters_with([](const bucket::TensorInfo& t) { return t.numel() % 2 == 0 ? 0.1 : 0.0; })) {
-      EXPECT_TRUE(torch::equal(tensor, (tensor.numel() % 2 == 0 ? with : without).at(name))) << name << " kind " << static_cast<int>(kind);
+    const auto with = parameters_with([](const bucket::TensorInfo&) { return ParameterOptions{0.1}; });
+    const auto without = parameters_with([](const bucket::TensorInfo&) { return ParameterOptions{0.0}; });
+    for (const auto& [name, tensor] : parameters_with([](const bucket::TensorInfo& t) { return ParameterOptions{t.numel() % 2 == 0 ? 0.1 : 0.0}; })) {
+      EXPECT_TRUE(torch::equal(tensor, (tensor.numel() % 2 == 0 ? with : without).at(name))) << name << " rule " << rule.index();
       EXPECT_TRUE(tensor.numel() == 1 || !torch::equal(with.at(name), without.at(name))) << "LAMB steps a single number by its sign";
+    }
+    const auto fast = parameters_with([](const bucket::TensorInfo&) { return ParameterOptions{0.1}; }, 0.02);
+    for (const auto& [name, tensor] : parameters_with([](const bucket::TensorInfo& t) { return ParameterOptions{0.1, t.numel() % 2 == 0 ? 2.0 : 1.0}; })) {
+      EXPECT_TRUE(torch::equal(tensor, (tensor.numel() % 2 == 0 ? fast : with).at(name))) << name << " rule " << rule.index();
+      EXPECT_FALSE(torch::equal(fast.at(name), with.at(name)));
     }
   }
 }
@@ -220,9 +228,9 @@ TEST(FlatOptimizerTest, EachParameterHasItsWeightDecay) {
 // The root of square_avg - grad_avg^2: rounded to fewer bits, the difference is negative where a gradient is steady.
 TEST(FlatOptimizerTest, CenteredRmspropNeedsWholeStates) {
   for (const StateType type : {StateType::bf16, StateType::int8}) {
-    OptimizerOptions options = options_of(Kind::rmsprop, type);
+    OptimizerOptions options = options_of(RmspropOptions{.momentum = 0.9}, type);
     EXPECT_NO_THROW(make_optimizer(options));
-    options.rmsprop.centered = true;
+    std::get<RmspropOptions>(options.rule).centered = true;
     EXPECT_THROW(make_optimizer(options), InputError);
   }
 }
@@ -236,11 +244,11 @@ TEST(FlatOptimizerTest, LambSaysWhatIsMissing) {
     }
     return "done";
   };
-  Rank alone(options_of(Kind::lamb), 0, 1);
+  Rank alone(options_of(LambOptions{}), 0, 1);
   alone.run(1, 1);
   alone.begin(2);
   EXPECT_THAT(message([&] { alone.step_all(); }), HasSubstr("lamb: step_bucket() before prepare()"));
-  Rank one_of_two(options_of(Kind::lamb), 0, 2);
+  Rank one_of_two(options_of(LambOptions{}), 0, 2);
   one_of_two.begin(1);
   EXPECT_THAT(message([&] { one_of_two.optimizer().prepare(); }), HasSubstr("need sum_over()"));
 }
@@ -248,11 +256,11 @@ TEST(FlatOptimizerTest, LambSaysWhatIsMissing) {
 TEST(FlatOptimizerTest, ResumedIsUninterrupted) {
   for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
     for (const StateType state_type : {StateType::fp32, StateType::bf16, StateType::int8}) {
-      for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
-        if (kind == Kind::lamb && state_type == StateType::int8) {
+      for (const Rule& rule : kRules) {
+        if (is_lamb(rule) && state_type == StateType::int8) {
           continue;
         }
-        const OptimizerOptions options = options_of(kind, state_type);
+        const OptimizerOptions options = options_of(rule, state_type);
         Rank first(options, 0, 1, type);
         first.run(1, 4);
         auto saved = first.states();
@@ -286,7 +294,7 @@ TEST(FlatOptimizerTest, CountsItsBytes) {
   for (const auto& [state_type, type, bytes] : std::vector<std::tuple<StateType, at::ScalarType, double>>{
            {StateType::fp32, torch::kFloat32, 8}, {StateType::bf16, torch::kFloat32, 4}, {StateType::int8, torch::kFloat32, 2 + 8 / 256.0},
            {StateType::fp32, torch::kBFloat16, 12}, {StateType::int8, torch::kBFloat16, 6 + 8 / 256.0}}) {
-    Rank rank(options_of(Kind::adam, state_type), 0, 1, type);
+    Rank rank(options_of(AdamOptions{}, state_type), 0, 1, type);
     const int64_t before = rank.optimizer().bytes();
     rank.run(1, 1);
     EXPECT_EQ(rank.optimizer().bytes(), before) << "a step allocates nothing";
@@ -298,7 +306,7 @@ TEST(FlatOptimizerTest, CountsItsBytes) {
 }
 
 TEST(FlatOptimizerTest, RefreshedMastersAreTheParameters) {
-  Rank rank(options_of(Kind::adam), 0, 1, torch::kBFloat16);
+  Rank rank(options_of(AdamOptions{}), 0, 1, torch::kBFloat16);
   rank.run(1, 2);
   {
     const torch::NoGradGuard no_grad;
@@ -309,7 +317,7 @@ TEST(FlatOptimizerTest, RefreshedMastersAreTheParameters) {
 }
 
 TEST(FlatOptimizerTest, MastersFollowParametersUntilTheFirstStep) {
-  Rank rank(options_of(Kind::adam), 0, 1, torch::kBFloat16);
+  Rank rank(options_of(AdamOptions{}), 0, 1, torch::kBFloat16);
   const auto fill = [&](double value) {
     const torch::NoGradGuard no_grad;
     rank.flat().parameter(0).fill_(value);
@@ -322,8 +330,8 @@ TEST(FlatOptimizerTest, MastersFollowParametersUntilTheFirstStep) {
 }
 
 TEST(FlatOptimizerTest, GapsStayZero) {
-  for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
-    Rank rank(options_of(kind), 0, 1, torch::kBFloat16);
+  for (const Rule& rule : kRules) {
+    Rank rank(options_of(rule), 0, 1, torch::kBFloat16);
     rank.run(1, 3);
     double outside = rank.flat().flat_data().to(torch::kFloat64).abs().sum().item<double>();
     for (int64_t i = 0; i < rank.flat().count(); ++i) {
@@ -334,7 +342,7 @@ TEST(FlatOptimizerTest, GapsStayZero) {
 }
 
 // Two spirals, a network of 2-64-64-1: not separable by less than a few hundred steps of learning.
-double trained_loss(StateType state_type, Kind kind) {
+double trained_loss(StateType state_type, const Rule& rule) {
   torch::manual_seed(5);
   const int64_t n = 256;
   const at::Tensor turn = torch::rand({n}).sqrt() * 9;
@@ -347,7 +355,7 @@ double trained_loss(StateType state_type, Kind kind) {
     parameters.emplace_back(item.key(), item.value());
   }
   bucket::FlatParameters flat(parameters, {}, allocate);
-  FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return 0.0; }, options_of(kind, state_type), 0, 1, false);
+  FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return ParameterOptions{0.0}; }, options_of(rule, state_type), 0, 1, false);
   double last = 0;
   for (int step = 0; step < 600; ++step) {
     flat.clear_grads();
@@ -356,7 +364,7 @@ double trained_loss(StateType state_type, Kind kind) {
     for (int64_t i = 0; i < flat.count(); ++i) {
       flat.attach_grad(i);
     }
-    optimizer.begin_step(kind == Kind::lion ? 1e-3 : 5e-3, std::nullopt, 1);
+    optimizer.begin_step(std::holds_alternative<LionOptions>(rule) ? 1e-3 : 5e-3, std::nullopt, 1);
     for (size_t b = 0; b < flat.layout().buckets().size(); ++b) {
       optimizer.step_bucket(0, static_cast<int64_t>(b));
     }
@@ -368,13 +376,14 @@ double trained_loss(StateType state_type, Kind kind) {
 TEST(FlatOptimizerTest, NarrowStatesLearnAsFp32StatesDo) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1); // thousands of small steps: on a busy machine threads would wait for each other
-  for (const Kind kind : {Kind::adam, Kind::lion}) {
-    const double wide = trained_loss(StateType::fp32, kind);
+  for (const Rule& rule : {Rule(AdamOptions{}), Rule(LionOptions{})}) {
+    const bool is_adam = std::holds_alternative<AdamOptions>(rule);
+    const double wide = trained_loss(StateType::fp32, rule);
     ASSERT_LT(wide, 0.1);
     for (const StateType type : {StateType::bf16, StateType::int8}) {
-      const double narrow = trained_loss(type, kind);
-      RecordProperty(concat(kind == Kind::adam ? "adam " : "lion ", name(type)), std::to_string(narrow));
-      RecordProperty(kind == Kind::adam ? "adam" : "lion", std::to_string(wide));
+      const double narrow = trained_loss(type, rule);
+      RecordProperty(concat(is_adam ? "adam " : "lion ", name(type)), std::to_string(narrow));
+      RecordProperty(is_adam ? "adam" : "lion", std::to_string(wide));
       EXPECT_LT(narrow, 1.5 * wide + 0.01) << name(type);
     }
   }

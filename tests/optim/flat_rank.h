@@ -9,24 +9,27 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace trireme::optim {
-
-using Kind = OptimizerOptions::Kind;
 
 inline at::Tensor allocate(int64_t numel, at::ScalarType type) {
   return torch::empty({numel}, type);
 }
 
-inline OptimizerOptions options_of(Kind kind, StateType type = StateType::fp32) {
-  OptimizerOptions options;
-  options.kind = kind;
-  options.state_type = type;
-  options.sgd.momentum = 0.9;
-  options.rmsprop.momentum = 0.9;
-  options.rmsprop.centered = type == StateType::fp32; // all that it can be
-  options.adagrad.initial_accumulator_value = 0.1;
-  return options;
+/// Every rule, with as many states as it can have.
+inline const std::vector<Rule> kRules = {AdamOptions{}, SgdOptions{.momentum = 0.9}, LambOptions{}, LionOptions{}, AdagradOptions{.initial_accumulator_value = 0.1},
+                                         RmspropOptions{.momentum = 0.9, .centered = true}};
+
+inline OptimizerOptions options_of(Rule rule, StateType type = StateType::fp32) {
+  if (auto* const rmsprop = std::get_if<RmspropOptions>(&rule)) {
+    rmsprop->centered = rmsprop->centered && type == StateType::fp32; // all that it can be
+  }
+  return {.rule = rule, .state_type = type};
+}
+
+inline bool is_lamb(const Rule& rule) {
+  return std::holds_alternative<LambOptions>(rule);
 }
 
 /// What one of `size` ranks has: parameters of odd sizes in buckets that none of them fills.
@@ -45,7 +48,7 @@ class Rank {
     layout.shards = size * 2; // in bf16 and in fp32 the same cut
     flat_ = std::make_unique<bucket::FlatParameters>(parameters, layout, allocate);
     optimizer_ = std::make_unique<FlatOptimizer>(
-        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return 0.01; }, options, rank, size, size > 1, std::move(store));
+        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return ParameterOptions{0.01}; }, options, rank, size, size > 1, std::move(store));
   }
 
   FlatOptimizer& optimizer() {

@@ -36,17 +36,11 @@ at::Tensor values(int64_t step, int64_t n) {
 }
 
 OptimizerOptions adam_options(bool decoupled = true) {
-  OptimizerOptions options;
-  options.adam.decoupled_weight_decay = decoupled;
-  return options;
+  return {.rule = AdamOptions{.decoupled_weight_decay = decoupled}};
 }
 
 OptimizerOptions sgd_options(double momentum, bool nesterov = false) {
-  OptimizerOptions options;
-  options.kind = OptimizerOptions::Kind::sgd;
-  options.sgd.momentum = momentum;
-  options.sgd.nesterov = nesterov;
-  return options;
+  return {.rule = SgdOptions{.momentum = momentum, .nesterov = nesterov}};
 }
 
 ShardStep make_shard(const Optimizer& optimizer, int64_t n, double lr = 1e-3, double weight_decay = 0) {
@@ -61,38 +55,24 @@ ShardStep make_shard(const Optimizer& optimizer, int64_t n, double lr = 1e-3, do
   return shard;
 }
 
-OptimizerOptions kind_options(OptimizerOptions::Kind kind) {
-  OptimizerOptions options;
-  options.kind = kind;
-  return options;
-}
-
 OptimizerOptions options_of(const std::string& name, const nlohmann::json& o) {
-  using Kind = OptimizerOptions::Kind;
-  OptimizerOptions options;
   if (name == "sgd") {
-    options.kind = Kind::sgd;
-    options.sgd = {o.at("lr"), o.at("momentum"), o.at("dampening"), o.at("weight_decay"), o.at("nesterov")};
-  } else if (name == "lamb") {
-    options.kind = Kind::lamb;
-    options.lamb = {o.at("lr"), o.at("betas")[0], o.at("betas")[1], o.at("eps"), o.at("weight_decay"), o.value("bias_correction", true),
-                    o.value("max_coeff", 10.0), o.value("min_coeff", 0.01), o.value("eps_inside_sqrt", false)};
-  } else if (name == "lion") {
-    options.kind = Kind::lion;
-    options.lion = {o.at("lr"), o.at("betas")[0], o.at("betas")[1], o.at("weight_decay")};
-  } else if (name == "adagrad") {
-    options.kind = Kind::adagrad;
-    options.adagrad = {o.at("lr"), o.at("lr_decay"), o.at("eps"), o.at("weight_decay"), o.at("initial_accumulator_value")};
-  } else if (name == "rmsprop") {
-    options.kind = Kind::rmsprop;
-    options.rmsprop = {o.at("lr"), o.at("alpha"), o.at("eps"), o.at("weight_decay"), o.at("momentum"), o.at("centered")};
-  } else {
-    options.adam.beta1 = o.at("betas")[0];
-    options.adam.beta2 = o.at("betas")[1];
-    options.adam.eps = o.at("eps");
-    options.adam.decoupled_weight_decay = name == "adamw";
+    return {.rule = SgdOptions{o.at("lr"), o.at("momentum"), o.at("dampening"), o.at("weight_decay"), o.at("nesterov")}};
   }
-  return options;
+  if (name == "lamb") {
+    return {.rule = LambOptions{o.at("lr"), o.at("betas")[0], o.at("betas")[1], o.at("eps"), o.at("weight_decay"), o.value("bias_correction", true),
+                                o.value("max_coeff", 10.0), o.value("min_coeff", 0.01), o.value("eps_inside_sqrt", false)}};
+  }
+  if (name == "lion") {
+    return {.rule = LionOptions{o.at("lr"), o.at("betas")[0], o.at("betas")[1], o.at("weight_decay")}};
+  }
+  if (name == "adagrad") {
+    return {.rule = AdagradOptions{o.at("lr"), o.at("lr_decay"), o.at("eps"), o.at("weight_decay"), o.at("initial_accumulator_value")}};
+  }
+  if (name == "rmsprop") {
+    return {.rule = RmspropOptions{o.at("lr"), o.at("alpha"), o.at("eps"), o.at("weight_decay"), o.at("momentum"), o.at("centered")}};
+  }
+  return {.rule = AdamOptions{.beta1 = o.at("betas")[0], .beta2 = o.at("betas")[1], .eps = o.at("eps"), .decoupled_weight_decay = name == "adamw"}};
 }
 
 std::vector<double> doubles(const at::Tensor& tensor) {
@@ -178,7 +158,7 @@ TEST(OptimizerTest, EqualsTorchFor100Steps) {
 
 TEST(OptimizerTest, BiasCorrectionMakesTheFirstAdamStepTheLearningRate) {
   OptimizerOptions uncorrected = adam_options();
-  uncorrected.adam.bias_correction = false;
+  std::get<AdamOptions>(uncorrected.rule).bias_correction = false;
   // Uncorrected, m / sqrt(v) is 0.1 g / sqrt(0.001 g^2).
   for (const auto& [options, size] : {std::pair{adam_options(), 0.01}, std::pair{uncorrected, 0.01 * 0.1 / std::sqrt(0.001)}}) {
     const auto optimizer = make_optimizer(options);
@@ -192,9 +172,8 @@ TEST(OptimizerTest, BiasCorrectionMakesTheFirstAdamStepTheLearningRate) {
 }
 
 TEST(OptimizerTest, GradScaleEqualsScalingTheGradientFirst) {
-  using Kind = OptimizerOptions::Kind;
-  for (const auto& options : {adam_options(true), adam_options(false), sgd_options(0), sgd_options(0.9), sgd_options(0.9, true), kind_options(Kind::lion),
-                              kind_options(Kind::adagrad), kind_options(Kind::rmsprop), kind_options(Kind::lamb)}) {
+  for (const OptimizerOptions& options : std::initializer_list<OptimizerOptions>{adam_options(true), adam_options(false), sgd_options(0), sgd_options(0.9), sgd_options(0.9, true), {.rule = LionOptions{}},
+                              {.rule = AdagradOptions{}}, {.rule = RmspropOptions{}}, {.rule = LambOptions{}}}) {
     const auto optimizer = make_optimizer(options);
     ShardStep folded = make_shard(*optimizer, 1000, 0.01, 0.1);
     ShardStep first = make_shard(*optimizer, 1000, 0.01, 0.1);
@@ -211,7 +190,7 @@ TEST(OptimizerTest, GradScaleEqualsScalingTheGradientFirst) {
 }
 
 TEST(OptimizerTest, GradientIsNotWritten) {
-  for (const auto& options : {adam_options(), sgd_options(0.9, true), kind_options(OptimizerOptions::Kind::lamb)}) {
+  for (const OptimizerOptions& options : std::initializer_list<OptimizerOptions>{adam_options(), sgd_options(0.9, true), {.rule = LambOptions{}}}) {
     const auto optimizer = make_optimizer(options);
     ShardStep shard = make_shard(*optimizer, 100, 0.01, 0.1);
     shard.grad_scale = 0.5;
@@ -222,8 +201,8 @@ TEST(OptimizerTest, GradientIsNotWritten) {
 
 TEST(OptimizerTest, BetasOfTheStepReplaceTheOptions) {
   OptimizerOptions other = adam_options();
-  other.adam.beta1 = 0.8;
-  other.adam.beta2 = 0.99;
+  std::get<AdamOptions>(other.rule).beta1 = 0.8;
+  std::get<AdamOptions>(other.rule).beta2 = 0.99;
   const auto optimizer = make_optimizer(adam_options());
   ShardStep overridden = make_shard(*optimizer, 100);
   ShardStep plain = make_shard(*optimizer, 100);
@@ -246,9 +225,8 @@ auto with_threads(int threads, const F& f) {
 }
 
 TEST(OptimizerTest, NumberOfThreadsAndCutsChangeNoBit) {
-  using Kind = OptimizerOptions::Kind;
   const int64_t n = 5 * kBlock + 77;
-  for (const auto& options : {adam_options(), sgd_options(0.9), kind_options(Kind::lion), kind_options(Kind::adagrad), kind_options(Kind::rmsprop)}) {
+  for (const OptimizerOptions& options : std::initializer_list<OptimizerOptions>{adam_options(), sgd_options(0.9), {.rule = LionOptions{}}, {.rule = AdagradOptions{}}, {.rule = RmspropOptions{}}}) {
     const auto optimizer = make_optimizer(options);
     const auto stepped = [&] {
       ShardStep shard = make_shard(*optimizer, n, 0.01, 0.1);
@@ -275,7 +253,7 @@ TEST(OptimizerTest, NumberOfThreadsAndCutsChangeNoBit) {
 }
 
 TEST(OptimizerTest, NumberOfThreadsChangesNoBitOfLamb) {
-  const auto optimizer = make_optimizer(kind_options(OptimizerOptions::Kind::lamb));
+  const auto optimizer = make_optimizer({.rule = LambOptions{}});
   const auto stepped = [&] {
     ShardStep shard = make_shard(*optimizer, 5 * kBlock + 77, 0.01, 0.1);
     step_whole(*optimizer, shard, 2 * kBlock + 5);
@@ -303,19 +281,18 @@ TEST(OptimizerTest, NamesStates) {
     }
     return found;
   };
-  using Kind = OptimizerOptions::Kind;
   EXPECT_THAT(names(adam_options()), ElementsAre("exp_avg", "exp_avg_sq>0"));
   EXPECT_STREQ(make_optimizer(adam_options(false))->name(), "adam");
   EXPECT_THAT(names(sgd_options(0.5)), ElementsAre("momentum_buffer"));
   EXPECT_THAT(names(sgd_options(0)), IsEmpty());
-  EXPECT_THAT(names(kind_options(Kind::lamb)), ElementsAre("exp_avg", "exp_avg_sq>0"));
-  EXPECT_THAT(names(kind_options(Kind::lion)), ElementsAre("exp_avg"));
-  EXPECT_THAT(names(kind_options(Kind::adagrad)), ElementsAre("sum>0"));
-  OptimizerOptions options = kind_options(Kind::rmsprop);
+  EXPECT_THAT(names({.rule = LambOptions{}}), ElementsAre("exp_avg", "exp_avg_sq>0"));
+  EXPECT_THAT(names({.rule = LionOptions{}}), ElementsAre("exp_avg"));
+  EXPECT_THAT(names({.rule = AdagradOptions{}}), ElementsAre("sum>0"));
+  OptimizerOptions options{.rule = RmspropOptions{}};
   EXPECT_THAT(names(options), ElementsAre("square_avg>0"));
-  options.rmsprop.momentum = 0.5;
+  std::get<RmspropOptions>(options.rule).momentum = 0.5;
   EXPECT_THAT(names(options), ElementsAre("square_avg>0", "momentum_buffer"));
-  options.rmsprop.centered = true;
+  std::get<RmspropOptions>(options.rule).centered = true;
   EXPECT_THAT(names(options), ElementsAre("square_avg>0", "grad_avg", "momentum_buffer"));
 }
 
@@ -357,29 +334,28 @@ TEST(OptimizerTest, NamesTheImpossibleOption) {
     return "made";
   };
   OptimizerOptions options = adam_options();
-  options.adam.beta2 = 1.0;
+  std::get<AdamOptions>(options.rule).beta2 = 1.0;
   EXPECT_THAT(message(options), HasSubstr("adamw: betas[1] must be in [0, 1), got 1"));
   options = adam_options(false);
-  options.adam.eps = -1;
+  std::get<AdamOptions>(options.rule).eps = -1;
   EXPECT_THAT(message(options), HasSubstr("adam: eps must be at least 0, got -1"));
   options = adam_options();
-  options.adam.lr = std::nan("");
+  std::get<AdamOptions>(options.rule).lr = std::nan("");
   EXPECT_THAT(message(options), HasSubstr("adamw: lr"));
-  using Kind = OptimizerOptions::Kind;
-  options = kind_options(Kind::lamb);
-  options.lamb.max_coeff = 0.001;
+  options = {.rule = LambOptions{}};
+  std::get<LambOptions>(options.rule).max_coeff = 0.001;
   EXPECT_THAT(message(options), HasSubstr("lamb: max_coeff must be at least min_coeff, got 0.001"));
-  options = kind_options(Kind::lamb);
+  options = {.rule = LambOptions{}};
   options.state_type = StateType::int8;
   EXPECT_THAT(message(options), HasSubstr("lamb: states of 8 bits are not possible"));
-  options = kind_options(Kind::lion);
-  options.lion.beta1 = 1;
+  options = {.rule = LionOptions{}};
+  std::get<LionOptions>(options.rule).beta1 = 1;
   EXPECT_THAT(message(options), HasSubstr("lion: betas[0] must be in [0, 1), got 1"));
-  options = kind_options(Kind::adagrad);
-  options.adagrad.lr_decay = -1;
+  options = {.rule = AdagradOptions{}};
+  std::get<AdagradOptions>(options.rule).lr_decay = -1;
   EXPECT_THAT(message(options), HasSubstr("adagrad: lr_decay must be at least 0, got -1"));
-  options = kind_options(Kind::rmsprop);
-  options.rmsprop.alpha = 2;
+  options = {.rule = RmspropOptions{}};
+  std::get<RmspropOptions>(options.rule).alpha = 2;
   EXPECT_THAT(message(options), HasSubstr("rmsprop: alpha must be in [0, 1], got 2"));
   EXPECT_THAT(message(sgd_options(-0.5)), HasSubstr("sgd: momentum must be at least 0, got -0.5"));
   EXPECT_THAT(message(sgd_options(0, true)), HasSubstr("nesterov needs momentum"));
@@ -422,13 +398,11 @@ struct Slow {
 };
 
 TEST(OptimizerTest, NarrowStatesFollowSmallSteps) {
-  OptimizerOptions adagrad = kind_options(OptimizerOptions::Kind::adagrad);
-  OptimizerOptions rmsprop = kind_options(OptimizerOptions::Kind::rmsprop);
-  rmsprop.rmsprop = {.alpha = 0.999};
-  OptimizerOptions slow_lion = kind_options(OptimizerOptions::Kind::lion);
-  slow_lion.lion.beta2 = 0.999;
-  const Slow all[] = {{"adam", kind_options(OptimizerOptions::Kind::adam), 1, 1, 0.01}, {"lamb", kind_options(OptimizerOptions::Kind::lamb), 1, 1, 0.01}, {"rmsprop", rmsprop, 0, 1, 0.01},
-                      {"adagrad", adagrad, 0, 1, 0.03},             {"lion", slow_lion, 0, 1, 0.2}};
+  const Slow all[] = {{"adam", {.rule = AdamOptions{}}, 1, 1, 0.01},
+                      {"lamb", {.rule = LambOptions{}}, 1, 1, 0.01},
+                      {"rmsprop", {.rule = RmspropOptions{.alpha = 0.999}}, 0, 1, 0.01},
+                      {"adagrad", {.rule = AdagradOptions{}}, 0, 1, 0.03},
+                      {"lion", {.rule = LionOptions{.beta2 = 0.999}}, 0, 1, 0.2}};
   constexpr int64_t n = 2 * kStateBlock;
   for (const Slow& c : all) {
     const auto state_after = [&](StateType type) {
@@ -467,7 +441,7 @@ TEST(OptimizerTest, NarrowStatesFollowSmallSteps) {
     const at::Tensor bf16 = state_after(StateType::bf16) / fp32;
     EXPECT_NEAR(bf16.mean().item<double>(), 1, 0.03) << c.name;
     EXPECT_LE((bf16 - 1).abs().max().item<double>(), 0.8) << c.name << ": no element is left behind";
-    if (c.options.kind != OptimizerOptions::Kind::lamb) {
+    if (!std::holds_alternative<LambOptions>(c.options.rule)) {
       // Coarser: the second moment is 1/10000 of the block's largest, where 8 bits have eight values for a factor of 8.
       EXPECT_NEAR((state_after(StateType::int8) / fp32).mean().item<double>(), 1, 0.15) << c.name;
     }

@@ -91,11 +91,11 @@ TEST(StateStoreTest, StatesInFilesTrainAsThoseInMemory) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_states_", ::getpid());
   for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
     for (const StateType state_type : {StateType::fp32, StateType::bf16, StateType::int8}) {
-      for (const Kind kind : {Kind::adam, Kind::sgd, Kind::lamb, Kind::lion, Kind::adagrad, Kind::rmsprop}) {
-        if (kind == Kind::lamb && state_type == StateType::int8) {
+      for (const Rule& rule : kRules) {
+        if (is_lamb(rule) && state_type == StateType::int8) {
           continue;
         }
-        const OptimizerOptions options = options_of(kind, state_type);
+        const OptimizerOptions options = options_of(rule, state_type);
         Rank memory(options, 0, 1, type);
         Rank files(options, 0, 1, type, std::make_unique<FileStore>(folder));
         EXPECT_EQ(files.optimizer().bytes(), memory.optimizer().bytes());
@@ -116,8 +116,7 @@ TEST(StateStoreTest, StatesInFilesTrainAsThoseInMemory) {
 
 // Plain SGD has nothing to keep.
 TEST(StateStoreTest, NothingIsAskedOfAStoreThatKeepsNothing) {
-  OptimizerOptions options = options_of(Kind::sgd);
-  options.sgd.momentum = 0;
+  OptimizerOptions options = options_of(SgdOptions{});
   Rank rank(options, 0, 1);
   rank.run(1, 2);
   EXPECT_EQ(rank.optimizer().bytes(), 0);

@@ -20,13 +20,11 @@
 namespace trireme::tools {
 namespace {
 
-using optim::OptimizerOptions;
 using optim::StateType;
-using Kind = OptimizerOptions::Kind;
 
 struct Impl {
   const char* name;
-  Kind kind;
+  optim::Rule rule;
   /// Gradient and copy out in bf16, norm and clip.
   bool mixed;
   StateType state_type;
@@ -37,15 +35,15 @@ struct Impl {
 constexpr double kLimitBytes = 28;
 constexpr double kScaleBytes = 2.0 * 2 * sizeof(float) / optim::kStateBlock; // two states' scales are read and written
 constexpr std::array kImpls = {
-    Impl{"adam", Kind::adam, false, StateType::fp32, kLimitBytes},
-    Impl{"adam_bf16", Kind::adam, true, StateType::fp32, 30},
-    Impl{"adam_bf16_states16", Kind::adam, true, StateType::bf16, 22},
-    Impl{"adam_bf16_states8", Kind::adam, true, StateType::int8, 18 + kScaleBytes},
-    Impl{"lamb", Kind::lamb, false, StateType::fp32, 40},
-    Impl{"lion", Kind::lion, false, StateType::fp32, 20},
-    Impl{"adagrad", Kind::adagrad, false, StateType::fp32, 20},
-    Impl{"rmsprop", Kind::rmsprop, false, StateType::fp32, 20},
-    Impl{"sgd", Kind::sgd, false, StateType::fp32, 20},
+    Impl{"adam", optim::AdamOptions{.beta2 = 0.95}, false, StateType::fp32, kLimitBytes},
+    Impl{"adam_bf16", optim::AdamOptions{.beta2 = 0.95}, true, StateType::fp32, 30},
+    Impl{"adam_bf16_states16", optim::AdamOptions{.beta2 = 0.95}, true, StateType::bf16, 22},
+    Impl{"adam_bf16_states8", optim::AdamOptions{.beta2 = 0.95}, true, StateType::int8, 18 + kScaleBytes},
+    Impl{"lamb", optim::LambOptions{}, false, StateType::fp32, 40},
+    Impl{"lion", optim::LionOptions{}, false, StateType::fp32, 20},
+    Impl{"adagrad", optim::AdagradOptions{}, false, StateType::fp32, 20},
+    Impl{"rmsprop", optim::RmspropOptions{}, false, StateType::fp32, 20},
+    Impl{"sgd", optim::SgdOptions{.momentum = 0.9}, false, StateType::fp32, 20},
 };
 
 /// p, g, m and v of one size.
@@ -136,12 +134,7 @@ class Stepped {
       at::Tensor array = flat(floats, 0, huge_pages).view(type).slice(0, 0, n);
       return value == 0 ? array : array.fill_(value);
     };
-    OptimizerOptions options;
-    options.kind = impl.kind;
-    options.state_type = impl.state_type;
-    options.adam.beta2 = 0.95;
-    options.sgd.momentum = 0.9;
-    optimizer_ = optim::make_optimizer(options);
+    optimizer_ = optim::make_optimizer({.rule = impl.rule, .state_type = impl.state_type});
     shard_.param = make(0.02F, at::kFloat);
     shard_.grad = make(0.01F, impl.mixed ? at::kBFloat16 : at::kFloat);
     if (impl.mixed) {

@@ -1,5 +1,6 @@
 #include <trireme/config/optimizer_json.h>
 
+#include <trireme/base/overloaded.h>
 #include <trireme/config/key_check.h>
 
 #include <nlohmann/json.hpp>
@@ -80,7 +81,7 @@ void read_rmsprop(const Values& values, optim::RmspropOptions& out) {
 void read_state_type(const Values& values, OptimizerOptions& out) {
   const std::string name = values.get<std::string>("state_dtype", "fp32");
   out.state_type = name == "int8" ? optim::StateType::int8 : name == "bf16" ? optim::StateType::bf16 : optim::StateType::fp32;
-  if (out.kind != OptimizerOptions::Kind::adam) {
+  if (!std::holds_alternative<optim::AdamOptions>(out.rule)) {
     return;
   }
   const auto fp32 = values.maybe<bool>("fp32_optimizer_states");
@@ -147,26 +148,25 @@ std::optional<OptimizerOptions> read_optimizer(const JsonNode* section) {
   }
   const std::string type = canonical_type(*section, "engine.optimizer.type");
   const Values values = Values(section, "engine.optimizer").section("params", type);
-  using Kind = OptimizerOptions::Kind;
   OptimizerOptions out;
-  const auto read = [&](Kind kind, auto& options, const auto& read_own) {
-    out.kind = kind;
+  const auto read = [&](auto options, const auto& read_own) {
     options.lr = values.get("lr", options.lr);
     options.weight_decay = values.get("weight_decay", options.weight_decay);
     read_own(values, options);
+    out.rule = options;
   };
   if (type == "SGD") {
-    read(Kind::sgd, out.sgd, read_sgd);
+    read(optim::SgdOptions(), read_sgd);
   } else if (type == "Lamb" || type == "FusedLamb") {
-    read(Kind::lamb, out.lamb, read_lamb);
+    read(optim::LambOptions(), read_lamb);
   } else if (type == "Lion") {
-    read(Kind::lion, out.lion, [](const Values& given, optim::LionOptions& options) { read_betas(given, options); });
+    read(optim::LionOptions(), [](const Values& given, optim::LionOptions& options) { read_betas(given, options); });
   } else if (type == "Adagrad") {
-    read(Kind::adagrad, out.adagrad, read_adagrad);
+    read(optim::AdagradOptions(), read_adagrad);
   } else if (type == "RMSprop") {
-    read(Kind::rmsprop, out.rmsprop, read_rmsprop);
+    read(optim::RmspropOptions(), read_rmsprop);
   } else {
-    read(Kind::adam, out.adam, [&](const Values& given, optim::AdamOptions& options) { read_adam(given, *section, type, options); });
+    read(optim::AdamOptions(), [&](const Values& given, optim::AdamOptions& options) { read_adam(given, *section, type, options); });
   }
   read_state_type(values, out);
   out.decay_rule = values.get<std::string>("weight_decay_rule", "all") == "matrices" ? optim::DecayRule::matrices : optim::DecayRule::all;
@@ -226,56 +226,42 @@ ordered_json to_json(const std::optional<OptimizerOptions>& optimizer) {
   if (!optimizer) {
     return nullptr;
   }
-  using Kind = OptimizerOptions::Kind;
   ordered_json params = {{"lr", optimizer->lr()}};
-  const char* type = nullptr;
   const auto betas = [](const auto& o) { return ordered_json::array({o.beta1, o.beta2}); };
-  switch (optimizer->kind) {
-    case Kind::sgd: {
-      const optim::SgdOptions& o = optimizer->sgd;
-      type = "SGD";
-      params.update({{"momentum", o.momentum}, {"dampening", o.dampening}, {"weight_decay", o.weight_decay}, {"nesterov", o.nesterov}});
-      break;
-    }
-    case Kind::lamb: {
-      const optim::LambOptions& o = optimizer->lamb;
-      type = "Lamb";
-      params.update({{"betas", betas(o)},
-                     {"eps", o.eps},
-                     {"weight_decay", o.weight_decay},
-                     {"bias_correction", o.bias_correction},
-                     {"max_coeff", o.max_coeff},
-                     {"min_coeff", o.min_coeff},
-                     {"eps_inside_sqrt", o.eps_inside_sqrt}});
-      break;
-    }
-    case Kind::lion:
-      type = "Lion";
-      params.update({{"betas", betas(optimizer->lion)}, {"weight_decay", optimizer->lion.weight_decay}});
-      break;
-    case Kind::adagrad: {
-      const optim::AdagradOptions& o = optimizer->adagrad;
-      type = "Adagrad";
-      params.update({{"lr_decay", o.lr_decay}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"initial_accumulator_value", o.initial_accumulator_value}});
-      break;
-    }
-    case Kind::rmsprop: {
-      const optim::RmspropOptions& o = optimizer->rmsprop;
-      type = "RMSprop";
-      params.update({{"alpha", o.alpha}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"momentum", o.momentum}, {"centered", o.centered}});
-      break;
-    }
-    case Kind::adam: {
-      const optim::AdamOptions& o = optimizer->adam;
-      type = o.decoupled_weight_decay ? "AdamW" : "Adam";
-      params.update({{"betas", betas(o)},
-                     {"eps", o.eps},
-                     {"weight_decay", o.weight_decay},
-                     {"bias_correction", o.bias_correction},
-                     {"adam_w_mode", o.decoupled_weight_decay}});
-      break;
-    }
-  }
+  const auto write = [&](const char* type, const ordered_json& own) {
+    params.update(own);
+    return type;
+  };
+  const char* const type = std::visit(
+      Overloaded{
+          [&](const optim::SgdOptions& o) {
+            return write("SGD", {{"momentum", o.momentum}, {"dampening", o.dampening}, {"weight_decay", o.weight_decay}, {"nesterov", o.nesterov}});
+          },
+          [&](const optim::LambOptions& o) {
+            return write("Lamb", {{"betas", betas(o)},
+                                  {"eps", o.eps},
+                                  {"weight_decay", o.weight_decay},
+                                  {"bias_correction", o.bias_correction},
+                                  {"max_coeff", o.max_coeff},
+                                  {"min_coeff", o.min_coeff},
+                                  {"eps_inside_sqrt", o.eps_inside_sqrt}});
+          },
+          [&](const optim::LionOptions& o) { return write("Lion", {{"betas", betas(o)}, {"weight_decay", o.weight_decay}}); },
+          [&](const optim::AdagradOptions& o) {
+            return write("Adagrad", {{"lr_decay", o.lr_decay}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"initial_accumulator_value", o.initial_accumulator_value}});
+          },
+          [&](const optim::RmspropOptions& o) {
+            return write("RMSprop", {{"alpha", o.alpha}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"momentum", o.momentum}, {"centered", o.centered}});
+          },
+          [&](const optim::AdamOptions& o) {
+            return write(o.decoupled_weight_decay ? "AdamW" : "Adam", {{"betas", betas(o)},
+                                                                       {"eps", o.eps},
+                                                                       {"weight_decay", o.weight_decay},
+                                                                       {"bias_correction", o.bias_correction},
+                                                                       {"adam_w_mode", o.decoupled_weight_decay}});
+          },
+      },
+      optimizer->rule);
   params["weight_decay_rule"] = optimizer->decay_rule == optim::DecayRule::matrices ? "matrices" : "all";
   params["state_dtype"] = optim::name(optimizer->state_type);
   return {{"type", type}, {"params", params}};

@@ -36,7 +36,7 @@ oneself; `//` and `/* */` comments are allowed.
 - **Batch sizes**: train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data ranks.
   Any two determine the third. If only one of train and micro is given, accumulation is 1.
 - **Weight decay** acts on every parameter, biases and norms too, as in PyTorch and DeepSpeed. `weight_decay_rule: "matrices"` spares
-  those of one dimension, as GPTs are usually trained; programs may say it by name (`InitializeOptions::weight_decay`).
+  those of one dimension, as GPTs are usually trained; programs may choose parameters by name (`InitializeOptions::parameter_groups`).
 - **Defaults** are DeepSpeed's, not PyTorch's: `gradient_clipping` is 1.0 (a plain PyTorch loop and older versions of DeepSpeed do not clip: write 0 for that), and `weight_decay` is 0
   (`torch.optim.AdamW` has 0.01).
 - **Parameters that no rank used in a step** are not stepped, as in PyTorch: neither weight decay nor moments, the same at every ZeRO stage

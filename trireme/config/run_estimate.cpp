@@ -1,6 +1,7 @@
 #include <trireme/config/run_estimate.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/overloaded.h>
 #include <trireme/parallel/pipeline/balance.h>
 #include <trireme/parallel/pipeline/schedule.h>
 
@@ -40,35 +41,21 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
 }
 
 void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
-  using Kind = optim::OptimizerOptions::Kind;
   out.state_bytes = options.state_type == optim::StateType::fp32 ? 4 : options.state_type == optim::StateType::bf16 ? 2 : 1;
-  switch (options.kind) {
-    case Kind::adam:
-      out.optimizer = "adam";
-      out.states = 2;
-      break;
-    case Kind::lamb:
-      out.optimizer = "lamb";
-      out.states = 2;
-      out.parameter_norms = true;
-      break;
-    case Kind::lion:
-      out.optimizer = "lion";
-      out.states = 1;
-      break;
-    case Kind::adagrad:
-      out.optimizer = "adagrad";
-      out.states = 1;
-      break;
-    case Kind::rmsprop:
-      out.optimizer = "rmsprop";
-      out.states = 1 + (options.rmsprop.momentum > 0 ? 1 : 0) + (options.rmsprop.centered ? 1 : 0);
-      break;
-    case Kind::sgd:
-      out.optimizer = "sgd";
-      out.states = options.sgd.momentum > 0 ? 1 : 0;
-      break;
-  }
+  out.parameter_norms = std::holds_alternative<optim::LambOptions>(options.rule);
+  const auto set = [&](const char* name, int states) {
+    out.optimizer = name;
+    out.states = states;
+  };
+  std::visit(Overloaded{
+                 [&](const optim::AdamOptions&) { set("adam", 2); },
+                 [&](const optim::LambOptions&) { set("lamb", 2); },
+                 [&](const optim::LionOptions&) { set("lion", 1); },
+                 [&](const optim::AdagradOptions&) { set("adagrad", 1); },
+                 [&](const optim::RmspropOptions& o) { set("rmsprop", 1 + (o.momentum > 0 ? 1 : 0) + (o.centered ? 1 : 0)); },
+                 [&](const optim::SgdOptions& o) { set("sgd", o.momentum > 0 ? 1 : 0); },
+             },
+             options.rule);
 }
 
 // As pipeline::make_partition() does with the real layers.

@@ -15,15 +15,6 @@
 namespace trireme::data {
 namespace {
 
-// FNV-1a over the sample numbers; never 0, which means unknown.
-uint64_t fingerprint_of(const std::vector<int64_t>& indices) {
-  uint64_t hash = 1469598103934665603ull;
-  for (const int64_t index : indices) {
-    hash = (hash ^ static_cast<uint64_t>(index)) * 1099511628211ull;
-  }
-  return hash | 1;
-}
-
 Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& micro_batch, Part part) {
   Batch batch = part == Part::all ? dataset.get(micro_batch.indices) : dataset.get_part(micro_batch.indices, part);
   const auto rows = static_cast<int64_t>(micro_batch.indices.size());
@@ -185,9 +176,13 @@ void DataLoader::load_state(const nlohmann::json& state) {
 }
 
 RepeatingLoader::RepeatingLoader(DataLoader loader) : loader_(std::move(loader)) {
+  check_epoch();
+}
+
+void RepeatingLoader::check_epoch() const {
   if (loader_.batches_per_epoch() == 0) {
     const auto replicas = loader_.sampler().options().replicas;
-    throw InputError("data", concat(loader_.dataset().size(), " samples are fewer than one micro-batch of all ranks: ",
+    throw InputError("data", concat(loader_.sampler().length(), " samples are fewer than one micro-batch of all ranks: ",
                                     loader_.micro_batch_size(), " * ", replicas, " = ", loader_.micro_batch_size() * replicas),
                      "Use a smaller micro-batch, more data, or drop_last: false.");
   }
@@ -195,7 +190,7 @@ RepeatingLoader::RepeatingLoader(DataLoader loader) : loader_(std::move(loader))
 
 void RepeatingLoader::skip() {
   while (!loader_.skip()) {
-    loader_.start_epoch(loader_.epoch() + 1);
+    start_next_epoch();
   }
 }
 
@@ -204,8 +199,13 @@ Batch RepeatingLoader::next() {
     if (auto batch = loader_.next()) {
       return *std::move(batch);
     }
-    loader_.start_epoch(loader_.epoch() + 1);
+    start_next_epoch();
   }
+}
+
+void RepeatingLoader::start_next_epoch() {
+  loader_.start_epoch(loader_.epoch() + 1);
+  check_epoch();
 }
 
 nlohmann::json RepeatingLoader::state() const {

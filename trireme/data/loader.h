@@ -70,7 +70,7 @@ class DataLoader : public Stateful {
 /// A loader that never ends: after an epoch comes the next, with its own order.
 class RepeatingLoader : public Stateful {
  public:
-  /// Errors: InputError when an epoch of `loader` has no micro-batch at all.
+  /// Errors, of next() too: InputError when an epoch of `loader` has no micro-batch at all.
   explicit RepeatingLoader(DataLoader loader);
 
   Batch next();
@@ -90,6 +90,9 @@ class RepeatingLoader : public Stateful {
   void load_state(const nlohmann::json& state) override;
 
  private:
+  void check_epoch() const;
+  void start_next_epoch();
+
   DataLoader loader_;
 };
 

@@ -48,6 +48,23 @@ DistributedSampler::DistributedSampler(int64_t size, SamplerOptions options) : s
     throw InputError("data", concat("rank ", options.rank, " is not one of ", options.replicas, " replicas"),
                      "rank counts from 0 and stays below replicas.");
   }
+  if (options_.order) {
+    options_.shuffle = false;
+    order_ = own_order(epoch_);
+    if (*own_order(epoch_) != *order_) {
+      throw InputError("data", "the own order of the samples is another one each time it is asked for, so that no checkpoint could go on with it",
+                       "Make it from the number of the epoch and a fixed seed, as data::permutation() does.");
+    }
+  }
+}
+
+std::shared_ptr<const std::vector<int64_t>> DistributedSampler::own_order(int64_t epoch) const {
+  auto order = std::make_shared<const std::vector<int64_t>>(options_.order(epoch));
+  const auto wrong = std::find_if(order->begin(), order->end(), [this](int64_t sample) { return sample < 0 || sample >= size_; });
+  if (wrong != order->end()) {
+    throw InputError("data", concat("the own order of epoch ", epoch, " has sample ", *wrong, " at place ", wrong - order->begin(), ", the dataset has samples 0 to ", size_ - 1));
+  }
+  return order;
 }
 
 std::optional<DistributedSampler::MicroBatch> DistributedSampler::next(int64_t per_rank) {
@@ -59,8 +76,8 @@ std::optional<DistributedSampler::MicroBatch> DistributedSampler::next(int64_t p
   result.indices.reserve(static_cast<size_t>(per_rank));
   for (int64_t k = 0; k < per_rank; ++k) {
     const int64_t position = start + options_.rank + k * options_.replicas;
-    result.samples += position < size_;
-    result.indices.push_back(at(position % size_));
+    result.samples += position < length();
+    result.indices.push_back(at(position % length()));
   }
   return result;
 }
@@ -69,13 +86,13 @@ bool DistributedSampler::skip(int64_t per_rank) {
   if (micro_batches_left(per_rank) == 0) {
     return false;
   }
-  position_ = std::min(size_, position_ + global_size(per_rank, options_.replicas));
+  position_ = std::min(length(), position_ + global_size(per_rank, options_.replicas));
   return true;
 }
 
 void DistributedSampler::start_epoch(int64_t epoch) {
   if (epoch != epoch_) {
-    order_.reset();
+    order_ = options_.order ? own_order(epoch) : nullptr;
   }
   epoch_ = epoch;
   position_ = 0;
@@ -91,12 +108,12 @@ int64_t DistributedSampler::micro_batches_left(int64_t per_rank) const {
 
 int64_t DistributedSampler::micro_batches_from(int64_t position, int64_t per_rank) const {
   const int64_t together = global_size(per_rank, options_.replicas);
-  const int64_t left = size_ - position;
+  const int64_t left = length() - position;
   return options_.drop_last ? left / together : (left + together - 1) / together;
 }
 
 int64_t DistributedSampler::at(int64_t position) {
-  if (!options_.shuffle) {
+  if (!options_.shuffle && !options_.order) {
     return position;
   }
   if (order_ == nullptr) {
@@ -106,8 +123,12 @@ int64_t DistributedSampler::at(int64_t position) {
 }
 
 nlohmann::json DistributedSampler::state() const {
-  return {{"kind", kKind},     {"size", size_},   {"shuffle", options_.shuffle},
-          {"seed", options_.seed}, {"epoch", epoch_}, {"position", position_}};
+  nlohmann::json state = {{"kind", kKind},     {"size", size_},   {"shuffle", options_.shuffle},
+                          {"seed", options_.seed}, {"epoch", epoch_}, {"position", position_}};
+  if (options_.order) {
+    state["order"] = fingerprint_of(*order_);
+  }
+  return state;
 }
 
 void DistributedSampler::load_state(const nlohmann::json& state) {
@@ -126,18 +147,39 @@ void DistributedSampler::load_state(const nlohmann::json& state) {
   if (size != size_) {
     differs("a dataset size of", size, size_);
   }
+  const char* const names[] = {"the sampler's", "the program's own"};
+  const bool own = options_.order != nullptr;
+  if (state.contains("order") != own) {
+    differs("the order:", names[state.contains("order")], names[own]);
+  }
   if (shuffle != options_.shuffle) {
     differs("shuffle:", shuffle.dump(), options_.shuffle ? "true" : "false");
   }
   if (options_.shuffle && seed != options_.seed) {
     differs("the seed", seed, options_.seed);
   }
-  if (position < 0 || position > size_ || epoch < 0) {
-    throw InputError("data", concat("the saved data position, epoch ", epoch, " sample ", position,
-                                    ", is outside the ", size_, " samples"));
+  DistributedSampler loaded = *this;
+  if (epoch >= 0) {
+    loaded.start_epoch(epoch);
   }
-  start_epoch(epoch);
-  position_ = position;
+  if (own && state["order"] != fingerprint_of(*loaded.order_)) {
+    throw InputError("data", concat("the saved data position is for another order of epoch ", epoch, " than the program's own order gives now"),
+                     "Make it from the same data and the number of the epoch alone, or start without --resume.");
+  }
+  if (position < 0 || position > loaded.length() || epoch < 0) {
+    throw InputError("data", concat("the saved data position, epoch ", epoch, " sample ", position,
+                                    ", is outside the ", loaded.length(), " samples"));
+  }
+  loaded.position_ = position;
+  *this = std::move(loaded);
+}
+
+uint64_t fingerprint_of(std::span<const int64_t> samples) {
+  uint64_t hash = 1469598103934665603ull;
+  for (const int64_t sample : samples) {
+    hash = (hash ^ static_cast<uint64_t>(sample)) * 1099511628211ull;
+  }
+  return hash | 1;
 }
 
 std::vector<int64_t> permutation(int64_t size, int64_t seed, int64_t epoch) {

@@ -14,7 +14,7 @@
 namespace trireme::engine {
 namespace {
 
-bool shards_parameters(const Engine::Impl& impl, const config::EngineConfig& config) {
+bool shards_parameters(const EngineImpl& impl, const config::EngineConfig& config) {
   return config.zero.stage >= 3 && impl.group.size() > 1;
 }
 
@@ -27,7 +27,7 @@ void lower(torch::nn::Module& module, const precision::PrecisionOptions& precisi
 }
 
 // Layers are the units: each is sharded as soon as it is built.
-void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
+void build_layers(EngineImpl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
   pipeline::LayerHooks hooks;
   hooks.around = [&impl] { return impl.autocast_guard(); };
   hooks.built = [&impl](torch::nn::Module& layer) { lower(layer, impl.precision); };
@@ -60,13 +60,14 @@ void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::
   }
 }
 
-void build_pipeline(Engine::Impl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options, zero::ModelUnits& units) {
+void build_pipeline(EngineImpl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options, zero::ModelUnits& units) {
   impl.layers = options.pipeline;
   build_layers(impl, options.config, units);
   impl.model = impl.layers;
   impl.loss_function = [&impl](const data::Batch& batch) {
     const int64_t count = impl.micro_steps * impl.group.size() + impl.group.rank();
-    return impl.layers->loss(impl.layers->forward_chunk(0, batch.inputs, count), batch.targets);
+    const pipeline::Tensors outputs = impl.layers->forward_chunk(0, batch.inputs, count);
+    return LossAndLogits(impl.layers->loss(outputs, batch.targets), impl.layers->logits(outputs));
   };
   if (world.rank() == 0 && impl.pipe.size() > 1) {
     log::info(impl.layers->describe());
@@ -76,7 +77,7 @@ void build_pipeline(Engine::Impl& impl, comm::World& world, const mesh::Mesh& me
 }
 
 // The trained parameters, those that are final late in front: flat buffers reverse the list, and buckets start in their order.
-bucket::NamedTensors trained_parameters(const Engine::Impl& impl) {
+bucket::NamedTensors trained_parameters(const EngineImpl& impl) {
   bucket::NamedTensors parameters = parallel::trainable_parameters(*impl.model, impl.pipe.size() > 1);
   if (impl.layers) {
     const pipeline::Tensors late = impl.layers->late_parameters();
@@ -108,7 +109,7 @@ bucket::NamedTensors frozen_in_units(const torch::nn::Module& model, const zero:
 }
 
 // Says so where stage 3 is no better than stage 2.
-void warn_of_whole_parameters(const Engine::Impl& impl, const zero::ModelUnits& units, const config::EngineConfig& config) {
+void warn_of_whole_parameters(const EngineImpl& impl, const zero::ModelUnits& units, const config::EngineConfig& config) {
   int64_t whole = 0;
   for (const at::Tensor& parameter : impl.model->parameters()) {
     const bool small = parameter.numel() < config.zero.param_persistence_threshold;
@@ -121,13 +122,13 @@ void warn_of_whole_parameters(const Engine::Impl& impl, const zero::ModelUnits& 
 }
 
 // What is added up over micro-batches needs the range of grad_accum_dtype; what is not goes as it travels.
-at::ScalarType gradient_type(const Engine::Impl& impl) {
+at::ScalarType gradient_type(const EngineImpl& impl) {
   return precision::scalar_type(impl.batch.accumulation > 1 ? impl.precision.grad_accumulation : impl.precision.communication_type());
 }
 
 } // namespace
 
-zero::ModelUnits build_model(Engine::Impl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options) {
+zero::ModelUnits build_model(EngineImpl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options) {
   zero::ModelUnits units;
   if (options.pipeline) {
     build_pipeline(impl, world, mesh, options, units);
@@ -137,7 +138,7 @@ zero::ModelUnits build_model(Engine::Impl& impl, comm::World& world, const mesh:
   return zero::ModelUnits::of(*impl.model);
 }
 
-std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
+std::vector<bucket::FlatParameters*> flatten(EngineImpl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
   const bool sharded = impl.group.size() > 1;
   bucket::FlatOptions sharding{impl.group.rank(), impl.group.size(), sharded && config.zero.stage >= 2, shards_parameters(impl, config),
                             [&](const at::Tensor& parameter) { return units.unit_of(parameter); }, gradient_type(impl)};
@@ -191,7 +192,7 @@ std::vector<bucket::FlatParameters*> flatten(Engine::Impl& impl, const config::E
   return pointers(impl.buffers);
 }
 
-parallel::Reducer::Reduce reduce_function(const Engine::Impl& impl, bool sharded) {
+parallel::Reducer::Reduce reduce_function(const EngineImpl& impl, bool sharded) {
   const at::ScalarType travel = precision::scalar_type(impl.precision.communication_type());
   if (sharded) {
     return [travel](const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {

@@ -153,10 +153,10 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
     model->train();
   }
   module_buffers_differ = true;
-  return spoiled(loss_of(micro_batch), effect);
+  return spoiled(loss_of(micro_batch).loss, effect);
 }
 
-at::Tensor Engine::Impl::loss_of(const data::Batch& micro_batch) const {
+LossAndLogits Engine::Impl::loss_of(const data::Batch& micro_batch) const {
   const std::shared_ptr<void> guard = autocast_guard();
   return loss_function(with_inputs_cast(micro_batch));
 }
@@ -388,6 +388,10 @@ std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<
 }
 torch::nn::Module& Engine::module() {
   return *impl_->model;
+}
+
+void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
+  save_checkpoint(folder, tag, nlohmann::json::object());
 }
 
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last) {

@@ -1,14 +1,12 @@
 #pragma once
 
 #include <trireme/comm/group.h>
-#include <trireme/config/engine_config.h>
 #include <trireme/data/batch.h>
-#include <trireme/data/loader.h>
 #include <trireme/monitor/straggler.h>
 #include <trireme/zero/gathered_parameters.h>
 
 #include <ATen/core/Tensor.h>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -16,16 +14,28 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace torch::nn {
 class Module;
 }
+namespace trireme::data {
+class DataLoader;
+}
 
 namespace trireme::engine {
 
-/// Forward pass and loss of one micro-batch: a 0-dim tensor, the mean over its samples.
-using LossFunction = std::function<at::Tensor(const data::Batch&)>;
+/// The loss of a micro-batch, a 0-dim tensor, the mean over its samples; with it, if one likes, what the model gave: {loss, {logits}}.
+struct LossAndLogits {
+  at::Tensor loss;
+  std::vector<at::Tensor> logits;
+
+  LossAndLogits(at::Tensor loss = {}, std::vector<at::Tensor> logits = {}) : loss(std::move(loss)), logits(std::move(logits)) {}
+};
+
+/// Forward pass and loss of one micro-batch. A function that returns the loss alone, a tensor, is one too.
+using LossFunction = std::function<LossAndLogits(const data::Batch&)>;
 
 /// Where the time of the last step went, in seconds.
 struct StepTimes {
@@ -56,11 +66,9 @@ struct StepTimes {
 /// A parameter that no rank used in a step is not stepped: no weight decay, moments as they were, as PyTorch leaves out parameters without a
 /// gradient; the same at every ZeRO stage. Bias correction counts the optimizer's steps, not the parameter's. With step_in_backward, which
 /// does not wait for the other ranks' word, it is stepped with a gradient of zero. Weight decay acts on all parameters, biases and norms too, as
-/// in PyTorch, unless "weight_decay_rule" or InitializeOptions::weight_decay says otherwise.
+/// in PyTorch, unless "weight_decay_rule" or a parameter group says otherwise.
 class Engine {
  public:
-  class Impl; // what it is made of: engine_impl.h, for this folder only
-  explicit Engine(std::unique_ptr<Impl> impl);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -81,6 +89,9 @@ class Engine {
   /// Mean loss of `batch` over its real samples and all ranks, in evaluation mode,
   /// without gradients; afterwards each module is in the mode it was in (a frozen BatchNorm stays frozen). Collective.
   at::Tensor eval_batch(const data::Batch& batch);
+  /// The same, with the logits of this rank's real samples, without gradients: those of the loss function, or a pipeline's last outputs
+  /// (without a loss in the PipelineModule those behind the loss). Only the last stage has them; elsewhere there are none.
+  LossAndLogits eval_batch_with_logits(const data::Batch& batch);
   /// Mean loss over all samples that `loader` yields on all ranks, at most `max_batches`
   /// a rank (0: all). Collective; ranks may have different numbers of samples.
   double evaluate(data::DataLoader& loader, int64_t max_batches = 0);
@@ -97,7 +108,7 @@ class Engine {
   /// on every rank, so that all can save and leave after the same step. Costs no communication of its own: the question
   /// travels with the first bucket, as the loss does.
   bool stop_agreed() const;
-  /// Learning rate of the last step.
+  /// Learning rate of the last step; that of a parameter group is this times its lr_factor.
   double get_lr() const;
   /// Gradient norm before clipping of the last step; absent when clipping is off and
   /// want_grad_norm() was not asked for.
@@ -130,14 +141,19 @@ class Engine {
   /// Saves weights, optimizer, schedule, data position and random state as
   /// `folder`/`tag` (default global_step<N>). Collective. Errors: Error, the same on every
   /// rank; training may go on after it and earlier checkpoints are whole.
-  void save_checkpoint(const std::filesystem::path& folder, const std::string& tag = "", const nlohmann::json& client_state = nlohmann::json::object(),
-                       int64_t keep_last = 0);
+  /// `client_state` comes back from load_checkpoint(). `keep_last`: older checkpoints of `folder` than so many are removed; 0: none.
+  void save_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
+  void save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last = 0);
   /// Continues from `folder` (its newest whole checkpoint) or from one checkpoint.
   /// Returns the client state, or nullopt when nothing was saved there yet. Collective.
   /// With the same number of ranks the run goes on bit for bit as if never interrupted.
   std::optional<nlohmann::json> load_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
 
  private:
+  class Impl; // what it is made of: engine_impl.h, for this folder only
+  friend struct EngineAccess;
+  explicit Engine(std::unique_ptr<Impl> impl);
+
   std::unique_ptr<Impl> impl_;
 };
 

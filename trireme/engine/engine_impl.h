@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/options.h>
 #include <trireme/config/batch_size.h>
+#include <trireme/data/loader.h>
 #include <trireme/engine/arrivals.h>
 #include <trireme/engine/engine.h>
 #include <trireme/engine/step_report.h>
@@ -120,7 +121,7 @@ class Engine::Impl {
   data::Batch load(const std::function<data::Batch()>& next);
   at::Tensor forward(const data::Batch& micro_batch);
   /// The loss function in the precision that was asked for.
-  at::Tensor loss_of(const data::Batch& micro_batch) const;
+  LossAndLogits loss_of(const data::Batch& micro_batch) const;
   data::Batch with_inputs_cast(data::Batch micro_batch) const;
   std::shared_ptr<void> autocast_guard() const;
   void backward(const at::Tensor& loss);
@@ -155,9 +156,10 @@ class Engine::Impl {
   void broadcast_module_buffers();
   /// All micro-batches of a step as a pipeline, up to reduced gradients.
   void run_pipeline(const std::function<data::Batch()>& next);
-  LossSum evaluate(const data::Batch& micro_batch);
+  /// `logits`: where those of the last micro-batch go, if they are wanted.
+  LossSum evaluate(const data::Batch& micro_batch, pipeline::Tensors* logits = nullptr);
   LossSum evaluate_together(data::DataLoader& loader, int64_t max_batches);
-  LossSum evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next);
+  LossSum evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, pipeline::Tensors* logits = nullptr);
   double mean_over_ranks(const LossSum& sum) const;
 
   /// For Reducer::on_bucket_final, where "step_in_backward" asks for it.
@@ -181,5 +183,14 @@ class Engine::Impl {
     return pipe.rank() == pipe.size() - 1;
   }
 };
+
+/// What Engine hides, for this folder.
+struct EngineAccess {
+  using Impl = Engine::Impl;
+  static std::shared_ptr<Engine> make(std::unique_ptr<Impl> impl) {
+    return std::shared_ptr<Engine>(new Engine(std::move(impl)));
+  }
+};
+using EngineImpl = EngineAccess::Impl;
 
 } // namespace trireme::engine

@@ -23,10 +23,15 @@ data::Batch without_padding(data::Batch micro_batch) {
 } // namespace
 
 at::Tensor Engine::eval_batch(const data::Batch& batch) {
+  return eval_batch_with_logits(batch).loss;
+}
+
+LossAndLogits Engine::eval_batch_with_logits(const data::Batch& batch) {
   impl_->check_whole("eval_batch()");
   impl_->broadcast_module_buffers();
-  const Impl::LossSum sum = impl_->runs_schedule() ? impl_->evaluate_pipeline(1, [&batch] { return batch; }) : impl_->evaluate(batch);
-  return torch::tensor(impl_->mean_over_ranks(sum), torch::kFloat64);
+  pipeline::Tensors logits;
+  const Impl::LossSum sum = impl_->runs_schedule() ? impl_->evaluate_pipeline(1, [&batch] { return batch; }, &logits) : impl_->evaluate(batch, &logits);
+  return {torch::tensor(impl_->mean_over_ranks(sum), torch::kFloat64), std::move(logits)};
 }
 
 double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
@@ -77,7 +82,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, 
   return sum;
 }
 
-Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
+Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch, pipeline::Tensors* logits) {
   const torch::NoGradGuard no_grad;
   const bool alone = !parameters_are_sharded(); // otherwise the others need this rank's part
   if (micro_batch.samples == 0 && alone) {
@@ -91,10 +96,14 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch) {
     return {};
   }
   const auto real = static_cast<double>(micro_batch.samples);
-  return {loss_of(without_padding(micro_batch)).item<double>() * real, real};
+  LossAndLogits result = loss_of(without_padding(micro_batch));
+  if (logits != nullptr) {
+    *logits = std::move(result.logits);
+  }
+  return {result.loss.item<double>() * real, real};
 }
 
-Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next) {
+Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, pipeline::Tensors* logits) {
   LossSum sum;
   const Note note("evaluation after step", global_steps);
   const EvaluationMode mode(*model, layers.get());
@@ -104,6 +113,9 @@ Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, con
         const auto real = static_cast<double>(micro_batch.samples);
         sum.loss += real == 0 ? 0 : layers->loss(outputs, micro_batch.targets).item<double>() * real;
         sum.samples += real;
+        if (logits != nullptr) {
+          *logits = layers->logits(outputs);
+        }
       });
   return sum;
 }

@@ -7,6 +7,7 @@
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/engine/build_model.h>
 #include <trireme/engine/engine_impl.h>
+#include <trireme/engine/optimizer_groups.h>
 #include <trireme/engine/settle_precision.h>
 #include <trireme/mesh/mesh.h>
 
@@ -33,7 +34,7 @@ void announce(const config::EngineConfig& config) {
     log::info(note);
   }
   if (!config.optimizer) {
-    const optim::AdamOptions adamw = config.optimizer_or_adamw().adam;
+    const optim::AdamOptions adamw = std::get<optim::AdamOptions>(config.optimizer_or_adamw().rule);
     log::info("the configuration has no \"optimizer\": AdamW with lr ", adamw.lr, ", betas ", adamw.beta1, " and ", adamw.beta2, ", eps ", adamw.eps, ", weight_decay ", adamw.weight_decay);
   }
   if (config.dump_state) {
@@ -42,7 +43,7 @@ void announce(const config::EngineConfig& config) {
 }
 
 // What each stage needs of a sample.
-data::Part part_for(const Engine::Impl& engine) {
+data::Part part_for(const EngineImpl& engine) {
   if (!engine.executor || engine.pipe.size() == 1) {
     return data::Part::all;
   }
@@ -55,6 +56,14 @@ void check_options(const InitializeOptions& options) {
   }
   if (options.pipeline && (options.model || options.loss)) {
     throw InputError("engine", "initialize() got both a model and a pipeline", "A PipelineModule has its layers and its loss: leave model and loss away.");
+  }
+  if (options.optimizer && (options.config.optimizer || !options.parameter_groups.empty())) {
+    throw InputError("engine", concat("initialize() got a torch optimizer beside ", options.config.optimizer ? "the configuration's \"optimizer\"" : "parameter_groups"),
+                     "Leave one of them out.");
+  }
+  if (options.optimizer && options.pipeline) {
+    throw InputError("engine", "initialize() got a torch optimizer and a pipeline, whose parameters do not exist before it is built",
+                     "Say \"optimizer\" in the configuration, and InitializeOptions::parameter_groups where parameters differ.");
   }
 }
 
@@ -71,7 +80,8 @@ void apply_pipeline(const InitializeOptions& options) {
                                                                                 : nullptr;
   if (asked != nullptr) {
     throw InputError("engine", concat("the configuration asks for \"pipeline\": {\"", asked, "\"}, but the model is in one piece"),
-                     "Give initialize() a PipelineModule, a list of layers, or leave the key out.");
+                     "Give initialize() a PipelineModule, a list of layers, or leave the key out. To recompute parts of a model in one piece, its forward() "
+                     "calls them with trireme::recompute::call(part, x).");
   }
 }
 
@@ -85,7 +95,7 @@ nlohmann::ordered_json used_config(const InitializeOptions& options) {
   return config::to_json(used);
 }
 
-void check_step_in_backward(const Engine::Impl& impl) {
+void check_step_in_backward(const EngineImpl& impl) {
   const char* const needs_all = impl.clipping > 0                ? "gradient_clipping"
                                 : impl.looks_for_overflow()      ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
                                 : impl.optimizer->needs_norms()  ? "LAMB"
@@ -98,7 +108,7 @@ void check_step_in_backward(const Engine::Impl& impl) {
 }
 
 // Copies of a tied parameter are one parameter: summed before they are sent, counted once.
-void respect_ties(Engine::Impl& impl) {
+void respect_ties(EngineImpl& impl) {
   if (!impl.layers->ties().empty() && impl.optimizer->sharded() && impl.optimizer->rule().state_type() == optim::StateType::int8) {
     throw InputError("engine", concat("8-bit optimizer states, sharded by ZeRO, of copies of a tied parameter (\"", impl.layers->ties().front().name,
                                       "\"): their blocks begin at other elements in each copy, which would drift apart"),
@@ -107,7 +117,29 @@ void respect_ties(Engine::Impl& impl) {
   impl.reducer->hold(impl.layers->late_parameters());
 }
 
-int64_t count_parameters(const Engine::Impl& impl) {
+data::DataLoader make_loader(const EngineImpl& impl, const InitializeOptions& options) {
+  data::SamplerOptions sampler;
+  sampler.shuffle = options.shuffle;
+  sampler.drop_last = options.config.dataloader_drop_last;
+  sampler.seed = options.config.seed;
+  sampler.rank = impl.group.rank();
+  sampler.replicas = impl.group.size();
+  sampler.order = options.order;
+  const auto data = options.collate ? data::collated(options.training_data, options.collate) : options.training_data;
+  data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), impl.batch.micro, options.prefetch, part_for(impl));
+  if (options.order) {
+    const auto mine = static_cast<int64_t>(loader.state().at("order").get<uint64_t>() >> 1);
+    at::Tensor range = torch::tensor({mine, -mine}, torch::kInt64);
+    impl.everyone.all_reduce(range, comm::ReduceOp::max, "order of the samples").wait();
+    if (range[0].item<int64_t>() != -range[1].item<int64_t>()) {
+      throw InputError("engine", "the ranks have different orders of the samples",
+                       "InitializeOptions::order gives the whole epoch's, the same on every rank; each takes its part of it by itself.");
+    }
+  }
+  return loader;
+}
+
+int64_t count_parameters(const EngineImpl& impl) {
   at::Tensor count = torch::zeros({1}, torch::kInt64);
   std::set<const void*> seen;
   for (const auto& item : impl.model->named_parameters()) {
@@ -128,10 +160,15 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   apply_pipeline(given);
   fault::set_step(0);
   InitializeOptions options = given;
+  if (options.optimizer) {
+    TorchOptimizer read = read_torch_optimizer(*options.optimizer);
+    options.config.optimizer = read.options;
+    options.parameter_groups = std::move(read.groups);
+  }
   settle_precision(options.config.precision, world.group());
   const config::EngineConfig& config = options.config;
   const mesh::Mesh mesh(world, mesh::MeshShape::fit(world.size(), options.pipeline ? options.pipeline->options().stages : 1, 1));
-  auto impl = std::make_unique<Engine::Impl>();
+  auto impl = std::make_unique<EngineImpl>();
   impl->model = options.model;
   impl->loss_function = options.loss;
   impl->group = mesh.group(mesh::Axis::data);
@@ -161,11 +198,8 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const bool sharded = config.zero.stage >= 1 && impl->group.size() > 1;
   impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel, reduce_function(*impl, sharded));
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
-  const auto weight_decay = [&](const bucket::TensorInfo& tensor) {
-    const std::string& name = impl->layers ? impl->layers->saved_name(tensor.name) : tensor.name; // copies of a tied one decay alike
-    return options.weight_decay ? options.weight_decay(name, tensor.sizes) : optimizer.weight_decay_of(tensor.sizes.size());
-  };
-  impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, weight_decay, optimizer, impl->group.rank(), impl->group.size(), sharded);
+  const auto options_of_each = options_of(*impl, options.parameter_groups, optimizer, options.optimizer != nullptr);
+  impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, impl->group.rank(), impl->group.size(), sharded);
   impl->optimizer->sum_over([group = impl->group](at::Tensor& sums) { group.all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait(); });
   impl->coordinator->on_modified([optimizer = std::weak_ptr(impl->optimizer)] {
     if (const auto alive = optimizer.lock()) {
@@ -196,20 +230,12 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
 
   Initialized made;
   if (options.training_data) {
-    data::SamplerOptions sampler;
-    sampler.shuffle = options.shuffle;
-    sampler.drop_last = config.dataloader_drop_last;
-    sampler.seed = config.seed;
-    sampler.rank = impl->group.rank();
-    sampler.replicas = impl->group.size();
-    impl->loader = std::make_shared<data::RepeatingLoader>(
-        data::DataLoader(options.training_data, data::DistributedSampler(options.training_data->size(), sampler), impl->batch.micro,
-                         options.prefetch, part_for(*impl)));
+    impl->loader = std::make_shared<data::RepeatingLoader>(make_loader(*impl, options));
     made.loader = impl->loader;
   }
   made.optimizer = impl->optimizer;
   made.lr_scheduler = impl->schedule;
-  made.engine = std::make_shared<Engine>(std::move(impl));
+  made.engine = EngineAccess::make(std::move(impl));
   return made;
 }
 

@@ -3,9 +3,11 @@
 #include <trireme/comm/world.h>
 #include <trireme/config/auto_values.h>
 #include <trireme/config/engine_config.h>
+#include <trireme/data/collate.h>
 #include <trireme/data/dataset.h>
 #include <trireme/data/loader.h>
 #include <trireme/engine/engine.h>
+#include <trireme/engine/parameter_groups.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/pipeline/module.h>
@@ -17,6 +19,10 @@
 #include <optional>
 #include <string>
 #include <vector>
+
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace trireme::engine {
 
@@ -31,9 +37,17 @@ struct InitializeOptions {
   /// Given: initialize() builds the distributed loader and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;
   bool shuffle = true;
-  /// Weight decay of a parameter by its name and sizes; default: the optimizer's "weight_decay" and "weight_decay_rule". Asked once for
-  /// each; the same on every rank.
-  std::function<double(const std::string& name, const std::vector<int64_t>& sizes)> weight_decay;
+  /// The client's own sampler instead of `shuffle`: the numbers of an epoch's samples, see data::SamplerOptions::order. The ranks share
+  /// them out. Checkpoints save the place; a load refuses one of another order.
+  std::function<std::vector<int64_t>(int64_t epoch)> order;
+  /// Makes each micro-batch of its samples; default: Dataset::get() of all of them.
+  data::Collate collate;
+  /// Parameters with an lr or a weight decay of their own, beside what `config` says of the optimizer.
+  std::vector<ParameterGroup> parameter_groups;
+  /// Instead of an "optimizer" in `config`, for a model in one piece: its class, options and groups, with the same arithmetic. Accepted are
+  /// AdamW, Adam (without amsgrad), SGD, RMSprop and Adagrad that have not stepped yet, whose groups differ in lr and weight decay only. It is
+  /// read once, here: what is set in it afterwards, an lr for instance, has no effect, and it is not to be stepped.
+  std::shared_ptr<const torch::optim::Optimizer> optimizer;
   /// Micro-batches of training_data that a thread makes ahead; 0: none, they are made when asked for.
   int64_t prefetch = 2;
   /// Kept in every checkpoint; default: `config` as it is used, config::to_json(). A run keeps its whole run file here.

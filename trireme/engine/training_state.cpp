@@ -54,7 +54,7 @@ class Balance {
 
 } // namespace
 
-TrainingState::TrainingState(Engine::Impl& engine) : engine_(engine) {
+TrainingState::TrainingState(EngineImpl& engine) : engine_(engine) {
   for (const auto& buffer : engine_.buffers) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       infos_[buffer->parameter(i).unsafeGetTensorImpl()] = &buffer->layout().tensors()[i];

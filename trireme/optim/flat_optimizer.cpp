@@ -36,16 +36,16 @@ at::Tensor allocate_beside(int64_t numel, at::ScalarType type, at::Device device
 
 } // namespace
 
-FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const WeightDecay& weight_decay, const OptimizerOptions& options, int rank,
+FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, int rank,
                              int size, bool sharded, std::unique_ptr<bucket::StateStore> store)
     : rule_(make_optimizer(options)), store_(store ? std::move(store) : bucket::make_memory_store(allocate_beside)), rank_(rank), size_(size), sharded_(sharded) {
   int64_t tensors = 0;
   for (bucket::FlatParameters* buffer : buffers) {
-    std::vector<double> decay;
+    std::vector<ParameterOptions> of_each;
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
-      decay.push_back(weight_decay(tensor));
+      of_each.push_back(options_of(tensor));
     }
-    Shard& shard = shards_.emplace_back(Shard{std::ssize(shards_), buffer, std::move(decay), bucket::ShardPlan(buffer->layout(), rank, size, sharded),
+    Shard& shard = shards_.emplace_back(Shard{std::ssize(shards_), buffer, std::move(of_each), bucket::ShardPlan(buffer->layout(), rank, size, sharded),
                                               buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, 2 * tensors});
     tensors += shard.buffer->count();
     cut(shard);
@@ -171,20 +171,21 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const BucketStates& stat
   for (size_t i = 0; i < states.scales.size(); ++i) {
     step.scales.push_back(scales_of(shard, states, i, bucket, first));
   }
-  step.lr = lr_;
+  const ParameterOptions& options = shard.options[segments[first].parameter];
+  step.lr = lr_ * options.lr_factor;
   step.betas = betas_;
-  step.weight_decay = shard.weight_decay[segments[first].parameter];
+  step.weight_decay = options.weight_decay;
   step.grad_scale = grad_scale_;
   step.step = steps_;
   return step;
 }
 
-// Neighbours are stepped together where they decay alike and none between them is left out. With 8-bit states each goes by itself, because
+// Neighbours are stepped together where their options are alike and none between them is left out. With 8-bit states each goes by itself, because
 // it has blocks of its own.
 void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const {
   const std::vector<Segment>& segments = shard.segments[bucket];
   const auto left_out = [&](size_t s) { return !shard.unused.empty() && shard.unused[segments[s].parameter]; };
-  const auto decay = [&](size_t s) { return shard.weight_decay[segments[s].parameter]; };
+  const auto options = [&](size_t s) { return shard.options[segments[s].parameter]; };
   with_states(shard, bucket, [&](const BucketStates& states) {
     prefetch_after(shard, bucket);
     for (size_t first = 0, last = 0; first < segments.size(); first = last) {
@@ -192,7 +193,7 @@ void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::funct
       if (left_out(first)) {
         continue;
       }
-      while (states.scales.empty() && last < segments.size() && !left_out(last) && decay(last) == decay(first)) {
+      while (states.scales.empty() && last < segments.size() && !left_out(last) && options(last) == options(first)) {
         ++last;
       }
       ShardStep step = shard_step(shard, states, bucket, first, last);

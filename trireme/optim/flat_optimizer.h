@@ -18,6 +18,14 @@ namespace trireme::optim {
 /// What a checkpoint calls the fp32 masters of low-precision parameters.
 inline constexpr const char* kMasterState = "master";
 
+/// What may differ between parameters.
+struct ParameterOptions {
+  double weight_decay = 0;
+  /// Times the lr of the step.
+  double lr_factor = 1;
+  bool operator==(const ParameterOptions&) const = default;
+};
+
 /// Steps what this rank owns of a set of flat buffers, and owns the optimizer states
 /// of exactly that (ZeRO stage 0: everything; 1 and up: its shards).
 ///
@@ -28,10 +36,10 @@ inline constexpr const char* kMasterState = "master";
 /// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer {
  public:
-  /// `weight_decay` is asked once for each parameter. The buffers must outlive the optimizer. Without a `store` masters and states are in
+  /// `options_of` is asked once for each parameter; neighbours for which it says the same are stepped in one pass. The buffers must outlive the optimizer. Without a `store` masters and states are in
   /// memory, beside the parameters.
-  using WeightDecay = std::function<double(const bucket::TensorInfo&)>;
-  FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const WeightDecay& weight_decay, const OptimizerOptions& options, int rank, int size,
+  using OptionsOf = std::function<ParameterOptions(const bucket::TensorInfo&)>;
+  FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, int rank, int size,
                 bool sharded, std::unique_ptr<bucket::StateStore> store = nullptr);
 
   bool sharded() const {
@@ -89,7 +97,7 @@ class FlatOptimizer {
   struct Shard {
     int64_t index; // of the buffer
     bucket::FlatParameters* buffer;
-    std::vector<double> weight_decay; // of each parameter
+    std::vector<ParameterOptions> options; // of each parameter
     bucket::ShardPlan plan;
     bool has_master; // the parameters are not fp32
     std::vector<std::vector<Segment>> segments; // of each bucket's owned range

@@ -1,6 +1,7 @@
 #include <trireme/optim/optimizer.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/overloaded.h>
 #include <trireme/optim/adagrad.h>
 #include <trireme/optim/adam.h>
 #include <trireme/optim/device_kernels.h>
@@ -30,22 +31,16 @@ at::ScalarType scalar_type(StateType type) {
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options) {
-  using Kind = OptimizerOptions::Kind;
-  switch (options.kind) {
-    case Kind::sgd:
-      return std::make_unique<Sgd>(options.sgd, options.state_type);
-    case Kind::lamb:
-      return std::make_unique<Lamb>(options.lamb, options.state_type);
-    case Kind::lion:
-      return std::make_unique<Lion>(options.lion, options.state_type);
-    case Kind::adagrad:
-      return std::make_unique<Adagrad>(options.adagrad, options.state_type);
-    case Kind::rmsprop:
-      return std::make_unique<Rmsprop>(options.rmsprop, options.state_type);
-    case Kind::adam:
-      break;
-  }
-  return std::make_unique<Adam>(options.adam, options.state_type);
+  const StateType type = options.state_type;
+  const Overloaded make{
+      [&](const AdamOptions& rule) -> std::unique_ptr<Optimizer> { return std::make_unique<Adam>(rule, type); },
+      [&](const SgdOptions& rule) -> std::unique_ptr<Optimizer> { return std::make_unique<Sgd>(rule, type); },
+      [&](const LambOptions& rule) -> std::unique_ptr<Optimizer> { return std::make_unique<Lamb>(rule, type); },
+      [&](const LionOptions& rule) -> std::unique_ptr<Optimizer> { return std::make_unique<Lion>(rule, type); },
+      [&](const AdagradOptions& rule) -> std::unique_ptr<Optimizer> { return std::make_unique<Adagrad>(rule, type); },
+      [&](const RmspropOptions& rule) -> std::unique_ptr<Optimizer> { return std::make_unique<Rmsprop>(rule, type); },
+  };
+  return std::visit(make, options.rule);
 }
 
 double squared_norm(const at::Tensor& grad) {

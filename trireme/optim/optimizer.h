@@ -100,7 +100,7 @@ class Optimizer {
 /// The type of the arrays that hold such states.
 at::ScalarType scalar_type(StateType type);
 
-/// Makes the optimizer that `options.kind` names. lr and weight_decay come with each ShardStep.
+/// Makes the optimizer that `options.rule` is. lr and weight_decay come with each ShardStep.
 /// Errors: InputError naming the option that has an impossible value.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options);
 

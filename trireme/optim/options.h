@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <variant>
 
 namespace trireme::optim {
 
@@ -81,43 +82,20 @@ inline const char* name(StateType type) {
 /// norms, as GPTs are trained.
 enum class DecayRule { all, matrices };
 
-/// The optimizer of a run: a kind and the options of that kind.
+/// An optimizer and its options: the alternative says which.
+using Rule = std::variant<AdamOptions, SgdOptions, LambOptions, LionOptions, AdagradOptions, RmspropOptions>;
+
+/// The optimizer of a run: {.rule = SgdOptions{.lr = 0.1, .momentum = 0.9}}. Default: AdamW.
 struct OptimizerOptions {
-  enum class Kind { adam, sgd, lamb, lion, adagrad, rmsprop };
-  Kind kind = Kind::adam;
+  Rule rule = AdamOptions{};
   StateType state_type = StateType::fp32;
   DecayRule decay_rule = DecayRule::all;
-  AdamOptions adam;
-  SgdOptions sgd;
-  LambOptions lamb;
-  LionOptions lion;
-  AdagradOptions adagrad;
-  RmspropOptions rmsprop;
 
-  /// f() of the kind's options.
-  template <class F>
-  auto of_kind(const F& f) const {
-    switch (kind) {
-      case Kind::sgd:
-        return f(sgd);
-      case Kind::lamb:
-        return f(lamb);
-      case Kind::lion:
-        return f(lion);
-      case Kind::adagrad:
-        return f(adagrad);
-      case Kind::rmsprop:
-        return f(rmsprop);
-      case Kind::adam:
-        break;
-    }
-    return f(adam);
-  }
   double lr() const {
-    return of_kind([](const auto& options) { return options.lr; });
+    return std::visit([](const auto& options) { return options.lr; }, rule);
   }
   double weight_decay() const {
-    return of_kind([](const auto& options) { return options.weight_decay; });
+    return std::visit([](const auto& options) { return options.weight_decay; }, rule);
   }
   /// The same for a parameter of so many dimensions.
   double weight_decay_of(size_t dimensions) const {

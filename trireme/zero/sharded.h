@@ -6,7 +6,9 @@
 #include <torch/nn/pimpl.h>
 
 #include <concepts>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace trireme::zero {
 
@@ -56,6 +58,39 @@ template <typename M>
 class Sharded : public torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>> {
  public:
   using torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>>::ModuleHolder;
+};
+
+/// Sharded modules of one class in a row, each with its own type. Names of parameters are those of a torch::nn::ModuleList.
+template <typename M>
+class ShardedListImpl : public torch::nn::Module {
+ public:
+  /// Builds a Sharded<M> from the arguments, behind the others.
+  template <typename... A>
+  Sharded<M>& emplace_back(A&&... args) {
+    return modules_.emplace_back(register_module(std::to_string(size()), Sharded<M>(std::forward<A>(args)...)));
+  }
+  size_t size() const {
+    return modules_.size();
+  }
+  Sharded<M>& operator[](size_t i) {
+    return modules_.at(i);
+  }
+  auto begin() {
+    return modules_.begin();
+  }
+  auto end() {
+    return modules_.end();
+  }
+
+ private:
+  std::vector<Sharded<M>> modules_;
+};
+
+/// The holder: ShardedList<Block> blocks; blocks->emplace_back(options); for (auto& block : *blocks) x = block->forward(x);
+template <typename M>
+class ShardedList : public torch::nn::ModuleHolder<ShardedListImpl<M>> {
+ public:
+  using torch::nn::ModuleHolder<ShardedListImpl<M>>::ModuleHolder;
 };
 
 } // namespace trireme::zero

@@ -410,7 +410,7 @@ at::Tensor PipelineModule::forward(const at::Tensor& input) {
 }
 
 at::Tensor PipelineModule::loss(const Tensors& outputs, const Tensors& targets) const {
-  if (!loss_ && (outputs.size() != 1 || outputs[0].numel() != 1)) {
+  if (!loss_ && (outputs.empty() || outputs[0].numel() != 1)) {
     throw InputError("pipeline", concat("there is no loss function, and the last layer's output is not a loss: ", pipeline::describe(outputs)),
                      "Give PipelineModule a loss.");
   }
@@ -420,6 +420,10 @@ at::Tensor PipelineModule::loss(const Tensors& outputs, const Tensors& targets) 
     throw InputError("pipeline", "the loss function did not return one number", "Return the mean over the samples as a 0-dim tensor.");
   }
   return value;
+}
+
+Tensors PipelineModule::logits(const Tensors& outputs) const {
+  return {outputs.begin() + (loss_ || outputs.empty() ? 0 : 1), outputs.end()};
 }
 
 std::string PipelineModule::describe() const {

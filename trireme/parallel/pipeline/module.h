@@ -54,7 +54,7 @@ class PipelineModule : public torch::nn::Module {
   /// Loss of the last layer's outputs: a 0-dim tensor, the mean over the samples.
   using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
 
-  /// Without a loss the single output of the last layer is the loss.
+  /// Without a loss the last layer's first output is the loss, and what else it gives is only for evaluations that want the logits.
   explicit PipelineModule(LayerList layers, Loss loss = nullptr, PipelineOptions options = {});
 
   /// One micro-batch to measure layers with, for partition "profile" and "memory". Before build().
@@ -83,6 +83,8 @@ class PipelineModule : public torch::nn::Module {
   /// One chunk of this stage. `micro_batch` counts all that this replica has seen; it matters with seed_layers.
   Tensors forward_chunk(int chunk, const Tensors& inputs, int64_t micro_batch);
   at::Tensor loss(const Tensors& outputs, const Tensors& targets) const;
+  /// The last layer's outputs without a loss that is among them.
+  Tensors logits(const Tensors& outputs) const;
 
   const PipelineOptions& options() const {
     return options_;
