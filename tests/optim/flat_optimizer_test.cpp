@@ -190,7 +190,7 @@ TEST(FlatOptimizerTest, EachParameterHasItsWeightDecay) {
         parameters.emplace_back(concat("p", n), (torch::arange(n).to(torch::kFloat32) - 7).div_(100).set_requires_grad(true));
       }
       bucket::FlatParameters flat(parameters, {}, allocate);
-      FlatOptimizer optimizer({&flat}, decay, options_of(kind), 0, 1, false);
+      FlatOptimizer optimizer({&flat}, decay, options_of(kind));
       for (int step = 0; step < 3; ++step) {
         for (int64_t i = 0; i < flat.count(); ++i) {
           flat.attach_zero_grad(i);
@@ -347,7 +347,7 @@ double trained_loss(StateType state_type, Kind kind) {
     parameters.emplace_back(item.key(), item.value());
   }
   bucket::FlatParameters flat(parameters, {}, allocate);
-  FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return 0.0; }, options_of(kind, state_type), 0, 1, false);
+  FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return 0.0; }, options_of(kind, state_type));
   double last = 0;
   for (int step = 0; step < 600; ++step) {
     flat.clear_grads();

@@ -94,8 +94,8 @@ class Engine {
   int64_t skipped_steps() const;
   int64_t global_samples() const;
   /// Whether a rank had been asked to stop (see Preemption) when the last step's gradients were reduced: the same answer
-  /// on every rank, so that all can save and leave after the same step. Costs no communication of its own: the question
-  /// travels with the first bucket, as the loss does.
+  /// on every rank, so that all can save and leave after the same step. The question travels with the loss, in one small
+  /// message that backward hides.
   bool stop_agreed() const;
   /// Learning rate of the last step.
   double get_lr() const;

@@ -8,6 +8,7 @@
 #include <trireme/engine/engine.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
+#include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/pipeline/module.h>
 
 #include <cstdint>
@@ -34,6 +35,8 @@ struct InitializeOptions {
   /// Weight decay of a parameter by its name and sizes; default: the optimizer's "weight_decay" and "weight_decay_rule". Asked once for
   /// each; the same on every rank.
   std::function<double(const std::string& name, const std::vector<int64_t>& sizes)> weight_decay;
+  /// Makes what the ranks of the data axis agree by; default: mean gradients in every step, as `config` says. Not with ZeRO.
+  std::function<std::unique_ptr<parallel::GradientSync>(const comm::Group& data)> gradient_sync = nullptr;
   /// Micro-batches of training_data that a thread makes ahead; 0: none, they are made when asked for.
   int64_t prefetch = 2;
   /// Kept in every checkpoint; default: `config` as it is used, config::to_json(). A run keeps its whole run file here.

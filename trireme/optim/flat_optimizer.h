@@ -19,7 +19,7 @@ namespace trireme::optim {
 inline constexpr const char* kMasterState = "master";
 
 /// Steps what this rank owns of a set of flat buffers, and owns the optimizer states
-/// of exactly that (ZeRO stage 0: everything; 1 and up: its shards).
+/// of exactly that (ZeRO stage 0: everything; 1 and up: its part of FlatParameters::plan()).
 ///
 /// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes the
 /// parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are.
@@ -31,8 +31,8 @@ class FlatOptimizer {
   /// `weight_decay` is asked once for each parameter. The buffers must outlive the optimizer. Without a `store` masters and states are in
   /// memory, beside the parameters.
   using WeightDecay = std::function<double(const bucket::TensorInfo&)>;
-  FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const WeightDecay& weight_decay, const OptimizerOptions& options, int rank, int size,
-                bool sharded, std::unique_ptr<bucket::StateStore> store = nullptr);
+  FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const WeightDecay& weight_decay, const OptimizerOptions& options, bool sharded = false,
+                std::unique_ptr<bucket::StateStore> store = nullptr);
 
   bool sharded() const {
     return sharded_;
@@ -90,7 +90,6 @@ class FlatOptimizer {
     int64_t index; // of the buffer
     bucket::FlatParameters* buffer;
     std::vector<double> weight_decay; // of each parameter
-    bucket::ShardPlan plan;
     bool has_master; // the parameters are not fp32
     std::vector<std::vector<Segment>> segments; // of each bucket's owned range
     std::vector<std::vector<int64_t>> first_block; // of 8-bit states, of each bucket's segments: each begins a block
@@ -106,6 +105,8 @@ class FlatOptimizer {
     std::span<const at::Tensor> scales; // of 8-bit states
   };
 
+  /// What is stepped here of a bucket.
+  bucket::Range owned(const Shard& shard, int64_t bucket) const;
   void cut(Shard& shard) const;
   void keep(const Shard& shard);
   bool keeps_something(const Shard& shard) const {
@@ -124,8 +125,6 @@ class FlatOptimizer {
   std::unique_ptr<Optimizer> rule_;
   std::unique_ptr<bucket::StateStore> store_;
   int64_t bytes_ = 0;
-  int rank_;
-  int size_;
   bool sharded_;
   int64_t steps_ = 0;
   double lr_ = 0;
