@@ -60,7 +60,7 @@ void build_layers(Engine::Impl& impl, const config::EngineConfig& config, zero::
   }
 }
 
-void build_pipeline(Engine::Impl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options, zero::ModelUnits& units) {
+void build_pipeline(Engine::Impl& impl, comm::World& world, const InitializeOptions& options, zero::ModelUnits& units) {
   impl.layers = options.pipeline;
   build_layers(impl, options.config, units);
   impl.model = impl.layers;
@@ -71,7 +71,7 @@ void build_pipeline(Engine::Impl& impl, comm::World& world, const mesh::Mesh& me
   if (world.rank() == 0 && impl.pipe.size() > 1) {
     log::info(impl.layers->describe());
   }
-  impl.ties = std::make_unique<pipeline::Ties>(world, mesh, *impl.layers);
+  impl.ties = std::make_unique<pipeline::Ties>(impl.pipe, *impl.layers);
   impl.executor = std::make_unique<pipeline::Executor>(*impl.layers, impl.pipe, impl.group.rank(), impl.group.size());
 }
 
@@ -127,10 +127,10 @@ at::ScalarType gradient_type(const Engine::Impl& impl) {
 
 } // namespace
 
-zero::ModelUnits build_model(Engine::Impl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options) {
+zero::ModelUnits build_model(Engine::Impl& impl, comm::World& world, const InitializeOptions& options) {
   zero::ModelUnits units;
   if (options.pipeline) {
-    build_pipeline(impl, world, mesh, options, units);
+    build_pipeline(impl, world, options, units);
     return units;
   }
   lower(*impl.model, impl.precision);

@@ -130,13 +130,14 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   InitializeOptions options = given;
   settle_precision(options.config.precision, world.group());
   const config::EngineConfig& config = options.config;
-  const mesh::Mesh mesh(world, mesh::MeshShape::fit(world.size(), options.pipeline ? options.pipeline->options().stages : 1, 1));
+  const int stages = options.pipeline ? options.pipeline->options().stages : 1;
+  const mesh::Mesh mesh(world.group(), mesh::MeshShape::fit(world.size(), {{mesh::Axis::pipe, stages}, {mesh::Axis::data, mesh::kRest}}));
   auto impl = std::make_unique<Engine::Impl>();
   impl->model = options.model;
   impl->loss_function = options.loss;
   impl->group = mesh.group(mesh::Axis::data);
   impl->pipe = mesh.group(mesh::Axis::pipe);
-  impl->everyone = mesh.world();
+  impl->everyone = mesh.group();
   impl->arrivals.emplace(impl->group);
   impl->batch = config.batch_for(impl->group.size());
   impl->clipping = config.gradient_clipping;
@@ -149,7 +150,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   impl->checkpoint = config.checkpoint;
   announce(config);
 
-  zero::ModelUnits units = build_model(*impl, world, mesh, options);
+  zero::ModelUnits units = build_model(*impl, world, options);
   const std::vector<bucket::FlatParameters*> buffers = flatten(*impl, config, units);
   if (config.data_parallel.broadcast_buffers) {
     impl->module_buffers.emplace(*impl->model, impl->group);
