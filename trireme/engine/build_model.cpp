@@ -59,7 +59,7 @@ void build_layers(Parts& parts, const config::EngineConfig& config, zero::ModelU
   }
 }
 
-void build_pipeline(Parts& parts, const StepState& state, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options, zero::ModelUnits& units) {
+void build_pipeline(Parts& parts, const StepState& state, const InitializeOptions& options, zero::ModelUnits& units) {
   parts.layers = options.pipeline;
   build_layers(parts, options.config, units);
   parts.model = parts.layers;
@@ -67,10 +67,10 @@ void build_pipeline(Parts& parts, const StepState& state, comm::World& world, co
     const int64_t count = state.micro_steps * parts.group.size() + parts.group.rank();
     return parts.layers->loss(parts.layers->forward_chunk(0, batch.inputs, count), batch.targets);
   };
-  if (world.rank() == 0 && parts.pipe.size() > 1) {
+  if (parts.everyone.rank() == 0 && parts.pipe.size() > 1) {
     log::info(parts.layers->describe());
   }
-  parts.ties = std::make_unique<pipeline::Ties>(world, mesh, *parts.layers);
+  parts.ties = std::make_unique<pipeline::Ties>(parts.pipe, *parts.layers);
   parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.group.rank(), parts.group.size());
 }
 
@@ -126,10 +126,10 @@ at::ScalarType gradient_type(const Parts& parts) {
 
 } // namespace
 
-zero::ModelUnits build_model(Parts& parts, const StepState& state, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options) {
+zero::ModelUnits build_model(Parts& parts, const StepState& state, const InitializeOptions& options) {
   zero::ModelUnits units;
   if (options.pipeline) {
-    build_pipeline(parts, state, world, mesh, options, units);
+    build_pipeline(parts, state, options, units);
     return units;
   }
   lower(*parts.model, parts.precision);

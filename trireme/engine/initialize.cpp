@@ -150,14 +150,15 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   InitializeOptions options = given;
   settle_precision(options.config.precision, world.group());
   const config::EngineConfig& config = options.config;
-  const mesh::Mesh mesh(world, mesh::MeshShape::fit(world.size(), options.pipeline ? options.pipeline->options().stages : 1, 1));
+  const int stages = options.pipeline ? options.pipeline->options().stages : 1;
+  const mesh::Mesh mesh(world.group(), mesh::MeshShape::fit(world.size(), {{mesh::Axis::pipe, stages}, {mesh::Axis::data, mesh::kRest}}));
   auto impl = std::make_unique<Engine::Impl>();
   Parts& parts = impl->parts;
   parts.model = options.model;
   parts.loss_function = options.loss;
   parts.group = mesh.group(mesh::Axis::data);
   parts.pipe = mesh.group(mesh::Axis::pipe);
-  parts.everyone = mesh.world();
+  parts.everyone = mesh.group();
   impl->arrivals.emplace(parts.group);
   parts.batch = config.batch_for(parts.group.size());
   parts.clipping = config.gradient_clipping;
@@ -170,7 +171,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   announce(config);
 
   parts.sync = make_sync(parts, options);
-  zero::ModelUnits units = build_model(parts, impl->state, world, mesh, options);
+  zero::ModelUnits units = build_model(parts, impl->state, options);
   const std::vector<bucket::FlatParameters*> buffers = flatten(parts, config, units);
   if (config.data_parallel.broadcast_buffers) {
     parts.module_buffers.emplace(*parts.model, parts.group);
