@@ -1,6 +1,6 @@
 #pragma once
 
-// The public surface of Trireme on one page.
+// The public surface of Trireme on one page, but for the models: include <trireme/models/gpt.h> and so on.
 //
 //   trireme::World world = trireme::World::connect();          // the ranks of this job
 //   trireme::DataParallel parallel(*model, world.group());     // an existing loop becomes data parallel
@@ -9,10 +9,12 @@
 //   trireme::pipeline::PipelineModule(layers, loss, options)   // a list of layers becomes a pipeline: InitializeOptions::pipeline
 
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/checkpoint/options.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/comm/group.h>
 #include <trireme/comm/world.h>
 #include <trireme/data/loader.h>
+#include <trireme/data/options.h>
 #include <trireme/data/sampler.h>
 #include <trireme/data/torch_sampler.h>
 #include <trireme/engine/engine.h>
@@ -20,19 +22,20 @@
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/settle_precision.h>
 #include <trireme/mesh/mesh.h>
-#include <trireme/models/alexnet_layers.h>
-#include <trireme/models/bert_layers.h>
-#include <trireme/models/cnn.h>
-#include <trireme/models/gpt.h>
-#include <trireme/models/gpt_layers.h>
 #include <trireme/optim/flat_optimizer.h>
+#include <trireme/optim/options.h>
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/data/data_parallel.h>
+#include <trireme/parallel/data/gradient_sync.h>
+#include <trireme/parallel/data/options.h>
 #include <trireme/parallel/pipeline/module.h>
+#include <trireme/parallel/pipeline/options.h>
 #include <trireme/precision/autocast.h>
 #include <trireme/precision/grad_scaler.h>
+#include <trireme/precision/options.h>
 #include <trireme/recompute/recompute.h>
 #include <trireme/zero/init.h>
+#include <trireme/zero/options.h>
 #include <trireme/zero/sharded.h>
 
 namespace trireme {

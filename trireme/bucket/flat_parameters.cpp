@@ -94,7 +94,7 @@ void FlatParameters::allocate_gradients() {
   }
 }
 
-void FlatParameters::take_in(int64_t b) {
+void FlatParameters::move_in(int64_t b) {
   const torch::NoGradGuard no_grad;
   publish(b);
   const Bucket& bucket = layout_.buckets()[b];
@@ -112,9 +112,9 @@ void FlatParameters::publish(int64_t b) {
   }
 }
 
-void FlatParameters::keep_shard(int64_t b) {
+void FlatParameters::update_shard(int64_t b) {
   if (data_shards_) {
-    data_shards_->keep(b);
+    data_shards_->update(b);
   }
 }
 
@@ -125,7 +125,7 @@ void FlatParameters::release(int64_t b) {
 void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t, const at::Tensor&)>& visit) const {
   for (size_t b = 0; b < layout_.buckets().size(); ++b) {
     const Bucket& bucket = layout_.buckets()[b];
-    if (stays_whole(static_cast<int64_t>(b))) {
+    if (is_replicated(static_cast<int64_t>(b))) {
       continue;
     }
     const Range mine = plan_.mine(static_cast<int64_t>(b));
@@ -163,8 +163,8 @@ at::Tensor FlatParameters::owned_grad(int64_t b, const Range& range) const {
   return grad_shards_ ? grad_shards_->owned(b, range) : flat_grad_.slice(0, range.begin, range.end);
 }
 
-void FlatParameters::settle(int64_t b) {
-  grad_shards_->settle(b);
+void FlatParameters::accumulate(int64_t b) {
+  grad_shards_->accumulate(b);
   const Bucket& bucket = layout_.buckets()[b];
   for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
     parameters_[layout_.slots()[s].tensor].mutable_grad().reset(); // its memory belongs to the next bucket

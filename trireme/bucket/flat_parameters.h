@@ -51,7 +51,7 @@ struct FlatOptions {
 /// (GradientShards). With sharded parameters the same holds for the units' parameters (ParameterShards).
 class FlatParameters {
  public:
-  /// With sharded parameters they stay where they are until take_in(), so that no rank ever needs all of them.
+  /// With sharded parameters they stay where they are until move_in(), so that no rank ever needs all of them.
   /// Throws Error when dtypes or devices differ.
   FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const FlatOptions& flat_options = {});
 
@@ -94,16 +94,16 @@ class FlatParameters {
     return data_shards_ != nullptr;
   }
   /// Whether bucket `b` has the values of all ranks at all times.
-  bool stays_whole(int64_t b) const {
-    return !data_shards_ || data_shards_->stays_whole(b);
+  bool is_replicated(int64_t b) const {
+    return !data_shards_ || data_shards_->is_replicated(b);
   }
-  bool is_whole(int64_t b) const {
-    return !data_shards_ || data_shards_->is_whole(b);
+  bool is_gathered(int64_t b) const {
+    return !data_shards_ || data_shards_->is_gathered(b);
   }
-  /// Of sharded parameters, once for each bucket: moves the bucket's parameters in and leaves it whole. keep_shard() goes after it,
+  /// Of sharded parameters, once for each bucket: moves the bucket's parameters in and leaves it whole. update_shard() goes after it,
   /// or after any other change of the whole bucket; release() gives the memory back.
-  void take_in(int64_t b);
-  void keep_shard(int64_t b);
+  void move_in(int64_t b);
+  void update_shard(int64_t b);
   void release(int64_t b);
   /// Calls visit(i, begin, values) for each piece of a sharded parameter on this rank: elements [begin, begin + n) of parameter
   /// i's row-major order, viewed.
@@ -120,7 +120,7 @@ class FlatParameters {
     return grad_shards_ != nullptr;
   }
   /// Bucket `b` has been reduced: takes this rank's shard and forgets the rest.
-  void settle(int64_t b);
+  void accumulate(int64_t b);
 
   void attach_grad(int64_t i);
   /// For a parameter that got no gradient at all: attaches zeros.

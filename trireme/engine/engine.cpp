@@ -328,6 +328,10 @@ torch::nn::Module& Engine::module() {
   return *impl_->parts.model;
 }
 
+void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
+  save_checkpoint(folder, tag, nlohmann::json::object());
+}
+
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last) {
   checkpoint::SaveOptions options(impl_->parts.checkpoint);
   options.keep_last = keep_last;

@@ -8,7 +8,7 @@
 #include <trireme/zero/gathered_parameters.h>
 
 #include <ATen/core/Tensor.h>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -21,8 +21,14 @@
 namespace torch::nn {
 class Module;
 }
+namespace trireme::comm {
+class World;
+}
 
 namespace trireme::engine {
+
+struct Initialized;
+struct InitializeOptions;
 
 /// Forward pass and loss of one micro-batch: a 0-dim tensor, the mean over its samples.
 using LossFunction = std::function<at::Tensor(const data::Batch&)>;
@@ -59,8 +65,6 @@ struct StepTimes {
 /// in PyTorch, unless "weight_decay_rule" or InitializeOptions::weight_decay says otherwise.
 class Engine {
  public:
-  class Impl; // what it is made of: engine_impl.h, for this folder only
-  explicit Engine(std::unique_ptr<Impl> impl);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -130,14 +134,20 @@ class Engine {
   /// Saves weights, optimizer, schedule, data position and random state as
   /// `folder`/`tag` (default global_step<N>). Collective. Errors: Error, the same on every
   /// rank; training may go on after it and earlier checkpoints are whole.
-  void save_checkpoint(const std::filesystem::path& folder, const std::string& tag = "", const nlohmann::json& client_state = nlohmann::json::object(),
-                       int64_t keep_last = 0);
+  void save_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
+  /// The same with a state of the client's own, and only the newest `keep_last` checkpoints of the folder stay (0: all).
+  void save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last = 0);
   /// Continues from `folder` (its newest whole checkpoint) or from one checkpoint.
   /// Returns the client state, or nullopt when nothing was saved there yet. Collective.
   /// With the same number of ranks the run goes on bit for bit as if never interrupted.
   std::optional<nlohmann::json> load_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
 
  private:
+  class Impl; // engine_impl.h
+  explicit Engine(std::unique_ptr<Impl> impl);
+  friend Initialized initialize(comm::World& world, const InitializeOptions& options);
+  friend class TrainingState;
+
   std::unique_ptr<Impl> impl_;
 };
 

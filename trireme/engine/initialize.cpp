@@ -227,7 +227,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   }
   made.optimizer = parts.optimizer;
   made.lr_scheduler = parts.schedule;
-  made.engine = std::make_shared<Engine>(std::move(impl));
+  made.engine = std::shared_ptr<Engine>(new Engine(std::move(impl)));
   return made;
 }
 

@@ -11,6 +11,8 @@
 #include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/pipeline/module.h>
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>

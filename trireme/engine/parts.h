@@ -13,6 +13,8 @@
 #include <trireme/parallel/pipeline/ties.h>
 #include <trireme/zero/parameter_coordinator.h>
 
+#include <nlohmann/json.hpp>
+
 #include <memory>
 #include <optional>
 

@@ -78,7 +78,7 @@ std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
         visit(buffer->layout().tensors()[i], begin, values);
       });
       for (int64_t i = 0; i < buffer->count(); ++i) {
-        if (!buffer->stays_whole(buffer->layout().bucket_of(i))) {
+        if (!buffer->is_replicated(buffer->layout().bucket_of(i))) {
           sharded.insert(buffer->parameter(i).unsafeGetTensorImpl());
         }
       }

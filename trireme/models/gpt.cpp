@@ -5,7 +5,6 @@
 #include <trireme/models/dropout.h>
 #include <trireme/models/gpt_values.h>
 
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/types.h>
@@ -107,9 +106,9 @@ at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH) {
 GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const GptValues& values) : embedding(options, values) {
   register_module("wte", embedding->wte);
   register_module("wpe", embedding->wpe);
-  h = register_module("h", nn::ModuleList());
+  h = register_module("h", zero::ShardedList<GptBlock>());
   for (int64_t i = 0; i < options.layers; ++i) {
-    h->push_back(zero::Sharded<GptBlock>(values_of(values, concat("transformer.h.", i)), options));
+    h->emplace_back(values_of(values, concat("transformer.h.", i)), options);
   }
   ln_f = register_module("ln_f", gpt_norm(options.hidden));
   values.fill("transformer.ln_f", *ln_f);
@@ -118,8 +117,8 @@ GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const GptValues& values) :
 at::Tensor GptTrunkImpl::forward(const at::Tensor& tokens_BT) {
   embedding->train(is_training());
   at::Tensor x = embedding->forward(tokens_BT);
-  for (const auto& block : *h) {
-    x = block->as<zero::ShardedImpl<GptBlockImpl>>()->forward(x);
+  for (auto& block : *h) {
+    x = block->forward(x);
   }
   return ln_f->forward(x);
 }

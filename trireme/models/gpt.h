@@ -3,7 +3,6 @@
 #include <trireme/models/options.h>
 #include <trireme/zero/sharded.h>
 
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -90,7 +89,7 @@ class GptTrunkImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens_BT);
 
   GptEmbedding embedding{nullptr}; ///< registered as wte and wpe
-  torch::nn::ModuleList h{nullptr}; ///< of zero::Sharded<GptBlock>
+  zero::ShardedList<GptBlock> h{nullptr};
   torch::nn::LayerNorm ln_f{nullptr};
 };
 TORCH_MODULE(GptTrunk);

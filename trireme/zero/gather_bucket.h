@@ -12,7 +12,7 @@ namespace trireme::zero {
 /// Cost: P(N-1)/N bytes sent a rank for a bucket of P bytes.
 inline comm::Work gather_bucket(const comm::Group& group, bucket::FlatParameters& parameters, int64_t bucket) {
   comm::Work gathered = group.all_gather(parameters.bucket_data(bucket), parameters.owned_data(bucket, parameters.plan().mine(bucket)), "parameters");
-  if (parameters.stays_whole(bucket)) {
+  if (parameters.is_replicated(bucket)) {
     return gathered;
   }
   return comm::then(std::move(gathered), [&parameters, bucket] { parameters.publish(bucket); });

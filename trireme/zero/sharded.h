@@ -3,10 +3,12 @@
 #include <trireme/zero/unit.h>
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/pimpl.h>
 
 #include <concepts>
 #include <utility>
+#include <vector>
 
 namespace trireme::zero {
 
@@ -56,6 +58,34 @@ template <typename M>
 class Sharded : public torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>> {
  public:
   using torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>>::ModuleHolder;
+};
+
+/// A torch::nn::ModuleList of Sharded<M>, whose loop has their type: for (auto& block : *blocks) x = block->forward(x). Names of
+/// parameters are those of a ModuleList.
+template <typename M>
+class ShardedListImpl : public torch::nn::ModuleListImpl {
+ public:
+  /// Builds a Sharded<M> from the arguments at the end of the list.
+  template <typename... A>
+  void emplace_back(A&&... args) {
+    blocks_.emplace_back(std::forward<A>(args)...);
+    push_back(blocks_.back().ptr());
+  }
+  auto begin() {
+    return blocks_.begin();
+  }
+  auto end() {
+    return blocks_.end();
+  }
+
+ private:
+  std::vector<Sharded<M>> blocks_;
+};
+
+template <typename M>
+class ShardedList : public torch::nn::ModuleHolder<ShardedListImpl<M>> {
+ public:
+  using torch::nn::ModuleHolder<ShardedListImpl<M>>::ModuleHolder;
 };
 
 } // namespace trireme::zero

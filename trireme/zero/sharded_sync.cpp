@@ -11,12 +11,12 @@ comm::Work ShardedSync::gradients_ready(bucket::FlatParameters& buffer, int64_t 
   if (!buffer.gradients_are_sharded()) {
     return reduced;
   }
-  return comm::then(std::move(reduced), [&buffer, bucket] { buffer.settle(bucket); });
+  return comm::then(std::move(reduced), [&buffer, bucket] { buffer.accumulate(bucket); });
 }
 
 void ShardedSync::step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) {
   step();
-  if (buffer.stays_whole(bucket)) {
+  if (buffer.is_replicated(bucket)) {
     gathers_.push_back(gather_bucket(group(), buffer, bucket));
   }
 }
