@@ -245,6 +245,14 @@ TEST(FlatOptimizerTest, LambSaysWhatIsMissing) {
   EXPECT_THAT(message([&] { one_of_two.optimizer().prepare(); }), HasSubstr("need sum_over()"));
 }
 
+// A pipeline stage may train nothing.
+TEST(FlatOptimizerTest, NothingToStepIsNoError) {
+  FlatOptimizer optimizer({}, [](const bucket::TensorInfo&) { return 0.0; }, options_of(Kind::lamb), /*sharded=*/true);
+  optimizer.begin_step(0.1, std::nullopt, 1);
+  optimizer.prepare();
+  EXPECT_EQ(optimizer.squared_grad_norm(), 0);
+}
+
 TEST(FlatOptimizerTest, ResumedIsUninterrupted) {
   for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
     for (const StateType state_type : {StateType::fp32, StateType::bf16, StateType::int8}) {

@@ -17,11 +17,9 @@ namespace trireme::bucket {
 /// Memory: numel / ranks from the first accumulate() on, and the buckets under way; their memory is used again by later ones.
 class GradientShards {
  public:
+  /// `layout` and `plan` must outlive it.
   GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate, std::shared_ptr<MemoryPool> pool);
 
-  const ShardPlan& plan() const {
-    return plan_;
-  }
   /// The bucket's memory, [bucket numel], gaps zero; taken when there is none yet.
   at::Tensor bucket(int64_t b);
   /// Adds this rank's slice of the reduced bucket to what it has of this step, and gives the memory back.
@@ -33,7 +31,7 @@ class GradientShards {
 
  private:
   const FlatLayout& layout_;
-  ShardPlan plan_;
+  const ShardPlan& plan_;
   at::ScalarType type_;
   Allocate allocate_;
   std::shared_ptr<MemoryPool> pool_;

@@ -22,6 +22,7 @@ namespace trireme::bucket {
 /// Memory: numel / ranks, buckets of no unit, and what is gathered.
 class ParameterShards {
  public:
+  /// `layout` and `plan` must outlive it.
   ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, const Allocate& allocate,
                   std::shared_ptr<MemoryPool> pool);
   ~ParameterShards();
@@ -53,7 +54,7 @@ class ParameterShards {
   void empty_storage(int64_t b);
 
   const FlatLayout& layout_;
-  ShardPlan plan_;
+  const ShardPlan& plan_;
   at::ScalarType type_;
   at::Device device_;
   std::shared_ptr<MemoryPool> pool_;

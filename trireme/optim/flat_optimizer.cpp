@@ -234,7 +234,7 @@ void FlatOptimizer::prepare() {
       for_each_step(shard, static_cast<int64_t>(b), [&](ShardStep& step) { rule_->prepare(step, norms_of(shard)); });
     }
   }
-  if (sharded_ && shards_.front().buffer->plan().size() > 1) {
+  if (sharded_ && !shards_.empty()) {
     if (!sum_over_) {
       throw Error("optim", concat(rule_->name(), ": norms of parameters that lie on several ranks need sum_over()."));
     }
