@@ -26,7 +26,8 @@ void OptimizerStep::send_loss(double loss) {
 void OptimizerStep::receive_loss() {
   const Stopwatch watch = clock_.agreement();
   loss_message_.wait();
-  mean_loss_ = loss_sums_[0].item<double>() / loss_sums_[2].item<double>();
+  // In fp32, as losses are: the rest depends on the order in which backends add gradients.
+  mean_loss_ = static_cast<float>(loss_sums_[0].item<double>() / loss_sums_[2].item<double>());
   stop_agreed_ = parts_.sync->ranks_meet() && loss_sums_[1].item<double>() > 0;
 }
 
