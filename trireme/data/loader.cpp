@@ -1,6 +1,7 @@
 #include <trireme/data/loader.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/hash.h>
 #include <trireme/base/notes.h>
 
 #include <nlohmann/json.hpp>
@@ -17,9 +18,9 @@ namespace {
 
 // FNV-1a over the sample numbers; never 0, which means unknown.
 uint64_t fingerprint_of(const std::vector<int64_t>& indices) {
-  uint64_t hash = 1469598103934665603ull;
+  uint64_t hash = kFnv1aStart;
   for (const int64_t index : indices) {
-    hash = (hash ^ static_cast<uint64_t>(index)) * 1099511628211ull;
+    hash = fnv1a_step(hash, static_cast<uint64_t>(index));
   }
   return hash | 1;
 }

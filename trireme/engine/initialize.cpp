@@ -20,7 +20,7 @@
 namespace trireme::engine {
 
 config::EngineConfig read_config(const std::filesystem::path& file, const config::AutoValues& known) {
-  return config::read_deepspeed_file(file, known);
+  return config::read_deepspeed(JsonNode::parse_file(file), known);
 }
 
 namespace {
