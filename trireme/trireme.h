@@ -1,6 +1,6 @@
 #pragma once
 
-// The public surface of Trireme on one page; models have headers of their own (trireme/models).
+// The public surface of Trireme on one page, but for the models: include <trireme/models/gpt.h> and so on.
 //
 //   trireme::World world = trireme::World::connect();          // the ranks of this job
 //   trireme::DataParallel parallel(*model, world.group());     // an existing loop becomes data parallel
@@ -18,6 +18,7 @@
 #include <trireme/data/collate.h>
 #include <trireme/data/dataset.h>
 #include <trireme/data/loader.h>
+#include <trireme/data/options.h>
 #include <trireme/data/sampler.h>
 #include <trireme/data/torch_sampler.h>
 #include <trireme/engine/engine.h>
@@ -30,6 +31,7 @@
 #include <trireme/optim/options.h>
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/data/data_parallel.h>
+#include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/data/options.h>
 #include <trireme/parallel/pipeline/module.h>
 #include <trireme/parallel/pipeline/options.h>

@@ -59,6 +59,26 @@ TEST_F(FileTest, MissingFileIsTheUsersInput) {
   EXPECT_THROW(read_file(folder_), InputError);
 }
 
+TEST_F(FileTest, AScratchFolderGoesAwayWithWhatIsInIt) {
+  fs::path made;
+  {
+    const ScratchFolder scratch(make_scratch_folder("run", folder_ / "new"));
+    made = scratch.path;
+    EXPECT_EQ(made.parent_path(), folder_ / "new");
+    EXPECT_EQ(fs::status(made).permissions(), fs::perms::owner_all);
+    std::ofstream(made / "file") << "x";
+  }
+  EXPECT_FALSE(is_there(made));
+  std::ofstream(folder_ / "file") << "x";
+  try {
+    make_scratch_folder("run", folder_ / "file", "Choose another.");
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("cannot make a folder in"), testing::HasSubstr("Choose another.")));
+  }
+  EXPECT_THROW(is_there(folder_ / std::string(5000, 'x')), InputError);
+}
+
 TEST_F(FileTest, AFailedWriteLeavesTheOldContent) {
   write_file_atomically(folder_ / "latest", "old");
   std::signal(SIGXFSZ, SIG_IGN);

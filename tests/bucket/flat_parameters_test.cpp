@@ -102,12 +102,12 @@ TEST_F(FlatParametersTest, EveryKindKnowsItsPlacesInTheModel) {
   EXPECT_EQ(kinds[1]->layout().tensors()[0].place, 1);
 }
 
-TEST_F(FlatParametersTest, BucketsTileTheGradientsAndTheFirstHasTheRiders) {
+TEST_F(FlatParametersTest, BucketsTileTheGradients) {
   Model model;
   FlatParameters flat(model.parameters(), options_, allocate);
   ASSERT_GT(flat.layout().buckets().size(), 1u);
-  EXPECT_EQ(flat.bucket_grad_and_riders(0).numel(), flat.layout().buckets()[0].numel() + FlatParameters::kRiders);
-  EXPECT_EQ(flat.bucket_grad_and_riders(0).const_data_ptr<float>(), flat.riders().const_data_ptr<float>());
+  EXPECT_EQ(flat.bucket_grad(0).const_data_ptr<float>(), flat.flat_grad().const_data_ptr<float>());
+  EXPECT_EQ(flat.bucket_grad(0).numel(), flat.layout().buckets()[0].numel());
   EXPECT_EQ(flat.bucket_grad(1).numel(), flat.layout().buckets()[1].numel());
 }
 
@@ -135,7 +135,7 @@ TEST(FlattenTest, TheWholeGradientOfAParameterAloneDoesNotStay) {
   const int64_t before = held;
   buffers.front()->bucket_grad(0);
   EXPECT_GE(held - before, 1000);
-  buffers.front()->settle(0);
+  buffers.front()->accumulate(0);
   EXPECT_LT(held - before, 600) << "the shard";
 }
 

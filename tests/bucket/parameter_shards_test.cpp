@@ -32,8 +32,8 @@ class ParameterShardsTest : public testing::Test {
   }
   void take_in_all() {
     for (size_t b = 0; b < flat->layout().buckets().size(); ++b) {
-      flat->take_in(static_cast<int64_t>(b));
-      flat->keep_shard(static_cast<int64_t>(b));
+      flat->move_in(static_cast<int64_t>(b));
+      flat->update_shard(static_cast<int64_t>(b));
       flat->release(static_cast<int64_t>(b));
     }
   }
@@ -50,8 +50,8 @@ TEST_F(ParameterShardsTest, EachUnitHasABucketAndTheRestComesLast) {
   EXPECT_EQ(buckets[0].unit, 1) << "the last unit's gradients come first";
   EXPECT_EQ(buckets[1].unit, 0);
   EXPECT_EQ(buckets[2].unit, TensorInfo::kNoUnit);
-  EXPECT_TRUE(flat->stays_whole(2));
-  EXPECT_FALSE(flat->stays_whole(0));
+  EXPECT_TRUE(flat->is_replicated(2));
+  EXPECT_FALSE(flat->is_replicated(0));
 }
 
 TEST_F(ParameterShardsTest, ReleasedParametersHaveNoMemoryButTheirShape) {
@@ -73,8 +73,8 @@ TEST_F(ParameterShardsTest, ViewsSeeTheValuesAgainOnceGathered) {
   torch::NoGradGuard no_grad;
   const at::Tensor expected = first->weight.clone();
   const Bucket bucket = flat->layout().buckets()[1];
-  flat->take_in(1);
-  flat->keep_shard(1);
+  flat->move_in(1);
+  flat->update_shard(1);
   const at::Tensor both = flat->bucket_data(1).clone(); // what an all-gather would bring
   const Range mine = shard_of(bucket, 1, 2);
   EXPECT_TRUE(flat->owned_data(1, mine).equal(both.slice(0, mine.begin - bucket.begin, mine.end - bucket.begin)));
@@ -101,8 +101,8 @@ TEST_F(ParameterShardsTest, TheShardIsAllThatStays) {
 TEST_F(ParameterShardsTest, GapsAreZeroWhateverMemoryHeld) {
   take_in_all();
   const Bucket bucket = flat->layout().buckets()[0];
-  flat->take_in(1);
-  flat->keep_shard(1);
+  flat->move_in(1);
+  flat->update_shard(1);
   const Range mine = shard_of(flat->layout().buckets()[1], 1, 2);
   const at::Tensor shard = flat->owned_data(1, mine);
   EXPECT_EQ(shard.eq(-7).sum().item<int64_t>(), 0) << "bucket of " << bucket.numel();

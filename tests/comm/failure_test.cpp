@@ -24,6 +24,7 @@ namespace trireme::comm {
 namespace {
 
 using test::Gate;
+using test::error_of;
 using test::peer_error;
 using test::run_processes;
 using test::run_ranks;
@@ -97,6 +98,33 @@ TEST_P(TimeoutTest, SubgroupsNameWorldRanks) {
                           } else {
                             told.wait();
                           }
+                        },
+                        soon(GetParam())),
+              IsEmpty());
+}
+
+// As a mesh within a pipeline's stage has them: rank 0 knows nothing of the group that is late.
+TEST_P(TimeoutTest, AGroupOfAGroupNamesWorldRanks) {
+  Gate told;
+  EXPECT_THAT(run_ranks(4,
+                        [&](World& world) {
+                          const Group stage = world.group().subgroup({3, 2, 1}, "stage");
+                          if (world.rank() == 0) {
+                            EXPECT_EQ(stage.size(), 1);
+                            EXPECT_EQ(stage.subgroup({0}, "tensor").size(), 1);
+                            EXPECT_THAT(error_of([&] { stage.subgroup({0, 1}, "tensor"); }), HasSubstr("different ranks between 0 and 0"));
+                            return told.wait();
+                          }
+                          const Group pair = stage.subgroup({1, 0}, "tensor"); // world ranks 2 and 3
+                          EXPECT_EQ(pair.members(), world.rank() == 1 ? std::vector<int>{1} : std::vector<int>({2, 3}));
+                          if (world.rank() != 2) {
+                            return told.wait();
+                          }
+                          auto tensor = torch::ones({4});
+                          EXPECT_THAT(peer_error([&] { pair.all_reduce(tensor, ReduceOp::sum, "columns").wait(); }),
+                                      AllOf(HasSubstr("all_reduce #1 (\"columns\", 16 B) in group \"tensor\""), HasSubstr("is not done after 3.00 s on rank 2 of 4"),
+                                            HasSubstr("rank 3 has not come (rank 3 has done nothing in this group)")));
+                          told.open(3);
                         },
                         soon(GetParam())),
               IsEmpty());

@@ -20,7 +20,7 @@ using testing::HasSubstr;
 const AutoValues kRun = {.steps = 100, .hidden = 64};
 
 EngineConfig public_config(const std::string& name) {
-  return read_deepspeed_file(concat(TRIREME_SOURCE_DIR "/tests/config/public_configs/", name, ".json"), kRun);
+  return read_deepspeed(JsonNode::parse_file(concat(TRIREME_SOURCE_DIR "/tests/config/public_configs/", name, ".json")), kRun);
 }
 
 TEST(PublicConfigsTest, AtLeastSeventeenAreRead) {
@@ -29,7 +29,7 @@ TEST(PublicConfigsTest, AtLeastSeventeenAreRead) {
   for (const auto& file : test::public_configs()) {
     SCOPED_TRACE(file.stem());
     try {
-      const EngineConfig config = read_deepspeed_file(file, kRun);
+      const EngineConfig config = read_deepspeed(JsonNode::parse_file(file), kRun);
       config.batch_for(1);
       config.batch_for(2);
       ++read_well;

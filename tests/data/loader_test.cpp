@@ -105,6 +105,12 @@ TEST_P(LoaderTest, EqualsDirectIndexing) {
   }
 }
 
+// Stages of different versions compare these numbers.
+TEST_P(LoaderTest, FingerprintsAreFnv1aOfTheSamples) {
+  auto loader = make(std::make_shared<CountingDataset>(4), 2, GetParam(), {.shuffle = false});
+  EXPECT_EQ(loader.next()->fingerprint, 11126444148914698057u);
+}
+
 TEST_P(LoaderTest, StateIsWhatWasHandedOutAndResumesThere) {
   const auto dataset = std::make_shared<CountingDataset>(40);
   auto loader = make(dataset, 4, GetParam());

@@ -32,7 +32,7 @@ class Columns {
     flat_ = std::make_unique<bucket::FlatParameters>(
         bucket::NamedTensors{{"weight", values}}, bucket::LayoutOptions{}, [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, type); }, options);
     optimizer_ = std::make_unique<optim::FlatOptimizer>(
-        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return optim::ParameterOptions{0.1}; }, optim::OptimizerOptions{}, 0, 1, false);
+        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return optim::ParameterOptions{0.1}; }, optim::OptimizerOptions{});
   }
 
   void step(int64_t number) {

@@ -270,6 +270,7 @@ TEST_F(StopTest, AStoppedGuardianGoesOn) {
 TEST_F(StopTest, TheLifelineShowsThatTheLauncherIsGone) {
   LaunchProcess launch(probes(1, {"*:env=TRIREME_LIFELINE_FD", "*:pid", "*:sleep=60000"}), folder());
   wait_for_ranks(1);
+  ASSERT_TRUE(eventually([&] { return log(0).ends_with('\n'); })) << "the launcher copies the rank's line a little later";
   const std::string line = log(0);
   const Descriptor lifeline(::open(concat("/proc/", pid_of("pid.rank.0.0"), "/fd/", std::stoi(line.substr(line.find('=') + 1))).c_str(),
                                    O_RDONLY | O_CLOEXEC));

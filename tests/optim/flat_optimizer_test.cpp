@@ -193,7 +193,7 @@ TEST(FlatOptimizerTest, EachParameterHasItsWeightDecayAndItsLr) {
         parameters.emplace_back(concat("p", n), (torch::arange(n).to(torch::kFloat32) - 7).div_(100).set_requires_grad(true));
       }
       bucket::FlatParameters flat(parameters, {}, allocate);
-      FlatOptimizer optimizer({&flat}, options, options_of(rule), 0, 1, false);
+      FlatOptimizer optimizer({&flat}, options, options_of(rule));
       for (int step = 0; step < 3; ++step) {
         for (int64_t i = 0; i < flat.count(); ++i) {
           flat.attach_zero_grad(i);
@@ -251,6 +251,14 @@ TEST(FlatOptimizerTest, LambSaysWhatIsMissing) {
   Rank one_of_two(options_of(LambOptions{}), 0, 2);
   one_of_two.begin(1);
   EXPECT_THAT(message([&] { one_of_two.optimizer().prepare(); }), HasSubstr("need sum_over()"));
+}
+
+// A pipeline stage may train nothing.
+TEST(FlatOptimizerTest, NothingToStepIsNoError) {
+  FlatOptimizer optimizer({}, [](const bucket::TensorInfo&) { return ParameterOptions{}; }, options_of(LambOptions{}), /*sharded=*/true);
+  optimizer.begin_step(0.1, std::nullopt, 1);
+  optimizer.prepare();
+  EXPECT_EQ(optimizer.squared_grad_norm(), 0);
 }
 
 TEST(FlatOptimizerTest, ResumedIsUninterrupted) {
@@ -355,7 +363,7 @@ double trained_loss(StateType state_type, const Rule& rule) {
     parameters.emplace_back(item.key(), item.value());
   }
   bucket::FlatParameters flat(parameters, {}, allocate);
-  FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return ParameterOptions{0.0}; }, options_of(rule, state_type), 0, 1, false);
+  FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return ParameterOptions{0.0}; }, options_of(rule, state_type));
   double last = 0;
   for (int step = 0; step < 600; ++step) {
     flat.clear_grads();

@@ -46,9 +46,9 @@ class Rank {
     layout.bucket_bytes = 1100 * 4;
     layout.first_bucket_bytes = 256;
     layout.shards = size * 2; // in bf16 and in fp32 the same cut
-    flat_ = std::make_unique<bucket::FlatParameters>(parameters, layout, allocate);
+    flat_ = std::make_unique<bucket::FlatParameters>(parameters, layout, allocate, bucket::FlatOptions{.rank = rank, .size = size});
     optimizer_ = std::make_unique<FlatOptimizer>(
-        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return ParameterOptions{0.01}; }, options, rank, size, size > 1, std::move(store));
+        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return ParameterOptions{0.01}; }, options, size > 1, std::move(store));
   }
 
   FlatOptimizer& optimizer() {

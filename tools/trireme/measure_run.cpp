@@ -24,27 +24,6 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMostOutput = 4000;
 
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::error_code error;
-    const fs::path temporary = fs::temp_directory_path(error);
-    std::string name = ((error ? "/tmp" : temporary) / "trireme-estimate-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) {
-      throw Error("estimate", concat("cannot make a scratch folder ", name, ": ", std::strerror(errno)), "Point TMPDIR at a folder with room.");
-    }
-    path = name;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  fs::path path;
-};
-
 // Exit status of `words`, whose output goes to a file. It gets the signals that come meanwhile, and ends when this process does.
 int run_quietly(std::vector<std::string> words, const fs::path& output) {
   std::vector<char*> arguments;
@@ -87,7 +66,7 @@ int run_quietly(std::vector<std::string> words, const fs::path& output) {
 } // namespace
 
 MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks) {
-  const ScratchFolder scratch;
+  const ScratchFolder scratch(make_scratch_folder("trireme-estimate"));
   const fs::path out = scratch.path / "run";
   std::vector<std::string> words = {fs::read_symlink("/proc/self/exe").string(), "train", command.run_file.string(), "-n", std::to_string(ranks), "--out",
                                     out.string()};

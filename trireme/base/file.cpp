@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <vector>
@@ -54,6 +55,30 @@ std::string describe_write_failure(int code, const fs::path& path, uint64_t need
     text += error ? ")" : concat(", ", format_bytes(static_cast<double>(space.available)), " free)");
   }
   return text;
+}
+
+fs::path make_scratch_folder(const std::string& name, fs::path parent, const std::string& next) {
+  std::error_code error;
+  if (parent.empty()) {
+    parent = fs::temp_directory_path(error);
+    parent = error ? "/tmp" : parent;
+    error.clear();
+  } else {
+    fs::create_directories(parent, error);
+  }
+  std::string pattern = (fs::absolute(parent) / concat(name, "-XXXXXX")).string();
+  if (error || ::mkdtemp(pattern.data()) == nullptr) {
+    throw InputError("file", concat("cannot make a folder in ", parent.string(), ": ", error ? error.message() : std::strerror(errno)), next);
+  }
+  return pattern;
+}
+
+bool is_there(const fs::path& path) {
+  try {
+    return fs::exists(path);
+  } catch (const fs::filesystem_error& error) {
+    throw in_words(error);
+  }
 }
 
 InputError in_words(const std::filesystem::filesystem_error& error) {

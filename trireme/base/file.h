@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 namespace trireme {
 
@@ -27,6 +28,28 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 void make_private_folders(const std::filesystem::path& folder, std::error_code& error);
 /// The same. Errors: std::filesystem::filesystem_error.
 void make_private_folders(const std::filesystem::path& folder);
+
+/// Makes a new folder `parent`/`name`-XXXXXX for this user only; without a parent where temporary files go. Returns its absolute path.
+/// Errors: InputError with the system's reason and `next`.
+std::filesystem::path make_scratch_folder(const std::string& name, std::filesystem::path parent = {},
+                                          const std::string& next = "Set TMPDIR to a folder with room.");
+
+/// A scratch folder that goes away with everything in it.
+class ScratchFolder {
+ public:
+  explicit ScratchFolder(std::filesystem::path made) : path(std::move(made)) {}
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  const std::filesystem::path path;
+};
+
+/// Whether `path` exists. Errors: InputError where this user may not look.
+bool is_there(const std::filesystem::path& path);
 
 /// What a failure of std::filesystem is to a person: the path, the system's reason, what to do.
 InputError in_words(const std::filesystem::filesystem_error& error);

@@ -5,10 +5,17 @@
 
 namespace trireme {
 
+/// One step of FNV-1a.
+constexpr uint64_t fnv1a_step(uint64_t hash, uint64_t value) {
+  return (hash ^ value) * 1099511628211ull;
+}
+/// Where FNV-1a begins here.
+inline constexpr uint64_t kFnv1aStart = 1469598103934665603ull;
+
 /// FNV-1a of the bytes, going on from `hash` where a text comes in parts. Tells texts apart, proves nothing.
-constexpr uint64_t fnv1a(std::string_view text, uint64_t hash = 1469598103934665603ull) {
+constexpr uint64_t fnv1a(std::string_view text, uint64_t hash = kFnv1aStart) {
   for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+    hash = fnv1a_step(hash, static_cast<unsigned char>(c));
   }
   return hash;
 }

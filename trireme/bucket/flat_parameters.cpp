@@ -58,10 +58,10 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   options_.places.clear();
   pool_ = std::make_shared<MemoryPool>(allocate_, alone ? 0 : spare_bytes(layout_));
   const torch::NoGradGuard no_grad;
-  const ShardPlan plan(layout_, options_.rank, options_.size, options_.size > 1);
-  allocate_gradients(plan);
+  plan_ = ShardPlan(layout_, options_.rank, options_.size, options_.size > 1);
+  allocate_gradients();
   if (options_.shard_parameters) {
-    data_shards_ = std::make_unique<ParameterShards>(layout_, plan, scalar_type(), first.device(), allocate_, pool_);
+    data_shards_ = std::make_unique<ParameterShards>(layout_, plan_, scalar_type(), first.device(), allocate_, pool_);
     return;
   }
   flat_data_ = allocate_(layout_.numel(), scalar_type()).zero_();
@@ -82,26 +82,19 @@ at::Tensor FlatParameters::view(const at::Tensor& flat, int64_t i, int64_t flat_
   return flat.slice(0, slot.begin - flat_begin, slot.end - flat_begin).view(layout_.tensors()[i].sizes);
 }
 
-void FlatParameters::allocate_gradients(const ShardPlan& plan) {
+void FlatParameters::allocate_gradients() {
   if (options_.shard_gradients) {
     clear_grads();
-    grad_shards_ = std::make_unique<GradientShards>(layout_, plan, gradient_type_, allocate_, pool_);
-  } else if (gradient_type_ == at::kFloat && options_.riders == Riders::along) {
-    riders_and_grad_ = allocate_(kRiders + layout_.numel(), gradient_type_).zero_();
-    riders_ = riders_and_grad_.slice(0, 0, kRiders);
-    flat_grad_ = riders_and_grad_.slice(0, kRiders);
-  } else {
-    flat_grad_ = allocate_(layout_.numel(), gradient_type_).zero_();
+    grad_shards_ = std::make_unique<GradientShards>(layout_, plan_, gradient_type_, allocate_, pool_);
+    return;
   }
-  if (!riders_.defined() && options_.riders != Riders::none) {
-    riders_ = allocate_(kRiders, at::kFloat).zero_();
-  }
-  for (int64_t i = 0; flat_grad_.defined() && i < count(); ++i) {
+  flat_grad_ = allocate_(layout_.numel(), gradient_type_).zero_();
+  for (int64_t i = 0; i < count(); ++i) {
     grad_views_.push_back(view(flat_grad_, i));
   }
 }
 
-void FlatParameters::take_in(int64_t b) {
+void FlatParameters::move_in(int64_t b) {
   const torch::NoGradGuard no_grad;
   publish(b);
   const Bucket& bucket = layout_.buckets()[b];
@@ -119,9 +112,9 @@ void FlatParameters::publish(int64_t b) {
   }
 }
 
-void FlatParameters::keep_shard(int64_t b) {
+void FlatParameters::update_shard(int64_t b) {
   if (data_shards_) {
-    data_shards_->keep(b);
+    data_shards_->update(b);
   }
 }
 
@@ -132,10 +125,10 @@ void FlatParameters::release(int64_t b) {
 void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t, const at::Tensor&)>& visit) const {
   for (size_t b = 0; b < layout_.buckets().size(); ++b) {
     const Bucket& bucket = layout_.buckets()[b];
-    if (stays_whole(static_cast<int64_t>(b))) {
+    if (is_replicated(static_cast<int64_t>(b))) {
       continue;
     }
-    const Range mine = shard_of(bucket, options_.rank, options_.size);
+    const Range mine = plan_.mine(static_cast<int64_t>(b));
     for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
       const Slot& slot = layout_.slots()[s];
       const Range piece{std::max(slot.begin, mine.begin), std::min(slot.end, mine.end)};
@@ -170,8 +163,8 @@ at::Tensor FlatParameters::owned_grad(int64_t b, const Range& range) const {
   return grad_shards_ ? grad_shards_->owned(b, range) : flat_grad_.slice(0, range.begin, range.end);
 }
 
-void FlatParameters::settle(int64_t b) {
-  grad_shards_->settle(b);
+void FlatParameters::accumulate(int64_t b) {
+  grad_shards_->accumulate(b);
   const Bucket& bucket = layout_.buckets()[b];
   for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
     parameters_[layout_.slots()[s].tensor].mutable_grad().reset(); // its memory belongs to the next bucket
@@ -184,11 +177,6 @@ at::Tensor FlatParameters::grad_home(int64_t i) {
   }
   const int64_t b = layout_.bucket_of(i);
   return view(grad_shards_->bucket(b), i, layout_.buckets()[b].begin);
-}
-
-at::Tensor FlatParameters::bucket_grad_and_riders(int64_t b) const {
-  const Bucket& bucket = layout_.buckets()[b];
-  return riders_and_grad_.slice(0, b == 0 ? 0 : kRiders + bucket.begin, kRiders + bucket.end);
 }
 
 bool FlatParameters::has_grad(int64_t i) const {

@@ -17,9 +17,6 @@ namespace trireme::bucket {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Where the riders of a FlatParameters are: with the gradients of the first bucket if they can, apart from it, or nowhere.
-enum class Riders { along, apart, none };
-
 /// How a FlatParameters keeps what it has, on this rank, one of `size`.
 struct FlatOptions {
   int rank = 0;
@@ -34,7 +31,6 @@ struct FlatOptions {
   std::optional<at::ScalarType> gradient_type = std::nullopt;
   /// Parameters that get a buffer each, after the others, and lie at its beginning.
   std::function<bool(const at::Tensor&)> alone = nullptr;
-  Riders riders = Riders::along;
   /// TensorInfo::placement of a parameter; absent: every rank has all of each.
   std::function<Placement(const std::string& name, const at::Tensor&)> placement_of = nullptr;
   /// TensorInfo::place of each parameter; empty: these are all parameters of the model.
@@ -53,18 +49,18 @@ struct FlatOptions {
 /// which attach_grad copies once - half the traffic of zeroing and adding.
 /// With sharded gradients there is no second buffer: gradients have memory bucket by bucket, and this rank's shard is all that stays
 /// (GradientShards). With sharded parameters the same holds for the units' parameters (ParameterShards).
-/// kRiders spare fp32 elements are for small sums (the loss). Before whole fp32 gradients they lie in front of the first bucket and
-/// travel with it; otherwise they cost a collective of their own. Of several buffers the first has them.
 class FlatParameters {
  public:
-  static constexpr int64_t kRiders = 16;
-
-  /// With sharded parameters they stay where they are until take_in(), so that no rank ever needs all of them.
+  /// With sharded parameters they stay where they are until move_in(), so that no rank ever needs all of them.
   /// Throws Error when dtypes or devices differ.
   FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const FlatOptions& flat_options = {});
 
   const FlatLayout& layout() const {
     return layout_;
+  }
+  /// The equal part of each bucket that each rank has, where something is sharded, and sums up for the norm everywhere.
+  const ShardPlan& plan() const {
+    return plan_;
   }
   int64_t count() const {
     return static_cast<int64_t>(parameters_.size());
@@ -81,6 +77,9 @@ class FlatParameters {
   at::ScalarType gradient_type() const {
     return gradient_type_;
   }
+  at::Device device() const {
+    return parameters_.front().device();
+  }
   /// [layout().numel()]; undefined when parameters are sharded.
   const at::Tensor& flat_data() const {
     return flat_data_;
@@ -95,16 +94,16 @@ class FlatParameters {
     return data_shards_ != nullptr;
   }
   /// Whether bucket `b` has the values of all ranks at all times.
-  bool stays_whole(int64_t b) const {
-    return !data_shards_ || data_shards_->stays_whole(b);
+  bool is_replicated(int64_t b) const {
+    return !data_shards_ || data_shards_->is_replicated(b);
   }
-  bool is_whole(int64_t b) const {
-    return !data_shards_ || data_shards_->is_whole(b);
+  bool is_gathered(int64_t b) const {
+    return !data_shards_ || data_shards_->is_gathered(b);
   }
-  /// Of sharded parameters, once for each bucket: moves the bucket's parameters in and leaves it whole. keep_shard() goes after it,
+  /// Of sharded parameters, once for each bucket: moves the bucket's parameters in and leaves it whole. update_shard() goes after it,
   /// or after any other change of the whole bucket; release() gives the memory back.
-  void take_in(int64_t b);
-  void keep_shard(int64_t b);
+  void move_in(int64_t b);
+  void update_shard(int64_t b);
   void release(int64_t b);
   /// Calls visit(i, begin, values) for each piece of a sharded parameter on this rank: elements [begin, begin + n) of parameter
   /// i's row-major order, viewed.
@@ -115,24 +114,13 @@ class FlatParameters {
   }
   /// The gradients of bucket `b`, [bucket numel].
   at::Tensor bucket_grad(int64_t b);
-  /// Whether riders() lie before the gradients of bucket 0.
-  bool riders_travel_along() const {
-    return riders_and_grad_.defined();
-  }
-  /// The gradients of bucket `b`, with the riders in front of bucket 0. Where these travel along.
-  at::Tensor bucket_grad_and_riders(int64_t b) const;
   /// Elements `range` (of the flat buffer) of the gradients, which lie in bucket `b` and, when they are sharded, are this rank's.
   at::Tensor owned_grad(int64_t b, const Range& range) const;
-  /// [kRiders], fp32; undefined where there are none.
-  at::Tensor riders() const {
-    return riders_;
-  }
-
   bool gradients_are_sharded() const {
     return grad_shards_ != nullptr;
   }
   /// Bucket `b` has been reduced: takes this rank's shard and forgets the rest.
-  void settle(int64_t b);
+  void accumulate(int64_t b);
 
   void attach_grad(int64_t i);
   /// For a parameter that got no gradient at all: attaches zeros.
@@ -147,7 +135,7 @@ class FlatParameters {
  private:
   at::Tensor view(const at::Tensor& flat, int64_t i, int64_t flat_begin = 0) const;
   at::Tensor grad_home(int64_t i);
-  void allocate_gradients(const ShardPlan& plan);
+  void allocate_gradients();
 
   std::vector<at::Tensor> parameters_;
   std::vector<bool> used_;
@@ -155,11 +143,10 @@ class FlatParameters {
   FlatOptions options_;
   at::ScalarType gradient_type_;
   FlatLayout layout_;
+  ShardPlan plan_;
   std::shared_ptr<MemoryPool> pool_;
   std::unique_ptr<ParameterShards> data_shards_;
   at::Tensor flat_data_;
-  at::Tensor riders_and_grad_; // where they lie together
-  at::Tensor riders_;
   at::Tensor flat_grad_;
   std::vector<at::Tensor> grad_views_; // of flat_grad_
   std::unique_ptr<GradientShards> grad_shards_;

@@ -36,7 +36,6 @@ FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options
     const Allocate on_device = [allocate, device](int64_t numel, at::ScalarType type) { return allocate(numel, type, device); };
     FlatOptions placed = flat_options;
     placed.places = std::move(kind.places);
-    placed.riders = !buffers.empty() ? Riders::none : kind.alone ? Riders::apart : flat_options.riders;
     buffers.push_back(std::make_unique<FlatParameters>(std::move(kind.parameters), options, on_device, placed));
   }
   return buffers;

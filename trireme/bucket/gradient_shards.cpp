@@ -34,7 +34,7 @@ at::Tensor GradientShards::bucket(int64_t b) {
   return memory;
 }
 
-void GradientShards::settle(int64_t b) {
+void GradientShards::accumulate(int64_t b) {
   at::Tensor& memory = under_way_[b];
   if (!memory.defined()) {
     return;

@@ -12,20 +12,18 @@
 namespace trireme::bucket {
 
 /// Gradients of which only this rank's shard stays (ZeRO stages 2 and 3): a bucket has memory from its first gradient until it
-/// has been reduced and settle() has taken its shard out of it.
+/// has been reduced and accumulate() has taken its shard out of it.
 ///
-/// Memory: numel / ranks from the first settle() on, and the buckets under way; their memory is used again by later ones.
+/// Memory: numel / ranks from the first accumulate() on, and the buckets under way; their memory is used again by later ones.
 class GradientShards {
  public:
+  /// `layout` and `plan` must outlive it.
   GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate, std::shared_ptr<MemoryPool> pool);
 
-  const ShardPlan& plan() const {
-    return plan_;
-  }
   /// The bucket's memory, [bucket numel], gaps zero; taken when there is none yet.
   at::Tensor bucket(int64_t b);
   /// Adds this rank's slice of the reduced bucket to what it has of this step, and gives the memory back.
-  void settle(int64_t b);
+  void accumulate(int64_t b);
   /// This rank's gradients of bucket `b`, or the part of them that is `range` of the flat buffer.
   at::Tensor owned(int64_t b, const Range& range) const;
   /// A new step begins: what was there does not count any more.
@@ -33,7 +31,7 @@ class GradientShards {
 
  private:
   const FlatLayout& layout_;
-  ShardPlan plan_;
+  const ShardPlan& plan_;
   at::ScalarType type_;
   Allocate allocate_;
   std::shared_ptr<MemoryPool> pool_;

@@ -25,11 +25,11 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
   for (size_t b = 0; b < layout.buckets().size(); ++b) {
     const auto bucket = static_cast<int64_t>(b);
     shard_offset_.push_back(offset);
-    offset += stays_whole(bucket) ? 0 : plan_.mine(bucket).numel();
+    offset += is_replicated(bucket) ? 0 : plan_.mine(bucket).numel();
     // The size stays what it is with memory: views may be made at any time.
     const size_t bytes = static_cast<size_t>(layout.buckets()[b].numel()) * c10::elementSize(type);
     storages_.emplace_back(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
-    if (stays_whole(bucket)) {
+    if (is_replicated(bucket)) {
       publish(bucket);
     } else {
       empty_storage(bucket);
@@ -67,10 +67,10 @@ at::Tensor ParameterShards::view(int64_t tensor) {
   return torch::empty({0}, at::TensorOptions().dtype(type_).device(device_)).set_(storages_[b], offset, sizes, c10::contiguous_strides(sizes));
 }
 
-void ParameterShards::keep(int64_t b) {
+void ParameterShards::update(int64_t b) {
   const torch::NoGradGuard no_grad;
   clear_gaps(layout_, b, memory(b));
-  if (!stays_whole(b)) {
+  if (!is_replicated(b)) {
     const Range mine = plan_.mine(b);
     const int64_t begin = layout_.buckets()[b].begin;
     owned(b, mine).copy_(whole_[b].slice(0, mine.begin - begin, mine.end - begin));
@@ -78,7 +78,7 @@ void ParameterShards::keep(int64_t b) {
 }
 
 void ParameterShards::release(int64_t b) {
-  if (whole_[b].defined() && !stays_whole(b)) {
+  if (whole_[b].defined() && !is_replicated(b)) {
     empty_storage(b);
     pool_->give_back(std::move(whole_[b]));
     whole_[b] = at::Tensor();
@@ -97,7 +97,7 @@ void ParameterShards::empty_storage(int64_t b) {
 }
 
 at::Tensor ParameterShards::owned(int64_t b, const Range& range) const {
-  if (stays_whole(b)) {
+  if (is_replicated(b)) {
     const int64_t begin = layout_.buckets()[b].begin;
     return whole_[b].slice(0, range.begin - begin, range.end - begin);
   }

@@ -22,6 +22,7 @@ namespace trireme::bucket {
 /// Memory: numel / ranks, buckets of no unit, and what is gathered.
 class ParameterShards {
  public:
+  /// `layout` and `plan` must outlive it.
   ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, const Allocate& allocate,
                   std::shared_ptr<MemoryPool> pool);
   ~ParameterShards();
@@ -29,11 +30,11 @@ class ParameterShards {
   ParameterShards& operator=(const ParameterShards&) = delete;
 
   /// Whether the bucket has memory for all its elements now.
-  bool is_whole(int64_t b) const {
+  bool is_gathered(int64_t b) const {
     return whole_[b].defined();
   }
   /// Whether it always has.
-  bool stays_whole(int64_t b) const {
+  bool is_replicated(int64_t b) const {
     return layout_.buckets()[b].unit == TensorInfo::kNoUnit;
   }
   /// The bucket's memory, [bucket numel]; taken, uninitialised, when there is none.
@@ -43,7 +44,7 @@ class ParameterShards {
   /// Tensor `tensor` of the layout as a view on its bucket.
   at::Tensor view(int64_t tensor);
   /// Makes this rank's part of the whole bucket what stays.
-  void keep(int64_t b);
+  void update(int64_t b);
   /// Gives the bucket's memory back; not of buckets that stay whole.
   void release(int64_t b);
   /// This rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer.
@@ -53,7 +54,7 @@ class ParameterShards {
   void empty_storage(int64_t b);
 
   const FlatLayout& layout_;
-  ShardPlan plan_;
+  const ShardPlan& plan_;
   at::ScalarType type_;
   at::Device device_;
   std::shared_ptr<MemoryPool> pool_;

@@ -28,6 +28,7 @@ Range shard_of(const Bucket& bucket, int rank, int size);
 /// Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
 class ShardPlan {
  public:
+  ShardPlan() = default;
   /// Throws Error when sharded and a bucket does not divide by `size` (make the layout with shards = size).
   ShardPlan(const FlatLayout& layout, int rank, int size, bool sharded);
 
@@ -55,9 +56,9 @@ class ShardPlan {
 
  private:
   std::vector<Bucket> buckets_;
-  int rank_;
-  int size_;
-  bool sharded_;
+  int rank_ = 0;
+  int size_ = 1;
+  bool sharded_ = false;
   std::vector<int64_t> state_offset_;
 };
 

@@ -1,6 +1,7 @@
 #include <trireme/checkpoint/describe.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
 #include <trireme/checkpoint/folder.h>

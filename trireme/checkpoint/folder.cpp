@@ -19,7 +19,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kReplaced = ".old-";
 constexpr size_t kMaxTagBytes = 200;
-constexpr const char* kWhoMayRead = "Check the path, and who may read it.";
 
 bool starts_with(const std::string& text, std::string_view start) {
   return text.compare(0, start.size(), start) == 0;
@@ -70,15 +69,6 @@ std::string tag_problem(const std::string& tag) {
   return "";
 }
 
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  const bool found = fs::exists(path, error);
-  if (error) {
-    throw InputError("checkpoint", concat(path.string(), ": ", error.message()), kWhoMayRead);
-  }
-  return found;
-}
-
 std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
   std::vector<FoundCheckpoint> found;
   std::error_code error;
@@ -95,7 +85,7 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
     }
   }
   if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory) { // there may be some: nobody starts anew over them
-    throw InputError("checkpoint", concat(root.string(), ": ", error.message()), kWhoMayRead);
+    throw in_words(fs::filesystem_error("cannot list", root, error));
   }
   const auto serial = [](const FoundCheckpoint& one) { return one.about ? one.about->serial : -1; };
   std::sort(found.begin(), found.end(), [&](const FoundCheckpoint& a, const FoundCheckpoint& b) {

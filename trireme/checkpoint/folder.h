@@ -39,9 +39,6 @@ struct FoundCheckpoint {
   std::optional<About> about;
 };
 
-/// Whether `path` exists. Errors: InputError where this user may not look.
-bool is_there(const std::filesystem::path& path);
-
 /// Every checkpoint in `root`, newest first, those without a readable manifest last. Errors: InputError where `root` cannot be read.
 std::vector<FoundCheckpoint> list_checkpoints(const std::filesystem::path& root);
 

@@ -1,6 +1,7 @@
 #include <trireme/checkpoint/checkpoint.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/checkpoint/exchange.h>

@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <limits>
+#include <set>
 
 namespace trireme::comm {
 namespace {
@@ -233,6 +234,19 @@ Work Group::recv(at::Tensor tensor, int from, int tag, std::string_view what) co
 
 Work Group::barrier(std::string_view what) const {
   return run(state_, {kBarrier, {}, at::kByte, what}, [&](Backend& backend) { return backend.barrier(); });
+}
+
+Group Group::subgroup(const std::vector<int>& ranks, const std::string& name) const {
+  const std::set<int> different(ranks.begin(), ranks.end());
+  if (ranks.empty() || different.size() != ranks.size() || *different.begin() < 0 || *different.rbegin() >= size()) {
+    throw Error("comm", concat("group \"", name, "\" must be made of different ranks between 0 and ", size() - 1, "."),
+                "Correct the list of ranks.");
+  }
+  std::vector<int> chosen;
+  for (const int rank : ranks) {
+    chosen.push_back(members()[rank]);
+  }
+  return state_->open(chosen, name);
 }
 
 void Group::report_failure(const std::string& why) const {

@@ -43,6 +43,11 @@ class Group {
   Work recv(at::Tensor tensor, int from, int tag = 0, std::string_view what = "") const;
   Work barrier(std::string_view what = "") const;
 
+  /// Makes a group of these ranks of this group. Collective: every member calls it with the same ranks and name in the same order;
+  /// ranks that are not among them get a group of one.
+  /// Errors: Error for ranks that are not different members; PeerError when a rank does not come in time (which).
+  Group subgroup(const std::vector<int>& ranks, const std::string& name) const;
+
   /// Tells the other ranks why this one is about to give up, so that their errors say it too.
   void report_failure(const std::string& why) const;
 

@@ -29,9 +29,9 @@ constexpr std::chrono::milliseconds kPatienceAtDeadline{1500};
 } // namespace
 
 Group::State::State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
-                    std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size)
+                    std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open)
     : name_(std::move(name)), key_(std::move(key)), members_(std::move(members)), routes_(std::move(routes)), timeout_(timeout),
-      watch_(std::move(watch)), world_size_(world_size), checks_(env::flag("TRIREME_CHECK")) {}
+      watch_(std::move(watch)), world_size_(world_size), open_(std::move(open)), checks_(env::flag("TRIREME_CHECK")) {}
 
 Group::State::Ticket Group::State::begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer,
                                          const char* detail) {
@@ -170,6 +170,18 @@ GroupProgress Group::State::progress() const {
     progress.waiting = {awaited / 2, awaited % 2 != 0, static_cast<double>(std::max<int64_t>(0, now_ns() - since)) * 1e-9};
   }
   return progress;
+}
+
+// Groups with different members may be named alike: the key has the numbers of the group and of those it was made from, "tie/0.1.2",
+// which all members of these count.
+Group Group::State::open(const std::vector<int>& ranks, const std::string& name) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) {
+      throw Error("comm", concat("group \"", name, "\" asked of a closed world."), "Make groups before World::close().");
+    }
+  }
+  return open_ ? open_(ranks, name, concat(name, key_.substr(key_.rfind('/')), '.', ++opened_)) : Group();
 }
 
 void Group::State::close() {

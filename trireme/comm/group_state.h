@@ -7,6 +7,7 @@
 #include <trireme/comm/watch.h>
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 
 namespace trireme::comm {
@@ -14,9 +15,12 @@ namespace trireme::comm {
 /// What all copies of a Group share. Internal to comm/.
 class Group::State : public Watched, public std::enable_shared_from_this<Group::State> {
  public:
-  /// `key` is unique in the world; `watch` is null where nobody else could be asked.
+  /// Opens a group of these world ranks under a name and a key. The world's, which closes its groups before it ends.
+  using Open = std::function<Group(const std::vector<int>& ranks, const std::string& name, const std::string& key)>;
+
+  /// `key` is unique in the world; `watch` is null where nobody else could be asked, `open` where there is nobody else.
   State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
-        std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size);
+        std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open = nullptr);
 
   const std::string& name() const override {
     return name_;
@@ -62,6 +66,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     routes_->interrupt();
   }
   void close();
+  /// Opens a group of some of the members, given by world rank.
+  Group open(const std::vector<int>& ranks, const std::string& name);
 
   /// Says that a thread waits for the operation, for as long as it lives: two relaxed stores and a clock read.
   class Waiting {
@@ -85,6 +91,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   const std::chrono::milliseconds timeout_;
   const std::shared_ptr<Watch> watch_;
   const int world_size_;
+  const Open open_;
+  int opened_ = 0;
 
   mutable std::mutex mutex_;
   GroupProgress progress_;

@@ -158,12 +158,7 @@ fs::path hang_folder() {
       return fs::absolute(*folder);
     }
   }
-  std::error_code error;
-  std::string pattern = (fs::temp_directory_path(error) / "trireme-hang-XXXXXX").string();
-  if (::mkdtemp(pattern.data()) == nullptr) {
-    throw Error("comm", concat("no folder for hang dumps: ", std::strerror(errno)), "Set TRIREME_RUN_DIR.");
-  }
-  return pattern;
+  return make_scratch_folder("trireme-hang", {}, "Set TRIREME_RUN_DIR.");
 }
 
 void write_hang_dump(const fs::path& folder, int rank, int size, int from, const std::string& report,

@@ -4,6 +4,8 @@
 #include <trireme/base/stacks.h>
 #include <trireme/comm/hang_report.h>
 #include <trireme/comm/last_wills.h>
+#include <trireme/comm/leaving.h>
+#include <trireme/comm/roll_calls.h>
 
 #include <nlohmann/json.hpp>
 
@@ -25,18 +27,12 @@ using std::chrono::milliseconds;
 constexpr milliseconds kTick{200};
 /// While this rank waits for answers.
 constexpr milliseconds kBusyTick{10};
-/// A rank that says nothing for this long while everybody leaves is taken for dead.
-constexpr milliseconds kSilentLeaver{3000};
 constexpr milliseconds kReadMyError{1000};
 /// A store call that hangs (its host is stopped) holds up nobody longer than this.
 constexpr milliseconds kStuckStore{1500};
 /// For the dump of this rank, with the stacks of threads that may not run.
 constexpr milliseconds kDump{5000}, kLongestDump{60'000};
 constexpr milliseconds kNews{300};
-
-std::string progress_key(int rank) {
-  return "progress/" + std::to_string(rank);
-}
 
 } // namespace
 
@@ -67,27 +63,20 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   }
 
   RollCall roll_call(const std::vector<int>& ranks, const std::string& key, milliseconds patience, bool stacks) {
-    auto question = std::make_shared<Question>();
-    question->key = key;
-    question->stacks = stacks;
-    question->result.store_host = store_host_;
-    for (const int rank : ranks) {
-      if (rank != rank_) {
-        question->result.peers[rank] = {};
-      }
-    }
-    question->deadline = Clock::now() + patience;
     std::unique_lock lock(mutex_);
+    std::shared_ptr<RollCalls::Question> question;
     if (!ended_ && !store_lost_) {
-      questions_.push_back(question);
+      question = roll_calls_.add(ranks, key, Clock::now() + patience, stacks);
       wake_.notify_all();
       const auto waited = [&] { return changed_.wait_until(lock, question->deadline + milliseconds(300), [&] { return question->answered || ended_; }); };
       while (!waited() && Clock::now() < question->deadline + (hang_case_.busy() ? kLongestDump : milliseconds(0))) {
         changed_.wait_for(lock, milliseconds(20));
       }
     }
-    if (!question->answered) {
-      question->given_up = true;
+    if (!question || !question->answered) {
+      if (question) {
+        question->given_up = true;
+      }
       RollCall silent;
       silent.store_answers = false;
       silent.store_host = store_host_;
@@ -129,36 +118,24 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     if (error_.empty() || !silent.empty()) {
       return;
     }
-    changed_.wait_for(lock, kNews, [&] { return failure_heard_ || seen_hangs_ > 0 || over(); });
+    changed_.wait_for(lock, kNews, [&] { return failure_known_ || seen_hangs_ > 0 || over(); });
     if (seen_hangs_ > 0) {
       changed_.wait_for(lock, kDump, [&] { return hang_case_.attended() || over(); });
     }
   }
 
   void leave(const std::string& error, milliseconds patience) {
-    if (!error.empty()) { // a good end is no failure to tell: hearing of one interrupts the others' groups
+    if (!error.empty()) { // a good end is no failure: one interrupts the others' groups
       ends_by_error_ = true;
       report(error, {}, std::nullopt);
     }
     std::unique_lock lock(mutex_);
-    leaving_ = true;
-    wait_for_others_ = error_.empty() || rank_ == store_host_;
-    leave_deadline_ = Clock::now() + (error_.empty() ? patience : kReadMyError);
+    leaving_.begin(error_.empty() || rank_ == store_host_, Clock::now() + (error_.empty() ? patience : kReadMyError));
     wake_.notify_all();
-    changed_.wait_until(lock, leave_deadline_ + kStuckStore, [&] { return others_left_ || ended_ || store_lost_; });
+    changed_.wait_until(lock, leaving_.deadline() + kStuckStore, [&] { return leaving_.done() || ended_ || store_lost_; });
   }
 
  private:
-  struct Question {
-    std::string key;
-    RollCall result;
-    Clock::time_point deadline;
-    int64_t pulse = 0;
-    bool stacks = false;
-    bool answered = false;
-    bool given_up = false;
-  };
-
   void run() {
     std::unique_lock lock(mutex_);
     while (!stopping_) {
@@ -172,10 +149,9 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       if (store_lost_) {
         break;
       }
-      const bool busy = !questions_.empty() || (leaving_ && !others_left_);
-      wake_.wait_for(lock, busy ? kBusyTick : kTick, [&] {
-        return stopping_ || report_due_ || (!busy && (!questions_.empty() || (leaving_ && !others_left_)));
-      });
+      const auto is_busy = [&] { return !roll_calls_.empty() || leaving_.under_way(); };
+      const bool busy = is_busy();
+      wake_.wait_for(lock, busy ? kBusyTick : kTick, [&] { return stopping_ || report_due_ || (!busy && is_busy()); });
     }
     ended_ = true;
     changed_.notify_all();
@@ -195,21 +171,21 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
         changed_.notify_all();
       }
       publish(new_hang);
-      listen();
+      read_failures();
     } else if (version() != published_version_) {
       publish();
     }
     if (!seen.gone.empty()) { // after its own report, which wants dumps of waiting ranks
       interrupt_groups_of(seen.gone);
     }
-    tell_failure();
-    ask();
-    go();
+    publish_failure();
+    roll_calls_.step(store_, known_silent_);
+    go_on_leaving();
   }
 
   int64_t version() {
     const std::lock_guard lock(mutex_);
-    return groups_.version() + (leaving_ ? 1 : 0);
+    return groups_.version() + (leaving_.begun() ? 1 : 0);
   }
 
   /// What this rank says of itself.
@@ -220,7 +196,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     view.notes = current_notes();
     const std::lock_guard lock(mutex_);
     view.answered = true;
-    view.left = leaving_ || (ends_by_error_ && !error_.empty()); // who hears of the error hears that nothing more comes
+    view.left = leaving_.begun() || (ends_by_error_ && !error_.empty()); // who reads the error reads that nothing more comes
     view.error = error_;
     view.groups = groups_.views();
     return view;
@@ -236,11 +212,11 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     message["pulse"] = seen_pulse_;
     // A tensor's name comes from the caller and may not be UTF-8.
     store_.set(progress_key(rank_), message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-    meet_host();
+    find_store_host();
   }
 
   /// Notes the process of the store's host while it can be asked.
-  void meet_host() {
+  void find_store_host() {
     if (host_process_ != 0 || store_host_ < 0) {
       return;
     }
@@ -252,12 +228,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
   }
 
-  /// Raises the pulse so that every rank looks and answers; returns its number.
-  int64_t raise_pulse() {
-    return store_.add("pulse", 1);
-  }
-
-  void tell_failure() {
+  void publish_failure() {
     nlohmann::json note;
     std::optional<Hang> hang;
     {
@@ -276,7 +247,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
     const int64_t number = store_.add("failures", 1);
     store_.set("failure/" + std::to_string(number), note.dump());
-    raise_pulse();
+    raise_pulse(store_);
     if (hang) {
       attend_hang();
     }
@@ -286,25 +257,23 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     const auto begin = Clock::now(); // a dump takes its time, and this rank's own questions then have as long as before
     hang_case_.attend(store_, [this] { return view(); });
     const std::lock_guard lock(mutex_);
-    for (const auto& question : questions_) {
-      question->deadline += Clock::now() - begin;
-    }
+    roll_calls_.postpone(Clock::now() - begin);
     changed_.notify_all();
   }
 
-  void listen() {
+  void read_failures() {
     const int64_t failures = store_.add("failures", 0);
-    while (heard_failures_ < failures) {
-      const auto note = store_.find("failure/" + std::to_string(heard_failures_ + 1));
+    while (read_failures_ < failures) {
+      const auto note = store_.find("failure/" + std::to_string(read_failures_ + 1));
       if (!note) {
         return; // counted but not written yet; its pulse is still to come
       }
-      ++heard_failures_;
-      hear(nlohmann::json::parse(*note));
+      ++read_failures_;
+      react_to(nlohmann::json::parse(*note));
     }
   }
 
-  void hear(const nlohmann::json& note) {
+  void react_to(const nlohmann::json& note) {
     if (note.contains("hang")) {
       attend_hang(); // before the waiting threads are sent on
     }
@@ -320,63 +289,16 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   void interrupt_groups_of(const std::set<int>& ranks) {
     {
       const std::lock_guard lock(mutex_);
-      failure_heard_ = true;
+      failure_known_ = true;
       changed_.notify_all();
     }
     groups_.interrupt(ranks);
   }
 
-  /// Goes on with the roll calls that are under way.
-  void ask() {
-    std::vector<std::shared_ptr<Question>> open;
+  void go_on_leaving() {
     {
       const std::lock_guard lock(mutex_);
-      std::erase_if(questions_, [](const auto& question) { return question->answered || question->given_up; });
-      open = questions_;
-    }
-    for (const auto& question : open) {
-      if (question->pulse == 0) {
-        if (question->stacks) {
-          store_.add("hang/asked", 1);
-        }
-        question->pulse = raise_pulse();
-      }
-      bool all = true;
-      for (auto& [rank, peer] : question->result.peers) {
-        if (!peer.answered && !peer.left) {
-          read(rank, *question, peer);
-          all = all && (peer.answered || peer.left || known_silent_.count(rank) != 0);
-        }
-      }
-      if (all || Clock::now() >= question->deadline) {
-        look_at_silent(question->result, own_place_);
-        const std::lock_guard lock(mutex_);
-        question->answered = true;
-        changed_.notify_all();
-      }
-    }
-  }
-
-  void read(int rank, const Question& question, PeerView& peer) {
-    const auto text = store_.find(progress_key(rank));
-    if (!text) {
-      return;
-    }
-    const auto message = nlohmann::json::parse(*text);
-    const bool answered = message.at("pulse").get<int64_t>() >= question.pulse;
-    peer = view_from_json(message);
-    peer.answered = answered;
-    const auto found = peer.groups.find(question.key);
-    if (found != peer.groups.end()) {
-      peer.progress = found->second.progress;
-    }
-  }
-
-  /// Goes on with leaving.
-  void go() {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!leaving_ || others_left_) {
+      if (!leaving_.under_way()) {
         return;
       }
     }
@@ -387,29 +309,10 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       counted_ = true;
     }
     const int64_t left = store_.add("left", 0);
-    const auto now = Clock::now();
     const std::lock_guard lock(mutex_);
     std::set<int> dead = known_silent_;
     dead.insert(silent_.begin(), silent_.end());
-    bool all = left + static_cast<int64_t>(dead.size()) >= size_;
-    all = all || !wait_for_others_ || now >= leave_deadline_ || (failure_heard_ && rank_ != store_host_);
-    if (!all && !farewell_) {
-      farewell_ = std::make_shared<Question>();
-      farewell_->deadline = now + kSilentLeaver;
-      for (int rank = 0; rank < size_; ++rank) {
-        if (rank != rank_) {
-          farewell_->result.peers[rank] = {};
-        }
-      }
-      questions_.push_back(farewell_);
-    } else if (!all && farewell_->answered && now >= farewell_->deadline) {
-      for (const auto& [rank, peer] : farewell_->result.peers) {
-        all = all || (!peer.answered && !peer.left);
-      }
-      farewell_.reset();
-    }
-    if (all) {
-      others_left_ = true;
+    if (leaving_.step(left, dead, failure_known_ && rank_ != store_host_)) {
       changed_.notify_all();
     }
   }
@@ -419,7 +322,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       const std::lock_guard lock(mutex_);
       store_lost_ = true;
       changed_.notify_all();
-      if (stopping_ || leaving_) {
+      if (stopping_ || leaving_.begun()) {
         return; // the host leaves last, when all others have said good-bye
       }
     }
@@ -442,7 +345,8 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   bool stopping_ = false;
   bool ended_ = false;
   bool store_lost_ = false;
-  std::vector<std::shared_ptr<Question>> questions_;
+  RollCalls roll_calls_{rank_, store_host_, mutex_, changed_};
+  Leaving leaving_{size_, roll_calls_};
   std::string error_;
   std::vector<int> silent_;
   bool report_due_ = false;
@@ -452,20 +356,15 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   int64_t seen_hangs_ = 0;
   int64_t host_process_ = 0;
   std::string host_place_;
-  bool failure_heard_ = false;
-  bool leaving_ = false;
+  bool failure_known_ = false;
   std::atomic<bool> ends_by_error_{false};
-  bool wait_for_others_ = true;
-  bool others_left_ = false;
-  Clock::time_point leave_deadline_;
 
   // Only the thread touches these.
   int64_t seen_pulse_ = 0;
-  int64_t heard_failures_ = 0;
+  int64_t read_failures_ = 0;
   int64_t published_version_ = -1;
   LastWills wills_{rank_, size_};
   std::set<int> known_silent_;
-  std::shared_ptr<Question> farewell_;
   bool counted_ = false;
 };
 

@@ -70,24 +70,20 @@ class World::Impl {
     }
     std::vector<int> all(environment_.size);
     std::iota(all.begin(), all.end(), 0);
-    world_ = open(all, "world");
+    world_ = open(all, "world", "world/0");
   }
 
   ~Impl() {
     close();
   }
 
-  Group open(const std::vector<int>& ranks, const std::string& name) {
-    if (closed_) {
-      throw Error("comm", concat("group \"", name, "\" asked of a closed world."), "Make groups before World::close().");
-    }
-    const int number = opened_++;
+  Group open(const std::vector<int>& ranks, const std::string& name, const std::string& key) {
+    const auto open_another = [this](const auto&... args) { return open(args...); };
     const auto place = std::find(ranks.begin(), ranks.end(), environment_.rank);
     if (place == ranks.end() || ranks.size() == 1) {
-      return keep(std::make_shared<Group::State>(name, concat(name, "/", number), std::vector<int>{environment_.rank}, std::make_unique<Routes>(make_null_backend()),
-                                                 timeout_, nullptr, environment_.size));
+      return keep(std::make_shared<Group::State>(name, key, std::vector<int>{environment_.rank}, std::make_unique<Routes>(make_null_backend()), timeout_,
+                                                 nullptr, environment_.size, open_another));
     }
-    const std::string key = concat(name, "/", number);
     GroupSetup setup{.name = name,
                      .store = meeting_->store.scoped("group/" + key + "/"),
                      .rank = static_cast<int>(place - ranks.begin()),
@@ -101,7 +97,7 @@ class World::Impl {
     }
     gather(setup);
     auto routes = std::make_unique<Routes>(connect(setup, candidates(setup, at::kCPU)), device_routes(setup));
-    auto state = std::make_shared<Group::State>(name, key, ranks, std::move(routes), timeout_, watch_, environment_.size);
+    auto state = std::make_shared<Group::State>(name, key, ranks, std::move(routes), timeout_, watch_, environment_.size, open_another);
     watch_->add(state);
     return keep(std::move(state));
   }
@@ -244,7 +240,6 @@ class World::Impl {
   Group world_;
   /// Why backends could not be used, as far as it has been said.
   std::set<std::string> told_;
-  int opened_ = 0;
   bool closed_ = false;
 };
 
@@ -283,12 +278,7 @@ const Group& World::group() const {
 }
 
 Group World::subgroup(const std::vector<int>& ranks, const std::string& name) {
-  const std::set<int> different(ranks.begin(), ranks.end());
-  if (ranks.empty() || different.size() != ranks.size() || *different.begin() < 0 || *different.rbegin() >= size()) {
-    throw Error("comm", concat("group \"", name, "\" must be made of different ranks between 0 and ", size() - 1, "."),
-                "Correct the list of ranks.");
-  }
-  return impl_->open(ranks, name);
+  return group().subgroup(ranks, name);
 }
 
 void World::close() {

@@ -47,9 +47,7 @@ class World {
 
   /// The group of all ranks, named "world".
   const Group& group() const;
-  /// Makes a group of these world ranks. Collective: every rank of the world calls it
-  /// with the same ranks and name in the same order; ranks that are not members get
-  /// a group of one.
+  /// The same as group().subgroup().
   Group subgroup(const std::vector<int>& ranks, const std::string& name);
 
   /// Ends all groups. Idempotent; the destructor calls it.

@@ -185,8 +185,4 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   return out;
 }
 
-EngineConfig read_deepspeed_file(const std::filesystem::path& file, const AutoValues& known) {
-  return read_deepspeed(JsonNode::parse_file(file), known);
-}
-
 } // namespace trireme::config

@@ -4,7 +4,6 @@
 #include <trireme/config/auto_values.h>
 #include <trireme/config/engine_config.h>
 
-#include <filesystem>
 
 namespace trireme::config {
 
@@ -16,8 +15,5 @@ namespace trireme::config {
 /// "auto" is what `known` says.
 /// Errors: InputError "file:line:column: key.path: what. What to do instead."
 EngineConfig read_deepspeed(const JsonNode& node, const AutoValues& known = {});
-
-/// The same from a file; // and /* */ comments are allowed.
-EngineConfig read_deepspeed_file(const std::filesystem::path& file, const AutoValues& known = {});
 
 } // namespace trireme::config

@@ -7,8 +7,6 @@
 #include <trireme/data/fetch_sets.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -20,33 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kSumsFile = "SHA256SUMS";
-
-// A hidden folder that goes away with everything in it. Its path is absolute: programs run inside of it.
-class TemporaryFolder {
- public:
-  TemporaryFolder(const fs::path& parent, const std::string& name) {
-    std::error_code error;
-    fs::create_directories(parent, error);
-    std::string pattern = (fs::absolute(parent) / concat('.', name, ".fetch-XXXXXX")).string();
-    if (error || ::mkdtemp(pattern.data()) == nullptr) {
-      throw Error("data", concat("cannot write into ", parent.string(), ": ", error ? error.message() : std::strerror(errno)),
-                  "Choose another folder with --out.");
-    }
-    path_ = pattern;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const fs::path& path() const {
-    return path_;
-  }
-
- private:
-  fs::path path_;
-};
 
 fs::path make_folder(const fs::path& path) {
   std::error_code error;
@@ -261,21 +232,22 @@ FetchResult fetch(const std::string& name, const fs::path& destination, const Fe
     return result;
   }
 
-  const TemporaryFolder temporary(result.folder.parent_path(), name);
+  // Absolute: programs run inside of it.
+  const ScratchFolder scratch(make_scratch_folder(concat('.', name, ".fetch"), result.folder.parent_path(), "Choose another folder with --out."));
   std::vector<fs::path> sources;
   if (!options.from.empty()) {
-    sources = sources_from(set, options.from, temporary.path());
+    sources = sources_from(set, options.from, scratch.path);
     result.source = options.from.string();
   } else if (const auto installed = sources_in(set, options.installed_root / set.package_folder)) {
     sources = *installed;
     result.source = concat("package ", set.data.package, ", installed");
   } else {
-    sources = download(set, temporary.path());
+    sources = download(set, scratch.path);
     result.source = concat("package ", set.data.package, ", downloaded");
   }
 
   const std::vector<FileContent> contents = set.make(sources);
-  const fs::path made = make_folder(temporary.path() / "made");
+  const fs::path made = make_folder(scratch.path / "made");
   std::vector<std::string> names;
   for (const auto& [file, content] : contents) {
     write_file_atomically(made / file, content, 0644);

@@ -1,6 +1,7 @@
 #include <trireme/data/sampler.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/hash.h>
 
 #include <nlohmann/json.hpp>
 
@@ -175,9 +176,9 @@ void DistributedSampler::load_state(const nlohmann::json& state) {
 }
 
 uint64_t fingerprint_of(std::span<const int64_t> samples) {
-  uint64_t hash = 1469598103934665603ull;
+  uint64_t hash = kFnv1aStart;
   for (const int64_t sample : samples) {
-    hash = (hash ^ static_cast<uint64_t>(sample)) * 1099511628211ull;
+    hash = fnv1a_step(hash, static_cast<uint64_t>(sample));
   }
   return hash | 1;
 }

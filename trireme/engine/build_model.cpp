@@ -4,7 +4,6 @@
 #include <trireme/base/log.h>
 #include <trireme/bucket/shared_memory.h>
 #include <trireme/precision/cast.h>
-#include <trireme/zero/gradient_scatter.h>
 
 #include <torch/nn/module.h>
 
@@ -14,8 +13,8 @@
 namespace trireme::engine {
 namespace {
 
-bool shards_parameters(const EngineImpl& impl, const config::EngineConfig& config) {
-  return config.zero.stage >= 3 && impl.group.size() > 1;
+bool shards_parameters(const Parts& parts, const config::EngineConfig& config) {
+  return config.zero.stage >= 3 && parts.group.size() > 1;
 }
 
 // Parameters in the type that is computed in; masters stay fp32 in the optimizer.
@@ -27,60 +26,60 @@ void lower(torch::nn::Module& module, const precision::PrecisionOptions& precisi
 }
 
 // Layers are the units: each is sharded as soon as it is built.
-void build_layers(EngineImpl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
+void build_layers(Parts& parts, const config::EngineConfig& config, zero::ModelUnits& units) {
   pipeline::LayerHooks hooks;
-  hooks.around = [&impl] { return impl.autocast_guard(); };
-  hooks.built = [&impl](torch::nn::Module& layer) { lower(layer, impl.precision); };
-  if (!shards_parameters(impl, config)) {
-    impl.layers->set_hooks(hooks);
-    impl.layers->build(impl.pipe, static_cast<int>(impl.batch.accumulation), impl.group);
+  hooks.around = [&parts] { return parts.autocast_guard(); };
+  hooks.built = [&parts](torch::nn::Module& layer) { lower(layer, parts.precision); };
+  if (!shards_parameters(parts, config)) {
+    parts.layers->set_hooks(hooks);
+    parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.group);
     return;
   }
-  if (impl.pipe.size() > 1) {
-    throw InputError("engine", concat("ZeRO stage 3 with ", impl.pipe.size(), " pipeline stages"),
+  if (parts.pipe.size() > 1) {
+    throw InputError("engine", concat("ZeRO stage 3 with ", parts.pipe.size(), " pipeline stages"),
                      "Every micro-batch would gather every layer twice. Use \"stage\": 2 in the pipeline, or one stage (parallel.pipe 1).");
   }
   hooks.built = [&](torch::nn::Module& layer) {
-    lower(layer, impl.precision);
-    units.add(layer, std::make_unique<zero::EarlyShards>(layer, impl.group));
+    lower(layer, parts.precision);
+    units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group));
   };
-  hooks.before = [&impl](torch::nn::Module& layer) { impl.coordinator->enter(layer); };
-  hooks.after = [&impl](torch::nn::Module& layer, const pipeline::Tensors& outputs) {
+  hooks.before = [&parts](torch::nn::Module& layer) { parts.coordinator->enter(layer); };
+  hooks.after = [&parts](torch::nn::Module& layer, const pipeline::Tensors& outputs) {
     for (const at::Tensor& output : outputs) {
-      impl.coordinator->gather_for_backward(layer, output);
+      parts.coordinator->gather_for_backward(layer, output);
     }
   };
-  impl.layers->set_hooks(hooks);
-  impl.layers->build(impl.pipe, static_cast<int>(impl.batch.accumulation), impl.group);
+  parts.layers->set_hooks(hooks);
+  parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.group);
   hooks.built = nullptr; // `units` ends with initialize()
-  impl.layers->set_hooks(hooks);
-  if (!impl.layers->ties().empty()) {
-    throw InputError("engine", concat("ZeRO stage 3 with layers that share some of their parameters (\"", impl.layers->ties().front().name, "\")"),
+  parts.layers->set_hooks(hooks);
+  if (!parts.layers->ties().empty()) {
+    throw InputError("engine", concat("ZeRO stage 3 with layers that share some of their parameters (\"", parts.layers->ties().front().name, "\")"),
                      "Share the whole module (TiedLayerSpec without attributes()), or use \"stage\": 2.");
   }
 }
 
-void build_pipeline(EngineImpl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options, zero::ModelUnits& units) {
-  impl.layers = options.pipeline;
-  build_layers(impl, options.config, units);
-  impl.model = impl.layers;
-  impl.loss_function = [&impl](const data::Batch& batch) {
-    const int64_t count = impl.micro_steps * impl.group.size() + impl.group.rank();
-    const pipeline::Tensors outputs = impl.layers->forward_chunk(0, batch.inputs, count);
-    return LossAndLogits(impl.layers->loss(outputs, batch.targets), impl.layers->logits(outputs));
+void build_pipeline(Parts& parts, const StepState& state, const InitializeOptions& options, zero::ModelUnits& units) {
+  parts.layers = options.pipeline;
+  build_layers(parts, options.config, units);
+  parts.model = parts.layers;
+  parts.loss_function = [&parts, &state](const data::Batch& batch) {
+    const int64_t count = state.micro_steps * parts.group.size() + parts.group.rank();
+    const pipeline::Tensors outputs = parts.layers->forward_chunk(0, batch.inputs, count);
+    return LossAndLogits(parts.layers->loss(outputs, batch.targets), parts.layers->logits(outputs));
   };
-  if (world.rank() == 0 && impl.pipe.size() > 1) {
-    log::info(impl.layers->describe());
+  if (parts.everyone.rank() == 0 && parts.pipe.size() > 1) {
+    log::info(parts.layers->describe());
   }
-  impl.ties = std::make_unique<pipeline::Ties>(world, mesh, *impl.layers);
-  impl.executor = std::make_unique<pipeline::Executor>(*impl.layers, impl.pipe, impl.group.rank(), impl.group.size());
+  parts.ties = std::make_unique<pipeline::Ties>(parts.pipe, *parts.layers);
+  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.group.rank(), parts.group.size());
 }
 
 // The trained parameters, those that are final late in front: flat buffers reverse the list, and buckets start in their order.
-bucket::NamedTensors trained_parameters(const EngineImpl& impl) {
-  bucket::NamedTensors parameters = parallel::trainable_parameters(*impl.model, impl.pipe.size() > 1);
-  if (impl.layers) {
-    const pipeline::Tensors late = impl.layers->late_parameters();
+bucket::NamedTensors trained_parameters(const Parts& parts) {
+  bucket::NamedTensors parameters = parallel::trainable_parameters(*parts.model, parts.pipe.size() > 1);
+  if (parts.layers) {
+    const pipeline::Tensors late = parts.layers->late_parameters();
     std::stable_partition(parameters.begin(), parameters.end(), [&](const auto& named) {
       return std::any_of(late.begin(), late.end(), [&](const at::Tensor& parameter) { return parameter.is_same(named.second); });
     });
@@ -109,49 +108,49 @@ bucket::NamedTensors frozen_in_units(const torch::nn::Module& model, const zero:
 }
 
 // Says so where stage 3 is no better than stage 2.
-void warn_of_whole_parameters(const EngineImpl& impl, const zero::ModelUnits& units, const config::EngineConfig& config) {
+void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units, const config::EngineConfig& config) {
   int64_t whole = 0;
-  for (const at::Tensor& parameter : impl.model->parameters()) {
+  for (const at::Tensor& parameter : parts.model->parameters()) {
     const bool small = parameter.numel() < config.zero.param_persistence_threshold;
     whole += !small && units.unit_of(parameter) == bucket::TensorInfo::kNoUnit ? parameter.numel() : 0;
   }
-  if (whole > 0 && impl.everyone.rank() == 0) {
+  if (whole > 0 && parts.everyone.rank() == 0) {
     log::warning("ZeRO stage 3: ", whole, " numbers of large parameters (", units.sharded_elements(),
                  " are sharded) belong to no unit and stay whole on every rank. Make their modules zero::Sharded, or the model a list of layers.");
   }
 }
 
 // What is added up over micro-batches needs the range of grad_accum_dtype; what is not goes as it travels.
-at::ScalarType gradient_type(const EngineImpl& impl) {
-  return precision::scalar_type(impl.batch.accumulation > 1 ? impl.precision.grad_accumulation : impl.precision.communication_type());
+at::ScalarType gradient_type(const Parts& parts) {
+  return precision::scalar_type(parts.batch.accumulation > 1 ? parts.precision.grad_accumulation : parts.precision.communication_type());
 }
 
 } // namespace
 
-zero::ModelUnits build_model(EngineImpl& impl, comm::World& world, const mesh::Mesh& mesh, const InitializeOptions& options) {
+zero::ModelUnits build_model(Parts& parts, const StepState& state, const InitializeOptions& options) {
   zero::ModelUnits units;
   if (options.pipeline) {
-    build_pipeline(impl, world, mesh, options, units);
+    build_pipeline(parts, state, options, units);
     return units;
   }
-  lower(*impl.model, impl.precision);
-  return zero::ModelUnits::of(*impl.model);
+  lower(*parts.model, parts.precision);
+  return zero::ModelUnits::of(*parts.model);
 }
 
-std::vector<bucket::FlatParameters*> flatten(EngineImpl& impl, const config::EngineConfig& config, zero::ModelUnits& units) {
-  const bool sharded = impl.group.size() > 1;
-  bucket::FlatOptions sharding{impl.group.rank(), impl.group.size(), sharded && config.zero.stage >= 2, shards_parameters(impl, config),
-                            [&](const at::Tensor& parameter) { return units.unit_of(parameter); }, gradient_type(impl)};
+std::vector<bucket::FlatParameters*> flatten(Parts& parts, const config::EngineConfig& config, zero::ModelUnits& units) {
+  const bool sharded = parts.group.size() > 1;
+  bucket::FlatOptions sharding{parts.sync->step_group().rank(), parts.sync->step_group().size(), sharded && config.zero.stage >= 2, shards_parameters(parts, config),
+                            [&](const at::Tensor& parameter) { return units.unit_of(parameter); }, gradient_type(parts)};
   if (sharding.shard_parameters) {
     units.choose(config.zero);
-    warn_of_whole_parameters(impl, units, config);
+    warn_of_whole_parameters(parts, units, config);
   } else {
     units.make_whole();
   }
   // At the same place on every stage: where the order of additions depends on it (gloo's ring), copies of one parameter would drift apart.
   std::set<const void*> on_several_stages;
-  if (impl.layers) {
-    for (const pipeline::TiedParameter& tied : impl.layers->ties()) {
+  if (parts.layers) {
+    for (const pipeline::TiedParameter& tied : parts.layers->ties()) {
       for (const at::Tensor& copy : tied.copies) {
         if (tied.owners.size() > 1) {
           on_several_stages.insert(copy.unsafeGetTensorImpl());
@@ -159,49 +158,37 @@ std::vector<bucket::FlatParameters*> flatten(EngineImpl& impl, const config::Eng
       }
     }
   }
-  if (impl.layers) {
+  if (parts.layers) {
     sharding.placement_of = [&](const std::string& name, const at::Tensor&) {
-      return bucket::Placement{.counts_in_norm = impl.layers->saved_name(name) == name};
+      return bucket::Placement{.counts_in_norm = parts.layers->saved_name(name) == name};
     };
   }
   sharding.alone = [&](const at::Tensor& parameter) { return on_several_stages.count(parameter.unsafeGetTensorImpl()) != 0; };
   const auto make = [&](const bucket::NamedTensors& parameters) {
-    return parallel::flatten(parameters, impl.group, config.data_parallel, impl.group.size(), sharding);
+    return parallel::flatten(parameters, parts.group, config.data_parallel, parts.group.size(), sharding);
   };
-  impl.buffers = make(trained_parameters(impl));
-  std::vector<bucket::FlatParameters*> all = pointers(impl.buffers);
+  parts.buffers = make(trained_parameters(parts));
+  std::vector<bucket::FlatParameters*> all = pointers(parts.buffers);
   if (sharding.shard_parameters) {
-    impl.frozen = make(frozen_in_units(*impl.model, units));
-    const auto frozen = pointers(impl.frozen);
+    parts.frozen = make(frozen_in_units(*parts.model, units));
+    const auto frozen = pointers(parts.frozen);
     all.insert(all.end(), frozen.begin(), frozen.end());
   } else {
     units.drop_early_shards();
   }
-  parallel::check_same_model(impl.buffers, impl.group);
-  impl.coordinator = std::make_shared<zero::ParameterCoordinator>(all, impl.group, config.zero.prefetch_elements);
+  parallel::check_same_model(parts.buffers, parts.group);
+  parts.coordinator = std::make_shared<zero::ParameterCoordinator>(all, parts.group, config.zero.prefetch_elements);
   if (sharding.shard_parameters) {
-    units.move_into(all, impl.group, config.data_parallel.broadcast_at_start, impl.coordinator);
+    units.move_into(all, parts.group, config.data_parallel.broadcast_at_start, parts.coordinator);
   }
   if (config.data_parallel.broadcast_at_start) {
-    parallel::broadcast_parameters(impl.buffers, impl.group);
-    parallel::broadcast_untrained(*impl.model, impl.group);
+    parallel::broadcast_parameters(parts.buffers, parts.group);
+    parallel::broadcast_untrained(*parts.model, parts.group);
   }
-  if (impl.ties) {
-    impl.ties->broadcast_weights();
+  if (parts.ties) {
+    parts.ties->broadcast_weights();
   }
-  return pointers(impl.buffers);
-}
-
-parallel::Reducer::Reduce reduce_function(const EngineImpl& impl, bool sharded) {
-  const at::ScalarType travel = precision::scalar_type(impl.precision.communication_type());
-  if (sharded) {
-    return [travel](const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
-      return zero::scatter_gradients(group, buffer, bucket, travel);
-    };
-  }
-  return [travel](const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
-    return parallel::Reducer::all_reduce_as(travel, group, buffer, bucket);
-  };
+  return pointers(parts.buffers);
 }
 
 } // namespace trireme::engine

@@ -6,11 +6,8 @@
 #include <trireme/base/notes.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/engine/engine_impl.h>
-#include <trireme/engine/stopwatch.h>
 #include <trireme/engine/training_state.h>
 #include <trireme/monitor/chrome_trace.h>
-#include <trireme/precision/autocast.h>
-#include <trireme/precision/cast.h>
 
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
@@ -32,87 +29,63 @@ at::Tensor spoiled(const at::Tensor& value, fault::Effect effect) {
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() = default;
 
-// The user's module may outlive the engine.
-Engine::Impl::~Impl() {
-  if (coordinator) {
-    coordinator->forget_buffers();
-  }
-  if (layers) {
-    layers->set_hooks({});
-  }
-}
-
-bool Engine::Impl::at_boundary() const {
-  return (micro_steps + 1) % batch.accumulation == 0;
-}
-
-double Engine::Impl::exposed_seconds() const {
-  return reducer->exposed_seconds() + coordinator->exposed_seconds() + (parameter_gather ? parameter_gather->exposed_seconds() : 0);
-}
-
 void Engine::Impl::check_usable() const {
-  if (!failure.empty()) {
-    throw Error("engine", concat("it is used after a failure in step ", global_steps + 1, ", which ended the groups of its ranks: ", failure),
+  if (!failure_.empty()) {
+    throw Error("engine", concat("it is used after a failure in step ", state.global_steps + 1, ", which ended the groups of its ranks: ", failure_),
                 "Start the ranks again and load the last checkpoint.");
   }
 }
 
 void Engine::Impl::check_whole(const char* wanted) const {
   check_usable();
-  if (!torn.empty()) {
-    throw Error("engine", concat(wanted, ": ", torn), "Load a checkpoint, or end the run.");
+  if (!torn_.empty()) {
+    throw Error("engine", concat(wanted, ": ", torn_), "Load a checkpoint, or end the run.");
   }
-  if (stepping) { // with "step_in_backward"
-    throw InputError("engine", concat(wanted, " between backward() and step(): some parameters are those of step ", global_steps + 1, " already"),
+  if (optimizer_step.has_begun()) { // with "step_in_backward"
+    throw InputError("engine", concat(wanted, " between backward() and step(): some parameters are those of step ", state.global_steps + 1, " already"),
                      "Call step() first.");
   }
 }
 
 void Engine::Impl::check_released() const {
-  if (coordinator->has_pins()) {
-    throw InputError("engine", concat("after step ", global_steps, ": a step or a load would leave the gathered parameters as they were before it"),
+  if (parts.coordinator->has_pins()) {
+    throw InputError("engine", concat("after step ", state.global_steps, ": a step or a load would leave the gathered parameters as they were before it"),
                      "Let go of what gather_parameters() returned, then step or load.");
   }
 }
 
 void Engine::Impl::start_step() {
   check_whole("train_batch()");
-  in_step = true;
-  running = StepTimes();
-  waiting_for_stages = 0;
-  step_start = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(loading));
-  fault::set_step(global_steps + 1);
-  exposed_before = exposed_seconds();
-  coordinator->begin(zero::Pass::training);
+  in_step_ = true;
+  clock.start();
+  fault::set_step(state.global_steps + 1);
+  parts.coordinator->begin(zero::Pass::training);
   broadcast_module_buffers();
 }
 
 void Engine::Impl::broadcast_module_buffers() {
-  if (module_buffers && module_buffers_differ) {
-    module_buffers->broadcast();
+  if (parts.module_buffers && module_buffers_differ_) {
+    parts.module_buffers->broadcast();
   }
-  module_buffers_differ = false;
+  module_buffers_differ_ = false;
 }
 
 void Engine::Impl::drop_step(const char* why) noexcept {
-  if (!std::exchange(in_step, false)) {
+  if (!std::exchange(in_step_, false)) {
     return;
   }
   try {
-    if (everyone.size() > 1) {
-      failure = why;
-      everyone.report_failure(why);
+    if (parts.everyone.size() > 1) {
+      failure_ = why;
+      parts.everyone.report_failure(why);
       return;
     }
-    if (stepping) {
-      torn = concat("step ", global_steps + 1, " failed after some parameters had been stepped");
+    if (optimizer_step.has_begun()) {
+      torn_by(concat("step ", state.global_steps + 1, " failed after some parameters had been stepped"));
     }
-    loading = 0;
-    reducer->abandon();
-    coordinator->release_all();
-    if (parameter_gather) {
-      parameter_gather->finish();
-    }
+    clock.drop();
+    parts.reducer->abandon();
+    parts.coordinator->release_all();
     clear_step();
   } catch (const std::exception& error) {
     log::error("a failed step was not dropped as a whole: ", error.what());
@@ -120,189 +93,154 @@ void Engine::Impl::drop_step(const char* why) noexcept {
 }
 
 void Engine::Impl::clear_step() {
-  loss_sum = 0;
-  in_step = stepping = scale_was_used = scale_was_lowered_between = false;
-  stepped.clear();
-  micro_steps = global_steps * batch.accumulation;
-  for (const auto& buffer : buffers) {
+  loss_sum_ = 0;
+  in_step_ = false;
+  optimizer_step.clear();
+  state.micro_steps = state.global_steps * parts.batch.accumulation;
+  for (const auto& buffer : parts.buffers) {
     buffer->clear_grads();
   }
 }
 
 data::Batch Engine::Impl::load(const std::function<data::Batch()>& next) {
-  const Stopwatch watch(loading);
+  const Stopwatch watch = clock.data();
   const Note note("data");
-  fault::set_step(global_steps + 1);
+  fault::set_step(state.global_steps + 1);
   fault::at(fault::Phase::data);
   return next();
 }
 
 at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
-  if (pipe.size() > 1) {
-    throw InputError("engine", concat("forward() of a model in ", pipe.size(), " pipeline stages"),
+  if (parts.pipe.size() > 1) {
+    throw InputError("engine", concat("forward() of a model in ", parts.pipe.size(), " pipeline stages"),
                      "No rank has all layers: use train_batch() and eval_batch(), which run the whole schedule.");
   }
-  if (micro_steps % batch.accumulation == 0) {
+  if (!in_the_middle_of_a_step()) {
     start_step();
   }
-  const Stopwatch watch(running.forward, [this] { return exposed_seconds(); });
+  const Stopwatch watch = clock.forward();
   const monitor::Span span("forward");
-  const Note note("forward of step", global_steps + 1);
+  const Note note("forward of step", state.global_steps + 1);
   const fault::Effect effect = fault::at(fault::Phase::forward);
-  if (!model->is_training()) {
-    model->train();
+  if (!parts.model->is_training()) {
+    parts.model->train();
   }
-  module_buffers_differ = true;
-  return spoiled(loss_of(micro_batch).loss, effect);
-}
-
-LossAndLogits Engine::Impl::loss_of(const data::Batch& micro_batch) const {
-  const std::shared_ptr<void> guard = autocast_guard();
-  return loss_function(with_inputs_cast(micro_batch));
-}
-
-data::Batch Engine::Impl::with_inputs_cast(data::Batch micro_batch) const {
-  if (precision.cast_inputs && precision.compute == precision::Type::fp16) { // a key of "fp16": nothing while that is off
-    micro_batch.inputs = precision::cast_floating(std::move(micro_batch.inputs), precision.compute);
-  }
-  return micro_batch;
-}
-
-// Null without autocast.
-std::shared_ptr<void> Engine::Impl::autocast_guard() const {
-  if (!precision.autocast) {
-    return nullptr;
-  }
-  return std::make_shared<precision::Autocast>(precision.autocast_type, buffers.empty() ? at::kCPU : buffers.front()->riders().device().type());
+  module_buffers_differ_ = true;
+  return spoiled(parts.loss_of(micro_batch).loss, effect);
 }
 
 // Every stage reduces its buckets as soon as the backward of its last micro-batch fills them.
 void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   start_step();
-  const Note note("step", global_steps + 1);
-  if (!model->is_training()) {
-    model->train();
+  const Note note("step", state.global_steps + 1);
+  if (!parts.model->is_training()) {
+    parts.model->train();
   }
-  module_buffers_differ = true;
-  const auto micro_batches = static_cast<double>(batch.accumulation);
-  pipeline::Executor::Callbacks callbacks;
-  bool riders_set = buffers.empty();
-  callbacks.before_backward = [&](int, bool last) {
-    reducer->set_synchronising(last);
-    if (last && !riders_set) { // once: afterwards the bucket may be on its way
-      loss_sum = has_loss() ? executor->loss_sum() / micro_batches : 0;
-      set_riders();
-      riders_set = true;
+  module_buffers_differ_ = true;
+  const int64_t micro_batches = parts.batch.accumulation;
+  const auto send_loss = [&] {
+    if (!optimizer_step.loss_was_sent()) {
+      optimizer_step.send_loss(parts.has_loss() ? parts.executor->loss_sum() / static_cast<double>(micro_batches) : 0);
     }
   };
-  callbacks.reduce_tied_grads = [&] { ties->sum_gradients(); };
-  callbacks.reduce_grads = [&] { reducer->end(); };
-  reducer->begin();
-  const auto loaded = [&] { return with_inputs_cast(load(next)); };
-  const auto scale = [this](at::ScalarType loss) { return root_gradient(loss); };
-  loss_sum = executor->train(static_cast<int>(batch.accumulation), micro_steps, scale, loaded, callbacks) / micro_batches;
-  running.forward = executor->seconds().forward;
-  running.backward = executor->seconds().backward;
-  micro_steps += batch.accumulation - 1;
+  pipeline::Executor::Callbacks callbacks;
+  callbacks.before_backward = [&](int, bool last) {
+    parts.reducer->set_synchronising(last);
+    if (last) {
+      send_loss();
+    }
+  };
+  callbacks.reduce_tied_grads = [this] { parts.ties->sum_gradients(); };
+  callbacks.reduce_grads = [this] { parts.reducer->end(); };
+  parts.reducer->begin();
+  const auto loaded = [&] { return parts.with_inputs_cast(load(next)); };
+  const auto scale = [&](at::ScalarType loss) { return state.scale.root_gradient(loss, micro_batches); };
+  parts.executor->train(static_cast<int>(micro_batches), state.micro_steps, scale, loaded, callbacks);
+  send_loss(); // a stage that trains nothing
+  clock.set_compute(parts.executor->seconds().forward, parts.executor->seconds().backward);
+  state.micro_steps += micro_batches - 1;
 }
 
 void Engine::Impl::backward(const at::Tensor& loss) {
   if (loss.dim() != 0 && loss.numel() != 1) {
     throw InputError("engine", concat("backward() needs a loss of one element, got shape ", loss.sizes()), "Return the mean from the loss function.");
   }
-  const Stopwatch watch(running.backward, [this] { return exposed_seconds(); });
+  const Stopwatch watch = clock.backward();
   const monitor::Span span("backward");
-  const Note note("backward of step", global_steps + 1);
+  const Note note("backward of step", state.global_steps + 1);
   drop_on_failure([&] {
     const at::Tensor root = spoiled(loss, fault::at(fault::Phase::backward));
-    loss_sum += loss.item<double>() / static_cast<double>(batch.accumulation);
+    loss_sum_ += loss.item<double>();
     if (at_boundary()) {
-      set_riders();
+      optimizer_step.send_loss(loss_sum_ / static_cast<double>(parts.batch.accumulation));
     }
     // Sharded gradients are added up as shards, so every micro-batch is reduced.
-    const bool reduces = at_boundary() || buffers.front()->gradients_are_sharded();
-    reducer->set_synchronising(reduces);
+    const bool reduces = at_boundary() || parts.buffers.front()->gradients_are_sharded();
+    parts.reducer->set_synchronising(reduces);
     if (reduces) {
-      reducer->begin();
+      parts.reducer->begin();
     }
-    root.backward(torch::full_like(root, root_gradient(root.scalar_type()), at::TensorOptions(torch::kFloat32).requires_grad(false))
-                      .to(root.scalar_type()));
+    const double scale = state.scale.root_gradient(root.scalar_type(), parts.batch.accumulation);
+    root.backward(torch::full_like(root, scale, at::TensorOptions(torch::kFloat32).requires_grad(false)).to(root.scalar_type()));
     if (reduces) {
-      if (ties) { // of layers in one stage
-        ties->sum_gradients();
+      if (parts.ties) { // of layers in one stage
+        parts.ties->sum_gradients();
       }
-      reducer->end();
+      parts.reducer->end();
     }
   });
-}
-
-// The loss itself is never multiplied, which in fp16 would be infinite. What backward begins with has the loss's type: 65536 is not in fp16, so
-// such a loss lowers a fixed scale (update() tells the other ranks); a dynamic one is lowered by the overflow.
-double Engine::Impl::root_gradient(at::ScalarType loss) {
-  const auto micro_batches = static_cast<double>(batch.accumulation);
-  const bool lowered = scaler.limit(precision::largest_power(loss) * micro_batches);
-  scale_was_lowered_between = scale_was_lowered_between || (lowered && scale_was_used);
-  scale_was_used = true;
-  return scaler.scale() / micro_batches;
 }
 
 void Engine::Impl::step() {
   if (!at_boundary()) {
-    ++micro_steps;
+    ++state.micro_steps;
     return;
   }
-  ++micro_steps;
+  ++state.micro_steps;
   {
-    const Stopwatch watch(running.optimizer, [this] { return exposed_seconds() + waiting_for_stages; });
+    const Stopwatch watch = clock.optimizer();
     const monitor::Span span("optimizer");
-    const Note note("optimizer of step", global_steps + 1);
+    const Note note("optimizer of step", state.global_steps + 1);
     fault::at(fault::Phase::step);
-    update();
+    optimizer_step.run();
   }
-  ++global_steps;
+  ++state.global_steps;
   clear_step();
-  global_samples += batch.train;
-  running.exposed_communication = exposed_seconds() - exposed_before;
-  if (executor) {
-    running.exposed_communication += executor->seconds().waiting;
-  }
-  running.exposed_communication += waiting_for_stages;
-  running.data = loading;
-  loading = 0;
-  running.total = std::chrono::duration<double>(Clock::now() - step_start).count();
-  times = running;
-  arrivals->step(global_steps, {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total});
+  state.global_samples += parts.batch.train;
+  clock.end(parts.executor ? parts.executor->seconds().waiting : 0);
+  const StepTimes& times = clock.times();
+  arrivals->step(state.global_steps, {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total});
 }
 
 at::Tensor Engine::train_batch() {
-  if (!impl_->loader) {
+  if (!impl_->parts.loader) {
     throw InputError("engine", "train_batch() has no data", "Give initialize() training_data, or call train_batch(next).");
   }
-  if (impl_->executor && !impl_->executor->loads_inputs() && !impl_->executor->loads_targets()) {
-    for (int64_t i = 0; i < impl_->batch.accumulation; ++i) {
-      impl_->loader->skip(); // a stage between has no use for data, but its position must be everybody's
+  if (impl_->parts.executor && !impl_->parts.executor->loads_inputs() && !impl_->parts.executor->loads_targets()) {
+    for (int64_t i = 0; i < impl_->parts.batch.accumulation; ++i) {
+      impl_->parts.loader->skip(); // a stage between has no use for data, but its position must be everybody's
     }
   }
-  return train_batch([this] { return impl_->loader->next(); });
+  return train_batch([this] { return impl_->parts.loader->next(); });
 }
 
 at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
-  if (impl_->micro_steps % impl_->batch.accumulation != 0) {
+  if (impl_->in_the_middle_of_a_step()) {
     throw InputError("engine", "train_batch() in the middle of a step", "Finish the step with forward(), backward() and step() first.");
   }
   impl_->check_released();
   impl_->drop_on_failure([&] {
-    if (impl_->runs_schedule()) {
+    if (impl_->parts.runs_schedule()) {
       impl_->run_pipeline(next);
       step();
       return;
     }
-    for (int64_t i = 0; i < impl_->batch.accumulation; ++i) {
+    for (int64_t i = 0; i < impl_->parts.batch.accumulation; ++i) {
       impl_->backward(impl_->forward(impl_->load(next)));
       step();
     }
   });
-  return torch::tensor(impl_->mean_loss, torch::kFloat64);
+  return torch::tensor(impl_->optimizer_step.mean_loss(), torch::kFloat64);
 }
 
 at::Tensor Engine::forward(const data::Batch& batch) {
@@ -312,82 +250,82 @@ at::Tensor Engine::forward(const data::Batch& batch) {
   return loss;
 }
 void Engine::backward(const at::Tensor& loss) {
-  if (impl_->may_step_in_backward) {
+  if (impl_->parts.may_step_in_backward) {
     impl_->check_released();
   }
   impl_->backward(loss);
 }
 void Engine::step() {
   impl_->check_released();
-  const int64_t before = impl_->global_steps;
+  const int64_t before = impl_->state.global_steps;
   impl_->drop_on_failure([this] { impl_->step(); });
-  if (impl_->report && impl_->global_steps > before) {
+  if (impl_->report && impl_->state.global_steps > before) {
     impl_->report->step(*this);
   }
 }
 
 int64_t Engine::train_batch_size() const {
-  return impl_->batch.train;
+  return impl_->parts.batch.train;
 }
 int64_t Engine::train_micro_batch_size_per_gpu() const {
-  return impl_->batch.micro;
+  return impl_->parts.batch.micro;
 }
 int64_t Engine::gradient_accumulation_steps() const {
-  return impl_->batch.accumulation;
+  return impl_->parts.batch.accumulation;
 }
 bool Engine::is_gradient_accumulation_boundary() const {
   return impl_->at_boundary();
 }
 int64_t Engine::global_steps() const {
-  return impl_->global_steps;
+  return impl_->state.global_steps;
 }
 int64_t Engine::skipped_steps() const {
-  return impl_->skipped_steps;
+  return impl_->state.skipped_steps;
 }
 int64_t Engine::global_samples() const {
-  return impl_->global_samples;
+  return impl_->state.global_samples;
 }
 bool Engine::stop_agreed() const {
-  return impl_->stop_agreed;
+  return impl_->optimizer_step.stop_agreed();
 }
 double Engine::get_lr() const {
-  return impl_->lr;
+  return impl_->optimizer_step.lr();
 }
 std::optional<double> Engine::get_global_grad_norm() const {
-  return impl_->grad_norm;
+  return impl_->optimizer_step.grad_norm();
 }
 void Engine::want_grad_norm(bool on) {
-  impl_->norm_wanted = on;
+  impl_->optimizer_step.want_norm(on);
 }
 const StepTimes& Engine::times() const {
-  return impl_->times;
+  return impl_->clock.times();
 }
 const std::optional<monitor::Straggler>& Engine::straggler() const {
   return impl_->arrivals->straggler();
 }
 int64_t Engine::num_parameters() const {
-  return impl_->num_parameters;
+  return impl_->parts.num_parameters;
 }
 std::optional<double> Engine::loss_scale() const {
-  return impl_->precision.scales_loss() ? std::optional(impl_->used_scale) : std::nullopt;
+  return impl_->parts.precision.scales_loss() ? std::optional(impl_->state.scale.used()) : std::nullopt;
 }
 double Engine::loss() const {
-  return impl_->mean_loss;
+  return impl_->optimizer_step.mean_loss();
 }
 const comm::Group& Engine::group() const {
-  return impl_->group;
+  return impl_->parts.group;
 }
 const comm::Group& Engine::pipe_group() const {
-  return impl_->pipe;
+  return impl_->parts.pipe;
 }
 int64_t Engine::bytes_sent() const {
-  return impl_->group.bytes_sent() + (impl_->pipe.size() > 1 ? impl_->pipe.bytes_sent() : 0);
+  return impl_->parts.group.bytes_sent() + (impl_->parts.pipe.size() > 1 ? impl_->parts.pipe.bytes_sent() : 0);
 }
 std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank) {
-  return std::make_unique<zero::GatheredParameters>(impl_->coordinator, std::move(parameters), modifier_rank);
+  return std::make_unique<zero::GatheredParameters>(impl_->parts.coordinator, std::move(parameters), modifier_rank);
 }
 torch::nn::Module& Engine::module() {
-  return *impl_->model;
+  return *impl_->parts.model;
 }
 
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
@@ -395,17 +333,17 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
 }
 
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last) {
-  checkpoint::SaveOptions options(impl_->checkpoint);
+  checkpoint::SaveOptions options(impl_->parts.checkpoint);
   options.keep_last = keep_last;
   impl_->check_whole("save_checkpoint()");
-  const Note note("checkpoint of step", impl_->global_steps);
+  const Note note("checkpoint of step", impl_->state.global_steps);
   fault::at(fault::Phase::checkpoint);
-  TrainingState(*impl_).save(folder, tag.empty() ? checkpoint::step_tag(impl_->global_steps) : tag, client_state, options);
+  TrainingState(*impl_).save(folder, tag.empty() ? checkpoint::step_tag(impl_->state.global_steps) : tag, client_state, options);
 }
 
 std::optional<nlohmann::json> Engine::load_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
   impl_->check_usable();
-  if (tag.empty() && !checkpoint::find_newest(folder, impl_->everyone)) {
+  if (tag.empty() && !checkpoint::find_newest(folder, impl_->parts.everyone)) {
     return std::nullopt;
   }
   impl_->check_released();

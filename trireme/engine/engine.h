@@ -20,11 +20,17 @@
 namespace torch::nn {
 class Module;
 }
+namespace trireme::comm {
+class World;
+}
 namespace trireme::data {
 class DataLoader;
 }
 
 namespace trireme::engine {
+
+struct Initialized;
+struct InitializeOptions;
 
 /// The loss of a micro-batch, a 0-dim tensor, the mean over its samples; with it, if one likes, what the model gave: {loss, {logits}}.
 struct LossAndLogits {
@@ -105,8 +111,8 @@ class Engine {
   int64_t skipped_steps() const;
   int64_t global_samples() const;
   /// Whether a rank had been asked to stop (see Preemption) when the last step's gradients were reduced: the same answer
-  /// on every rank, so that all can save and leave after the same step. Costs no communication of its own: the question
-  /// travels with the first bucket, as the loss does.
+  /// on every rank, so that all can save and leave after the same step. The question travels with the loss, in one small
+  /// message that backward hides.
   bool stop_agreed() const;
   /// Learning rate of the last step; that of a parameter group is this times its lr_factor.
   double get_lr() const;
@@ -141,8 +147,8 @@ class Engine {
   /// Saves weights, optimizer, schedule, data position and random state as
   /// `folder`/`tag` (default global_step<N>). Collective. Errors: Error, the same on every
   /// rank; training may go on after it and earlier checkpoints are whole.
-  /// `client_state` comes back from load_checkpoint(). `keep_last`: older checkpoints of `folder` than so many are removed; 0: none.
   void save_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
+  /// The same with a state of the client's own, and only the newest `keep_last` checkpoints of the folder stay (0: all).
   void save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last = 0);
   /// Continues from `folder` (its newest whole checkpoint) or from one checkpoint.
   /// Returns the client state, or nullopt when nothing was saved there yet. Collective.
@@ -150,9 +156,10 @@ class Engine {
   std::optional<nlohmann::json> load_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
 
  private:
-  class Impl; // what it is made of: engine_impl.h, for this folder only
-  friend struct EngineAccess;
+  class Impl; // engine_impl.h
   explicit Engine(std::unique_ptr<Impl> impl);
+  friend Initialized initialize(comm::World& world, const InitializeOptions& options);
+  friend class TrainingState;
 
   std::unique_ptr<Impl> impl_;
 };

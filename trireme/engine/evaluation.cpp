@@ -30,7 +30,8 @@ LossAndLogits Engine::eval_batch_with_logits(const data::Batch& batch) {
   impl_->check_whole("eval_batch()");
   impl_->broadcast_module_buffers();
   pipeline::Tensors logits;
-  const Impl::LossSum sum = impl_->runs_schedule() ? impl_->evaluate_pipeline(1, [&batch] { return batch; }, &logits) : impl_->evaluate(batch, &logits);
+  const Impl::LossSum sum =
+      impl_->parts.runs_schedule() ? impl_->evaluate_pipeline(1, [&batch] { return batch; }, &logits) : impl_->evaluate(batch, &logits);
   return {torch::tensor(impl_->mean_over_ranks(sum), torch::kFloat64), std::move(logits)};
 }
 
@@ -39,16 +40,16 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
   impl_->broadcast_module_buffers();
   loader.start_epoch(0);
   Impl::LossSum sum;
-  if (impl_->runs_schedule()) {
+  if (impl_->parts.runs_schedule()) {
     const int64_t all = loader.batches_per_epoch();
     const int64_t count = max_batches == 0 ? all : std::min(all, max_batches);
-    const int64_t at_once = std::max<int64_t>(impl_->batch.accumulation, 4 * impl_->pipe.size()); // to fill the pipeline
+    const int64_t at_once = std::max<int64_t>(impl_->parts.batch.accumulation, 4 * impl_->parts.pipe.size()); // to fill the pipeline
     for (int64_t done = 0; done < count; done += at_once) {
       sum += impl_->evaluate_pipeline(std::min(at_once, count - done), [&loader] { return *loader.next(); });
     }
     return impl_->mean_over_ranks(sum);
   }
-  if (impl_->parameters_are_sharded()) {
+  if (impl_->parts.parameters_are_sharded()) {
     return impl_->mean_over_ranks(impl_->evaluate_together(loader, max_batches));
   }
   for (int64_t i = 0; max_batches == 0 || i < max_batches; ++i) {
@@ -64,7 +65,7 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
 // Every rank runs as many forwards as the one with most data: the others need its part of the parameters.
 Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, int64_t max_batches) {
   at::Tensor most = torch::tensor({loader.batches_per_epoch()}, torch::kInt64);
-  group.all_reduce(most, comm::ReduceOp::max, "evaluation length").wait();
+  parts.group.all_reduce(most, comm::ReduceOp::max, "evaluation length").wait();
   const int64_t count = max_batches == 0 ? most.item<int64_t>() : std::min(max_batches, most.item<int64_t>());
   LossSum sum;
   data::Batch batch;
@@ -84,19 +85,19 @@ Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, 
 
 Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch, pipeline::Tensors* logits) {
   const torch::NoGradGuard no_grad;
-  const bool alone = !parameters_are_sharded(); // otherwise the others need this rank's part
+  const bool alone = !parts.parameters_are_sharded(); // otherwise the others need this rank's part
   if (micro_batch.samples == 0 && alone) {
     return {};
   }
-  const Note note("evaluation after step", global_steps);
-  const EvaluationMode mode(*model, layers.get());
-  coordinator->begin(zero::Pass::evaluation);
+  const Note note("evaluation after step", state.global_steps);
+  const EvaluationMode mode(*parts.model, parts.layers.get());
+  parts.coordinator->begin(zero::Pass::evaluation);
   if (micro_batch.samples == 0) {
-    loss_of(micro_batch);
+    parts.loss_of(micro_batch);
     return {};
   }
   const auto real = static_cast<double>(micro_batch.samples);
-  LossAndLogits result = loss_of(without_padding(micro_batch));
+  LossAndLogits result = parts.loss_of(without_padding(micro_batch));
   if (logits != nullptr) {
     *logits = std::move(result.logits);
   }
@@ -105,16 +106,16 @@ Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch, pip
 
 Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, pipeline::Tensors* logits) {
   LossSum sum;
-  const Note note("evaluation after step", global_steps);
-  const EvaluationMode mode(*model, layers.get());
-  executor->evaluate(
-      static_cast<int>(micro_batches), [&] { return with_inputs_cast(without_padding(next())); },
+  const Note note("evaluation after step", state.global_steps);
+  const EvaluationMode mode(*parts.model, parts.layers.get());
+  parts.executor->evaluate(
+      static_cast<int>(micro_batches), [&] { return parts.with_inputs_cast(without_padding(next())); },
       [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {
         const auto real = static_cast<double>(micro_batch.samples);
-        sum.loss += real == 0 ? 0 : layers->loss(outputs, micro_batch.targets).item<double>() * real;
+        sum.loss += real == 0 ? 0 : parts.layers->loss(outputs, micro_batch.targets).item<double>() * real;
         sum.samples += real;
         if (logits != nullptr) {
-          *logits = layers->logits(outputs);
+          *logits = parts.layers->logits(outputs);
         }
       });
   return sum;
@@ -122,7 +123,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, con
 
 double Engine::Impl::mean_over_ranks(const LossSum& sum) const {
   at::Tensor both = torch::tensor({sum.loss, sum.samples}, torch::kFloat64);
-  everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
+  parts.everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
   const double samples = both[1].item<double>();
   if (samples == 0) {
     throw InputError("engine", "there is nothing to evaluate: no rank got a sample");

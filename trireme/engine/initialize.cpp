@@ -10,6 +10,7 @@
 #include <trireme/engine/optimizer_groups.h>
 #include <trireme/engine/settle_precision.h>
 #include <trireme/mesh/mesh.h>
+#include <trireme/zero/sharded_sync.h>
 
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
@@ -20,7 +21,7 @@
 namespace trireme::engine {
 
 config::EngineConfig read_config(const std::filesystem::path& file, const config::AutoValues& known) {
-  return config::read_deepspeed_file(file, known);
+  return config::read_deepspeed(JsonNode::parse_file(file), known);
 }
 
 namespace {
@@ -43,11 +44,11 @@ void announce(const config::EngineConfig& config) {
 }
 
 // What each stage needs of a sample.
-data::Part part_for(const EngineImpl& engine) {
-  if (!engine.executor || engine.pipe.size() == 1) {
+data::Part part_for(const Parts& parts) {
+  if (!parts.executor || parts.pipe.size() == 1) {
     return data::Part::all;
   }
-  return engine.executor->loads_inputs() ? data::Part::inputs : data::Part::targets;
+  return parts.executor->loads_inputs() ? data::Part::inputs : data::Part::targets;
 }
 
 void check_options(const InitializeOptions& options) {
@@ -95,11 +96,11 @@ nlohmann::ordered_json used_config(const InitializeOptions& options) {
   return config::to_json(used);
 }
 
-void check_step_in_backward(const EngineImpl& impl) {
-  const char* const needs_all = impl.clipping > 0                ? "gradient_clipping"
-                                : impl.looks_for_overflow()      ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
-                                : impl.optimizer->needs_norms()  ? "LAMB"
-                                : impl.pipe.size() > 1           ? "a pipeline"
+void check_step_in_backward(const Parts& parts) {
+  const char* const needs_all = parts.clipping > 0                ? "gradient_clipping"
+                                : parts.looks_for_overflow()      ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
+                                : parts.optimizer->needs_norms()  ? "LAMB"
+                                : parts.pipe.size() > 1           ? "a pipeline"
                                                                  : nullptr;
   if (needs_all != nullptr) {
     throw InputError("engine", concat("step_in_backward with ", needs_all, ", which needs all gradients before the first parameter is stepped"),
@@ -108,29 +109,48 @@ void check_step_in_backward(const EngineImpl& impl) {
 }
 
 // Copies of a tied parameter are one parameter: summed before they are sent, counted once.
-void respect_ties(EngineImpl& impl) {
-  if (!impl.layers->ties().empty() && impl.optimizer->sharded() && impl.optimizer->rule().state_type() == optim::StateType::int8) {
-    throw InputError("engine", concat("8-bit optimizer states, sharded by ZeRO, of copies of a tied parameter (\"", impl.layers->ties().front().name,
+void respect_ties(Parts& parts) {
+  if (!parts.layers->ties().empty() && parts.optimizer->sharded() && parts.optimizer->rule().state_type() == optim::StateType::int8) {
+    throw InputError("engine", concat("8-bit optimizer states, sharded by ZeRO, of copies of a tied parameter (\"", parts.layers->ties().front().name,
                                       "\"): their blocks begin at other elements in each copy, which would drift apart"),
                      "Use \"state_dtype\": \"bf16\", or ZeRO stage 0.");
   }
-  impl.reducer->hold(impl.layers->late_parameters());
+  parts.reducer->hold(parts.layers->late_parameters());
 }
 
-data::DataLoader make_loader(const EngineImpl& impl, const InitializeOptions& options) {
+bool shards_states(const Parts& parts, const config::EngineConfig& config) {
+  return config.zero.stage >= 1 && parts.group.size() > 1;
+}
+
+std::unique_ptr<parallel::GradientSync> make_sync(const Parts& parts, const InitializeOptions& options) {
+  if (options.gradient_sync) {
+    if (options.config.zero.stage >= 1) {
+      throw InputError("engine", concat("ZeRO stage ", options.config.zero.stage, " with a gradient_sync of its own"),
+                       "ZeRO shards what that one expects whole: use \"stage\": 0.");
+    }
+    return options.gradient_sync(parts.group);
+  }
+  const at::ScalarType travel = precision::scalar_type(parts.precision.communication_type());
+  if (shards_states(parts, options.config)) {
+    return std::make_unique<zero::ShardedSync>(parts.group, options.config.data_parallel, travel);
+  }
+  return std::make_unique<parallel::AllReduceSync>(parts.group, options.config.data_parallel, travel);
+}
+
+data::DataLoader make_loader(const Parts& parts, const InitializeOptions& options) {
   data::SamplerOptions sampler;
   sampler.shuffle = options.shuffle;
   sampler.drop_last = options.config.dataloader_drop_last;
   sampler.seed = options.config.seed;
-  sampler.rank = impl.group.rank();
-  sampler.replicas = impl.group.size();
+  sampler.rank = parts.group.rank();
+  sampler.replicas = parts.group.size();
   sampler.order = options.order;
   const auto data = options.collate ? data::collated(options.training_data, options.collate) : options.training_data;
-  data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), impl.batch.micro, options.prefetch, part_for(impl));
+  data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), parts.batch.micro, options.prefetch, part_for(parts));
   if (options.order) {
     const auto mine = static_cast<int64_t>(loader.state().at("order").get<uint64_t>() >> 1);
     at::Tensor range = torch::tensor({mine, -mine}, torch::kInt64);
-    impl.everyone.all_reduce(range, comm::ReduceOp::max, "order of the samples").wait();
+    parts.everyone.all_reduce(range, comm::ReduceOp::max, "order of the samples").wait();
     if (range[0].item<int64_t>() != -range[1].item<int64_t>()) {
       throw InputError("engine", "the ranks have different orders of the samples",
                        "InitializeOptions::order gives the whole epoch's, the same on every rank; each takes its part of it by itself.");
@@ -139,16 +159,16 @@ data::DataLoader make_loader(const EngineImpl& impl, const InitializeOptions& op
   return loader;
 }
 
-int64_t count_parameters(const EngineImpl& impl) {
+int64_t count_parameters(const Parts& parts) {
   at::Tensor count = torch::zeros({1}, torch::kInt64);
   std::set<const void*> seen;
-  for (const auto& item : impl.model->named_parameters()) {
-    const bool copy = impl.layers && impl.layers->saved_name(item.key()) != item.key();
+  for (const auto& item : parts.model->named_parameters()) {
+    const bool copy = parts.layers && parts.layers->saved_name(item.key()) != item.key();
     if (!copy && seen.insert(item.value().unsafeGetTensorImpl()).second) {
       count += item.value().numel();
     }
   }
-  impl.pipe.all_reduce(count, comm::ReduceOp::sum, "parameter count").wait();
+  parts.pipe.all_reduce(count, comm::ReduceOp::sum, "parameter count").wait();
   return count.item<int64_t>();
 }
 
@@ -167,60 +187,58 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   }
   settle_precision(options.config.precision, world.group());
   const config::EngineConfig& config = options.config;
-  const mesh::Mesh mesh(world, mesh::MeshShape::fit(world.size(), options.pipeline ? options.pipeline->options().stages : 1, 1));
-  auto impl = std::make_unique<EngineImpl>();
-  impl->model = options.model;
-  impl->loss_function = options.loss;
-  impl->group = mesh.group(mesh::Axis::data);
-  impl->pipe = mesh.group(mesh::Axis::pipe);
-  impl->everyone = mesh.world();
-  impl->arrivals.emplace(impl->group);
-  impl->batch = config.batch_for(impl->group.size());
-  impl->clipping = config.gradient_clipping;
-  impl->precision = config.precision;
-  if (impl->precision.scales_loss()) {
-    impl->scaler = precision::LossScaler(impl->precision.loss_scale);
-    impl->agreed_scale = impl->scaler.scale();
+  const int stages = options.pipeline ? options.pipeline->options().stages : 1;
+  const mesh::Mesh mesh(world.group(), mesh::MeshShape::fit(world.size(), {{mesh::Axis::pipe, stages}, {mesh::Axis::data, mesh::kRest}}));
+  auto impl = std::make_unique<Engine::Impl>();
+  Parts& parts = impl->parts;
+  parts.model = options.model;
+  parts.loss_function = options.loss;
+  parts.group = mesh.group(mesh::Axis::data);
+  parts.pipe = mesh.group(mesh::Axis::pipe);
+  parts.everyone = mesh.group();
+  impl->arrivals.emplace(parts.group);
+  parts.batch = config.batch_for(parts.group.size());
+  parts.clipping = config.gradient_clipping;
+  parts.precision = config.precision;
+  if (parts.precision.scales_loss()) {
+    impl->state.scale = StepScale(parts.precision.loss_scale);
   }
-  impl->config = options.stored_config ? *options.stored_config : used_config(options);
-  impl->checkpoint = config.checkpoint;
+  parts.config = options.stored_config ? *options.stored_config : used_config(options);
+  parts.checkpoint = config.checkpoint;
   announce(config);
 
-  zero::ModelUnits units = build_model(*impl, world, mesh, options);
-  const std::vector<bucket::FlatParameters*> buffers = flatten(*impl, config, units);
+  parts.sync = make_sync(parts, options);
+  zero::ModelUnits units = build_model(parts, impl->state, options);
+  const std::vector<bucket::FlatParameters*> buffers = flatten(parts, config, units);
   if (config.data_parallel.broadcast_buffers) {
-    impl->module_buffers.emplace(*impl->model, impl->group);
+    parts.module_buffers.emplace(*parts.model, parts.group);
   }
   for (const bucket::FlatParameters* buffer : buffers) {
     log::debug("flat buffer of ", at::toString(buffer->scalar_type()), ": ", buffer->layout().numel(), " elements in ",
                buffer->layout().buckets().size(), " buckets");
   }
-  const bool sharded = config.zero.stage >= 1 && impl->group.size() > 1;
-  impl->reducer = std::make_unique<parallel::Reducer>(buffers, impl->group, config.data_parallel, reduce_function(*impl, sharded));
+  parts.reducer = std::make_unique<parallel::Reducer>(buffers, *parts.sync);
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
-  const auto options_of_each = options_of(*impl, options.parameter_groups, optimizer, options.optimizer != nullptr);
-  impl->optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, impl->group.rank(), impl->group.size(), sharded);
-  impl->optimizer->sum_over([group = impl->group](at::Tensor& sums) { group.all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait(); });
-  impl->coordinator->on_modified([optimizer = std::weak_ptr(impl->optimizer)] {
+  const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
+  parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config));
+  parts.optimizer->sum_over([group = parts.group](at::Tensor& sums) { group.all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait(); });
+  parts.coordinator->on_modified([optimizer = std::weak_ptr(parts.optimizer)] {
     if (const auto alive = optimizer.lock()) {
       alive->refresh_masters();
     }
   });
   if (config.step_in_backward) {
-    check_step_in_backward(*impl);
-    impl->may_step_in_backward = true;
-    impl->reducer->on_bucket_final([engine = impl.get()](int64_t buffer, int64_t bucket) { engine->step_in_backward(buffer, bucket); });
+    check_step_in_backward(parts);
+    parts.may_step_in_backward = true;
+    parts.reducer->on_bucket_final([step = &impl->optimizer_step](int64_t buffer, int64_t bucket) { step->step_in_backward(buffer, bucket); });
   }
-  if (sharded) {
-    impl->parameter_gather = std::make_unique<zero::ParameterGather>(buffers, impl->group);
+  if (parts.layers) {
+    respect_ties(parts);
   }
-  if (impl->layers) {
-    respect_ties(*impl);
-  }
-  impl->num_parameters = count_parameters(*impl);
-  impl->schedule = optim::make_schedule(config.schedule, optimizer.lr());
+  parts.num_parameters = count_parameters(parts);
+  parts.schedule = optim::make_schedule(config.schedule, optimizer.lr());
 
-  for (const std::string& warning : impl->schedule->warnings()) {
+  for (const std::string& warning : parts.schedule->warnings()) {
     log::warning(warning);
   }
 
@@ -230,12 +248,12 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
 
   Initialized made;
   if (options.training_data) {
-    impl->loader = std::make_shared<data::RepeatingLoader>(make_loader(*impl, options));
-    made.loader = impl->loader;
+    parts.loader = std::make_shared<data::RepeatingLoader>(make_loader(parts, options));
+    made.loader = parts.loader;
   }
-  made.optimizer = impl->optimizer;
-  made.lr_scheduler = impl->schedule;
-  made.engine = EngineAccess::make(std::move(impl));
+  made.optimizer = parts.optimizer;
+  made.lr_scheduler = parts.schedule;
+  made.engine = std::shared_ptr<Engine>(new Engine(std::move(impl)));
   return made;
 }
 

@@ -10,7 +10,10 @@
 #include <trireme/engine/parameter_groups.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
+#include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/pipeline/module.h>
+
+#include <nlohmann/json.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -48,6 +51,8 @@ struct InitializeOptions {
   /// AdamW, Adam (without amsgrad), SGD, RMSprop and Adagrad that have not stepped yet, whose groups differ in lr and weight decay only. It is
   /// read once, here: what is set in it afterwards, an lr for instance, has no effect, and it is not to be stepped.
   std::shared_ptr<const torch::optim::Optimizer> optimizer;
+  /// Makes what the ranks of the data axis agree by; default: mean gradients in every step, as `config` says. Not with ZeRO.
+  std::function<std::unique_ptr<parallel::GradientSync>(const comm::Group& data)> gradient_sync = nullptr;
   /// Micro-batches of training_data that a thread makes ahead; 0: none, they are made when asked for.
   int64_t prefetch = 2;
   /// Kept in every checkpoint; default: `config` as it is used, config::to_json(). A run keeps its whole run file here.

@@ -17,7 +17,7 @@
 namespace trireme::engine {
 namespace {
 
-void check_group(const EngineImpl& impl, const ParameterGroup& group, size_t index) {
+void check_group(const Parts& parts, const ParameterGroup& group, size_t index) {
   const auto refuse = [&](const std::string& what, const char* next) { throw InputError("engine", concat("parameter group ", index, ' ', what), next); };
   if (!group.chooses && group.parameters.empty()) {
     refuse("chooses no parameter", "Give it \"chooses\", a function of name and sizes, or \"parameters\".");
@@ -25,10 +25,10 @@ void check_group(const EngineImpl& impl, const ParameterGroup& group, size_t ind
   if (!(group.lr_factor >= 0) || !std::isfinite(group.lr_factor) || !(group.weight_decay.value_or(0) >= 0)) {
     refuse(concat("has lr_factor ", group.lr_factor, " and weight_decay ", group.weight_decay.value_or(0)), "Neither can be negative.");
   }
-  if (!group.parameters.empty() && impl.layers) {
+  if (!group.parameters.empty() && parts.layers) {
     refuse("names tensors of a list of layers, which each stage builds for itself", "Choose them by name and sizes.");
   }
-  const std::vector<at::Tensor> known = impl.model->parameters();
+  const std::vector<at::Tensor> known = parts.model->parameters();
   for (const at::Tensor& tensor : group.parameters) {
     if (std::none_of(known.begin(), known.end(), [&](const at::Tensor& parameter) { return parameter.is_same(tensor); })) {
       refuse(tensor.defined() ? concat("has a tensor of shape ", tensor.sizes(), " that is no parameter of the model") : "has an undefined tensor",
@@ -90,17 +90,17 @@ bool has_stepped(const torch::optim::Optimizer& optimizer) {
 
 } // namespace
 
-optim::FlatOptimizer::OptionsOf options_of(const EngineImpl& impl, const std::vector<ParameterGroup>& groups, const optim::OptimizerOptions& optimizer,
+optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector<ParameterGroup>& groups, const optim::OptimizerOptions& optimizer,
                                            bool complete) {
   for (size_t i = 0; i < groups.size(); ++i) {
-    check_group(impl, groups[i], i);
+    check_group(parts, groups[i], i);
   }
   std::map<std::string, optim::ParameterOptions> options;
   std::vector<bool> used(groups.size());
-  for (const auto& buffer : impl.buffers) {
+  for (const auto& buffer : parts.buffers) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       const bucket::TensorInfo& tensor = buffer->layout().tensors()[i];
-      const std::string& name = impl.layers ? impl.layers->saved_name(tensor.name) : tensor.name; // copies of a tied one are in one group
+      const std::string& name = parts.layers ? parts.layers->saved_name(tensor.name) : tensor.name; // copies of a tied one are in one group
       optim::ParameterOptions& found = options[tensor.name];
       found.weight_decay = optimizer.weight_decay_of(tensor.sizes.size());
       const auto group = std::find_if(groups.begin(), groups.end(), [&](const ParameterGroup& g) { return holds(g, buffer->parameter(i), name, tensor.sizes); });
@@ -113,7 +113,7 @@ optim::FlatOptimizer::OptionsOf options_of(const EngineImpl& impl, const std::ve
     }
   }
   const auto unused = std::find(used.begin(), used.end(), false);
-  if (unused != used.end() && impl.pipe.size() == 1 && impl.everyone.rank() == 0) {
+  if (unused != used.end() && parts.pipe.size() == 1 && parts.everyone.rank() == 0) {
     log::warning("parameter group ", unused - used.begin(), " holds no trained parameter that is not in a group before it");
   }
   return [options = std::move(options)](const bucket::TensorInfo& tensor) { return options.at(tensor.name); };

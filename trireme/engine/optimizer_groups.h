@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/engine/engine_impl.h>
+#include <trireme/engine/parts.h>
 #include <trireme/engine/parameter_groups.h>
 #include <trireme/optim/options.h>
 
@@ -14,7 +14,7 @@ namespace trireme::engine {
 
 /// Says which options each trained parameter has, by the name of its tensor. `complete`: every one must be in a group.
 /// Errors: InputError for a group that cannot choose, or that has a tensor of another model.
-optim::FlatOptimizer::OptionsOf options_of(const EngineImpl& impl, const std::vector<ParameterGroup>& groups, const optim::OptimizerOptions& optimizer,
+optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector<ParameterGroup>& groups, const optim::OptimizerOptions& optimizer,
                                            bool complete);
 
 /// A torch optimizer in our words. Its largest lr is the optimizer's, and the groups' factors are of that.

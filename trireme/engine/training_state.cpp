@@ -20,6 +20,7 @@ namespace {
 
 constexpr const char* kOfTheOptimizer =
     "Set engine.optimizer to what the checkpoint was made with, or start from the weights alone with model.init_from.";
+constexpr const char* kOfTheSync = "Synchronise gradients as the checkpoint's run did, or start from the weights alone with model.init_from.";
 constexpr const char* kOfTheCheckpoint = "Use the model configuration that the checkpoint was made with.";
 
 std::string rng_name(int rank) {
@@ -54,8 +55,8 @@ class Balance {
 
 } // namespace
 
-TrainingState::TrainingState(EngineImpl& engine) : engine_(engine) {
-  for (const auto& buffer : engine_.buffers) {
+TrainingState::TrainingState(Engine::Impl& engine) : engine_(engine) {
+  for (const auto& buffer : engine_.parts.buffers) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       infos_[buffer->parameter(i).unsafeGetTensorImpl()] = &buffer->layout().tensors()[i];
     }
@@ -71,13 +72,13 @@ bucket::TensorInfo TrainingState::info_of(const at::Tensor& tensor) const {
 // Visits this rank's pieces of the parameters that no rank has whole; returns which those are.
 std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
   std::set<const void*> sharded;
-  for (const auto* buffers : {&engine_.buffers, &engine_.frozen}) {
+  for (const auto* buffers : {&engine_.parts.buffers, &engine_.parts.frozen}) {
     for (const auto& buffer : *buffers) {
       buffer->for_each_sharded([&](int64_t i, int64_t begin, const at::Tensor& values) {
         visit(buffer->layout().tensors()[i], begin, values);
       });
       for (int64_t i = 0; i < buffer->count(); ++i) {
-        if (!buffer->stays_whole(buffer->layout().bucket_of(i))) {
+        if (!buffer->is_replicated(buffer->layout().bucket_of(i))) {
           sharded.insert(buffer->parameter(i).unsafeGetTensorImpl());
         }
       }
@@ -87,9 +88,9 @@ std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
 }
 
 std::vector<checkpoint::TensorShard> TrainingState::shards() {
-  const int rank = engine_.group.rank(); // each stage's replicas share the work of saving it
+  const int rank = engine_.parts.group.rank(); // each stage's replicas share the work of saving it
   std::vector<checkpoint::TensorShard> mine;
-  Balance balance(engine_.group.size());
+  Balance balance(engine_.parts.group.size());
   std::set<const void*> seen; // a tied weight is saved once, under its first name
   const auto is_new = [&](const std::string& name, const at::Tensor& tensor) {
     return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
@@ -100,58 +101,66 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     mine.push_back(checkpoint::shard_of(tensor, tensor.name, "parameter", begin, values));
   });
-  for (const auto& item : engine_.model->named_parameters()) {
+  for (const auto& item : engine_.parts.model->named_parameters()) {
     if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && balance.next(item.value()) == rank) {
       add_whole(item.key(), "parameter", item.value());
     }
   }
   // Replicas may differ in these.
-  for (const auto& item : engine_.model->named_buffers()) {
+  for (const auto& item : engine_.parts.model->named_buffers()) {
     if (is_new(item.key(), item.value()) && rank == 0) {
       add_whole(item.key(), "buffer", item.value());
     }
   }
   // Where replicas hold the same states, each tensor's are written by one of them.
   std::map<std::string, int> writer;
-  engine_.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+  engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     if (saved_name(tensor.name) != tensor.name) {
       return;
     }
     const std::string name = concat(state, '/', tensor.name);
-    if (engine_.optimizer->sharded() || writer.try_emplace(name, balance.next(values)).first->second == rank) {
+    if (engine_.parts.optimizer->sharded() || writer.try_emplace(name, balance.next(values)).first->second == rank) {
       mine.push_back(checkpoint::shard_of(tensor, name, "optimizer", begin, values));
     }
   });
+  engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+    mine.push_back(checkpoint::shard_of(tensor, concat(state, '/', saved_name(tensor.name)), "gradient_sync", begin, values));
+  });
   const at::Tensor rng = get_rng_state();
-  mine.push_back({rng_name(engine_.everyone.rank()), "rng", rng.sizes().vec(), 0, rng, {}, {}});
+  mine.push_back({rng_name(engine_.parts.everyone.rank()), "rng", rng.sizes().vec(), 0, rng, {}, {}});
   return mine;
 }
 
 nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
   nlohmann::json state = {
-      {"global_steps", engine_.global_steps},
-      {"skipped_steps", engine_.skipped_steps},
-      {"global_samples", engine_.global_samples},
-      {"optimizer", {{"name", engine_.optimizer->rule().name()}, {"steps", engine_.optimizer->steps()}}},
-      {"schedule", engine_.schedule->state()},
-      {"loss_scaler", engine_.scaler.state()},
+      {"global_steps", engine_.state.global_steps},
+      {"skipped_steps", engine_.state.skipped_steps},
+      {"global_samples", engine_.state.global_samples},
+      {"optimizer", {{"name", engine_.parts.optimizer->rule().name()}, {"steps", engine_.parts.optimizer->steps()}}},
+      {"schedule", engine_.parts.schedule->state()},
+      {"gradient_sync", engine_.parts.sync->state()},
+      {"loss_scaler", engine_.state.scale.scaler().state()},
       {"client", client_state},
   };
-  if (engine_.loader) {
-    state["loader"] = engine_.loader->state();
+  if (engine_.parts.loader) {
+    state["loader"] = engine_.parts.loader->state();
   }
   return state;
 }
 
 void TrainingState::save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state,
                          const checkpoint::SaveOptions& options) {
-  if (engine_.micro_steps % engine_.batch.accumulation != 0) {
+  if (engine_.in_the_middle_of_a_step()) {
     throw InputError("engine",
-                     concat("save_checkpoint() in the middle of a step: ", engine_.micro_steps % engine_.batch.accumulation, " of ",
-                            engine_.batch.accumulation, " micro-batches are done"),
+                     concat("save_checkpoint() in the middle of a step: ", engine_.state.micro_steps % engine_.parts.batch.accumulation, " of ",
+                            engine_.parts.batch.accumulation, " micro-batches are done"),
                      "Save after the step at the accumulation boundary.");
   }
-  checkpoint::save(folder, tag, engine_.everyone, shards(), state(client_state), nlohmann::json::object(), options, engine_.config);
+  if (!engine_.parts.sync->replicas_are_equal()) {
+    throw InputError("engine", concat("save_checkpoint() after step ", engine_.state.global_steps, ": the ranks have different parameters between two exchanges"),
+                     "Save after a step in which they meet.");
+  }
+  checkpoint::save(folder, tag, engine_.parts.everyone, shards(), state(client_state), nlohmann::json::object(), options, engine_.parts.config);
 }
 
 void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
@@ -165,23 +174,27 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
   };
   std::set<const void*> named;
-  for (const auto& item : engine_.model->named_parameters()) {
+  for (const auto& item : engine_.parts.model->named_parameters()) {
     if (named.insert(item.value().unsafeGetTensorImpl()).second) {
       parameters.push_back(saved_name(item.key())); // one of two names is saved under its first
     }
     need(item.key(), item.value());
   }
-  for (const auto& item : engine_.model->named_buffers()) {
+  for (const auto& item : engine_.parts.model->named_buffers()) {
     need(item.key(), item.value());
   }
   nlohmann::json states = nlohmann::json::array();
-  for (const auto& buffer : engine_.buffers) {
+  for (const auto& buffer : engine_.parts.buffers) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
-      for (const auto& state : engine_.optimizer->rule().states()) {
+      for (const auto& state : engine_.parts.optimizer->rule().states()) {
         states.push_back(concat(state.name, '/', saved_name(buffer->name(i))));
       }
     }
   }
+  nlohmann::json sync_states = nlohmann::json::array();
+  engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
+    sync_states.push_back(concat(state, '/', saved_name(tensor.name)));
+  });
   const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
     std::map<std::string, std::vector<int64_t>> needed;
     std::set<std::string> known;
@@ -205,6 +218,11 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
           throw InputError("checkpoint", concat(saved.folder().string(), " has no optimizer state \"", state, '"'), kOfTheOptimizer);
         }
       }
+      for (const std::string& state : one.at("sync_states").get<std::vector<std::string>>()) {
+        if (!saved.has(state)) {
+          throw InputError("checkpoint", concat(saved.folder().string(), " has no \"", state, "\", a state of the gradient synchronisation"), kOfTheSync);
+        }
+      }
     }
     std::vector<std::string> unknown = saved.names("parameter");
     std::erase_if(unknown, [&](const std::string& name) { return known.count(name) != 0; });
@@ -216,7 +234,7 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
     return nullptr;
   };
-  checkpoint::decide(engine_.everyone, {{"shapes", shapes}, {"parameters", parameters}, {"states", states}}, verdict);
+  checkpoint::decide(engine_.parts.everyone, {{"shapes", shapes}, {"parameters", parameters}, {"states", states}, {"sync_states", sync_states}}, verdict);
 }
 
 void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
@@ -237,34 +255,38 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
       tensor.detach().copy_(values);
     }
   };
-  engine_.coordinator->release_all();
+  engine_.parts.coordinator->release_all();
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     saved.read_into(most_exact(tensor.name, values), checkpoint::region_of(tensor, begin, values.numel()), values);
   });
-  for (const auto& item : engine_.model->named_parameters()) {
+  for (const auto& item : engine_.parts.model->named_parameters()) {
     if (sharded.count(item.value().unsafeGetTensorImpl()) == 0) {
       read(item.key(), item.value());
     }
   }
-  for (const auto& item : engine_.model->named_buffers()) {
+  for (const auto& item : engine_.parts.model->named_buffers()) {
     read(item.key(), item.value());
   }
-  engine_.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+  engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     const std::string& name = saved_name(tensor.name);
     const std::string whole = concat(state, '/', name);
     // A run without masters has their values as its parameters.
     saved.read_into(state == optim::kMasterState && !saved.has(whole) ? name : whole, checkpoint::region_of(tensor, begin, values.numel()), values);
   });
+  engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+    saved.read_into(concat(state, '/', saved_name(tensor.name)), checkpoint::region_of(tensor, begin, values.numel()), values);
+  });
 }
 
 void TrainingState::load_positions(const nlohmann::json& state) {
   const auto put = [this](const nlohmann::json& positions) {
-    engine_.schedule->load_state(positions.at("schedule"));
+    engine_.parts.schedule->load_state(positions.at("schedule"));
+    engine_.parts.sync->load_state(positions.value("gradient_sync", nlohmann::json()));
     if (positions.contains("loss_scaler")) {
-      engine_.scaler.load_state(positions["loss_scaler"]);
+      engine_.state.scale.load_state(positions["loss_scaler"]);
     }
-    if (engine_.loader && positions.contains("loader")) {
-      engine_.loader->load_state(positions["loader"]);
+    if (engine_.parts.loader && positions.contains("loader")) {
+      engine_.parts.loader->load_state(positions["loader"]);
     }
   };
   const nlohmann::json before = this->state(nullptr);
@@ -274,45 +296,42 @@ void TrainingState::load_positions(const nlohmann::json& state) {
     put(before); // a scale that only this rank has lowered stays to be told
     throw;
   }
-  engine_.agreed_scale = engine_.scaler.scale();
+  engine_.state.scale.agree_on_loaded();
 }
 
 const std::string& TrainingState::saved_name(const std::string& parameter) const {
-  return engine_.layers ? engine_.layers->saved_name(parameter) : parameter;
+  return engine_.parts.layers ? engine_.parts.layers->saved_name(parameter) : parameter;
 }
 
 nlohmann::json TrainingState::load(const std::filesystem::path& folder, const std::string& tag) {
-  const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.everyone);
+  const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.parts.everyone);
   const nlohmann::json& state = saved.state();
-  if (state.at("optimizer").at("name") != engine_.optimizer->rule().name()) {
+  if (state.at("optimizer").at("name") != engine_.parts.optimizer->rule().name()) {
     throw InputError("checkpoint",
-                     concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"], ", this run uses \"", engine_.optimizer->rule().name(), '"'),
+                     concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"], ", this run uses \"", engine_.parts.optimizer->rule().name(), '"'),
                      kOfTheOptimizer);
   }
   check_model(saved);
-  engine_.reducer->finish(); // of a step that has begun
-  if (engine_.parameter_gather) {
-    engine_.parameter_gather->finish();
-  }
+  engine_.parts.reducer->finish(); // of a step that has begun
   load_positions(state);
-  engine_.torn = concat("the load of ", saved.folder().string(), " failed"); // until all is there
+  engine_.torn_by(concat("the load of ", saved.folder().string(), " failed")); // until all is there
   load_tensors(saved);
-  engine_.skips_in_a_row = 0;
-  engine_.global_steps = state.at("global_steps");
-  engine_.skipped_steps = state.at("skipped_steps");
-  engine_.global_samples = state.at("global_samples");
+  engine_.optimizer_step.start_over();
+  engine_.state.global_steps = state.at("global_steps");
+  engine_.state.skipped_steps = state.at("skipped_steps");
+  engine_.state.global_samples = state.at("global_samples");
   engine_.clear_step();
-  engine_.optimizer->set_steps(state["optimizer"].at("steps"));
-  const int rank = engine_.everyone.rank();
-  if (saved.world_size() == engine_.everyone.size()) {
+  engine_.parts.optimizer->set_steps(state["optimizer"].at("steps"));
+  const int rank = engine_.parts.everyone.rank();
+  if (saved.world_size() == engine_.parts.everyone.size()) {
     set_rng_state(saved.read(rng_name(rank)));
   } else {
     // Another number of ranks has no states to continue; start new, reproducible streams.
-    torch::manual_seed(engine_.global_steps * 1000003 + rank);
-    log::info("the checkpoint is from ", saved.world_size(), " ranks, this run has ", engine_.everyone.size(), "; random states start anew");
+    torch::manual_seed(engine_.state.global_steps * 1000003 + rank);
+    log::info("the checkpoint is from ", saved.world_size(), " ranks, this run has ", engine_.parts.everyone.size(), "; random states start anew");
   }
-  engine_.torn.clear();
-  log::info("continuing from ", saved.folder().string(), " at step ", engine_.global_steps);
+  engine_.whole_again();
+  log::info("continuing from ", saved.folder().string(), " at step ", engine_.state.global_steps);
   return state.value("client", nlohmann::json::object());
 }
 

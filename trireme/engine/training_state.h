@@ -22,7 +22,7 @@ namespace trireme::engine {
 /// Source: the layout-free index follows the idea of PyTorch's distributed checkpoint.
 class TrainingState {
  public:
-  explicit TrainingState(EngineImpl& engine);
+  explicit TrainingState(Engine::Impl& engine);
 
   void save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, const checkpoint::SaveOptions& options);
   /// Returns the client state.
@@ -42,7 +42,7 @@ class TrainingState {
   const std::string& saved_name(const std::string& parameter) const;
   bucket::TensorInfo info_of(const at::Tensor& tensor) const;
 
-  EngineImpl& engine_;
+  Engine::Impl& engine_;
   std::map<const void*, const bucket::TensorInfo*> infos_; // of trained parameters
 };
 

@@ -8,9 +8,6 @@
 
 namespace trireme::estimate {
 
-/// Small sums, such as the loss, that travel with the gradients.
-inline constexpr int64_t kRiderBytes = 64;
-
 /// Indices of the layers on a stage, by chunk.
 std::vector<std::vector<int64_t>> layers_of(const Run& run, int64_t stage);
 

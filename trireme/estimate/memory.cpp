@@ -41,8 +41,7 @@ Item parameters(const Run& run, const bucket::FlatLayout& layout) {
 Item gradients(const Run& run, const bucket::FlatLayout& layout) {
   const int64_t g = bytes_of(run.gradients());
   const int64_t ranks = run.shards(2) ? run.data_ranks : 1;
-  return {"", concat(g, " F", divided(ranks), " + ", kRiderBytes), concat(g, " x ", layout.numel(), over(ranks), " + ", kRiderBytes),
-          g * layout.numel() / ranks + kRiderBytes};
+  return {"", concat(g, " F", divided(ranks)), concat(g, " x ", layout.numel(), over(ranks)), g * layout.numel() / ranks};
 }
 
 Item states(const Run& run, const bucket::FlatLayout& layout) {

@@ -7,6 +7,7 @@
 namespace trireme::estimate {
 namespace {
 
+constexpr int64_t kLossBytes = 3 * 8; // whether to stop, and of how many replicas
 constexpr int64_t kNormBytes = 3 * 8; // and how many ranks lack a gradient, or have lowered the loss scale
 constexpr int64_t kStageSums = 5 * 8; // loss, norm, whether to stop, the largest loss scale, whether it was one
 constexpr int64_t kStepTimes = 8 * 6 * 8; // of as many steps, six numbers each
@@ -22,22 +23,20 @@ void add_data(const Run& run, const bucket::FlatLayout& layout, std::vector<Item
   const int64_t t = bytes_of(run.travel);
   const int64_t e = bytes_of(run.compute);
   const bool reduces_whole = !run.shards(1);
-  const bool riders_along = reduces_whole && run.gradients() == Type::fp32 && run.travel == Type::fp32;
   // A pipeline's micro-batches are in flight together: their gradients are added up before they are reduced.
   const int64_t reductions = run.shards(2) && run.stages == 1 ? run.accumulation : 1;
   const std::string times = reductions > 1 ? concat(reductions, " x ") : "";
   int64_t reduced = 0;
   int64_t gathered = 0;
-  for (size_t b = 0; b < layout.buckets().size(); ++b) {
-    const bucket::Bucket& bucket = layout.buckets()[b];
-    const int64_t bytes = t * bucket.numel() + (riders_along && b == 0 ? kRiderBytes : 0);
+  for (const bucket::Bucket& bucket : layout.buckets()) {
+    const int64_t bytes = t * bucket.numel();
     reduced += reduces_whole ? 2 * share(bytes, n) : share(bytes, n);
     gathered += run.shards(1) && bucket.unit == bucket::TensorInfo::kNoUnit ? share(e * bucket.numel(), n) : 0;
   }
   const std::string whole = concat(t, " x ", layout.numel(), " x ", n - 1, " / ", n);
   items.push_back({reduces_whole ? "gradients, all-reduce" : "gradients, reduce-scatter",
                    concat(times.empty() ? "" : "A ", reduces_whole ? "2 " : "", t, " F (N - 1) / N"),
-                   concat(times, reduces_whole ? "2 x " : "", whole, riders_along ? ", with the loss" : ""), reductions * reduced});
+                   concat(times, reduces_whole ? "2 x " : "", whole), reductions * reduced});
   if (run.shards(3)) {
     const int64_t elements = gathered_elements(run, layout);
     items.push_back({"units, all-gather", concat(e, " U' (N - 1) / N, U': units for every forward and backward, less what is still there"),
@@ -47,9 +46,7 @@ void add_data(const Run& run, const bucket::FlatLayout& layout, std::vector<Item
     items.push_back({"parameters, all-gather", concat(e, run.shards(3) ? " (F - U) (N - 1) / N" : " F (N - 1) / N"),
                      concat(e, " x ", whole_elements(layout), " x ", n - 1, " / ", n), gathered});
   }
-  if (!riders_along) {
-    items.push_back({"loss", "2 x 64 (N - 1) / N", concat(times, "2 x 64 x ", n - 1, " / ", n), reductions * 2 * share(kRiderBytes, n)});
-  }
+  items.push_back({"loss", "2 x 24 (N - 1) / N", concat("2 x 24 x ", n - 1, " / ", n), 2 * share(kLossBytes, n)});
   if (run.parameter_norms && run.shards(1)) {
     const int64_t bytes = 2 * 8 * std::ssize(layout.tensors());
     items.push_back({"norms of parameters", "2 x 16 (N - 1) / N for each parameter", concat("2 x ", bytes, " x ", n - 1, " / ", n), 2 * share(bytes, n)});

@@ -13,8 +13,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
 #include <cstring>
 
 namespace trireme::launch {
@@ -62,14 +60,7 @@ fs::path open_log_dir(const LaunchOptions& options) {
     }
     return options.log_dir;
   }
-  std::error_code error;
-  fs::path folder = fs::temp_directory_path(error);
-  std::string path = ((error ? fs::path("/tmp") : folder) / "trireme-XXXXXX").string();
-  if (::mkdtemp(path.data()) == nullptr) {
-    throw InputError("launch", concat("cannot make a log folder in ", fs::path(path).parent_path().string(), ": ", std::strerror(errno)),
-                     "Name a log folder, or set TMPDIR to a folder with room.");
-  }
-  return path;
+  return make_scratch_folder("trireme", {}, "Name a log folder, or set TMPDIR to a folder with room.");
 }
 
 // Waits for the reader of our output, as any program would; a signal gives up.

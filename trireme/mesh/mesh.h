@@ -1,77 +1,111 @@
 #pragma once
 
 #include <trireme/comm/group.h>
-#include <trireme/comm/world.h>
 
-#include <array>
-#include <cstdint>
+#include <initializer_list>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace trireme::mesh {
 
-/// The three banks of oars, slowest-varying first: ranks of one tensor group are neighbours.
-enum class Axis { pipe = 0, data = 1, tensor = 2 };
-inline constexpr std::array<Axis, 3> kAxes = {Axis::pipe, Axis::data, Axis::tensor};
-const char* axis_name(Axis axis);
+/// One axis of a mesh: its name and how many ranks lie along it.
+struct Axis {
+  std::string name;
+  int size = 1;
 
-/// A rank's place on each axis.
-using Coordinates = std::array<int, 3>;
+  /// The well-known names. The engine's order is pipe, data, context, tensor; experts lie within data.
+  static constexpr const char* pipe = "pipe";
+  static constexpr const char* data = "data";
+  static constexpr const char* expert = "expert";
+  static constexpr const char* context = "context";
+  static constexpr const char* tensor = "tensor";
+};
 
-/// The arithmetic of a mesh without any communication. 4 ranks with pipe 2 and data 2:
-/// stage 0 = {0, 1}, pipelines {0, 2} and {1, 3}.
+/// The size of an axis that takes the ranks that the others leave.
+inline constexpr int kRest = -1;
+
+/// Names of axes: Axis::data, or {Axis::data, Axis::context} for their ranks together.
+struct Axes {
+  Axes(const char* name) : names{name} {}
+  Axes(const std::string& name) : names{name} {}
+  Axes(std::initializer_list<std::string_view> all) : names(all.begin(), all.end()) {}
+  std::vector<std::string> names;
+};
+
+/// A rank's place on each axis, in the order of the axes.
+using Coordinates = std::vector<int>;
+
+/// The arithmetic of a mesh without any communication. The first axis varies slowest, so ranks along the last one are neighbours:
+/// 4 ranks with pipe 2 and data 2 have stages {0, 1} and {2, 3}, pipelines {0, 2} and {1, 3}.
+/// Errors: InputError for an axis without a name, a name that comes twice or is not known, and a size below 1.
 class MeshShape {
  public:
-  /// Throws InputError when a size is below 1.
-  MeshShape(int pipe, int data, int tensor);
+  explicit MeshShape(std::vector<Axis> axes);
 
-  /// The shape for `world_size` ranks whose data axis takes what pipe and tensor leave.
-  /// Throws InputError listing the choices when they do not divide world_size.
-  static MeshShape fit(int world_size, int pipe, int tensor);
+  /// The shape for `ranks` ranks; an axis of size kRest takes what the others leave.
+  /// Errors: as above, and InputError listing the choices when the sizes do not multiply to `ranks`.
+  static MeshShape fit(int ranks, std::vector<Axis> axes);
 
-  int size(Axis axis) const {
-    return sizes_[static_cast<int>(axis)];
+  const std::vector<Axis>& axes() const {
+    return axes_;
   }
-  int world_size() const {
-    return sizes_[0] * sizes_[1] * sizes_[2];
+  int size(std::string_view axis) const {
+    return axes_[index(axis)].size;
   }
+  /// Ranks of the whole mesh.
+  int size() const;
   int rank(const Coordinates& at) const;
   Coordinates coordinates(int rank) const;
-  /// The ranks that differ from `rank` on this axis only, in axis order.
-  std::vector<int> line(int rank, Axis axis) const;
-  /// Every line of the axis: the sub-groups that all ranks make in this order.
-  std::vector<std::vector<int>> lines(Axis axis) const;
+  int coordinate(int rank, std::string_view axis) const {
+    return coordinates(rank)[index(axis)];
+  }
+  /// The ranks that differ from `rank` on these axes only, ascending.
+  std::vector<int> line(int rank, const Axes& axes) const;
+  /// Every line of these axes, by first rank: the sub-groups that all ranks make in this order.
+  std::vector<std::vector<int>> lines(const Axes& axes) const;
+  /// "pipe * data = 2 * 3 = 6".
+  std::string describe() const;
 
  private:
-  Coordinates sizes_;
+  size_t index(std::string_view axis) const;
+  /// The first rank of the line through `rank`.
+  int first(int rank, const Axes& axes) const;
+
+  std::vector<Axis> axes_;
 };
 
 /// This rank's place in the mesh and its group on every axis.
 class Mesh {
  public:
-  /// Collective: every rank makes every sub-group in the same order. An axis of size 1
-  /// is a group of one; an axis as large as the world is the world's group.
-  Mesh(comm::World& world, const MeshShape& shape);
+  /// Collective over `all`: every rank makes every sub-group in the same order. `together` are axes that have a group of all their
+  /// ranks, beside that of each one. What spans one rank is a group of one, what spans all is `all` itself, and axes of size 1
+  /// make no difference, so that {data, context} costs nothing where context is 1.
+  /// Errors: InputError listing the choices when the shape is not that of all.size() ranks.
+  Mesh(comm::Group all, MeshShape shape, const std::vector<Axes>& together = {});
 
   const MeshShape& shape() const {
     return shape_;
   }
-  int coordinate(Axis axis) const {
-    return here_[static_cast<int>(axis)];
+  int coordinate(std::string_view axis) const {
+    return shape_.coordinate(group().rank(), axis);
   }
-  const comm::Group& group(Axis axis) const {
-    return groups_[static_cast<int>(axis)];
-  }
-  /// All ranks.
-  const comm::Group& world() const {
-    return world_;
+  /// Errors: Error for axes that were not asked for together.
+  const comm::Group& group(const Axes& axes) const;
+  /// All ranks of the mesh.
+  const comm::Group& group() const {
+    return all_;
   }
 
  private:
+  void add(const Axes& axes);
+  /// "data+context", without axes of size 1 and in the mesh's order.
+  std::string key(const Axes& axes) const;
+
   MeshShape shape_;
-  Coordinates here_;
-  comm::Group world_;
-  std::array<comm::Group, 3> groups_;
+  comm::Group all_;
+  std::map<std::string, comm::Group> groups_;
 };
 
 } // namespace trireme::mesh

@@ -36,17 +36,16 @@ at::Tensor allocate_beside(int64_t numel, at::ScalarType type, at::Device device
 
 } // namespace
 
-FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, int rank,
-                             int size, bool sharded, std::unique_ptr<bucket::StateStore> store)
-    : rule_(make_optimizer(options)), store_(store ? std::move(store) : bucket::make_memory_store(allocate_beside)), rank_(rank), size_(size), sharded_(sharded) {
+FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, bool sharded,
+                             std::unique_ptr<bucket::StateStore> store)
+    : rule_(make_optimizer(options)), store_(store ? std::move(store) : bucket::make_memory_store(allocate_beside)), sharded_(sharded) {
   int64_t tensors = 0;
   for (bucket::FlatParameters* buffer : buffers) {
     std::vector<ParameterOptions> of_each;
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
       of_each.push_back(options_of(tensor));
     }
-    Shard& shard = shards_.emplace_back(Shard{std::ssize(shards_), buffer, std::move(of_each), bucket::ShardPlan(buffer->layout(), rank, size, sharded),
-                                              buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, 2 * tensors});
+    Shard& shard = shards_.emplace_back(Shard{std::ssize(shards_), buffer, std::move(of_each), buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, 2 * tensors});
     tensors += shard.buffer->count();
     cut(shard);
     keep(shard);
@@ -54,12 +53,17 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
   norms_.resize(rule_->needs_norms() ? 2 * tensors : 0);
 }
 
+bucket::Range FlatOptimizer::owned(const Shard& shard, int64_t bucket) const {
+  const bucket::Bucket& whole = shard.buffer->layout().buckets()[bucket];
+  return sharded_ ? shard.buffer->plan().mine(bucket) : bucket::Range{whole.begin, whole.end};
+}
+
 void FlatOptimizer::cut(Shard& shard) const {
   const bucket::FlatLayout& layout = shard.buffer->layout();
   std::copy_if(layout.slots().begin(), layout.slots().end(), std::back_inserter(shard.uncounted),
                [&](const bucket::Slot& slot) { return !layout.tensors()[slot.tensor].placement.counts_in_norm; });
   for (size_t b = 0; b < layout.buckets().size(); ++b) {
-    shard.segments.push_back(segments_of(layout, layout.buckets()[b], shard.plan.mine(static_cast<int64_t>(b))));
+    shard.segments.push_back(segments_of(layout, layout.buckets()[b], owned(shard, static_cast<int64_t>(b))));
     std::vector<int64_t>& first_block = shard.first_block.emplace_back();
     int64_t blocks = 0;
     for (const Segment& segment : shard.segments.back()) {
@@ -74,7 +78,7 @@ void FlatOptimizer::keep(const Shard& shard) {
   std::vector<int64_t> elements;
   std::vector<int64_t> blocks;
   for (size_t b = 0; b < shard.segments.size(); ++b) {
-    elements.push_back(shard.plan.mine(static_cast<int64_t>(b)).numel());
+    elements.push_back(owned(shard, static_cast<int64_t>(b)).numel());
     int64_t& count = blocks.emplace_back(0);
     for (const Segment& segment : shard.segments[b]) {
       count += blocks_of(segment);
@@ -121,7 +125,7 @@ void FlatOptimizer::refresh_masters() {
   for (Shard& shard : shards_) {
     for (int64_t bucket = 0; shard.has_master && bucket < std::ssize(shard.segments); ++bucket) {
       with_states(shard, bucket, [&](const BucketStates& states) {
-        const at::Tensor data = shard.buffer->owned_data(bucket, shard.plan.mine(bucket));
+        const at::Tensor data = shard.buffer->owned_data(bucket, owned(shard, bucket));
         states.master.copy_(torch::where(states.master.to(data.scalar_type()) == data, states.master, data.to(torch::kFloat32)));
       });
     }
@@ -152,7 +156,7 @@ at::Tensor FlatOptimizer::scales_of(const Shard& shard, const BucketStates& stat
 // Of segments [first, last) and the gaps between them, which are zero and stay zero.
 ShardStep FlatOptimizer::shard_step(const Shard& shard, const BucketStates& states, int64_t bucket, size_t first, size_t last) const {
   const std::vector<Segment>& segments = shard.segments[bucket];
-  const int64_t start = shard.plan.mine(bucket).begin;
+  const int64_t start = owned(shard, bucket).begin;
   const int64_t begin = segments[first].begin;
   const int64_t end = segments[last - 1].end;
   const bucket::Range range{start + begin, start + end};
@@ -231,7 +235,7 @@ void FlatOptimizer::prepare() {
       for_each_step(shard, static_cast<int64_t>(b), [&](ShardStep& step) { rule_->prepare(step, norms_of(shard)); });
     }
   }
-  if (sharded_ && size_ > 1) {
+  if (sharded_ && !shards_.empty()) {
     if (!sum_over_) {
       throw Error("optim", concat(rule_->name(), ": norms of parameters that lie on several ranks need sum_over()."));
     }
@@ -257,9 +261,8 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
 double FlatOptimizer::squared_grad_norm() const {
   double sum = 0;
   for (const Shard& shard : shards_) {
-    const bucket::ShardPlan plan(shard.buffer->layout(), rank_, size_, true);
     for (size_t b = 0; b < shard.buffer->layout().buckets().size(); ++b) {
-      const bucket::Range range = plan.mine(static_cast<int64_t>(b));
+      const bucket::Range range = shard.buffer->plan().mine(static_cast<int64_t>(b));
       int64_t begin = range.begin;
       for (const bucket::Slot& slot : shard.uncounted) {
         if (slot.begin < range.end && slot.end > begin) {
@@ -280,7 +283,7 @@ void FlatOptimizer::for_each_state(const Visit& visit) {
     const bucket::FlatLayout& layout = shard.buffer->layout();
     for (int64_t bucket = 0; bucket < std::ssize(shard.segments); ++bucket) {
       const std::vector<Segment>& segments = shard.segments[bucket];
-      const int64_t start = shard.plan.mine(bucket).begin;
+      const int64_t start = owned(shard, bucket).begin;
       const auto visit_segment = [&](const std::string& name, const Segment& segment, const at::Tensor& values) {
         visit(name, layout.tensors()[segment.parameter], start + segment.begin - layout.slot_of(segment.parameter).begin, values);
       };

@@ -27,7 +27,7 @@ struct ParameterOptions {
 };
 
 /// Steps what this rank owns of a set of flat buffers, and owns the optimizer states
-/// of exactly that (ZeRO stage 0: everything; 1 and up: its shards).
+/// of exactly that (ZeRO stage 0: everything; 1 and up: its part of FlatParameters::plan()).
 ///
 /// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes the
 /// parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are.
@@ -36,11 +36,11 @@ struct ParameterOptions {
 /// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer {
  public:
-  /// `options_of` is asked once for each parameter; neighbours for which it says the same are stepped in one pass. The buffers must outlive the optimizer. Without a `store` masters and states are in
-  /// memory, beside the parameters.
+  /// `options_of` is asked once for each parameter; neighbours for which it says the same are stepped in one pass. The buffers must outlive
+  /// the optimizer. Without a `store` masters and states are in memory, beside the parameters.
   using OptionsOf = std::function<ParameterOptions(const bucket::TensorInfo&)>;
-  FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, int rank, int size,
-                bool sharded, std::unique_ptr<bucket::StateStore> store = nullptr);
+  FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, bool sharded = false,
+                std::unique_ptr<bucket::StateStore> store = nullptr);
 
   bool sharded() const {
     return sharded_;
@@ -98,7 +98,6 @@ class FlatOptimizer {
     int64_t index; // of the buffer
     bucket::FlatParameters* buffer;
     std::vector<ParameterOptions> options; // of each parameter
-    bucket::ShardPlan plan;
     bool has_master; // the parameters are not fp32
     std::vector<std::vector<Segment>> segments; // of each bucket's owned range
     std::vector<std::vector<int64_t>> first_block; // of 8-bit states, of each bucket's segments: each begins a block
@@ -114,6 +113,8 @@ class FlatOptimizer {
     std::span<const at::Tensor> scales; // of 8-bit states
   };
 
+  /// What is stepped here of a bucket.
+  bucket::Range owned(const Shard& shard, int64_t bucket) const;
   void cut(Shard& shard) const;
   void keep(const Shard& shard);
   bool keeps_something(const Shard& shard) const {
@@ -132,8 +133,6 @@ class FlatOptimizer {
   std::unique_ptr<Optimizer> rule_;
   std::unique_ptr<bucket::StateStore> store_;
   int64_t bytes_ = 0;
-  int rank_;
-  int size_;
   bool sharded_;
   int64_t steps_ = 0;
   double lr_ = 0;

@@ -1,6 +1,7 @@
 #include <trireme/precision/overflow_report.h>
 
 #include <trireme/base/text.h>
+#include <trireme/bucket/parameter_shards.h>
 #include <trireme/precision/found_inf.h>
 
 #include <nlohmann/json.hpp>
@@ -57,22 +58,13 @@ std::vector<json> gather(const comm::Group& group, const json& here) {
 
 } // namespace
 
-namespace {
-
-// A sharded parameter may have no values here now.
-bool has_values(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.numel() > 0 && tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
-}
-
-} // namespace
-
 std::vector<NonFinite> find_non_finite(const NamedTensors& tensors, int rank, int64_t most) {
   std::vector<NonFinite> out;
   for (const auto& [name, tensor] : tensors) {
     if (static_cast<int64_t>(out.size()) >= most) {
       break;
     }
-    if (has_values(tensor) && !all_finite(tensor)) {
+    if (tensor.defined() && tensor.numel() > 0 && bucket::has_memory(tensor) && !all_finite(tensor)) {
       out.push_back(count(name, tensor, rank));
     }
   }

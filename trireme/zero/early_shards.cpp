@@ -29,16 +29,16 @@ EarlyShards::EarlyShards(const torch::nn::Module& module, const comm::Group& gro
   const bucket::FlatOptions keep_shards{group_.rank(), group_.size(), true, true, [](const at::Tensor&) { return 0; }};
   buffers_ = bucket::flatten(parameters_of(module), layout, [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); }, keep_shards);
   for (const auto& buffer : buffers_) {
-    buffer->take_in(0);
+    buffer->move_in(0);
     group_.broadcast(buffer->bucket_data(0), 0, "parameters of a new module").wait();
-    buffer->keep_shard(0);
+    buffer->update_shard(0);
     buffer->release(0);
   }
 }
 
 void EarlyShards::gather() {
   for (const auto& buffer : buffers_) {
-    if (!buffer->is_whole(0)) {
+    if (!buffer->is_gathered(0)) {
       gather_bucket(group_, *buffer, 0).wait();
     }
   }

@@ -94,19 +94,19 @@ void ModelUnits::drop_early_shards() {
 void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, const comm::Group& group, bool broadcast,
                            const std::shared_ptr<ParameterCoordinator>& coordinator) {
   const torch::NoGradGuard no_grad;
-  const auto take_in = [&](bucket::FlatParameters& buffer, int64_t b) {
-    buffer.take_in(b);
+  const auto move_in = [&](bucket::FlatParameters& buffer, int64_t b) {
+    buffer.move_in(b);
     if (broadcast) {
       group.broadcast(buffer.bucket_data(b), 0, "parameters").wait();
     }
-    buffer.keep_shard(b);
+    buffer.update_shard(b);
     buffer.release(b);
   };
-  const auto take_in_unit = [&](int64_t unit) {
+  const auto move_in_unit = [&](int64_t unit) {
     for (bucket::FlatParameters* const buffer : buffers) {
       for (size_t b = 0; b < buffer->layout().buckets().size(); ++b) {
         if (buffer->layout().buckets()[b].unit == unit) {
-          take_in(*buffer, static_cast<int64_t>(b));
+          move_in(*buffer, static_cast<int64_t>(b));
         }
       }
     }
@@ -119,10 +119,10 @@ void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, 
         at::Tensor(parameter).set_data(parameter.detach().clone()); // its memory goes with the unit's
       }
     }
-    take_in_unit(static_cast<int64_t>(i));
+    move_in_unit(static_cast<int64_t>(i));
     join(item, coordinator);
   }
-  take_in_unit(bucket::TensorInfo::kNoUnit);
+  move_in_unit(bucket::TensorInfo::kNoUnit);
   for (const Item& item : items_) {
     coordinator->add(*item.module);
   }

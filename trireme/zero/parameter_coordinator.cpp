@@ -38,7 +38,7 @@ ParameterCoordinator::Parts ParameterCoordinator::parts_of(const std::vector<at:
 
 void ParameterCoordinator::add(const torch::nn::Module& module) {
   Parts parts = parts_of(module.parameters());
-  std::erase_if(parts, [&](const Part& part) { return buffers_[part.buffer]->stays_whole(part.bucket); });
+  std::erase_if(parts, [&](const Part& part) { return buffers_[part.buffer]->is_replicated(part.bucket); });
   if (!parts.empty()) {
     units_.emplace(&module, std::move(parts));
   }
@@ -138,7 +138,7 @@ void ParameterCoordinator::release_all() {
 
 void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters) {
   for (const Part& part : parts_of(parameters)) {
-    if (!buffers_[part.buffer]->stays_whole(part.bucket)) {
+    if (!buffers_[part.buffer]->is_replicated(part.bucket)) {
       ++pins_[part];
       start(part);
       finish(part);
@@ -163,9 +163,9 @@ void ParameterCoordinator::unpin(const std::vector<at::Tensor>& parameters, std:
     bucket::FlatParameters& buffer = *buffers_[part.buffer];
     if (modifier) {
       group_.broadcast(buffer.bucket_data(part.bucket), *modifier, "modified parameters").wait();
-      buffer.keep_shard(part.bucket);
+      buffer.update_shard(part.bucket);
     }
-    if (!buffer.stays_whole(part.bucket) && --pins_[part] == 0) {
+    if (!buffer.is_replicated(part.bucket) && --pins_[part] == 0) {
       pins_.erase(part);
       if (current_ == nullptr || !contains(units_.at(current_), part)) {
         buffer.release(part.bucket);

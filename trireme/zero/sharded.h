@@ -3,6 +3,7 @@
 #include <trireme/zero/unit.h>
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/pimpl.h>
 
 #include <concepts>
@@ -60,33 +61,28 @@ class Sharded : public torch::nn::ModuleHolder<ShardedImpl<typename M::Contained
   using torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>>::ModuleHolder;
 };
 
-/// Sharded modules of one class in a row, each with its own type. Names of parameters are those of a torch::nn::ModuleList.
+/// A torch::nn::ModuleList of Sharded<M>, whose loop has their type: for (auto& block : *blocks) x = block->forward(x). Names of
+/// parameters are those of a ModuleList.
 template <typename M>
-class ShardedListImpl : public torch::nn::Module {
+class ShardedListImpl : public torch::nn::ModuleListImpl {
  public:
-  /// Builds a Sharded<M> from the arguments, behind the others.
+  /// Builds a Sharded<M> from the arguments at the end of the list.
   template <typename... A>
-  Sharded<M>& emplace_back(A&&... args) {
-    return modules_.emplace_back(register_module(std::to_string(size()), Sharded<M>(std::forward<A>(args)...)));
-  }
-  size_t size() const {
-    return modules_.size();
-  }
-  Sharded<M>& operator[](size_t i) {
-    return modules_.at(i);
+  void emplace_back(A&&... args) {
+    blocks_.emplace_back(std::forward<A>(args)...);
+    push_back(blocks_.back().ptr());
   }
   auto begin() {
-    return modules_.begin();
+    return blocks_.begin();
   }
   auto end() {
-    return modules_.end();
+    return blocks_.end();
   }
 
  private:
-  std::vector<Sharded<M>> modules_;
+  std::vector<Sharded<M>> blocks_;
 };
 
-/// The holder: ShardedList<Block> blocks; blocks->emplace_back(options); for (auto& block : *blocks) x = block->forward(x);
 template <typename M>
 class ShardedList : public torch::nn::ModuleHolder<ShardedListImpl<M>> {
  public:

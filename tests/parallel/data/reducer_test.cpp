@@ -34,7 +34,8 @@ TEST_P(ReducerTest, SumsAreBitEqualToPlainAllReduces) {
                           Toy model(1);
                           Toy twin(1);
                           const auto flat = flatten(trainable_parameters(*model), group, small_buckets());
-                          Reducer reducer(pointers(flat), group, small_buckets());
+                          AllReduceSync sync(group, small_buckets());
+                          Reducer reducer(pointers(flat), sync);
                           for (int step = 0; step < 4; ++step) {
                             const at::Tensor x = toy_batch(step * 10 + world.rank(), 5);
                             flat[0]->clear_grads();
@@ -54,12 +55,10 @@ TEST_P(ReducerTest, SumsAreBitEqualToPlainAllReduces) {
                             }
                             ASSERT_GT(layout.buckets().size(), 3u);
                             for (size_t b = 0; b < layout.buckets().size(); ++b) {
-                              // Bucket 0 carries the riders; ring order depends on the length, so give it the same.
                               const auto& bucket = layout.buckets()[b];
-                              const int64_t riders = b == 0 ? bucket::FlatParameters::kRiders : 0;
-                              at::Tensor part = torch::cat({torch::zeros({riders}), plain.slice(0, bucket.begin, bucket.end)});
+                              at::Tensor part = plain.slice(0, bucket.begin, bucket.end).clone();
                               group.all_reduce(part).wait();
-                              EXPECT_TRUE(part.slice(0, riders).equal(flat[0]->flat_grad().slice(0, bucket.begin, bucket.end))) << "bucket " << b;
+                              EXPECT_TRUE(part.equal(flat[0]->flat_grad().slice(0, bucket.begin, bucket.end))) << "bucket " << b;
                             }
                           }
                         }),
@@ -94,7 +93,8 @@ TEST_P(ReducerTest, BucketsOfAllBuffersStartInOneOrderWhateverOrderGradientsArri
                           Mixed model;
                           const auto flat = flatten(trainable_parameters(*model), world.group(), small_buckets());
                           ASSERT_EQ(flat.size(), 2u);
-                          Reducer reducer(pointers(flat), world.group(), small_buckets());
+                          AllReduceSync sync(world.group(), small_buckets());
+                          Reducer reducer(pointers(flat), sync);
                           const auto before = flat[0]->layout().order();
                           for (int step = 0; step < 4; ++step) {
                             const auto branches_of = [&](int rank) { return branches[static_cast<size_t>(rank + step) % branches.size()]; };
@@ -131,7 +131,8 @@ TEST_P(ReducerTest, PreAndPostScalingGiveTheMean) {
                             options.gradient_predivide_factor = kind == 2 ? 2.0 : 1.0;
                             Toy model(1);
                             const auto flat = flatten(trainable_parameters(*model), world.group(), options);
-                            Reducer reducer(pointers(flat), world.group(), options);
+                            AllReduceSync sync(world.group(), options);
+                            Reducer reducer(pointers(flat), sync);
                             model->loss(toy_batch(3, 4)).backward(); // the same on every rank: the mean is the local gradient
                             const at::Tensor local = [&] {
                               Toy twin(1);
@@ -139,7 +140,7 @@ TEST_P(ReducerTest, PreAndPostScalingGiveTheMean) {
                               return twin->first->weight.grad().clone();
                             }();
                             reducer.finish();
-                            const double scale = world.size() == 1 ? 1 : reducer.post_scale();
+                            const double scale = sync.scale();
                             EXPECT_TRUE(torch::allclose(model->first->weight.grad() * scale, local, 1e-6, 1e-9)) << "kind " << kind;
                           }
                         }),
@@ -150,7 +151,8 @@ TEST(ReducerErrorTest, SparseGradientsAreRefusedByName) {
   torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 3).sparse(true));
   const comm::Group alone;
   const auto flat = flatten(trainable_parameters(*embedding), alone, {});
-  Reducer reducer(pointers(flat), alone, {});
+  AllReduceSync sync(alone, {});
+  Reducer reducer(pointers(flat), sync);
   try {
     embedding->forward(torch::tensor({1, 2})).sum().backward();
     FAIL();

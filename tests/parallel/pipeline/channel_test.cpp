@@ -1,6 +1,7 @@
 #include <trireme/parallel/pipeline/channel.h>
 
 #include <trireme/base/error.h>
+#include <trireme/comm/group_state.h>
 
 #include <tests/support/run_ranks.h>
 
@@ -102,6 +103,138 @@ TEST(ChannelTest, BothDirectionsAtOnceAndMessagesAheadOfTheReceiver) {
                           out.finish();
                         }),
               IsEmpty());
+}
+
+// Two ranks of this process. Messages wait in queues: on the host one for each tag, on a device one for all, as NCCL has it, whose
+// receives are matched in the order in which they are begun.
+struct Queues {
+  std::map<int, std::deque<at::Tensor>> on_host;
+  std::deque<int64_t> on_device; ///< bytes of each payload; such tensors have no memory
+};
+
+class Arriving : public comm::Pending {
+ public:
+  Arriving(std::deque<at::Tensor>& queue, at::Tensor tensor) : queue_(queue), tensor_(std::move(tensor)) {}
+  void wait() override {
+    if (!queue_.empty() && tensor_.defined()) {
+      tensor_.copy_(queue_.front());
+      queue_.pop_front();
+      tensor_.reset();
+    }
+    EXPECT_FALSE(tensor_.defined()) << "nothing was sent";
+  }
+  bool done() override {
+    return !tensor_.defined() || !queue_.empty();
+  }
+
+ private:
+  std::deque<at::Tensor>& queue_;
+  at::Tensor tensor_;
+};
+
+class QueueBackend : public comm::Backend {
+ public:
+  QueueBackend(at::DeviceType type, int rank, Queues& queues) : type_(type), rank_(rank), queues_(queues) {}
+  const char* name() const override {
+    return "queue";
+  }
+  int rank() const override {
+    return rank_;
+  }
+  int size() const override {
+    return 2;
+  }
+  bool moves(at::DeviceType type) const override {
+    return type == type_;
+  }
+  std::shared_ptr<comm::Pending> send(at::Tensor tensor, int, int tag) override {
+    if (type_ == at::kCPU) {
+      queues_.on_host[tag].push_back(tensor.clone());
+    } else {
+      queues_.on_device.push_back(tensor.numel());
+    }
+    return nullptr;
+  }
+  std::shared_ptr<comm::Pending> recv(at::Tensor tensor, int, int tag) override {
+    if (type_ == at::kCPU) {
+      return std::make_shared<Arriving>(queues_.on_host[tag], tensor);
+    }
+    EXPECT_FALSE(queues_.on_device.empty());
+    EXPECT_EQ(queues_.on_device.front(), tensor.numel()) << "the payload of another channel";
+    queues_.on_device.pop_front();
+    return nullptr;
+  }
+  std::shared_ptr<comm::Pending> all_reduce(at::Tensor, comm::ReduceOp) override {
+    return nullptr;
+  }
+  std::shared_ptr<comm::Pending> reduce_scatter(at::Tensor, at::Tensor, comm::ReduceOp) override {
+    return nullptr;
+  }
+  std::shared_ptr<comm::Pending> all_gather(at::Tensor, at::Tensor) override {
+    return nullptr;
+  }
+  std::shared_ptr<comm::Pending> broadcast(at::Tensor, int) override {
+    return nullptr;
+  }
+  std::shared_ptr<comm::Pending> all_to_all(at::Tensor, at::Tensor) override {
+    return nullptr;
+  }
+  std::shared_ptr<comm::Pending> barrier() override {
+    return nullptr;
+  }
+  int64_t bytes_sent() const override {
+    return 0;
+  }
+  void interrupt() override {}
+  void close() override {}
+
+ private:
+  at::DeviceType type_;
+  int rank_;
+  Queues& queues_;
+};
+
+comm::Group rank_with_a_device(int rank, Queues& queues) {
+  auto routes = std::make_unique<comm::Routes>(std::make_shared<QueueBackend>(at::kCPU, rank, queues),
+                                               std::map<at::DeviceType, comm::Routes::Open>{
+                                                   {at::kMeta, [rank, &queues] { return std::make_shared<QueueBackend>(at::kMeta, rank, queues); }}});
+  return comm::Group(
+      std::make_shared<comm::Group::State>("pipe", "pipe/0", std::vector<int>{0, 1}, std::move(routes), std::chrono::milliseconds(1000), nullptr, 2));
+}
+
+TEST(ChannelTest, OnADeviceHeadersGoByTheHostAndPayloadsNeedNoTags) {
+  Queues queues;
+  const comm::Group from = rank_with_a_device(0, queues);
+  const comm::Group to = rank_with_a_device(1, queues);
+  SendChannel first_out(from, 1, 0, "first", at::kMeta);
+  SendChannel second_out(from, 1, 3, "second", at::kMeta);
+  const auto inbox = std::make_shared<DeviceInbox>(to, 0, at::kMeta);
+  RecvChannel first_in(to, 0, 0, "first", inbox);
+  RecvChannel second_in(to, 0, 3, "second", inbox);
+  const auto tensor = [](int64_t numel) { return torch::empty({numel}, torch::device(at::kMeta)); };
+  second_in.expect();
+  for (int m = 0; m < 4; ++m) {
+    first_out.send({m, {tensor(100 + m / 2), at::Tensor(), tensor(3)}, {true, false, false}, 7, 0});
+    second_out.send({m, {tensor(5)}, {false}, 8, 0});
+  }
+  EXPECT_EQ(queues.on_host.size(), 1u) << "one stream of headers";
+  EXPECT_EQ(queues.on_host.begin()->second.size(), 8u + 3u) << "types and shapes come when they change";
+  for (int m = 0; m < 4; ++m) { // the other way round than they were sent
+    const Message second = second_in.recv(m);
+    EXPECT_EQ(second.fingerprint, 8u);
+    EXPECT_EQ(second.tensors.at(0).sizes(), at::IntArrayRef({5}));
+  }
+  for (int m = 0; m < 4; ++m) {
+    const Message first = first_in.recv(m);
+    EXPECT_EQ(first.fingerprint, 7u);
+    EXPECT_THAT(first.requires_grad, ElementsAre(true, false, false));
+    EXPECT_EQ(first.tensors.at(0).sizes(), at::IntArrayRef({100 + m / 2}));
+    EXPECT_EQ(first.tensors.at(0).device().type(), at::kMeta);
+    EXPECT_FALSE(first.tensors.at(1).defined());
+  }
+  EXPECT_TRUE(queues.on_device.empty());
+  first_out.finish();
+  second_out.finish();
 }
 
 TEST(ChannelTest, AnotherMicroBatchIsAnErrorThatNamesTheChannel) {

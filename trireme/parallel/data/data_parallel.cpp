@@ -1,6 +1,7 @@
 #include <trireme/parallel/data/data_parallel.h>
 
 #include <trireme/bucket/shared_memory.h>
+#include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/data/module_buffers.h>
 #include <trireme/parallel/data/reducer.h>
 #include <trireme/parallel/data/replicas.h>
@@ -13,10 +14,6 @@
 namespace trireme::parallel {
 namespace {
 
-// Rider elements of the first buffer: how many ranks took part in this reduction, and whether rank 0 did.
-constexpr int64_t kActiveRanks = 0;
-constexpr int64_t kRankZero = 1;
-
 bucket::NamedTensors checked_parameters(const torch::nn::Module& model) {
   bucket::refuse_shared_memory(bucket::tensors_of(model));
   return trainable_parameters(model);
@@ -24,66 +21,45 @@ bucket::NamedTensors checked_parameters(const torch::nn::Module& model) {
 
 } // namespace
 
-class DataParallel::Impl {
+class DataParallel::Impl : public AllReduceSync {
  public:
-  Impl(torch::nn::Module& model, comm::Group group, const DataParallelOptions& options)
-      : group_(std::move(group)), buffers_(flatten(checked_parameters(model), group_, options)) {
-    check_same_model(buffers_, group_);
+  Impl(torch::nn::Module& model, comm::Group ranks, const DataParallelOptions& options)
+      : AllReduceSync(std::move(ranks), options), buffers_(flatten(checked_parameters(model), group(), options)) {
+    check_same_model(buffers_, group());
     if (options.broadcast_at_start) {
-      broadcast_parameters(buffers_, group_);
-      broadcast_untrained(model, group_);
+      broadcast_parameters(buffers_, group());
+      broadcast_untrained(model, group());
     }
     if (options.broadcast_buffers) {
-      module_buffers_.emplace(model, group_);
+      module_buffers_.emplace(model, group());
     }
     std::vector<bucket::FlatParameters*> pointers;
     for (const auto& buffer : buffers_) {
       pointers.push_back(buffer.get());
     }
-    reducer = std::make_unique<Reducer>(pointers, group_, options);
+    reducer = std::make_unique<Reducer>(pointers, *this);
     mean_ = options.op == DataParallelOptions::Op::mean;
-    set_active(true);
-    reducer->on_backward_end([this] { settle(); });
   }
 
-  // Waits for the sums and turns them into means over the ranks that took part. Returns how many did.
-  double settle() {
-    reducer->finish();
-    const double active = group_.size() == 1 ? 1 : riders()[kActiveRanks].item<double>() / pre_scale();
-    if (group_.size() > 1 && active > 0) {
-      const torch::NoGradGuard no_grad;
-      const double scale = reducer->post_scale() * (mean_ ? group_.size() / active : 1);
-      for (const auto& buffer : buffers_) {
-        if (scale != 1) {
-          buffer->flat_grad().mul_(scale);
-        }
-      }
-    }
-    // Before the next forward, which nobody tells us of.
-    if (module_buffers_ && !module_buffers_->empty() && active != 0) {
-      module_buffers_->broadcast(riders()[kRankZero].item<double>() > 0 ? 0 : best_rank(joined_ ? 0 : 1));
-    }
-    set_active(true);
+  void backward_ended() override {
+    finish_reduction();
     ++steps_;
-    return active;
   }
 
   void join() {
-    if (group_.size() == 1) {
+    if (group().size() == 1) {
       return;
     }
-    const int64_t trained = steps_;
     joined_ = true;
     for (double active = 1; active != 0;) {
       const torch::NoGradGuard no_grad;
       for (const auto& buffer : buffers_) {
         buffer->clear_grads();
       }
-      set_active(false);
       reducer->reduce_without_backward();
-      active = settle();
+      active = finish_reduction();
     }
-    broadcast_parameters(buffers_, group_, best_rank(trained));
+    broadcast_parameters(buffers_, group(), best_rank(steps_));
   }
 
   void zero_grad() {
@@ -93,24 +69,34 @@ class DataParallel::Impl {
   }
 
  private:
-  at::Tensor riders() const {
-    return buffers_.front()->riders();
-  }
-  void set_active(bool on) {
-    riders()[kActiveRanks] = on ? 1 : 0;
-    riders()[kRankZero] = on && group_.rank() == 0 ? 1 : 0;
+  // Waits for the sums and turns them into means over the ranks that still have data. Returns how many have.
+  double finish_reduction() {
+    const bool active = !joined_;
+    at::Tensor ranks = torch::tensor({active ? 1.0 : 0.0, active && group().rank() == 0 ? 1.0 : 0.0}, torch::kFloat64);
+    comm::Work counted = group().all_reduce(ranks, comm::ReduceOp::sum, "ranks that have data");
+    reducer->finish();
+    counted.wait();
+    const double count = ranks[0].item<double>();
+    const double factor = scale() * (mean_ && count > 0 ? group().size() / count : 1);
+    const torch::NoGradGuard no_grad;
+    for (const auto& buffer : buffers_) {
+      if (factor != 1) {
+        buffer->flat_grad().mul_(factor);
+      }
+    }
+    // Before the next forward, which nobody tells us of.
+    if (module_buffers_ && !module_buffers_->empty() && count != 0) {
+      module_buffers_->broadcast(ranks[1].item<double>() > 0 ? 0 : best_rank(active ? 1 : 0));
+    }
+    return count;
   }
   // The lowest of the ranks with the highest score. Collective.
   int best_rank(int64_t score) const {
-    at::Tensor best = torch::tensor({score * group_.size() + group_.size() - 1 - group_.rank()}, torch::kInt64);
-    group_.all_reduce(best, comm::ReduceOp::max, "join").wait();
-    return static_cast<int>(group_.size() - 1 - best.item<int64_t>() % group_.size());
-  }
-  double pre_scale() const {
-    return reducer->pre_scale();
+    at::Tensor best = torch::tensor({score * group().size() + group().size() - 1 - group().rank()}, torch::kInt64);
+    group().all_reduce(best, comm::ReduceOp::max, "join").wait();
+    return static_cast<int>(group().size() - 1 - best.item<int64_t>() % group().size());
   }
 
-  comm::Group group_;
   FlatBuffers buffers_;
   std::optional<ModuleBuffers> module_buffers_;
   bool mean_ = true;

@@ -39,8 +39,7 @@ int64_t last_expected(const bucket::FlatLayout& layout, const bucket::Bucket& bu
 
 class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
  public:
-  Impl(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options, Reduce reduce)
-      : group_(std::move(group)), options_(options), reduce_(std::move(reduce)), order_(order_of(buffers)) {
+  Impl(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync) : sync_(sync), order_(order_of(buffers)) {
     for (bucket::FlatParameters* buffer : buffers) {
       buffers_.push_back(Buffer{buffer, {}, {}, {}, std::vector<size_t>(buffer->layout().buckets().size())});
       sharded_ = sharded_ || buffer->gradients_are_sharded();
@@ -66,19 +65,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void finish();
 
   bool synchronising = true;
-  std::function<void()> on_end;
   std::function<void(int64_t, int64_t)> on_final;
   double exposed = 0;
-
-  double pre_scale() const {
-    return options_.prescale_gradients ? 1.0 / group_.size() : 1.0 / options_.gradient_predivide_factor;
-  }
-  double post_scale() const {
-    if (options_.op == DataParallelOptions::Op::sum) {
-      return options_.prescale_gradients ? group_.size() : options_.gradient_predivide_factor;
-    }
-    return options_.prescale_gradients ? 1.0 : options_.gradient_predivide_factor / group_.size();
-  }
 
  private:
   // A bucket of one of the buffers.
@@ -103,9 +91,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void start_next();
   void hand_over();
 
-  comm::Group group_;
-  DataParallelOptions options_;
-  Reduce reduce_;
+  bool alone() const {
+    return sync_.group().size() == 1;
+  }
+
+  GradientSync& sync_;
   std::vector<Buffer> buffers_;
   std::vector<Place> order_; // in which buckets start
   std::vector<comm::Work> works_; // of the first of order_: those that have started
@@ -285,10 +275,10 @@ void Reducer::Impl::end() {
 
 // The other ranks wait for buckets that this one will not send.
 void Reducer::Impl::abandon() noexcept {
-  failed_ = failed_ || (in_backward_ && group_.size() > 1);
+  failed_ = failed_ || (in_backward_ && !alone());
   if (std::exchange(in_backward_, false) && failed_) {
     try {
-      group_.report_failure("its backward failed");
+      sync_.group().report_failure("its backward failed");
     } catch (const std::exception& error) {
       log::error("the other ranks were not told of a failed backward: ", error.what());
     }
@@ -317,26 +307,19 @@ void Reducer::Impl::start_next() {
       flat.attach_zero_grad(parameter);
     }
   }
-  if (group_.size() == 1) {
+  if (alone()) {
     works_.emplace_back();
     return;
-  }
-  if (const double scale = pre_scale(); scale != 1) {
-    const torch::NoGradGuard no_grad;
-    flat.bucket_grad(bucket).mul_(scale);
-    if (bucket == 0 && flat.riders().defined()) {
-      flat.riders().mul_(scale);
-    }
   }
   if (sharded_ && works_.size() >= kUnderWay) {
     wait(works_.size() - kUnderWay);
   }
-  works_.push_back(reduce_(group_, flat, bucket));
+  works_.push_back(sync_.gradients_ready(flat, bucket));
 }
 
 // All but those that may still be on their way.
 void Reducer::Impl::hand_over() {
-  const size_t under_way = group_.size() == 1 ? 0 : kUnderWay;
+  const size_t under_way = alone() ? 0 : kUnderWay;
   for (; on_final && handed_over_ + under_way < works_.size(); ++handed_over_) {
     wait(handed_over_);
     on_final(static_cast<int64_t>(order_[handed_over_].buffer), order_[handed_over_].bucket);
@@ -354,18 +337,13 @@ void Reducer::Impl::end_of_backward() {
   if (sharded_) {
     finish(); // the next backward needs the memory
   }
-  if (on_end) {
-    on_end();
-  }
+  sync_.backward_ended();
 }
 
 void Reducer::Impl::wait(size_t position) {
   const auto begin = Clock::now();
   if (position < works_.size()) {
     works_[position].wait();
-    if (sharded_) {
-      buffers_[order_[position].buffer].flat->settle(order_[position].bucket);
-    }
   }
   exposed += seconds_since(begin);
 }
@@ -376,34 +354,8 @@ void Reducer::Impl::finish() {
   }
 }
 
-comm::Work Reducer::all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
-  return all_reduce_as(buffer.gradient_type(), group, buffer, bucket);
-}
-
-comm::Work Reducer::all_reduce_as(at::ScalarType travel, const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket) {
-  const std::string what = concat("gradients, bucket ", bucket);
-  const bool as_they_are = travel == buffer.gradient_type();
-  if (as_they_are && buffer.riders_travel_along()) {
-    return group.all_reduce(buffer.bucket_grad_and_riders(bucket), comm::ReduceOp::sum, what);
-  }
-  const torch::NoGradGuard no_grad;
-  const at::Tensor gradients = buffer.bucket_grad(bucket);
-  const at::Tensor sent = travel == gradients.scalar_type() ? gradients : group.allocate(gradients.numel(), travel, gradients.device()).copy_(gradients);
-  comm::Work reduced = group.all_reduce(sent, comm::ReduceOp::sum, what);
-  if (!as_they_are) {
-    reduced = comm::then(std::move(reduced), [gradients, sent] {
-      const torch::NoGradGuard no_autograd;
-      at::Tensor(gradients).copy_(sent);
-    });
-  }
-  if (bucket != 0 || !buffer.riders().defined()) {
-    return reduced;
-  }
-  return comm::then(std::move(reduced), [riders = group.all_reduce(buffer.riders(), comm::ReduceOp::sum, "loss")]() mutable { riders.wait(); });
-}
-
-Reducer::Reducer(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options, Reduce reduce)
-    : impl_(std::make_shared<Impl>(std::move(buffers), std::move(group), options, std::move(reduce))) {
+Reducer::Reducer(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync) : impl_(std::make_shared<Impl>(buffers, sync)) {
+  sync.attach(buffers);
   impl_->install_hooks();
 }
 
@@ -432,9 +384,6 @@ void Reducer::hold(const std::vector<at::Tensor>& parameters) {
 void Reducer::on_bucket_final(std::function<void(int64_t buffer, int64_t bucket)> callback) {
   impl_->on_final = std::move(callback);
 }
-void Reducer::on_backward_end(std::function<void()> callback) {
-  impl_->on_end = std::move(callback);
-}
 void Reducer::wait(int64_t buffer, int64_t bucket) {
   impl_->wait(buffer, bucket);
 }
@@ -443,12 +392,6 @@ void Reducer::finish() {
 }
 void Reducer::reduce_without_backward() {
   impl_->reduce_without_backward();
-}
-double Reducer::pre_scale() const {
-  return impl_->pre_scale();
-}
-double Reducer::post_scale() const {
-  return impl_->post_scale();
 }
 double Reducer::exposed_seconds() const {
   return impl_->exposed;

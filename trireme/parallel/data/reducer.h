@@ -1,8 +1,7 @@
 #pragma once
 
 #include <trireme/bucket/flat_parameters.h>
-#include <trireme/comm/group.h>
-#include <trireme/parallel/data/options.h>
+#include <trireme/parallel/data/gradient_sync.h>
 
 #include <cstdint>
 #include <functional>
@@ -14,25 +13,16 @@ namespace trireme::parallel {
 /// Sends gradients bucket by bucket while backward is still computing the rest.
 ///
 /// A hook on every parameter moves its fresh gradient into the flat buffer; the
-/// last one of a bucket starts the bucket's collective. All buckets of all buffers start in one order, which follows from their
+/// last one of a bucket hands it to the GradientSync. All buckets of all buffers start in one order, which follows from their
 /// layouts alone, on every rank, whatever order gradients arrive in, so ranks never disagree.
 /// Parameters without a gradient take part with zeros. Buffers whose gradients are sharded lose a bucket's memory once it is reduced.
 ///
-/// Cost: all-reduce of P gradient bytes a step, 2P(N-1)/N sent a rank, mostly hidden
-/// behind backward; exposed_seconds() says what was not.
+/// exposed_seconds() says what of the communication backward did not hide.
 /// Source: Li et al. 2020, arXiv:2006.15704, section 3.
 class Reducer {
  public:
-  /// How a ready bucket is reduced: all-reduce for replicas; ZeRO scatters instead.
-  using Reduce = std::function<comm::Work(const comm::Group&, bucket::FlatParameters&, int64_t bucket)>;
-  /// Sends fp32 gradients, and others in their own type.
-  static comm::Work all_reduce(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket);
-  /// Sends them in another type, at the cost of a converted copy of the bucket meanwhile.
-  static comm::Work all_reduce_as(at::ScalarType travel, const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket);
-
-  /// Installs the hooks; the buffers must outlive the reducer.
-  Reducer(std::vector<bucket::FlatParameters*> buffers, comm::Group group, const DataParallelOptions& options,
-          Reduce reduce = &Reducer::all_reduce);
+  /// Installs the hooks; the buffers and `sync` must outlive the reducer.
+  Reducer(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -52,9 +42,6 @@ class Reducer {
   /// These parameters' gradients are final at end() only: something else is added to them before.
   void hold(const std::vector<at::Tensor>& parameters);
 
-  /// Called at the end of every synchronising backward, after the last bucket started.
-  void on_backward_end(std::function<void()> callback);
-
   /// Called in a synchronising backward for each bucket in the order of all, as soon as its sum is there: while backward computes the
   /// rest. Buckets that were not handed over by its end are not any more.
   void on_bucket_final(std::function<void(int64_t buffer, int64_t bucket)> callback);
@@ -67,10 +54,6 @@ class Reducer {
   /// as a backward without any parameter would.
   void reduce_without_backward();
 
-  /// Factor applied to a bucket before it is sent (1 unless asked for).
-  double pre_scale() const;
-  /// Factor that turns the reduced sum into what the options ask for (the mean, by default).
-  double post_scale() const;
   /// Time spent in wait() and finish() so far: communication that backward did not hide.
   double exposed_seconds() const;
 

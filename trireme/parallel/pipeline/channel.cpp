@@ -18,7 +18,7 @@ at::Tensor BufferPool::take(int64_t bytes) {
   }
   // Lengths that no longer occur must not pile up.
   std::erase_if(buffers_, [&](const at::Tensor& buffer) { return buffer.numel() != bytes && buffer.storage().use_count() == 1; });
-  buffers_.push_back(group_.allocate(bytes, at::kByte));
+  buffers_.push_back(group_.allocate(bytes, at::kByte, device_));
   return buffers_.back();
 }
 
@@ -30,17 +30,44 @@ void Agreement::adopt(const Layout& layout) {
   bytes_ = announce_all_ ? kAnnouncementBytes : std::max(layout.bytes, kAnnouncementBytes);
 }
 
-SendChannel::SendChannel(comm::Group group, int to, int tag, std::string what)
-    : group_(std::move(group)), to_(to), tag_(tag), what_(std::move(what)), pool_(group_) {}
+namespace {
 
-void SendChannel::start(const at::Tensor& buffer) {
-  travelling_.push_back({sequence_, group_.send(buffer, to_, tag_, what_), buffer});
+// Of the host messages that are headers of payloads on a device.
+constexpr int kHeaderTag = 0;
+
+void copy_into(const at::Tensor& buffer, const Layout& layout, const Tensors& tensors) {
+  const Tensors places = layout.views(buffer);
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (places[i].defined()) {
+      places[i].copy_(tensors[i]);
+    }
+  }
+}
+
+Header header_in(const at::Tensor& buffer, const std::string& what) {
+  Header header;
+  std::memcpy(&header, buffer.data_ptr(), sizeof(header));
+  if (header.magic != Header::kMagic || header.count > kMaxTensors) {
+    throw Error("pipeline", concat(what, ": something else came than a message"),
+                "The two stages run different programs or schedules: start all ranks with the same configuration.");
+  }
+  return header;
+}
+
+} // namespace
+
+SendChannel::SendChannel(comm::Group group, int to, int tag, std::string what, at::Device device)
+    : group_(std::move(group)), to_(to), tag_(tag), what_(std::move(what)), device_(device), pool_(group_, device), headers_(group_) {}
+
+void SendChannel::start(const at::Tensor& buffer, int tag) {
+  travelling_.push_back({sequence_, group_.send(buffer, to_, tag, what_), buffer});
 }
 
 void SendChannel::send(const Message& message) {
   const torch::NoGradGuard no_grad;
   const Layout layout = Layout::of(message.tensors);
   Header header;
+  header.channel = static_cast<uint16_t>(tag_);
   header.micro_batch = message.micro_batch;
   header.sequence = ++sequence_;
   header.fingerprint = message.fingerprint;
@@ -49,6 +76,14 @@ void SendChannel::send(const Message& message) {
   for (size_t i = 0; i < message.requires_grad.size(); ++i) {
     header.requires_grad |= message.requires_grad[i] ? uint64_t{1} << i : 0;
   }
+  if (device_.is_cpu()) {
+    send_on_host(header, layout, message.tensors);
+  } else {
+    send_on_device(header, layout, message.tensors);
+  }
+}
+
+void SendChannel::send_on_host(Header header, const Layout& layout, const Tensors& tensors) {
   int64_t bytes = agreement_.bytes();
   if (!agreement_.fits(layout)) {
     bytes = layout.bytes;
@@ -57,19 +92,30 @@ void SendChannel::send(const Message& message) {
     header.next_bytes = bytes;
     std::memcpy(announcement.data_ptr(), &header, sizeof(header));
     layout.write(announcement.data_ptr<uint8_t>());
-    start(announcement);
+    start(announcement, tag_);
     header.announces = 0;
   }
   agreement_.adopt(layout);
   const at::Tensor buffer = pool_.take(bytes);
   std::memcpy(buffer.data_ptr(), &header, sizeof(header));
-  const Tensors places = layout.views(buffer);
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (places[i].defined()) {
-      places[i].copy_(message.tensors[i]);
-    }
+  copy_into(buffer, layout, tensors);
+  start(buffer, tag_);
+}
+
+void SendChannel::send_on_device(Header header, const Layout& layout, const Tensors& tensors) {
+  header.announces = agreement_.fits(layout) ? 0 : 1;
+  agreement_.adopt(layout);
+  const at::Tensor head = headers_.take(kHeaderBytes);
+  std::memcpy(head.data_ptr(), &header, sizeof(header));
+  start(head, kHeaderTag);
+  if (header.announces != 0) {
+    const at::Tensor announcement = headers_.take(kAnnouncementBytes);
+    layout.write(announcement.data_ptr<uint8_t>());
+    start(announcement, kHeaderTag);
   }
-  start(buffer);
+  const at::Tensor buffer = pool_.take(layout.bytes);
+  copy_into(buffer, layout, tensors);
+  start(buffer.slice(0, kHeaderBytes), 0);
 }
 
 void SendChannel::release(uint64_t received) {
@@ -83,34 +129,95 @@ void SendChannel::finish() {
   release(sequence_);
 }
 
-RecvChannel::RecvChannel(comm::Group group, int from, int tag, std::string what)
-    : group_(std::move(group)), from_(from), tag_(tag), what_(std::move(what)), pool_(group_) {}
+DeviceInbox::DeviceInbox(comm::Group group, int from, at::Device device)
+    : group_(std::move(group)), from_(from), pool_(group_, device), headers_(group_) {}
+
+void DeviceInbox::expect(int channel) {
+  Channel& expecting = channels_[channel];
+  expecting.expects = expecting.arrived.empty();
+  receive_header();
+  while (header_ && header_->first.done()) { // so that payloads arrive while this rank computes
+    read();
+  }
+}
+
+Arrival DeviceInbox::next(int channel, const std::string& what) {
+  Channel& wanted = channels_[channel];
+  while (wanted.arrived.empty()) {
+    if (!header_) {
+      throw Error("pipeline", concat(what, ": a message that nobody expects is waited for"));
+    }
+    read();
+  }
+  Arrival arrival = std::move(wanted.arrived.front());
+  wanted.arrived.pop_front();
+  return arrival;
+}
+
+void DeviceInbox::receive_header() {
+  const auto expects = [](const auto& channel) { return channel.second.expects; };
+  if (!header_ && std::any_of(channels_.begin(), channels_.end(), expects)) {
+    const at::Tensor buffer = headers_.take(kHeaderBytes);
+    header_.emplace(group_.recv(buffer, from_, kHeaderTag, "header of a message"), buffer);
+  }
+}
+
+void DeviceInbox::read() {
+  header_->first.wait();
+  Arrival arrival;
+  arrival.header = header_in(header_->second, concat("rank ", from_));
+  header_.reset();
+  Channel& channel = channels_[arrival.header.channel];
+  if (arrival.header.announces != 0) {
+    const at::Tensor announcement = headers_.take(kAnnouncementBytes);
+    group_.recv(announcement, from_, kHeaderTag, "types and shapes").wait();
+    channel.layout = Layout::read(announcement.data_ptr<uint8_t>(), arrival.header.count);
+  }
+  arrival.layout = channel.layout;
+  arrival.buffer = pool_.take(arrival.layout.bytes);
+  arrival.payload = group_.recv(arrival.buffer.slice(0, kHeaderBytes), from_, 0, "payload of a message");
+  channel.arrived.push_back(std::move(arrival));
+  channel.expects = false;
+  receive_header();
+}
+
+RecvChannel::RecvChannel(comm::Group group, int from, int tag, std::string what, std::shared_ptr<DeviceInbox> inbox)
+    : group_(std::move(group)), inbox_(std::move(inbox)), from_(from), tag_(tag), what_(std::move(what)), pool_(group_) {}
 
 void RecvChannel::expect() {
-  if (!expected_) {
+  if (inbox_) {
+    inbox_->expect(tag_);
+  } else if (!expected_) {
     at::Tensor buffer = pool_.take(agreement_.bytes());
     expected_.emplace(group_.recv(buffer, from_, tag_, what_), buffer);
   }
 }
 
+Arrival RecvChannel::arrive_on_host() {
+  expected_->first.wait();
+  Arrival arrival;
+  arrival.buffer = std::move(expected_->second);
+  expected_.reset();
+  arrival.header = header_in(arrival.buffer, what_);
+  arrival.layout = agreement_.layout();
+  if (arrival.header.announces != 0 && arrival.header.sequence == sequence_ + 1) {
+    arrival.layout = Layout::read(arrival.buffer.data_ptr<uint8_t>(), arrival.header.count);
+    arrival.buffer = pool_.take(arrival.header.next_bytes);
+    arrival.payload = group_.recv(arrival.buffer, from_, tag_, what_);
+  }
+  agreement_.adopt(arrival.layout); // for every message, as the sender does: both count the changes
+  return arrival;
+}
+
 Message RecvChannel::recv(int64_t micro_batch) {
   expect();
-  expected_->first.wait();
-  at::Tensor buffer = std::move(expected_->second);
-  expected_.reset();
-  Header header;
-  std::memcpy(&header, buffer.data_ptr(), sizeof(header));
-  if (header.magic != Header::kMagic || header.sequence != sequence_ + 1 || header.count > kMaxTensors) {
-    throw Error("pipeline", concat(what_, ": message ", sequence_ + 1, " was expected, something else came"),
+  Arrival arrival = inbox_ ? inbox_->next(tag_, what_) : arrive_on_host();
+  const Header& header = arrival.header;
+  if (header.sequence != sequence_ + 1) {
+    throw Error("pipeline", concat(what_, ": message ", sequence_ + 1, " was expected, message ", header.sequence, " came"),
                 "The two stages run different programs or schedules: start all ranks with the same configuration.");
   }
-  Layout layout = agreement_.layout();
-  if (header.announces != 0) {
-    layout = Layout::read(buffer.data_ptr<uint8_t>(), header.count);
-    buffer = pool_.take(header.next_bytes);
-    group_.recv(buffer, from_, tag_, what_).wait();
-  }
-  agreement_.adopt(layout); // for every message, as the sender does: both count the changes
+  arrival.payload.wait();
   ++sequence_;
   if (header.micro_batch != micro_batch) {
     throw Error("pipeline", concat(what_, ": micro-batch ", micro_batch, " was expected, micro-batch ", header.micro_batch, " came"),
@@ -120,7 +227,7 @@ Message RecvChannel::recv(int64_t micro_batch) {
   message.micro_batch = header.micro_batch;
   message.fingerprint = header.fingerprint;
   message.received = header.received;
-  message.tensors = agreement_.layout().views(buffer);
+  message.tensors = arrival.layout.views(arrival.buffer);
   for (size_t i = 0; i < message.tensors.size(); ++i) {
     message.requires_grad.push_back(((header.requires_grad >> i) & 1) != 0);
   }

@@ -4,6 +4,8 @@
 #include <trireme/parallel/pipeline/message.h>
 
 #include <deque>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -12,11 +14,12 @@ namespace trireme::pipeline {
 /// Byte buffers of a channel, used again once nobody looks into them any more.
 class BufferPool {
  public:
-  explicit BufferPool(comm::Group group) : group_(std::move(group)) {}
+  explicit BufferPool(comm::Group group, at::Device device = at::kCPU) : group_(std::move(group)), device_(device) {}
   at::Tensor take(int64_t bytes);
 
  private:
   comm::Group group_;
+  at::Device device_;
   std::vector<at::Tensor> buffers_;
 };
 
@@ -49,7 +52,8 @@ class Agreement {
 class SendChannel {
  public:
   /// `to` is a rank of `group`; `tag` names the channel; `what` names it for people: "activations of stage 0 for stage 1".
-  SendChannel(comm::Group group, int to, int tag, std::string what);
+  /// Messages travel from the memory of `device`; the other end receives into that of the same kind.
+  SendChannel(comm::Group group, int to, int tag, std::string what, at::Device device = at::kCPU);
 
   /// Copies the tensors into a buffer and returns while it travels.
   /// Cost: one copy, and the transfer in the background.
@@ -60,13 +64,17 @@ class SendChannel {
   void finish();
 
  private:
-  void start(const at::Tensor& buffer);
+  void start(const at::Tensor& buffer, int tag);
+  void send_on_host(Header header, const Layout& layout, const Tensors& tensors);
+  void send_on_device(Header header, const Layout& layout, const Tensors& tensors);
 
   comm::Group group_;
   int to_;
   int tag_;
   std::string what_;
-  BufferPool pool_;
+  at::Device device_;
+  BufferPool pool_;    // of the device
+  BufferPool headers_; // on the host, where the device is not
   Agreement agreement_;
   uint64_t sequence_ = 0;
   struct Travelling {
@@ -77,14 +85,52 @@ class SendChannel {
   std::deque<Travelling> travelling_;
 };
 
+/// A message on its way in: its header has arrived, `payload` says when the rest has.
+struct Arrival {
+  Header header;
+  Layout layout;
+  at::Tensor buffer;
+  comm::Work payload;
+};
+
+/// Receives what one rank sends to channels whose messages lie on a device. Backends of devices match a message by its order only
+/// (NCCL has no tags), so the headers of all channels come on the host in one stream, and each starts its payload's receive.
+class DeviceInbox {
+ public:
+  DeviceInbox(comm::Group group, int from, at::Device device);
+
+  /// Makes ready for the next message of the channel.
+  void expect(int channel);
+  /// Waits for that message's header. Errors: Error when something else came.
+  Arrival next(int channel, const std::string& what);
+
+ private:
+  void read();
+  /// Receives one header ahead while somebody expects a message.
+  void receive_header();
+
+  struct Channel {
+    bool expects = false;
+    Layout layout;
+    std::deque<Arrival> arrived;
+  };
+  comm::Group group_;
+  int from_;
+  BufferPool pool_;
+  BufferPool headers_;
+  std::map<int, Channel> channels_;
+  std::optional<std::pair<comm::Work, at::Tensor>> header_;
+};
+
 /// One direction between two virtual stages, the end that receives.
 class RecvChannel {
  public:
-  RecvChannel(comm::Group group, int from, int tag, std::string what);
+  /// `inbox` receives what lies on a device; null: messages are on the host.
+  RecvChannel(comm::Group group, int from, int tag, std::string what, std::shared_ptr<DeviceInbox> inbox = nullptr);
 
   /// Makes ready for the next message, so that it can arrive while this rank computes.
   void expect();
-  /// Waits for the next message; its tensors lie in a buffer that is used again once they are gone.
+  /// Waits for the next message (on a device: for its place in the device's order); its tensors lie in a buffer that is used again once they are gone.
   /// Errors: Error when it is not that of `micro_batch`; PeerError when the neighbour is lost.
   Message recv(int64_t micro_batch);
   uint64_t received() const {
@@ -92,7 +138,10 @@ class RecvChannel {
   }
 
  private:
+  Arrival arrive_on_host();
+
   comm::Group group_;
+  std::shared_ptr<DeviceInbox> inbox_;
   int from_;
   int tag_;
   std::string what_;

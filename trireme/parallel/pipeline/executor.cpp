@@ -85,7 +85,7 @@ Tensors detached(const Tensors& tensors) {
 
 } // namespace
 
-Executor::Executor(PipelineModule& model, comm::Group pipe, int replica, int replicas)
+Executor::Executor(PipelineModule& model, comm::Group pipe, int replica, int replicas, at::Device device)
     : model_(model), pipe_(std::move(pipe)), replica_(replica), replicas_(replicas), flights_(model.options().chunks) {
   for (const at::Tensor& parameter : model_.parameters()) {
     if (parameter.requires_grad()) {
@@ -93,27 +93,34 @@ Executor::Executor(PipelineModule& model, comm::Group pipe, int replica, int rep
       accumulators_.insert(kept_accumulators_.back().get());
     }
   }
-  open_channels();
+  open_channels(device);
 }
 
 Executor::~Executor() = default;
 
 // Virtual stage v talks to v + 1; the channel's tag says which pair it is, and its direction.
-void Executor::open_channels() {
+void Executor::open_channels(at::Device device) {
   const int stages = pipe_.size();
   const int previous = (pipe_.rank() + stages - 1) % stages;
   const int next = (pipe_.rank() + 1) % stages;
+  std::map<int, std::shared_ptr<DeviceInbox>> inboxes; // by the rank that sends; none for the host
+  const auto receive = [&](int from, int tag, const std::string& what) {
+    if (!device.is_cpu() && inboxes.count(from) == 0) {
+      inboxes[from] = std::make_shared<DeviceInbox>(pipe_, from, device);
+    }
+    return std::make_unique<RecvChannel>(pipe_, from, tag, what, inboxes[from]);
+  };
   const auto name = [](const char* what, int from, int to) { return concat(what, " from stage ", from, " to stage ", to); };
   for (int chunk = 0; chunk < model_.options().chunks; ++chunk) {
     Channels channels;
     const int v = virtual_stage(chunk);
     if (!is_first(chunk) && stages > 1) {
-      channels.activations_in = std::make_unique<RecvChannel>(pipe_, previous, 2 * (v - 1), name("activations", previous, pipe_.rank()));
-      channels.grads_out = std::make_unique<SendChannel>(pipe_, previous, 2 * (v - 1) + 1, name("gradients", pipe_.rank(), previous));
+      channels.activations_in = receive(previous, 2 * (v - 1), name("activations", previous, pipe_.rank()));
+      channels.grads_out = std::make_unique<SendChannel>(pipe_, previous, 2 * (v - 1) + 1, name("gradients", pipe_.rank(), previous), device);
     }
     if (!is_last(chunk) && stages > 1) {
-      channels.activations_out = std::make_unique<SendChannel>(pipe_, next, 2 * v, name("activations", pipe_.rank(), next));
-      channels.grads_in = std::make_unique<RecvChannel>(pipe_, next, 2 * v + 1, name("gradients", next, pipe_.rank()));
+      channels.activations_out = std::make_unique<SendChannel>(pipe_, next, 2 * v, name("activations", pipe_.rank(), next), device);
+      channels.grads_in = receive(next, 2 * v + 1, name("gradients", next, pipe_.rank()));
     }
     channels_.push_back(std::move(channels));
   }

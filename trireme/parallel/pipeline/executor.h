@@ -40,7 +40,8 @@ class Executor {
 
   /// Makes the channels to the neighbours and checks the schedule. `pipe`: this rank's pipeline.
   /// `replica` of `replicas` pipelines: it decides which random numbers seed_layers gives.
-  Executor(PipelineModule& model, comm::Group pipe, int replica = 0, int replicas = 1);
+  /// `device`: where this stage computes; all stages name the same kind.
+  Executor(PipelineModule& model, comm::Group pipe, int replica = 0, int replicas = 1, at::Device device = at::kCPU);
   ~Executor();
 
   /// Forward and backward of `micro_batches`. The first and the last stage call `next` once for each
@@ -98,7 +99,7 @@ class Executor {
     std::unique_ptr<SendChannel> grads_out;
   };
 
-  void open_channels();
+  void open_channels(at::Device device);
   const Program& program(int micro_batches, bool training);
   void run(const Program& program);
   void interpret(const Program& program);

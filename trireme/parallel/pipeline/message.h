@@ -25,11 +25,13 @@ struct Message {
 
 /// The bytes of a message on the wire: a header of 64 bytes, then the tensors' elements, each
 /// from a 64-byte boundary. Types and shapes travel only when they change: an announcement of
-/// kAnnouncementBytes then comes first. All members are trivially copyable and little-endian.
+/// kAnnouncementBytes then comes first. Elements on a device travel over its route, the header (and announcement behind it) on the host.
+/// All members are trivially copyable and little-endian.
 struct Header {
   uint32_t magic = kMagic;
-  /// 1: this is an announcement, the message itself follows with `next_bytes`.
-  uint32_t announces = 0;
+  /// 1: types and shapes come with it. On the host this is then all, and the message itself follows with `next_bytes`.
+  uint16_t announces = 0;
+  uint16_t channel = 0; ///< the channel's tag, where one stream of headers serves several
   int64_t micro_batch = 0;
   uint64_t sequence = 0;
   uint64_t fingerprint = 0;

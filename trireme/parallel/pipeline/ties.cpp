@@ -8,18 +8,12 @@
 #include <algorithm>
 
 namespace trireme::pipeline {
-Ties::Ties(comm::World& world, const mesh::Mesh& mesh, const PipelineModule& model) : model_(model) {
-  const mesh::MeshShape& shape = mesh.shape();
+
+Ties::Ties(const comm::Group& pipe, const PipelineModule& model) : model_(model) {
   for (const auto& [key, stages] : model.tie_owners()) {
-    for (const std::vector<int>& line : shape.lines(mesh::Axis::pipe)) {
-      std::vector<int> ranks;
-      for (const int stage : stages) {
-        ranks.push_back(line[stage]);
-      }
-      const comm::Group group = world.subgroup(ranks, concat("tie ", key));
-      if (std::find(ranks.begin(), ranks.end(), world.rank()) != ranks.end()) {
-        groups_.emplace(key, group);
-      }
+    const comm::Group group = pipe.subgroup(stages, concat("tie ", key));
+    if (std::find(stages.begin(), stages.end(), pipe.rank()) != stages.end()) {
+      groups_.emplace(key, group);
     }
   }
 }

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <trireme/comm/world.h>
-#include <trireme/mesh/mesh.h>
+#include <trireme/comm/group.h>
 #include <trireme/parallel/pipeline/module.h>
 
 #include <map>
@@ -15,8 +14,8 @@ namespace trireme::pipeline {
 /// gradient counts as zeros, so no stage ever waits for one that has none.
 class Ties {
  public:
-  /// Collective over the world: every rank makes the groups of all keys in the same order.
-  Ties(comm::World& world, const mesh::Mesh& mesh, const PipelineModule& model);
+  /// Collective over the pipeline's group: every stage makes the groups of all keys in the same order.
+  Ties(const comm::Group& pipe, const PipelineModule& model);
 
   bool empty() const {
     return model_.ties().empty();

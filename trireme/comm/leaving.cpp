@@ -1,0 +1,29 @@
+#include <trireme/comm/leaving.h>
+
+#include <numeric>
+
+namespace trireme::comm {
+namespace {
+
+/// A rank that says nothing for this long while everybody leaves is taken for dead.
+constexpr std::chrono::milliseconds kSilentLeaver{3000};
+
+} // namespace
+
+bool Leaving::step(int64_t left, const std::set<int>& dead, bool failed) {
+  const auto now = Clock::now();
+  done_ = left + static_cast<int64_t>(dead.size()) >= size_ || !waits_ || now >= deadline_ || failed;
+  if (!done_ && !farewell_) {
+    std::vector<int> all(static_cast<size_t>(size_));
+    std::iota(all.begin(), all.end(), 0);
+    farewell_ = roll_calls_.add(all, "", now + kSilentLeaver, false);
+  } else if (!done_ && farewell_->answered && now >= farewell_->deadline) {
+    for (const auto& [rank, peer] : farewell_->result.peers) {
+      done_ = done_ || (!peer.answered && !peer.left);
+    }
+    farewell_.reset();
+  }
+  return done_;
+}
+
+} // namespace trireme::comm

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <trireme/comm/roll_calls.h>
+
+#include <set>
+
+namespace trireme::comm {
+
+/// Decides how long a rank that has said good-bye waits for the others. All functions are called with the Watch's mutex held.
+class Leaving {
+ public:
+  using Clock = RollCalls::Clock;
+
+  Leaving(int size, RollCalls& roll_calls) : size_(size), roll_calls_(roll_calls) {}
+
+  /// Says good-bye. `waits`: for the others, until `deadline`.
+  void begin(bool waits, Clock::time_point deadline) {
+    begun_ = true;
+    waits_ = waits;
+    deadline_ = deadline;
+  }
+  bool begun() const {
+    return begun_;
+  }
+  bool done() const {
+    return done_;
+  }
+  bool under_way() const {
+    return begun_ && !done_;
+  }
+  Clock::time_point deadline() const {
+    return deadline_;
+  }
+
+  /// Looks whether the wait is over: `left` ranks have said good-bye, `dead` ones never will, `failed` ones make it useless. From time
+  /// to time it calls the roll, so that a rank that died without a word holds up nobody. Returns done().
+  bool step(int64_t left, const std::set<int>& dead, bool failed);
+
+ private:
+  const int size_;
+  RollCalls& roll_calls_;
+  bool begun_ = false;
+  bool waits_ = true;
+  bool done_ = false;
+  Clock::time_point deadline_;
+  std::shared_ptr<RollCalls::Question> farewell_;
+};
+
+} // namespace trireme::comm

@@ -1,0 +1,204 @@
+#include <trireme/engine/optimizer_step.h>
+
+#include <trireme/base/log.h>
+#include <trireme/engine/preemption.h>
+
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme::engine {
+namespace {
+
+bool any(const std::vector<std::vector<bool>>& flags) {
+  return std::any_of(flags.begin(), flags.end(), [](const auto& some) { return std::find(some.begin(), some.end(), true) != some.end(); });
+}
+
+} // namespace
+
+void OptimizerStep::send_loss(double loss) {
+  const parallel::GradientSync& sync = *parts_.sync;
+  loss_sums_ = torch::tensor({loss, Preemption::asked() == 0 ? 0.0 : 1.0, 1.0}, torch::kFloat64);
+  loss_message_ = (sync.ranks_meet() ? sync.group() : sync.step_group()).all_reduce(loss_sums_, comm::ReduceOp::sum, "loss");
+}
+
+void OptimizerStep::receive_loss() {
+  const Stopwatch watch = clock_.agreement();
+  loss_message_.wait();
+  // In fp32, as losses are: the rest depends on the order in which backends add gradients.
+  mean_loss_ = static_cast<float>(loss_sums_[0].item<double>() / loss_sums_[2].item<double>());
+  stop_agreed_ = parts_.sync->ranks_meet() && loss_sums_[1].item<double>() > 0;
+}
+
+OptimizerStep::Unused OptimizerStep::unused_here() const {
+  Unused unused;
+  for (const auto& buffer : parts_.buffers) {
+    std::vector<bool>& flags = unused.emplace_back();
+    for (int64_t i = 0; i < buffer->count(); ++i) {
+      flags.push_back(!buffer->was_used(i));
+    }
+  }
+  return unused;
+}
+
+// What no rank used is not stepped, as PyTorch leaves out parameters without a gradient. Only when every rank lacks a gradient it can be the same
+// one, so the flags themselves travel in such steps only.
+OptimizerStep::Unused OptimizerStep::unused_everywhere(Unused unused, double ranks_that_lack_some) const {
+  const comm::Group& ranks = parts_.sync->step_group();
+  if (ranks_that_lack_some < ranks.size()) {
+    return {};
+  }
+  for (std::vector<bool>& flags : unused) {
+    at::Tensor used = torch::zeros({std::ssize(flags)}, torch::kInt64);
+    for (int64_t i = 0; i < std::ssize(flags); ++i) {
+      used[i] = flags[i] ? 0 : 1;
+    }
+    ranks.all_reduce(used, comm::ReduceOp::max, "used parameters").wait();
+    for (int64_t i = 0; i < std::ssize(flags); ++i) {
+      flags[i] = used[i].item<int64_t>() == 0;
+    }
+  }
+  return unused;
+}
+
+bool OptimizerStep::agree_on_scale(double lowered) {
+  const comm::Group& ranks = parts_.sync->step_group();
+  const bool one_scale = state_.scale.agree(lowered, ranks.size(), parts_.batch.accumulation);
+  if (lowered != 0 && ranks.rank() == 0) {
+    log::warning("a loss in fp16 does not hold the fixed loss scale: it is ", state_.scale.scaler().scale(),
+                 " from now on. Return the loss in fp32 to scale more.");
+  }
+  return one_scale;
+}
+
+// Adds up what the stages know: the last one the loss and its type, each a part of the norm.
+bool OptimizerStep::agree_with_stages(double& squared_norm, bool one_scale) {
+  const Stopwatch watch = clock_.agreement();
+  StepScale& scale = state_.scale;
+  at::Tensor sums = torch::tensor({mean_loss_, squared_norm, stop_agreed_ ? 1.0 : 0.0, parts_.has_loss() ? scale.scaler().largest() : 0.0, one_scale ? 0.0 : 1.0},
+                                  torch::kFloat64);
+  parts_.pipe.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
+  mean_loss_ = sums[0].item<double>();
+  squared_norm = sums[1].item<double>();
+  stop_agreed_ = sums[2].item<double>() > 0;
+  scale.limit(sums[3].item<double>());
+  return sums[4].item<double>() == 0;
+}
+
+// Every rank sees the same loss, norm and scale, so all skip or none does.
+// Without a norm to wait for, buckets are stepped while later ones still travel.
+void OptimizerStep::run() {
+  const bool needs_norm = parts_.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow();
+  const bool looks_for_unused = !parts_.may_step_in_backward; // a bucket that was stepped during backward knew nothing of other ranks
+  const comm::Group& ranks = parts_.sync->step_group();
+  grad_norm_.reset();
+  if (!begun_) {
+    receive_loss();
+  }
+  if (needs_norm) {
+    parts_.reducer->finish();
+  }
+  const Unused unused = unused_here();
+  const bool lacks_some = any(unused);
+  // The norm is that of the gradients as they are, with the loss scale in them; infinite or NaN when one of them is.
+  at::Tensor sums = torch::tensor({needs_norm ? parts_.optimizer->squared_grad_norm() : 0.0, lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
+  comm::Work exchange;
+  if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
+    exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
+  }
+  if (needs_norm || lacks_some) { // else nothing depends on it: buckets are stepped meanwhile
+    const Stopwatch watch = clock_.agreement();
+    exchange.wait();
+  }
+  double squared_norm = needs_norm ? sums[0].item<double>() : 0;
+  bool one_scale = !parts_.looks_for_overflow() || agree_on_scale(sums[2].item<double>());
+  if (parts_.pipe.size() > 1) {
+    one_scale = agree_with_stages(squared_norm, one_scale);
+  }
+  const double unscale = parts_.sync->scale() / state_.scale.scaler().scale();
+  bool finite = std::isfinite(mean_loss_) && one_scale;
+  double clip = 1;
+  if (needs_norm) {
+    grad_norm_ = std::sqrt(squared_norm) * unscale;
+    finite = finite && (begun_ || std::isfinite(*grad_norm_)); // a step that has begun is not skipped any more
+    clip = parts_.clipping > 0 ? std::min(1.0, parts_.clipping / (*grad_norm_ + 1e-6)) : 1;
+  }
+  if (!finite) {
+    exchange.wait();
+    parts_.reducer->finish();
+    skip();
+    return;
+  }
+  state_.scale.update(false);
+  skipped_.end_row();
+  parts_.coordinator->release_all();
+  if (!begun_) {
+    begin(unscale * clip, looks_for_unused && lacks_some ? unused_everywhere(unused, sums[1].item<double>()) : Unused());
+  }
+  for (size_t b = 0; b < parts_.buffers.size(); ++b) {
+    for (size_t k = 0; k < parts_.buffers[b]->layout().buckets().size(); ++k) {
+      step_bucket(static_cast<int64_t>(b), static_cast<int64_t>(k));
+    }
+  }
+  exchange.wait();
+  parts_.sync->end_step(true);
+  parts_.schedule->advance();
+}
+
+void OptimizerStep::begin(double grad_scale, const Unused& unused) {
+  begun_ = true;
+  lr_ = parts_.schedule->lr();
+  parts_.optimizer->begin_step(lr_, parts_.schedule->betas(), grad_scale);
+  for (size_t b = 0; b < unused.size(); ++b) {
+    parts_.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
+  }
+  if (parts_.optimizer->needs_norms()) {
+    parts_.reducer->finish();
+    parts_.optimizer->prepare();
+  }
+}
+
+void OptimizerStep::step_bucket(int64_t buffer, int64_t bucket) {
+  if (!stepped_.emplace(buffer, bucket).second) {
+    return;
+  }
+  parts_.reducer->wait(buffer, bucket);
+  parts_.sync->step_bucket(*parts_.buffers[buffer], bucket, [&] { parts_.optimizer->step_bucket(buffer, bucket); });
+}
+
+// The loss was sent before backward, so it is there before the first bucket: a step that has to be skipped changes nothing.
+void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
+  if (norm_wanted_ || !state_.at_boundary(parts_.batch.accumulation)) {
+    return;
+  }
+  if (!begun_ && stepped_.empty()) {
+    receive_loss();
+    if (std::isfinite(mean_loss_)) {
+      begin(parts_.sync->scale());
+    }
+  }
+  if (begun_) {
+    step_bucket(buffer, bucket);
+  }
+}
+
+void OptimizerStep::skip() {
+  ++state_.skipped_steps;
+  const precision::LossScaler::Update scaling = state_.scale.update(true);
+  const char* const why = !std::isfinite(mean_loss_)                 ? "the loss is not finite"
+                          : grad_norm_ && std::isfinite(*grad_norm_) ? "its losses were scaled by different factors"
+                                                                     : "the gradient norm is not finite";
+  parts_.sync->end_step(false);
+  skipped_.skip(parts_, state_, why, scaling);
+}
+
+void OptimizerStep::clear() {
+  begun_ = false;
+  stepped_.clear();
+  loss_message_.wait();
+  loss_sums_ = at::Tensor();
+  state_.scale.start_over();
+}
+
+} // namespace trireme::engine

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <trireme/engine/parts.h>
+#include <trireme/engine/skipped_steps.h>
+#include <trireme/engine/step_clock.h>
+#include <trireme/engine/step_state.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace trireme::engine {
+
+/// Ends a step: the ranks agree on loss, norm and loss scale, and either all step their buckets or all skip. The parts of an
+/// engine and its state must outlive it.
+class OptimizerStep {
+ public:
+  OptimizerStep(Parts& parts, StepState& state, StepClock& clock) : parts_(parts), state_(state), clock_(clock) {}
+
+  /// Sends this replica's loss and whether its process was asked to stop, before the backward that hides the message. Once a step.
+  void send_loss(double loss);
+  bool loss_was_sent() const {
+    return loss_sums_.defined();
+  }
+  /// For Reducer::on_bucket_final: steps a bucket while backward goes on, where Parts::may_step_in_backward.
+  void step_in_backward(int64_t buffer, int64_t bucket);
+  /// Whether buckets of this step are stepped already.
+  bool has_begun() const {
+    return begun_;
+  }
+  /// Takes or skips the step. Errors: Error after too many skipped ones.
+  void run();
+  /// Forgets what there is of a step that ended, failed or was overwritten.
+  void clear();
+  /// A checkpoint was loaded.
+  void start_over() {
+    clear();
+    skipped_.start_over();
+  }
+
+  void want_norm(bool on) {
+    norm_wanted_ = on;
+  }
+  // Of the last step.
+  double mean_loss() const {
+    return mean_loss_;
+  }
+  bool stop_agreed() const {
+    return stop_agreed_;
+  }
+  double lr() const {
+    return lr_;
+  }
+  const std::optional<double>& grad_norm() const {
+    return grad_norm_;
+  }
+
+ private:
+  using Unused = std::vector<std::vector<bool>>; // by buffer and parameter
+
+  void receive_loss();
+  Unused unused_here() const;
+  Unused unused_everywhere(Unused unused, double ranks_that_lack_some) const;
+  bool agree_on_scale(double lowered);
+  bool agree_with_stages(double& squared_norm, bool one_scale);
+  void begin(double grad_scale, const Unused& unused = {});
+  void step_bucket(int64_t buffer, int64_t bucket);
+  void skip();
+
+  Parts& parts_;
+  StepState& state_;
+  StepClock& clock_;
+  SkippedSteps skipped_;
+  at::Tensor loss_sums_; // undefined: not sent yet
+  comm::Work loss_message_;
+  double mean_loss_ = 0;
+  bool stop_agreed_ = false;
+  std::optional<double> grad_norm_;
+  bool norm_wanted_ = false;
+  double lr_ = 0;
+  bool begun_ = false;
+  std::set<std::pair<int64_t, int64_t>> stepped_; // buffer and bucket
+};
+
+} // namespace trireme::engine

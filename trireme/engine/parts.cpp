@@ -1,0 +1,40 @@
+#include <trireme/engine/parts.h>
+
+#include <trireme/precision/autocast.h>
+#include <trireme/precision/cast.h>
+
+#include <nlohmann/json.hpp>
+#include <torch/nn/module.h>
+
+namespace trireme::engine {
+
+// The user's module may outlive the engine.
+Parts::~Parts() {
+  if (coordinator) {
+    coordinator->forget_buffers();
+  }
+  if (layers) {
+    layers->set_hooks({});
+  }
+}
+
+LossAndLogits Parts::loss_of(const data::Batch& micro_batch) const {
+  const std::shared_ptr<void> guard = autocast_guard();
+  return loss_function(with_inputs_cast(micro_batch));
+}
+
+data::Batch Parts::with_inputs_cast(data::Batch micro_batch) const {
+  if (precision.cast_inputs && precision.compute == precision::Type::fp16) { // a key of "fp16": nothing while that is off
+    micro_batch.inputs = precision::cast_floating(std::move(micro_batch.inputs), precision.compute);
+  }
+  return micro_batch;
+}
+
+std::shared_ptr<void> Parts::autocast_guard() const {
+  if (!precision.autocast) {
+    return nullptr;
+  }
+  return std::make_shared<precision::Autocast>(precision.autocast_type, buffers.empty() ? at::kCPU : buffers.front()->device().type());
+}
+
+} // namespace trireme::engine

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <trireme/checkpoint/options.h>
+#include <trireme/config/batch_size.h>
+#include <trireme/data/loader.h>
+#include <trireme/engine/engine.h>
+#include <trireme/optim/flat_optimizer.h>
+#include <trireme/optim/schedule.h>
+#include <trireme/parallel/data/gradient_sync.h>
+#include <trireme/parallel/data/module_buffers.h>
+#include <trireme/parallel/data/reducer.h>
+#include <trireme/parallel/data/replicas.h>
+#include <trireme/parallel/pipeline/executor.h>
+#include <trireme/parallel/pipeline/ties.h>
+#include <trireme/zero/parameter_coordinator.h>
+
+#include <nlohmann/json.hpp>
+
+#include <memory>
+#include <optional>
+
+namespace trireme::engine {
+
+/// What an engine is made of. initialize() builds it; nothing of it is replaced afterwards.
+struct Parts {
+  std::shared_ptr<torch::nn::Module> model;
+  LossFunction loss_function;
+  comm::Group group; // the data axis
+  comm::Group pipe;
+  comm::Group everyone;
+  std::shared_ptr<pipeline::PipelineModule> layers; // null: a model in one piece
+  std::unique_ptr<pipeline::Ties> ties;
+  std::unique_ptr<pipeline::Executor> executor;
+  config::BatchTriple batch;
+  double clipping = 0;
+  precision::PrecisionOptions precision;
+  bool may_step_in_backward = false;
+  parallel::FlatBuffers buffers;
+  parallel::FlatBuffers frozen; // sharded parameters that are not trained
+  std::optional<parallel::ModuleBuffers> module_buffers; // absent: ranks keep their own
+  std::unique_ptr<parallel::GradientSync> sync;
+  std::unique_ptr<parallel::Reducer> reducer;
+  std::shared_ptr<optim::FlatOptimizer> optimizer;
+  std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters, if there are any
+  std::shared_ptr<optim::Schedule> schedule;
+  std::shared_ptr<data::RepeatingLoader> loader;
+  nlohmann::ordered_json config;
+  checkpoint::CheckpointOptions checkpoint;
+  int64_t num_parameters = 0;
+
+  Parts() = default;
+  ~Parts();
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+
+  bool parameters_are_sharded() const {
+    return !buffers.empty() && buffers.front()->parameters_are_sharded();
+  }
+  /// Whether the executor runs the step; sharded parameters are for models in one stage, which need none.
+  bool runs_schedule() const {
+    return executor && !parameters_are_sharded();
+  }
+  bool looks_for_overflow() const {
+    return precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);
+  }
+  /// All ranks that take a step as one, or skip it.
+  const comm::Group& step_ranks() const {
+    return sync->step_group().size() == group.size() ? everyone : pipe;
+  }
+  /// Whether this stage computes the loss.
+  bool has_loss() const {
+    return pipe.rank() == pipe.size() - 1;
+  }
+  /// Seconds of communication that nothing has hidden so far.
+  double exposed_seconds() const {
+    return reducer->exposed_seconds() + coordinator->exposed_seconds() + sync->exposed_seconds();
+  }
+  /// The loss function in the precision that was asked for.
+  LossAndLogits loss_of(const data::Batch& micro_batch) const;
+  data::Batch with_inputs_cast(data::Batch micro_batch) const;
+  /// Null without autocast.
+  std::shared_ptr<void> autocast_guard() const;
+};
+
+} // namespace trireme::engine

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <trireme/engine/parts.h>
+#include <trireme/engine/step_state.h>
+#include <trireme/precision/overflow_report.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace trireme::engine {
+
+/// Tells of steps whose loss or gradients are not finite, looks where NaN and Inf come from when there are several in a row, and ends a
+/// training that does nothing else.
+class SkippedSteps {
+ public:
+  /// The present step, counted in `state` already, is skipped. Collective. Errors: Error after too many in a row, or at the smallest loss scale.
+  void skip(const Parts& parts, const StepState& state, const std::string& why, const precision::LossScaler::Update& scaling);
+  /// A step was taken.
+  void end_row() {
+    in_a_row_ = 0;
+    watch_.reset();
+  }
+  /// A checkpoint was loaded.
+  void start_over() {
+    in_a_row_ = 0;
+  }
+
+ private:
+  int64_t in_a_row_ = 0;
+  std::unique_ptr<precision::OverflowWatch> watch_; // while steps are skipped one after the other
+  std::string source_;
+};
+
+} // namespace trireme::engine

@@ -1,0 +1,75 @@
+#include <trireme/parallel/data/gradient_sync.h>
+
+#include <trireme/base/error.h>
+
+#include <nlohmann/json.hpp>
+#include <torch/utils.h>
+
+namespace trireme::parallel {
+
+void GradientSync::attach(const std::vector<bucket::FlatParameters*>&) {}
+
+void GradientSync::step_bucket(bucket::FlatParameters&, int64_t, const std::function<void()>& step) {
+  step();
+}
+
+void GradientSync::end_step(bool) {}
+
+nlohmann::json GradientSync::state() const {
+  return nullptr;
+}
+
+void GradientSync::load_state(const nlohmann::json&) {}
+
+void GradientSync::for_each_state(const Visit&) {}
+
+comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to, at::ScalarType travel) {
+  const torch::NoGradGuard no_grad;
+  const at::Tensor gradients = buffer.bucket_grad(bucket);
+  const auto received = [&](const at::Tensor& tensor) {
+    const int64_t begin = buffer.layout().buckets()[bucket].begin;
+    const bucket::Range mine = buffer.plan().mine(bucket);
+    return to == ReduceTo::all ? tensor : tensor.slice(0, mine.begin - begin, mine.end - begin);
+  };
+  const at::Tensor sent = travel == gradients.scalar_type() ? gradients : group.allocate(gradients.numel(), travel, gradients.device()).copy_(gradients);
+  const std::string what = concat("gradients, bucket ", bucket);
+  comm::Work work = to == ReduceTo::all ? group.all_reduce(sent, comm::ReduceOp::sum, what) : group.reduce_scatter(received(sent), sent, comm::ReduceOp::sum, what);
+  if (sent.is_same(gradients)) {
+    return work;
+  }
+  return comm::then(std::move(work), [target = received(gradients), source = received(sent)] {
+    const torch::NoGradGuard no_autograd;
+    at::Tensor(target).copy_(source);
+  });
+}
+
+AllReduceSync::AllReduceSync(comm::Group group, const DataParallelOptions& options, std::optional<at::ScalarType> travel)
+    : GradientSync(std::move(group)), options_(options), travel_(travel) {}
+
+double AllReduceSync::pre_scale() const {
+  return options_.prescale_gradients ? 1.0 / group().size() : 1.0 / options_.gradient_predivide_factor;
+}
+
+double AllReduceSync::scale() const {
+  if (group().size() == 1) {
+    return 1;
+  }
+  if (options_.op == DataParallelOptions::Op::sum) {
+    return options_.prescale_gradients ? group().size() : options_.gradient_predivide_factor;
+  }
+  return options_.prescale_gradients ? 1.0 : options_.gradient_predivide_factor / group().size();
+}
+
+comm::Work AllReduceSync::reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to) {
+  if (const double scale = pre_scale(); scale != 1) {
+    const torch::NoGradGuard no_grad;
+    buffer.bucket_grad(bucket).mul_(scale);
+  }
+  return reduce_bucket(group(), buffer, bucket, to, travel_.value_or(buffer.gradient_type()));
+}
+
+comm::Work AllReduceSync::gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) {
+  return reduce(buffer, bucket, ReduceTo::all);
+}
+
+} // namespace trireme::parallel

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <trireme/bucket/flat_parameters.h>
+#include <trireme/comm/group.h>
+#include <trireme/parallel/data/options.h>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::parallel {
+
+/// When and how data-parallel ranks agree on one model. The Reducer tells it of gradients, the engine of the step; both know nothing more of it.
+///
+/// Every rank makes the same calls in the same order: gradients_ready() for each bucket, backward_ended(), then for a step that is taken
+/// step_bucket() for each bucket, and end_step().
+class GradientSync {
+ public:
+  explicit GradientSync(comm::Group group) : group_(std::move(group)) {}
+  virtual ~GradientSync() = default;
+  GradientSync(const GradientSync&) = delete;
+  GradientSync& operator=(const GradientSync&) = delete;
+
+  /// The ranks that train one model.
+  const comm::Group& group() const {
+    return group_;
+  }
+  /// Those that take the present step as one: they have one loss and one gradient norm, and all of them step or none does. A group of one
+  /// where each rank steps by itself. The same in every step.
+  virtual const comm::Group& step_group() const {
+    return group_;
+  }
+  /// Whether all ranks of group() exchange something at the end of the present step: the step reports their mean loss, and they may stop after it.
+  virtual bool ranks_meet() const {
+    return true;
+  }
+  /// Whether all ranks have the same parameters now, as a checkpoint needs it.
+  virtual bool replicas_are_equal() const {
+    return true;
+  }
+  /// The factor that turns what gradients_ready() leaves into the gradient of the step.
+  virtual double scale() const {
+    return 1;
+  }
+
+  /// Says whose gradients will come: once, by the Reducer, before the first backward. The parameters' first values may still change.
+  virtual void attach(const std::vector<bucket::FlatParameters*>& buffers);
+  /// The bucket's gradients are final on this rank: starts what makes them those of the step. Not called in a group of one.
+  virtual comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) = 0;
+  /// All buckets of a backward have been handed to gradients_ready(); perhaps none has arrived.
+  virtual void backward_ended() {}
+  /// The bucket's gradients have arrived and the step is taken: calls `step`, which updates what this rank owns of the bucket, and starts
+  /// what brings the parameters to the other ranks.
+  virtual void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step);
+  /// Ends a step, taken or skipped. Returns when the parameters are those of the next forward.
+  virtual void end_step(bool taken);
+
+  /// Seconds spent waiting for parameters so far.
+  virtual double exposed_seconds() const {
+    return 0;
+  }
+
+  /// What a checkpoint keeps: small things here, the same on every rank; tensors by for_each_state().
+  virtual nlohmann::json state() const;
+  /// Errors: InputError for the state of another one.
+  virtual void load_state(const nlohmann::json& state);
+  /// Calls visit(name, tensor, begin, values) for each piece of its tensors on this rank: elements [begin, begin + n) of a tensor with the
+  /// shape of parameter `tensor`, saved as "name/parameter". Pieces of two ranks do not overlap. A loader writes into them.
+  using Visit = std::function<void(const std::string& name, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values)>;
+  virtual void for_each_state(const Visit& visit);
+
+ private:
+  comm::Group group_;
+};
+
+/// Where the sum of a bucket's gradients goes: to every rank, or to each its part of the bucket (bucket::ShardPlan), half of the bytes.
+enum class ReduceTo { all, shards };
+
+/// Sums a bucket's gradients over `group` in place. They are sent as `travel`; where that is another type than theirs, a converted
+/// copy of the bucket lives meanwhile.
+/// Cost for P bytes in that type and N ranks: 2P(N-1)/N sent by each rank, or P(N-1)/N to shards.
+comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to, at::ScalarType travel);
+
+/// Every rank has the mean (or sum) of all ranks' gradients and steps everything: plain data parallel.
+class AllReduceSync : public GradientSync {
+ public:
+  /// Gradients are sent as `travel`; absent: in their own type.
+  AllReduceSync(comm::Group group, const DataParallelOptions& options, std::optional<at::ScalarType> travel = std::nullopt);
+
+  double scale() const override;
+  comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
+
+ protected:
+  /// Applied before they are sent: 1 unless asked for.
+  double pre_scale() const;
+  comm::Work reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to);
+
+ private:
+  DataParallelOptions options_;
+  std::optional<at::ScalarType> travel_;
+};
+
+} // namespace trireme::parallel
