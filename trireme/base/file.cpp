@@ -74,11 +74,12 @@ fs::path make_scratch_folder(const std::string& name, fs::path parent, const std
 }
 
 bool is_there(const fs::path& path) {
-  try {
-    return fs::exists(path);
-  } catch (const fs::filesystem_error& error) {
-    throw in_words(error);
+  std::error_code error;
+  const bool found = fs::exists(path, error);
+  if (error) {
+    throw InputError("file", concat(path.string(), ": ", error.message()), "Check the path, and who may read it.");
   }
+  return found;
 }
 
 InputError in_words(const std::filesystem::filesystem_error& error) {
