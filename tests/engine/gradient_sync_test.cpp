@@ -133,7 +133,7 @@ struct AveragingRun {
     options.config = config;
     options.training_data = std::make_shared<Counting>();
     options.shuffle = false;
-    options.gradient_sync = [](const comm::Group& data) { return std::make_unique<AveragingSync>(data); };
+    options.gradient_sync = [](const parallel::ReduceGroups& groups) { return std::make_unique<AveragingSync>(groups.data()); };
     made = initialize(world, options);
   }
   Engine& engine() {

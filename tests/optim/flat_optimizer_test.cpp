@@ -39,7 +39,7 @@ void run_ranks(int size, const OptimizerOptions& options, at::ScalarType type, c
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int r = 0; r < size; ++r) {
     ranks.push_back(std::make_unique<Rank>(options, r, size, type));
-    ranks.back()->optimizer().sum_over([&](at::Tensor& sums) {
+    ranks.back()->optimizer().sum_over([&](at::Tensor& sums, int) {
       {
         const std::lock_guard lock(mutex);
         total = total.defined() ? total + sums : sums.clone();

@@ -11,6 +11,8 @@ struct Placement {
   /// Shape of the whole parameter, and where in it the box that this rank holds begins. Both empty: it holds all of it.
   std::vector<int64_t> global_shape = {};
   std::vector<int64_t> box_offset = {};
+  /// Number of the group of ranks that hold the same elements and add up their gradients (parallel::ReduceGroups). 0: the data group.
+  int reduce_group = 0;
   /// Whether the gradient norm counts it on this rank. Not where another rank, or another copy, counts the same elements.
   bool counts_in_norm = true;
 };

@@ -51,6 +51,11 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   LayoutOptions typed = options;
   typed.element_bytes = static_cast<int64_t>(first.element_size());
   layout_ = reverse_layout(parameters, typed, options_);
+  for (const TensorInfo& tensor : layout_.tensors()) {
+    if (tensor.placement.reduce_group != reduce_group()) {
+      throw Error("bucket", concat("parameter ", tensor.name, " has reduce group ", tensor.placement.reduce_group, " but ", name(0), " has ", reduce_group()));
+    }
+  }
   const bool alone = options_.alone && options_.alone(first); // one bucket as large as the tensor: not to be kept as a spare one
   options_.unit_of = nullptr; // what they refer to need not live on
   options_.alone = nullptr;

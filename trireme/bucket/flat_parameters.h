@@ -37,7 +37,7 @@ struct FlatOptions {
   std::vector<int64_t> places = {};
 };
 
-/// Parameters of one kind (dtype, device, hyper-parameters) moved into one flat
+/// Parameters of one kind (dtype, device, reduce group) moved into one flat
 /// buffer, with a second buffer of the same layout for their gradients.
 ///
 /// The order is fixed: the reverse of the list that is given, with the parameters of a unit together, units first. It depends on the model
@@ -52,7 +52,7 @@ struct FlatOptions {
 class FlatParameters {
  public:
   /// With sharded parameters they stay where they are until move_in(), so that no rank ever needs all of them.
-  /// Throws Error when dtypes or devices differ.
+  /// Throws Error when dtypes, devices or reduce groups differ.
   FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const FlatOptions& flat_options = {});
 
   const FlatLayout& layout() const {
@@ -76,6 +76,10 @@ class FlatParameters {
   }
   at::ScalarType gradient_type() const {
     return gradient_type_;
+  }
+  /// Placement::reduce_group of all of them.
+  int reduce_group() const {
+    return layout_.tensors().front().placement.reduce_group;
   }
   at::Device device() const {
     return parameters_.front().device();

@@ -27,7 +27,7 @@ FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options
     });
     Kind& kind = same == kinds.end() ? kinds.emplace_back(Kind{alone, {}, {}}) : *same;
     kind.parameters.push_back(parameters[i]);
-    kind.places.push_back(static_cast<int64_t>(i));
+    kind.places.push_back(flat_options.places.empty() ? static_cast<int64_t>(i) : flat_options.places[i]);
   }
   std::stable_partition(kinds.begin(), kinds.end(), [](const Kind& kind) { return !kind.alone; });
   FlatBuffers buffers;

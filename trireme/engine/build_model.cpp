@@ -107,6 +107,24 @@ bucket::NamedTensors frozen_in_units(const torch::nn::Module& model, const zero:
   return found;
 }
 
+void check_placement(const std::string& name, const at::Tensor& parameter, const bucket::Placement& placement) {
+  const auto refuse = [&](const std::string& what, const char* next) { throw InputError("engine", concat("the placement of parameter \"", name, "\" ", what), next); };
+  if (!parameter.requires_grad() && (!placement.global_shape.empty() || placement.reduce_group != 0)) {
+    refuse("is not that of a whole one, and it is frozen", "Frozen parameters are the same on every rank.");
+  }
+  bool fits = placement.global_shape.size() == placement.box_offset.size() &&
+              (placement.global_shape.empty() || std::ssize(placement.global_shape) == parameter.dim());
+  for (size_t dim = 0; fits && dim < placement.global_shape.size(); ++dim) {
+    const int64_t begin = placement.box_offset[dim];
+    fits = begin >= 0 && begin + parameter.size(static_cast<int64_t>(dim)) <= placement.global_shape[dim];
+  }
+  if (!fits) {
+    refuse(concat("has global_shape ", at::IntArrayRef(placement.global_shape), " and box_offset ", at::IntArrayRef(placement.box_offset),
+                  ", in which its shape ", parameter.sizes(), " has no place"),
+           "Both have a number for each dimension, and offset + size is at most the global size; or leave both empty.");
+  }
+}
+
 // Says so where stage 3 is no better than stage 2.
 void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units, const config::EngineConfig& config) {
   int64_t whole = 0;
@@ -137,10 +155,13 @@ zero::ModelUnits build_model(Parts& parts, const StepState& state, const Initial
   return zero::ModelUnits::of(*parts.model);
 }
 
-std::vector<bucket::FlatParameters*> flatten(Parts& parts, const config::EngineConfig& config, zero::ModelUnits& units) {
-  const bool sharded = parts.group.size() > 1;
-  bucket::FlatOptions sharding{parts.sync->step_group().rank(), parts.sync->step_group().size(), sharded && config.zero.stage >= 2, shards_parameters(parts, config),
-                            [&](const at::Tensor& parameter) { return units.unit_of(parameter); }, gradient_type(parts)};
+std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
+  const config::EngineConfig& config = options.config;
+  bucket::FlatOptions sharding;
+  sharding.shard_gradients = parts.group.size() > 1 && config.zero.stage >= 2;
+  sharding.shard_parameters = shards_parameters(parts, config);
+  sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
+  sharding.gradient_type = gradient_type(parts);
   if (sharding.shard_parameters) {
     units.choose(config.zero);
     warn_of_whole_parameters(parts, units, config);
@@ -158,14 +179,17 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const config::EngineC
       }
     }
   }
-  if (parts.layers) {
-    sharding.placement_of = [&](const std::string& name, const at::Tensor&) {
-      return bucket::Placement{.counts_in_norm = parts.layers->saved_name(name) == name};
-    };
-  }
+  sharding.placement_of = [&](const std::string& name, const at::Tensor& parameter) {
+    bucket::Placement placement = options.placement ? options.placement(name, parameter) : bucket::Placement();
+    check_placement(name, parameter, placement);
+    if (parts.layers && parts.layers->saved_name(name) != name) {
+      placement.counts_in_norm = false;
+    }
+    return placement;
+  };
   sharding.alone = [&](const at::Tensor& parameter) { return on_several_stages.count(parameter.unsafeGetTensorImpl()) != 0; };
   const auto make = [&](const bucket::NamedTensors& parameters) {
-    return parallel::flatten(parameters, parts.group, config.data_parallel, parts.group.size(), sharding);
+    return parallel::flatten(parameters, parts.sync->groups(), config.data_parallel, parts.steps_together(), sharding);
   };
   parts.buffers = make(trained_parameters(parts));
   std::vector<bucket::FlatParameters*> all = pointers(parts.buffers);
@@ -176,13 +200,18 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const config::EngineC
   } else {
     units.drop_early_shards();
   }
-  parallel::check_same_model(parts.buffers, parts.group);
-  parts.coordinator = std::make_shared<zero::ParameterCoordinator>(all, parts.group, config.zero.prefetch_elements);
+  for (const auto& item : parts.model->named_parameters()) {
+    if (options.placement && !item.value().requires_grad()) {
+      check_placement(item.key(), item.value(), options.placement(item.key(), item.value()));
+    }
+  }
+  parallel::check_same_model(parts.buffers, parts.sync->groups());
+  parts.coordinator = std::make_shared<zero::ParameterCoordinator>(all, parts.sync->groups(), config.zero.prefetch_elements);
   if (sharding.shard_parameters) {
-    units.move_into(all, parts.group, config.data_parallel.broadcast_at_start, parts.coordinator);
+    units.move_into(all, parts.sync->groups(), config.data_parallel.broadcast_at_start, parts.coordinator);
   }
   if (config.data_parallel.broadcast_at_start) {
-    parallel::broadcast_parameters(parts.buffers, parts.group);
+    parallel::broadcast_parameters(parts.buffers, parts.sync->groups());
     parallel::broadcast_untrained(*parts.model, parts.group);
   }
   if (parts.ties) {

@@ -15,6 +15,6 @@ zero::ModelUnits build_model(Parts& parts, const StepState& state, const Initial
 
 /// Moves the parameters into flat buffers, which the engine then has, and makes those of all replicas equal. Collective.
 /// Returns the buffers that are trained.
-std::vector<bucket::FlatParameters*> flatten(Parts& parts, const config::EngineConfig& config, zero::ModelUnits& units);
+std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units);
 
 } // namespace trireme::engine

@@ -319,7 +319,12 @@ const comm::Group& Engine::pipe_group() const {
   return impl_->parts.pipe;
 }
 int64_t Engine::bytes_sent() const {
-  return impl_->parts.group.bytes_sent() + (impl_->parts.pipe.size() > 1 ? impl_->parts.pipe.bytes_sent() : 0);
+  const Parts& parts = impl_->parts;
+  int64_t bytes = parts.pipe.size() > 1 ? parts.pipe.bytes_sent() : 0;
+  for (const comm::Group& group : parts.sync->groups().all()) {
+    bytes += group.bytes_sent();
+  }
+  return bytes;
 }
 std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank) {
   return std::make_unique<zero::GatheredParameters>(impl_->parts.coordinator, std::move(parameters), modifier_rank);

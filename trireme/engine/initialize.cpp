@@ -123,18 +123,19 @@ bool shards_states(const Parts& parts, const config::EngineConfig& config) {
 }
 
 std::unique_ptr<parallel::GradientSync> make_sync(const Parts& parts, const InitializeOptions& options) {
+  const parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
   if (options.gradient_sync) {
     if (options.config.zero.stage >= 1) {
       throw InputError("engine", concat("ZeRO stage ", options.config.zero.stage, " with a gradient_sync of its own"),
                        "ZeRO shards what that one expects whole: use \"stage\": 0.");
     }
-    return options.gradient_sync(parts.group);
+    return options.gradient_sync(groups);
   }
   const at::ScalarType travel = precision::scalar_type(parts.precision.communication_type());
   if (shards_states(parts, options.config)) {
-    return std::make_unique<zero::ShardedSync>(parts.group, options.config.data_parallel, travel);
+    return std::make_unique<zero::ShardedSync>(groups, options.config.data_parallel, travel);
   }
-  return std::make_unique<parallel::AllReduceSync>(parts.group, options.config.data_parallel, travel);
+  return std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);
 }
 
 data::DataLoader make_loader(const Parts& parts, const InitializeOptions& options) {
@@ -209,7 +210,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
 
   parts.sync = make_sync(parts, options);
   zero::ModelUnits units = build_model(parts, impl->state, options);
-  const std::vector<bucket::FlatParameters*> buffers = flatten(parts, config, units);
+  const std::vector<bucket::FlatParameters*> buffers = flatten(parts, options, units);
   if (config.data_parallel.broadcast_buffers) {
     parts.module_buffers.emplace(*parts.model, parts.group);
   }
@@ -221,7 +222,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config));
-  parts.optimizer->sum_over([group = parts.group](at::Tensor& sums) { group.all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait(); });
+  parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
+    groups.at(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
+  });
   parts.coordinator->on_modified([optimizer = std::weak_ptr(parts.optimizer)] {
     if (const auto alive = optimizer.lock()) {
       alive->refresh_masters();

@@ -52,7 +52,12 @@ struct InitializeOptions {
   /// read once, here: what is set in it afterwards, an lr for instance, has no effect, and it is not to be stepped.
   std::shared_ptr<const torch::optim::Optimizer> optimizer;
   /// Makes what the ranks of the data axis agree by; default: mean gradients in every step, as `config` says. Not with ZeRO.
-  std::function<std::unique_ptr<parallel::GradientSync>(const comm::Group& data)> gradient_sync = nullptr;
+  std::function<std::unique_ptr<parallel::GradientSync>(const parallel::ReduceGroups& groups)> gradient_sync = nullptr;
+  /// What this rank's parameter is of the whole model's; default: all of it, on every rank. For layers that the client spreads over ranks by
+  /// itself. The mean over data ranks is taken of every gradient, whatever its group. Not for frozen parameters.
+  std::function<bucket::Placement(const std::string& name, const at::Tensor& parameter)> placement = nullptr;
+  /// Makes the groups that Placement::reduce_group counts from 1 on, by data.subgroup(): in each the ranks that hold the same elements.
+  std::function<std::vector<comm::Group>(const comm::Group& data)> reduce_groups = nullptr;
   /// Micro-batches of training_data that a thread makes ahead; 0: none, they are made when asked for.
   int64_t prefetch = 2;
   /// Kept in every checkpoint; default: `config` as it is used, config::to_json(). A run keeps its whole run file here.

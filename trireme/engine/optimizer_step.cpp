@@ -45,11 +45,13 @@ OptimizerStep::Unused OptimizerStep::unused_here() const {
 // What no rank used is not stepped, as PyTorch leaves out parameters without a gradient. Only when every rank lacks a gradient it can be the same
 // one, so the flags themselves travel in such steps only.
 OptimizerStep::Unused OptimizerStep::unused_everywhere(Unused unused, double ranks_that_lack_some) const {
-  const comm::Group& ranks = parts_.sync->step_group();
-  if (ranks_that_lack_some < ranks.size()) {
+  const parallel::GradientSync& sync = *parts_.sync;
+  if (ranks_that_lack_some < (parts_.has_several_reduce_groups() ? 1 : sync.step_group().size())) {
     return {};
   }
-  for (std::vector<bool>& flags : unused) {
+  for (size_t b = 0; b < unused.size(); ++b) {
+    const comm::Group& ranks = parts_.steps_together() ? sync.groups().of(*parts_.buffers[b]) : sync.step_group();
+    std::vector<bool>& flags = unused[b];
     at::Tensor used = torch::zeros({std::ssize(flags)}, torch::kInt64);
     for (int64_t i = 0; i < std::ssize(flags); ++i) {
       used[i] = flags[i] ? 0 : 1;
@@ -101,13 +103,15 @@ void OptimizerStep::run() {
   }
   const Unused unused = unused_here();
   const bool lacks_some = any(unused);
+  // One reduce group may lack what another has, so all ranks need to know.
+  const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.has_several_reduce_groups());
   // The norm is that of the gradients as they are, with the loss scale in them; infinite or NaN when one of them is.
   at::Tensor sums = torch::tensor({needs_norm ? parts_.optimizer->squared_grad_norm() : 0.0, lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
   comm::Work exchange;
   if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
     exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
   }
-  if (needs_norm || lacks_some) { // else nothing depends on it: buckets are stepped meanwhile
+  if (needs_norm || lacks_some || asks_for_unused) { // else nothing depends on it: buckets are stepped meanwhile
     const Stopwatch watch = clock_.agreement();
     exchange.wait();
   }
@@ -134,7 +138,7 @@ void OptimizerStep::run() {
   skipped_.end_row();
   parts_.coordinator->release_all();
   if (!begun_) {
-    begin(unscale * clip, looks_for_unused && lacks_some ? unused_everywhere(unused, sums[1].item<double>()) : Unused());
+    begin(unscale * clip, asks_for_unused ? unused_everywhere(unused, sums[1].item<double>()) : Unused());
   }
   for (size_t b = 0; b < parts_.buffers.size(); ++b) {
     for (size_t k = 0; k < parts_.buffers[b]->layout().buckets().size(); ++k) {

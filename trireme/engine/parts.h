@@ -63,9 +63,16 @@ struct Parts {
   bool looks_for_overflow() const {
     return precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);
   }
+  /// Whether all ranks of the data axis take a step as one, or each by itself.
+  bool steps_together() const {
+    return sync->step_group().size() == group.size();
+  }
+  bool has_several_reduce_groups() const {
+    return sync->groups().all().size() > 1;
+  }
   /// All ranks that take a step as one, or skip it.
   const comm::Group& step_ranks() const {
-    return sync->step_group().size() == group.size() ? everyone : pipe;
+    return steps_together() ? everyone : pipe;
   }
   /// Whether this stage computes the loss.
   bool has_loss() const {

@@ -39,17 +39,18 @@ void set_rng_state(const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// Hands whole tensors to ranks so that each writes about the same number of bytes.
+// Hands whole tensors to the ranks of a group so that each writes about the same number of bytes.
 class Balance {
  public:
-  explicit Balance(int ranks) : bytes_(ranks, 0) {}
-  int next(const at::Tensor& tensor) {
+  explicit Balance(const comm::Group& group) : rank_(group.rank()), bytes_(group.size(), 0) {}
+  bool is_mine(const at::Tensor& tensor) {
     const auto least = std::min_element(bytes_.begin(), bytes_.end());
     *least += static_cast<int64_t>(tensor.nbytes());
-    return static_cast<int>(least - bytes_.begin());
+    return least - bytes_.begin() == rank_;
   }
 
  private:
+  int rank_;
   std::vector<int64_t> bytes_;
 };
 
@@ -88,9 +89,11 @@ std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
 }
 
 std::vector<checkpoint::TensorShard> TrainingState::shards() {
-  const int rank = engine_.parts.group.rank(); // each stage's replicas share the work of saving it
   std::vector<checkpoint::TensorShard> mine;
-  Balance balance(engine_.parts.group.size());
+  std::vector<Balance> balances; // the ranks that have the same tensors share the work of saving them
+  for (const comm::Group& group : engine_.parts.sync->groups().all()) {
+    balances.emplace_back(group);
+  }
   std::set<const void*> seen; // a tied weight is saved once, under its first name
   const auto is_new = [&](const std::string& name, const at::Tensor& tensor) {
     return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
@@ -102,24 +105,24 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
     mine.push_back(checkpoint::shard_of(tensor, tensor.name, "parameter", begin, values));
   });
   for (const auto& item : engine_.parts.model->named_parameters()) {
-    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && balance.next(item.value()) == rank) {
+    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && balances[info_of(item.value()).placement.reduce_group].is_mine(item.value())) {
       add_whole(item.key(), "parameter", item.value());
     }
   }
   // Replicas may differ in these.
   for (const auto& item : engine_.parts.model->named_buffers()) {
-    if (is_new(item.key(), item.value()) && rank == 0) {
+    if (is_new(item.key(), item.value()) && engine_.parts.group.rank() == 0) {
       add_whole(item.key(), "buffer", item.value());
     }
   }
   // Where replicas hold the same states, each tensor's are written by one of them.
-  std::map<std::string, int> writer;
+  std::map<std::string, bool> is_mine;
   engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     if (saved_name(tensor.name) != tensor.name) {
       return;
     }
     const std::string name = concat(state, '/', tensor.name);
-    if (engine_.parts.optimizer->sharded() || writer.try_emplace(name, balance.next(values)).first->second == rank) {
+    if (engine_.parts.optimizer->sharded() || is_mine.try_emplace(name, balances[tensor.placement.reduce_group].is_mine(values)).first->second) {
       mine.push_back(checkpoint::shard_of(tensor, name, "optimizer", begin, values));
     }
   });

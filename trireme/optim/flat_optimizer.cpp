@@ -43,6 +43,10 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
   for (bucket::FlatParameters* buffer : buffers) {
     std::vector<ParameterOptions> of_each;
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
+      if (rule_->needs_norms() && !tensor.placement.global_shape.empty()) {
+        throw InputError("optim", concat(rule_->name(), " needs the norm of the whole parameter \"", tensor.name, "\", of which each rank has a part"),
+                         "Use AdamW.");
+      }
       of_each.push_back(options_of(tensor));
     }
     Shard& shard = shards_.emplace_back(Shard{std::ssize(shards_), buffer, std::move(of_each), buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, 2 * tensors});
@@ -239,8 +243,15 @@ void FlatOptimizer::prepare() {
     if (!sum_over_) {
       throw Error("optim", concat(rule_->name(), ": norms of parameters that lie on several ranks need sum_over()."));
     }
-    at::Tensor sums = torch::from_blob(norms_.data(), {static_cast<int64_t>(norms_.size())}, torch::kFloat64);
-    sum_over_(sums);
+    for (size_t first = 0, last = 0; first < shards_.size(); first = last) {
+      const int group = shards_[first].buffer->reduce_group();
+      int64_t count = 0;
+      for (; last < shards_.size() && shards_[last].buffer->reduce_group() == group; ++last) {
+        count += 2 * shards_[last].buffer->count();
+      }
+      at::Tensor sums = torch::from_blob(norms_.data() + shards_[first].first_norm, {count}, torch::kFloat64);
+      sum_over_(sums, group);
+    }
   }
   prepared_ = true;
 }

@@ -65,10 +65,10 @@ class FlatOptimizer {
     return rule_->needs_norms();
   }
   /// Where needs_norms(), after begin_step() and before the first step_bucket(), when all gradients are final: updates the states,
-  /// and adds up every parameter's norms over the ranks with one call of sum_over(). Else it does nothing.
+  /// and adds up every parameter's norms over the ranks with one call of sum_over() for each reduce group. Else it does nothing.
   void prepare();
   /// Says how float64 sums [n] are added up over the ranks that shards are spread over. Needed where needs_norms() and sharded().
-  void sum_over(std::function<void(at::Tensor& sums)> all_reduce) {
+  void sum_over(std::function<void(at::Tensor& sums, int reduce_group)> all_reduce) {
     sum_over_ = std::move(all_reduce);
   }
   /// Steps the owned part of one bucket; each bucket once between two begin_step().
@@ -138,7 +138,7 @@ class FlatOptimizer {
   double lr_ = 0;
   std::optional<Betas> betas_;
   double grad_scale_ = 1;
-  std::function<void(at::Tensor&)> sum_over_;
+  std::function<void(at::Tensor&, int)> sum_over_;
   std::vector<double> norms_; // of every tensor of every buffer, as ShardStep::norms
   bool prepared_ = false;
 };

@@ -10,7 +10,7 @@ namespace trireme::zero {
 
 GatheredParameters::GatheredParameters(std::shared_ptr<ParameterCoordinator> coordinator, std::vector<at::Tensor> parameters, std::optional<int> modifier)
     : coordinator_(std::move(coordinator)), parameters_(std::move(parameters)), modifier_(modifier) {
-  coordinator_->pin(parameters_);
+  coordinator_->pin(parameters_, modifier_.has_value());
 }
 
 // A rank that is lost here is noticed again by the next collective.

@@ -91,13 +91,13 @@ void ModelUnits::drop_early_shards() {
   }
 }
 
-void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, const comm::Group& group, bool broadcast,
+void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, const parallel::ReduceGroups& groups, bool broadcast,
                            const std::shared_ptr<ParameterCoordinator>& coordinator) {
   const torch::NoGradGuard no_grad;
   const auto move_in = [&](bucket::FlatParameters& buffer, int64_t b) {
     buffer.move_in(b);
     if (broadcast) {
-      group.broadcast(buffer.bucket_data(b), 0, "parameters").wait();
+      groups.of(buffer).broadcast(buffer.bucket_data(b), 0, "parameters").wait();
     }
     buffer.update_shard(b);
     buffer.release(b);

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/bucket/flatten.h>
-#include <trireme/comm/group.h>
+#include <trireme/parallel/data/reduce_groups.h>
 #include <trireme/zero/early_shards.h>
 #include <trireme/zero/options.h>
 #include <trireme/zero/parameter_coordinator.h>
@@ -37,7 +37,7 @@ class ModelUnits {
   void drop_early_shards();
   /// Moves the parameters unit by unit into `buffers`, which were made with unit_of(); rank 0's values become everybody's when
   /// `broadcast`. From then on `coordinator` looks after them. Collective.
-  void move_into(const std::vector<bucket::FlatParameters*>& buffers, const comm::Group& group, bool broadcast,
+  void move_into(const std::vector<bucket::FlatParameters*>& buffers, const parallel::ReduceGroups& groups, bool broadcast,
                  const std::shared_ptr<ParameterCoordinator>& coordinator);
 
  private:

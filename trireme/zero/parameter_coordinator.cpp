@@ -1,5 +1,6 @@
 #include <trireme/zero/parameter_coordinator.h>
 
+#include <trireme/base/error.h>
 #include <trireme/zero/gather_bucket.h>
 
 #include <torch/nn/module.h>
@@ -105,7 +106,7 @@ void ParameterCoordinator::start(const Part& part) {
   if (live_.count(part) != 0) {
     return;
   }
-  live_[part].work = gather_bucket(group_, *buffers_[part.buffer], part.bucket);
+  live_[part].work = gather_bucket(groups_.of(*buffers_[part.buffer]), *buffers_[part.buffer], part.bucket);
 }
 
 void ParameterCoordinator::finish(const Part& part) {
@@ -136,7 +137,13 @@ void ParameterCoordinator::release_all() {
   release_except({});
 }
 
-void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters) {
+void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters, bool to_modify) {
+  for (const Part& part : parts_of(parameters)) {
+    if (const bucket::FlatParameters& buffer = *buffers_[part.buffer]; to_modify && buffer.reduce_group() != 0) {
+      throw InputError("engine", concat("gather_parameters() with a modifier_rank of \"", buffer.name(0), "\" or its neighbours, which not every rank has"),
+                       "Change them on each rank that has them, without modifier_rank.");
+    }
+  }
   for (const Part& part : parts_of(parameters)) {
     if (!buffers_[part.buffer]->is_replicated(part.bucket)) {
       ++pins_[part];
@@ -162,7 +169,7 @@ void ParameterCoordinator::unpin(const std::vector<at::Tensor>& parameters, std:
   for (const Part& part : parts_of(parameters)) {
     bucket::FlatParameters& buffer = *buffers_[part.buffer];
     if (modifier) {
-      group_.broadcast(buffer.bucket_data(part.bucket), *modifier, "modified parameters").wait();
+      groups_.data().broadcast(buffer.bucket_data(part.bucket), *modifier, "modified parameters").wait();
       buffer.update_shard(part.bucket);
     }
     if (!buffer.is_replicated(part.bucket) && --pins_[part] == 0) {
@@ -176,7 +183,7 @@ void ParameterCoordinator::unpin(const std::vector<at::Tensor>& parameters, std:
   for (const at::Tensor& parameter : parameters) {
     if (modifier && parts_of({parameter}).empty()) { // frozen: in no buffer
       at::Tensor values = parameter.detach().contiguous();
-      group_.broadcast(values, *modifier, "modified parameters").wait();
+      groups_.data().broadcast(values, *modifier, "modified parameters").wait();
       parameter.detach().copy_(values);
     }
   }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/bucket/flat_parameters.h>
-#include <trireme/comm/group.h>
+#include <trireme/parallel/data/reduce_groups.h>
 #include <trireme/zero/access_order.h>
 
 #include <cstdint>
@@ -30,8 +30,8 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
  public:
   /// `ahead`: elements that may be gathered ahead; absent: the next unit, whatever its size; 0: nothing.
   /// The buffers must outlive it, or forget_buffers() comes before their end: what is pinned then needs not be given back.
-  ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, comm::Group group, std::optional<int64_t> ahead)
-      : buffers_(std::move(buffers)), group_(std::move(group)), ahead_(ahead) {}
+  ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, parallel::ReduceGroups groups, std::optional<int64_t> ahead)
+      : buffers_(std::move(buffers)), groups_(std::move(groups)), ahead_(ahead) {}
 
   /// Makes a unit of the module: its parameters, those of its children included, are gathered together.
   /// They have been taken in by the buffers.
@@ -49,7 +49,8 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   void release_all();
 
   /// Gathers the buckets of these parameters and keeps them until unpin(). Parameters that are not sharded are passed over.
-  void pin(const std::vector<at::Tensor>& parameters);
+  /// `to_modify`: one rank's values will be everybody's. Errors: InputError for parameters that not all ranks of the data group have.
+  void pin(const std::vector<at::Tensor>& parameters, bool to_modify = false);
   /// Called whenever parameters were modified between pin() and unpin().
   void on_modified(std::function<void()> callback) {
     on_modified_ = std::move(callback);
@@ -88,7 +89,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   void release_except(const Parts& kept);
 
   std::vector<bucket::FlatParameters*> buffers_;
-  comm::Group group_;
+  parallel::ReduceGroups groups_;
   std::optional<int64_t> ahead_;
   std::map<const torch::nn::Module*, Parts> units_;
   AccessOrder order_;

@@ -17,7 +17,7 @@ comm::Work ShardedSync::gradients_ready(bucket::FlatParameters& buffer, int64_t 
 void ShardedSync::step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) {
   step();
   if (buffer.is_replicated(bucket)) {
-    gathers_.push_back(gather_bucket(group(), buffer, bucket));
+    gathers_.push_back(gather_bucket(groups().of(buffer), buffer, bucket));
   }
 }
 

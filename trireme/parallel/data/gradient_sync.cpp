@@ -43,8 +43,8 @@ comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffe
   });
 }
 
-AllReduceSync::AllReduceSync(comm::Group group, const DataParallelOptions& options, std::optional<at::ScalarType> travel)
-    : GradientSync(std::move(group)), options_(options), travel_(travel) {}
+AllReduceSync::AllReduceSync(ReduceGroups groups, const DataParallelOptions& options, std::optional<at::ScalarType> travel)
+    : GradientSync(std::move(groups)), options_(options), travel_(travel) {}
 
 double AllReduceSync::pre_scale() const {
   return options_.prescale_gradients ? 1.0 / group().size() : 1.0 / options_.gradient_predivide_factor;
@@ -65,7 +65,7 @@ comm::Work AllReduceSync::reduce(bucket::FlatParameters& buffer, int64_t bucket,
     const torch::NoGradGuard no_grad;
     buffer.bucket_grad(bucket).mul_(scale);
   }
-  return reduce_bucket(group(), buffer, bucket, to, travel_.value_or(buffer.gradient_type()));
+  return reduce_bucket(groups().of(buffer), buffer, bucket, to, travel_.value_or(buffer.gradient_type()));
 }
 
 comm::Work AllReduceSync::gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) {

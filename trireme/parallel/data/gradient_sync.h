@@ -3,6 +3,7 @@
 #include <trireme/bucket/flat_parameters.h>
 #include <trireme/comm/group.h>
 #include <trireme/parallel/data/options.h>
+#include <trireme/parallel/data/reduce_groups.h>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -20,19 +21,23 @@ namespace trireme::parallel {
 /// step_bucket() for each bucket, and end_step().
 class GradientSync {
  public:
-  explicit GradientSync(comm::Group group) : group_(std::move(group)) {}
+  explicit GradientSync(ReduceGroups groups) : groups_(std::move(groups)) {}
   virtual ~GradientSync() = default;
   GradientSync(const GradientSync&) = delete;
   GradientSync& operator=(const GradientSync&) = delete;
 
   /// The ranks that train one model.
   const comm::Group& group() const {
-    return group_;
+    return groups_.data();
+  }
+  /// Those that add up the gradients of a buffer.
+  const ReduceGroups& groups() const {
+    return groups_;
   }
   /// Those that take the present step as one: they have one loss and one gradient norm, and all of them step or none does. A group of one
   /// where each rank steps by itself. The same in every step.
   virtual const comm::Group& step_group() const {
-    return group_;
+    return group();
   }
   /// Whether all ranks of group() exchange something at the end of the present step: the step reports their mean loss, and they may stop after it.
   virtual bool ranks_meet() const {
@@ -49,7 +54,8 @@ class GradientSync {
 
   /// Says whose gradients will come: once, by the Reducer, before the first backward. The parameters' first values may still change.
   virtual void attach(const std::vector<bucket::FlatParameters*>& buffers);
-  /// The bucket's gradients are final on this rank: starts what makes them those of the step. Not called in a group of one.
+  /// The bucket's gradients are final on this rank: starts what makes them those of the step. Not called where the
+  /// buffer's group is this rank alone, but for sharded gradients.
   virtual comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) = 0;
   /// All buckets of a backward have been handed to gradients_ready(); perhaps none has arrived.
   virtual void backward_ended() {}
@@ -74,7 +80,7 @@ class GradientSync {
   virtual void for_each_state(const Visit& visit);
 
  private:
-  comm::Group group_;
+  ReduceGroups groups_;
 };
 
 /// Where the sum of a bucket's gradients goes: to every rank, or to each its part of the bucket (bucket::ShardPlan), half of the bytes.
@@ -89,7 +95,7 @@ comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffe
 class AllReduceSync : public GradientSync {
  public:
   /// Gradients are sent as `travel`; absent: in their own type.
-  AllReduceSync(comm::Group group, const DataParallelOptions& options, std::optional<at::ScalarType> travel = std::nullopt);
+  AllReduceSync(ReduceGroups groups, const DataParallelOptions& options, std::optional<at::ScalarType> travel = std::nullopt);
 
   double scale() const override;
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;

@@ -41,7 +41,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
  public:
   Impl(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync) : sync_(sync), order_(order_of(buffers)) {
     for (bucket::FlatParameters* buffer : buffers) {
-      buffers_.push_back(Buffer{buffer, {}, {}, {}, std::vector<size_t>(buffer->layout().buckets().size())});
+      const bool exchanged = sync.groups().of(*buffer).size() > 1 || (buffer->gradients_are_sharded() && !sync.groups().alone());
+      buffers_.push_back(Buffer{buffer, exchanged, {}, {}, {}, std::vector<size_t>(buffer->layout().buckets().size())});
       sharded_ = sharded_ || buffer->gradients_are_sharded();
     }
     for (size_t i = 0; i < order_.size(); ++i) {
@@ -77,6 +78,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // A flat buffer and what of it is there in the current backward.
   struct Buffer {
     bucket::FlatParameters* flat;
+    bool exchanged; // its gradients are handed to the sync
     std::vector<int64_t> missing; // gradients that bucket b still waits for
     std::vector<bool> ready; // parameter i has its gradient
     std::vector<bool> held; // parameter i is final at end() only
@@ -92,7 +94,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void hand_over();
 
   bool alone() const {
-    return sync_.group().size() == 1;
+    return sync_.groups().alone();
   }
 
   GradientSync& sync_;
@@ -307,7 +309,7 @@ void Reducer::Impl::start_next() {
       flat.attach_zero_grad(parameter);
     }
   }
-  if (alone()) {
+  if (!buffers_[b].exchanged) {
     works_.emplace_back();
     return;
   }

@@ -7,16 +7,21 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
 namespace trireme::parallel {
 namespace {
 
 // Folded to 52 bits so that it survives a sum in double.
-int64_t fingerprint(const FlatBuffers& buffers) {
+int64_t fingerprint(const FlatBuffers& buffers, int reduce_group) {
   uint64_t hash = fnv1a("");
   const auto mix = [&](const std::string& text) { hash = fnv1a(text, hash); };
   for (const auto& buffer : buffers) {
+    if (buffer->reduce_group() != reduce_group) {
+      continue;
+    }
     mix(concat(buffer->scalar_type()));
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
       mix(tensor.name);
@@ -44,35 +49,59 @@ bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool m
   return found;
 }
 
-FlatBuffers flatten(const bucket::NamedTensors& parameters, const comm::Group& group, const DataParallelOptions& options, int64_t shards,
+FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups, const DataParallelOptions& options, bool shards,
                     const bucket::FlatOptions& flat_options) {
-  bucket::LayoutOptions layout;
-  layout.bucket_bytes = options.bucket_bytes;
-  layout.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
-  layout.shards = shards;
-  return bucket::flatten(parameters, layout, [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); }, flat_options);
+  std::map<int, std::vector<int64_t>> of_group;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, parameter] = parameters[i];
+    of_group[flat_options.placement_of ? flat_options.placement_of(name, parameter).reduce_group : 0].push_back(static_cast<int64_t>(i));
+  }
+  FlatBuffers buffers;
+  for (const auto& [number, places] : of_group) {
+    const comm::Group& group = groups.at(number);
+    bucket::LayoutOptions layout;
+    layout.bucket_bytes = options.bucket_bytes;
+    layout.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
+    bucket::FlatOptions own = flat_options;
+    if (shards) {
+      own.rank = group.rank();
+      own.size = group.size();
+      layout.shards = group.size();
+    }
+    own.places = places;
+    bucket::NamedTensors chosen;
+    for (const int64_t place : places) {
+      chosen.push_back(parameters[place]);
+    }
+    const auto allocate = [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); };
+    for (auto& buffer : bucket::flatten(chosen, layout, allocate, own)) {
+      buffers.push_back(std::move(buffer));
+    }
+  }
+  return buffers;
 }
 
-void check_same_model(const FlatBuffers& buffers, const comm::Group& group) {
-  if (group.size() == 1) {
-    return;
-  }
-  const int64_t mine = fingerprint(buffers);
-  at::Tensor all = torch::empty({group.size()}, torch::kInt64);
-  group.all_gather(all, torch::tensor({mine}, torch::kInt64), "model fingerprint").wait();
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (all[rank].item<int64_t>() != all[0].item<int64_t>()) {
-      throw InputError("data parallel", concat("rank ", rank, " built another model than rank 0 (parameter names, shapes or types differ)"),
-                       "Build the same model on every rank of the group.");
+void check_same_model(const FlatBuffers& buffers, const ReduceGroups& groups) {
+  for (size_t number = 0; number < groups.all().size(); ++number) {
+    const comm::Group& group = groups.all()[number];
+    const int64_t mine = fingerprint(buffers, static_cast<int>(number));
+    at::Tensor all = torch::empty({group.size()}, torch::kInt64);
+    group.all_gather(all, torch::tensor({mine}, torch::kInt64), "model fingerprint").wait();
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (all[rank].item<int64_t>() != all[0].item<int64_t>()) {
+        throw InputError("data parallel", concat("rank ", group.members()[rank], " built another model than rank ", group.members()[0],
+                                                 " (parameter names, shapes or types differ)"),
+                         "Build the same model on every rank of the group.");
+      }
     }
   }
 }
 
-void broadcast_parameters(const FlatBuffers& buffers, const comm::Group& group, int root) {
+void broadcast_parameters(const FlatBuffers& buffers, const ReduceGroups& groups, int root) {
   const torch::NoGradGuard no_grad;
   for (const auto& buffer : buffers) {
     if (!buffer->parameters_are_sharded()) {
-      group.broadcast(buffer->flat_data(), root, "parameters").wait();
+      groups.of(*buffer).broadcast(buffer->flat_data(), root, "parameters").wait();
     }
   }
 }

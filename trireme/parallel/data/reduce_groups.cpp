@@ -1,0 +1,34 @@
+#include <trireme/parallel/data/reduce_groups.h>
+
+#include <trireme/base/error.h>
+
+#include <algorithm>
+
+namespace trireme::parallel {
+
+ReduceGroups::ReduceGroups(comm::Group data, std::vector<comm::Group> others) : groups_(std::move(others)) {
+  groups_.insert(groups_.begin(), std::move(data));
+  const std::vector<int>& known = this->data().members();
+  for (const comm::Group& group : groups_) {
+    for (const int rank : group.members()) {
+      if (std::find(known.begin(), known.end(), rank) == known.end()) {
+        throw InputError("data parallel", concat("reduce group \"", group.name(), "\" has rank ", rank, ", which is not in the data group"),
+                         "Make it of ranks of the data group: Group::subgroup().");
+      }
+    }
+  }
+}
+
+const comm::Group& ReduceGroups::at(int number) const {
+  if (number < 0 || number >= std::ssize(groups_)) {
+    throw InputError("data parallel", concat("a parameter's placement says reduce_group ", number, ", and there are ", groups_.size(), " groups"),
+                     "0 is the data group; InitializeOptions::reduce_groups makes those from 1 on.");
+  }
+  return groups_[number];
+}
+
+bool ReduceGroups::alone() const {
+  return std::all_of(groups_.begin(), groups_.end(), [](const comm::Group& group) { return group.size() == 1; });
+}
+
+} // namespace trireme::parallel
