@@ -1,6 +1,7 @@
 #include <trireme/bucket/flat_parameters.h>
 
 #include <trireme/base/error.h>
+#include <trireme/bucket/state_store.h>
 
 #include <torch/utils.h>
 
@@ -66,7 +67,10 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   plan_ = ShardPlan(layout_, options_.rank, options_.size, options_.size > 1);
   allocate_gradients();
   if (options_.shard_parameters) {
-    data_shards_ = std::make_unique<ParameterShards>(layout_, plan_, scalar_type(), first.device(), allocate_, pool_);
+    if (!options_.parameter_store) {
+      options_.parameter_store = make_memory_store([allocate = allocate_](int64_t numel, at::ScalarType type, at::Device) { return allocate(numel, type); });
+    }
+    data_shards_ = std::make_unique<ParameterShards>(layout_, plan_, scalar_type(), first.device(), options_.parameter_store, pool_);
     return;
   }
   flat_data_ = allocate_(layout_.numel(), scalar_type()).zero_();
@@ -138,7 +142,7 @@ void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t,
       const Slot& slot = layout_.slots()[s];
       const Range piece{std::max(slot.begin, mine.begin), std::min(slot.end, mine.end)};
       if (piece.begin < piece.end) {
-        visit(slot.tensor, piece.begin - slot.begin, owned_data(static_cast<int64_t>(b), piece));
+        data_shards_->with_owned(static_cast<int64_t>(b), piece, true, [&](const at::Tensor& values) { visit(slot.tensor, piece.begin - slot.begin, values); });
       }
     }
   }
@@ -153,7 +157,20 @@ at::Tensor FlatParameters::bucket_data(int64_t b) {
 }
 
 at::Tensor FlatParameters::owned_data(int64_t b, const Range& range) const {
-  return data_shards_ ? data_shards_->owned(b, range) : flat_data_.slice(0, range.begin, range.end);
+  if (!data_shards_) {
+    return flat_data_.slice(0, range.begin, range.end);
+  }
+  at::Tensor values;
+  data_shards_->with_owned(b, range, false, [&](const at::Tensor& owned) { values = owned; });
+  return values;
+}
+
+void FlatParameters::modify_owned_data(int64_t b, const Range& range, const std::function<void(const at::Tensor&)>& f) {
+  if (data_shards_) {
+    data_shards_->with_owned(b, range, true, f);
+  } else {
+    f(flat_data_.slice(0, range.begin, range.end));
+  }
 }
 
 at::Tensor FlatParameters::bucket_grad(int64_t b) {

@@ -33,6 +33,8 @@ struct FlatOptions {
   std::function<bool(const at::Tensor&)> alone = nullptr;
   /// TensorInfo::placement of a parameter; absent: every rank has all of each.
   std::function<Placement(const std::string& name, const at::Tensor&)> placement_of = nullptr;
+  /// Where the shards of sharded parameters are; null: in memory.
+  std::shared_ptr<StateStore> parameter_store = nullptr;
   /// TensorInfo::place of each parameter; empty: these are all parameters of the model.
   std::vector<int64_t> places = {};
 };
@@ -92,8 +94,10 @@ class FlatParameters {
   at::Tensor bucket_data(int64_t b);
   /// Of sharded parameters: lets the parameters of bucket `b` show what bucket_data(b) has, until release().
   void publish(int64_t b);
-  /// Elements `range` (of the flat buffer) of the parameters, which lie in bucket `b` and, when they are sharded, are this rank's.
+  /// Elements `range` (of the flat buffer) of the parameters, which lie in bucket `b` and, when they are sharded, are this rank's; to be read.
   at::Tensor owned_data(int64_t b, const Range& range) const;
+  /// Calls f with them, to be changed.
+  void modify_owned_data(int64_t b, const Range& range, const std::function<void(const at::Tensor&)>& f);
   bool parameters_are_sharded() const {
     return data_shards_ != nullptr;
   }
@@ -110,7 +114,7 @@ class FlatParameters {
   void update_shard(int64_t b);
   void release(int64_t b);
   /// Calls visit(i, begin, values) for each piece of a sharded parameter on this rank: elements [begin, begin + n) of parameter
-  /// i's row-major order, viewed.
+  /// i's row-major order, viewed. It may change them.
   void for_each_sharded(const std::function<void(int64_t i, int64_t begin, const at::Tensor& values)>& visit) const;
   /// [layout().numel()]; undefined when gradients are sharded.
   const at::Tensor& flat_grad() const {

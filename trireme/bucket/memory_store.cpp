@@ -11,7 +11,7 @@ class MemoryStore : public StateStore {
  public:
   explicit MemoryStore(AllocateOn allocate) : allocate_(std::move(allocate)) {}
 
-  void add(const std::vector<StoredArray>& arrays, at::Device device) override {
+  int64_t add(const std::vector<StoredArray>& arrays, at::Device device) override {
     std::vector<std::vector<at::Tensor>>& buckets = buffers_.emplace_back();
     for (const StoredArray& array : arrays) {
       buckets.resize(array.numel.size());
@@ -22,11 +22,12 @@ class MemoryStore : public StateStore {
         begin += array.numel[b];
       }
     }
+    return std::ssize(buffers_) - 1;
   }
   const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override {
     return buffers_[buffer][bucket];
   }
-  void release(int64_t, int64_t) override {}
+  void release(int64_t, int64_t, bool) override {}
   void prefetch(int64_t, int64_t) override {}
 
  private:

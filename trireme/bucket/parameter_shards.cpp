@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/bucket/gradient_shards.h>
+#include <trireme/bucket/state_store.h>
 
 #include <torch/utils.h>
 
@@ -18,14 +19,13 @@ bool has_memory(const at::Tensor& tensor) {
   return tensor.numel() == 0 || tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
 }
 
-ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, const Allocate& allocate,
+ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, std::shared_ptr<StateStore> store,
                                  std::shared_ptr<MemoryPool> pool)
-    : layout_(layout), plan_(plan), type_(type), device_(device), pool_(std::move(pool)), whole_(layout.buckets().size()) {
-  int64_t offset = 0;
+    : layout_(layout), plan_(plan), type_(type), device_(device), pool_(std::move(pool)), store_(std::move(store)), whole_(layout.buckets().size()) {
+  StoredArray shards{type, 0, {}};
   for (size_t b = 0; b < layout.buckets().size(); ++b) {
     const auto bucket = static_cast<int64_t>(b);
-    shard_offset_.push_back(offset);
-    offset += is_replicated(bucket) ? 0 : plan_.mine(bucket).numel();
+    shards.numel.push_back(is_replicated(bucket) ? 0 : plan_.mine(bucket).numel());
     // The size stays what it is with memory: views may be made at any time.
     const size_t bytes = static_cast<size_t>(layout.buckets()[b].numel()) * c10::elementSize(type);
     storages_.emplace_back(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
@@ -35,7 +35,7 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
       empty_storage(bucket);
     }
   }
-  shard_ = allocate(offset, type);
+  in_store_ = store_->add({shards}, device);
 }
 
 // Parameters may outlive it, empty.
@@ -73,7 +73,7 @@ void ParameterShards::update(int64_t b) {
   if (!is_replicated(b)) {
     const Range mine = plan_.mine(b);
     const int64_t begin = layout_.buckets()[b].begin;
-    owned(b, mine).copy_(whole_[b].slice(0, mine.begin - begin, mine.end - begin));
+    with_owned(b, mine, true, [&](at::Tensor values) { values.copy_(whole_[b].slice(0, mine.begin - begin, mine.end - begin)); });
   }
 }
 
@@ -96,13 +96,15 @@ void ParameterShards::empty_storage(int64_t b) {
              "zero::GatheredParameters of them lives, or call the forward() of the module that is Sharded."));
 }
 
-at::Tensor ParameterShards::owned(int64_t b, const Range& range) const {
+void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f) {
   if (is_replicated(b)) {
     const int64_t begin = layout_.buckets()[b].begin;
-    return whole_[b].slice(0, range.begin - begin, range.end - begin);
+    f(whole_[b].slice(0, range.begin - begin, range.end - begin));
+    return;
   }
-  const int64_t offset = shard_offset_[b] - plan_.mine(b).begin;
-  return shard_.slice(0, offset + range.begin, offset + range.end);
+  const int64_t begin = plan_.mine(b).begin;
+  f(store_->acquire(in_store_, b).front().slice(0, range.begin - begin, range.end - begin));
+  store_->release(in_store_, b, modifies);
 }
 
 } // namespace trireme::bucket

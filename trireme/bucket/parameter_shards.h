@@ -7,11 +7,14 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace trireme::bucket {
+
+class StateStore;
 
 /// Parameters of which only this rank's shard stays (ZeRO stage 3): a unit's bucket has memory from memory() to release(), and its
 /// parameters show it from publish() on. Buckets of no unit are always whole.
@@ -19,11 +22,11 @@ namespace trireme::bucket {
 /// Parameters are views on one storage for each bucket. Releasing takes the memory away from the storage and publishing gives it
 /// memory again, so that everything that views it, autograd's saved tensors included, sees the values again. Who reads a
 /// parameter meanwhile, also while its values are on their way, gets c10::Error with a sentence that names it.
-/// Memory: numel / ranks, buckets of no unit, and what is gathered.
+/// Memory: numel / ranks, where the store has its arrays; buckets of no unit, and what is gathered.
 class ParameterShards {
  public:
-  /// `layout` and `plan` must outlive it.
-  ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, const Allocate& allocate,
+  /// `layout` and `plan` must outlive it. The shards are one array of `store`.
+  ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, std::shared_ptr<StateStore> store,
                   std::shared_ptr<MemoryPool> pool);
   ~ParameterShards();
   ParameterShards(const ParameterShards&) = delete;
@@ -47,8 +50,9 @@ class ParameterShards {
   void update(int64_t b);
   /// Gives the bucket's memory back; not of buckets that stay whole.
   void release(int64_t b);
-  /// This rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer.
-  at::Tensor owned(int64_t b, const Range& range) const;
+  /// Calls f with this rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer. Who only reads them may hold
+  /// them longer.
+  void with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f);
 
  private:
   void empty_storage(int64_t b);
@@ -58,8 +62,8 @@ class ParameterShards {
   at::ScalarType type_;
   at::Device device_;
   std::shared_ptr<MemoryPool> pool_;
-  at::Tensor shard_; // of the buckets that do not stay whole
-  std::vector<int64_t> shard_offset_; // by bucket
+  std::shared_ptr<StateStore> store_;
+  int64_t in_store_; // our number there
   std::vector<at::Tensor> whole_; // by bucket, perhaps longer than it
   std::vector<c10::Storage> storages_; // by bucket
 };

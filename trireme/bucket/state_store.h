@@ -11,7 +11,7 @@
 
 namespace trireme::bucket {
 
-/// An array of which every bucket of a flat buffer has a part: an optimizer state, or the masters.
+/// An array of which every bucket of a flat buffer has a part: an optimizer state, the masters, or sharded parameters.
 struct StoredArray {
   at::ScalarType type = at::kFloat;
   double initial = 0;
@@ -24,13 +24,13 @@ struct StoredArray {
 class StateStore {
  public:
   virtual ~StateStore() = default;
-  /// Takes in the arrays of one more flat buffer, filled with their initial values; buffers count from 0. acquire() gives them on `device`.
-  virtual void add(const std::vector<StoredArray>& arrays, at::Device device) = 0;
+  /// Takes in the arrays of one more flat buffer, filled with their initial values, and returns its number. acquire() gives them on `device`.
+  virtual int64_t add(const std::vector<StoredArray>& arrays, at::Device device) = 0;
   /// The bucket's part of each array, flat and contiguous, to be read and written until release().
   virtual const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) = 0;
-  /// Keeps what was written to the parts of an acquired bucket. A part that somebody still holds keeps its values: its memory is not used
-  /// again before.
-  virtual void release(int64_t buffer, int64_t bucket) = 0;
+  /// Keeps what was written to the parts of an acquired bucket; not `modified`: nothing was. A part that somebody still holds keeps its
+  /// values: its memory is not used again before.
+  virtual void release(int64_t buffer, int64_t bucket, bool modified) = 0;
   /// Says that acquire() of this bucket is near.
   virtual void prefetch(int64_t buffer, int64_t bucket) = 0;
 };

@@ -163,6 +163,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
   sharding.gradient_type = gradient_type(parts);
   if (sharding.shard_parameters) {
+    sharding.parameter_store = options.state_store ? options.state_store() : nullptr;
     units.choose(config.zero);
     warn_of_whole_parameters(parts, units, config);
   } else {

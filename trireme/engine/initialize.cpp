@@ -221,7 +221,8 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.reducer = std::make_unique<parallel::Reducer>(buffers, *parts.sync);
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
-  parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config));
+  parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
+                                                           options.state_store ? options.state_store() : nullptr);
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.at(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });

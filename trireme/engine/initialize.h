@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/bucket/state_store.h>
 #include <trireme/comm/world.h>
 #include <trireme/config/auto_values.h>
 #include <trireme/config/engine_config.h>
@@ -58,6 +59,9 @@ struct InitializeOptions {
   std::function<bucket::Placement(const std::string& name, const at::Tensor& parameter)> placement = nullptr;
   /// Makes the groups that Placement::reduce_group counts from 1 on, by data.subgroup(): in each the ranks that hold the same elements.
   std::function<std::vector<comm::Group>(const comm::Group& data)> reduce_groups = nullptr;
+  /// Makes what holds this rank's masters and optimizer states between steps, and another one for its shards of the parameters at ZeRO stage 3;
+  /// default: the memory of their device.
+  std::function<std::unique_ptr<bucket::StateStore>()> state_store = nullptr;
   /// Micro-batches of training_data that a thread makes ahead; 0: none, they are made when asked for.
   int64_t prefetch = 2;
   /// Kept in every checkpoint; default: `config` as it is used, config::to_json(). A run keeps its whole run file here.

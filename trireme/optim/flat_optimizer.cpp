@@ -115,7 +115,7 @@ void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, const std::f
   }
   const std::span<const at::Tensor> arrays = store_->acquire(shard.index, bucket);
   f({shard.has_master ? arrays.front() : at::Tensor(), arrays.subspan(masters, states), arrays.subspan(masters + states)});
-  store_->release(shard.index, bucket);
+  store_->release(shard.index, bucket, true);
 }
 
 void FlatOptimizer::follow_first_values() {
@@ -158,13 +158,14 @@ at::Tensor FlatOptimizer::scales_of(const Shard& shard, const BucketStates& stat
 }
 
 // Of segments [first, last) and the gaps between them, which are zero and stay zero.
-ShardStep FlatOptimizer::shard_step(const Shard& shard, const BucketStates& states, int64_t bucket, size_t first, size_t last) const {
+ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first,
+                                    size_t last) const {
   const std::vector<Segment>& segments = shard.segments[bucket];
   const int64_t start = owned(shard, bucket).begin;
   const int64_t begin = segments[first].begin;
   const int64_t end = segments[last - 1].end;
   const bucket::Range range{start + begin, start + end};
-  const at::Tensor data = shard.buffer->owned_data(bucket, range);
+  const at::Tensor data = owned_data.slice(0, begin, end);
   ShardStep step;
   if (shard.has_master) {
     step.param = states.master.slice(0, begin, end);
@@ -194,7 +195,7 @@ void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::funct
   const std::vector<Segment>& segments = shard.segments[bucket];
   const auto left_out = [&](size_t s) { return !shard.unused.empty() && shard.unused[segments[s].parameter]; };
   const auto options = [&](size_t s) { return shard.options[segments[s].parameter]; };
-  with_states(shard, bucket, [&](const BucketStates& states) {
+  const auto step_all = [&](const at::Tensor& data, const BucketStates& states) {
     prefetch_after(shard, bucket);
     for (size_t first = 0, last = 0; first < segments.size(); first = last) {
       last = first + 1;
@@ -204,7 +205,7 @@ void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::funct
       while (states.scales.empty() && last < segments.size() && !left_out(last) && options(last) == options(first)) {
         ++last;
       }
-      ShardStep step = shard_step(shard, states, bucket, first, last);
+      ShardStep step = shard_step(shard, data, states, bucket, first, last);
       std::vector<Segment> own(segments.begin() + static_cast<int64_t>(first), segments.begin() + static_cast<int64_t>(last));
       for (Segment& segment : own) {
         segment.begin -= segments[first].begin;
@@ -213,6 +214,9 @@ void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::funct
       step.segments = own;
       f(step);
     }
+  };
+  shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {
+    with_states(shard, bucket, [&](const BucketStates& states) { step_all(data, states); });
   });
 }
 

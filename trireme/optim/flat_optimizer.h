@@ -124,7 +124,7 @@ class FlatOptimizer {
   void follow_first_values();
   /// Calls f(step) for the parts of a bucket's owned range that are stepped in one go.
   void for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;
-  ShardStep shard_step(const Shard& shard, const BucketStates& states, int64_t bucket, size_t first, size_t last) const;
+  ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first, size_t last) const;
   void prefetch_after(const Shard& shard, int64_t bucket) const;
   static at::Tensor scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket, size_t segment);
   std::span<double> norms_of(const Shard& shard);
