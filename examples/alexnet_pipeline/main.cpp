@@ -87,7 +87,7 @@ int run(int argc, char** argv) {
   needs.config.batch.micro = options.micro;
   needs.config.batch.accumulation = options.micro_batches;
   needs.config.optimizer.emplace();
-  std::get<optim::AdamOptions>(needs.config.optimizer->rule).lr = 3e-4;
+  std::get<trireme::optim::AdamOptions>(needs.config.optimizer->rule).lr = 3e-4;
   needs.training_data = open_images(options, true);
   std::vector<int64_t> first_samples(static_cast<size_t>(options.micro));
   std::iota(first_samples.begin(), first_samples.end(), 0);

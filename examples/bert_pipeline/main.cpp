@@ -61,7 +61,7 @@ int run(int argc, char** argv) {
   needs.config.batch.train = options.batch;
   needs.config.batch.accumulation = options.micro_batches;
   needs.config.optimizer.emplace();
-  std::get<optim::AdamOptions>(needs.config.optimizer->rule).lr = 1e-3;
+  std::get<trireme::optim::AdamOptions>(needs.config.optimizer->rule).lr = 1e-3;
   needs.config.schedule.kind = trireme::optim::ScheduleOptions::Kind::warmup;
   needs.config.schedule.warmup_type = trireme::optim::ScheduleOptions::Warmup::linear;
   needs.config.schedule.warmup_min_lr = 1e-5;
