@@ -9,8 +9,8 @@ namespace {
 
 using testing::HasSubstr;
 
-GptShape shape(bool tied = true) {
-  return {/*layers=*/12, /*hidden=*/768, /*heads=*/12, /*sequence_length=*/1024, /*vocab_size=*/50257, tied, 0};
+models::GptOptions shape(bool tied = true) {
+  return {.layers = 12, .hidden = 768, .heads = 12, .sequence_length = 1024, .vocab_size = 50257, .tie_embeddings = tied};
 }
 
 Run plain(int64_t ranks = 1, int zero_stage = 0) {

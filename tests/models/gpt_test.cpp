@@ -114,6 +114,17 @@ TEST(GptTest, NamesAreHuggingFaces) {
   }
 }
 
+TEST(GptTest, PartsHaveTheSizesOfTheModule) {
+  for (const bool tied : {true, false}) {
+    const auto parameters = Gpt(small_gpt(tied))->named_parameters();
+    for (const GptPart& part : gpt_parts(small_gpt(tied))) {
+      for (const auto& [name, sizes] : part.parameters) {
+        EXPECT_EQ(parameters[concat(part.name, '.', name)].sizes().vec(), sizes) << part.name << ' ' << name;
+      }
+    }
+  }
+}
+
 TEST(GptTest, LaterTokensDoNotChangeEarlierLogits) {
   const torch::NoGradGuard no_grad;
   Gpt model(small_gpt());

@@ -29,15 +29,14 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
   conditions.autocast = run.engine.precision.autocast;
   conditions.layer_list = layer_list;
   if (run.model.kind == ModelConfig::Kind::cnn) {
-    const models::CnnOptions& cnn = run.model.cnn;
-    return estimate::cnn({cnn.channels, cnn.side, cnn.classes, cnn.width, cnn.dropout}, conditions);
+    return estimate::cnn(run.model.cnn, conditions);
   }
-  const models::GptOptions& gpt = run.model.gpt;
-  const int64_t vocabulary = gpt.vocab_size > 0 ? gpt.vocab_size : vocab_size;
-  if (vocabulary == 0) {
+  models::GptOptions gpt = run.model.gpt;
+  gpt.vocab_size = gpt.vocab_size > 0 ? gpt.vocab_size : vocab_size;
+  if (gpt.vocab_size == 0) {
     throw InputError("estimate", "the model takes the size of its vocabulary from its tokenizer", "Say it: --set model.vocab_size=50257");
   }
-  return estimate::gpt({gpt.layers, gpt.hidden, gpt.heads, gpt.sequence_length, vocabulary, gpt.tie_embeddings, gpt.dropout}, conditions);
+  return estimate::gpt(gpt, conditions);
 }
 
 void set_optimizer(const optim::OptimizerOptions& options, Run& out) {

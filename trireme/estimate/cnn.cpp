@@ -26,7 +26,7 @@ Layer linear(const std::string& name, int64_t in, int64_t out, int64_t samples, 
 
 } // namespace
 
-Model cnn(const CnnShape& shape, const Conditions& conditions) {
+Model cnn(const models::CnnOptions& shape, const Conditions& conditions) {
   const int64_t element = bytes_of(conditions.type);
   const int64_t samples = conditions.samples;
   const int64_t flat = 2 * shape.width * (shape.side / 4) * (shape.side / 4);

@@ -1,7 +1,8 @@
 #include <trireme/estimate/model.h>
 
-#include <trireme/base/error.h>
-
+#include <algorithm>
+#include <functional>
+#include <numeric>
 #include <set>
 
 namespace trireme::estimate {
@@ -11,12 +12,12 @@ namespace {
 constexpr int64_t kFloat = 4;
 
 struct Sizes {
-  Sizes(const GptShape& shape, const Conditions& conditions)
+  Sizes(const models::GptOptions& options, const Conditions& conditions)
       : element(bytes_of(conditions.type)),
         product(conditions.autocast ? 2 : element),
-        rows(conditions.samples * shape.sequence_length),
-        hidden(rows * shape.hidden),
-        scores(conditions.samples * shape.heads * shape.sequence_length * shape.sequence_length) {}
+        rows(conditions.samples * options.sequence_length),
+        hidden(rows * options.hidden),
+        scores(conditions.samples * options.heads * options.sequence_length * options.sequence_length) {}
 
   int64_t element; // bytes of the residual stream
   int64_t product; // bytes of what a matrix product takes and makes
@@ -25,70 +26,80 @@ struct Sizes {
   int64_t scores; // of attention
 };
 
-Layer token_embedding(const GptShape& shape, const Sizes& s) {
-  Layer layer{"transformer.wte", "Embedding", {{"weight", shape.vocab_size * shape.hidden}}};
-  layer.is_unit = true;
-  layer.tie = shape.tie_embeddings ? "wte" : "";
+void token_embedding(Layer& layer, const models::GptOptions& options, const Sizes& s) {
+  layer.type = "Embedding";
   layer.reads_parameters_in_backward = false;
   layer.input = kIndexBytes * s.rows;
-  layer.output = s.element * s.hidden;
-  layer.working = s.element * (s.hidden + shape.vocab_size * shape.hidden);
-  return layer;
+  layer.working = s.element * (s.hidden + options.vocab_size * options.hidden);
 }
 
-Layer positions(const GptShape& shape, const Sizes& s) {
-  Layer layer{"transformer.wpe", "GptPositions", {{"weight", shape.sequence_length * shape.hidden}}};
-  layer.is_unit = true;
-  layer.input = layer.output = s.element * s.hidden;
-  layer.kept = shape.dropout > 0 ? s.element * s.hidden : 0;
-  layer.working = s.element * (2 * s.hidden + shape.sequence_length * shape.hidden);
-  return layer;
+void positions(Layer& layer, const models::GptOptions& options, const Sizes& s) {
+  layer.type = "GptPositions";
+  layer.kept = options.dropout > 0 ? s.element * s.hidden : 0;
+  layer.working = s.element * (2 * s.hidden + options.sequence_length * options.hidden);
 }
 
-Layer block(const GptShape& shape, const Conditions& conditions, const Sizes& s, int64_t number) {
-  const int64_t h = shape.hidden;
-  Layer layer{concat("transformer.h.", number), "GptBlock",
-              {{"ln_1.weight", h}, {"ln_1.bias", h},
-               {"attn.c_attn.weight", 3 * h * h}, {"attn.c_attn.bias", 3 * h}, {"attn.c_proj.weight", h * h}, {"attn.c_proj.bias", h},
-               {"ln_2.weight", h}, {"ln_2.bias", h},
-               {"mlp.c_fc.weight", 4 * h * h}, {"mlp.c_fc.bias", 4 * h}, {"mlp.c_proj.weight", 4 * h * h}, {"mlp.c_proj.bias", h}}};
-  layer.is_unit = true;
-  layer.input = layer.output = s.element * s.hidden;
+void block(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
+  const int64_t h = options.hidden;
+  layer.type = "GptBlock";
   // The input and the sum after attention belong to the residual stream, the other 14 to matrix products.
   layer.kept = (2 * s.element + 14 * s.product) * s.hidden + 4 * kFloat * s.rows;
-  if (shape.dropout > 0) {
+  if (options.dropout > 0) {
     layer.kept += 3 * s.product * s.scores + 2 * s.product * s.hidden;
   } else {
-    layer.kept += kFloat * s.rows * shape.heads;
+    layer.kept += kFloat * s.rows * options.heads;
   }
   if (conditions.autocast) { // weights in the products' type
     layer.kept += s.product * 12 * h * h;
   }
   // GELU's gradients of output and input beside the residual's, when GELU's output is gone; and the largest weight's.
   layer.working = s.element * s.hidden + 4 * s.product * s.hidden + s.element * 4 * h * h;
-  if (shape.dropout > 0) {
+  if (options.dropout > 0) {
     layer.working = std::max(layer.working, s.product * s.scores);
   }
-  return layer;
 }
 
-Layer last_norm(const GptShape& shape, const Sizes& s) {
-  Layer layer{"transformer.ln_f", "LayerNorm", {{"weight", shape.hidden}, {"bias", shape.hidden}}};
-  layer.input = layer.output = s.element * s.hidden;
+void last_norm(Layer& layer, const Sizes& s) {
+  layer.type = "LayerNorm";
+  layer.is_unit = false;
   layer.kept = s.element * s.hidden + 2 * s.element * s.rows;
   layer.working = 2 * s.element * s.hidden;
-  return layer;
 }
 
-Layer head(const GptShape& shape, const Conditions& conditions, const Sizes& s) {
-  const int64_t weight = shape.vocab_size * shape.hidden;
-  Layer layer{shape.tie_embeddings ? "transformer.wte" : "lm_head", shape.tie_embeddings ? "Embedding" : "Linear", {{"weight", weight}}};
-  layer.tie = shape.tie_embeddings ? "wte" : "";
-  layer.is_unit = true;
-  layer.input = s.element * s.hidden;
-  layer.output = s.product * s.rows * shape.vocab_size;
+void head(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
+  const int64_t weight = options.vocab_size * options.hidden;
+  layer.type = options.tie_embeddings ? "Embedding" : "Linear";
+  layer.output = s.product * s.rows * options.vocab_size;
   layer.kept = s.product * s.hidden + (conditions.autocast ? s.product * weight : 0);
   layer.working = s.element * (s.hidden + weight);
+}
+
+Layer layer_of(const models::GptPart& part, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
+  using Kind = models::GptPart::Kind;
+  Layer layer{part.name, ""};
+  for (const auto& [name, sizes] : part.parameters) {
+    layer.parameters.push_back({name, std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>())});
+  }
+  layer.tie = options.tie_embeddings && (part.kind == Kind::tokens || part.kind == Kind::head) ? "wte" : "";
+  layer.is_unit = true;
+  layer.input = layer.output = s.element * s.hidden;
+  switch (part.kind) {
+    case Kind::tokens:
+      token_embedding(layer, options, s);
+      break;
+    case Kind::positions:
+      positions(layer, options, s);
+      break;
+    case Kind::block:
+      block(layer, options, conditions, s);
+      break;
+    case Kind::norm:
+      last_norm(layer, s);
+      break;
+    case Kind::head:
+      head(layer, options, conditions, s);
+      break;
+  }
   return layer;
 }
 
@@ -105,16 +116,13 @@ int64_t Model::parameters() const {
   return sum;
 }
 
-Model gpt(const GptShape& shape, const Conditions& conditions) {
-  const Sizes sizes(shape, conditions);
+Model gpt(const models::GptOptions& options, const Conditions& conditions) {
+  const Sizes sizes(options, conditions);
   Model model;
-  model.layers = {token_embedding(shape, sizes), positions(shape, sizes)};
-  for (int64_t i = 0; i < shape.layers; ++i) {
-    model.layers.push_back(block(shape, conditions, sizes, i));
+  for (const models::GptPart& part : models::gpt_parts(options)) {
+    model.layers.push_back(layer_of(part, options, conditions, sizes));
   }
-  model.layers.push_back(last_norm(shape, sizes));
-  model.layers.push_back(head(shape, conditions, sizes));
-  const int64_t logits = sizes.product * sizes.rows * shape.vocab_size;
+  const int64_t logits = sizes.product * sizes.rows * options.vocab_size;
   model.loss_kept = logits + kFloat * sizes.rows;
   model.loss_working = conditions.layer_list ? logits : 0;
   return model;

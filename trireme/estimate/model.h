@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/models/options.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -70,34 +72,14 @@ struct Conditions {
   bool layer_list = false;
 };
 
-/// The numbers of models::GptOptions that memory depends on.
-struct GptShape {
-  int64_t layers = 0;
-  int64_t hidden = 0;
-  int64_t heads = 0;
-  int64_t sequence_length = 0;
-  int64_t vocab_size = 0;
-  bool tie_embeddings = true;
-  double dropout = 0;
-};
-
 /// Describes models::Gpt. Of a block with B samples of T tokens, H hidden and A heads backward keeps, in elements of BTH: the input,
 /// both LayerNorms' outputs, queries, keys and values (3), the attention's output, the sum after it, and GELU's input and output (4
 /// each): 16. Beside that 4 BAT bytes for the softmax and 16 BT for the LayerNorms. With dropout attention keeps three
 /// [B, A, T, T], and each dropout its noise.
-Model gpt(const GptShape& shape, const Conditions& conditions);
-
-/// The numbers of models::CnnOptions that memory depends on.
-struct CnnShape {
-  int64_t channels = 0;
-  int64_t side = 0;
-  int64_t classes = 0;
-  int64_t width = 0;
-  double dropout = 0;
-};
+Model gpt(const models::GptOptions& options, const Conditions& conditions);
 
 /// Describes models::Cnn.
-Model cnn(const CnnShape& shape, const Conditions& conditions);
+Model cnn(const models::CnnOptions& shape, const Conditions& conditions);
 
 /// Bytes of the fp32 parameters of n transformer layers of hidden size h, without embeddings and head: 4nh(13 + 12h).
 /// Source: docs/memory.md, "The textbook's formulas".

@@ -38,11 +38,6 @@ auto values_of(const GptValues& values, std::string prefix) {
 
 } // namespace
 
-GptEmbeddingImpl::GptEmbeddingImpl(const GptOptions& options, const GptValues& values)
-    : wte(values_of(values, "transformer.wte"), options.vocab_size, options.hidden),
-      wpe(values_of(values, "transformer.wpe"), options.sequence_length, options.hidden),
-      dropout(options.dropout) {}
-
 at::Tensor GptEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
   const int64_t length = tokens_BT.size(1);
   check_length(length, wpe->weight);
@@ -103,15 +98,29 @@ at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH) {
   return drop(x_BTH + weight.slice(0, 0, x_BTH.size(1)), dropout, is_training());
 }
 
-GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const GptValues& values) : embedding(options, values) {
-  register_module("wte", embedding->wte);
-  register_module("wpe", embedding->wpe);
-  h = register_module("h", zero::ShardedList<GptBlock>());
-  for (int64_t i = 0; i < options.layers; ++i) {
-    h->emplace_back(values_of(values, concat("transformer.h.", i)), options);
+GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const GptValues& values) {
+  embedding->dropout = options.dropout;
+  for (const GptPart& part : gpt_parts(options)) {
+    const auto fill = values_of(values, part.name);
+    switch (part.kind) {
+      case GptPart::Kind::tokens:
+        embedding->wte = register_module("wte", zero::Sharded<nn::Embedding>(fill, options.vocab_size, options.hidden));
+        break;
+      case GptPart::Kind::positions:
+        embedding->wpe = register_module("wpe", zero::Sharded<nn::Embedding>(fill, options.sequence_length, options.hidden));
+        break;
+      case GptPart::Kind::block:
+        h->emplace_back(fill, options);
+        break;
+      case GptPart::Kind::norm:
+        register_module("h", h);
+        ln_f = register_module("ln_f", gpt_norm(options.hidden));
+        fill(*ln_f);
+        break;
+      case GptPart::Kind::head: // the model's
+        break;
+    }
   }
-  ln_f = register_module("ln_f", gpt_norm(options.hidden));
-  values.fill("transformer.ln_f", *ln_f);
 }
 
 at::Tensor GptTrunkImpl::forward(const at::Tensor& tokens_BT) {
@@ -124,13 +133,10 @@ at::Tensor GptTrunkImpl::forward(const at::Tensor& tokens_BT) {
 }
 
 GptImpl::GptImpl(const GptOptions& options) : options_(options) {
-  if (options.heads < 1 || options.hidden % options.heads != 0) {
-    throw InputError("gpt", concat("heads must divide hidden, got ", options.heads, " and ", options.hidden));
-  }
   const GptValues values(options);
   transformer = register_module("transformer", GptTrunk(options, values));
   if (!options.tie_embeddings) {
-    lm_head = register_module("lm_head", zero::Sharded<nn::Linear>(values_of(values, "lm_head"),
+    lm_head = register_module("lm_head", zero::Sharded<nn::Linear>(values_of(values, gpt_parts(options).back().name),
                                                                    nn::LinearOptions(options.hidden, options.vocab_size).bias(false)));
   }
 }

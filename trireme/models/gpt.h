@@ -19,12 +19,11 @@ class GptValues;
 /// Token plus learned position embedding: [B, T] int64 -> [B, T, H].
 class GptEmbeddingImpl : public torch::nn::Module {
  public:
-  GptEmbeddingImpl(const GptOptions& options, const GptValues& values);
   at::Tensor forward(const at::Tensor& tokens_BT);
 
   zero::Sharded<torch::nn::Embedding> wte{nullptr};
   zero::Sharded<torch::nn::Embedding> wpe{nullptr};
-  double dropout;
+  double dropout = 0;
 };
 TORCH_MODULE(GptEmbedding);
 
@@ -88,8 +87,8 @@ class GptTrunkImpl : public torch::nn::Module {
   GptTrunkImpl(const GptOptions& options, const GptValues& values);
   at::Tensor forward(const at::Tensor& tokens_BT);
 
-  GptEmbedding embedding{nullptr}; ///< registered as wte and wpe
-  zero::ShardedList<GptBlock> h{nullptr};
+  GptEmbedding embedding; ///< registered as wte and wpe
+  zero::ShardedList<GptBlock> h;
   torch::nn::LayerNorm ln_f{nullptr};
 };
 TORCH_MODULE(GptTrunk);

@@ -1,6 +1,5 @@
 #include <trireme/models/gpt_layers.h>
 
-#include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
 #include <trireme/models/gpt.h>
 #include <trireme/models/gpt_values.h>
@@ -20,29 +19,33 @@ using pipeline::TiedLayerSpec;
 } // namespace
 
 pipeline::LayerList gpt_layers(const GptOptions& options) {
-  if (options.heads < 1 || options.hidden % options.heads != 0) {
-    throw InputError("gpt", concat("heads must divide hidden, got ", options.heads, " and ", options.hidden));
-  }
   const auto values = std::make_shared<const GptValues>(options);
-  const auto named = [&](Layer layer, const std::string& prefix) {
-    layer.name(prefix);
-    layer.initialise([prefix, values](nn::Module& module) { values->fill(prefix, module); });
-    return layer;
-  };
   const TiedLayerSpec<nn::Embedding> tied("wte", options.vocab_size, options.hidden);
-  std::vector<Layer> layers;
-  layers.push_back(named(options.tie_embeddings ? Layer(tied) : Layer(LayerSpec<nn::Embedding>(options.vocab_size, options.hidden)), "transformer.wte"));
-  layers.push_back(named(LayerSpec<GptPositions>(options), "transformer.wpe"));
-  for (int64_t i = 0; i < options.layers; ++i) {
-    layers.push_back(named(LayerSpec<GptBlock>(options), concat("transformer.h.", i)));
-  }
-  layers.push_back(named(LayerSpec<nn::LayerNorm>(nn::LayerNormOptions({options.hidden}).eps(1e-5)), "transformer.ln_f"));
-  if (options.tie_embeddings) {
+  const auto layer_of = [&](GptPart::Kind kind) -> Layer {
+    switch (kind) {
+      case GptPart::Kind::tokens:
+        return options.tie_embeddings ? Layer(tied) : Layer(LayerSpec<nn::Embedding>(options.vocab_size, options.hidden));
+      case GptPart::Kind::positions:
+        return LayerSpec<GptPositions>(options);
+      case GptPart::Kind::block:
+        return LayerSpec<GptBlock>(options);
+      case GptPart::Kind::norm:
+        return LayerSpec<nn::LayerNorm>(nn::LayerNormOptions({options.hidden}).eps(1e-5));
+      case GptPart::Kind::head:
+        break;
+    }
+    if (!options.tie_embeddings) {
+      return LayerSpec<nn::Linear>(nn::LinearOptions(options.hidden, options.vocab_size).bias(false));
+    }
     TiedLayerSpec<nn::Embedding> head = tied;
     head.forward_fn([](nn::Embedding& embedding, const at::Tensor& x_BTH) { return at::linear(x_BTH, embedding->weight); });
-    layers.push_back(named(head, "transformer.wte"));
-  } else {
-    layers.push_back(named(LayerSpec<nn::Linear>(nn::LinearOptions(options.hidden, options.vocab_size).bias(false)), "lm_head"));
+    return head;
+  };
+  std::vector<Layer> layers;
+  for (const GptPart& part : gpt_parts(options)) {
+    Layer& layer = layers.emplace_back(layer_of(part.kind));
+    layer.name(part.name);
+    layer.initialise([prefix = part.name, values](nn::Module& module) { values->fill(prefix, module); });
   }
   return pipeline::LayerList(std::move(layers));
 }

@@ -13,21 +13,19 @@
 namespace trireme::models {
 
 std::set<std::string> gpt_parameter_names(const GptOptions& options) {
-  std::set<std::string> names = {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias"};
-  if (!options.tie_embeddings) {
-    names.insert("lm_head.weight");
-  }
-  for (int64_t layer = 0; layer < options.layers; ++layer) {
-    for (const char* part : {"ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"}) {
-      for (const char* parameter : {"weight", "bias"}) {
-        names.insert(concat("transformer.h.", layer, '.', part, '.', parameter));
-      }
+  std::set<std::string> names;
+  for (const GptPart& part : gpt_parts(options)) {
+    for (const GptPart::Parameter& parameter : part.parameters) {
+      names.insert(concat(part.name, '.', parameter.name));
     }
   }
   return names;
 }
 
 GptValues::GptValues(const GptOptions& options) : options_(options) {
+  if (options.heads < 1 || options.hidden % options.heads != 0) {
+    throw InputError("gpt", concat("heads must divide hidden, got ", options.heads, " and ", options.hidden));
+  }
   if (options_.init_from.empty()) {
     return;
   }

@@ -27,7 +27,7 @@ std::set<std::string> gpt_parameter_names(const GptOptions& options);
 /// projections by 1/sqrt(2 layers), as GPT-2.
 class GptValues {
  public:
-  /// Errors: InputError when init_from cannot be read, holds a tensor that the model has no place for, or is one rank's file of a
+  /// Errors: InputError when heads do not divide hidden, or init_from cannot be read, holds a tensor that the model has no place for, or is one rank's file of a
   ///         checkpoint.
   explicit GptValues(const GptOptions& options);
   /// For the parameters of `module`, which the whole model calls `prefix`. Errors: InputError naming a tensor that it lacks.

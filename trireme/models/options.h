@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 namespace trireme::models {
 
@@ -25,6 +27,23 @@ struct GptOptions {
   std::filesystem::path init_from;
   int64_t seed = 1234;
 };
+
+/// A layer of a GPT.
+struct GptPart {
+  enum class Kind { tokens, positions, block, norm, head };
+  struct Parameter {
+    std::string name;
+    std::vector<int64_t> sizes;
+  };
+  Kind kind;
+  /// In checkpoints: "transformer.h.0".
+  std::string name;
+  std::vector<Parameter> parameters;
+};
+
+/// Lists the layers of a GPT in their order, with Hugging Face's names. The module, the layers of a pipeline and the estimate come from it.
+/// A tied head is the token embedding once more, by name and parameters.
+std::vector<GptPart> gpt_parts(const GptOptions& options);
 
 /// A small convolutional classifier for images [B, channels, side, side].
 struct CnnOptions {
