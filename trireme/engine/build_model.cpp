@@ -157,7 +157,7 @@ zero::ModelUnits build_model(Parts& parts, const StepState& state, const Initial
 
 std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   const config::EngineConfig& config = options.config;
-  bucket::FlatOptions sharding;
+  bucket::FlatOptions sharding{.rank = parts.sync->step_group().rank(), .size = parts.sync->step_group().size()};
   sharding.shard_gradients = parts.group.size() > 1 && config.zero.stage >= 2;
   sharding.shard_parameters = shards_parameters(parts, config);
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
@@ -190,7 +190,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   };
   sharding.alone = [&](const at::Tensor& parameter) { return on_several_stages.count(parameter.unsafeGetTensorImpl()) != 0; };
   const auto make = [&](const bucket::NamedTensors& parameters) {
-    return parallel::flatten(parameters, parts.sync->groups(), config.data_parallel, parts.steps_together(), sharding);
+    return parallel::flatten(parameters, parts.sync->groups(), config.data_parallel, /*divisible=*/true, sharding);
   };
   parts.buffers = make(trained_parameters(parts));
   std::vector<bucket::FlatParameters*> all = pointers(parts.buffers);

@@ -49,7 +49,7 @@ bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool m
   return found;
 }
 
-FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups, const DataParallelOptions& options, bool shards,
+FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups, const DataParallelOptions& options, bool divisible,
                     const bucket::FlatOptions& flat_options) {
   std::map<int, std::vector<int64_t>> of_group;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -63,10 +63,10 @@ FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& 
     layout.bucket_bytes = options.bucket_bytes;
     layout.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
     bucket::FlatOptions own = flat_options;
-    if (shards) {
+    layout.shards = divisible ? group.size() : 1;
+    if (flat_options.size > 1) {
       own.rank = group.rank();
       own.size = group.size();
-      layout.shards = group.size();
     }
     own.places = places;
     bucket::NamedTensors chosen;

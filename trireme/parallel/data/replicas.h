@@ -20,9 +20,9 @@ using bucket::FlatBuffers;
 /// (a tied weight has two). Errors: InputError when there are none, unless `may_be_empty` (a pipeline stage).
 bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool may_be_empty = false);
 
-/// One flat buffer for each reduce group, dtype and device, in order of first appearance within a group. `shards`: the ranks of a group have
-/// equal parts of each of its buckets (FlatParameters::plan()); else each has all of it.
-FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups, const DataParallelOptions& options, bool shards = false,
+/// One flat buffer for each reduce group, dtype and device, in order of first appearance within a group. `divisible`: each bucket
+/// divides by the size of its group. Where flat_options.size is not 1, a buffer's plan() is that of its group.
+FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups, const DataParallelOptions& options, bool divisible = false,
                     const bucket::FlatOptions& flat_options = {});
 
 /// Throws InputError on every rank when names, shapes or dtypes differ between the ranks of a group.
