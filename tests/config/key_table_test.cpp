@@ -90,7 +90,7 @@ std::string error_of(const json& run) {
 json another_value(const Section& section, const Key& key, const json& current) {
   const ValueType type = ValueType::parse(key.type);
   using Kind = ValueType::Kind;
-  const auto harmless = neutral_values(key);
+  const auto harmless = harmless_values(key);
   const double number = current.is_number() ? current.get<double>() : type.least.value_or(1) * 256;
   switch (type.kind) {
     case Kind::boolean:
@@ -178,7 +178,7 @@ TEST(KeyTableTest, IsWellFormed) {
       EXPECT_EQ(key.text.back(), '.');
       if (!key.type.empty()) {
         EXPECT_NO_THROW(ValueType::parse(key.type));
-        EXPECT_NO_THROW(neutral_values(key));
+        EXPECT_NO_THROW(harmless_values(key));
       }
     }
   }
@@ -201,7 +201,7 @@ TEST(KeyTableTest, ASectionIsWhatItsKeysAre) {
 TEST(KeyTableTest, DefaultsAndHarmlessValuesAreAcceptedSilently) {
   for_each_key([](const Section& section, const Key& key, json run) {
     json& object = at(run, section);
-    const auto harmless = neutral_values(key);
+    const auto harmless = harmless_values(key);
     if (!harmless.empty()) {
       object.erase(std::string(key.name));
     }
@@ -227,8 +227,8 @@ TEST(KeyTableTest, EveryHonouredKeyIsUnderstood) {
     const json before = meaning(read(run));
     const std::string name(key.name);
     const json current = object.contains(name)                                  ? object[name]
-                         : key.default_value == "required" || key.default_value.empty() ? json()
-                                                                                : json::parse(key.default_value);
+                         : key.otherwise == "required" || key.otherwise.empty() ? json()
+                                                                                : json::parse(key.otherwise);
     object[name] = another_value(section, key, current);
     try {
       EXPECT_NE(meaning(read(run)), before) << object;
@@ -248,7 +248,7 @@ TEST(KeyTableTest, EveryOtherKeyIsNotedOrRefusedByName) {
     }
     ++others;
     const std::string name(key.name);
-    const json current = key.default_value == "required" || key.default_value.empty() ? json() : json::parse(key.default_value);
+    const json current = key.otherwise == "required" || key.otherwise.empty() ? json() : json::parse(key.otherwise);
     at(run, section)[name] = another_value(section, key, current);
     const std::string error = error_of(run);
     if (behind_the_gate) {
@@ -296,7 +296,7 @@ TEST(KeyTableTest, EveryNameOfAChoiceDoesWhatItsLineSays) {
 
 TEST(KeyTableTest, NullCountsAsAbsent) {
   for_each_key([](const Section& section, const Key& key, json run) {
-    if (key.default_value == "required") {
+    if (key.otherwise == "required") {
       return;
     }
     json& object = at(run, section);

@@ -48,17 +48,17 @@ int run_quietly(std::vector<std::string> words, const fs::path& output) {
     ::_exit(127);
   }
   int status = 0;
-  int signal_number = 0;
+  int told = 0;
   while (::waitpid(child, &status, WNOHANG) == 0) {
     pollfd signal{signals.fd(), POLLIN, 0};
     ::poll(&signal, 1, 20);
     while (const auto came = signals.next()) {
-      signal_number = *came;
-      ::kill(child, signal_number);
+      told = *came;
+      ::kill(child, told);
     }
   }
-  if (signal_number != 0) {
-    throw ExitNow{128 + signal_number};
+  if (told != 0) {
+    throw ExitNow{128 + told};
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

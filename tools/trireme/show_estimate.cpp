@@ -47,7 +47,7 @@ std::string bytes(int64_t number) {
   return format_bytes(static_cast<double>(number));
 }
 
-// How far an estimate is off, in percent of what was measured.
+// Of an estimate, in percent of what was measured.
 double deviation(int64_t estimated, int64_t measured) {
   return measured == 0 ? 0 : std::round(1000.0 * static_cast<double>(estimated - measured) / static_cast<double>(measured)) / 10;
 }

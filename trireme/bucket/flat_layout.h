@@ -29,7 +29,7 @@ struct TensorInfo {
   static constexpr int64_t kNoUnit = -1;
 
   int64_t numel() const;
-  /// Shape of the whole parameter, of which `sizes` may be a box.
+  /// Of the whole parameter, of which `sizes` may be a box.
   const std::vector<int64_t>& global_shape() const {
     return placement.global_shape.empty() ? sizes : placement.global_shape;
   }

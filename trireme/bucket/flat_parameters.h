@@ -21,9 +21,9 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 struct FlatOptions {
   int rank = 0;
   int size = 1;
-  /// Keeps only this rank's shard of the gradients.
+  /// Of gradients only this rank's shard stays.
   bool shard_gradients = false;
-  /// Keeps only this rank's shard of the units' parameters.
+  /// The same for the parameters of units.
   bool shard_parameters = false;
   /// The unit of a parameter (TensorInfo::unit); with sharded parameters only.
   std::function<int64_t(const at::Tensor&)> unit_of = nullptr;
@@ -92,7 +92,7 @@ class FlatParameters {
   }
   /// The parameters of bucket `b`, [bucket numel]. Of sharded ones: memory for them, to be filled; the parameters show it after publish().
   at::Tensor bucket_data(int64_t b);
-  /// Lets sharded parameters of bucket `b` show what bucket_data(b) has, until release().
+  /// Of sharded parameters: lets the parameters of bucket `b` show what bucket_data(b) has, until release().
   void publish(int64_t b);
   /// Elements `range` (of the flat buffer) of the parameters, which lie in bucket `b` and, when they are sharded, are this rank's; to be read.
   at::Tensor owned_data(int64_t b, const Range& range) const;
@@ -108,7 +108,7 @@ class FlatParameters {
   bool is_gathered(int64_t b) const {
     return !data_shards_ || data_shards_->is_gathered(b);
   }
-  /// Moves the sharded parameters of a bucket in, once for each bucket, and leaves it whole. update_shard() goes after it,
+  /// Of sharded parameters, once for each bucket: moves the bucket's parameters in and leaves it whole. update_shard() goes after it,
   /// or after any other change of the whole bucket; release() gives the memory back.
   void move_in(int64_t b);
   void update_shard(int64_t b);

@@ -9,9 +9,9 @@ namespace trireme::comm {
 namespace {
 
 constexpr size_t kMostHosts = 100'000;
-/// Longest host name, as DNS has it.
+/// Of a host name, as DNS has it.
 constexpr size_t kMostLetters = 253;
-/// Most digits of a number in brackets, zeros in front included.
+/// Of a number in brackets, zeros in front included.
 constexpr size_t kMostDigits = 18;
 
 [[noreturn]] void broken(const std::string& list) {

@@ -16,7 +16,7 @@ namespace trireme::config {
 struct AutoValues {
   /// train_micro_batch_size_per_gpu, where the file has no batch size at all.
   int64_t micro_batch = 8;
-  /// The optimizer's learning rate. Its betas, eps and weight_decay are the optimizer's own defaults.
+  /// Of the optimizer. Its betas, eps and weight_decay are the optimizer's own defaults.
   double lr = 5e-5;
   /// warmup_num_steps.
   int64_t warmup_steps = 0;
@@ -28,7 +28,7 @@ struct AutoValues {
 };
 
 /// Replaces each "auto" whose value is known, and says in one sentence of `notes` what each became. The others stay; that of bf16.enabled
-/// is chosen by the engine, which measures.
+/// is settled by the engine, which measures.
 /// Errors: InputError for total_num_steps without AutoValues::steps.
 void fill_auto(JsonNode& engine, const AutoValues& known, std::vector<std::string>& notes);
 

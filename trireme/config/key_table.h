@@ -26,11 +26,11 @@ struct Key {
   /// See ValueType.
   std::string_view type;
   /// The default as JSON text; "" where there is none; "required".
-  std::string_view default_value;
+  std::string_view otherwise;
   /// honoured: what it does. Else: why not, and what to do instead.
   std::string_view text;
   /// A JSON array of further values that ask for nothing.
-  std::string_view neutral = "[]";
+  std::string_view harmless = "[]";
 };
 
 /// One object of the configuration.
@@ -88,7 +88,7 @@ struct ValueType {
     switch_
   };
   Kind kind = Kind::text;
-  /// The choices of a word; the members that turn a switch on.
+  /// Of a word its choices, of a switch the members that turn it on.
   std::vector<std::string> words;
   std::optional<double> least;
   std::optional<double> most;
@@ -110,7 +110,7 @@ struct ValueType {
 /// is, else what becomes of its first.
 Verdict verdict_of_section(std::string_view path);
 
-/// Returns the values of a key that ask for nothing: its default and `neutral`.
-std::vector<nlohmann::json> neutral_values(const Key& key);
+/// The default and the other harmless values of a key.
+std::vector<nlohmann::json> harmless_values(const Key& key);
 
 } // namespace trireme::config

@@ -68,10 +68,10 @@ std::string heading(const Section& section) {
 }
 
 std::string default_text(const Key& key) {
-  if (key.default_value == "required") {
+  if (key.otherwise == "required") {
     return "required";
   }
-  return key.default_value.empty() || key.default_value == "null" ? "" : code(key.default_value);
+  return key.otherwise.empty() || key.otherwise == "null" ? "" : code(key.otherwise);
 }
 
 std::string sentence(std::string_view text) {

@@ -45,7 +45,7 @@ class OptimizerStep {
   void want_norm(bool on) {
     norm_wanted_ = on;
   }
-  // Results of the last step.
+  // Of the last step.
   double mean_loss() const {
     return mean_loss_;
   }

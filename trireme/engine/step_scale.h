@@ -40,7 +40,7 @@ class StepScale {
   const precision::LossScaler& scaler() const {
     return scaler_;
   }
-  /// The scale of the last step that ended.
+  /// Of the last step that ended.
   double used() const {
     return used_;
   }

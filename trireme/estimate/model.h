@@ -64,7 +64,7 @@ struct Model {
 struct Conditions {
   /// Samples of a micro-batch.
   int64_t samples = 1;
-  /// Type of parameters and activations.
+  /// Of parameters and activations.
   Type type = Type::fp32;
   /// Parameters and the residual stream fp32, matrix products in a type of 2 bytes.
   bool autocast = false;

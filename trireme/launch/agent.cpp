@@ -46,10 +46,10 @@ class Agent : private PlaceEvents {
         tell({{"is", "beat"}});
       }
       if (now - looked_at_ > std::chrono::seconds(1)) {  // this process was stopped: the silence was its own
-        last_message_at_ = now;
+        heard_at_ = now;
       }
       looked_at_ = now;
-      if (duration<double>(now - last_message_at_).count() > patience_) {
+      if (duration<double>(now - heard_at_).count() > patience_) {
         over_ = true;
       }
       advance();
@@ -60,7 +60,7 @@ class Agent : private PlaceEvents {
       place_->advance();
       wait();
     }
-    return reported_ ? 1 : 0;
+    return told_ ? 1 : 0;
   }
 
  private:
@@ -89,7 +89,7 @@ class Agent : private PlaceEvents {
     }
     while (const std::optional<int> number = signals_.next()) {
       if (*number == SIGINT || *number == SIGTERM || *number == SIGHUP) {
-        over_ = reported_ = true;
+        over_ = told_ = true;
       }
     }
     if (!over_ && polled[1].revents != 0) {
@@ -101,7 +101,7 @@ class Agent : private PlaceEvents {
     char buffer[64 * 1024];
     ssize_t got = 0;
     while ((got = ::read(orders_.get(), buffer, sizeof(buffer))) > 0) {
-      last_message_at_ = Clock::now();
+      heard_at_ = Clock::now();
       reader_.add(std::string_view(buffer, static_cast<size_t>(got)));
       while (const auto line = reader_.next()) {
         if (!line->message) {
@@ -200,9 +200,9 @@ class Agent : private PlaceEvents {
   bool running_ = false;
   bool held_ = false;
   bool over_ = false;
-  bool reported_ = false;
+  bool told_ = false;
   double patience_ = 60;
-  Clock::time_point last_message_at_ = Clock::now();
+  Clock::time_point heard_at_ = Clock::now();
   Clock::time_point looked_at_ = Clock::now();
   Clock::time_point beat_at_ = Clock::now();
 };

@@ -80,14 +80,14 @@ Outcome Attempt::run() {
 
 Outcome Attempt::outcome() const {
   Outcome outcome;
-  outcome.stop_request = stop_request_;
+  outcome.told = told_;
   outcome.not_started = !started_;
   outcome.cause = describe_failure();
-  if (stop_request_ != 0) {
+  if (told_ != 0) {
     const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
       return !rank.live && rank.end.wait_status == 0;
     });
-    outcome.exit_code = preempting() && all_done ? 0 : 128 + stop_request_;
+    outcome.exit_code = preempting() && all_done ? 0 : 128 + told_;
   } else if (failure_) {
     outcome.exit_code = failure_->rank ? exit_code_of(ranks_[*failure_->rank].end.wait_status) : 1;
   }
@@ -192,17 +192,17 @@ void Attempt::take_signals() {
       for (const Member& member : members_) {
         member.place.signal(*number);
       }
-    } else if (stop_request_ == 0) {
-      stop_request_ = *number;
-      stop_requested_at_ = Clock::now();
-    } else if (Clock::now() - stop_requested_at_ > kSameRequest) {
+    } else if (told_ == 0) {
+      told_ = *number;
+      told_at_ = Clock::now();
+    } else if (Clock::now() - told_at_ > kSameRequest) {
       hurry_ = true;
     }
   }
 }
 
 bool Attempt::preempting() const {
-  return job_.options.preemptible && stop_request_ != 0 && stop_request_ != SIGINT;
+  return job_.options.preemptible && told_ != 0 && told_ != SIGINT;
 }
 
 void Attempt::output(int rank, int stream, std::string_view bytes) {
@@ -241,12 +241,12 @@ void Attempt::note_ends() {
   }
   for (const size_t i : ended) {
     const int status = ranks_[i].end.wait_status;
-    // Where several ended since the last look, a killed one is the likelier cause, an exit code the consequence.
+    // Of several that ended since the last look, a killed one is the likelier cause, an exit code the consequence.
     if (status != 0 && (!failure_ || (WIFSIGNALED(status) && !WIFSIGNALED(ranks_[*failure_->rank].end.wait_status)))) {
       failure_ = Failure{i, ranks_[i].member};
     }
   }
-  if (!failure_ || stop_request_ != 0) {
+  if (!failure_ || told_ != 0) {
     return;
   }
   ended_at_ = stop_at_ = Clock::now();
@@ -277,7 +277,7 @@ void Attempt::note_lost_places() {
     if (!there.empty()) {
       ranks = there.size() == 1 ? concat(" (rank ", there.front(), ")") : concat(" (ranks ", there.front(), " to ", there.back(), ")");
     }
-    if (stop_request_ == 0) {
+    if (told_ == 0) {
       job_.screen.say(concat("host ", member.name, ranks, " is lost: ", member.place.why_lost()));
     }
     if (of_ours && !failure_) {
@@ -352,18 +352,18 @@ void Attempt::advance() {
     job_.screen.say(words);
   }
   const auto now = Clock::now();
-  if (phase_ == Phase::assembling && !failure_ && stop_request_ == 0) {
+  if (phase_ == Phase::assembling && !failure_ && told_ == 0) {
     assemble();
   }
-  if (phase_ == Phase::assembling && (failure_ || stop_request_ != 0)) {
+  if (phase_ == Phase::assembling && (failure_ || told_ != 0)) {
     stop();
   }
-  if (phase_ == Phase::running && (stop_request_ != 0 || live_ == 0 || (failure_ && (now >= stop_at_ || !ranks_[0].live)))) {
+  if (phase_ == Phase::running && (told_ != 0 || live_ == 0 || (failure_ && (now >= stop_at_ || !ranks_[0].live)))) {
     stop();
   }
   if (phase_ == Phase::stopping) {
-    if (live_ == 0 && !leftovers_reported_) {  // what they left behind is reported too
-      leftovers_reported_ = true;
+    if (live_ == 0 && !leftovers_told_) {  // what they left behind is told too
+      leftovers_told_ = true;
       for (const Member& member : members_) {
         member.place.stop(SIGTERM);
       }
@@ -384,10 +384,10 @@ void Attempt::stop() {
   phase_ = Phase::stopping;
   const LaunchOptions& options = job_.options;
   // Ranks that answer SIGTERM by saving would wait for the one that failed.
-  stop_signal_ = stop_request_ == SIGINT || (stop_request_ == 0 && failure_ && options.preemptible) ? SIGINT : stop_request_ == SIGUSR1 ? SIGUSR1 : SIGTERM;
-  grace_ = stop_request_ == 0 ? std::min(options.grace_seconds, kFailureGrace) : options.grace_seconds;
+  stop_signal_ = told_ == SIGINT || (told_ == 0 && failure_ && options.preemptible) ? SIGINT : told_ == SIGUSR1 ? SIGUSR1 : SIGTERM;
+  grace_ = told_ == 0 ? std::min(options.grace_seconds, kFailureGrace) : options.grace_seconds;
   deadline_ = after(grace_);
-  if (!failure_ || stop_request_ != 0) {
+  if (!failure_ || told_ != 0) {
     ended_at_ = Clock::now();
   } else if (failure_->rank && exit_code_of(ranks_[*failure_->rank].end.wait_status) == kInputError) {
     report_input_error();

@@ -47,7 +47,7 @@ RemotePlace::RemotePlace(AgentSetup setup, const SignalWatch& signals, Say say)
   from_.write.close();
   complaints_.write.close();
   orders_.emplace(to_.write.get());
-  started_at_ = last_message_at_ = looked_at_ = beat_at_ = Clock::now();
+  started_at_ = heard_at_ = looked_at_ = beat_at_ = Clock::now();
   send(setup_.job);
 }
 
@@ -78,7 +78,7 @@ void RemotePlace::listen(const std::string& address, int ranks) {
 void RemotePlace::start(const Share& share, PlaceEvents& events) {
   share_ = share;
   events_ = &events;
-  held_ = kill_sent_ = false;
+  held_ = kill_told_ = false;
   send({{"do", "start"}, {"share", pack_share(share)}});
   if (state_ == State::ready) {
     state_ = State::running;
@@ -94,8 +94,8 @@ void RemotePlace::stop(int number) {
 }
 
 void RemotePlace::kill() {
-  if (!kill_sent_) {
-    kill_sent_ = true;
+  if (!kill_told_) {
+    kill_told_ = true;
     send({{"do", "kill"}});
   }
 }
@@ -131,7 +131,7 @@ void RemotePlace::read_messages() {
   ssize_t got = 0;
   try {
     while ((got = ::read(from_.read.get(), buffer, sizeof(buffer))) > 0) {
-      last_message_at_ = Clock::now();
+      heard_at_ = Clock::now();
       reader_.add(std::string_view(buffer, static_cast<size_t>(got)));
       while (auto line = reader_.next()) {
         if (line->message) {
@@ -212,7 +212,7 @@ void RemotePlace::advance() {
   }
   const auto now = Clock::now();
   if (now - looked_at_ > seconds(1)) {  // this process was stopped or its machine slept: the silence was its own
-    last_message_at_ = started_at_ = now;
+    heard_at_ = started_at_ = now;
   }
   looked_at_ = now;
   if (now - beat_at_ >= kBeat) {
@@ -223,7 +223,7 @@ void RemotePlace::advance() {
     if (now - started_at_ > kConnect) {
       lose(concat("its agent did not answer within ", format_seconds(duration<double>(kConnect).count())));
     }
-  } else if (duration<double>(now - last_message_at_).count() > setup_.heartbeat_timeout) {
+  } else if (duration<double>(now - heard_at_).count() > setup_.heartbeat_timeout) {
     lose(concat("it has said nothing for ", format_seconds(setup_.heartbeat_timeout),
                 ": the machine or its network is down, or its agent is stopped"));
   }

@@ -85,9 +85,9 @@ class RemotePlace : public Place {
   PlaceEvents* events_ = nullptr;
   Share share_;
   bool held_ = false;
-  bool kill_sent_ = false;
+  bool kill_told_ = false;
   Clock::time_point started_at_;
-  Clock::time_point last_message_at_;
+  Clock::time_point heard_at_;
   Clock::time_point looked_at_;
   Clock::time_point beat_at_;
 };

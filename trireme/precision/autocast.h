@@ -16,7 +16,7 @@ namespace trireme::precision {
 ///   }
 ///   loss.backward();                        // outside: operations run in the types of their forward
 ///
-/// Acts on one thread. Guards nest, `enabled = false` makes an island of full precision, and what held before holds again afterwards,
+/// Of one thread. Guards nest, `enabled = false` makes an island of full precision, and what held before holds again afterwards,
 /// also when an exception leaves the block. Casts of weights are kept until the outermost guard ends, so change no weights inside.
 /// Cost: one cast of each weight; none of parameters that have the type already.
 class Autocast {

@@ -43,7 +43,7 @@ class Patience {
   Clock::time_point start_;
   std::chrono::nanoseconds spin_;
   std::chrono::nanoseconds short_;
-  /// The thread's timer slack before, in ns; the default of 50 us would be most of a short sleep.
+  /// Of this thread before, in ns; the default of 50 us would be most of a short sleep.
   int slack_ = 0;
 };
 

@@ -108,7 +108,7 @@ class Collectives {
 
   Members& members_;
   std::deque<std::shared_ptr<Collective>> queue_;
-  /// Number of operations in queue_ with all their steps posted.
+  /// Of queue_: operations with all their steps posted.
   size_t posted_ops_ = 0;
   std::array<Step, kSteps> steps_;
   /// Oldest step not finished, oldest step with work to give out, next step to post.

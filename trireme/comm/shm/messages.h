@@ -23,7 +23,7 @@ struct Parcel {
   /// What was wrong with the message that came, "" when nothing.
   std::string error;
 
-  // For a send: the word that the receiver sets, with a copy of the tensor behind it where there is one.
+  // Of a send: the word that the receiver sets, with a copy of the tensor behind it where there is one.
   std::byte* block = nullptr;
   uint64_t data = 0;
   bool eager = false;

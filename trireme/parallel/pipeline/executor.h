@@ -56,7 +56,7 @@ class Executor {
   using Visit = std::function<void(const Tensors& outputs, const data::Batch& batch)>;
   void evaluate(int micro_batches, const NextBatch& next, const Visit& visit);
 
-  /// Sum of losses of the batch that is running or ran last, so far.
+  /// Of the batch that is running or ran last, so far.
   double loss_sum() const {
     return loss_sum_;
   }
@@ -139,7 +139,7 @@ class Executor {
   std::unordered_set<torch::autograd::Node*> accumulators_;
   std::map<std::pair<int, bool>, Program> programs_;
 
-  // State of the batch that is running.
+  // Of the batch that is running.
   bool training_ = false;
   int64_t first_micro_batch_ = 0;
   const LossScale* loss_scale_ = nullptr;

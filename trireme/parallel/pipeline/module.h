@@ -92,7 +92,7 @@ class PipelineModule : public torch::nn::Module {
   const LayerList& layers() const {
     return layers_;
   }
-  /// Bounds of the virtual stages: virtual stage chunk * stages + stage has layers [bounds[v], bounds[v + 1]).
+  /// Of the virtual stages: virtual stage chunk * stages + stage has layers [bounds[v], bounds[v + 1]).
   const Partition& partition() const {
     return partition_;
   }

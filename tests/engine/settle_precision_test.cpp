@@ -1,7 +1,7 @@
 // "bf16": {"enabled": "auto"}: all ranks agree, and a checkpoint keeps its type.
 #include "small_run.h"
 
-#include <trireme/engine/resolve_precision.h>
+#include <trireme/engine/settle_precision.h>
 
 #include <tests/support/run_ranks.h>
 
@@ -45,7 +45,7 @@ TEST(SettlePrecisionTest, WhatAllRanksMeasuredDecides) {
                         [](comm::World& world) {
                           for (const double slow : {1.0, 9.0}) { // seconds in bf16 on the last rank; fp32 takes 2 everywhere
                             precision::PrecisionOptions mine = undecided();
-                            resolve_precision(mine, world.group(), std::nullopt, [&] { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
+                            settle_precision(mine, world.group(), std::nullopt, [&] { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
                             EXPECT_EQ(mine.compute, slow == 1.0 ? Type::bf16 : Type::fp32);
                             EXPECT_FALSE(mine.bf16_if_faster);
                           }
@@ -57,7 +57,7 @@ TEST(SettlePrecisionTest, AllRanksAgreeAndTrain) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
                           precision::PrecisionOptions mine = undecided();
-                          resolve_precision(mine, world.group());
+                          settle_precision(mine, world.group());
                           EXPECT_FALSE(mine.bf16_if_faster);
                           EXPECT_NE(mine.compute, Type::fp16);
                           at::Tensor types = torch::tensor({static_cast<int64_t>(mine.compute)});
@@ -86,12 +86,12 @@ TEST(SettlePrecisionTest, ACheckpointKeepsItsType) {
                             run.engine().save_checkpoint(here);
                             for (const fs::path& place : {here, here / "global_step1"}) {
                               precision::PrecisionOptions again = undecided();
-                              resolve_precision(again, world.group(), place);
+                              settle_precision(again, world.group(), place);
                               EXPECT_EQ(again.compute, type) << place;
                             }
                           }
                           precision::PrecisionOptions fresh = undecided();
-                          resolve_precision(fresh, world.group(), folder / "nothing here");
+                          settle_precision(fresh, world.group(), folder / "nothing here");
                           EXPECT_FALSE(fresh.bf16_if_faster) << "measured, where nothing was saved";
                         }),
               IsEmpty());

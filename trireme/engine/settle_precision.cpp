@@ -1,4 +1,4 @@
-#include <trireme/engine/resolve_precision.h>
+#include <trireme/engine/settle_precision.h>
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
@@ -40,7 +40,7 @@ double time_step(models::Gpt& model, const at::Tensor& tokens) {
 
 enum class Saved { nothing, fp32, bf16 };
 
-// Rank 0 looks; what is wrong with a checkpoint is said when it is loaded.
+// Of rank 0's view; what is wrong with a checkpoint is said when it is loaded.
 Saved type_saved_in(const std::filesystem::path& path) {
   try {
     checkpoint::OpenOptions quick;
@@ -76,7 +76,7 @@ StepSeconds time_small_gpt() {
   return best;
 }
 
-void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed,
+void settle_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed,
                       const std::function<StepSeconds()>& measure) {
   if (!precision.bf16_if_faster) {
     return;

@@ -26,8 +26,8 @@ StepSeconds time_small_gpt();
 
 /// Settles `bf16_if_faster`: `compute` becomes bf16 or fp32, the same on every rank of `everyone`. With the type of the checkpoint in `resumed` (a
 /// checkpoint, or the folder above), when there is one; else by the sum of what `measure` finds on all ranks at once, as they will
-/// train. Does nothing where the configuration names the type. Collective.
-void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed = std::nullopt,
+/// train. Does nothing where the type is settled. Collective.
+void settle_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed = std::nullopt,
                       const std::function<StepSeconds()>& measure = time_small_gpt);
 
 } // namespace trireme::engine
