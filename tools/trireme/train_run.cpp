@@ -37,7 +37,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of a checkpoint's client state: the job that saved it, restarts included.
+// Key in a checkpoint's client state for the job that saved it, restarts included.
 constexpr const char* kJob = "job";
 
 class TrainRun {

@@ -26,7 +26,7 @@ void prepare_stack_capture();
 /// The stack of one thread of this process (the main one for getpid()), taken by interrupting it with SIGURG. A thread that
 /// does not run within 100 ms, or cannot walk through its stack within 500 ms, has none. System calls that it is in may return EINTR, as with any signal.
 ThreadStack capture_stack(int64_t thread);
-/// Of all threads, the main one first, at most 64.
+/// Captures the stacks of all threads, the main one first, at most 64.
 std::vector<ThreadStack> capture_stacks();
 
 /// What the kernel says of a process of this machine: "is stopped (SIGSTOP)", "has ended", "runs", ...; "" when it cannot be told.

@@ -72,7 +72,7 @@ struct Manifest {
   About about;
   std::vector<ShardFile> files;
   std::map<std::string, TensorEntry, std::less<>> tensors;
-  /// Of the whole job: sampler position, schedules, loss scale.
+  /// State of the whole job: sampler position, schedules, loss scale.
   nlohmann::json state;
   /// One per saving rank.
   std::vector<nlohmann::json> rank_states;

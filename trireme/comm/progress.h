@@ -90,7 +90,7 @@ struct PeerView {
   /// All its groups, by key.
   std::map<std::string, GroupView> groups = {};
   std::vector<ThreadNotes> notes = {};
-  /// Of its main thread, innermost first; only where the roll call asked for it.
+  /// Stack of its main thread, innermost first; only if the roll call asked for it.
   std::vector<std::string> stack = {};
   int64_t process = 0;
   /// Equal to ours where we can look at that process.

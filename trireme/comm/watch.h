@@ -36,7 +36,7 @@ class Watch {
   RollCall roll_call(const std::vector<int>& ranks, const std::string& key, std::chrono::milliseconds patience, bool stacks = false);
 
   /// Tells all ranks that this one has failed, and which ranks it has found silent. With `hang`, returns when the
-  /// dump of this rank is written; of several ranks that notice a hang the first one's report counts.
+  /// dump of this rank is written. If several ranks notice a hang, the first report counts.
   void report(const std::string& error, const std::vector<int>& silent, const std::optional<Hang>& hang = std::nullopt);
 
   /// Says good-bye. With no `error` it then waits until the others have left too, so that nothing

@@ -16,7 +16,7 @@ namespace trireme::config {
 struct AutoValues {
   /// train_micro_batch_size_per_gpu, where the file has no batch size at all.
   int64_t micro_batch = 8;
-  /// Of the optimizer. Its betas, eps and weight_decay are the optimizer's own defaults.
+  /// Learning rate of the optimizer. Its betas, eps and weight_decay are the optimizer's own defaults.
   double lr = 5e-5;
   /// warmup_num_steps.
   int64_t warmup_steps = 0;

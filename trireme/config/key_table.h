@@ -88,7 +88,7 @@ struct ValueType {
     switch_
   };
   Kind kind = Kind::text;
-  /// Of a word its choices, of a switch the members that turn it on.
+  /// The choices of a word, or the members that turn a switch on.
   std::vector<std::string> words;
   std::optional<double> least;
   std::optional<double> most;

@@ -87,8 +87,8 @@ struct RunConfig {
 ///
 /// Relative paths in the file are relative to the folder of the file they stand in; what does not
 /// exist there is looked up in the working directory.
-/// Errors: InputError naming file, line, column and key; of two values that contradict each
-/// other it names both.
+/// Errors: InputError naming file, line, column and key, or both keys when two values contradict
+/// each other.
 RunConfig read_run_file(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
 
 /// Reads a run file's content, with relative paths relative to `folder`; for the `resolved`

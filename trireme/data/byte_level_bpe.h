@@ -27,7 +27,7 @@ struct ByteLevelBpeModel {
   };
   /// Ids need not be dense, but differ.
   std::vector<Token> vocab;
-  /// The first has the highest priority. Of two merges of the same pair the later one counts.
+  /// The first has the highest priority. When a pair has two merges, the later one counts.
   std::vector<Merge> merges;
   std::vector<AddedToken> added;
   /// A piece of text that does not begin with a space gets one.

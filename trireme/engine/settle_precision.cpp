@@ -40,7 +40,7 @@ double time_step(models::Gpt& model, const at::Tensor& tokens) {
 
 enum class Saved { nothing, fp32, bf16 };
 
-// Of rank 0's view; what is wrong with a checkpoint is said when it is loaded.
+// Returns nothing for a checkpoint that cannot be read: loading it reports the error.
 Saved type_saved_in(const std::filesystem::path& path) {
   try {
     checkpoint::OpenOptions quick;

@@ -241,7 +241,7 @@ void Attempt::note_ends() {
   }
   for (const size_t i : ended) {
     const int status = ranks_[i].end.wait_status;
-    // Of several that ended since the last look, a killed one is the likelier cause, an exit code the consequence.
+    // When several ended since the last look, a killed one is more likely the cause than one with an exit code.
     if (status != 0 && (!failure_ || (WIFSIGNALED(status) && !WIFSIGNALED(ranks_[*failure_->rank].end.wait_status)))) {
       failure_ = Failure{i, ranks_[i].member};
     }

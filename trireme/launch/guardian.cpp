@@ -165,7 +165,7 @@ class Keeper {
       RankEnd end;
       end.pid = next.si_pid;
       const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& one) { return one.live && one.pid == end.pid; });
-      // Of a process that has been reaped nobody can tell which control group it was in.
+      // Asks before the process is reaped: afterwards its control group is unknown.
       if (rank != ranks_.end() && next.si_code == CLD_KILLED && next.si_status == SIGKILL) {
         end.out_of_memory = memory_.killed(end.pid);
       }

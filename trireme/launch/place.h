@@ -46,7 +46,7 @@ class PlaceEvents {
 struct Share {
   int first_rank = 0;
   int local_ranks = 1;
-  /// Of the whole job.
+  /// World size of the whole job.
   int ranks = 1;
   /// This place among all.
   int node = 0;

@@ -74,7 +74,7 @@ class RestartAccount {
 
   std::function<std::optional<Progress>()> progress_;
   Clocks clocks_;
-  /// Of the steady clock.
+  /// Times of the steady clock.
   double begun_ = 0;
   double started_steady_ = 0;
   /// Since 1970.

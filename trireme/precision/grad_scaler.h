@@ -89,7 +89,7 @@ class GradScaler final : public Stateful {
   void load_state(const nlohmann::json& state) override;
 
  private:
-  // Of one optimizer in this iteration; it has an entry once its gradients are unscaled.
+  // State of one optimizer in this iteration; the entry exists once its gradients are unscaled.
   struct Progress {
     at::Tensor flag; // [1], fp32: 1 when a gradient is not finite; undefined without a gradient
     std::optional<comm::Work> work; // the flag is on its way between the ranks

@@ -22,9 +22,9 @@ class SplitBackward;
 
 /// Runs the schedule's instructions on one stage.
 ///
-/// An activation or a gradient leaves as soon as it exists, and the next one is waited for in the
-/// background while this stage computes; the schedule says what is computed when. Of an
-/// output only its place in the graph is kept: its memory is free once it was copied for the next stage.
+/// An activation or a gradient is sent as soon as it exists, and the next one is received in the
+/// background while this stage computes; the schedule says what is computed when. Only an output's
+/// place in the graph is kept: its memory is freed once it was copied for the next stage.
 class Executor {
  public:
   /// What the engine does meanwhile.
@@ -56,7 +56,7 @@ class Executor {
   using Visit = std::function<void(const Tensors& outputs, const data::Batch& batch)>;
   void evaluate(int micro_batches, const NextBatch& next, const Visit& visit);
 
-  /// Of the batch that is running or ran last, so far.
+  /// Sum of the losses so far of the batch that is running or ran last.
   double loss_sum() const {
     return loss_sum_;
   }
@@ -139,7 +139,7 @@ class Executor {
   std::unordered_set<torch::autograd::Node*> accumulators_;
   std::map<std::pair<int, bool>, Program> programs_;
 
-  // Of the batch that is running.
+  // State of the batch that is running.
   bool training_ = false;
   int64_t first_micro_batch_ = 0;
   const LossScale* loss_scale_ = nullptr;

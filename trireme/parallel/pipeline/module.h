@@ -92,7 +92,7 @@ class PipelineModule : public torch::nn::Module {
   const LayerList& layers() const {
     return layers_;
   }
-  /// Of the virtual stages: virtual stage chunk * stages + stage has layers [bounds[v], bounds[v + 1]).
+  /// Layers of the virtual stages: virtual stage v = chunk * stages + stage has layers [bounds[v], bounds[v + 1]).
   const Partition& partition() const {
     return partition_;
   }

@@ -18,8 +18,8 @@ struct LayerProfile {
   std::vector<double> bytes(int64_t in_flight) const;
 };
 
-/// Builds one layer after the other, runs it on what the one before returned, and lets it go. Of lazily built
-/// layers of one class, size and input only the first is measured.
+/// Builds one layer after the other, runs it on the output of the layer before, and frees it. Lazily built
+/// layers of the same class, size and input are measured once.
 /// Memory: one layer and two micro-batches of activations. The random state, gradients and buffers are left as they were.
 /// Errors: InputError without sample inputs, or what a layer throws.
 LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_inputs);

@@ -47,7 +47,7 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
 /// Reads what a run did from its trace (monitor/chrome_trace.h): the last step that all stages
 /// completed. Spans named "F m c", "B m c", "I m c" (input gradient) and "W m c" (weight gradient) count, m being the
 /// micro-batch and c the chunk. A span named "stage S of P" says which stage a rank is; without one,
-/// stages are the ranks in order. Of several pipelines the one with the lowest ranks is read.
+/// stages are the ranks in order. With several pipelines, reads the one with the lowest ranks.
 /// Errors: InputError naming the file and what it lacks.
 Timeline from_trace(const std::filesystem::path& trace);
 
