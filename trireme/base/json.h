@@ -108,11 +108,11 @@ class ObjectReader {
   const JsonNode& require(const std::string& key);
 
   /// T is bool, int64_t, double, std::string or a std::vector of one of these.
-  /// A missing key and an explicit null give `otherwise`.
+  /// Returns `default_value` for a missing key and for null.
   template <typename T>
-  T get(const std::string& key, const T& otherwise) {
+  T get(const std::string& key, const T& default_value) {
     const JsonNode* found = find(key);
-    return found == nullptr || found->is_null() ? otherwise : convert<T>(*found);
+    return found == nullptr || found->is_null() ? default_value : convert<T>(*found);
   }
   template <typename T>
   std::optional<T> maybe(const std::string& key) {
@@ -124,7 +124,7 @@ class ObjectReader {
     return convert<T>(require(key));
   }
   /// One of the words, compared exactly; fails with "did you mean".
-  std::string word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed);
+  std::string word(const std::string& key, const std::string& default_value, const std::vector<std::string>& allowed);
 
   /// Fails on the first key that no call above asked for.
   void finish() const;

@@ -31,9 +31,9 @@ class Values {
   Values(const JsonNode* node, std::string_view path, std::string_view type = "");
 
   template <typename T>
-  T get(const std::string& key, const T& otherwise) const {
+  T get(const std::string& key, const T& default_value) const {
     const JsonNode* found = find(key);
-    return found == nullptr ? otherwise : convert(found, otherwise);
+    return found == nullptr ? default_value : convert(found, default_value);
   }
   template <typename T>
   std::optional<T> maybe(const std::string& key) const {

@@ -26,11 +26,11 @@ struct Key {
   /// See ValueType.
   std::string_view type;
   /// The default as JSON text; "" where there is none; "required".
-  std::string_view otherwise;
+  std::string_view default_value;
   /// honoured: what it does. Else: why not, and what to do instead.
   std::string_view text;
-  /// A JSON array of further values that ask for nothing.
-  std::string_view harmless = "[]";
+  /// A JSON array of the other values that have no effect.
+  std::string_view other_no_ops = "[]";
 };
 
 /// One object of the configuration.
@@ -110,7 +110,7 @@ struct ValueType {
 /// is, else what becomes of its first.
 Verdict verdict_of_section(std::string_view path);
 
-/// The default and the other harmless values of a key.
-std::vector<nlohmann::json> harmless_values(const Key& key);
+/// The default and the other values of a key that have no effect.
+std::vector<nlohmann::json> no_op_values(const Key& key);
 
 } // namespace trireme::config

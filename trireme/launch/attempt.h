@@ -33,7 +33,7 @@ struct Member {
 struct Outcome {
   int exit_code = 0;
   /// The signal by which somebody ended the launcher, 0 for none.
-  int told = 0;
+  int received_signal = 0;
   /// What failed first, "" for nothing.
   std::string cause;
   /// No rank was started: a host was lost before.
@@ -108,11 +108,11 @@ class Attempt : private PlaceEvents {
   Clock::time_point stop_at_{};
   Clock::time_point deadline_{};
   double grace_ = 0;
-  int told_ = 0;
-  Clock::time_point told_at_{};
+  int received_signal_ = 0;
+  Clock::time_point received_at_{};
   bool hurry_ = false;
   int stop_signal_ = 0;
-  bool leftovers_told_ = false;
+  bool leftovers_reported_ = false;
 };
 
 } // namespace trireme::launch

@@ -65,7 +65,7 @@ struct LaunchOptions {
 struct JobReport {
   int exit_code = 0;
   /// The signal by which somebody ended it, 0 for none. With exit_code 0: preempted, the ranks have saved.
-  int told = 0;
+  int received_signal = 0;
   std::vector<Restart> restarts;
   double total_seconds = 0;
   /// Share of the time that was neither down nor redone: "effective training time ratio". 1 without restarts.

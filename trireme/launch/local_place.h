@@ -81,7 +81,7 @@ class LocalPlace : public Place {
   int first_rank_ = 0;
   std::vector<Rank> ranks_;
   bool running_ = false;
-  bool kill_told_ = false;
+  bool kill_sent_ = false;
   /// The answer to a start may have come together with the end of a rank, of which no descriptor tells any more.
   bool look_soon_ = false;
   std::optional<Guardian> guardian_;

@@ -85,7 +85,7 @@ class RemotePlace : public Place {
   PlaceEvents* events_ = nullptr;
   Share share_;
   bool held_ = false;
-  bool kill_told_ = false;
+  bool kill_sent_ = false;
   Clock::time_point started_at_;
   Clock::time_point heard_at_;
   Clock::time_point looked_at_;

@@ -33,7 +33,7 @@ struct LossScaleOptions {
 struct PrecisionOptions {
   /// Parameters and gradients of forward and backward. Other than fp32: the optimizer's shards keep fp32 masters.
   Type compute = Type::fp32;
-  /// `compute` becomes bf16 where the machine is faster with it (engine::settle_precision()); fp32 until that is known.
+  /// `compute` becomes bf16 where the machine is faster with it (engine::resolve_precision()); fp32 until that is known.
   bool bf16_if_faster = false;
   /// Where scales_loss().
   LossScaleOptions loss_scale;

@@ -88,9 +88,9 @@ class Server::Loop {
   std::optional<Clock::time_point> listener_rests_until_;
   /// It rests because of too many strangers, so until one of them goes.
   bool listener_waits_for_room_ = false;
-  int64_t untold_ = 0;
+  int64_t unreported_ = 0;
   std::string last_refusal_;
-  Clock::time_point told_at_{};
+  Clock::time_point reported_at_{};
   std::thread thread_;
 };
 

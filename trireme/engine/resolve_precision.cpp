@@ -1,4 +1,4 @@
-#include <trireme/engine/settle_precision.h>
+#include <trireme/engine/resolve_precision.h>
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
@@ -76,8 +76,8 @@ StepSeconds time_small_gpt() {
   return best;
 }
 
-void settle_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed,
-                      const std::function<StepSeconds()>& measure) {
+void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed,
+                       const std::function<StepSeconds()>& measure) {
   if (!precision.bf16_if_faster) {
     return;
   }
