@@ -20,10 +20,10 @@ struct AutoValues {
   double lr = 5e-5;
   /// warmup_num_steps.
   int64_t warmup_steps = 0;
-  /// Optimizer steps of the whole run: total_num_steps. Absent: "auto" there is an error.
+  /// Optimizer steps of the whole run: total_num_steps. Absent: "auto" is an error.
   std::optional<int64_t> steps = std::nullopt;
   /// Width of the model (hidden_size): reduce_bucket_size is its square, stage3_prefetch_bucket_size 0.9 of that,
-  /// stage3_param_persistence_threshold 10 times the width. Absent: what these keys are when they are left out.
+  /// stage3_param_persistence_threshold 10 times the width. Absent: their default values.
   std::optional<int64_t> hidden = std::nullopt;
 };
 

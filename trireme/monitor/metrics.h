@@ -9,7 +9,7 @@
 
 namespace trireme::monitor {
 
-/// Holds what is known about one optimizer step. What was not measured stays empty.
+/// Measurements of one optimizer step. Values that were not measured are empty.
 ///
 /// Units: losses in nats (a byte for text, a sample otherwise), times as named, bytes.
 struct StepMetrics {
@@ -35,13 +35,13 @@ struct StepMetrics {
 /// one it was: {"loss": null, "loss_text": "NaN"}, "Infinity" or "-Infinity".
 std::string metrics_line(const StepMetrics& metrics);
 
-/// Reads such a line; nullopt when it is cut off or is not one. Keys it does not know are skipped.
+/// Reads such a line; nullopt if it is cut off or invalid. Unknown keys are skipped.
 std::optional<StepMetrics> parse_metrics_line(std::string_view line);
 
 /// Reads metrics.jsonl in increasing step order.
 ///
-/// Lines that cannot be read (a crash cuts the last one) are skipped; where a step
-/// comes again, the later line counts together with what follows it, as after a restart.
+/// Lines that cannot be read (a crash cuts the last one) are skipped. If a step
+/// repeats, as after a restart, the later line and those after it count.
 /// Errors: InputError when the file cannot be read at all.
 std::vector<StepMetrics> read_metrics(const std::filesystem::path& path);
 
