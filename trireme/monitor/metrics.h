@@ -15,15 +15,15 @@ namespace trireme::monitor {
 struct StepMetrics {
   int64_t step = 0;                       ///< 1 after the first optimizer step; 0 is before it
   std::optional<double> loss;             ///< mean over micro-batches and data ranks
-  std::optional<double> val_loss;         ///< where evaluated
-  std::optional<double> val_accuracy;     ///< 0..1, where evaluated
+  std::optional<double> val_loss;         ///< if evaluated
+  std::optional<double> val_accuracy;     ///< 0..1, if evaluated
   std::optional<double> lr;
   std::optional<double> grad_norm;        ///< before clipping
   std::optional<double> loss_scale;
   std::optional<double> tokens_per_s;     ///< all ranks together
-  std::optional<double> samples_per_s;    ///< all ranks together, where there are no tokens
+  std::optional<double> samples_per_s;    ///< all ranks together, if there are no tokens
   std::optional<double> step_ms;
-  std::optional<double> comm_wait_ms;     ///< of it, waiting for communication that nothing hid
+  std::optional<double> comm_wait_ms;     ///< part of step_ms: waiting for communication that nothing overlaps
   std::optional<double> wall_time;        ///< seconds since 1970; MetricsWriter fills it in
   std::optional<int64_t> peak_rss_bytes;  ///< of the largest rank so far
   std::optional<int64_t> comm_bytes;      ///< sent by one rank during this step
