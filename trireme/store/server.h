@@ -11,9 +11,9 @@ namespace trireme::store {
 
 struct ServerOptions {
   Secret secret = {};
-  /// The job's name, the same for all of its clients; tells its store from that of another job on the same port.
+  /// The job's name, the same for all its clients; distinguishes its store from that of another job on the same port.
   std::string job = {};
-  /// A connection that has not proved within this time that it belongs to the job is closed.
+  /// Time for a connection to prove that it belongs to the job; then it is closed.
   std::chrono::milliseconds stranger_patience{5000};
   /// Largest number of connections that have not proved it yet; beyond it the oldest is closed.
   size_t most_strangers = 256;

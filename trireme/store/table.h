@@ -28,10 +28,10 @@ class Table {
     return values_.size();
   }
 
-  /// Waits on behalf of `waiter`, which waits for nothing else, until all keys are there. True when they are already.
+  /// Registers a wait of `waiter`, which has no other wait, until all keys are set. Returns true if they already are.
   bool wait(uint64_t waiter, const std::vector<std::string>& keys);
   void forget(uint64_t waiter);
-  /// Those whose keys have all come since the last call.
+  /// The waiters whose keys have all been set since the last call.
   std::vector<uint64_t> take_ready();
 
  private:
