@@ -52,7 +52,8 @@ TEST_F(PreemptionCommandTest, StopsSavesAndContinuesBitForBit) {
     EXPECT_THAT(read_file(folder / out / "report.html"), HasSubstr("preempted at step "));
     EXPECT_FALSE(fs::exists(folder / out / "checkpoints/global_step1000"));
     const std::string so_far = read_file(folder / out / "metrics.jsonl");
-    const Finished again = run_and_signal(command(out) + " --resume", out, static_cast<int>(std::count(so_far.begin(), so_far.end(), '\n')) + 100, signal);
+    const int lines = static_cast<int>(std::count(so_far.begin(), so_far.end(), '\n')) + 100;
+    const Finished again = run_and_signal(command(out) + " --resume", out, lines, signal);
     EXPECT_EQ(again.status, 0) << again.output;
     const Finished rest = sh(command(out) + " --resume");
     EXPECT_EQ(rest.status, 0) << rest.output;

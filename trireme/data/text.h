@@ -27,9 +27,6 @@ class TextDataset : public Dataset {
   std::string describe() const override;
 
   int64_t num_tokens() const;
-  int64_t num_bytes() const {
-    return num_bytes_;
-  }
   /// Divides a loss in nats a token to give nats a byte.
   double bytes_per_token() const;
   /// The cross entropy of this text's bytes under their frequencies in `train`, in nats a byte: the loss of
