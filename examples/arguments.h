@@ -11,22 +11,22 @@ class Arguments {
  public:
   Arguments(int argc, char** argv) : rest_(argv + 1, argv + argc) {}
 
-  /// Takes the value of an option out; `otherwise` where it is not given.
-  std::string text(const std::string& name, std::string otherwise = "") {
+  /// Removes an option and returns its value, or `default_value` if it is not given.
+  std::string text(const std::string& name, std::string default_value = "") {
     for (size_t i = 0; i < rest_.size(); i += 2) {
       if (rest_[i] == name) {
         if (i + 1 == rest_.size()) {
           throw std::invalid_argument(name + " needs a value");
         }
-        otherwise = rest_[i + 1];
+        default_value = rest_[i + 1];
         rest_.erase(rest_.begin() + static_cast<std::ptrdiff_t>(i), rest_.begin() + static_cast<std::ptrdiff_t>(i) + 2);
         break;
       }
     }
-    return otherwise;
+    return default_value;
   }
-  int whole(const std::string& name, int otherwise) {
-    const std::string given = text(name, std::to_string(otherwise));
+  int whole(const std::string& name, int default_value) {
+    const std::string given = text(name, std::to_string(default_value));
     char* end = nullptr;
     const long value = std::strtol(given.c_str(), &end, 10);
     if (given.empty() || *end != '\0' || value < 1 || value > 1'000'000'000) {

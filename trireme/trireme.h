@@ -25,7 +25,7 @@
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/parameter_groups.h>
 #include <trireme/engine/preemption.h>
-#include <trireme/engine/settle_precision.h>
+#include <trireme/engine/resolve_precision.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/options.h>

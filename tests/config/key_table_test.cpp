@@ -86,11 +86,11 @@ std::string error_of(const json& run) {
   return "";
 }
 
-// A valid value that asks for something: not `current`, and none of the harmless ones.
+// A valid value that asks for something: not `current`, and none of the values without effect.
 json another_value(const Section& section, const Key& key, const json& current) {
   const ValueType type = ValueType::parse(key.type);
   using Kind = ValueType::Kind;
-  const auto harmless = harmless_values(key);
+  const auto no_ops = no_op_values(key);
   const double number = current.is_number() ? current.get<double>() : type.least.value_or(1) * 256;
   switch (type.kind) {
     case Kind::boolean:
@@ -110,7 +110,7 @@ json another_value(const Section& section, const Key& key, const json& current) 
         return 2;
       }
       for (int64_t value = number > 1e15 ? 1000 : number < 1 ? 1 : static_cast<int64_t>(number) * 2;; ++value) {
-        if (std::find(harmless.begin(), harmless.end(), json(value)) == harmless.end()) {
+        if (std::find(no_ops.begin(), no_ops.end(), json(value)) == no_ops.end()) {
           return value;
         }
       }
@@ -118,7 +118,7 @@ json another_value(const Section& section, const Key& key, const json& current) 
       return type.most ? (number == 0.5 ? 0.25 : 0.5) : number + 0.5;
     case Kind::word:
       for (const std::string& word : type.words) {
-        if (json(word) != current && std::find(harmless.begin(), harmless.end(), json(word)) == harmless.end()) {
+        if (json(word) != current && std::find(no_ops.begin(), no_ops.end(), json(word)) == no_ops.end()) {
           return word;
         }
       }
@@ -178,7 +178,7 @@ TEST(KeyTableTest, IsWellFormed) {
       EXPECT_EQ(key.text.back(), '.');
       if (!key.type.empty()) {
         EXPECT_NO_THROW(ValueType::parse(key.type));
-        EXPECT_NO_THROW(harmless_values(key));
+        EXPECT_NO_THROW(no_op_values(key));
       }
     }
   }
@@ -201,12 +201,12 @@ TEST(KeyTableTest, ASectionIsWhatItsKeysAre) {
 TEST(KeyTableTest, DefaultsAndHarmlessValuesAreAcceptedSilently) {
   for_each_key([](const Section& section, const Key& key, json run) {
     json& object = at(run, section);
-    const auto harmless = harmless_values(key);
-    if (!harmless.empty()) {
+    const auto no_ops = no_op_values(key);
+    if (!no_ops.empty()) {
       object.erase(std::string(key.name));
     }
     const json before = meaning(read(run));
-    for (const json& value : harmless) {
+    for (const json& value : no_ops) {
       object[std::string(key.name)] = value;
       const RunConfig now = read(run);
       EXPECT_THAT(now.notes, IsEmpty());
@@ -226,9 +226,9 @@ TEST(KeyTableTest, EveryHonouredKeyIsUnderstood) {
     json& object = at(run, section); // its mere presence is not the effect
     const json before = meaning(read(run));
     const std::string name(key.name);
-    const json current = object.contains(name)                                  ? object[name]
-                         : key.otherwise == "required" || key.otherwise.empty() ? json()
-                                                                                : json::parse(key.otherwise);
+    const json current = object.contains(name)                                          ? object[name]
+                         : key.default_value == "required" || key.default_value.empty() ? json()
+                                                                                        : json::parse(key.default_value);
     object[name] = another_value(section, key, current);
     try {
       EXPECT_NE(meaning(read(run)), before) << object;
@@ -248,7 +248,7 @@ TEST(KeyTableTest, EveryOtherKeyIsNotedOrRefusedByName) {
     }
     ++others;
     const std::string name(key.name);
-    const json current = key.otherwise == "required" || key.otherwise.empty() ? json() : json::parse(key.otherwise);
+    const json current = key.default_value == "required" || key.default_value.empty() ? json() : json::parse(key.default_value);
     at(run, section)[name] = another_value(section, key, current);
     const std::string error = error_of(run);
     if (behind_the_gate) {
@@ -296,7 +296,7 @@ TEST(KeyTableTest, EveryNameOfAChoiceDoesWhatItsLineSays) {
 
 TEST(KeyTableTest, NullCountsAsAbsent) {
   for_each_key([](const Section& section, const Key& key, json run) {
-    if (key.otherwise == "required") {
+    if (key.default_value == "required") {
       return;
     }
     json& object = at(run, section);

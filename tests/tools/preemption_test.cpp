@@ -24,7 +24,7 @@ class PreemptionCommandTest : public RunFolder {
     return concat(kTrireme, " train ", path("run.json"), " -n 2 --out ", path(out), kLong);
   }
   // Runs it and sends `signal` as soon as metrics.jsonl has so many lines; `then` is what else to do, $p is the launcher.
-  Finished told(const std::string& run, const std::string& out, int lines, const std::string& signal, const std::string& then = ":") const {
+  Finished run_and_signal(const std::string& run, const std::string& out, int lines, const std::string& signal, const std::string& then = ":") const {
     return sh(concat(run, " & p=$!; while kill -0 $p && [ \"$(cat ", path(out), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines,
                      " ]; do sleep 0.01; done; kill -", signal, " $p; ", then, "; wait $p"));
   }
@@ -45,14 +45,15 @@ TEST_F(PreemptionCommandTest, StopsSavesAndContinuesBitForBit) {
     const std::string out = "out" + signal;
     const int first = 5 + static_cast<int>(random() % 150);
     SCOPED_TRACE(concat(signal, " after step ", first));
-    const Finished stopped = told(command(out), out, first, signal);
+    const Finished stopped = run_and_signal(command(out), out, first, signal);
     EXPECT_EQ(stopped.status, 0) << stopped.output;
     EXPECT_THAT(stopped.output, AllOf(HasSubstr(concat("stopped by SIG", signal, " at step ")), HasSubstr("; continue with --resume")));
     EXPECT_EQ(report(out)["status"], "preempted");
     EXPECT_THAT(read_file(folder / out / "report.html"), HasSubstr("preempted at step "));
     EXPECT_FALSE(fs::exists(folder / out / "checkpoints/global_step1000"));
     const std::string so_far = read_file(folder / out / "metrics.jsonl");
-    const Finished again = told(command(out) + " --resume", out, static_cast<int>(std::count(so_far.begin(), so_far.end(), '\n')) + 100, signal);
+    const int lines = static_cast<int>(std::count(so_far.begin(), so_far.end(), '\n')) + 100;
+    const Finished again = run_and_signal(command(out) + " --resume", out, lines, signal);
     EXPECT_EQ(again.status, 0) << again.output;
     const Finished rest = sh(command(out) + " --resume");
     EXPECT_EQ(rest.status, 0) << rest.output;
@@ -73,7 +74,7 @@ TEST_F(PreemptionCommandTest, ASecondSignalIsNow) {
 }
 
 TEST_F(PreemptionCommandTest, TheInterruptKeyDoesNotSave) {
-  const Finished run = told(command("out"), "out", 5, "INT");
+  const Finished run = run_and_signal(command("out"), "out", 5, "INT");
   EXPECT_EQ(run.status, 130) << run.output;
   EXPECT_THAT(run.output, HasSubstr("stopped before anything was saved"));
   EXPECT_FALSE(fs::exists(folder / "out/checkpoints/latest"));
@@ -82,7 +83,7 @@ TEST_F(PreemptionCommandTest, TheInterruptKeyDoesNotSave) {
 // A training that began elsewhere would not find that again by itself.
 TEST_F(PreemptionCommandTest, TheInterruptKeySaysWhereToBeginAgain) {
   ASSERT_EQ(train("-n 1 --set training.steps=5").status, 0);
-  const Finished run = told(concat(command("other"), " --resume ", path("out")), "other", 1, "INT");
+  const Finished run = run_and_signal(concat(command("other"), " --resume ", path("out")), "other", 1, "INT");
   EXPECT_EQ(run.status, 130) << run.output;
   EXPECT_THAT(run.output, HasSubstr(concat("stopped before anything was saved: begin again with --resume ", path("out"))));
 }

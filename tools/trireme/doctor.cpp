@@ -3,7 +3,7 @@
 #include <trireme/base/cores.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/backends.h>
-#include <trireme/engine/settle_precision.h>
+#include <trireme/engine/resolve_precision.h>
 #include <trireme/kernels/simd.h>
 #include <trireme/monitor/resources.h>
 

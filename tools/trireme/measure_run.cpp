@@ -48,17 +48,17 @@ int run_quietly(std::vector<std::string> words, const fs::path& output) {
     ::_exit(127);
   }
   int status = 0;
-  int told = 0;
+  int received_signal = 0;
   while (::waitpid(child, &status, WNOHANG) == 0) {
     pollfd signal{signals.fd(), POLLIN, 0};
     ::poll(&signal, 1, 20);
     while (const auto came = signals.next()) {
-      told = *came;
-      ::kill(child, told);
+      received_signal = *came;
+      ::kill(child, received_signal);
     }
   }
-  if (told != 0) {
-    throw ExitNow{128 + told};
+  if (received_signal != 0) {
+    throw ExitNow{128 + received_signal};
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

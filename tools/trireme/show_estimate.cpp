@@ -47,7 +47,7 @@ std::string bytes(int64_t number) {
   return format_bytes(static_cast<double>(number));
 }
 
-// Of an estimate, in percent of what was measured.
+// Deviation of an estimate, in percent of what was measured.
 double deviation(int64_t estimated, int64_t measured) {
   return measured == 0 ? 0 : std::round(1000.0 * static_cast<double>(estimated - measured) / static_cast<double>(measured)) / 10;
 }
@@ -171,7 +171,7 @@ void print_heading(const Shown& shown) {
                       run.accumulation, "\n\n");
 }
 
-// One column of numbers for every stage; of many stages those that differ from the one before.
+// Prints one column for each stage that differs from the one before.
 void print_memory(const Shown& shown) {
   std::vector<const StageMemory*> columns;
   for (const StageMemory& memory : shown.memory) {

@@ -235,10 +235,11 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
                         {"steps_lost", restart.steps_lost},
                         {"redone_seconds", restart.redone_seconds}});
   }
-  const char* const status = report.exit_code == 0 ? (report.told == 0 ? "finished" : "preempted") : report.told == 0 ? "failed" : "stopped";
+  const bool signalled = report.received_signal != 0;
+  const char* const status = report.exit_code == 0 ? (signalled ? "preempted" : "finished") : signalled ? "stopped" : "failed";
   const nlohmann::ordered_json all = {{"status", status},
                                       {"exit_code", report.exit_code},
-                                      {"signal", report.told},
+                                      {"signal", report.received_signal},
                                       {"total_seconds", report.total_seconds},
                                       {"ettr", report.ettr},
                                       {"restarts", restarts}};
@@ -297,7 +298,7 @@ int train_job(TrainCommand command) {
     throw;
   }
   write_report(command.out, report);
-  if (report.told != 0 && report.exit_code != 0) {
+  if (report.received_signal != 0 && report.exit_code != 0) {
     const int64_t step = saved();
     log::info(saved.nothing_saved() ? concat("stopped before anything was saved: begin again with --resume ", command.resume_from)
               : step > 0             ? concat("stopped; step ", step, " is saved: continue with --resume")

@@ -17,7 +17,7 @@
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/peak_memory.h>
 #include <trireme/engine/preemption.h>
-#include <trireme/engine/settle_precision.h>
+#include <trireme/engine/resolve_precision.h>
 #include <trireme/generate/sample.h>
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/zero/init.h>
@@ -37,7 +37,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of a checkpoint's client state: the job that saved it, restarts included.
+// Key in a checkpoint's client state for the job that saved it, restarts included.
 constexpr const char* kJob = "job";
 
 class TrainRun {
@@ -120,7 +120,7 @@ class TrainRun {
 };
 
 Task TrainRun::build_task() {
-  engine::settle_precision(run_.engine.precision, world_.group(), start_ ? std::optional(start_->from) : std::nullopt);
+  engine::resolve_precision(run_.engine.precision, world_.group(), start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + world_.rank());
   if (shards_parameters()) {
     // What comes and goes with every unit would otherwise stay with malloc, which raises this threshold by itself up to 32 MiB.

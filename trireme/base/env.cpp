@@ -29,10 +29,10 @@ std::optional<int64_t> integer(const char* name) {
   return number;
 }
 
-bool flag(const char* name, bool otherwise) {
+bool flag(const char* name, bool default_value) {
   const auto value = text(name);
   if (!value) {
-    return otherwise;
+    return default_value;
   }
   const std::string word = lower(*value);
   if (word == "1" || word == "true" || word == "yes" || word == "on") {

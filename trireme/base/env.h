@@ -13,6 +13,6 @@ std::optional<std::string> text(const char* name);
 std::optional<int64_t> integer(const char* name);
 
 /// "1", "true", "yes", "on" and their opposites; throws InputError on anything else.
-bool flag(const char* name, bool otherwise = false);
+bool flag(const char* name, bool default_value = false);
 
 } // namespace trireme::env

@@ -15,7 +15,7 @@ std::string concat(const Args&... args) {
   return out.str();
 }
 
-/// A failure that a person reads.
+/// An error for the user.
 ///
 /// `what()` is "[part] happened. next": what must hold and what was found,
 /// where, and what to type or change next. No stack trace, no error code alone.
@@ -23,7 +23,7 @@ class Error : public std::runtime_error {
  public:
   Error(std::string_view part, const std::string& happened, const std::string& next = "");
 
-  /// The process exit status that this failure stands for (design: 1 = anything but input).
+  /// The exit status of the process after this error (1: anything but input).
   virtual int exit_code() const noexcept {
     return 1;
   }

@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <string_view>
 
-/// Failures on purpose, to try out what a job does about them. docs/failures.md describes TRIREME_FAULT for users.
+/// Injects faults, to test how a job handles them. docs/failures.md describes TRIREME_FAULT for users.
 namespace trireme::fault {
 
 enum class Phase : uint8_t { data, forward, backward, all_reduce, step, checkpoint, send, recv };
 
-/// What the place that was hit has to do itself; killing, stopping and sleeping are done already.
+/// What the caller must do itself; killing, stopping and sleeping are already done.
 enum class Effect : uint8_t {
   none,
   nan,  ///< put a NaN into the tensor at hand
@@ -17,14 +17,14 @@ enum class Effect : uint8_t {
 };
 
 /// Reads "rank=1,step=7,phase=all_reduce,kind=kill[,seconds=S][,attempt=0]", several separated by ';', and keeps
-/// those for this rank and this start of the job (0: the first). Replaces what was armed before; "" disarms.
+/// those for this rank and this start of the job (0: the first). Replaces earlier faults; "" removes them.
 /// Errors: InputError naming the part that is wrong.
 void arm(std::string_view text, int rank, int size, int attempt);
 /// The same with TRIREME_FAULT and TORCHELASTIC_RESTART_COUNT.
 void arm_from_environment(int rank, int size);
 
-/// Says which optimizer step begins, counted from 1; 0: training has not begun. Without any call every
-/// phase counts for itself: its first occurrence is step 1.
+/// Sets the optimizer step that begins, counted from 1; 0: before training. Without any call each
+/// phase counts its own steps: its first occurrence is step 1.
 void set_step(int64_t step);
 
 namespace detail {
@@ -32,7 +32,7 @@ inline constinit std::atomic<bool> armed{false};
 Effect strike(Phase phase);
 } // namespace detail
 
-/// Marks a place where a fault can strike, each fault at most once a step. Cost: one load and branch while none is armed.
+/// Marks a place for faults; each fault acts at most once a step. Cost: one load and branch without faults.
 inline Effect at(Phase phase) {
   return detail::armed.load(std::memory_order_relaxed) ? detail::strike(phase) : Effect::none;
 }

@@ -9,10 +9,10 @@ namespace trireme {
 constexpr uint64_t fnv1a_step(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 1099511628211ull;
 }
-/// Where FNV-1a begins here.
+/// Start value of FNV-1a.
 inline constexpr uint64_t kFnv1aStart = 1469598103934665603ull;
 
-/// FNV-1a of the bytes, going on from `hash` where a text comes in parts. Tells texts apart, proves nothing.
+/// FNV-1a of the bytes; pass the earlier `hash` to continue a text in parts. Not secure against forgery.
 constexpr uint64_t fnv1a(std::string_view text, uint64_t hash = kFnv1aStart) {
   for (const char c : text) {
     hash = fnv1a_step(hash, static_cast<unsigned char>(c));
@@ -26,7 +26,7 @@ constexpr uint64_t mix64(uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
   return x ^ (x >> 31);
 }
-/// What SplitMix64 adds before it mixes.
+/// The increment of SplitMix64.
 inline constexpr uint64_t kMixStep = 0x9e3779b97f4a7c15ull;
 
 } // namespace trireme

@@ -12,10 +12,10 @@
 
 namespace trireme {
 
-/// JSON that remembers where each value stood, so that a complaint about it can say
+/// JSON with the position of each value, so that an error can say
 /// "run.json:3:14: engine.zero_optimization.stage: ...".
 ///
-/// Accepts // and /* */ comments as DeepSpeed's files have them. Refuses duplicate
+/// Accepts // and /* */ comments as in DeepSpeed's files. Refuses duplicate
 /// keys, text after the end, NUL bytes, nesting deeper than 100 and invalid UTF-8.
 /// Errors: InputError with line and column.
 class JsonNode {
@@ -65,9 +65,9 @@ class JsonNode {
   /// when the path runs through something that is not an object.
   void set(std::string_view dotted_path, const std::string& text);
 
-  /// The value at a dotted path below this one; nullptr when there is none.
+  /// The value at a dotted path below this one; nullptr if there is none.
   JsonNode* at(std::string_view dotted_path);
-  /// Becomes the JSON `text` and keeps its place: a complaint still points to where it stood.
+  /// Replaces the value by the JSON `text` and keeps its position for errors.
   void replace(std::string_view text);
   /// Removes a member, if there is one.
   void erase(std::string_view key);
@@ -88,7 +88,7 @@ class JsonNode {
   std::string where_;
 };
 
-/// Reads an object key by key and then refuses whatever nobody asked for.
+/// Reads an object key by key and then refuses all other keys.
 ///
 ///   ObjectReader reader(node);
 ///   options.lr = reader.get("lr", options.lr);
@@ -102,17 +102,17 @@ class ObjectReader {
   const JsonNode& node() const {
     return node_;
   }
-  /// The member's node or nullptr; the key counts as known from now on.
+  /// The member's node or nullptr; from now on the key is known.
   const JsonNode* find(const std::string& key);
   /// The member's node; fails naming the missing key.
   const JsonNode& require(const std::string& key);
 
   /// T is bool, int64_t, double, std::string or a std::vector of one of these.
-  /// A missing key and an explicit null give `otherwise`.
+  /// Returns `default_value` for a missing key and for null.
   template <typename T>
-  T get(const std::string& key, const T& otherwise) {
+  T get(const std::string& key, const T& default_value) {
     const JsonNode* found = find(key);
-    return found == nullptr || found->is_null() ? otherwise : convert<T>(*found);
+    return found == nullptr || found->is_null() ? default_value : convert<T>(*found);
   }
   template <typename T>
   std::optional<T> maybe(const std::string& key) {
@@ -124,12 +124,12 @@ class ObjectReader {
     return convert<T>(require(key));
   }
   /// One of the words, compared exactly; fails with "did you mean".
-  std::string word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed);
+  std::string word(const std::string& key, const std::string& default_value, const std::vector<std::string>& allowed);
 
   /// Fails on the first key that no call above asked for.
   void finish() const;
 
-  /// true for keys that are nobody's: "x_...", "_comment..." and "$schema".
+  /// true for keys that are ignored: "x_...", "_comment..." and "$schema".
   static bool is_note(std::string_view key);
 
  private:

@@ -10,7 +10,7 @@ namespace trireme::log {
 enum class Level { debug, info, warning, error, silent };
 
 /// Lines start with "[rank r] " once the rank is known and the world has more
-/// than one, except what rank 0 tells for all. Below `warning`, only rank 0 speaks
+/// than one, except messages of rank 0 for all ranks. Below `warning`, only rank 0 logs
 /// unless TRIREME_LOG_ALL_RANKS=1.
 /// TRIREME_LOG=debug|info|warning|error|silent sets the level (default info).
 void set_rank(int rank, int world_size);

@@ -8,12 +8,12 @@
 
 namespace trireme {
 
-/// Says what this thread does, for as long as the object lives: "forward of micro-batch 5", within it "layer 7 (ReLU)".
+/// Notes what this thread does while the object lives: "forward of micro-batch 5", within it "layer 7 (ReLU)".
 ///
 ///   const Note note("layer", 7, type);   // type: a literal, or from keep_name()
 ///
 /// For hang reports: another thread reads it with current_notes(), also while this one is stuck. Cost: a clock read and
-/// a few relaxed stores, about 30 ns; no lock, no memory. Beyond 16 levels, or 64 threads with notes, nothing is noted.
+/// a few relaxed stores, about 30 ns; no lock, no allocation. Notes beyond 16 levels or 64 threads are dropped.
 class Note {
  public:
   /// `what` and `detail` must live for ever; `number` below 0 and a null `detail` are left out.
@@ -29,17 +29,17 @@ class Note {
 /// A copy of `name` that is never freed, the same one for the same text. Locks and allocates: for set-up code.
 const char* keep_name(std::string_view name);
 
-/// One note as somebody else sees it.
+/// One note, as other threads read it.
 struct NoteView {
   std::string what;
   int64_t number = -1;
   std::string detail;
-  /// Since when, ago.
+  /// Age of the note.
   double seconds = 0;
 };
 
 struct ThreadNotes {
-  /// As the kernel numbers threads; the main thread's is the process's.
+  /// The kernel's thread id; the main thread has that of the process.
   int64_t thread = 0;
   bool main = false;
   /// Outermost first.

@@ -24,10 +24,10 @@ const JsonNode& ObjectReader::require(const std::string& key) {
   return *found;
 }
 
-std::string ObjectReader::word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed) {
+std::string ObjectReader::word(const std::string& key, const std::string& default_value, const std::vector<std::string>& allowed) {
   const JsonNode* found = find(key);
   if (found == nullptr || found->is_null()) {
-    return otherwise;
+    return default_value;
   }
   const std::string& text = found->as_string();
   if (std::find(allowed.begin(), allowed.end(), text) == allowed.end()) {

@@ -2,7 +2,7 @@
 
 namespace trireme {
 
-/// One callable out of several, for std::visit: Overloaded{[](const A&) {...}, [](const B&) {...}}.
+/// Combines several callables into one, for std::visit: Overloaded{[](const A&) {...}, [](const B&) {...}}.
 template <class... F>
 struct Overloaded : F... {
   using F::operator()...;

@@ -4,7 +4,7 @@
 
 namespace trireme {
 
-/// Something whose small state belongs in a checkpoint: a sampler's position,
+/// An object whose small state belongs in a checkpoint: a sampler's position,
 /// a schedule's step, a loss scale. Tensors do not go here; they are saved as
 /// shards of flat buffers (checkpoint/).
 class Stateful {

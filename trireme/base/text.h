@@ -7,7 +7,7 @@
 namespace trireme {
 
 /// The candidate nearest to `word` in edit distance (case-insensitive, a swap of
-/// two neighbours counts one), or "" when none is near enough to be a typing slip.
+/// two neighbours counts one), or "" if none is near enough to be a typing error.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 /// ` Did you mean "x"?` or, with no near candidate, ` Known: a, b, c.`

@@ -29,7 +29,7 @@ struct TensorInfo {
   static constexpr int64_t kNoUnit = -1;
 
   int64_t numel() const;
-  /// Of the whole parameter, of which `sizes` may be a box.
+  /// Shape of the whole parameter; `sizes` may be a box of it.
   const std::vector<int64_t>& global_shape() const {
     return placement.global_shape.empty() ? sizes : placement.global_shape;
   }

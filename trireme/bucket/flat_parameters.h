@@ -21,7 +21,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 struct FlatOptions {
   int rank = 0;
   int size = 1;
-  /// Of gradients only this rank's shard stays.
+  /// Each rank keeps only its shard of the gradients.
   bool shard_gradients = false;
   /// The same for the parameters of units.
   bool shard_parameters = false;
@@ -90,9 +90,9 @@ class FlatParameters {
   const at::Tensor& flat_data() const {
     return flat_data_;
   }
-  /// The parameters of bucket `b`, [bucket numel]. Of sharded ones: memory for them, to be filled; the parameters show it after publish().
+  /// The parameters of bucket `b`, [bucket numel]. Sharded: memory to gather them into; the parameters use it after publish().
   at::Tensor bucket_data(int64_t b);
-  /// Of sharded parameters: lets the parameters of bucket `b` show what bucket_data(b) has, until release().
+  /// For sharded parameters: makes the parameters of bucket `b` views of bucket_data(b), until release().
   void publish(int64_t b);
   /// Elements `range` (of the flat buffer) of the parameters, which lie in bucket `b` and, when they are sharded, are this rank's; to be read.
   at::Tensor owned_data(int64_t b, const Range& range) const;
@@ -108,8 +108,8 @@ class FlatParameters {
   bool is_gathered(int64_t b) const {
     return !data_shards_ || data_shards_->is_gathered(b);
   }
-  /// Of sharded parameters, once for each bucket: moves the bucket's parameters in and leaves it whole. update_shard() goes after it,
-  /// or after any other change of the whole bucket; release() gives the memory back.
+  /// For sharded parameters, once for each bucket: copies the bucket's parameters in and leaves the bucket gathered. Call update_shard()
+  /// after it, or after any other change of the gathered bucket; release() frees the memory.
   void move_in(int64_t b);
   void update_shard(int64_t b);
   void release(int64_t b);

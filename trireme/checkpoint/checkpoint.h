@@ -20,7 +20,7 @@ namespace trireme::checkpoint {
 /// A rank's part of a logical tensor.
 struct TensorShard {
   std::string name;
-  /// "parameter", "buffer", "master", "optimizer", "rng", ...: for people and filters.
+  /// "parameter", "buffer", "master", "optimizer", "rng", ...: for listings and filters.
   std::string kind;
   /// Shape of the whole logical tensor.
   std::vector<int64_t> global_shape;
@@ -35,14 +35,14 @@ struct TensorShard {
 
 /// Saves `mine` of every rank as the checkpoint `root/tag`. Collective over `group`.
 ///
-/// Every element of every logical tensor must come from exactly one rank; who holds what
-/// does not matter to a later reader. `state` and `config` count on rank 0, `rank_state` is
-/// kept for each rank. The state that is saved is the one at the call.
+/// Every element of every logical tensor must come from exactly one rank; any sharding can
+/// be read later. `state` and `config` are taken from rank 0, `rank_state` from each rank.
+/// The checkpoint holds the state at the time of the call.
 ///
 /// Every rank writes rank<r>.safetensors into a folder root/.tmp-<tag>-<id> and fsyncs it; rank 0 writes
 /// manifest.json, renames the folder to root/<tag>, and then points root/latest to it. A
-/// process killed at any moment leaves earlier checkpoints and `latest` as they were; what it left
-/// of its own (staging.h) the next save removes, and nothing else.
+/// process killed at any moment leaves earlier checkpoints and `latest` unchanged; the next save
+/// removes its partial files (staging.h), and nothing else.
 /// Memory: see write_safetensors. Cost: the time the disk needs; the hash takes about 0.06 s a GB.
 /// Errors: Error, the same on every rank, naming the ranks that failed, the file and the
 ///         reason; the partial folder is removed. InputError (on every rank) when shards
@@ -59,35 +59,35 @@ void save(const std::filesystem::path& root,
 /// "global_step<N>", the usual tag.
 std::string step_tag(int64_t step);
 
-/// A checkpoint, opened for reading: logical tensors, whoever saved which part.
+/// A checkpoint, opened for reading. Tensors are whole, however they were sharded when saved.
 class Checkpoint {
  public:
-  /// Opens `path`: a checkpoint folder as it is, or the folder above.
+  /// Opens `path`: a checkpoint folder, or the folder above.
   ///
   /// In the folder above, `latest` names the checkpoint, or `tag` if given. When `latest`
-  /// is missing or stale or its checkpoint damaged, the newest whole one is taken and a
-  /// warning says what was wrong. A checkpoint that was asked for by path or tag is taken
-  /// or refused, never replaced by another.
+  /// is missing or stale or its checkpoint damaged, opens the newest intact one and
+  /// warns. A checkpoint that is named by path or tag is opened or refused, never
+  /// replaced by another.
   /// Cost: with hashes, one read of all files.
-  /// Errors: InputError when nothing whole is there, with what is wrong with each.
+  /// Errors: InputError if no checkpoint is intact, with what is wrong with each.
   static Checkpoint open(const std::filesystem::path& path, const std::string& tag = "", const OpenOptions& options = {});
 
-  /// The same on every rank of a group: each hashes a part of the files, and all take the same checkpoint.
+  /// The same on every rank of a group: each rank hashes a part of the files, and all open the same checkpoint.
   static Checkpoint open(const std::filesystem::path& path,
                          const std::string& tag,
                          const comm::Group& group,
                          const OpenOptions& options = {});
 
-  /// The folder this was read from.
+  /// The folder of the checkpoint.
   const std::filesystem::path& folder() const;
   const Manifest& manifest() const;
   int64_t step() const;
   int64_t world_size() const;
 
   bool has(std::string_view name) const;
-  /// InputError with the nearest name when there is none like it.
+  /// Errors: InputError with the nearest name if there is no such tensor.
   const TensorEntry& entry(std::string_view name) const;
-  /// Sorted; all of them, or those of one kind.
+  /// Names of all tensors, or of one kind, sorted.
   std::vector<std::string> names(std::string_view kind = "") const;
 
   /// The whole logical tensor, assembled in new memory.
@@ -96,7 +96,7 @@ class Checkpoint {
   at::Tensor read_range(std::string_view name, int64_t begin, int64_t end) const;
   /// Fills `out` (contiguous, any device) with elements [begin, begin + out.numel()), converting the dtype if it differs.
   void read_into(std::string_view name, int64_t begin, at::Tensor out) const;
-  /// The same with a region of the tensor: elements of a box of it.
+  /// The same for a region of the tensor: elements of a box.
   void read_into(std::string_view name, const Region& region, at::Tensor out) const;
 
   const nlohmann::json& state() const;
@@ -111,10 +111,10 @@ class Checkpoint {
   std::shared_ptr<const Content> content_;
 };
 
-/// Folder of the checkpoint that open() would try first; nullopt when there is no
-/// checkpoint in `path` at all (nothing saved yet), damaged ones counting as there.
+/// Folder of the checkpoint that open() would try first, damaged or not; nullopt if `path`
+/// has no checkpoint (nothing saved yet).
 std::optional<std::filesystem::path> find_newest(const std::filesystem::path& path);
-/// Rank 0's answer on every rank, also while somebody saves there. Collective.
+/// Returns rank 0's answer on every rank, also while another job saves there. Collective.
 std::optional<std::filesystem::path> find_newest(const std::filesystem::path& path, const comm::Group& group);
 
 } // namespace trireme::checkpoint

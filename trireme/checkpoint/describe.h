@@ -8,7 +8,7 @@
 namespace trireme::checkpoint {
 
 /// Lists a safetensors file, an index or folder of them, a checkpoint, or a folder of
-/// checkpoints (each in a line, the newest whole one in full).
+/// checkpoints (one line each, the newest intact one in full).
 ///
 /// {"kind": "safetensors"|"weights"|"checkpoint"|"checkpoints", "path", "bytes",
 ///  "tensors": [{"name", "dtype", "shape", "bytes", "kind"?, "shards"?}], "metadata"? , "files"?:
@@ -17,11 +17,11 @@ namespace trireme::checkpoint {
 /// checkpoint is listed with "ok": false.
 nlohmann::ordered_json describe_json(const std::filesystem::path& path, bool verify_hashes = true);
 
-/// The same for people: aligned columns, one tensor a line, the sum at the end.
+/// The same as text: aligned columns, one tensor a line, the sum at the end.
 std::string describe(const std::filesystem::path& path, bool verify_hashes = true);
-/// What describe() makes of what describe_json() has found.
+/// Formats the result of describe_json() as describe() does.
 std::string text_of(const nlohmann::ordered_json& found);
-/// Whether a checkpoint of those found is damaged.
+/// Whether one of the checkpoints in `found` is damaged.
 bool has_damage(const nlohmann::ordered_json& found);
 
 } // namespace trireme::checkpoint

@@ -11,18 +11,18 @@
 
 namespace trireme::checkpoint {
 
-/// A failure as it travels between ranks.
+/// An error, in the form that ranks send each other.
 struct Problem {
   std::string happened;
   std::string next;
-  /// InputError rather than Error.
+  /// Whether it is an InputError or an Error.
   bool is_input = false;
 
   explicit operator bool() const {
     return !happened.empty();
   }
   [[noreturn]] void raise() const;
-  /// What a caught exception says, without its "[part]".
+  /// The text of a caught exception, without its "[part]".
   static Problem of(const std::exception& error);
 };
 
@@ -32,9 +32,9 @@ Problem problem_from(const nlohmann::json& json);
 /// "rank 1: ...; rank 3: ..." of the reports that carry a problem; names no rank where there is only one.
 Problem joined(const std::vector<Problem>& of_ranks);
 
-/// Brings every rank's `report` to rank 0, lets it decide, and returns rank 0's decision
-/// on every rank. A decision that throws is thrown on every rank. Collective.
-/// Cost: the reports once over the wire to rank 0, the decision to everybody.
+/// Sends every rank's `report` to rank 0, which decides, and returns rank 0's decision
+/// on every rank. An exception in the decision is thrown on every rank. Collective.
+/// Cost: the reports once to rank 0, the decision to every rank.
 nlohmann::json decide(const comm::Group& group,
                       const nlohmann::json& report,
                       const std::function<nlohmann::json(const std::vector<nlohmann::json>& reports)>& on_rank_0);

@@ -10,8 +10,8 @@
 #include <system_error>
 #include <vector>
 
-// The folder of checkpoints on disk: global_step<N>/ ..., latest, and what a killed save leaves
-// (staging.h; it is never read. .old-<tag> is a whole checkpoint that was being replaced).
+// The folder of checkpoints on disk: global_step<N>/ ..., latest, and the partial files of a killed save
+// (staging.h), which are never read. .old-<tag> is an intact checkpoint that was being replaced.
 namespace trireme::checkpoint {
 
 inline constexpr const char* kLatestName = "latest";
@@ -24,8 +24,8 @@ inline int64_t step_of(const std::string& tag) {
   return digits < tag.size() && tag.size() - digits <= 18 ? std::stoll(tag.substr(digits)) : -1;
 }
 
-/// `checkpoints` in a run folder of `trireme train`; any other path as it is, as is a folder that holds checkpoints itself. What opens,
-/// finds or describes checkpoints looks there.
+/// Returns `checkpoints` in a run folder of `trireme train`; any other path, and a folder that holds checkpoints itself, unchanged.
+/// Functions that open, find or describe checkpoints look there.
 inline std::filesystem::path checkpoints_of(const std::filesystem::path& path) {
   std::error_code error;
   const std::filesystem::path below = path / "checkpoints";
@@ -39,25 +39,25 @@ struct FoundCheckpoint {
   std::optional<About> about;
 };
 
-/// Every checkpoint in `root`, newest first, those without a readable manifest last. Errors: InputError where `root` cannot be read.
+/// Lists every checkpoint in `root`, newest first, those without a readable manifest last. Errors: InputError if `root` cannot be read.
 std::vector<FoundCheckpoint> list_checkpoints(const std::filesystem::path& root);
 
-/// The tag in root/latest, "" when there is none that makes sense.
+/// The tag in root/latest, "" without a valid one.
 std::string read_latest(const std::filesystem::path& root);
 
-/// Puts the staged checkpoint in the place of `folder`, which may exist: one of the two is whole
-/// under a name that list_checkpoints() finds, at every moment. Durable when it returns.
-/// Errors: Error with the reason; also where something else has the name .old-<tag>.
+/// Renames the staged checkpoint to `folder`, which may exist: at every moment list_checkpoints()
+/// finds one of the two intact. Durable when it returns.
+/// Errors: Error with the reason, also if something else is named .old-<tag>.
 void put_in_place(Staging& staging, const std::filesystem::path& folder);
 
-/// Undoes put_in_place() as far as the disk lets it: the earlier checkpoint is `folder` again, the new one staged.
+/// Undoes put_in_place() as far as the disk allows: restores the earlier checkpoint in `folder` and stages the new one again.
 void take_back(const Staging& staging, const std::filesystem::path& folder) noexcept;
 
-/// Removes all but the `keep_last` newest and `tag`, and replaced ones. Damaged folders stay, and checkpoints that somebody gave
-/// another name. Never throws: a checkpoint that cannot be removed is a warning.
+/// Removes replaced checkpoints and all but `tag` and the `keep_last` newest. Keeps damaged folders and renamed
+/// checkpoints. Never throws: warns of a checkpoint that cannot be removed.
 void remove_old(const std::filesystem::path& root, const std::string& tag, int64_t keep_last, Staging& staging) noexcept;
 
-/// What is wrong with one file of a checkpoint, with the tensors it holds, or "".
+/// Says what is wrong with one file of a checkpoint and names its tensors; "" if it is intact.
 /// Cost: with the hash, one read of the file.
 std::string file_problem(const std::filesystem::path& folder, const Manifest& manifest, size_t file, bool verify_hash);
 

@@ -9,7 +9,7 @@ struct XXH3_state_s;
 
 namespace trireme::checkpoint {
 
-/// Computes XXH3-128 piece by piece. It finds accidents, not forgeries.
+/// Computes XXH3-128 piece by piece. Detects accidental damage, not forgery.
 /// Cost: 10 GB/s and more from cache.
 /// Source: github.com/Cyan4973/xxHash.
 class Hasher {

@@ -16,7 +16,7 @@ namespace trireme::checkpoint {
 /// Version of the folder layout and of manifest.json that this program writes and reads.
 inline constexpr int64_t kFormatVersion = 1;
 inline constexpr const char* kManifestName = "manifest.json";
-/// Metadata of a rank's safetensors file: the save that it belongs to.
+/// Metadata key in a rank's safetensors file for the save that it belongs to.
 inline constexpr const char* kSaveIdKey = "trireme_save_id";
 
 /// Where a part of a logical tensor is stored.
@@ -28,7 +28,7 @@ struct StoredShard {
   Region region;
 };
 
-/// A tensor as the model or optimizer knows it, whole, whatever ranks it was cut over.
+/// A whole tensor of the model or optimizer, however it was sharded over ranks.
 struct TensorEntry {
   std::string name;
   /// "parameter", "buffer", "master", "optimizer", "rng", ...
@@ -49,7 +49,7 @@ struct ShardFile {
   std::string hash;
 };
 
-/// What manifest.json says of a checkpoint at a glance.
+/// Summary of a checkpoint in manifest.json.
 struct About {
   int64_t version = kFormatVersion;
   std::string tag;
@@ -60,19 +60,19 @@ struct About {
   /// UTC, "2026-11-21T08:30:00Z".
   std::string created;
   int64_t world_size = 1;
-  /// Random, also in every shard file, so that files of two saves never mix.
+  /// Random, also in every shard file, so that files of two saves are never mixed.
   std::string save_id;
 };
 
 /// manifest.json: the index of a checkpoint.
 ///
-/// The first line holds the XXH3-128 of all the bytes after it, so a flipped bit is
-/// noticed here too.
+/// The first line holds the XXH3-128 of all bytes after it, so a flipped bit is
+/// detected here too.
 struct Manifest {
   About about;
   std::vector<ShardFile> files;
   std::map<std::string, TensorEntry, std::less<>> tensors;
-  /// Of the whole job: sampler position, schedules, loss scale.
+  /// State of the whole job: sampler position, schedules, loss scale.
   nlohmann::json state;
   /// One per saving rank.
   std::vector<nlohmann::json> rank_states;
@@ -86,14 +86,14 @@ struct Manifest {
   static Manifest read(const std::filesystem::path& folder);
 };
 
-/// The `about` of a checkpoint folder without the rest; nullopt when there is none that can be read.
+/// Reads only the `about` of a checkpoint folder; nullopt if it cannot be read.
 std::optional<About> read_about(const std::filesystem::path& folder);
 
 /// Refuses shards that do not cover their tensor exactly once. Errors: InputError naming `where` and the tensor.
 void check_coverage(const TensorEntry& tensor, const std::string& where);
 
-/// Refuses what JSON cannot hold. Errors: InputError naming `what` and the key whose value
-/// is NaN, infinite or not UTF-8.
+/// Refuses values that JSON cannot hold. Errors: InputError naming `what` and the key whose
+/// value is NaN, infinite or not UTF-8.
 void check_storable(const nlohmann::json& json, const std::string& what);
 
 } // namespace trireme::checkpoint

@@ -23,7 +23,7 @@ struct SaveOptions {
   TagValidation tag_validation = TagValidation::warn;
 
   SaveOptions() = default;
-  /// Takes what the run's options say about saving.
+  /// Takes the options of the run that concern saving.
   explicit SaveOptions(const CheckpointOptions& options)
       : keep_last(options.keep_last), tag_validation(options.tag_validation) {}
 };

@@ -7,8 +7,8 @@
 
 namespace trireme::checkpoint {
 
-/// The part of a logical tensor that one shard holds: a box of the tensor, and of the box
-/// read in row-major order the elements [begin, end).
+/// The part of a logical tensor that one shard holds: elements [begin, end) of a box of the
+/// tensor, in row-major order.
 ///
 /// An empty box means the whole tensor, so a flat range (data parallel, ZeRO) needs only
 /// begin and end, a tensor-parallel slice is a box with its whole range, and ZeRO over
@@ -20,7 +20,7 @@ struct Region {
   int64_t end = 0;
 };
 
-/// A stretch that is contiguous in the tensor and in the shard.
+/// A run of elements that is contiguous in the tensor and in the shard.
 struct Run {
   /// First element, counted in the row-major tensor.
   int64_t in_tensor = 0;
@@ -32,15 +32,15 @@ struct Run {
 /// Product of the sizes; nullopt when a size is negative or the product (zeros counted as one) overflows.
 std::optional<int64_t> checked_numel(const std::vector<int64_t>& shape);
 
-/// Why `region` is no part of a tensor of this shape, or "".
+/// Says why `region` is not a part of a tensor of this shape, or "".
 std::string region_problem(const Region& region, const std::vector<int64_t>& shape);
 
-/// The stretches of the region that lie in elements [begin, end) of the row-major tensor,
-/// in increasing order. `region` is valid. Cost: O(rows of the box).
+/// The runs of the region in elements [begin, end) of the row-major tensor, in increasing
+/// order. `region` must be valid. Cost: O(rows of the box).
 std::vector<Run> runs(const Region& region, const std::vector<int64_t>& shape, int64_t begin, int64_t end);
 
-/// Says where valid regions leave out or repeat an element of the tensor, or "" when every
-/// element is there exactly once. Cost: O(n log n + boxes^2), at most 1024 different boxes.
+/// Says where valid regions leave out or repeat an element of the tensor; "" if every element
+/// occurs exactly once. Cost: O(n log n + boxes^2), at most 1024 different boxes.
 std::string coverage_problem(const std::vector<Region>& regions, const std::vector<int64_t>& shape);
 
 } // namespace trireme::checkpoint

@@ -15,7 +15,7 @@ namespace trireme::checkpoint {
 /// One line of a safetensors header.
 struct TensorInfo {
   std::string name;
-  /// "F32", "BF16", ... as the file says it; not every dtype of the format has a tensor type here.
+  /// "F32", "BF16", ... as in the file; some dtypes of the format have no tensor type here.
   std::string dtype;
   std::vector<int64_t> shape;
   /// Bytes [begin, end) counted from the end of the header.
@@ -48,7 +48,7 @@ class Safetensors {
   const std::map<std::string, std::string>& metadata() const;
 
   bool has(std::string_view name) const;
-  /// InputError with the nearest name when there is none like it.
+  /// Errors: InputError with the nearest name if there is no such tensor.
   const TensorInfo& info(std::string_view name) const;
 
   /// The tensor as a view of the mapped file; it keeps the mapping alive. Writing to it
@@ -75,8 +75,8 @@ struct WrittenFile {
 };
 
 /// Writes a safetensors file beside `file` under a temporary name, fsyncs it and renames it
-/// over `file`: the old or the new content is there, whole, whatever happens, and tensors
-/// that view the old file stay valid.
+/// over `file`: `file` always has either the old or the new content, and tensors that
+/// view the old file stay valid.
 ///
 /// Tensors may be on any device and need not be contiguous; larger elements are placed first
 /// so that every view is aligned. Memory: no copy of contiguous CPU tensors; 64 MiB at a time
@@ -87,7 +87,7 @@ WrittenFile write_safetensors(const std::filesystem::path& file,
                               const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
 
-/// "F32" for at::kFloat and so on. InputError for a type the format has no name for.
+/// "F32" for at::kFloat and so on. Errors: InputError for a type that the format does not have.
 const char* dtype_name(at::ScalarType type);
 /// Errors: InputError naming `where` for a dtype that has no tensor type here.
 at::ScalarType scalar_type(std::string_view dtype, const std::string& where);

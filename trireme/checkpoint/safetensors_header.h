@@ -22,7 +22,7 @@ struct Header {
 /// Reads and checks the header at the start of a whole file. Errors: see Safetensors.
 Header parse_header(std::string_view file, const std::string& path);
 
-/// Length, JSON and padding, to be followed by the tensors' bytes. `tensors` have their
+/// Length, JSON and padding; the tensors' bytes follow. `tensors` must have their
 /// offsets. Errors: InputError for a name or a value that is not UTF-8.
 std::string header_text(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata);
 

@@ -6,9 +6,8 @@
 
 namespace trireme::checkpoint {
 
-/// Turns "file larger than the process may write" (RLIMIT_FSIZE) into the errno EFBIG for
-/// the calling thread while it lives. The kernel also sends SIGXFSZ, which by default ends
-/// the process in the middle of a save.
+/// Blocks SIGXFSZ on the calling thread while it lives, so that a file above RLIMIT_FSIZE gives
+/// the errno EFBIG. By default the signal would end the process in the middle of a save.
 class SizeSignalBlock {
  public:
   SizeSignalBlock() {

@@ -10,7 +10,7 @@
 
 namespace trireme::checkpoint {
 
-/// Weights as Hugging Face lays them out: one safetensors file, or several with an
+/// Weights in Hugging Face's layout: one safetensors file, or several with an
 /// index whose "weight_map" says which file holds which tensor.
 ///
 /// Errors: InputError for a missing file, a tensor that is not where the index says, or an

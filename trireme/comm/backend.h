@@ -14,7 +14,7 @@ namespace trireme::comm {
 
 enum class ReduceOp { sum, max, min };
 
-/// What a backend's Pending throws; Group turns it into the message that people read.
+/// Thrown by a backend's Pending; Group turns it into the error message for the user.
 class Trouble : public PeerError {
  public:
   enum class Kind {
@@ -28,12 +28,12 @@ class Trouble : public PeerError {
   std::string happened;
 };
 
-/// One way of moving tensors between the ranks of one group. One folder per
-/// implementation; Group is what everybody else uses.
+/// Moves tensors between the ranks of one group. One folder per
+/// implementation; all other code uses Group.
 ///
 /// Tensors are contiguous, 1-D or more, and alive until the Pending is done.
 /// Every rank of the group calls the same operations in the same order. A null Pending
-/// means that the operation is done already.
+/// means that the operation is already done.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -41,7 +41,7 @@ class Backend {
   virtual const char* name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Whether it moves tensors that lie on such a device.
+  /// Whether it moves tensors on such a device.
   virtual bool moves(at::DeviceType type) const {
     return type == at::kCPU;
   }
@@ -58,7 +58,7 @@ class Backend {
   virtual std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) = 0;
   virtual std::shared_ptr<Pending> barrier() = 0;
 
-  /// Memory on the host that this backend's collectives use without a copy. Not initialised, 64-byte aligned, `numel` elements of `type`.
+  /// Allocates host memory that this backend's collectives use without a copy: not initialised, 64-byte aligned, `numel` elements of `type`.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType type) {
     return allocate_host(numel, type);
   }
@@ -66,7 +66,7 @@ class Backend {
   /// Bytes of tensors this rank has sent so far, by the closed form of the algorithms in use.
   virtual int64_t bytes_sent() const = 0;
 
-  /// Makes every wait() in progress or to come throw Trouble. Any thread may call it.
+  /// Makes every current and later wait() throw Trouble. Any thread may call it.
   virtual void interrupt() = 0;
 
   /// Ends outstanding operations with an error and joins every thread. Idempotent.

@@ -8,11 +8,11 @@
 
 namespace trireme::comm {
 
-/// One row a backend.
+/// One backend of this build.
 struct BackendEntry {
   const char* name;
   const char* description;
-  /// Whose tensors it moves.
+  /// The kind of device whose tensors it moves.
   at::DeviceType device;
   /// False when this build, this machine or this process lacks what it needs.
   bool (*available)();
@@ -21,7 +21,7 @@ struct BackendEntry {
   /// Opens the group on this rank. Errors: Trouble or PeerError when a member does not come; Trouble on every member when one of
   /// them lacks what it needs.
   std::shared_ptr<Backend> (*connect)(const GroupSetup&);
-  /// What to do about it where it is not available().
+  /// What to do if it is not available().
   const char* needs = "Use \"auto\".";
 };
 

@@ -4,7 +4,7 @@
 
 namespace trireme::comm {
 
-/// Bytes that one of `size` ranks sends of a whole of these bytes when each of the others gets, or passes on, one slice.
+/// Bytes that one of `size` ranks sends of a tensor of `bytes` if each other rank gets, or passes on, one slice.
 inline int64_t share_of_others(int64_t bytes, int size) {
   return bytes * (size - 1) / size;
 }

@@ -11,7 +11,7 @@ namespace trireme::comm {
 struct Environment {
   int rank = 0;
   int size = 1;
-  /// Rank and ranks on this host; -1: not said, the ranks find out when they meet.
+  /// Rank and number of ranks on this host; -1: not given, the ranks find out when they connect.
   int local_rank = -1;
   int local_size = -1;
   /// Where the ranks meet. Empty host: rank 0 writes its address into `meeting_file`.
@@ -24,9 +24,9 @@ struct Environment {
   bool store_of_agent = false;
   /// Separates the keys of restarts and jobs that share one store.
   std::string key_prefix;
-  /// Name of the job where its launcher gives one: the same on all ranks, another for every other job.
+  /// Name of the job if its launcher gives one: the same on all ranks, different for every job.
   std::string job;
-  /// Who has started this process, for people: "torchrun", "Slurm", "" for nobody.
+  /// The launcher that started this process, for messages: "torchrun", "Slurm", "" for none.
   std::string source;
 };
 
@@ -35,12 +35,12 @@ using Lookup = std::function<std::optional<std::string>(const std::string& name)
 
 /// Reads the variables of, in this order: RANK and WORLD_SIZE (trireme launch, torchrun, Kubeflow's
 /// PyTorchJob, plain shells), Open MPI, MVAPICH2, PMI and PMIx (MPICH, Intel MPI), Slurm, Kubeflow's
-/// PET_*, TF_CONFIG. The first that is there decides rank and size; none: one rank.
-/// MASTER_ADDR and MASTER_PORT say where to meet, whoever has started the ranks. Without them:
+/// PET_*, TF_CONFIG. The first that is set gives rank and size; none: one rank.
+/// MASTER_ADDR and MASTER_PORT say where to meet, whatever the launcher. Without them:
 /// mpirun on one host: a file of the session; Slurm: the job's first host (127.0.0.1 when it is the only
 /// one) and port 15000 + job id modulo 10000; PET_MASTER_*; TF_CONFIG: the first task's host and port.
 /// Slurm counts only in job steps: not for SLURM_JOB_NAME bash or interactive.
-/// Pure but for `lookup`. Errors: InputError naming the variable and what to set.
+/// Pure except for `lookup`. Errors: InputError naming the variable and what to set.
 Environment read_environment(const Lookup& lookup);
 
 /// Host names of a Slurm list: "gpu[01-03,7],login" gives gpu01 gpu02 gpu03 gpu7 login.

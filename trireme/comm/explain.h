@@ -9,7 +9,7 @@
 
 namespace trireme::comm {
 
-/// Who asks why an operation failed.
+/// The rank that asks why an operation failed.
 struct Asker {
   std::string group;
   /// World ranks of the group.
@@ -21,9 +21,9 @@ struct Asker {
   GroupProgress own = {};
 };
 
-/// Writes the error of an operation that did not end well: what it was, which ranks are
-/// missing, dead, gone or doing something else, who holds those up, and what to do next. Ranks are world ranks.
-/// Pure: everything it knows is in the arguments.
+/// Writes the error of an operation that failed: which operation, which ranks are missing, dead, gone
+/// or in another operation, which ranks block those, and what to do next. Ranks are world ranks.
+/// Pure: depends on the arguments only.
 PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& trouble, const RollCall& roll_call);
 
 /// "rank 5", "ranks 5 and 7", "ranks 1, 2 and 3".

@@ -14,13 +14,13 @@ namespace trireme::comm {
 ///
 /// A small value: copies mean the same group. Every operation is recorded
 /// (recorder.h) under this group's name and a running number, is asynchronous, and
-/// returns the Work to wait on. Where a tensor lies decides which backend moves it: a
-/// group has one for the host, always, and opens one for a card with that card's first tensor. `what` names the tensor for people: "bucket 3",
+/// returns the Work to wait on. The device of a tensor decides which backend moves it: every group
+/// has one for the host, and opens one for a GPU with the first tensor on it. `what` names the tensor in messages: "bucket 3",
 /// "loss". Ranks here are ranks in the group, 0 <= r < size().
 /// Cost, P bytes and N ranks: all_reduce sends 2P(N-1)/N a rank, reduce_scatter and
 /// all_gather P(N-1)/N (P: the whole), broadcast P*ceil(log2 N) at the root, send P.
 /// Errors: PeerError from wait() (lost peer, deadline), Error for a tensor that is
-/// not contiguous, of the wrong size, or on a device that no backend here moves.
+/// not contiguous, of the wrong size, or on a device that no backend here supports.
 class Group {
  public:
   /// A group of one over the null backend.
@@ -29,7 +29,7 @@ class Group {
   int rank() const;
   int size() const;
   const std::string& name() const;
-  /// "null", "gloo", ...: what moves tensors on the host.
+  /// Backend for tensors on the host: "null", "gloo", ...
   const char* backend() const;
   /// World rank of each member, in group order.
   const std::vector<int>& members() const;
@@ -44,14 +44,14 @@ class Group {
   Work barrier(std::string_view what = "") const;
 
   /// Makes a group of these ranks of this group. Collective: every member calls it with the same ranks and name in the same order;
-  /// ranks that are not among them get a group of one.
-  /// Errors: Error for ranks that are not different members; PeerError when a rank does not come in time (which).
+  /// members that are not in `ranks` get a group of one.
+  /// Errors: Error for ranks that repeat or are not members; PeerError naming the rank that does not connect in time.
   Group subgroup(const std::vector<int>& ranks, const std::string& name) const;
 
-  /// Tells the other ranks why this one is about to give up, so that their errors say it too.
+  /// Tells the other ranks why this one fails, so that their errors say it too.
   void report_failure(const std::string& why) const;
 
-  /// Memory for what this group moves, not initialised, from a 64-byte boundary on; on the host what its backend moves without a copy.
+  /// Allocates memory, not initialised and 64-byte aligned. On the host it is memory that the group's backend moves without a copy.
   at::Tensor allocate(int64_t numel, at::ScalarType type, at::Device device = at::kCPU) const;
 
   /// Bytes this rank has sent through this group so far (closed form of the

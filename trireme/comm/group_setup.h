@@ -8,7 +8,7 @@
 
 namespace trireme::comm {
 
-/// What a backend gets to open one group. Every member calls connect at the same time.
+/// What a backend needs to open one group. Every member calls connect at the same time.
 struct GroupSetup {
   std::string name;
   /// Seen by the members of this group only.
@@ -27,8 +27,8 @@ struct GroupSetup {
   bool one_host() const;
 };
 
-/// Tells the other members `mine` under `key` and returns what each has told, in order of ranks. Once a key and group.
-/// Errors: Trouble when a member does not come in time.
+/// Sends `mine` to the other members under `key` and returns what each has sent, in order of ranks. Use a key once in a group.
+/// Errors: Trouble when a member does not answer in time.
 std::vector<std::string> exchange(GroupSetup& setup, const std::string& key, const std::string& mine);
 
 } // namespace trireme::comm

@@ -15,10 +15,10 @@ namespace trireme::comm {
 /// What all copies of a Group share. Internal to comm/.
 class Group::State : public Watched, public std::enable_shared_from_this<Group::State> {
  public:
-  /// Opens a group of these world ranks under a name and a key. The world's, which closes its groups before it ends.
+  /// Opens a group of these world ranks under a name and a key. The world owns the group and closes it before it ends.
   using Open = std::function<Group(const std::vector<int>& ranks, const std::string& name, const std::string& key)>;
 
-  /// `key` is unique in the world; `watch` is null where nobody else could be asked, `open` where there is nobody else.
+  /// `key` is unique in the world; `watch` is null if no other rank can be asked, `open` if there is no other rank.
   State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
         std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open = nullptr);
 
@@ -42,14 +42,14 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   };
   /// Numbers and records an operation. Errors: PeerError when the group has failed before, Error when it is closed.
   Ticket begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer, const char* detail);
-  /// With TRIREME_CHECK=1: compares the operation with the other ranks' before it is begun. Throws what failed() returns.
+  /// With TRIREME_CHECK=1: compares the operation with the other ranks' before it starts. Throws what failed() returns.
   void check(const Ticket& ticket);
   void succeeded(const Ticket& ticket);
-  /// Finds out who is to blame, tells the other ranks and returns what to throw.
+  /// Finds the ranks that caused the failure, tells the other ranks and returns the error to throw.
   PeerError failed(const Ticket& ticket, const Trouble& trouble);
-  /// This rank fails for a reason of its own.
+  /// Reports that this rank fails for a reason of its own.
   void report_failure(const std::string& why);
-  /// Notes a failure that nobody is told about.
+  /// Records a failure without reporting it.
   void abandoned(const Ticket& ticket);
 
   const std::string& key() const override {
@@ -69,7 +69,7 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   /// Opens a group of some of the members, given by world rank.
   Group open(const std::vector<int>& ranks, const std::string& name);
 
-  /// Says that a thread waits for the operation, for as long as it lives: two relaxed stores and a clock read.
+  /// Marks the operation as waited for while the object lives: two relaxed stores and a clock read.
   class Waiting {
    public:
     Waiting(State& state, const Ticket& ticket);
@@ -97,12 +97,12 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   mutable std::mutex mutex_;
   GroupProgress progress_;
   std::atomic<int64_t> version_{0};
-  /// Twice the number of the operation that is waited for, plus 1 for a message; 0: none.
+  /// Twice the number of the operation that a thread waits for, plus 1 for a message; 0: none.
   std::atomic<int64_t> awaited_{0};
   std::atomic<int64_t> awaited_since_ns_{0};
   const bool checks_;
   std::mutex failing_;
-  /// The first failure, "" while all is well.
+  /// The first failure, "" without one.
   std::string broken_;
   bool closed_ = false;
 };

@@ -34,9 +34,9 @@ void HangCase::open(Store& store, const Hang& hang) {
   }
   const std::string folder = folder_for_dumps();
   remove_hang_dumps(folder);
-  const nlohmann::json told = {
+  const nlohmann::json report = {
       {"folder", folder}, {"text", hang.text}, {"printer", hang.printer}, {"from", rank_}};
-  store.set(kReport, told.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  store.set(kReport, report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 void HangCase::attend(Store& store, const View& view) {
@@ -44,12 +44,12 @@ void HangCase::attend(Store& store, const View& view) {
     return;
   }
   if (store.wait({kReport}, kFirstReport)) {
-    const auto told = nlohmann::json::parse(store.find(kReport).value_or("{}"));
-    const std::string folder = told.at("folder");
+    const auto report = nlohmann::json::parse(store.find(kReport).value_or("{}"));
+    const std::string folder = report.at("folder");
     const Busy busy(busy_);
-    dump(folder, told.at("from"), told.at("text"), view);
-    if (told.at("printer") == rank_) {
-      print(told.at("text"), folder);
+    dump(folder, report.at("from"), report.at("text"), view);
+    if (report.at("printer") == rank_) {
+      print(report.at("text"), folder);
     }
   }
   attended_ = true;

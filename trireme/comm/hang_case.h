@@ -9,18 +9,18 @@
 
 namespace trireme::comm {
 
-/// What the rank that notices a hang tells all.
+/// What the rank that notices a hang tells all ranks.
 struct Hang {
   /// hang_text().
   std::string text;
   /// The rank that prints it.
   int printer = 0;
-  /// The store does not answer: every rank is on its own.
+  /// The store does not answer: every rank reports for itself.
   bool alone = false;
 };
 
-/// One rank's part in a hang: of all who notice it the first one's report counts; every rank writes its dump, one prints the report.
-/// Internal to Watch, whose thread makes all calls but attend_alone().
+/// Handles a hang on one rank. If several ranks notice it, the first report counts; every rank writes its dump, one prints the report.
+/// Internal to Watch, whose thread makes all calls except attend_alone().
 class HangCase {
  public:
   using View = std::function<PeerView()>;
@@ -34,7 +34,7 @@ class HangCase {
   bool attended() const {
     return attended_;
   }
-  /// A dump is being written or the report printed: stacks take their time.
+  /// Whether a dump is being written or the report printed: stacks take time.
   bool busy() const {
     return busy_ > 0;
   }

@@ -9,9 +9,9 @@ namespace trireme::comm {
 namespace {
 
 constexpr size_t kMostHosts = 100'000;
-/// Of a host name, as DNS has it.
+/// Longest host name in DNS.
 constexpr size_t kMostLetters = 253;
-/// Of a number in brackets, zeros in front included.
+/// Most digits of a number in brackets, leading zeros included.
 constexpr size_t kMostDigits = 18;
 
 [[noreturn]] void broken(const std::string& list) {

@@ -8,9 +8,9 @@
 
 namespace trireme::comm {
 
-/// Which ranks have gone without a good-bye, as the store knows it: the connection of their watch thread has ended, because the
-/// process was killed or because its host is silent (store::kSilence). Each rank leaves its last will with the store; where the
-/// store keeps none (torchrun's agent), nobody is ever seen to go.
+/// Finds ranks that ended without leaving: the store saw the connection of their watch thread end, because the
+/// process was killed or because its host is silent (store::kSilence). Each rank registers a last will with the store; a
+/// store without last wills (torchrun's agent) reports no such rank.
 class LastWills {
  public:
   LastWills(int rank, int size) : rank_(rank), size_(size) {}
@@ -18,18 +18,18 @@ class LastWills {
   struct Seen {
     /// The counter that raises the ranks' attention.
     int64_t pulse = 0;
-    /// Gone since the last look.
+    /// Ranks that ended since the last look.
     std::set<int> gone = {};
   };
   /// Cost: one round trip, one more when somebody has gone. Leaves this rank's will the first time.
   Seen look(Store& store);
-  /// This rank leaves in good order.
+  /// Removes this rank's will: it leaves normally.
   void take_back(Store& store);
 
  private:
   int rank_;
   int size_;
-  /// Whether the store keeps wills; nothing before it was asked.
+  /// Whether the store supports last wills; nullopt before it was asked.
   std::optional<bool> kept_;
   int64_t seen_ = 0;
   std::set<int> gone_;

@@ -6,14 +6,14 @@
 
 namespace trireme::comm {
 
-/// Decides how long a rank that has said good-bye waits for the others. All functions are called with the Watch's mutex held.
+/// Decides how long a rank that leaves waits for the others. All functions are called with the Watch's mutex held.
 class Leaving {
  public:
   using Clock = RollCalls::Clock;
 
   Leaving(int size, RollCalls& roll_calls) : size_(size), roll_calls_(roll_calls) {}
 
-  /// Says good-bye. `waits`: for the others, until `deadline`.
+  /// Starts to leave. `waits`: waits for the others, until `deadline`.
   void begin(bool waits, Clock::time_point deadline) {
     begun_ = true;
     waits_ = waits;
@@ -32,8 +32,8 @@ class Leaving {
     return deadline_;
   }
 
-  /// Looks whether the wait is over: `left` ranks have said good-bye, `dead` ones never will, `failed` ones make it useless. From time
-  /// to time it calls the roll, so that a rank that died without a word holds up nobody. Returns done().
+  /// Checks whether the wait is over: `left` ranks have left, `dead` ones never will, and with `failed` waiting is useless. Now and
+  /// then it makes a roll call, so that a rank that died silently blocks nobody. Returns done().
   bool step(int64_t left, const std::set<int>& dead, bool failed);
 
  private:

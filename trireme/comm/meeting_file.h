@@ -10,26 +10,26 @@
 
 namespace trireme::comm {
 
-/// What rank 0 leaves in a file for the other ranks of its host: where it listens, which an mpirun does not tell them, and the
-/// secret that it has made where the job came without one. The file is for this user only (0600).
+/// What rank 0 writes to a file for the other ranks of its host: where it listens, which mpirun does not tell them, and the
+/// secret that it made if the job has none. Only this user can read the file (0600).
 struct MeetingNote {
   store::Endpoint endpoint;
   store::Secret secret;
 };
 
-/// The file's path from Environment::meeting_file: a path, or "parent" for one in the user's private folder (0700) below the
+/// The file's path from Environment::meeting_file: a path, or "parent" for a file in the user's private folder (0700) below the
 /// temporary one, named after the common parent process and its start time.
 /// Errors: Error when that folder cannot be made or is not the user's own.
 std::string meeting_path(const std::string& file);
 
-/// The file of a job whose ranks know where to meet, in the same folder: named after the port, and the network that it is in.
+/// The path for a job whose ranks know where to meet, in the same folder: named after the port and its network namespace.
 /// Errors: as above.
 std::string meeting_path(int port);
 
-/// Writes the file atomically, and removes it with the object. Errors: Error.
+/// Writes the file atomically and removes it when destroyed. Errors: Error.
 class PublishedMeeting {
  public:
-  /// Nothing.
+  /// Publishes nothing.
   PublishedMeeting() = default;
   PublishedMeeting(std::string path, const MeetingNote& note);
   PublishedMeeting(PublishedMeeting&& other) noexcept : path_(std::exchange(other.path_, "")) {}
@@ -43,11 +43,11 @@ class PublishedMeeting {
   std::string path_;
 };
 
-/// nullopt when there is none, when its writer has ended (an earlier job was killed), or when it is not a file of this user that
-/// nobody else may read.
+/// Returns nullopt if there is no file, if its writer has ended (an earlier job was killed), or if it is not a private file of
+/// this user.
 std::optional<MeetingNote> find_meeting(const std::string& path);
 
-/// Polls for the file. Errors: PeerError when it is not there in time.
+/// Polls for the file. Errors: PeerError if it does not appear in time.
 MeetingNote read_meeting(const std::string& path, std::chrono::steady_clock::time_point deadline);
 
 } // namespace trireme::comm

@@ -13,7 +13,7 @@
 
 namespace trireme::comm {
 
-/// One operation of a group, as ranks tell each other about it.
+/// One operation of a group, as ranks report it to each other.
 struct OpSummary {
   /// Counts collectives from 1; messages (send, recv) have their own count.
   int64_t number = 0;
@@ -24,13 +24,13 @@ struct OpSummary {
   /// World rank of the other side of a message, -1 for a collective.
   int peer = -1;
   bool done = false;
-  /// What else has to be the same on all ranks: "max", "root 1".
+  /// What else must be the same on all ranks: "max", "root 1".
   std::string detail = "";
 
   bool is_message() const {
     return peer >= 0;
   }
-  /// The same operation as far as the ranks of a group have to agree on it.
+  /// Whether the two agree in everything that must be the same on all ranks of a group.
   bool fits(const OpSummary& other) const {
     return op == other.op && bytes == other.bytes && dtype == other.dtype && detail == other.detail;
   }
@@ -39,13 +39,13 @@ struct OpSummary {
 /// `all_reduce #7 ("loss", 4 B)`; `recv #2 from rank 1 ("mask", 16 B)`.
 std::string describe(const OpSummary& op);
 
-/// Where one rank is in one group: its last operations, the newest last.
+/// One rank's progress in one group: its last operations, the newest last.
 struct GroupProgress {
   static constexpr size_t kRecent = 16;
   int64_t collectives = 0;
   int64_t messages = 0;
   std::deque<OpSummary> recent;
-  /// The operation that somebody is in wait() of, and for how long.
+  /// The operation that a thread waits for, and for how long.
   struct Waiting {
     int64_t number = 0;
     bool message = false;
@@ -58,13 +58,13 @@ struct GroupProgress {
   const OpSummary* last() const {
     return recent.empty() ? nullptr : &recent.back();
   }
-  /// The collective of that number, or nullptr when it is not among the recent ones.
+  /// The collective of that number, or nullptr if it is not a recent one.
   const OpSummary* collective(int64_t number) const;
-  /// What `waiting` is about, or nullptr.
+  /// The operation that `waiting` names, or nullptr.
   const OpSummary* awaited() const;
 };
 
-/// A number without a fraction that an int64_t holds; anything else is nlohmann's type_error, also where get() would convert it.
+/// Reads an integer that fits into int64_t. Throws nlohmann's type_error for anything else, even if get() would convert it.
 int64_t whole_number(const nlohmann::json& json);
 
 nlohmann::json to_json(const GroupProgress& progress);
@@ -79,39 +79,39 @@ struct GroupView {
 
 /// What one rank knows of another at the time of a roll call.
 struct PeerView {
-  /// Its watch thread answered this roll call: the process lives.
+  /// Its watch thread answered this roll call: the process is alive.
   bool answered = false;
   /// It has closed its world.
   bool left = false;
-  /// Its own complaint, "" when it has none.
+  /// The error that it reported, "" without one.
   std::string error = "";
-  /// In the group in question; empty when it has published nothing there.
+  /// Its progress in the group of the roll call; nullopt if it has published none.
   std::optional<GroupProgress> progress = std::nullopt;
   /// All its groups, by key.
   std::map<std::string, GroupView> groups = {};
   std::vector<ThreadNotes> notes = {};
-  /// Of its main thread, innermost first; only where the roll call asked for it.
+  /// Stack of its main thread, innermost first; only if the roll call asked for it.
   std::vector<std::string> stack = {};
   int64_t process = 0;
-  /// Equal to ours where we can look at that process.
+  /// Equal to this rank's if it can look at that process.
   std::string place = "";
   /// What the kernel of this host says of a process that does not answer: "is stopped (...)".
   std::string state = "";
 };
 
-/// What ranks publish about themselves. `answered` and `progress` are the reader's.
+/// What ranks publish about themselves. The reader fills in `answered` and `progress`.
 nlohmann::json to_json(const PeerView& view);
 PeerView view_from_json(const nlohmann::json& json);
 
-/// What a rank was doing when it said so: "in layer 7 (ReLU), in forward of micro-batch 5, for 12.0 s"; "" when it said nothing.
+/// What a rank reported last about its work: "in layer 7 (ReLU), in forward of micro-batch 5, for 12.0 s"; "" if nothing.
 std::string describe_activity(const PeerView& view);
 
 struct RollCall {
   /// False when the store itself does not answer: its host is stopped, dead or unreachable.
   bool store_answers = true;
-  /// World rank that hosts the store, -1 when it is no rank.
+  /// World rank that hosts the store, -1 if no rank does.
   int store_host = -1;
-  /// What the kernel says of the store's host where it runs on this machine.
+  /// What the kernel says of the store's process if it runs on this machine.
   std::string store_host_state = "";
   /// By world rank, without this one.
   std::map<int, PeerView> peers = {};

@@ -15,7 +15,7 @@ namespace trireme::comm {
 enum class OpState { queued, started, done, failed };
 const char* to_string(OpState state);
 
-/// One collective or message as it was asked for on this rank.
+/// One collective or message of this rank.
 struct Record {
   std::string group;
   /// Counts the operations of its kind (collectives, messages) in the group, from 1.
@@ -28,9 +28,9 @@ struct Record {
   std::string what;
   /// Group rank of the other side of a send or recv, else -1.
   int peer = -1;
-  /// `done` and `failed` are noticed when somebody waits or asks.
+  /// Becomes `done` or `failed` when a thread waits or asks.
   OpState state = OpState::queued;
-  /// Microseconds since the process's recorder began; 0 while it has not come to that.
+  /// Microseconds since the process's recorder started; 0 before the event.
   int64_t queued_us = 0;
   int64_t finished_us = 0;
 };
@@ -42,19 +42,19 @@ class Recorder {
  public:
   static constexpr size_t kCapacity = 1024;
 
-  /// The one that groups write to.
+  /// The recorder that groups write to.
   static Recorder& process();
 
   Recorder();
-  /// Notes a new operation and returns its ticket for change().
+  /// Records a new operation and returns its ticket for change().
   uint64_t add(std::string_view group, int64_t number, const char* op, int64_t bytes, c10::ScalarType dtype,
                std::string_view what, int peer = -1);
-  /// Ignored when the record has been overwritten meanwhile.
+  /// Does nothing if the record was overwritten meanwhile.
   void change(uint64_t ticket, OpState state);
 
   /// Oldest first.
   std::vector<Record> records() const;
-  /// When the recorder began, in microseconds of the steady clock: to lay records beside other times.
+  /// When the recorder started, in microseconds of the steady clock: to compare records with other times.
   int64_t begin_us() const {
     return begin_us_;
   }

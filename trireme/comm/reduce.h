@@ -11,8 +11,8 @@ kernels::Element element_of(at::ScalarType type, const char* op, const char* car
 /// The kernels' name of `op`.
 kernels::Combine combine_of(ReduceOp op);
 
-/// Reduces `parts`, which holds [parts.numel() / out.numel()] slices one after the other, into `out`, first slice first; half and
-/// bfloat16 are added in float and rounded once. `out` may be one of the slices. On the calling thread alone.
+/// Reduces the slices of `parts` ([parts.numel() / out.numel()] of them) into `out`, first slice first; half and
+/// bfloat16 are added in float and rounded once. `out` may be one of the slices. Runs on the calling thread only.
 void combine_slices(const at::Tensor& out, const at::Tensor& parts, kernels::Element element, ReduceOp op);
 
 } // namespace trireme::comm

@@ -16,11 +16,11 @@ namespace trireme::comm {
 
 /// The key under which a rank publishes its PeerView.
 std::string progress_key(int rank);
-/// Makes every rank look and answer; returns the number that answers carry.
+/// Asks every rank to answer; returns the number that the answers carry.
 int64_t raise_pulse(Store& store);
 
-/// The roll calls of this rank that are under way. Whoever asks adds one and waits for `changed`; the thread that talks to the store
-/// goes on with all of them. Functions that say so are called with the mutex held.
+/// The running roll calls of this rank. The caller adds one and waits for `changed`; the thread that talks to the store
+/// advances all of them. Functions that say so are called with the mutex held.
 class RollCalls {
  public:
   using Clock = std::chrono::steady_clock;
@@ -45,10 +45,10 @@ class RollCalls {
   bool empty() const {
     return questions_.empty();
   }
-  /// Gives all of them more time. With the mutex held.
+  /// Extends all deadlines. With the mutex held.
   void postpone(Clock::duration by);
 
-  /// Reads what has been answered. `dead`: ranks that will not answer. On the thread that talks to the store.
+  /// Reads the answers. `dead`: ranks that will not answer. Called on the thread that talks to the store.
   void step(Store& store, const std::set<int>& dead);
 
  private:

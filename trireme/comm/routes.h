@@ -10,13 +10,13 @@
 
 namespace trireme::comm {
 
-/// The backends of one group: one for tensors on the host, always, and one for each kind of device. A device's backend is opened when
-/// its first tensor comes, which every member does at the same operation; a job that never leaves the host opens none.
+/// The backends of one group: one for tensors on the host, and one for each kind of device. Every member opens a device's backend
+/// at the same operation, with the first tensor on it; a job on the CPU opens none.
 class Routes {
  public:
   using Open = std::function<std::shared_ptr<Backend>()>;
 
-  /// `host` may move tensors of any device (a group of one); then nothing else is asked.
+  /// If `host` moves tensors of any device (a group of one), no other backend is used.
   explicit Routes(std::shared_ptr<Backend> host, std::map<at::DeviceType, Open> devices = {});
 
   Backend& host() const {
@@ -29,7 +29,7 @@ class Routes {
 
   /// Bytes sent through all of them.
   int64_t bytes_sent() const;
-  /// Makes every wait in progress or to come throw Trouble. Any thread may call it.
+  /// Makes every current and later wait throw Trouble. Any thread may call it.
   void interrupt();
   /// Idempotent.
   void close();

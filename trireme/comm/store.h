@@ -9,29 +9,29 @@
 
 namespace trireme::comm {
 
-/// Small strings that all ranks see: how they meet and tell each other where they are.
+/// A key-value store that all ranks see, for connecting and for reporting progress.
 ///
 /// A view on the job's store (store::Server of rank 0, or the TCPStore of torchrun's agent) under a key prefix;
 /// copies share the connection, and calls of several threads take turns.
-/// Cost: one round trip to the host of the store a call, two with torchrun's agent.
-/// Errors: PeerError when the store cannot be reached any more, or has not answered for a second longer than the world's time-out.
+/// Cost: one round trip to the host of the store for each call, two with torchrun's agent.
+/// Errors: PeerError when the store cannot be reached, or does not answer for one second more than the world's time-out.
 class Store {
  public:
   struct Handle;
   explicit Store(std::shared_ptr<Handle> handle, std::string prefix = "");
 
   void set(const std::string& key, const std::string& value);
-  /// nullopt when nobody has set it yet.
+  /// Returns nullopt if the key is not set.
   std::optional<std::string> find(const std::string& key);
   /// The same for many keys in one call.
   std::vector<std::optional<std::string>> find_all(const std::vector<std::string>& keys);
   /// Adds atomically to a counter that starts at 0 and returns the new value.
   int64_t add(const std::string& key, int64_t delta);
-  /// Blocks until all keys are set; false when they are not after `timeout`.
+  /// Blocks until all keys are set; returns false if they are not after `timeout`.
   bool wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// Has the host set `key` to `value` and add 1 to `counter` ("": none) when this connection ends, also because the
-  /// process is killed or its host cut off (store::kSilence). The last one given counts, an empty key takes it back. False when
-  /// the store cannot (torchrun's agent).
+  /// Makes the host set `key` to `value` and add 1 to `counter` ("": none) when this connection ends, also if the
+  /// process is killed or its host is cut off (store::kSilence). The last call counts; an empty key removes the will. Returns false
+  /// if the store does not support it (torchrun's agent).
   bool last_will(const std::string& key, const std::string& value, const std::string& counter = "");
 
   /// The same store with `prefix` before every key.

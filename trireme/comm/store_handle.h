@@ -10,7 +10,7 @@
 
 namespace trireme::comm {
 
-/// One connection behind Stores. Full keys; errors are any exceptions.
+/// One connection, shared by Stores. Takes full keys and may throw any exception.
 struct Store::Handle {
   virtual ~Handle() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
@@ -22,9 +22,9 @@ struct Store::Handle {
   virtual c10::intrusive_ptr<c10d::Store> for_c10d() = 0;
 };
 
-/// Over our own store.
+/// A handle for trireme's own store.
 std::shared_ptr<Store::Handle> handle_of(std::shared_ptr<store::Client> client);
-/// Over the one of torchrun's agent.
+/// A handle for the store of torchrun's agent.
 std::shared_ptr<Store::Handle> handle_of(c10::intrusive_ptr<c10d::Store> store);
 
 /// The text of any exception without c10's stack trace.

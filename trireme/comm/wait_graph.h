@@ -13,18 +13,18 @@ struct Wait {
   std::string group;
   OpSummary op;
   double seconds = 0;
-  /// World ranks without which it cannot go on; empty when all have come and something else is wrong.
+  /// World ranks that it waits for; empty if all have joined and something else is wrong.
   std::vector<int> for_ranks;
 };
 
-/// Who waits for whom, as far as the ranks have said: an operation of one rank waits for the other side of a message, or for
-/// the members that have not come to a collective.
+/// Which rank waits for which, as far as known: an operation waits for the other side of a message, or for
+/// the members that have not joined a collective.
 struct WaitGraph {
-  /// By world rank; ranks that wait for nobody are not in it.
+  /// By world rank, without ranks that wait for nobody.
   std::map<int, Wait> waits;
   /// Ranks that others wait for, directly or through others, and that wait for nobody themselves: the culprits.
   std::vector<int> roots;
-  /// Ranks that wait for each other in a circle, where there is no root.
+  /// Ranks that wait for each other in a circle, if there is no root.
   std::vector<int> circle;
 };
 

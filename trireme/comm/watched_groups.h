@@ -12,7 +12,7 @@
 
 namespace trireme::comm {
 
-/// A group as its watch sees it.
+/// The interface of a group to its Watch.
 class Watched {
  public:
   virtual ~Watched() = default;
@@ -27,15 +27,15 @@ class Watched {
   virtual void interrupt() = 0;
 };
 
-/// The groups of this rank that still live. Thread-safe.
+/// The groups of this rank that still exist. Thread-safe.
 class WatchedGroups {
  public:
   void add(std::weak_ptr<Watched> group);
-  /// Grows whenever a group comes or the progress of one changes.
+  /// Grows whenever a group is added or the progress of one changes.
   int64_t version() const;
-  /// Where this rank is in each, by key.
+  /// This rank's progress in each group, by key.
   std::map<std::string, GroupView> views() const;
-  /// Interrupts those that have one of these world ranks.
+  /// Interrupts the groups that contain one of these world ranks.
   void interrupt(const std::set<int>& ranks) const;
 
  private:

@@ -5,18 +5,18 @@
 
 namespace trireme::comm {
 
-/// What a backend is still doing for us. Backends derive from this.
+/// An operation in progress in a backend. Backends derive from this.
 class Pending {
  public:
   virtual ~Pending() = default;
-  /// Blocks until the operation is done. Throws PeerError when it failed or its deadline passed.
+  /// Blocks until the operation is done. Throws PeerError if it failed or its deadline passed.
   virtual void wait() = 0;
   virtual bool done() = 0;
 };
 
-/// A collective or message on its way. Copies share it; dropping the last copy
-/// without waiting waits in the destructor of the backend's object, so a tensor is
-/// never read or written after its Work is gone.
+/// A collective or message in progress. Copies share it; the destructor of the last copy
+/// waits if nobody has waited, so a tensor is never read or written after its Work is
+/// destroyed.
 class Work {
  public:
   /// Nothing to wait for.
@@ -39,7 +39,7 @@ class Work {
   std::shared_ptr<Pending> pending_;
 };
 
-/// `work`, and f() once it is done, called by the first wait(): for a result that is to be converted, or another work to be waited for.
+/// Returns a Work whose first wait() waits for `work` and then calls f(): to convert a result, or to wait for another Work.
 Work then(Work work, std::function<void()> f);
 
 } // namespace trireme::comm

@@ -189,7 +189,7 @@ class World::Impl {
         return entry->connect(setup);
       } catch (const Trouble& trouble) {
         if (entry != candidates.back()) {
-          if (setup.rank == 0 && told_.insert(concat(entry->name, trouble.happened)).second) {
+          if (setup.rank == 0 && reported_.insert(concat(entry->name, trouble.happened)).second) {
             log::warning("group \"", setup.name, "\" cannot use ", entry->name, " and goes on with the next backend: ", trouble.happened);
           }
           continue;
@@ -239,7 +239,7 @@ class World::Impl {
   std::vector<std::shared_ptr<Group::State>> states_;
   Group world_;
   /// Why backends could not be used, as far as it has been said.
-  std::set<std::string> told_;
+  std::set<std::string> reported_;
   bool closed_ = false;
 };
 

@@ -10,21 +10,21 @@
 namespace trireme::comm {
 
 struct WorldOptions {
-  /// What moves tensors on the host: "auto" takes for each group the first of shm (ranks of one host), shm+gloo (several hosts with
-  /// equally many ranks, more than one, on each) and gloo that suits it and that all members can use. Tensors of a card go over NCCL
-  /// where it is available, and "nccl" says that it has to be. TRIREME_BACKEND overrides "auto".
+  /// Backend for tensors on the host. "auto" takes for each group the first that suits it and that all members can use: shm (ranks of
+  /// one host), shm+gloo (several hosts with the same number of ranks, more than one, on each), gloo. Tensors on a GPU use NCCL
+  /// if it is available; "nccl" requires it. TRIREME_BACKEND overrides "auto".
   std::string backend = "auto";
-  /// A collective that is not done after this long fails naming the ranks that did
-  /// not come. TRIREME_TIMEOUT (seconds) overrides the default.
+  /// Time-out of a collective; its error names the ranks that did not join.
+  /// TRIREME_TIMEOUT (seconds) overrides the default.
   std::chrono::milliseconds timeout{60'000};
 };
 
 /// All ranks of the job. Created once near the top of main() and destroyed before
 /// main() returns: the destructor ends every group made from it and joins all
-/// communication threads, so a process never dies in a static destructor. It waits for
-/// the other ranks to end theirs, so that nothing on its way to them is lost, unless one
-/// has failed. With more than one rank SIGPIPE is ignored from connect() on (where it had
-/// its default action): a dying peer must become a PeerError.
+/// communication threads, so a process never dies in a static destructor. It waits until
+/// the other ranks end theirs, so that no message to them is lost, unless one has failed.
+/// With more than one rank connect() ignores SIGPIPE (if it had its default action):
+/// a dying peer must become a PeerError.
 class World {
  public:
   /// Finds rank, size and meeting point in the environment (launch environment of
@@ -32,7 +32,7 @@ class World {
   /// rank), meets the others and opens the world group. Ranks of one host share its cores as threads,
   /// unless OMP_NUM_THREADS says otherwise.
   /// Errors: InputError for contradicting or missing variables (which, and what to
-  /// set), PeerError when not all ranks come in time (which are missing).
+  /// set), PeerError when ranks do not connect in time (which are missing).
   static World connect(const WorldOptions& options = {});
 
   World(World&&) noexcept;

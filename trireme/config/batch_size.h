@@ -6,12 +6,12 @@
 
 namespace trireme::config {
 
-/// The three batch sizes of DeepSpeed, in samples, as far as they were given.
+/// DeepSpeed's three batch sizes, in samples, as far as they are given.
 struct BatchKeys {
   std::optional<int64_t> train;        // train_batch_size
   std::optional<int64_t> micro;        // train_micro_batch_size_per_gpu
   std::optional<int64_t> accumulation; // gradient_accumulation_steps
-  /// Where they stand, for the message: "run.json:12:24".
+  /// Their position, for the error: "run.json:12:24".
   std::string where;
 };
 
@@ -25,14 +25,14 @@ struct BatchTriple {
 };
 
 /// Completes the batch sizes for `data_ranks` data-parallel ranks by DeepSpeed's rules:
-/// two give the third; train alone or micro alone have accumulation 1.
+/// two determine the third; train alone or micro alone means accumulation 1.
 ///
 /// Errors: InputError with all numbers, the equation and the nearest triples that fulfil
 /// it, when there is no solution in whole numbers; InputError when neither train nor
 /// micro is given, or a number is not positive.
 BatchTriple solve(const BatchKeys& keys, int64_t data_ranks);
 
-/// The same without a place to name.
+/// The same without a position.
 BatchTriple solve(std::optional<int64_t> train, std::optional<int64_t> micro, std::optional<int64_t> accumulation,
                   int64_t data_ranks);
 

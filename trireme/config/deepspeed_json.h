@@ -7,12 +7,12 @@
 
 namespace trireme::config {
 
-/// Reads a DeepSpeed configuration. docs/configuration.md lists what becomes of each key:
+/// Reads a DeepSpeed configuration. docs/configuration.md lists how each key is treated:
 /// honoured, no effect (a sentence in `notes`), not yet, or refused.
 ///
-/// A key that asks for nothing (a section that is disabled, a value that is the default)
-/// is accepted whatever its verdict; in a section that says it is off nothing is an error. null counts as absent.
-/// "auto" is what `known` says.
+/// A key without effect (a disabled section, a default value) is accepted whatever its
+/// verdict; nothing in a disabled section is an error. null counts as absent.
+/// `known` gives the values of "auto".
 /// Errors: InputError "file:line:column: key.path: what. What to do instead."
 EngineConfig read_deepspeed(const JsonNode& node, const AutoValues& known = {});
 

@@ -25,17 +25,17 @@ struct MonitorSection {
   std::string job_name = "DeepSpeedJobName";
 };
 
-/// Everything an engine needs, as a DeepSpeed JSON says it. The defaults are DeepSpeed's.
+/// The configuration of an engine, as in a DeepSpeed JSON. The defaults are DeepSpeed's.
 struct EngineConfig {
   BatchKeys batch;
-  /// The batch sizes for so many data-parallel ranks; see solve().
+  /// The batch sizes for `data_ranks` data-parallel ranks; see solve().
   BatchTriple batch_for(int64_t data_ranks) const {
     return solve(batch, data_ranks);
   }
 
   /// Largest global gradient norm; 0: no clipping.
   double gradient_clipping = 1.0;
-  /// Absent: AdamW with its defaults; optimizer_or_adamw() says which either way.
+  /// Absent: AdamW with its defaults; optimizer_or_adamw() returns the one in use.
   std::optional<optim::OptimizerOptions> optimizer;
   optim::OptimizerOptions optimizer_or_adamw() const {
     return optimizer.value_or(optim::OptimizerOptions());
@@ -44,37 +44,37 @@ struct EngineConfig {
   optim::ScheduleOptions schedule;
   parallel::DataParallelOptions data_parallel;
   zero::ZeroOptions zero;
-  /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with what needs all gradients first.
+  /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with options that need all gradients first.
   bool step_in_backward = false;
-  /// Types of parameters, gradients and what travels; the loss scale.
+  /// Types of parameters, gradients and communication; the loss scale.
   precision::PrecisionOptions precision;
-  /// For a model that is a list of layers: takes the place of what its PipelineModule was made with.
+  /// For a model that is a list of layers: replaces the options of its PipelineModule.
   pipeline::PipelineKeys pipeline;
 
   bool dataloader_drop_last = false;
-  /// The JSON has no seed; a run file sets it from training.seed.
+  /// Not in the JSON; a run file sets it from training.seed.
   int64_t seed = 1234;
 
   /// Steps between progress reports; absent: the engine's choice.
   std::optional<int64_t> steps_per_print;
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;
-  /// Print the configuration as understood, to_json(), at the start.
+  /// Prints the configuration as it was read, to_json(), at the start.
   bool dump_state = false;
   /// debug, info, warning or error; absent: TRIREME_LOG or info.
   std::optional<std::string> log_level;
   MonitorSection csv_monitor;
   MonitorSection tensorboard;
-  /// tag_validation from the JSON; the rest a run file sets.
+  /// tag_validation comes from the JSON, the rest from a run file.
   checkpoint::CheckpointOptions checkpoint;
 
-  /// One sentence for each key that has no effect here, or less than one may think; to be logged once.
+  /// One sentence for each key that has no effect, or less than expected; to be logged once.
   std::vector<std::string> notes;
-  /// The JSON as it was read: to be stored with a run or a checkpoint and read again.
+  /// The unchanged JSON, to store with a run or a checkpoint and read again.
   nlohmann::ordered_json source = nlohmann::ordered_json::object();
 };
 
-/// Writes out every value as understood, defaults included, under DeepSpeed's names.
+/// Writes every value as it was read, defaults included, under DeepSpeed's names.
 nlohmann::ordered_json to_json(const EngineConfig& config);
 
 } // namespace trireme::config

@@ -170,14 +170,14 @@ bool asks_for_nothing(const JsonNode& node, const Key& key, const ValueType& typ
     return true;
   }
   const nlohmann::json value = node.plain();
-  const std::vector<nlohmann::json> harmless = harmless_values(key);
-  return std::find(harmless.begin(), harmless.end(), value) != harmless.end();
+  const std::vector<nlohmann::json> no_ops = no_op_values(key);
+  return std::find(no_ops.begin(), no_ops.end(), value) != no_ops.end();
 }
 
 // Throws or notes what the verdict demands of a value that asks for something.
 void apply_verdict(const JsonNode& node, const Key& key, std::vector<std::string>& notes) {
   std::string fine;
-  for (const nlohmann::json& value : harmless_values(key)) {
+  for (const nlohmann::json& value : no_op_values(key)) {
     fine += value.is_null() ? "" : concat(fine.empty() ? "" : " or ", value.dump());
   }
   const std::string leave_out = concat("Leave it out", fine.empty() ? "" : concat(" or write ", fine), '.');
@@ -229,7 +229,7 @@ void check_keys(const JsonNode& node, std::string_view path, std::string_view ty
     const Key& key = section->keys[i];
     const JsonNode* value = node.find(key.name);
     const bool absent = value == nullptr || value->is_null();
-    if (absent && key.otherwise == "required") {
+    if (absent && key.default_value == "required") {
       node.fail(concat("the key \"", key.name, "\" is missing"),
                 concat("It is ", ValueType::parse(key.type).describe(), ": ", key.text));
     }

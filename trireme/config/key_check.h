@@ -11,29 +11,29 @@
 
 namespace trireme::config {
 
-/// Holds `node`, an object, against the section of `path` and those below it: every key known, every
-/// value of its type and in its range, nothing asked for that cannot be had.
+/// Checks the object `node` against the section of `path` and those below it: every key is known, every
+/// value has its type and range, and every value is supported.
 ///
 /// `type` selects the section where its keys depend on a `type`. Appends a sentence to `notes`
 /// for each value that has no effect. Errors: InputError at the first value that is wrong.
 void check_keys(const JsonNode& node, std::string_view path, std::string_view type, std::vector<std::string>& notes);
 
-/// Removes from every section of an engine's configuration that says it is off ("enabled": false, "device": "none")
-/// what check_keys() would refuse in it, with a sentence in `notes` for each.
+/// Removes from every disabled section of an engine's configuration ("enabled": false, "device": "none")
+/// the keys that check_keys() would refuse, with a sentence in `notes` for each.
 void forgive_what_is_off(JsonNode& engine, std::vector<std::string>& notes);
 
-/// The name as the table spells it: "adamw" gives "AdamW". `path` is that of a "choice".
+/// The table's spelling of a name: "adamw" gives "AdamW". `path` is that of a "choice".
 std::string canonical_choice(std::string_view path, std::string_view name);
 
-/// Reads values of one object after check_keys(). The object may be absent: then every value is.
+/// Reads values of one object after check_keys(). If the object is absent, every value is.
 class Values {
  public:
   Values(const JsonNode* node, std::string_view path, std::string_view type = "");
 
   template <typename T>
-  T get(const std::string& key, const T& otherwise) const {
+  T get(const std::string& key, const T& default_value) const {
     const JsonNode* found = find(key);
-    return found == nullptr ? otherwise : convert(found, otherwise);
+    return found == nullptr ? default_value : convert(found, default_value);
   }
   template <typename T>
   std::optional<T> maybe(const std::string& key) const {

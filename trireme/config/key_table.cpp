@@ -171,12 +171,12 @@ Verdict verdict_of_section(std::string_view path) {
   return first->keys.front().verdict;
 }
 
-std::vector<nlohmann::json> harmless_values(const Key& key) {
+std::vector<nlohmann::json> no_op_values(const Key& key) {
   std::vector<nlohmann::json> out;
-  if (!key.otherwise.empty() && key.otherwise != "required") {
-    out.push_back(nlohmann::json::parse(key.otherwise));
+  if (!key.default_value.empty() && key.default_value != "required") {
+    out.push_back(nlohmann::json::parse(key.default_value));
   }
-  for (const nlohmann::json& value : nlohmann::json::parse(key.harmless)) {
+  for (const nlohmann::json& value : nlohmann::json::parse(key.other_no_ops)) {
     out.push_back(value);
   }
   return out;

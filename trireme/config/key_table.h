@@ -9,38 +9,38 @@
 
 namespace trireme::config {
 
-/// What becomes of a key.
+/// How a key is treated.
 ///
 /// honoured: it does what its text says. no_effect: accepted, with a note. not_yet and
-/// refused: an error, unless the value asks for nothing (the default, null, a disabled section).
+/// refused: an error, unless the value has no effect (the default, null, a disabled section).
 enum class Verdict { honoured, no_effect, not_yet, refused };
 
 /// "honoured", "no effect", "not yet", "refused".
 std::string_view verdict_name(Verdict verdict);
 
-/// One key of one object: a line of the contract between a configuration and the program.
-/// The reader, docs/run.schema.json and docs/configuration.md all come from these lines.
+/// One key of one object of the configuration.
+/// The reader, docs/run.schema.json and docs/configuration.md are all made from these keys.
 struct Key {
   std::string_view name;
   Verdict verdict;
   /// See ValueType.
   std::string_view type;
-  /// The default as JSON text; "" where there is none; "required".
-  std::string_view otherwise;
+  /// The default as JSON text, "" without one, or "required".
+  std::string_view default_value;
   /// honoured: what it does. Else: why not, and what to do instead.
   std::string_view text;
-  /// A JSON array of further values that ask for nothing.
-  std::string_view harmless = "[]";
+  /// A JSON array of the other values that have no effect.
+  std::string_view other_no_ops = "[]";
 };
 
 /// One object of the configuration.
 struct Section {
   /// Path from the top of a run file: "engine.zero_optimization"; "" is the run file itself.
   std::string_view path;
-  /// The `type`s for which this object looks like this, separated by spaces; "" for all.
+  /// The `type`s that have this section, separated by spaces; "" for all.
   std::string_view when;
   std::string_view text;
-  /// true: as long as the first key asks for nothing, the others do not either.
+  /// true: if the first key has no effect, the others have none either.
   bool gated = false;
   std::vector<Key> keys;
 };
@@ -68,9 +68,9 @@ bool depends_on_type(std::string_view path);
 ///   "int >= 1"  "real 0..1"  "real 0..<1"   a number and its range
 ///   "word a|b|c"    one of these strings, compared exactly
 ///   "choice"        one of the keys of the section with this path, whatever the case
-///   "switch"        an object that asks for something only when its "enabled" is true;
-///                   "switch a|b": when one of these is
-///   "int|auto >= 1"  "bool|auto"   or "auto", what a program fills in: auto_values.h
+///   "switch"        an object that has an effect only if its "enabled" is true;
+///                   "switch a|b": if one of these is
+///   "int|auto >= 1"  "bool|auto"   or "auto", which the program fills in: auto_values.h
 struct ValueType {
   enum class Kind {
     boolean,
@@ -88,7 +88,7 @@ struct ValueType {
     switch_
   };
   Kind kind = Kind::text;
-  /// Of a word its choices, of a switch the members that turn it on.
+  /// The choices of a word, or the members that turn a switch on.
   std::vector<std::string> words;
   std::optional<double> least;
   std::optional<double> most;
@@ -98,7 +98,7 @@ struct ValueType {
 
   static ValueType parse(std::string_view text);
 
-  /// "a whole number >= 1", for people.
+  /// For messages: "a whole number >= 1".
   std::string describe() const;
   bool is_number() const {
     return kind == Kind::integer || kind == Kind::real;
@@ -106,11 +106,11 @@ struct ValueType {
   bool in_range(double value) const;
 };
 
-/// What becomes of a key whose value is an object with a section of its own at `path`: honoured if any key in it
-/// is, else what becomes of its first.
+/// The verdict of a key whose value is an object with a section at `path`: honoured if any key in it
+/// is, else the verdict of its first key.
 Verdict verdict_of_section(std::string_view path);
 
-/// The default and the other harmless values of a key.
-std::vector<nlohmann::json> harmless_values(const Key& key);
+/// The default and the other values of a key that have no effect.
+std::vector<nlohmann::json> no_op_values(const Key& key);
 
 } // namespace trireme::config

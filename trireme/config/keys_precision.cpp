@@ -9,7 +9,7 @@ constexpr std::string_view kAmp = "apex is a Python package. Use \"fp16\", \"bf1
 
 Section bf16(std::string_view path, std::string_view text) {
   return {path, "", text, true, {
-    {"enabled", H, "bool|auto", "false", "Parameters and gradients in bfloat16, with fp32 masters. \"auto\": a small GPT is timed in both types at the start, for about a second, and bf16 is taken if it is at least 5 % faster. `trireme train --resume` keeps the checkpoint's type; a program of yours does with `engine::settle_precision()` before `initialize()`."},
+    {"enabled", H, "bool|auto", "false", "Parameters and gradients in bfloat16, with fp32 masters. \"auto\": a small GPT is timed in both types at the start, for about a second, and bf16 is taken if it is at least 5 % faster. `trireme train --resume` keeps the checkpoint's type; a program of yours does with `engine::resolve_precision()` before `initialize()`."},
     {"immediate_grad_update", N, "bool", "false", "a gradient is always added to its sum as soon as it is there."},
     {"check_grad_overflow", H, "bool", "true", "Skip a step whose gradients hold NaN or Inf."},
     {"check_overflow", R, "bool", "true", "it is called \"check_grad_overflow\"."},

@@ -182,7 +182,7 @@ ScheduleOptions read_schedule(const JsonNode* section, const std::optional<Optim
   const std::string type = canonical_type(*section, "engine.scheduler.type");
   const Values values = Values(section, "engine.scheduler").section("params", type);
   for (const Key& key : find_section("engine.scheduler.params", type)->keys) {
-    if (key.otherwise == "required" && values.find(std::string(key.name)) == nullptr) {
+    if (key.default_value == "required" && values.find(std::string(key.name)) == nullptr) {
       section->fail(concat(type, " needs \"params\": {\"", key.name, "\": ...}"), std::string(key.text));
     }
   }

@@ -68,10 +68,10 @@ std::string heading(const Section& section) {
 }
 
 std::string default_text(const Key& key) {
-  if (key.otherwise == "required") {
+  if (key.default_value == "required") {
     return "required";
   }
-  return key.otherwise.empty() || key.otherwise == "null" ? "" : code(key.otherwise);
+  return key.default_value.empty() || key.default_value == "null" ? "" : code(key.default_value);
 }
 
 std::string sentence(std::string_view text) {

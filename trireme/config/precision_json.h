@@ -11,7 +11,7 @@ namespace trireme::config {
 /// Errors: InputError for settings that contradict each other or are out of range; "file:line:column: key.path: ...".
 precision::PrecisionOptions read_precision(const Values& engine);
 
-/// "bf16", or "bfloat16", as older files call it: the one that is enabled.
+/// The section "bf16", or "bfloat16" in older files: the enabled one.
 Values bf16_section(const Values& engine);
 
 /// Adds the same keys to `out`, defaults included.

@@ -10,7 +10,7 @@ namespace trireme::config {
 /// docs/run.schema.json. Editors use it to complete and check.
 nlohmann::ordered_json run_schema();
 
-/// Writes the page that lists every key and what becomes of it: docs/configuration.md.
+/// Writes docs/configuration.md, the page that lists every key and how it is treated.
 std::string configuration_page();
 
 } // namespace trireme::config

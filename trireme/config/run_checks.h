@@ -7,12 +7,12 @@
 
 namespace trireme::config {
 
-/// Checks what keys demand of each other, fills in what follows from another key
+/// Checks keys that depend on each other, fills in values that follow from another key
 /// (vocab_size of the tokenizer "bytes") and adds to run.notes.
 /// Errors: InputError that names both places.
 void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run);
 
-/// Writes the run file that says what `run` says.
+/// Writes `run` as a run file.
 nlohmann::ordered_json write_out(const RunConfig& run);
 
 } // namespace trireme::config

@@ -9,13 +9,13 @@
 
 namespace trireme::config {
 
-/// A run as its estimate needs it, and what the estimate assumes where the run file does not say enough.
+/// A run for its memory estimate, and what the estimate assumes if the run file does not say enough.
 struct RunEstimate {
   estimate::Run run;
   std::vector<std::string> notes;
 };
 
-/// Describes what `ranks` ranks of the run do. `vocab_size` stands in for that of a model that takes its tokenizer's.
+/// Describes the run on `ranks` ranks. `vocab_size` is used for a model that takes its tokenizer's.
 /// Errors: InputError for ranks, batch sizes and pipeline stages that do not fit each other, and for a vocabulary of unknown size.
 RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size = 0);
 

@@ -189,7 +189,7 @@ JsonNode apply_overrides(JsonNode& root, const Paths& paths, const std::vector<s
 }
 
 // The stages may be given in either place; the run's word on the schedule is the engine's.
-void settle_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& out) {
+void resolve_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& out) {
   ParallelConfig& parallel = out.parallel;
   pipeline::PipelineOptions& pipeline = out.pipeline;
   pipeline = out.engine.pipeline.over({});
@@ -238,7 +238,7 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.training = read_training(values.section("training"));
   out.engine = read_deepspeed(engine, auto_values(out));
   out.notes.insert(out.notes.end(), out.engine.notes.begin(), out.engine.notes.end());
-  settle_pipeline(root, engine, out);
+  resolve_pipeline(root, engine, out);
   check_run(root, engine, out);
 
   const int64_t seed = out.training.seed;

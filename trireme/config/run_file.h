@@ -18,7 +18,7 @@ namespace trireme::config {
 struct ModelConfig {
   enum class Kind { gpt, cnn };
   Kind kind = Kind::gpt;
-  /// Filled for the kind that was asked for; the other keeps its defaults.
+  /// Set for the chosen kind; the other keeps its defaults.
   models::GptOptions gpt;
   models::CnnOptions cnn;
 };
@@ -26,7 +26,7 @@ struct ModelConfig {
 struct ParallelConfig {
   int64_t pipe = 1;
   int64_t tensor = 1;
-  /// Data-parallel replicas; absent ("auto"): whatever the number of ranks allows.
+  /// Data-parallel replicas; absent ("auto"): as many as the number of ranks allows.
   std::optional<int64_t> data;
   /// Pipeline schedule: naive, gpipe, 1f1b, interleaved or zero-bubble.
   std::string schedule = "1f1b";
@@ -34,7 +34,7 @@ struct ParallelConfig {
   std::optional<int64_t> chunks;
 };
 
-/// A text to be written by the trained model at the end of the run.
+/// A text that the trained model generates at the end of the run.
 struct SampleConfig {
   std::string prompt;
   int64_t tokens = 200;
@@ -54,7 +54,7 @@ struct TrainingConfig {
   int64_t eval_batches = 0;
   /// Steps between checkpoints; 0: only at the end.
   int64_t checkpoint_every = 0;
-  /// How many checkpoints stay; 0: all.
+  /// How many checkpoints are kept; 0: all.
   int64_t keep_checkpoints = 3;
   std::optional<SampleConfig> sample;
 };
@@ -68,31 +68,31 @@ struct RunConfig {
   EngineConfig engine;
   /// How a gpt is built where builds_layers(), from `parallel`, engine.pipeline and the seed.
   pipeline::PipelineOptions pipeline;
-  /// Whether the model is a list of layers: in several stages, or because layers are recomputed or seeded one by one.
+  /// Whether the model is built as a list of layers: for several stages, or because layers are recomputed or seeded one by one.
   bool builds_layers() const {
     return pipeline.stages > 1 || pipeline.activation_checkpoint_interval > 0 || pipeline.seed_layers;
   }
 
-  /// What has no effect or deserves a second look, engine.notes included.
+  /// Notes on keys that have no effect or may be a mistake, engine.notes included.
   std::vector<std::string> notes;
 
-  /// A run file that says the same from any folder: overrides applied, the engine's file
+  /// An equivalent run file that works in any folder: overrides applied, the engine's file
   /// inlined, paths absolute, defaults written out. Reading it again gives this RunConfig.
-  /// To be stored in the run's folder and in each checkpoint.
+  /// It is stored in the run's folder and in each checkpoint.
   nlohmann::ordered_json resolved;
 };
 
-/// Reads a run file. `overrides` are "path=value" as after --set: the path is dotted, the
-/// value is JSON or else taken as a string; the last one wins.
+/// Reads a run file. `overrides` are "path=value" as after --set: the path has dots, the
+/// value is JSON or else a string; the last one wins.
 ///
-/// Relative paths in the file are relative to the folder of the file they stand in; what does not
+/// Relative paths are relative to the folder of the file that contains them; a path that does not
 /// exist there is looked up in the working directory.
-/// Errors: InputError naming file, line, column and key; of two values that contradict each
-/// other it names both.
+/// Errors: InputError naming file, line, column and key, or both keys when two values contradict
+/// each other.
 RunConfig read_run_file(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
 
-/// Reads a run file's content, with relative paths relative to `folder`; for the `resolved`
-/// configuration that comes out of a checkpoint.
+/// Reads a run file's content, with paths relative to `folder`; for the `resolved`
+/// configuration of a checkpoint.
 RunConfig read_run(JsonNode root, const std::filesystem::path& folder, const std::vector<std::string>& overrides = {});
 
 } // namespace trireme::config

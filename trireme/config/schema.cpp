@@ -109,14 +109,14 @@ ordered_json key_schema(const Section& section, const Key& key) {
   const std::string path = child(section.path, key.name);
   const ValueType type = ValueType::parse(key.type);
   const bool has_section = type.kind == ValueType::Kind::object && find_section(path, "") != nullptr;
-  const bool must_be_harmless = (key.verdict == Verdict::not_yet || key.verdict == Verdict::refused) && !has_section &&
+  const bool must_be_no_op = (key.verdict == Verdict::not_yet || key.verdict == Verdict::refused) && !has_section &&
                                 type.kind != ValueType::Kind::switch_ &&
                                 !(section.gated && &key != &section.keys.front());
   ordered_json out;
   out["description"] = description(key);
-  if (must_be_harmless) {
+  if (must_be_no_op) {
     ordered_json values = ordered_json::array();
-    for (const nlohmann::json& value : harmless_values(key)) {
+    for (const nlohmann::json& value : no_op_values(key)) {
       values.push_back(ordered_json(value));
     }
     if (type.kind == ValueType::Kind::object) {
@@ -130,10 +130,10 @@ ordered_json key_schema(const Section& section, const Key& key) {
   if (key.verdict == Verdict::refused) {
     out["deprecated"] = true;
   }
-  if (!key.otherwise.empty() && key.otherwise != "required" && key.otherwise != "null") {
-    out["default"] = ordered_json::parse(key.otherwise);
+  if (!key.default_value.empty() && key.default_value != "required" && key.default_value != "null") {
+    out["default"] = ordered_json::parse(key.default_value);
   }
-  if (key.otherwise == "null" && !must_be_harmless) { // null counts as absent
+  if (key.default_value == "null" && !must_be_no_op) { // null counts as absent
     if (out.contains("type")) {
       out["type"] = ordered_json::array({out["type"], "null"});
     } else if (out.contains("enum")) {
@@ -153,7 +153,7 @@ ordered_json section_schema(const Section& section) {
   ordered_json required = ordered_json::array();
   for (const Key& key : section.keys) {
     out["properties"][std::string(key.name)] = key_schema(section, key);
-    if (key.otherwise == "required") {
+    if (key.default_value == "required") {
       required.push_back(key.name);
     }
   }

@@ -2,7 +2,7 @@
 
 #include <trireme/config/key_table.h>
 
-// One letter a verdict, so that a key is one line of its table. For the sources of the tables only.
+// One letter for each verdict, so that a key is one line of its table. For the sources of the tables only.
 namespace trireme::config {
 
 inline constexpr auto H = Verdict::honoured;

@@ -13,7 +13,7 @@ struct Batch {
   std::vector<at::Tensor> targets;
   /// How many samples are real; the rest are repeats that pad the last micro-batch.
   int64_t samples = 0;
-  /// Names the samples it is made of; 0: not known. Equal on all ranks that read the same ones.
+  /// Identifies its samples; 0: unknown. Equal on all ranks that read the same samples.
   uint64_t fingerprint = 0;
 
   const at::Tensor& input() const {

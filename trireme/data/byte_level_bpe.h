@@ -11,7 +11,7 @@
 
 namespace trireme::data {
 
-/// What a byte-level BPE is made of.
+/// The parts of a byte-level BPE.
 struct ByteLevelBpeModel {
   struct Token {
     /// The bytes it stands for, not the printable characters that the files write for bytes.
@@ -25,9 +25,9 @@ struct ByteLevelBpeModel {
     int32_t right;
     int32_t result;
   };
-  /// Ids need not be dense, but differ.
+  /// Ids must differ, but need not be dense.
   std::vector<Token> vocab;
-  /// The first has the highest priority. Of two merges of the same pair the later one counts.
+  /// The first has the highest priority. When a pair has two merges, the later one counts.
   std::vector<Merge> merges;
   std::vector<AddedToken> added;
   /// A piece of text that does not begin with a space gets one.

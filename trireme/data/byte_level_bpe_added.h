@@ -9,25 +9,25 @@
 
 namespace trireme::data {
 
-/// A token that is found in the text before anything else is done with it, "<|endoftext|>" for example.
+/// A token that is searched in the text before all other steps, "<|endoftext|>" for example.
 struct AddedToken {
   std::string content;
   int32_t id = 0;
-  /// Takes the white space before it, after it, along.
+  /// Whether it includes the white space before or after it.
   bool lstrip = false;
   bool rstrip = false;
   /// Looked for after all tokens that are not normalized.
   bool normalized = false;
 };
 
-/// A part of a text: an added token (its id, no text), or what lies between two of them (no id).
+/// A part of a text: an added token (its id, no text), or the text between two of them (no id).
 struct TextPart {
   std::string_view text;
   std::optional<int32_t> id;
 };
 
-/// Finds added tokens: the leftmost first, of several at one place the longest, as an Aho-Corasick
-/// automaton would. Cost: one look per byte of text, plus the tokens that begin with that byte.
+/// Finds added tokens: the leftmost first, and the longest of several at one position, like an Aho-Corasick
+/// automaton. Cost: one look-up per byte of text, plus the tokens that begin with that byte.
 class AddedTokens {
  public:
   AddedTokens() = default;

@@ -25,7 +25,7 @@ class Cifar10 : public Dataset {
 
   struct Options {
     std::vector<std::filesystem::path> files{};
-    /// Of red, green and blue; the defaults are those of the training images.
+    /// Mean and standard deviation of red, green and blue; the defaults are those of the training images.
     std::array<double, 3> mean{0.4914, 0.4822, 0.4465};
     std::array<double, 3> std{0.2470, 0.2435, 0.2616};
   };

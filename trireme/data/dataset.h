@@ -8,7 +8,7 @@
 
 namespace trireme::data {
 
-/// What of a sample is asked for: the first stage of a pipeline wants inputs, the last one targets.
+/// Which part of a sample is needed: the first stage of a pipeline needs inputs, the last one targets.
 enum class Part { all, inputs, targets };
 
 /// Samples by number. `get` is called from the loader's thread: const and thread-safe.
@@ -19,7 +19,7 @@ class Dataset {
   /// The samples stacked in the order of `indices`. Errors: InputError naming file and
   /// position for content that cannot be used.
   virtual Batch get(std::span<const int64_t> indices) const = 0;
-  /// Only one part of the samples. A dataset for which that is less work overrides it.
+  /// Returns only one part of the samples. Override it if that is less work.
   virtual Batch get_part(std::span<const int64_t> indices, Part part) const {
     Batch batch = get(indices);
     (part == Part::inputs ? batch.targets : batch.inputs).clear();

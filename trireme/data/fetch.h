@@ -16,9 +16,9 @@ struct FetchableData {
 };
 
 struct FetchOptions {
-  /// Where the data set is already: the package's .deb, the folder it was unpacked to, a folder
+  /// Source of the data set: the package's .deb, the folder it was unpacked to, a folder
   /// with the files themselves, or for austen the Rdata.rdb. Empty: the installed package if there
-  /// is one, else `apt-get download` (no root, nothing gets installed).
+  /// is one, else `apt-get download` (no root, nothing is installed).
   std::filesystem::path from;
   /// Compare every file with the SHA-256 known to this program.
   bool check = true;
@@ -34,7 +34,7 @@ struct FetchedFile {
 
 struct FetchResult {
   std::filesystem::path folder;
-  /// Everything was there and right; nothing was done.
+  /// The data set was complete and correct; nothing was done.
   bool already_there = false;
   /// "package r-cran-janeaustenr, downloaded" or where else the data came from.
   std::string source;
@@ -44,7 +44,7 @@ struct FetchResult {
 /// The data sets by name.
 std::vector<FetchableData> fetchable_data();
 
-/// Brings data set `name` into the folder `destination`/`name` and verifies it.
+/// Puts data set `name` into the folder `destination`/`name` and verifies it.
 ///
 /// austen: the six novels of Jane Austen, one UTF-8 file each (lines end in "\n"); train.txt has
 ///   the first nine tenths of every novel, validation.txt the last tenths, cut between paragraphs,
@@ -53,8 +53,8 @@ std::vector<FetchableData> fetchable_data();
 /// fashion-mnist: the four IDX files of Zalando's Fashion-MNIST, unpacked (28x28 uint8, 10 classes,
 ///   60000 for training and 10000 for tests).
 ///
-/// Files appear whole or not at all: they are made in a hidden folder beside and renamed. Files of
-/// the user in the same folder stay. SHA256SUMS in the folder is for `sha256sum --check`.
+/// Files appear complete or not at all: they are made in a hidden folder and renamed. Files of
+/// the user in the same folder are kept. SHA256SUMS in the folder is for `sha256sum --check`.
 /// Cost: 1.6 MB of download and 16 MB of disk for austen, 31 MB and 55 MB for fashion-mnist.
 /// Errors: InputError for an unknown name, a `from` that has no such data, damaged content, or content
 /// with another SHA-256; Error when the package cannot be downloaded or a file not be written.

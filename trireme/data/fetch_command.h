@@ -8,7 +8,7 @@
 
 namespace trireme::data {
 
-/// What a finished program left behind.
+/// The result of a finished program.
 struct CommandResult {
   /// The exit status, or 128 + the signal that ended it.
   int exit_code = 0;
@@ -23,7 +23,7 @@ class CommandMissing : public Error {
 };
 
 /// Runs `arguments[0]`, looked up in PATH, inside `folder` and waits for its end. No shell is
-/// involved: every argument arrives as it is. Standard input is empty; the two outputs are kept.
+/// involved: arguments are passed unchanged. Standard input is empty; both outputs are returned.
 /// Errors: CommandMissing; Error when the system refuses a pipe or a process.
 CommandResult run_command(const std::vector<std::string>& arguments, const std::filesystem::path& folder);
 

@@ -12,7 +12,7 @@ namespace trireme::data {
 /// One file that a data set is made of: its name and what it holds.
 using FileContent = std::pair<std::string, std::string>;
 
-/// How one data set is found, made and recognised; see fetch.h for what is in each.
+/// How one data set is found, made and recognised; fetch.h describes their content.
 struct FetchSet {
   FetchableData data;
   /// The needed files; each may be there with the ".gz" left out.

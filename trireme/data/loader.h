@@ -10,32 +10,32 @@
 
 namespace trireme::data {
 
-/// Hands out this rank's micro-batches of one epoch after the other, made ahead by a thread.
+/// Returns this rank's micro-batches, epoch after epoch; a thread prefetches them.
 ///
 ///   while (auto batch = loader.next()) { ... }
 ///   loader.start_epoch(loader.epoch() + 1);
 ///
-/// The state is the position of what was handed out; what the thread has ready beyond that does not
-/// count and is made again after `load_state`. A failure of the dataset surfaces in the `next`
-/// that would have returned its batch; the position stays before that batch and a further `next` tries again.
+/// The state is the position after the last returned batch; prefetched batches do not
+/// count and are made again after `load_state`. An exception of the dataset is thrown by the `next`
+/// that would have returned its batch; the position stays before that batch and the next call tries again.
 ///
 /// Not for use by several threads at once. The destructor waits for at most one Dataset::get.
 class DataLoader : public Stateful {
  public:
-  /// `prefetch` micro-batches are made ahead; 0: `next` makes each when asked, without a thread.
+  /// Prefetches `prefetch` micro-batches; 0: `next` makes each one, without a thread.
   /// Errors: InputError for a micro-batch size below 1, a negative prefetch, or a sampler of another size.
   DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch = 2, Part part = Part::all);
   ~DataLoader() override;
   DataLoader(DataLoader&&) noexcept;
   DataLoader& operator=(DataLoader&&) noexcept;
 
-  /// The next micro-batch; nullopt at the epoch's end, and again until `start_epoch`.
-  /// Always micro_batch_size rows, of which the first `Batch::samples` are real (0 is possible):
-  /// an evaluation uses `narrow(0, 0, samples)` and weighs by it.
+  /// The next micro-batch; nullopt at the epoch's end, until `start_epoch` is called.
+  /// Has always micro_batch_size rows; the first `Batch::samples` are real (0 is possible):
+  /// an evaluation uses `narrow(0, 0, samples)` and weights by it.
   std::optional<Batch> next();
-  /// Moves on as `next` does without reading anything; false at the epoch's end.
+  /// Skips a micro-batch without reading it; false at the epoch's end.
   bool skip();
-  /// Goes to the start of an epoch, also in the middle of another.
+  /// Goes to the start of an epoch; may be called in the middle of another.
   void start_epoch(int64_t epoch);
 
   int64_t batches_per_epoch() const;
@@ -67,14 +67,14 @@ class DataLoader : public Stateful {
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
-/// A loader that never ends: after an epoch comes the next, with its own order.
+/// A loader that never ends: each epoch is followed by the next, with its own order.
 class RepeatingLoader : public Stateful {
  public:
-  /// Errors, of next() too: InputError when an epoch of `loader` has no micro-batch at all.
+  /// Errors, also of next(): InputError if an epoch of `loader` has no micro-batch.
   explicit RepeatingLoader(DataLoader loader);
 
   Batch next();
-  /// Moves on by one micro-batch without reading it.
+  /// Skips one micro-batch without reading it.
   void skip();
   DataLoader& loader() {
     return loader_;

@@ -14,17 +14,17 @@ class Tokenizer;
 
 enum class Split { train, validation };
 
-/// What a run reads, with what is needed to express its losses in nats a byte.
+/// The data of a run, and what is needed to express its losses in nats a byte.
 struct Datasets {
   std::shared_ptr<const Dataset> train;
-  /// Null when the options name no validation data.
+  /// Null if the options name no validation data.
   std::shared_ptr<const Dataset> validation;
-  /// What turns text into tokens and back; null for images, and for tokens whose options name none.
+  /// The tokenizer; null for images, and for tokens whose options name none.
   std::shared_ptr<const Tokenizer> tokenizer;
   /// Text only: bytes a token of the validation text, else of the train text; a loss in nats a token
   /// divided by it is in nats a byte.
   std::optional<double> bytes_per_token;
-  /// Text only: what guessing each validation (else train) byte by its frequency in the train text costs, in nats.
+  /// Text only: the loss, in nats, of predicting each validation (else train) byte from its frequency in the train text.
   std::optional<double> unigram_entropy_per_byte;
 };
 

@@ -7,13 +7,13 @@
 
 namespace trireme::data {
 
-/// What a run reads: files, how they become samples, and in which order they come.
+/// The data of a run: files, how they become samples, and their order.
 struct DataOptions {
   /// tokens: raw little-endian uint16 files; text: text files and a tokenizer; images: IDX (MNIST) files.
   enum class Kind { tokens, text, images };
   Kind kind = Kind::text;
 
-  /// Several files count as one after the other.
+  /// Several files are read as one.
   std::vector<std::filesystem::path> train{};
   /// Empty: no validation data, or for text the last `validation_fraction` of `train`.
   std::vector<std::filesystem::path> validation{};
@@ -21,11 +21,11 @@ struct DataOptions {
   // tokens, text
   /// Tokens of one input; a sample reads one more for the last target.
   int64_t sequence_length = 128;
-  /// A token of at least this value is refused; 0: what the tokenizer has, if there is one. A tokenizer must not have more.
+  /// A token of at least this value is refused; 0: the tokenizer's size, if there is one. A tokenizer must not be larger.
   int64_t vocab_size = 0;
 
   /// "bytes", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt; see tokenizer.h.
-  /// Empty: "bytes" for text, none for tokens, which need one only to become text again.
+  /// Empty: "bytes" for text, none for tokens, which need one only to be converted to text.
   std::string tokenizer{};
 
   // text
@@ -47,7 +47,7 @@ struct DataOptions {
   /// true: leave out the last, incomplete global micro-batch; false: fill it up from the epoch's start.
   bool drop_last = true;
   int64_t seed = 1234;
-  /// Micro-batches made ahead by the loader's thread; 0: none, made when asked for.
+  /// Micro-batches that the loader's thread prefetches; 0: none.
   int64_t prefetch = 2;
 };
 

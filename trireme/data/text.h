@@ -12,8 +12,8 @@
 
 namespace trireme::data {
 
-/// Text as tokens in memory (2 bytes each while they fit, else 4), cut into samples as TokensDataset does.
-/// Errors: InputError when it gives fewer than sequence_length + 1 tokens.
+/// Text as tokens in memory (2 bytes each if they fit, else 4), split into samples like TokensDataset.
+/// Errors: InputError for fewer than sequence_length + 1 tokens.
 class TextDataset : public Dataset {
  public:
   /// `source` names the text in messages.
@@ -27,15 +27,11 @@ class TextDataset : public Dataset {
   std::string describe() const override;
 
   int64_t num_tokens() const;
-  int64_t num_bytes() const {
-    return num_bytes_;
-  }
   /// Divides a loss in nats a token to give nats a byte.
   double bytes_per_token() const;
-  /// Scores every byte of this text by its frequency in `train`, in nats a byte: what a model that
-  /// knows nothing but how often each byte occurs would reach (the cross entropy; for the same
-  /// text its entropy). Each of the 256 counts is one more than found, so an unseen byte costs much
-  /// but not infinity.
+  /// The cross entropy of this text's bytes under their frequencies in `train`, in nats a byte: the loss of
+  /// a model that knows only how often each byte occurs (the entropy for the same text). Each of the
+  /// 256 counts is increased by one, so an unseen byte has a finite loss.
   double unigram_entropy_per_byte(const TextDataset& train) const;
 
  private:

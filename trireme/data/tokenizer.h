@@ -25,7 +25,7 @@ class Tokenizer {
   virtual std::string describe() const = 0;
 };
 
-/// Every byte is a token: ids 0 to 255, nothing to download, any content goes through unchanged.
+/// Every byte is a token: ids 0 to 255; decoding restores any content exactly.
 class ByteTokenizer final : public Tokenizer {
  public:
   std::vector<int32_t> encode(std::string_view text) const override;

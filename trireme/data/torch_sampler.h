@@ -15,18 +15,18 @@
 
 namespace trireme::data {
 
-/// DistributedSampler for a torch::data loader: give it where a RandomSampler stood.
+/// DistributedSampler for a torch::data loader: use it in place of a RandomSampler.
 ///
-/// Each pass over the loader is one epoch with an order of its own. Every rank gets the
-/// same number of batches; the samples that would make them unequal are left out.
+/// Each pass over the loader is one epoch with its own order. Every rank gets the
+/// same number of batches; surplus samples are left out.
 ///
-/// After load() the next pass goes on where save() was called, be it in the middle of an epoch. The place counts what the loader
-/// has asked for, so a loader with workers is a few batches ahead of the training loop.
+/// After load() the next pass continues where save() was called, also in the middle of an epoch. The position counts the batches
+/// that the loader requested, so a loader with workers is a few batches ahead of the training loop.
 class TorchSampler : public torch::data::samplers::Sampler<> {
  public:
   TorchSampler(int64_t size, int64_t rank, int64_t replicas, SamplerOptions options = {})
       : sampler_(size, with_place(options, rank, replicas)) {}
-  /// The place of this rank among all of `world` (comm::World or comm::Group).
+  /// For this rank of `world` (comm::World or comm::Group).
   template <typename Ranks>
   TorchSampler(int64_t size, const Ranks& ranks, SamplerOptions options = {}) : TorchSampler(size, ranks.rank(), ranks.size(), options) {}
 

@@ -10,7 +10,7 @@
 
 namespace trireme::data {
 
-/// Counts the samples that `tokens` tokens give: sample i reads tokens [i*L, i*L + L], so N give (N-1)/L.
+/// Counts the samples in `tokens` tokens: sample i reads tokens [i*L, i*L + L], so N tokens give (N-1)/L.
 /// Errors: InputError naming `source` for a length below 1 or fewer than L + 1 tokens.
 int64_t count_windows(int64_t tokens, int64_t sequence_length, const std::string& source);
 

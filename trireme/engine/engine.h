@@ -64,8 +64,8 @@ struct StepTimes {
 /// A step whose loss (or gradient norm, when clipping or in low precision) is not finite on any rank is
 /// skipped on all ranks: weights, states and learning rate stay; skipped_steps() counts.
 /// An exception of train_batch(), forward(), backward() or step() ends the step that it is a part of. One rank alone drops that step and may go
-/// on with its first micro-batch; samples that were read and buffers that a forward changed stay as they are. Of several ranks the others
-/// wait for what this one would have sent: they get a PeerError that names it, and the engine is at its end. Load a checkpoint in a new run.
+/// on with its first micro-batch; samples that were read and buffers that a forward changed stay as they are. With several ranks, the others
+/// get a PeerError that names this one, because they wait for its messages, and the engine cannot go on. Load a checkpoint in a new run.
 /// Buffers of the model (BatchNorm's running_mean) are the first replica's before every step and evaluation ("broadcast_buffers").
 /// Meanings are DeepSpeed's: the loss is divided by the accumulation steps, "Adam" is
 /// AdamW, gradient_clipping is 1.0 unless said otherwise.

@@ -8,7 +8,7 @@
 #include <trireme/engine/build_model.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/optimizer_groups.h>
-#include <trireme/engine/settle_precision.h>
+#include <trireme/engine/resolve_precision.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/zero/sharded_sync.h>
 
@@ -186,7 +186,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     options.config.optimizer = read.options;
     options.parameter_groups = std::move(read.groups);
   }
-  settle_precision(options.config.precision, world.group());
+  resolve_precision(options.config.precision, world.group());
   const config::EngineConfig& config = options.config;
   const int stages = options.pipeline ? options.pipeline->options().stages : 1;
   const mesh::Mesh mesh(world.group(), mesh::MeshShape::fit(world.size(), {{mesh::Axis::pipe, stages}, {mesh::Axis::data, mesh::kRest}}));

@@ -79,7 +79,7 @@ struct Initialized {
 };
 
 /// Composes mesh, flat buffers, reducer, optimizer, schedule and loader as `config` says. With "bf16": {"enabled": "auto"} it first measures
-/// (settle_precision(); call that before, to keep a checkpoint's type). Collective. Errors: InputError for a configuration that does not fit the number of ranks.
+/// (resolve_precision(); call it before, to keep a checkpoint's type). Collective. Errors: InputError for a configuration that does not fit the number of ranks.
 Initialized initialize(comm::World& world, const InitializeOptions& options);
 
 /// Reads a DeepSpeed JSON file. `known` is what "auto" stands for in it:

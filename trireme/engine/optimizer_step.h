@@ -45,7 +45,7 @@ class OptimizerStep {
   void want_norm(bool on) {
     norm_wanted_ = on;
   }
-  // Of the last step.
+  // Results of the last step.
   double mean_loss() const {
     return mean_loss_;
   }

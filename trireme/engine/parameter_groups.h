@@ -10,8 +10,8 @@
 
 namespace trireme::engine {
 
-/// Parameters with a learning rate or a weight decay of their own, as a torch::optim::OptimizerParamGroup has them. Of several groups that
-/// choose a parameter the first one counts; what none chooses has the optimizer's values.
+/// Parameters with a learning rate or a weight decay of their own, as a torch::optim::OptimizerParamGroup has them. If several groups
+/// choose a parameter, the first one counts; a parameter that no group chooses has the optimizer's values.
 struct ParameterGroup {
   /// Whether a parameter is in it, by its name and sizes. Asked once for each; the same answer on every rank.
   std::function<bool(const std::string& name, const std::vector<int64_t>& sizes)> chooses = nullptr;

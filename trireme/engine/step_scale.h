@@ -40,7 +40,7 @@ class StepScale {
   const precision::LossScaler& scaler() const {
     return scaler_;
   }
-  /// Of the last step that ended.
+  /// The scale that the last finished step used.
   double used() const {
     return used_;
   }

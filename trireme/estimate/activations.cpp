@@ -10,7 +10,7 @@
 namespace trireme::estimate {
 namespace {
 
-// Of one micro-batch in one chunk.
+// Bytes kept for one micro-batch in one chunk.
 struct Kept {
   int64_t always = 0; // from forward to backward
   int64_t in_backward = 0; // beside that, in the backward that needs most

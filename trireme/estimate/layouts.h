@@ -23,7 +23,7 @@ std::vector<int64_t> units_of(const Run& run);
 int64_t unit_elements(const bucket::FlatLayout& layout);
 int64_t whole_elements(const bucket::FlatLayout& layout);
 
-/// The sum of the `count` largest buckets; of those of units only where `units`.
+/// The sum of the `count` largest buckets; with `units`, only buckets of units count.
 int64_t largest_buckets(const bucket::FlatLayout& layout, int64_t count, bool units = false);
 
 } // namespace trireme::estimate

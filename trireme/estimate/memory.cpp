@@ -15,7 +15,7 @@ constexpr int64_t kStateBlock = 256;
 constexpr int64_t kScaleBytes = 4;
 constexpr int64_t kGradientBuckets = 3;
 constexpr int64_t kGatheredUnits = 2;
-// Of messages between stages.
+// Sizes of messages between stages.
 constexpr int64_t kHeaderBytes = 64;
 constexpr int64_t kAnnouncementBytes = 4096;
 

@@ -64,7 +64,7 @@ struct Model {
 struct Conditions {
   /// Samples of a micro-batch.
   int64_t samples = 1;
-  /// Of parameters and activations.
+  /// Type of parameters and activations.
   Type type = Type::fp32;
   /// Parameters and the residual stream fp32, matrix products in a type of 2 bytes.
   bool autocast = false;
@@ -72,7 +72,7 @@ struct Conditions {
   bool layer_list = false;
 };
 
-/// Describes models::Gpt. Of a block with B samples of T tokens, H hidden and A heads backward keeps, in elements of BTH: the input,
+/// Describes models::Gpt. For a block with B samples of T tokens, H hidden and A heads backward keeps, in elements of BTH: the input,
 /// both LayerNorms' outputs, queries, keys and values (3), the attention's output, the sum after it, and GELU's input and output (4
 /// each): 16. Beside that 4 BAT bytes for the softmax and 16 BT for the LayerNorms. With dropout attention keeps three
 /// [B, A, T, T], and each dropout its noise.

@@ -36,7 +36,7 @@ struct Run {
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
   std::optional<int64_t> prefetch_elements;
 
-  /// Of parameters, of gradients on their way, and of sums of gradients. Other parameters than fp32 have fp32 masters.
+  /// Types of parameters, of gradients in communication, and of accumulated gradients. Parameters that are not fp32 have fp32 masters.
   Type compute = Type::fp32;
   Type travel = Type::fp32;
   Type grad_accumulation = Type::fp32;

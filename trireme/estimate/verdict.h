@@ -19,7 +19,7 @@ struct Need {
   int64_t peak_of_all = 0;
 };
 
-/// Of all ranks, data_ranks on every stage.
+/// Memory that all ranks need, with data_ranks on every stage.
 Need need_of(const std::vector<StageMemory>& stages, int64_t data_ranks);
 
 /// A run is refused when model states and activations are more than this times the memory at hand: then the estimate would have to be

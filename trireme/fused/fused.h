@@ -9,9 +9,9 @@
 
 /// Parts of a transformer as single passes over memory, forward and backward, for CPUs with AVX2 or AVX-512.
 ///
-/// Tensors are fp32 or bf16; weights and biases may be of either type beside them. Arithmetic is fp32, results have the type of
-/// the first tensor and are rounded once. Anything else (CUDA, double, fp16, no AVX2) takes ATen's operations, with the same meaning.
-/// Under autocast nothing is converted here: what at::linear made bf16 stays so.
+/// Tensors are fp32 or bf16; weights and biases may have either type. Arithmetic is fp32, results have the type of
+/// the first tensor and are rounded once. All other cases (CUDA, double, fp16, no AVX2) use ATen's operations, with the same meaning.
+/// Autocast converts nothing here: a bf16 result of at::linear stays bf16.
 ///
 /// Results do not depend on the number of threads. Inputs need not be contiguous (a copy is made), batches may be empty, and forward
 /// may be run again for recomputation. Backward of backward (create_graph) is refused with an Error.
@@ -21,7 +21,7 @@ using kernels::Gelu;
 
 /// gelu(x + bias) of x [..., C]; bias [C] or undefined.
 ///
-/// Kept for backward: x. The bias' gradient falls off in the same pass, summed in fp32.
+/// Kept for backward: x. The same pass computes the bias' gradient, summed in fp32.
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, Gelu form);
 
 /// LayerNorm over the last dim of x [..., C], weight and shift [C]. Kept for backward: x and two floats a row.
@@ -45,10 +45,10 @@ at::Tensor add_bias(const at::Tensor& x, const at::Tensor& residual, const at::T
 /// A dropout of the probabilities above 0 takes ATen's operations. Errors: InputError for sizes that do not fit.
 at::Tensor causal_attention(const at::Tensor& qkv, const at::Tensor& bias, int64_t heads, double dropout = 0);
 
-/// What backward may do with the logits.
+/// Whether backward may overwrite the logits.
 enum class Logits {
   keep,
-  /// Their gradient is written over them, which saves as much memory: nobody else may read them after backward, and a
+  /// Their gradient overwrites them, which saves as much memory: no other code may read them after backward, and a
   /// second backward over the same graph is refused.
   overwrite
 };

@@ -12,11 +12,11 @@
 #include <initializer_list>
 #include <optional>
 
-// What the operations of this folder share: which tensors the kernels know, and rows given to threads.
+// Shared by the operations of this folder: which tensors the kernels support, and distributing rows over threads.
 
 namespace trireme::fused {
 
-/// Says whether the kernels can treat tensors like these: all on the CPU, fp32 or bf16; undefined ones do not count.
+/// Whether the kernels support these tensors: all on the CPU, fp32 or bf16; undefined ones do not count.
 bool usable(std::initializer_list<at::Tensor> tensors);
 
 /// As an argument of an autograd function: undefined tensors have no edge.
@@ -28,7 +28,7 @@ inline kernels::Element element_of(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? kernels::Element::bf16 : kernels::Element::f32;
 }
 
-/// A weight or bias as the kernels want it; undefined stays so.
+/// Converts a weight or bias for the kernels; undefined stays undefined.
 at::Tensor as_floats(const at::Tensor& parameter);
 const float* floats_or_null(const at::Tensor& parameter);
 

@@ -9,7 +9,7 @@
 
 namespace trireme::generate {
 
-/// A trained GPT, ready to write.
+/// A trained GPT, ready to generate text.
 struct TrainedGpt {
   models::Gpt model{nullptr};
   /// nullptr for a run on raw tokens without one.
@@ -18,7 +18,7 @@ struct TrainedGpt {
   int64_t step = 0;
 };
 
-/// Reads a run folder, its checkpoints folder, or one checkpoint: the newest whole one.
+/// Reads the newest intact checkpoint of a run folder or checkpoints folder, or the given checkpoint.
 /// Errors: InputError when there is none, or its model is not a GPT.
 TrainedGpt load(const std::filesystem::path& path);
 

@@ -11,7 +11,7 @@ struct SampleOptions {
   int64_t tokens = 200;
   /// Divides the logits; 0: always the most likely token.
   double temperature = 0.8;
-  /// Choose among this many most likely tokens; 0: among all.
+  /// Samples among this many most likely tokens; 0: among all.
   int64_t top_k = 0;
   int64_t seed = 0;
 };
@@ -20,7 +20,7 @@ struct SampleOptions {
 /// An empty prompt starts from token 0. Text longer than the model's sequence_length is
 /// continued from its last sequence_length tokens.
 /// Cost: one forward pass over the window for each token.
-/// Errors: InputError for a prompt token that the model does not know.
+/// Errors: InputError for a prompt token outside the vocabulary.
 std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, const SampleOptions& options);
 
 } // namespace trireme::generate

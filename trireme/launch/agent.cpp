@@ -60,7 +60,7 @@ class Agent : private PlaceEvents {
       place_->advance();
       wait();
     }
-    return told_ ? 1 : 0;
+    return stop_requested_ ? 1 : 0;
   }
 
  private:
@@ -89,7 +89,7 @@ class Agent : private PlaceEvents {
     }
     while (const std::optional<int> number = signals_.next()) {
       if (*number == SIGINT || *number == SIGTERM || *number == SIGHUP) {
-        over_ = told_ = true;
+        over_ = stop_requested_ = true;
       }
     }
     if (!over_ && polled[1].revents != 0) {
@@ -200,7 +200,7 @@ class Agent : private PlaceEvents {
   bool running_ = false;
   bool held_ = false;
   bool over_ = false;
-  bool told_ = false;
+  bool stop_requested_ = false;
   double patience_ = 60;
   Clock::time_point heard_at_ = Clock::now();
   Clock::time_point looked_at_ = Clock::now();

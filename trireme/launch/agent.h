@@ -3,7 +3,7 @@
 namespace trireme::launch {
 
 /// `trireme agent`: runs ranks on this machine for a launcher on another one, which talks to it over standard input and output
-/// (see messages.h). It ends, after killing its ranks, when its input ends, when it is told by SIGTERM, SIGINT or SIGHUP, or when the
+/// (see messages.h). It kills its ranks and ends when its input ends, on SIGTERM, SIGINT or SIGHUP, or when the
 /// launcher has been silent for a minute (ten heartbeat time-outs if that is longer).
 ///
 /// Orders: job (first; host, folder, run_id, secret, env, patience_s), listen (address, ranks), start (share), signal, stop

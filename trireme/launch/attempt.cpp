@@ -80,14 +80,14 @@ Outcome Attempt::run() {
 
 Outcome Attempt::outcome() const {
   Outcome outcome;
-  outcome.told = told_;
+  outcome.received_signal = received_signal_;
   outcome.not_started = !started_;
   outcome.cause = describe_failure();
-  if (told_ != 0) {
+  if (received_signal_ != 0) {
     const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
       return !rank.live && rank.end.wait_status == 0;
     });
-    outcome.exit_code = preempting() && all_done ? 0 : 128 + told_;
+    outcome.exit_code = preempting() && all_done ? 0 : 128 + received_signal_;
   } else if (failure_) {
     outcome.exit_code = failure_->rank ? exit_code_of(ranks_[*failure_->rank].end.wait_status) : 1;
   }
@@ -192,17 +192,17 @@ void Attempt::take_signals() {
       for (const Member& member : members_) {
         member.place.signal(*number);
       }
-    } else if (told_ == 0) {
-      told_ = *number;
-      told_at_ = Clock::now();
-    } else if (Clock::now() - told_at_ > kSameRequest) {
+    } else if (received_signal_ == 0) {
+      received_signal_ = *number;
+      received_at_ = Clock::now();
+    } else if (Clock::now() - received_at_ > kSameRequest) {
       hurry_ = true;
     }
   }
 }
 
 bool Attempt::preempting() const {
-  return job_.options.preemptible && told_ != 0 && told_ != SIGINT;
+  return job_.options.preemptible && received_signal_ != 0 && received_signal_ != SIGINT;
 }
 
 void Attempt::output(int rank, int stream, std::string_view bytes) {
@@ -241,12 +241,12 @@ void Attempt::note_ends() {
   }
   for (const size_t i : ended) {
     const int status = ranks_[i].end.wait_status;
-    // Of several that ended since the last look, a killed one is the likelier cause, an exit code the consequence.
+    // When several ended since the last look, a killed one is more likely the cause than one with an exit code.
     if (status != 0 && (!failure_ || (WIFSIGNALED(status) && !WIFSIGNALED(ranks_[*failure_->rank].end.wait_status)))) {
       failure_ = Failure{i, ranks_[i].member};
     }
   }
-  if (!failure_ || told_ != 0) {
+  if (!failure_ || received_signal_ != 0) {
     return;
   }
   ended_at_ = stop_at_ = Clock::now();
@@ -277,7 +277,7 @@ void Attempt::note_lost_places() {
     if (!there.empty()) {
       ranks = there.size() == 1 ? concat(" (rank ", there.front(), ")") : concat(" (ranks ", there.front(), " to ", there.back(), ")");
     }
-    if (told_ == 0) {
+    if (received_signal_ == 0) {
       job_.screen.say(concat("host ", member.name, ranks, " is lost: ", member.place.why_lost()));
     }
     if (of_ours && !failure_) {
@@ -352,18 +352,18 @@ void Attempt::advance() {
     job_.screen.say(words);
   }
   const auto now = Clock::now();
-  if (phase_ == Phase::assembling && !failure_ && told_ == 0) {
+  if (phase_ == Phase::assembling && !failure_ && received_signal_ == 0) {
     assemble();
   }
-  if (phase_ == Phase::assembling && (failure_ || told_ != 0)) {
+  if (phase_ == Phase::assembling && (failure_ || received_signal_ != 0)) {
     stop();
   }
-  if (phase_ == Phase::running && (told_ != 0 || live_ == 0 || (failure_ && (now >= stop_at_ || !ranks_[0].live)))) {
+  if (phase_ == Phase::running && (received_signal_ != 0 || live_ == 0 || (failure_ && (now >= stop_at_ || !ranks_[0].live)))) {
     stop();
   }
   if (phase_ == Phase::stopping) {
-    if (live_ == 0 && !leftovers_told_) {  // what they left behind is told too
-      leftovers_told_ = true;
+    if (live_ == 0 && !leftovers_reported_) {  // report what they left behind too
+      leftovers_reported_ = true;
       for (const Member& member : members_) {
         member.place.stop(SIGTERM);
       }
@@ -384,10 +384,11 @@ void Attempt::stop() {
   phase_ = Phase::stopping;
   const LaunchOptions& options = job_.options;
   // Ranks that answer SIGTERM by saving would wait for the one that failed.
-  stop_signal_ = told_ == SIGINT || (told_ == 0 && failure_ && options.preemptible) ? SIGINT : told_ == SIGUSR1 ? SIGUSR1 : SIGTERM;
-  grace_ = told_ == 0 ? std::min(options.grace_seconds, kFailureGrace) : options.grace_seconds;
+  const bool interrupt = received_signal_ == SIGINT || (received_signal_ == 0 && failure_ && options.preemptible);
+  stop_signal_ = interrupt ? SIGINT : received_signal_ == SIGUSR1 ? SIGUSR1 : SIGTERM;
+  grace_ = received_signal_ == 0 ? std::min(options.grace_seconds, kFailureGrace) : options.grace_seconds;
   deadline_ = after(grace_);
-  if (!failure_ || told_ != 0) {
+  if (!failure_ || received_signal_ != 0) {
     ended_at_ = Clock::now();
   } else if (failure_->rank && exit_code_of(ranks_[*failure_->rank].end.wait_status) == kInputError) {
     report_input_error();

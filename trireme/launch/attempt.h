@@ -22,7 +22,7 @@ struct Job {
   RestartAccount& account;
 };
 
-/// A place and the slots that may be used there.
+/// A place and the number of ranks on it.
 struct Member {
   /// "" for a job on one machine.
   std::string name;
@@ -32,18 +32,18 @@ struct Member {
 
 struct Outcome {
   int exit_code = 0;
-  /// The signal by which somebody ended the launcher, 0 for none.
-  int told = 0;
-  /// What failed first, "" for nothing.
+  /// The signal that stopped the launcher, 0 for none.
+  int received_signal = 0;
+  /// The first failure, "" for none.
   std::string cause;
-  /// No rank was started: a host was lost before.
+  /// No rank was started because a host was lost before.
   bool not_started = false;
-  /// From the start to the first failure or the end, and from there until the last process was gone.
+  /// Seconds from the start to the first failure or the end, and from there until the last process was gone.
   double ran_seconds = 0;
   double stop_seconds = 0;
 };
 
-/// One start of all ranks, watched until no process of it is left.
+/// Starts all ranks once, and watches them until none of their processes is left.
 ///
 /// assembling --(all places ready, rank 0's socket open)--> running --(a failure, a signal, or all ended)--> stopping
 ///   --(grace over, or a second signal)--> killing --> over
@@ -62,7 +62,7 @@ class Attempt : private PlaceEvents {
     RankEnd end;
   };
   struct Failure {
-    /// Absent: the host.
+    /// nullopt: the host failed.
     std::optional<size_t> rank;
     size_t member = 0;
   };
@@ -108,11 +108,11 @@ class Attempt : private PlaceEvents {
   Clock::time_point stop_at_{};
   Clock::time_point deadline_{};
   double grace_ = 0;
-  int told_ = 0;
-  Clock::time_point told_at_{};
+  int received_signal_ = 0;
+  Clock::time_point received_at_{};
   bool hurry_ = false;
   int stop_signal_ = 0;
-  bool leftovers_told_ = false;
+  bool leftovers_reported_ = false;
 };
 
 } // namespace trireme::launch

@@ -18,19 +18,19 @@ Pipe make_pipe();
 /// /dev/null for reading.
 Descriptor open_null();
 
-/// Reads of `fd` no longer wait. Only for ends that nobody else shares.
+/// Makes reads of `fd` non-blocking. Only for ends that no other process shares.
 void set_nonblocking(int fd);
 
-/// Between fork and exec: every descriptor from `first` on goes away with the exec. Allocates nothing.
+/// Between fork and exec: makes exec close every descriptor from `first` on. Allocates nothing.
 void close_on_exec_from(int first);
 
 /// In a forked process: closes every descriptor but these.
 void close_all_but(std::vector<int> kept);
 
-/// Opens /dev/null for each of 0, 1 and 2 that is closed, so that no pipe of ours ever gets these numbers.
+/// Opens /dev/null for each of 0, 1 and 2 that is closed, so that no pipe gets these numbers.
 void fill_standard_descriptors();
 
-/// A listening TCP socket with a free port that stays ours: nobody can take it between choosing and using it.
+/// A listening TCP socket on a free port: no other process can take the port before it is used.
 struct MeetingPoint {
   Descriptor socket;
   int port = 0;

@@ -7,17 +7,17 @@
 
 namespace trireme::launch {
 
-/// Where one rank stands, as its environment tells it.
+/// A rank's place in the job, which its environment describes.
 struct RankPlace {
-  /// What all ranks of its place share.
+  /// Shared by all ranks of its place.
   Share share;
   int local_rank = 0;
-  /// The place's name: as the hostfile has it, empty for a job on one machine.
+  /// The place's name in the hostfile; empty for a job on one machine.
   std::string host;
   std::string run_id;
   /// The listening socket; -1 for all ranks but 0.
   int listen_fd = -1;
-  /// Read end of a pipe that nobody writes to: it reads end-of-file once the launcher is gone.
+  /// Read end of a pipe without data: it gives end-of-file when the launcher is gone.
   int lifeline_fd = -1;
   /// Holds the secret of the job as hexadecimal digits.
   int secret_fd = -1;
@@ -25,24 +25,24 @@ struct RankPlace {
   int usable_cores = 1;
 };
 
-/// How often libgomp's threads look before they sleep while they wait, some microseconds. By its default they spin for milliseconds: where another
-/// process needs the core, a step that waits for a thread without one takes ten times as long.
+/// How often libgomp's waiting threads spin before they sleep: some microseconds. By default they spin for milliseconds: if another
+/// process needs the core, a step that waits for a thread without a core takes ten times as long.
 inline constexpr const char* kSpinCount = "2000";
 
 /// The whole environment of one rank, each as NAME=value:
-/// - what the launcher itself has (`inherited`, NAME=value), then `extra`, each replacing the one before;
+/// - the launcher's own environment (`inherited`, NAME=value), then `extra`; later values replace earlier ones;
 /// - RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT,
 ///   TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID (as torchrun sets them);
 /// - TRIREME_RUN_ID, TRIREME_LIFELINE_FD, TRIREME_SECRET_FD, TRIREME_TTY, rank 0: TRIREME_LISTEN_FD, after a restart:
 ///   TRIREME_RESTART=1, in a job on several hosts: TRIREME_HOST;
-/// - OMP_NUM_THREADS = usable cores / ranks of the place, at least 1, unless somebody set it;
-/// - GOMP_SPINCOUNT = kSpinCount, unless somebody set it or OMP_WAIT_POLICY.
-/// What another launcher around this one said of the same things is taken out. CUDA_VISIBLE_DEVICES stays as it is.
+/// - OMP_NUM_THREADS = usable cores / ranks of the place, at least 1, unless it is set;
+/// - GOMP_SPINCOUNT = kSpinCount, unless it or OMP_WAIT_POLICY is set.
+/// Variables of an outer launcher for the same purposes are removed. CUDA_VISIBLE_DEVICES is unchanged.
 std::vector<std::string> rank_environment(const RankPlace& place, const std::vector<std::string>& inherited,
                                           const Variables& extra);
 
-/// What of `inherited` also holds on other machines: TRIREME_*, OMP_*, GOMP_*, MKL_*, KMP_*, GLOO_*, NCCL_*, TORCH_*, LD_LIBRARY_PATH,
-/// without what a launcher says of its own processes.
+/// The variables of `inherited` for other machines: TRIREME_*, OMP_*, GOMP_*, MKL_*, KMP_*, GLOO_*, NCCL_*, TORCH_*, LD_LIBRARY_PATH,
+/// without those that a launcher sets for its own processes.
 Variables portable_variables(const std::vector<std::string>& inherited);
 
 /// This process's environment as NAME=value.

@@ -165,7 +165,7 @@ class Keeper {
       RankEnd end;
       end.pid = next.si_pid;
       const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& one) { return one.live && one.pid == end.pid; });
-      // Of a process that has been reaped nobody can tell which control group it was in.
+      // Asks before the process is reaped: afterwards its control group is unknown.
       if (rank != ranks_.end() && next.si_code == CLD_KILLED && next.si_status == SIGKILL) {
         end.out_of_memory = memory_.killed(end.pid);
       }
@@ -192,7 +192,7 @@ class Keeper {
         say({{"is", "say"}, {"text", "a process does not end although it was killed; it hangs in the kernel (see ps, state D)"}});
         children_left_ = false;
       }
-    } else if (stopping_ && live_ == 0 && children_left_ && !leftovers_told_) {
+    } else if (stopping_ && live_ == 0 && children_left_ && !leftovers_reported_) {
       tell_leftovers();
     }
     if ((stopping_ || kill_until_) && !children_left_) {
@@ -202,7 +202,7 @@ class Keeper {
   }
 
   void tell_leftovers() {
-    leftovers_told_ = true;
+    leftovers_reported_ = true;
     for (const pid_t pid : descendants(::getpid())) {
       if (told_groups_.count(::getpgid(pid)) == 0) {
         ::kill(pid, SIGTERM);
@@ -232,7 +232,7 @@ class Keeper {
   bool deserted_ = false;
   bool children_left_ = true;
   bool stopping_ = false;
-  bool leftovers_told_ = false;
+  bool leftovers_reported_ = false;
   bool over_ = false;
   std::set<pid_t> told_groups_;
   std::optional<Clock::time_point> kill_until_;

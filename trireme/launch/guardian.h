@@ -11,21 +11,21 @@
 
 namespace trireme::launch {
 
-/// The process between the launcher and the ranks of one start: it starts them, adopts and reaps whatever they leave behind, and
-/// sends the signals. When the launcher is gone, by SIGKILL too, it kills everything below it, also what has moved to another
-/// session and what ranks that ended before have left. When it is killed itself, the kernel ends the ranks and the launcher
+/// The process between the launcher and the ranks of one start: it starts them, adopts and reaps the processes that they leave behind, and
+/// sends the signals. When the launcher is gone, also after SIGKILL, it kills all processes below it, including those in another
+/// session and those that ended ranks left. If it is killed itself, the kernel ends the ranks and the launcher
 /// adopts the rest; see kill_children().
 ///
-/// It sits in a session of its own and blocks all signals, so what ends the launcher does not end it first.
+/// It has its own session and blocks all signals, so a signal that ends the launcher does not end it first.
 ///   orders  {"do": "signal" | "stop", "signal": N}, {"do": "kill"}, {"do": "look"}
 ///   events  {"is": "started", "pids": [...]} or {"is": "refused", ...}; {"is": "ended", ...}, {"is": "say", ...};
-///           {"is": "looked"}: every rank that ended before the order has been told; {"is": "over"}: nothing is left
+///           {"is": "looked"}: every rank that ended before the order was reported; {"is": "over"}: nothing is left
 class Guardian {
  public:
-  /// Begins to start the programs, one a rank; "started" or "refused" tells how it went.
+  /// Begins to start the programs, one for each rank; the event "started" or "refused" follows.
   /// Errors: Error when the system refuses a process or descriptors.
   explicit Guardian(const std::vector<SpawnRequest>& ranks);
-  /// Has it kill what is left, and waits until it is gone.
+  /// Makes it kill the remaining processes, and waits until it ends.
   ~Guardian();
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;
@@ -37,11 +37,11 @@ class Guardian {
   int fd() const {
     return line_.get();
   }
-  /// A guardian that somebody has stopped goes on.
+  /// Sends an order; also continues a guardian that was stopped.
   void tell(const Message& order);
-  /// The next event; nullopt when there is none yet, or when the guardian is gone(). `wait`: blocks until one of the two.
+  /// The next event; nullopt if there is none yet, or if the guardian is gone(). `wait`: blocks until there is an event or it is gone.
   std::optional<Message> next(bool wait);
-  /// It has ended, and all that it said has been read.
+  /// Whether it has ended and all its events have been read.
   bool gone() const {
     return gone_;
   }

@@ -28,11 +28,11 @@ class HostPool {
   const std::string& address() const {
     return address_;
   }
-  /// Takes out the hosts that have been lost since.
+  /// Removes the hosts that were lost since the last start.
   void drop_lost();
-  /// A new start: hosts that were lost may be tried again, if there are too few others.
+  /// Lets lost hosts be tried again in the next start, if there are too few others.
   void forgive();
-  /// Why there are too few hosts.
+  /// Says why there are too few hosts.
   std::string shortage() const;
 
  private:

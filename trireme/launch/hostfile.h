@@ -11,7 +11,7 @@ namespace trireme::launch {
 struct Host {
   std::string name;
   int slots = 1;
-  /// Where ranks of other hosts reach it; the name unless the line says address=.
+  /// Address at which ranks of other hosts reach it; the name without address=.
   std::string address;
 };
 
@@ -21,9 +21,9 @@ struct Host {
 ///     node2:4                        # as MPICH writes it
 ///     node3                          # one rank
 ///     [fe80::1]:2                    # an IPv6 address with a number needs brackets
-///     ns1 slots=2 address=10.0.0.1   # where the name for --rsh is not the address
+///     ns1 slots=2 address=10.0.0.1   # if the name for --rsh is not the address
 ///
-/// Everything from # on is a comment. A host that comes twice is refused: add its slots up.
+/// Everything from # on is a comment. A host that occurs twice is refused: add its slots up.
 /// `source` is the name for messages. Errors: InputError "hosts:3: ..." for a line that is none of these, or when no host is left.
 std::vector<Host> parse_hostfile(std::string_view text, const std::string& source);
 
@@ -31,7 +31,7 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& sourc
 std::vector<Host> read_hostfile(const std::filesystem::path& file);
 
 /// Whether `address` is this machine: localhost, its host name, or an address of one of its interfaces.
-/// Cost: looks the name up where it is no number, so up to seconds when no name server answers.
+/// Cost: looks up a name that is not a number, which takes seconds if no name server answers.
 bool is_this_machine(const std::string& address);
 
 } // namespace trireme::launch

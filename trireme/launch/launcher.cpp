@@ -136,12 +136,12 @@ Outcome run_attempts(const Job& job, Places& places) {
     if (HostPool* pool = places.pool()) {
       pool->drop_lost();
     }
-    if (outcome.not_started && outcome.told == 0) {
+    if (outcome.not_started && outcome.received_signal == 0) {
       continue;  // with another host, or without it
     }
     last = outcome;
     first_cause = first_cause.empty() ? outcome.cause : first_cause;
-    const bool final = outcome.exit_code == 0 || outcome.exit_code == 2 || outcome.told != 0;
+    const bool final = outcome.exit_code == 0 || outcome.exit_code == 2 || outcome.received_signal != 0;
     if (final || number + 1 == attempts) {
       if (!final && attempts > 1) {
         job.screen.say(concat("the first failure was: ", first_cause));
@@ -192,7 +192,7 @@ JobReport run_job(const LaunchOptions& options) {
     std::error_code kept;
     fs::remove_all(log_dir, kept);
   }
-  return {outcome.exit_code, outcome.told, account.restarts(), account.total_seconds(), account.ettr()};
+  return {outcome.exit_code, outcome.received_signal, account.restarts(), account.total_seconds(), account.ettr()};
 }
 
 int run(const LaunchOptions& options) {

@@ -13,14 +13,14 @@ class LineSplitter {
   using Sink = std::function<void(std::string_view line)>;
 
   void add(std::string_view bytes, const Sink& sink);
-  /// Hands over what came after the last line end, if anything.
+  /// Passes on the bytes after the last line end, if any.
   void finish(const Sink& sink);
 
  private:
   std::string partial_;
 };
 
-/// What a terminal would show of a line that was redrawn with carriage returns: the last drawing.
+/// What a terminal shows of a line that was redrawn with carriage returns: the last drawing.
 std::string_view last_drawing(std::string_view line);
 
 /// Keeps the last 20 lines, at most 2000 bytes of each.
@@ -33,7 +33,7 @@ class LastLines {
   const std::deque<std::string>& lines() const {
     return lines_;
   }
-  /// The last line with something in it, or "".
+  /// The last line that is not empty, or "".
   std::string last() const;
 
  private:

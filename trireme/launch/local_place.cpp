@@ -36,7 +36,7 @@ void LocalPlace::start(const Share& share, PlaceEvents& events) {
   first_rank_ = share.first_rank;
   guardian_.reset();
   ranks_.clear();
-  kill_told_ = false;
+  kill_sent_ = false;
   look_soon_ = true;
   const Descriptor nothing = open_null();
   std::vector<Descriptor> secrets;
@@ -126,8 +126,8 @@ void LocalPlace::stop(int number) {
 }
 
 void LocalPlace::kill() {
-  if (running_ && !kill_told_) {
-    kill_told_ = true;
+  if (running_ && !kill_sent_) {
+    kill_sent_ = true;
     guardian_->tell({{"do", "kill"}});
   }
 }

@@ -14,21 +14,21 @@
 
 namespace trireme::launch {
 
-/// What all starts of a job share at one place.
+/// What all starts of a job share on one place.
 struct PlaceSetup {
-  /// As the hostfile has it; empty for a job on one machine.
+  /// Name in the hostfile; empty for a job on one machine.
   std::string host;
   std::string run_id;
   std::string secret;
-  /// Variables for the ranks beyond this process's own.
+  /// Variables for the ranks in addition to this process's environment.
   Variables extra_env;
-  /// What rank 0 reads, -1: nothing.
+  /// Standard input of rank 0, -1: none.
   int stdin_fd = -1;
 };
 
-/// Ranks as processes of this machine, children of a guardian process that each start has. Each has a session (and so a process
-/// group) of its own. What they leave behind ends with them; should this process be killed, the guardian kills everything, should the
-/// guardian be killed, this process does.
+/// Ranks as processes of this machine, children of a guardian process; each start has its own guardian. Each rank has a session (and so
+/// a process group) of its own. The processes that ranks leave behind are killed. If this process is killed, the guardian kills
+/// everything; if the guardian is killed, this process does.
 /// At most one in a process, which has no other children: it adopts and reaps every orphan.
 class LocalPlace : public Place {
  public:
@@ -81,7 +81,7 @@ class LocalPlace : public Place {
   int first_rank_ = 0;
   std::vector<Rank> ranks_;
   bool running_ = false;
-  bool kill_told_ = false;
+  bool kill_sent_ = false;
   /// The answer to a start may have come together with the end of a rank, of which no descriptor tells any more.
   bool look_soon_ = false;
   std::optional<Guardian> guardian_;

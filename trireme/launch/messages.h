@@ -16,7 +16,7 @@ using Message = nlohmann::json;
 /// Changes with every change that an agent of another build would misunderstand.
 inline constexpr int kProtocol = 2;
 
-/// Any bytes as JSON text and back: each byte is the character with that number.
+/// Converts any bytes to JSON text and back: each byte becomes the character with that number.
 std::string to_text(std::string_view bytes);
 std::string to_bytes(const std::string& text);
 
@@ -27,14 +27,14 @@ Message pack_share(const Share& share);
 Message pack_variables(const Variables& variables);
 /// The event "ended".
 Message pack_end(int rank, const RankEnd& end);
-/// A number of a message, and the unpacked parts of one.
-/// Errors of these: nlohmann::json::exception when something is missing or of another kind, Error for a number that no int holds.
+/// Read a number or another part of a message.
+/// Errors: nlohmann::json::exception for a missing part or one of another type, Error for a number that does not fit into int.
 int whole(const Message& message, const char* key);
 Share unpack_share(const Message& message);
 Variables unpack_variables(const Message& message);
 RankEnd unpack_end(const Message& message);
 
-/// Cuts what arrives into messages. Lines that are none (a greeting of the remote shell) come back as they are.
+/// Splits the input into messages. Lines that are no message (a greeting of the remote shell) are returned unchanged.
 class MessageReader {
  public:
   struct Line {

@@ -12,16 +12,16 @@
 
 namespace trireme::launch {
 
-/// Tells whether a killed process was killed because its control group ran out of memory, by the counter that the kernel keeps for
+/// Says whether a process was killed because its control group ran out of memory, from the kernel's counter for
 /// that group: memory.events.local or memory.events (version 2), memory.oom_control (version 1), "oom_kill N". With version 1 the
-/// group of a process that has ended is not known any more, and that of this process (the container, the batch job) is looked at.
-/// The kernel counts kills, it does not say who was killed: only in a group that the process had for itself is that certain.
+/// group of an ended process is unknown, and the group of this process (the container, the batch job) is used.
+/// The kernel counts kills without naming the process, so the answer is certain only if the process had a group of its own.
 class OutOfMemoryWatch {
  public:
-  /// Remembers where the counter of this process's own group stands. `cgroups` is where they are mounted.
+  /// Reads the counter of this process's own group. `cgroups` is where control groups are mounted.
   explicit OutOfMemoryWatch(std::filesystem::path cgroups = "/sys/fs/cgroup", std::filesystem::path proc = "/proc");
 
-  /// For a process that SIGKILL ended and that has not been reaped. Every count explains the end of one process.
+  /// Call it for a process that SIGKILL ended, before it is reaped. Each count of the kernel explains one process.
   OutOfMemory killed(pid_t pid);
 
  private:

@@ -28,17 +28,17 @@ struct RankEnd {
   OutOfMemory out_of_memory = OutOfMemory::no;
 };
 
-/// Takes what a place tells of its ranks.
+/// Receives the events of a place's ranks.
 class PlaceEvents {
  public:
   virtual ~PlaceEvents() = default;
   /// What the rank wrote to stdout (`stream` 0) or stderr (1).
   virtual void output(int rank, int stream, std::string_view bytes) = 0;
-  /// False while the reader of this output is behind: then it is left in the rank's pipe.
+  /// False while the reader of this output is behind: the output stays in the rank's pipe.
   virtual bool wants(int rank, int stream) const = 0;
-  /// All its output has been handed over before.
+  /// Called after all output of the rank.
   virtual void ended(int rank, const RankEnd& end) = 0;
-  /// Something that a person should read.
+  /// A message for the user.
   virtual void say(std::string_view words) = 0;
 };
 
@@ -46,12 +46,12 @@ class PlaceEvents {
 struct Share {
   int first_rank = 0;
   int local_ranks = 1;
-  /// Of the whole job.
+  /// World size of the whole job.
   int ranks = 1;
-  /// This place among all.
+  /// Index of this place.
   int node = 0;
   int nodes = 1;
-  /// Starts of the whole job before this one, and how many are allowed.
+  /// Earlier starts of the whole job, and how many restarts are allowed.
   int restarts = 0;
   int max_restarts = 0;
   /// Where the ranks meet.
@@ -66,25 +66,25 @@ struct Share {
 /// Where ranks run: this process's machine (LocalPlace) or another one (RemotePlace, through an agent that has a LocalPlace).
 ///
 /// connecting --> ready --start()--> running --(nothing is left of the ranks)--> ready; lost from anywhere.
-/// Nothing here waits: the owner polls what add_to() names, then calls serve(), and advance() at the latest at wake().
+/// No function blocks: the owner polls the descriptors of add_to(), then calls serve(), and advance() at wake() at the latest.
 class Place {
  public:
   enum class State { connecting, ready, running, lost };
   virtual ~Place() = default;
 
   virtual State state() const = 0;
-  /// What came in between, for a place that is lost.
+  /// Why the place was lost.
   virtual const std::string& why_lost() const = 0;
   /// Opens the socket at which `ranks` ranks will meet, for rank 0, on exactly this address and a free port; see port().
   virtual void listen(const std::string& address, int ranks) = 0;
   virtual std::optional<int> port() const = 0;
-  /// Errors: InputError and Error from here or, of another machine, from advance().
+  /// Errors: InputError and Error from here or, on another machine, from advance().
   virtual void start(const Share& share, PlaceEvents& events) = 0;
   /// Sends the signal to the ranks themselves.
   virtual void signal(int number) = 0;
-  /// Sends it to their process groups; when the ranks are gone, SIGTERM to what they left behind.
+  /// Sends it to their process groups; after the ranks ended, sends SIGTERM to the processes they left behind.
   virtual void stop(int number) = 0;
-  /// SIGKILL to everything, again and again until nothing is left.
+  /// Sends SIGKILL to all processes, again and again until none is left.
   virtual void kill() = 0;
 
   virtual void add_to(std::vector<pollfd>& polled) const = 0;

@@ -9,7 +9,7 @@
 
 namespace trireme::launch {
 
-/// The file that `name` stands for: itself when it has a slash, otherwise the first match in PATH.
+/// The file of the program `name`: `name` itself if it has a slash, otherwise the first match in PATH.
 /// Errors: InputError "program not found: x", or that it is a folder or may not be run.
 std::filesystem::path find_program(const std::string& name);
 
@@ -27,7 +27,7 @@ struct SpawnRequest {
   struct sigaction on_broken_pipe {};
 };
 
-/// Starts the program in a session of its own, to be killed by the kernel when the calling thread is gone.
+/// Starts the program in its own session; the kernel kills it when the calling thread ends.
 /// Returns when the program runs. Errors: InputError when the kernel refuses the file, Error when it refuses a process.
 pid_t spawn(const SpawnRequest& request);
 

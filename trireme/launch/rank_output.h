@@ -11,10 +11,10 @@
 
 namespace trireme::launch {
 
-/// How the output of a rank reaches the person at the launcher.
+/// How the output of a rank is shown at the launcher.
 enum class Shown { not_at_all, as_it_is, with_prefix };
 
-/// Takes what one rank writes to stdout and stderr: into its log, onto the screen, and the last lines kept.
+/// Writes one rank's stdout and stderr to its log and to the screen, and keeps the last lines.
 class RankOutput {
  public:
   /// Opens log_dir/rank<r>.log for appending; `heading` separates this start from what is already in it.
@@ -24,9 +24,9 @@ class RankOutput {
   /// False while the screen is behind with this stream (0: stdout, 1: stderr).
   bool wants(int stream) const;
   void take(int stream, std::string_view bytes);
-  /// The rank has ended: what came after the last line end is a line too.
+  /// Call it after the rank ended: bytes after the last line end become a line.
   void end_lines();
-  /// Nothing more will come.
+  /// Call it after the last output.
   void finish();
 
   const LastLines& last_lines() const {

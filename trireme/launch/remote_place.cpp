@@ -78,7 +78,7 @@ void RemotePlace::listen(const std::string& address, int ranks) {
 void RemotePlace::start(const Share& share, PlaceEvents& events) {
   share_ = share;
   events_ = &events;
-  held_ = kill_told_ = false;
+  held_ = kill_sent_ = false;
   send({{"do", "start"}, {"share", pack_share(share)}});
   if (state_ == State::ready) {
     state_ = State::running;
@@ -94,8 +94,8 @@ void RemotePlace::stop(int number) {
 }
 
 void RemotePlace::kill() {
-  if (!kill_told_) {
-    kill_told_ = true;
+  if (!kill_sent_) {
+    kill_sent_ = true;
     send({{"do", "kill"}});
   }
 }

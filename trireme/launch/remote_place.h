@@ -12,21 +12,21 @@
 
 namespace trireme::launch {
 
-/// How to reach the agent of a host, and what to tell it.
+/// How to reach the agent of a host, and its first order.
 struct AgentSetup {
-  /// As the hostfile has it.
+  /// Name in the hostfile.
   std::string host;
-  /// What starts the agent there: ssh and its arguments, or the agent itself on this machine.
+  /// Command that starts the agent: ssh and its arguments, or the agent itself on this machine.
   std::vector<std::string> command;
   /// The order "job"; see agent.cpp.
   Message job;
-  /// A host that says nothing for so long is lost.
+  /// A host that is silent for so long is lost.
   double heartbeat_timeout = 5;
 };
 
 /// Ranks on another machine, through an agent that `command` starts there. The agent's standard input and output are the connection:
-/// no port is opened. An agent whose input ends kills its ranks, so does one that hears nothing for a minute.
-/// The host is lost when the connection ends, or when nothing (not even a heartbeat, twice a second) comes for the time-out.
+/// no port is opened. An agent kills its ranks when its input ends or brings nothing for a minute.
+/// The host is lost when the connection ends, or when no message (the heartbeat comes twice a second) arrives within the time-out.
 class RemotePlace : public Place {
  public:
   using Say = std::function<void(const std::string& words)>;
@@ -85,7 +85,7 @@ class RemotePlace : public Place {
   PlaceEvents* events_ = nullptr;
   Share share_;
   bool held_ = false;
-  bool kill_told_ = false;
+  bool kill_sent_ = false;
   Clock::time_point started_at_;
   Clock::time_point heard_at_;
   Clock::time_point looked_at_;

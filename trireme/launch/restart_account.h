@@ -8,9 +8,9 @@
 
 namespace trireme::launch {
 
-/// How far a job that saves its state has come.
+/// Progress of a job that saves its state.
 struct Progress {
-  /// The last step that is done, and when that became known (seconds since 1970).
+  /// The last finished step, and when it became known (seconds since 1970).
   int64_t step = 0;
   double stepped_at = 0;
   /// Steps since the newest checkpoint, and how long they took.
@@ -24,21 +24,21 @@ struct Restart {
   std::string cause;
   /// When the launcher noticed, seconds since 1970.
   double noticed_at = 0;
-  /// Until the ranks ran again: up to their first step where `progress` tells, else up to their start.
+  /// Seconds until the ranks ran again: until their first step if `progress` is known, else until their start.
   double down_seconds = 0;
-  /// Work that was done and not saved: steps, and the time that they and the unfinished one had taken.
+  /// Work that was not saved: finished steps, and the time of these and of the unfinished step.
   int64_t steps_lost = 0;
   double redone_seconds = 0;
 };
 
-/// Keeps the account of a job that is started again: useful time = all time - down time - work that is redone.
+/// Measures what restarts cost a job: useful time = all time - down time - repeated work.
 ///
 /// ETTR, the effective training time ratio, is useful time / all time: after "Revisiting Reliability in Large-Scale Machine
-/// Learning Research Clusters" (Kokolis et al., 2024), but with the first start counted as useful. Without `progress` nobody knows what
+/// Learning Research Clusters" (Kokolis et al., 2024), but with the first start counted as useful. Without `progress` it is unknown what
 /// was saved: only the time until the ranks were started again counts as lost.
 class RestartAccount {
  public:
-  /// Both in seconds: since 1970, which is what `progress` is compared with, and of a clock that nobody sets.
+  /// Both in seconds: since 1970, to compare with `progress`, and of a monotonic clock.
   struct Clocks {
     std::function<double()> unix_seconds;
     std::function<double()> steady_seconds;
@@ -47,17 +47,17 @@ class RestartAccount {
 
   explicit RestartAccount(std::function<std::optional<Progress>()> progress, Clocks clocks = Clocks::of_this_machine());
 
-  /// Ranks have been started, for the first time or again.
+  /// Call it when ranks were started, for the first time or again.
   void started();
-  /// A failure that will be answered by a restart has been noticed, so long ago.
+  /// Call it for a failure that a restart follows; it was noticed `seconds_ago`.
   void failed(const std::string& cause, double seconds_ago);
-  /// The first step after a restart has not been seen: look() should be called now and then.
+  /// Whether the first step after a restart is still to come: then call look() now and then.
   bool waiting() const {
     return waiting_;
   }
-  /// What to tell a person when the first step has just been done, else "".
+  /// Returns a message for the user when the first step after a restart is done, else "".
   std::string look();
-  /// The job has ended; returns one line about all restarts, "" without any.
+  /// Call it when the job has ended; returns one line about all restarts, "" without any.
   std::string finish();
 
   const std::vector<Restart>& restarts() const {
@@ -74,7 +74,7 @@ class RestartAccount {
 
   std::function<std::optional<Progress>()> progress_;
   Clocks clocks_;
-  /// Of the steady clock.
+  /// Times of the steady clock.
   double begun_ = 0;
   double started_steady_ = 0;
   /// Since 1970.

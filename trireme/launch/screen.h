@@ -5,15 +5,15 @@
 
 namespace trireme::launch {
 
-/// Writes to a descriptor without ever waiting for its reader; what does not fit waits in memory.
-/// When the reader is gone or the disk is full, the rest is dropped: the job goes on and its logs are whole.
+/// Writes to a descriptor without blocking; bytes that do not fit wait in memory.
+/// If the reader is gone or the disk is full, drops the rest: the job goes on and its logs are complete.
 class Outlet {
  public:
-  /// `fd` stays the caller's and may be shared with other processes, so its flags are not touched.
+  /// The caller owns `fd`, which other processes may share, so its flags are not changed.
   explicit Outlet(int fd) : fd_(fd) {}
 
   void write(std::string_view bytes);
-  /// Writes as much as can be written at once.
+  /// Writes as much as possible without blocking.
   void flush();
   int fd() const {
     return fd_;
@@ -21,7 +21,7 @@ class Outlet {
   bool pending() const {
     return !pending_.empty();
   }
-  /// So much is waiting that no more should be read for this outlet.
+  /// Whether so much is waiting that no more should be read for this outlet.
   bool full() const;
   /// False while a line is unfinished; a live progress line counts as one until it is cleared.
   bool at_line_start() const {
@@ -48,12 +48,12 @@ class Screen {
   Outlet& err() {
     return err_;
   }
-  /// One line of the launcher's own on stderr, after "[launch] ", never in the middle of a line of a rank.
+  /// Prints a line of the launcher on stderr, after "[launch] ", never in the middle of a rank's line.
   void say(std::string_view words);
   bool pending() const {
     return out_.pending() || err_.pending();
   }
-  /// Columns of the terminal behind stderr; 0 when it is none.
+  /// Columns of the terminal on stderr; 0 if it is no terminal.
   int columns() const {
     return columns_;
   }

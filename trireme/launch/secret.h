@@ -6,11 +6,11 @@
 
 namespace trireme::launch {
 
-/// 32 bytes of the kernel's randomness as 64 hexadecimal digits. Errors: Error when the kernel gives none.
+/// 32 random bytes of the kernel as 64 hexadecimal digits. Errors: Error when the kernel gives none.
 std::string random_secret();
 
-/// The text in memory that only who holds this descriptor can read; no file, no argument, no variable.
-/// Each call gives a descriptor with a reading position of its own. Errors: Error.
+/// Keeps a text in memory that is readable only through a descriptor: it is in no file, argument or variable.
+/// Each call of open() gives a descriptor with its own reading position. Errors: Error.
 class SecretMemory {
  public:
   explicit SecretMemory(const std::string& text);

@@ -8,10 +8,10 @@
 
 namespace trireme::launch {
 
-/// Turns signals to this process into readable events while it lives, and puts back what was there before.
+/// Turns signals to this process into readable events while it lives; the destructor restores the earlier handling.
 ///
 /// SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are read from fd(). SIGHUP stays ignored under nohup. A shell
-/// starts background jobs with SIGINT ignored because Ctrl-C is not meant for them: then Ctrl-C is left out here too, but
+/// starts background jobs with SIGINT ignored because Ctrl-C is not for them: then Ctrl-C is ignored here too, but
 /// `kill -INT` counts. SIGPIPE is ignored: writes fail instead.
 class SignalWatch {
  public:
@@ -23,10 +23,10 @@ class SignalWatch {
   int fd() const {
     return fd_.get();
   }
-  /// The next signal that came, nullopt when there is none.
+  /// The next signal, nullopt if there is none.
   std::optional<int> next();
 
-  /// What the ranks get: mask and SIGPIPE as they were.
+  /// The signal mask and SIGPIPE handling from before, for the ranks.
   const sigset_t& mask_before() const {
     return mask_before_;
   }

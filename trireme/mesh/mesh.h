@@ -23,10 +23,10 @@ struct Axis {
   static constexpr const char* tensor = "tensor";
 };
 
-/// The size of an axis that takes the ranks that the others leave.
+/// The size of an axis that takes all remaining ranks.
 inline constexpr int kRest = -1;
 
-/// Names of axes: Axis::data, or {Axis::data, Axis::context} for their ranks together.
+/// Names of axes: Axis::data, or {Axis::data, Axis::context} for both together.
 struct Axes {
   Axes(const char* name) : names{name} {}
   Axes(const std::string& name) : names{name} {}
@@ -39,12 +39,12 @@ using Coordinates = std::vector<int>;
 
 /// The arithmetic of a mesh without any communication. The first axis varies slowest, so ranks along the last one are neighbours:
 /// 4 ranks with pipe 2 and data 2 have stages {0, 1} and {2, 3}, pipelines {0, 2} and {1, 3}.
-/// Errors: InputError for an axis without a name, a name that comes twice or is not known, and a size below 1.
+/// Errors: InputError for an axis without a name, a name that repeats or is unknown, and a size below 1.
 class MeshShape {
  public:
   explicit MeshShape(std::vector<Axis> axes);
 
-  /// The shape for `ranks` ranks; an axis of size kRest takes what the others leave.
+  /// The shape for `ranks` ranks; an axis of size kRest takes the remaining ranks.
   /// Errors: as above, and InputError listing the choices when the sizes do not multiply to `ranks`.
   static MeshShape fit(int ranks, std::vector<Axis> axes);
 
@@ -63,7 +63,7 @@ class MeshShape {
   }
   /// The ranks that differ from `rank` on these axes only, ascending.
   std::vector<int> line(int rank, const Axes& axes) const;
-  /// Every line of these axes, by first rank: the sub-groups that all ranks make in this order.
+  /// All lines of these axes, by first rank: all ranks make these sub-groups in this order.
   std::vector<std::vector<int>> lines(const Axes& axes) const;
   /// "pipe * data = 2 * 3 = 6".
   std::string describe() const;
@@ -79,10 +79,10 @@ class MeshShape {
 /// This rank's place in the mesh and its group on every axis.
 class Mesh {
  public:
-  /// Collective over `all`: every rank makes every sub-group in the same order. `together` are axes that have a group of all their
-  /// ranks, beside that of each one. What spans one rank is a group of one, what spans all is `all` itself, and axes of size 1
-  /// make no difference, so that {data, context} costs nothing where context is 1.
-  /// Errors: InputError listing the choices when the shape is not that of all.size() ranks.
+  /// Makes the groups. Collective over `all`: every rank makes every sub-group in the same order. Each entry of `together` gets one
+  /// group over its axes, beside the group of each axis. A group of all ranks is `all` itself. Axes of size 1
+  /// make no difference: {data, context} costs nothing if context is 1.
+  /// Errors: InputError listing the choices if the shape does not have all.size() ranks.
   Mesh(comm::Group all, MeshShape shape, const std::vector<Axes>& together = {});
 
   const MeshShape& shape() const {

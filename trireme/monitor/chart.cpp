@@ -103,7 +103,7 @@ class Scale {
     if (options.from_zero) {
       y_.include(0);
     }
-    settle(options.from_zero);
+    pad_ranges(options.from_zero);
     y_ticks_ = linear_ticks(y_.low, y_.high, options.height > 250 ? 6 : 4);
     size_t widest = 0;
     for (const double tick : y_ticks_) {
@@ -149,7 +149,7 @@ class Scale {
 
  private:
   /// Gives both ranges a width and y some air.
-  void settle(bool from_zero) {
+  void pad_ranges(bool from_zero) {
     if (x_.empty()) {
       x_ = {log_x_ ? 1.0 : 0.0, log_x_ ? 2.0 : 1.0};
     } else if (x_.low == x_.high) {

@@ -29,10 +29,10 @@ struct ChartOptions {
   std::string mark_label;           ///< ...and what happened there
 };
 
-/// Draws the lines as one inline <svg> without any outside reference. Every curve is
+/// Draws the lines as one inline <svg> without external references. Every curve is
 /// reduced to at most 1000 points; values that are not finite are gaps; rare spikes far outside the rest are cut
-/// off at the edge instead of flattening everything else. The <svg> carries what a script needs for a tooltip:
-/// the scale as data- attributes. Empty lines are allowed.
+/// off at the edge instead of flattening the curve. The <svg> has the scale as data- attributes,
+/// for a script's tooltip. Empty lines are allowed.
 std::string draw_chart(const std::vector<ChartLine>& lines, const ChartOptions& options);
 
 /// Writes the same (reduced) curves as JSON for the tooltip: [{"label":..,"style":..,"points":[[x,y],..]},..],

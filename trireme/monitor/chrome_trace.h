@@ -11,10 +11,10 @@
 
 namespace trireme::monitor {
 
-/// Where a span is drawn: one named lane per rank for each.
+/// The lane of a span in the drawing; every rank has one of each.
 enum class Lane : uint8_t { compute, communication, data, storage };
 
-/// Collects what this rank did when, for ui.perfetto.dev or chrome://tracing.
+/// Records spans of this rank's work, for ui.perfetto.dev or chrome://tracing.
 ///
 ///   tracer().start(rank);                       // off until then
 ///   { Span span("forward"); ... }
@@ -27,7 +27,7 @@ class Tracer {
   bool on() const noexcept {
     return on_.load(std::memory_order_relaxed);
   }
-  /// Forgets earlier events and begins. Past `max_events` further ones are only counted.
+  /// Clears earlier events and starts. After `max_events` events further ones are only counted.
   /// An event takes about 150 bytes of JSON.
   void start(int rank, size_t max_events = 1 << 18);
   void stop();
@@ -36,7 +36,7 @@ class Tracer {
   /// `bytes` below zero: none. Does nothing while off.
   void add(Lane lane, std::string_view name, int64_t begin_ns, int64_t end_ns, int64_t bytes = -1);
 
-  /// Says by how much this rank's clock is behind rank 0's, from clock_offset_ns(). 0 within one host.
+  /// Sets how far this rank's clock is behind rank 0's, from clock_offset_ns(). 0 on one host.
   void set_clock_offset_ns(int64_t offset_ns);
 
   /// Writes the part of this rank: valid Chrome trace JSON of its own, times in microseconds of its own
@@ -99,7 +99,7 @@ class Span {
   Lane lane_;
 };
 
-/// One exchange with rank 0: own clock when asked, rank 0's clock when it answered, own clock when the answer was in.
+/// One exchange with rank 0: own clock at the question, rank 0's clock at its answer, own clock when the answer arrived.
 struct ClockSample {
   int64_t sent_ns;
   int64_t remote_ns;

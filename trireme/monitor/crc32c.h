@@ -9,7 +9,7 @@ namespace trireme::monitor {
 /// Cost: one table look-up a byte, meant for small records.
 uint32_t crc32c(std::string_view bytes);
 
-/// Computes crc32c() as TFRecord files store it: rotated right by 15 bits plus a constant, since a CRC
+/// Computes crc32c() as TFRecord files store it: rotated right by 15 bits plus a constant, because a CRC
 /// over bytes that contain their own CRC is a poor check.
 uint32_t masked_crc32c(std::string_view bytes);
 

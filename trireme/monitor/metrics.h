@@ -9,21 +9,21 @@
 
 namespace trireme::monitor {
 
-/// Holds what is known about one optimizer step. What was not measured stays empty.
+/// Measurements of one optimizer step. Values that were not measured are empty.
 ///
 /// Units: losses in nats (a byte for text, a sample otherwise), times as named, bytes.
 struct StepMetrics {
   int64_t step = 0;                       ///< 1 after the first optimizer step; 0 is before it
   std::optional<double> loss;             ///< mean over micro-batches and data ranks
-  std::optional<double> val_loss;         ///< where evaluated
-  std::optional<double> val_accuracy;     ///< 0..1, where evaluated
+  std::optional<double> val_loss;         ///< if evaluated
+  std::optional<double> val_accuracy;     ///< 0..1, if evaluated
   std::optional<double> lr;
   std::optional<double> grad_norm;        ///< before clipping
   std::optional<double> loss_scale;
   std::optional<double> tokens_per_s;     ///< all ranks together
-  std::optional<double> samples_per_s;    ///< all ranks together, where there are no tokens
+  std::optional<double> samples_per_s;    ///< all ranks together, if there are no tokens
   std::optional<double> step_ms;
-  std::optional<double> comm_wait_ms;     ///< of it, waiting for communication that nothing hid
+  std::optional<double> comm_wait_ms;     ///< part of step_ms: waiting for communication that nothing overlaps
   std::optional<double> wall_time;        ///< seconds since 1970; MetricsWriter fills it in
   std::optional<int64_t> peak_rss_bytes;  ///< of the largest rank so far
   std::optional<int64_t> comm_bytes;      ///< sent by one rank during this step
@@ -35,13 +35,13 @@ struct StepMetrics {
 /// one it was: {"loss": null, "loss_text": "NaN"}, "Infinity" or "-Infinity".
 std::string metrics_line(const StepMetrics& metrics);
 
-/// Reads such a line; nullopt when it is cut off or is not one. Keys it does not know are skipped.
+/// Reads such a line; nullopt if it is cut off or invalid. Unknown keys are skipped.
 std::optional<StepMetrics> parse_metrics_line(std::string_view line);
 
 /// Reads metrics.jsonl in increasing step order.
 ///
-/// Lines that cannot be read (a crash cuts the last one) are skipped; where a step
-/// comes again, the later line counts together with what follows it, as after a restart.
+/// Lines that cannot be read (a crash cuts the last one) are skipped. If a step
+/// repeats, as after a restart, the later line and those after it count.
 /// Errors: InputError when the file cannot be read at all.
 std::vector<StepMetrics> read_metrics(const std::filesystem::path& path);
 

@@ -8,14 +8,14 @@
 namespace trireme::monitor {
 
 /// Appends one line a step to metrics.jsonl (rank 0 only). Every line is written whole with
-/// one write(2), so what happened before a crash of the program is in the file.
+/// one write(2), so all steps before a crash of the program are in the file.
 ///
 /// Fresh run: a file left by an earlier run is kept as metrics.previous.jsonl.
 /// Resumed run: lines with a later step than `resumed_step`, and lines cut off by a crash,
 /// are dropped (the file is replaced atomically), so that no step appears twice.
 ///
-/// Cost: about 10 us a line. Errors: Error with the reason when a line cannot be written; the part
-/// of it that was written is taken back, so the file stays readable and the call may be repeated.
+/// Cost: about 10 us a line. Errors: Error with the reason when a line cannot be written; a partly
+/// written line is removed, so the file stays readable and the call may be repeated.
 class MetricsWriter {
  public:
   explicit MetricsWriter(const std::filesystem::path& path, std::optional<int64_t> resumed_step = std::nullopt);
@@ -23,10 +23,10 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  /// Writes the step. Steps must grow; Error when this one is not later than the last.
+  /// Writes the step. Errors: Error if the step is not later than the last one.
   void write(StepMetrics metrics);
 
-  /// The last step in the file, -1 when there is none.
+  /// The last step in the file, -1 if there is none.
   int64_t last_step() const {
     return last_step_;
   }

@@ -13,17 +13,17 @@
 namespace trireme::monitor {
 
 struct ProgressOptions {
-  /// The step the run ends with; 0 when nobody knows, then there is no bar and no time left.
+  /// The last step of the run; 0 if unknown: then there is no bar and no remaining time.
   int64_t total_steps = 0;
-  /// The last step that was done before this start (resumed runs).
+  /// The last step before this start (resumed runs).
   int64_t first_step = 0;
-  /// Where it is shown, what it can do and which time it is; the defaults are stderr and the steady clock.
+  /// Output, its abilities, and the clock; the defaults are stderr and the steady clock.
   std::function<void(std::string_view)> write;
   std::optional<Terminal> terminal;
   std::function<double()> clock;
 };
 
-/// Shows how far a run is (rank 0 only).
+/// Shows the progress of a run (rank 0 only).
 ///
 /// On a terminal one line that is redrawn at most ten times a second and never wider than the window:
 ///   ━━━━━━━────────────  step 1200/3000  loss 1.812  val 1.790  43.2k tok/s  2 min 10 s left
@@ -41,9 +41,9 @@ class Progress {
 
   /// Takes step, loss, val_loss, val_accuracy and the throughput. Validation values stay until newer ones come.
   void update(const StepMetrics& metrics);
-  /// Says what happens beside the steps, at once: "evaluating", "saving checkpoint"; "" when over. Live line only.
+  /// Shows at once what happens between steps: "evaluating", "saving checkpoint"; "" when it is over. Live line only.
   void status(const std::string& text);
-  /// Prints a line of its own above the live one. A line end is added where it is missing.
+  /// Prints a line above the live one. Adds a missing line end.
   void say(std::string_view line);
   /// Shows the last state and ends the line. Later calls do nothing.
   void finish();

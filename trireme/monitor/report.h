@@ -13,13 +13,13 @@
 
 namespace trireme::monitor {
 
-/// Text the model made up from a prompt. Both are shown as text, whatever they contain.
+/// Text that the model generated from a prompt. Both are shown as plain text, whatever they contain.
 struct GeneratedText {
   std::string prompt;
   std::string text;
 };
 
-/// What a report tells beside the curves. Everything is optional: what is unknown is left out.
+/// The part of a report beside the curves. Everything is optional: unknown values are left out.
 struct RunSummary {
   std::string title = "Training run";
   std::string status;       ///< "finished", "interrupted at step 812"
@@ -39,19 +39,19 @@ struct RunSummary {
   std::vector<std::pair<std::string, std::string>> environment;  ///< {"libtorch", "2.13.0"}, {"cores", "2"}
 };
 
-/// Writes report.html from the run's metrics: one file that opens from disk and asks nothing of any network
-/// (its own content security policy forbids it), light or dark as the browser prefers, curves readable without
-/// scripts, with values under the pointer where scripts run.
+/// Writes report.html from the run's metrics: one file that opens from disk and uses no network
+/// (its content security policy forbids it), light or dark as the browser prefers. Curves are readable without
+/// scripts; with scripts the pointer shows values.
 ///
 /// Works for any run, also a crashed one of one step and for NaN losses. Curves are reduced to 1000 points;
-/// the file is about 200 kB. Everything that is text is escaped. Errors: Error when `path` cannot be written.
+/// the file is about 200 kB. All text is escaped. Errors: Error when `path` cannot be written.
 void write_report(const std::filesystem::path& path, const RunSummary& summary, const std::vector<StepMetrics>& steps);
 
 /// Does the same with the steps of `metrics_file` (read_metrics()); a missing file counts as no steps.
 void write_report(const std::filesystem::path& path, const RunSummary& summary,
                   const std::filesystem::path& metrics_file);
 
-/// The page as text.
+/// The page as HTML text.
 std::string render_report(const RunSummary& summary, const std::vector<StepMetrics>& steps);
 
 } // namespace trireme::monitor

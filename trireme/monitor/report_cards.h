@@ -8,11 +8,11 @@
 
 namespace trireme::monitor {
 
-/// The curves of a run, taken out of its steps once.
+/// The curves of a run, from its steps.
 struct Curves {
   explicit Curves(const std::vector<StepMetrics>& steps);
 
-  /// Tokens a second, or samples where there are no tokens.
+  /// Tokens a second, or samples if there are no tokens.
   const std::vector<Point>& speed() const {
     return tokens.empty() ? samples : tokens;
   }
@@ -24,7 +24,7 @@ struct Curves {
 /// "tokens/s", "samples/s" or what the summary says.
 std::string speed_unit(const RunSummary& summary, const Curves& curves);
 
-/// "1.490"; "NaN" and the like for what is not finite.
+/// "1.490"; "NaN" and the like for values that are not finite.
 std::string decimals(double value, int count);
 
 /// Writes the row of key figures: <div class="card"> for each that is known.

@@ -5,7 +5,7 @@
 
 namespace trireme::monitor {
 
-/// The largest resident memory this process had so far (VmHWM), bytes; 0 where the system does not say.
+/// The largest resident memory of this process so far (VmHWM), bytes; 0 if the system does not say.
 int64_t peak_rss_bytes();
 /// The resident memory of this process now (VmRSS), bytes; 0 where the system does not say.
 int64_t current_rss_bytes();

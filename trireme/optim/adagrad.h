@@ -4,9 +4,9 @@
 
 namespace trireme::optim {
 
-/// Adagrad as torch.optim.Adagrad has it.
+/// Adagrad, as in torch.optim.Adagrad.
 ///
-/// States: sum, which begins as initial_accumulator_value.
+/// States: sum, which starts at initial_accumulator_value.
 class Adagrad final : public Optimizer {
  public:
   /// Errors: InputError naming the option that has an impossible value.

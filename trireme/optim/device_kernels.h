@@ -7,8 +7,8 @@
 
 namespace trireme::optim {
 
-/// What optimizers do with whole arrays on one kind of device. Arguments hold pointers to memory of that device; every function returns
-/// when the work is ordered before whatever is done next with the arrays.
+/// The optimizers' kernels for whole arrays on one kind of device. Arguments hold pointers to memory of that device; every function
+/// returns when its work is ordered before any later use of the arrays.
 struct DeviceKernels {
   // Elements [0, n).
   void (*adam)(const kernels::AdamArgs& args, int64_t n);
@@ -27,17 +27,17 @@ struct DeviceKernels {
   void (*encode_states)(const kernels::StateArray& state, bool is_signed, int64_t n, const float* from);
 };
 
-/// The kernels for the device that `tensor` is on. Errors: Error that names it where there are none.
+/// The kernels for the device of `tensor`. Errors: Error naming a device without kernels.
 const DeviceKernels& kernels_for(const at::Tensor& tensor);
 
-/// Says which kernels a kind of device has; the CPU's are there from the start. Before the first tensor of that kind comes.
+/// Sets the kernels of a kind of device; the CPU's are built in. Call it before the first tensor on such a device.
 void register_kernels(at::DeviceType device, const DeviceKernels& kernels);
 
 /// Elements of a block of the CPU's kernels: threads get whole blocks, and a reduction has one partial result a block, so neither depends
 /// on how many threads there are. 64 KiB of floats: small enough to share evenly.
 inline constexpr int64_t kBlock = 16384;
 
-/// On all threads of at::parallel_for, with the widest instructions of this machine (kernels/kernels.h).
+/// Run on all threads of at::parallel_for, with the widest instructions of this machine (kernels/kernels.h).
 extern const DeviceKernels kCpuKernels;
 
 } // namespace trireme::optim

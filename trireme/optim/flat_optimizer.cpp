@@ -157,7 +157,7 @@ at::Tensor FlatOptimizer::scales_of(const Shard& shard, const BucketStates& stat
   return states.scales[state].slice(0, begin, begin + blocks_of(shard.segments[bucket][segment]));
 }
 
-// Of segments [first, last) and the gaps between them, which are zero and stay zero.
+// Covers segments [first, last) and the gaps between them, which are zero and stay zero.
 ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first,
                                     size_t last) const {
   const std::vector<Segment>& segments = shard.segments[bucket];

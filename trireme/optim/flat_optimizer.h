@@ -15,29 +15,29 @@
 
 namespace trireme::optim {
 
-/// What a checkpoint calls the fp32 masters of low-precision parameters.
+/// Name in a checkpoint for the fp32 masters of low-precision parameters.
 inline constexpr const char* kMasterState = "master";
 
-/// What may differ between parameters.
+/// Options that may differ between parameters.
 struct ParameterOptions {
   double weight_decay = 0;
-  /// Times the lr of the step.
+  /// Multiplies the lr of the step.
   double lr_factor = 1;
   bool operator==(const ParameterOptions&) const = default;
 };
 
-/// Steps what this rank owns of a set of flat buffers, and owns the optimizer states
-/// of exactly that (ZeRO stage 0: everything; 1 and up: its part of FlatParameters::plan()).
+/// Steps this rank's part of a set of flat buffers, and owns the optimizer states
+/// of that part (ZeRO stage 0: everything; 1 and up: its part of FlatParameters::plan()).
 ///
 /// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes the
 /// parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are.
-/// Masters and states are where the bucket::StateStore keeps them; a bucket's are acquired while it is stepped. Masters follow parameters that are changed before the first step; later, see
-/// refresh_masters().
+/// The bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped. Masters follow changes of
+/// parameters before the first step; later, see refresh_masters().
 /// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer {
  public:
-  /// `options_of` is asked once for each parameter; neighbours for which it says the same are stepped in one pass. The buffers must outlive
-  /// the optimizer. Without a `store` masters and states are in memory, beside the parameters.
+  /// Calls `options_of` once for each parameter; neighbours with the same options are stepped in one pass. The buffers must outlive
+  /// the optimizer. Without a `store` masters and states are in memory, on the parameters' device.
   using OptionsOf = std::function<ParameterOptions(const bucket::TensorInfo&)>;
   FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, bool sharded = false,
                 std::unique_ptr<bucket::StateStore> store = nullptr);
@@ -56,29 +56,29 @@ class FlatOptimizer {
     steps_ = steps;
   }
 
-  /// Before the buckets of a step: counts it and says with which values it is done.
+  /// Starts a step with these values and counts it; call it before step_bucket().
   void begin_step(double lr, std::optional<Betas> betas, double grad_scale);
-  /// After begin_step(): this step leaves parameter i of `buffer` and its states as they are where unused[i]; the same on every rank.
+  /// Skips parameter i of `buffer` and its states in this step if unused[i]. Call it after begin_step(), the same on every rank.
   void leave_out(int64_t buffer, std::vector<bool> unused);
-  /// True: all gradients must be final before the first step_bucket(), because parameters' norms are needed (LAMB).
+  /// True: all gradients must be final before the first step_bucket(), because the step needs parameters' norms (LAMB).
   bool needs_norms() const {
     return rule_->needs_norms();
   }
-  /// Where needs_norms(), after begin_step() and before the first step_bucket(), when all gradients are final: updates the states,
-  /// and adds up every parameter's norms over the ranks with one call of sum_over() for each reduce group. Else it does nothing.
+  /// With needs_norms(): updates the states and sums every parameter's norms over the ranks with one all-reduce for each reduce group. Call it after
+  /// begin_step(), when all gradients are final, and before the first step_bucket(). Else it does nothing.
   void prepare();
-  /// Says how float64 sums [n] are added up over the ranks that shards are spread over. Needed where needs_norms() and sharded().
+  /// Sets the all-reduce of float64 sums [n] over the ranks of the shards. Required with needs_norms() and sharded().
   void sum_over(std::function<void(at::Tensor& sums, int reduce_group)> all_reduce) {
     sum_over_ = std::move(all_reduce);
   }
-  /// Steps the owned part of one bucket; each bucket once between two begin_step().
+  /// Steps the owned part of one bucket. Call it once for each bucket after begin_step().
   void step_bucket(int64_t buffer, int64_t bucket);
-  /// Sum of squares of this rank's share of the gradients that count (bucket::Placement), in double, bucket after bucket: summed over the ranks it is that of all.
-  /// The share is a shard's also where nothing is sharded, so that every stage adds in the same order.
+  /// Sum of squares, in double and in order of buckets, of this rank's shard of the gradients that count (bucket::Placement). The sum
+  /// over the ranks is that of all gradients. Uses shards even if nothing is sharded, so that every stage adds in the same order.
   /// Finite if and only if all these gradients are.
   double squared_grad_norm() const;
 
-  /// Takes masters from the parameters again where these are not what the masters round to: after somebody has changed them.
+  /// Copies changed parameters into their masters: those that differ from their rounded master.
   void refresh_masters();
   /// Bytes of masters and states of this rank.
   int64_t bytes() const {
@@ -106,14 +106,14 @@ class FlatOptimizer {
     int64_t first_norm; // in norms_
   };
 
-  // What the store has of a bucket's owned range.
+  // Masters and states of a bucket's owned range in the store.
   struct BucketStates {
     at::Tensor master; // undefined: the parameters are fp32
     std::span<const at::Tensor> states;
     std::span<const at::Tensor> scales; // of 8-bit states
   };
 
-  /// What is stepped here of a bucket.
+  /// The range of a bucket that this rank steps.
   bucket::Range owned(const Shard& shard, int64_t bucket) const;
   void cut(Shard& shard) const;
   void keep(const Shard& shard);
@@ -122,7 +122,7 @@ class FlatOptimizer {
   }
   void with_states(const Shard& shard, int64_t bucket, const std::function<void(const BucketStates&)>& f) const;
   void follow_first_values();
-  /// Calls f(step) for the parts of a bucket's owned range that are stepped in one go.
+  /// Calls f(step) for each part of a bucket's owned range that is stepped in one pass.
   void for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;
   ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first, size_t last) const;
   void prefetch_after(const Shard& shard, int64_t bucket) const;

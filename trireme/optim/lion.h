@@ -4,9 +4,9 @@
 
 namespace trireme::optim {
 
-/// Lion: steps of one size, with the sign of a moving average of the gradient.
+/// Lion: each step is lr times the sign of a moving average of the gradient.
 ///
-/// States: exp_avg. Where that average is exactly 0 nothing moves, as in the paper; DeepSpeed steps by -lr there.
+/// States: exp_avg. A weight whose average is exactly 0 stays, as in the paper; DeepSpeed steps it by -lr.
 class Lion final : public Optimizer {
  public:
   /// Errors: InputError naming the option that has an impossible value.

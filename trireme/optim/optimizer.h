@@ -29,7 +29,7 @@ struct Betas {
 
 /// One array of optimizer states.
 struct StateInfo {
-  /// "exp_avg": what a checkpoint calls it.
+  /// Name in a checkpoint: "exp_avg".
   std::string name;
   /// False: never negative, so its 8-bit codes need no sign.
   bool is_signed = true;
@@ -39,7 +39,7 @@ struct StateInfo {
 /// Elements of a block of 8-bit states.
 inline constexpr int64_t kStateBlock = 256;
 
-/// What one rank steps of one flat buffer, and with which values.
+/// The part of a flat buffer that one rank steps, and the values of the step.
 ///
 /// Shapes: all [n], contiguous, on one device.
 struct ShardStep {
@@ -47,29 +47,29 @@ struct ShardStep {
   at::Tensor param;
   /// fp32, bf16 or fp16.
   at::Tensor grad;
-  /// Undefined, or where the new parameters are also written, rounded to nearest even: bf16 or fp16.
+  /// Copy of the new parameters, bf16 or fp16, rounded to nearest even; may be undefined.
   at::Tensor param_copy;
   /// In the order of Optimizer::states(), of Optimizer::state_type(): fp32, bf16, or uint8 codes.
   std::vector<at::Tensor> states;
   /// With 8-bit states: the blocks' scales, [ceil(n / kStateBlock)], fp32, for each of the states; else empty.
   std::vector<at::Tensor> scales;
   std::span<const Segment> segments;
-  /// Where needs_norms(): of each Segment::parameter p, over all ranks, the sums of squares of its weights, at 2p, and of its update,
+  /// With needs_norms(): for each Segment::parameter p the sums of squares over all ranks of its weights, at 2p, and of its update,
   /// at 2p + 1.
   std::span<const double> norms;
   double lr = 0;
   double weight_decay = 0;
-  /// Multiplied into each gradient as it is read: unscaling and clipping cost no pass of their own.
+  /// Multiplies each gradient as it is read: unscaling and clipping need no extra pass.
   double grad_scale = 1;
-  /// 1 for the first step. Bias correction needs it, and bf16 and 8-bit states, which are rounded stochastically with other random bits in
-  /// each step: to nearest, moments would keep what is less than half a unit in the last place (kernels/optimizer_args.h).
+  /// 1 for the first step. Used by bias correction, and by bf16 and 8-bit states, which are rounded stochastically with new random bits
+  /// in each step: rounding to nearest would drop changes below half a unit in the last place (kernels/optimizer_args.h).
   int64_t step = 1;
-  /// Instead of the optimizer's own, as Schedule::betas_at() gives them for OneCycle. Adam, LAMB and Lion.
+  /// Overrides the optimizer's betas (Adam, LAMB and Lion), as Schedule::betas_at() gives them for OneCycle.
   std::optional<Betas> betas;
 };
 
 /// Updates shards in one pass over memory, on all threads of at::parallel_for.
-/// Holds hyper-parameters only; the states belong to whoever owns the shards.
+/// Holds hyper-parameters only; the owner of the shards owns the states.
 class Optimizer {
  public:
   explicit Optimizer(StateType state_type) : state_type_(state_type) {}
@@ -82,7 +82,7 @@ class Optimizer {
   /// Errors: Error naming the tensor whose shape, type, layout or device is wrong; nothing is changed then.
   virtual void step(const ShardStep& shard) const = 0;
 
-  /// True: a step has two phases, prepare() for all shards, then, when `sums` of all ranks have been added, step() with these norms.
+  /// True: a step has two phases: prepare() for all shards, then, after `sums` are reduced over all ranks, step() with these norms.
   virtual bool needs_norms() const {
     return false;
   }
@@ -100,7 +100,7 @@ class Optimizer {
 /// The type of the arrays that hold such states.
 at::ScalarType scalar_type(StateType type);
 
-/// Makes the optimizer that `options.rule` is. lr and weight_decay come with each ShardStep.
+/// Makes the optimizer that `options.rule` selects. Each ShardStep brings its lr and weight_decay.
 /// Errors: InputError naming the option that has an impossible value.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options);
 
@@ -109,7 +109,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options);
 /// Cost: reads the array once.
 double squared_norm(const at::Tensor& grad);
 
-/// Reads 8-bit states ([n] codes with their scales) as fp32, and writes them from fp32. What was read and is written back is the same.
+/// Converts 8-bit states ([n] codes with their scales) to fp32 and back. Writing unchanged values back gives the same codes.
 at::Tensor decode_states(const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 void encode_states(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 

@@ -28,8 +28,8 @@ struct SgdOptions {
   bool nesterov = false;
 };
 
-/// LAMB (You et al. 2020, arXiv:1904.00962) as DeepSpeed has it: each parameter's step is scaled by
-/// |weight| / |update|, kept within [min_coeff, max_coeff], and 1 where either norm is 0.
+/// LAMB (You et al. 2020, arXiv:1904.00962) as in DeepSpeed: each parameter's step is scaled by
+/// |weight| / |update|, clamped to [min_coeff, max_coeff], or 1 if either norm is 0.
 struct LambOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -69,8 +69,8 @@ struct RmspropOptions {
   bool centered = false;
 };
 
-/// What optimizer states are kept in: 4, 2 or 1 bytes an element. int8: blocks of 256 of one parameter with a scale each (Dettmers et al.
-/// 2022, arXiv:2110.02861). The arithmetic is fp32 in every case; bf16 and int8 are rounded stochastically, the same bits on every machine.
+/// Type of optimizer states: 4, 2 or 1 bytes an element. int8: blocks of 256 elements of one parameter with a scale each (Dettmers et al.
+/// 2022, arXiv:2110.02861). The arithmetic is always fp32; bf16 and int8 are rounded stochastically, the same bits on every machine.
 enum class StateType { fp32, bf16, int8 };
 
 /// "fp32", "bf16" or "int8", as a configuration calls it.
@@ -78,11 +78,11 @@ inline const char* name(StateType type) {
   return type == StateType::bf16 ? "bf16" : type == StateType::int8 ? "int8" : "fp32";
 }
 
-/// Which parameters weight decay acts on. all: as in PyTorch and DeepSpeed. matrices: those of two dimensions and more, not biases and
-/// norms, as GPTs are trained.
+/// Which parameters have weight decay. all: as in PyTorch and DeepSpeed. matrices: parameters of two and more dimensions, not biases
+/// and norms, as is usual for GPTs.
 enum class DecayRule { all, matrices };
 
-/// An optimizer and its options: the alternative says which.
+/// The options of an optimizer; their type selects the optimizer.
 using Rule = std::variant<AdamOptions, SgdOptions, LambOptions, LionOptions, AdagradOptions, RmspropOptions>;
 
 /// The optimizer of a run: {.rule = SgdOptions{.lr = 0.1, .momentum = 0.9}}. Default: AdamW.
@@ -97,7 +97,7 @@ struct OptimizerOptions {
   double weight_decay() const {
     return std::visit([](const auto& options) { return options.weight_decay; }, rule);
   }
-  /// The same for a parameter of so many dimensions.
+  /// Weight decay of a parameter with that number of dimensions.
   double weight_decay_of(size_t dimensions) const {
     return decay_rule == DecayRule::matrices && dimensions < 2 ? 0 : weight_decay();
   }

@@ -4,7 +4,7 @@
 
 namespace trireme::optim {
 
-/// RMSprop as torch.optim.RMSprop has it.
+/// RMSprop, as in torch.optim.RMSprop.
 ///
 /// States: square_avg; grad_avg when centered; momentum_buffer with momentum.
 class Rmsprop final : public Optimizer {

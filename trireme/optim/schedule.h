@@ -12,10 +12,10 @@
 
 namespace trireme::optim {
 
-/// Says which learning rate each optimizer step uses; counts the steps that were taken.
+/// Gives the learning rate of each optimizer step, and counts the steps taken.
 ///
 /// Steps count from 1 and are optimizer steps: call advance() after each one that was applied, not
-/// after one that was skipped for overflow. The functions of a step are pure, so any step can be asked.
+/// after one that was skipped for overflow. lr_at() and betas_at() are pure, so any step can be asked.
 ///
 /// DeepSpeed's schedules (runtime/lr_schedules.py, 0.19.8) set their first value when they are made
 /// and step after the optimizer, so its iteration i = step - 2. Values here are the same to the last
@@ -40,10 +40,10 @@ class Schedule : public Stateful {
 
   /// The learning rate of optimizer step number `step`, counted from 1. Errors: Error for step < 1.
   double lr_at(int64_t step) const;
-  /// Adam's betas in that step, or nothing where the schedule leaves them alone.
+  /// Adam's betas in that step, or nullopt if the schedule does not change them.
   std::optional<Betas> betas_at(int64_t step) const;
 
-  /// The values of the step to come.
+  /// The values of the next step.
   double lr() const {
     return lr_at(steps_taken_ + 1);
   }
@@ -58,8 +58,8 @@ class Schedule : public Stateful {
     ++steps_taken_;
   }
 
-  /// What a run should tell its user once about the chosen values: steps at learning rate 0, a warm-up
-  /// longer than the run, ... Empty when there is nothing to say.
+  /// Warnings about the chosen values, to be shown once: steps at learning rate 0, a warm-up
+  /// longer than the run, ...
   virtual std::vector<std::string> warnings() const {
     return {};
   }

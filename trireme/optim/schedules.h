@@ -2,7 +2,7 @@
 
 #include <trireme/optim/schedule.h>
 
-// The makers behind make_schedule(), one file each.
+// Make one kind of schedule each, for make_schedule().
 
 namespace trireme::optim {
 

@@ -4,7 +4,7 @@
 
 namespace trireme::optim {
 
-/// Stochastic gradient descent with momentum, dampening and Nesterov's form as torch.optim.SGD has them.
+/// Stochastic gradient descent with momentum, dampening and Nesterov momentum, as in torch.optim.SGD.
 ///
 /// States: momentum_buffer with momentum, none without. The first step sets the buffer to the
 /// gradient (undamped), whatever the buffer held.

@@ -21,7 +21,7 @@ void check_option(bool holds, const char* optimizer, const char* option, const c
 /// The kernels' name of f32, bf16, f16 or uint8 tensors.
 kernels::Element element_of(at::ScalarType type);
 
-/// What all kernels are told of a checked shard.
+/// Fills in the arguments that all kernels share, from a checked shard.
 void set_arrays(kernels::StepArgs& args, const ShardStep& shard);
 kernels::StateArray state_array(const ShardStep& shard, size_t i);
 

@@ -16,9 +16,9 @@ namespace trireme::precision {
 ///   }
 ///   loss.backward();                        // outside: operations run in the types of their forward
 ///
-/// Of one thread. Guards nest, `enabled = false` makes an island of full precision, and what held before holds again afterwards,
-/// also when an exception leaves the block. Casts of weights are kept until the outermost guard ends, so change no weights inside.
-/// Cost: one cast of each weight; none of parameters that have the type already.
+/// Acts on the calling thread. Guards nest; `enabled = false` turns autocast off inside. The end of a guard restores the previous state,
+/// also after an exception. Casts of weights are kept until the outermost guard ends, so change no weights inside.
+/// Cost: one cast of each weight that does not have the type already.
 class Autocast {
  public:
   /// Errors: InputError for a type other than bf16 and fp16, or a device without autocast.

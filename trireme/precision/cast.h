@@ -30,7 +30,7 @@ struct CastOptions {
 /// Cost: one tensor at a time; the fp32 memory is freed as it goes, unless somebody else holds it.
 void cast_module(torch::nn::Module& module, Type type, const CastOptions& options = {});
 
-/// The tensor in this type when it is floating-point, else the tensor itself. No copy where it has the type.
+/// Converts a floating-point tensor to this type; returns any other tensor itself. No copy if it has the type.
 at::Tensor cast_floating(const at::Tensor& tensor, Type type);
 /// The same for a model's inputs (fp16.auto_cast).
 std::vector<at::Tensor> cast_floating(std::vector<at::Tensor> tensors, Type type);

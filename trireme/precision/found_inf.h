@@ -8,12 +8,12 @@
 
 namespace trireme::precision {
 
-/// Says whether every element is finite. Cost: reads the tensor once, on all threads, without memory of its own.
+/// Whether every element is finite. Cost: reads the tensor once, on all threads, without allocation.
 bool all_finite(const at::Tensor& tensor);
 
 /// Remembers whether a gradient of this step is NaN or Inf on any rank, so that all ranks skip the step or none does.
 ///
-/// The answer joins a sum that ranks exchange anyway (the gradient norm's, a pipeline's loss):
+/// The flag is added to a sum that ranks reduce anyway (the gradient norm's, a pipeline's loss):
 ///
 ///   FoundInf found;
 ///   found.note(squared_norm);                                  // or found.look(gradient)
@@ -21,12 +21,12 @@ bool all_finite(const at::Tensor& tensor);
 ///   group.all_reduce(sums).wait();
 ///   const bool skip = FoundInf::in_sum(sums[1].item<double>());
 ///
-/// or, where nothing is exchanged, agree() asks by itself: 8 bytes.
+/// or, without such a sum, agree() all-reduces 8 bytes.
 class FoundInf {
  public:
-  /// Looks through a gradient, unless one was bad already. Costs one read of it.
+  /// Checks a gradient, unless one was not finite already. Cost: reads it once.
   void look(const at::Tensor& gradient);
-  /// Takes a number that was made of all gradients, such as the sum of their squares: costs nothing.
+  /// Checks a number computed from all gradients, such as the sum of their squares: no further cost.
   void note(double made_of_gradients);
 
   /// On this rank.
@@ -37,9 +37,9 @@ class FoundInf {
   double addend() const {
     return here_ ? 1 : 0;
   }
-  /// What the sum of all addends means; a sum that is itself not finite counts as found.
+  /// Whether the sum of all addends reports NaN or Inf; a sum that is not finite itself does.
   static bool in_sum(double sum);
-  /// Collective: one all-reduce (max). The same answer on every rank.
+  /// Returns the same answer on every rank. Collective: one all-reduce (max).
   bool agree(const comm::Group& group, std::string_view what = "overflow") const;
 
  private:

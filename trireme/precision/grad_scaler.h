@@ -23,7 +23,7 @@ struct GradScalerOptions {
   double backoff_factor = 0.5;
   /// Good steps in a row until the scale grows.
   int64_t growth_interval = 2000;
-  /// false: every call does what it would without a scaler.
+  /// false: the scaler has no effect.
   bool enabled = true;
 };
 
@@ -39,12 +39,12 @@ struct GradScalerOptions {
 ///   scaler.step(optimizer);
 ///   scaler.update();
 ///
-/// The same numbers as Python's, bit for bit: the scale is an fp32 number, gradients are multiplied by the fp32 reciprocal of it.
-/// With a group one element is all-reduced (max) for each optimizer and step, begun in unscale_() and awaited in step().
-/// Cost: unscale_() reads and writes each gradient once. Sharing: like a container, one thread at a time.
+/// Bit-equal to Python's: the scale is an fp32 number, and gradients are multiplied by its fp32 reciprocal.
+/// With a group one element is all-reduced (max) for each optimizer and step, started in unscale_() and waited for in step().
+/// Cost: unscale_() reads and writes each gradient once. Not thread-safe.
 class GradScaler final : public Stateful {
  public:
-  /// Errors: InputError for growth_factor <= 1, backoff_factor outside (0, 1), growth_interval < 1 or an init_scale that fp32 has not.
+  /// Errors: InputError for growth_factor <= 1, backoff_factor outside (0, 1), growth_interval < 1 or an init_scale that fp32 cannot hold.
   explicit GradScaler(const GradScalerOptions& options = {}, comm::Group group = {});
 
   /// `outputs` times the scale; itself when disabled.
@@ -55,13 +55,13 @@ class GradScaler final : public Stateful {
   /// Errors: Error when called twice before update(), after step(), or when nothing was ever scaled; InputError for fp16 gradients
   /// (parameters stay fp32 here).
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// unscale_() where that was not done yet, then the optimizer's step unless a gradient is NaN or Inf on any rank.
+  /// Calls unscale_() if that was not done yet, then the optimizer's step unless a gradient is NaN or Inf on any rank.
   /// Returns whether it stepped. Errors: Error when called twice before update(), or when there is no gradient at all.
   bool step(torch::optim::Optimizer& optimizer);
   /// Ends the iteration: the scale shrinks when a step was skipped, and grows after growth_interval good ones.
   /// Errors: Error when no gradients were unscaled before.
   void update();
-  /// Ends the iteration with a scale of the caller's choice. Errors: InputError unless it is finite and positive.
+  /// Ends the iteration and sets the scale. Errors: InputError unless it is finite and positive.
   void update(double new_scale);
 
   /// 1 when disabled.
@@ -83,13 +83,13 @@ class GradScaler final : public Stateful {
   }
 
   /// Python's state_dict(): {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; {} when
-  /// disabled. To be asked for after update().
+  /// disabled. Call it after update().
   nlohmann::json state() const override;
   /// Errors: InputError when it is malformed or a disabled scaler's; nothing is changed then. Does nothing when disabled.
   void load_state(const nlohmann::json& state) override;
 
  private:
-  // Of one optimizer in this iteration; it has an entry once its gradients are unscaled.
+  // State of one optimizer in this iteration; the entry exists once its gradients are unscaled.
   struct Progress {
     at::Tensor flag; // [1], fp32: 1 when a gradient is not finite; undefined without a gradient
     std::optional<comm::Work> work; // the flag is on its way between the ranks

@@ -7,14 +7,14 @@
 
 namespace trireme::precision {
 
-/// Chooses the loss scale of each step: one rule for every engine and ZeRO stage.
+/// Sets the loss scale of each step: one rule for every engine and ZeRO stage.
 ///
 ///   overflow:    hysteresis left > 1: one less. Else scale = max(scale / 2, min_loss_scale).
 ///                The step is skipped; counting of good steps begins anew.
 ///   no overflow: consecutive_hysteresis: hysteresis is full again.
 ///                Each time loss_scale_window good steps are counted: scale *= 2, hysteresis is full again.
 ///
-/// As DeepSpeed documents it, its way of counting included: the first step of a run and the first one after an overflow are not
+/// The rule and its counting are DeepSpeed's: the first step of a run and the first one after an overflow are not
 /// counted, so the scale first doubles in good step loss_scale_window + 1, and then every loss_scale_window steps.
 /// The scale stops growing at 2^127, the largest power of two that fp32 holds.
 ///
@@ -30,9 +30,9 @@ namespace trireme::precision {
 /// Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
 class LossScaler final : public Stateful {
  public:
-  /// What update() decided.
+  /// The decision of update().
   struct Update {
-    /// Scale that the gradients of the step just done carry.
+    /// Scale of the gradients of the finished step.
     double used = 1;
     /// Scale of the next step's loss.
     double scale = 1;
@@ -47,24 +47,24 @@ class LossScaler final : public Stateful {
   /// Errors: InputError naming the option that has an impossible value.
   explicit LossScaler(const LossScaleOptions& options);
 
-  /// Factor of the present step's loss.
+  /// Scale of the current step's loss.
   double scale() const {
     return scale_;
   }
   bool dynamic() const {
     return dynamic_;
   }
-  /// Overflows that the next one may join before the scale is halved, itself included.
+  /// Overflows until the scale is halved, the halving one included.
   int64_t hysteresis() const {
     return hysteresis_;
   }
-  /// Steps skipped one after the other up to now.
+  /// Steps skipped in a row so far.
   int64_t overflows_in_a_row() const {
     return overflows_in_a_row_;
   }
 
-  /// Lowers a larger fixed scale to `largest`, for losses of a type that holds no more. Returns whether it was larger. A dynamic scale
-  /// finds its way down by its rule.
+  /// Lowers a larger fixed scale to `largest`, for losses of a type with a smaller range. Returns whether it was larger. A dynamic scale
+  /// goes down by its rule.
   bool limit(double largest);
   /// Largest scale so far allowed.
   double largest() const {
@@ -76,7 +76,7 @@ class LossScaler final : public Stateful {
 
   /// {"loss_scale", "largest", "hysteresis", "iteration", "last_overflow", "overflows_in_a_row"}
   nlohmann::json state() const override;
-  /// Goes on where the saved one was; whether the scale moves is this one's options' choice: a fixed scale stays, up to the saved limit.
+  /// Continues from the saved state. The options of this scaler decide whether the scale changes: a fixed scale stays, up to the saved limit.
   /// Errors: InputError when it is malformed; nothing is changed then.
   void load_state(const nlohmann::json& state) override;
 

@@ -15,7 +15,7 @@ constexpr const char* type_name(Type type) {
 
 /// How losses are scaled so that small fp16 gradients do not vanish; see LossScaler for the rule. DeepSpeed's names and defaults.
 struct LossScaleOptions {
-  /// 0: found while training (dynamic). Else the scale of every step.
+  /// 0: dynamic. Else the scale of every step.
   double loss_scale = 0;
   /// The first dynamic scale is 2 to this power, 0 to 127.
   int64_t initial_scale_power = 16;
@@ -29,24 +29,24 @@ struct LossScaleOptions {
   double min_loss_scale = 1;
 };
 
-/// What is computed, added up and sent in which type. The default is fp32 throughout.
+/// Types of computation, accumulation and communication. The default is fp32 throughout.
 struct PrecisionOptions {
   /// Parameters and gradients of forward and backward. Other than fp32: the optimizer's shards keep fp32 masters.
   Type compute = Type::fp32;
-  /// `compute` becomes bf16 where the machine is faster with it (engine::settle_precision()); fp32 until that is known.
+  /// `compute` becomes bf16 if the machine is faster with it (engine::resolve_precision()); fp32 until that is known.
   bool bf16_if_faster = false;
-  /// Where scales_loss().
+  /// Used if scales_loss().
   LossScaleOptions loss_scale;
   /// fp16: floating-point inputs of the model are cast.
   bool cast_inputs = false;
-  /// bf16: gradients are looked at and a step with NaN or Inf is skipped. fp16 always does.
+  /// bf16: gradients are checked, and a step with NaN or Inf is skipped. fp16 always checks.
   bool check_grad_overflow = true;
   /// Forward runs under autocast with `autocast_type`; parameters stay fp32.
   bool autocast = false;
   Type autocast_type = Type::bf16;
-  /// Type in which gradients travel; absent: `compute`, as in DeepSpeed.
+  /// Type of gradients in communication; absent: `compute`, as in DeepSpeed.
   std::optional<Type> communication;
-  /// Type in which the gradients of micro-batches are added up.
+  /// Type in which the gradients of micro-batches are accumulated.
   Type grad_accumulation = Type::fp32;
 
   Type communication_type() const {

@@ -15,21 +15,21 @@ struct Options {
   /// Dropout draws the same masks the second time, and the random numbers after backward are
   /// those of a run without recomputation. Costs a copy of the generator's state (5 kB) a call.
   bool preserve_rng_state = true;
-  /// Buffers that f changes, such as BatchNorm's running statistics: the second call leaves no trace in them. Costs a copy of them.
+  /// Buffers that f changes, such as BatchNorm's running statistics: restored after the second call. Costs a copy of them.
   Tensors buffers = {};
 };
 
-/// Calls f and forgets what autograd would keep of it; backward calls f again on the same inputs.
+/// Calls f without keeping its activations; backward calls f again on the same inputs.
 ///
-/// Results and gradients are bit-equal to f(inputs). Kept between forward and backward: the inputs.
-/// Peak of a model in k such parts: the parts' inputs and one part's activations. Cost: one more
-/// forward of f. Any tensors go in and come out: without a gradient, integer, boolean, undefined; an
-/// input that f returns as it is comes back as itself. Parameters inside f get their gradients as
-/// usual. f may itself recompute. Where no gradient is wanted f is simply called.
+/// Results and gradients are bit-equal to f(inputs). Only the inputs are kept between forward and backward.
+/// Peak memory of a model in k such parts: the parts' inputs and one part's activations. Cost: one more
+/// forward of f. Inputs and outputs may be any tensors: without a gradient, integer, boolean, undefined; an
+/// input that f returns unchanged is returned as the same tensor. Parameters inside f get their gradients as
+/// usual. f may itself recompute. If no gradient is needed, f is simply called.
 ///
-/// f is kept until backward, and must do the same both times: the number generators and autocast
-/// are put back for it, everything else that it reads (and whether the model is in training) is its own affair, as are buffers
-/// that it changes and Options does not name: they change twice.
+/// f is kept until backward, and must do the same both times. Random generators and autocast
+/// are restored for the second call; other state that f reads, such as the training mode, is not. Buffers
+/// that f changes and Options does not name change twice.
 ///
 /// Differentiate with backward(): torch::autograd::grad() does not see the parameters inside f and fills their
 /// gradients all the same. A parameter that two recomputed functions use gets its gradient in two pieces, so hooks on it run twice.

@@ -12,9 +12,9 @@ namespace trireme::recompute {
 class RandomState {
  public:
   RandomState() = default;
-  /// Reads the CPU's generator, those of the tensors' devices and the current CUDA device's, where there is one.
+  /// Reads the generators of the CPU, of the tensors' devices and of the current CUDA device, if there is one.
   static RandomState of(const std::vector<at::Tensor>& tensors);
-  /// Reads the present state of the generators that this one has.
+  /// Reads the current state of the same generators.
   RandomState present() const;
   void restore() const;
 
@@ -22,7 +22,7 @@ class RandomState {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// While it lives the generators continue from another state; then from where they were.
+/// Sets the generators to another state; the destructor restores their earlier state.
 class RandomGuard {
  public:
   explicit RandomGuard(const RandomState& state) : before_(state.present()) {
@@ -55,7 +55,7 @@ class AutocastState {
   bool cache_ = true;
 };
 
-/// While it lives autocast works as it did at another time. Casts cached meanwhile are forgotten.
+/// Sets autocast to an earlier state while it lives. Casts cached meanwhile are dropped.
 class AutocastGuard {
  public:
   explicit AutocastGuard(const AutocastState& state);
@@ -67,7 +67,7 @@ class AutocastGuard {
   AutocastState before_;
 };
 
-/// Puts the values of module buffers back when it goes, whatever has changed them meanwhile.
+/// Saves the values of module buffers; the destructor restores them.
 class BufferGuard {
  public:
   explicit BufferGuard(const std::vector<at::Tensor>& buffers);

@@ -35,7 +35,7 @@ void append(Tensors& list, T&& value) {
   }
 }
 
-/// Takes a T back out of a list that append() made from one, starting at `position`. A vector takes all that is left.
+/// Rebuilds a T from a list that append() made, starting at `position`. A vector takes all remaining tensors.
 template <typename T>
 T take(const Tensors& list, size_t& position) {
   if constexpr (std::is_same_v<T, at::Tensor>) {

@@ -16,7 +16,7 @@
 
 namespace trireme::store {
 
-/// Why a client has not become one.
+/// Why a connection failed.
 class ConnectError : public PeerError {
  public:
   enum class Reason {
@@ -37,7 +37,7 @@ class ConnectError : public PeerError {
   std::string next;
 };
 
-/// The server is gone or has not answered in time; so it stays.
+/// The server is gone or has not answered in time; all later calls fail too.
 class LostError : public PeerError {
  public:
   explicit LostError(const std::string& happened)
@@ -54,8 +54,8 @@ class Client {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kPatience{30'000};
 
-  /// Connects and proves that this process belongs to the job and the server too. Tries again until `deadline` while
-  /// nobody listens or the connection breaks; complains at once about a store or program that is not the job's.
+  /// Connects; both sides prove that they belong to the job. Retries until `deadline` while
+  /// nobody listens or the connection breaks; fails at once for a store or program that is not the job's.
   /// `patience`: a call that is not answered for so long (at least two seconds) ends in LostError.
   /// Errors: ConnectError.
   static std::shared_ptr<Client> connect(const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline,
@@ -65,30 +65,30 @@ class Client {
   Client& operator=(const Client&) = delete;
 
   void set(const std::string& key, std::string_view value);
-  /// nullopt when nobody has set it yet.
+  /// Returns nullopt if the key is not set.
   std::optional<std::string> find(const std::string& key);
   /// The same for many keys in one round trip.
   std::vector<std::optional<std::string>> find_all(const std::vector<std::string>& keys);
   /// Adds atomically to a number that starts at 0 and returns the sum. It is kept as decimal text.
   int64_t add(const std::string& key, int64_t delta);
-  /// Sleeps until all keys are set; false when they are not after `timeout`.
+  /// Blocks until all keys are set; returns false if they are not after `timeout`.
   bool wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// Sets `desired` if the value is `expected`; "" also stands for a key that nobody has set. Returns the value
-  /// afterwards, or `expected` when there is still none.
+  /// Sets `desired` if the value is `expected`; "" also means a key that is not set. Returns the value
+  /// afterwards, or `expected` if there is still none.
   std::string compare_set(const std::string& key, std::string_view expected, std::string_view desired);
-  /// True when it was there.
+  /// Returns true if the key was set.
   bool remove(const std::string& key);
   bool has_all(const std::vector<std::string>& keys);
   int64_t count();
   void append(const std::string& key, std::string_view value);
 
-  /// What the server does when this connection ends, also because this process is killed or its host vanishes: it sets `key` to
-  /// `value` and then adds 1 to `counter` ("" for none). The last one given counts; an empty key takes it back.
+  /// Makes the server set `key` to `value` and add 1 to `counter` ("": none) when this connection ends, also if this process is
+  /// killed or its host vanishes. The last call counts; an empty key removes the will.
   void last_will(const std::string& key, std::string_view value, const std::string& counter = "");
 
  private:
   Client(Descriptor socket, std::chrono::milliseconds patience) : patience_(patience), socket_(std::move(socket)) {}
-  /// The reply without its status. The server itself takes up to `busy` to make it.
+  /// Returns the reply without its status. The server may take up to `busy` to make it.
   std::string call(const std::string& request, std::chrono::milliseconds busy = {});
 
   const std::chrono::milliseconds patience_;

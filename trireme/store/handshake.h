@@ -8,15 +8,15 @@
 
 namespace trireme::store {
 
-/// How both ends of a new connection prove that they know the secret without saying it: challenge and response with
-/// HMAC-SHA256 (Bellare, Canetti, Krawczyk 1996), as ISO/IEC 9798-4 puts it, mutual, three passes.
+/// Both ends of a new connection prove that they know the secret without sending it: mutual challenge and response with
+/// HMAC-SHA256 (Bellare, Canetti, Krawczyk 1996) in three passes, as in ISO/IEC 9798-4.
 ///
 ///   server -> client  greeting: "TRIREME", version, 8 bytes of SHA-256 of the job's name, 32 random bytes
 ///   client -> server  answer:   "TRIREME", version, 24 random bytes, HMAC(secret, "client" | greeting | the answer so far)
 ///   server -> client  verdict:  'A' and HMAC(secret, "server" | greeting | answer), or 'R' and the end of the connection
 ///
-/// Each proof covers both ends' random bytes and says which end has made it, so an answer heard before or sent back is
-/// worth nothing. What follows on the connection is neither encrypted nor signed.
+/// Each proof covers both ends' random bytes and names the end that made it, so a replayed or reflected answer is
+/// useless. Later messages on the connection are neither encrypted nor signed.
 inline constexpr unsigned char kProtocolVersion = 1;
 inline constexpr size_t kGreetingBytes = 48;
 inline constexpr size_t kAnswerBytes = 64;
@@ -31,20 +31,20 @@ using Proof = std::array<char, kProofBytes>;
 /// A fresh greeting of the server of this job ("" for a job without a name).
 Greeting make_greeting(std::string_view job);
 
-/// What the client makes of a greeting.
+/// The client's check of a greeting.
 enum class GreetingKind { of_this_job, of_another_job, of_another_version, foreign };
 GreetingKind judge_greeting(const Greeting& greeting, std::string_view job);
 
 /// A fresh answer of the client.
 Answer make_answer(const Secret& secret, const Greeting& greeting);
 
-/// False as soon as what has come (at most kAnswerBytes) cannot become an answer.
+/// Returns false as soon as the received bytes (at most kAnswerBytes) cannot become an answer.
 bool may_become_answer(std::string_view received);
 
-/// Whether whoever sent the answer knows the secret. Takes the same time for every wrong proof.
+/// Whether the sender of the answer knows the secret. Takes the same time for every wrong proof.
 bool verify_answer(const Secret& secret, const Greeting& greeting, const Answer& answer);
 
-/// The server's proof, and whether it is the right one.
+/// Makes the server's proof, and checks it.
 Proof make_proof(const Secret& secret, const Greeting& greeting, const Answer& answer);
 bool verify_proof(const Secret& secret, const Greeting& greeting, const Answer& answer, const Proof& proof);
 

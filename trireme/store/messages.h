@@ -17,14 +17,14 @@ inline constexpr size_t kLengthBytes = 4;
 enum class Op : uint8_t { set = 1, find, add, wait, compare_set, remove, check, count, append, last_will };
 enum class Status : uint8_t { done = 0, refused = 1 };
 
-/// What has come is no message. The connection cannot go on.
+/// The received bytes are no message. The connection must be closed.
 class BadMessage : public Error {
  public:
   explicit BadMessage(const std::string& happened) : Error("store", happened + "."), happened(happened) {}
   std::string happened;
 };
 
-/// Puts a message together.
+/// Builds a message.
 class MessageWriter {
  public:
   explicit MessageWriter(Op op);
@@ -33,14 +33,14 @@ class MessageWriter {
   MessageWriter& add(const std::vector<std::string>& texts);
   MessageWriter& add(int64_t number);
   MessageWriter& add(bool truth);
-  /// With its length in front. Errors: BadMessage when it is longer than kLongestMessage.
+  /// Returns the message with its length in front. Errors: BadMessage when it is longer than kLongestMessage.
   std::string finish();
 
  private:
   std::string bytes_;
 };
 
-/// Takes a message (without its length) apart, in order. Errors: BadMessage when it does not hold what is asked for.
+/// Reads the parts of a message (without its length) in order. Errors: BadMessage when a part is missing.
 class MessageReader {
  public:
   explicit MessageReader(std::string_view bytes) : left_(bytes) {}
@@ -49,7 +49,7 @@ class MessageReader {
   std::vector<std::string> texts();
   int64_t number();
   bool truth();
-  /// Complains when something is left.
+  /// Throws BadMessage when bytes are left.
   void end() const;
 
  private:

@@ -9,29 +9,29 @@
 
 namespace trireme::store {
 
-/// The reply is sent once the keys have come or the time is over.
+/// A wait: the reply is sent when the keys are set or the time is over.
 struct Parked {
   std::chrono::milliseconds timeout;
 };
 
-/// What a connection leaves behind: done by the server when it ends, however it ends.
+/// The last will of a connection: the server executes it when the connection ends, for any reason.
 struct LastWill {
   std::string key;
   std::string value;
-  /// A counter that is raised by one afterwards, "" for none.
+  /// A counter to be increased by one afterwards, "" for none.
   std::string counter;
 };
 
 using Outcome = std::variant<std::string, Parked, LastWill>;
 
-/// Does what one request (without its length) asks for, on behalf of the connection `waiter`: the whole reply, or what
+/// Executes one request (without its length) of the connection `waiter`. Returns the whole reply, or what
 /// the server has to do first. Errors: BadMessage when it is no request.
 Outcome carry_out(Table& table, uint64_t waiter, std::string_view request);
 
 /// The reply to a wait.
 std::string waited(bool all_there);
 
-/// A reply with nothing in it.
+/// An empty reply.
 std::string done();
 
 } // namespace trireme::store

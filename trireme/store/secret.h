@@ -10,26 +10,26 @@
 
 namespace trireme::store {
 
-/// What the ranks of one job know and nobody else does: 32 random bytes, or nothing.
+/// The secret that only the ranks of one job know: 32 random bytes, or none.
 ///
 /// It never appears in an argument, a log or the environment: the environment only says where it is.
-/// The bytes are wiped when the object goes.
+/// The destructor wipes the bytes.
 class Secret {
  public:
   static constexpr size_t kBytes = 32;
 
-  /// No secret. Whoever speaks the protocol is let in.
+  /// No secret: every client that speaks the protocol is accepted.
   Secret() = default;
-  /// Takes 32 bytes as they are. Errors: InputError for any other number of bytes.
+  /// Takes 32 bytes. Errors: InputError for any other number of bytes.
   explicit Secret(std::string_view bytes);
   Secret(const Secret&) = default;
   Secret& operator=(const Secret&) = default;
   ~Secret();
 
-  /// Draws a new one from the kernel.
+  /// Makes a new secret from the kernel's random numbers.
   static Secret random();
 
-  /// What hex() gives, perhaps with a line end; nullopt for anything else.
+  /// Parses the output of hex(), with or without a line end; nullopt for anything else.
   static std::optional<Secret> from_hex(std::string_view digits);
 
   /// Reads the descriptor in TRIREME_SECRET_FD (see memory_file()) or the file in TRIREME_SECRET_FILE;
@@ -57,7 +57,7 @@ class Secret {
   bool empty_ = true;
 };
 
-/// Where a client gets the secret from: it has it, or looks for it on the host once the server has greeted.
+/// How a client gets the secret: it has it, or looks for it on the host after the server's greeting.
 class SecretSource {
  public:
   SecretSource(Secret secret) : find_([secret = std::move(secret)](int) { return secret; }) {}
@@ -71,7 +71,7 @@ class SecretSource {
   std::function<Secret(int)> find_;
 };
 
-/// Fills the buffer with bytes from the kernel that nobody can guess. Errors: Error when it has none.
+/// Fills the buffer with secure random bytes from the kernel. Errors: Error when it has none.
 void fill_random(void* buffer, size_t bytes);
 
 } // namespace trireme::store

@@ -110,8 +110,8 @@ int Server::Loop::milliseconds_to_next() const {
   if (listener_rests_until_) {
     next = std::min(next, *listener_rests_until_);
   }
-  if (untold_ > 0) {
-    next = std::min(next, told_at_ + kBetweenWarnings);
+  if (unreported_ > 0) {
+    next = std::min(next, reported_at_ + kBetweenWarnings);
   }
   if (next == Clock::time_point::max()) {
     return -1;
@@ -354,7 +354,7 @@ void Server::Loop::watch(uint64_t number, Connection& connection) {
 
 void Server::Loop::turn_away(uint64_t number, const std::string& why) {
   ++refused;
-  ++untold_;
+  ++unreported_;
   last_refusal_ = concat(connections_.at(number).peer, ": ", why);
   end(number);
 }
@@ -388,13 +388,13 @@ void Server::Loop::drop(uint64_t number) {
 
 void Server::Loop::tell_refused(bool at_end) {
   const auto now = Clock::now();
-  if (untold_ == 0 || (!at_end && now < told_at_ + kBetweenWarnings)) {
+  if (unreported_ == 0 || (!at_end && now < reported_at_ + kBetweenWarnings)) {
     return;
   }
-  log::warning("the meeting point of the ranks has turned away ", untold_, untold_ == 1 ? " connection" : " connections",
+  log::warning("the meeting point of the ranks has turned away ", unreported_, unreported_ == 1 ? " connection" : " connections",
                " that did not prove to belong to this job (last ", last_refusal_, ").");
-  untold_ = 0;
-  told_at_ = now;
+  unreported_ = 0;
+  reported_at_ = now;
 }
 
 } // namespace trireme::store

@@ -18,7 +18,7 @@
 
 namespace trireme::store {
 
-/// The thread of a Server and what it alone touches.
+/// The thread of a Server and its private state.
 class Server::Loop {
  public:
   Loop(int listening, ServerOptions options);
@@ -82,15 +82,15 @@ class Server::Loop {
   /// Numbers grow, so the first stranger is the oldest.
   std::set<uint64_t> strangers_;
   std::set<std::pair<Clock::time_point, uint64_t>> deadlines_;
-  /// Closed once whoever works on them is done.
+  /// To be closed when no function works on them any more.
   std::set<uint64_t> ending_;
   uint64_t next_number_;
   std::optional<Clock::time_point> listener_rests_until_;
-  /// It rests because of too many strangers, so until one of them goes.
+  /// Accepting pauses because of too many strangers, until one of them is closed.
   bool listener_waits_for_room_ = false;
-  int64_t untold_ = 0;
+  int64_t unreported_ = 0;
   std::string last_refusal_;
-  Clock::time_point told_at_{};
+  Clock::time_point reported_at_{};
   std::thread thread_;
 };
 

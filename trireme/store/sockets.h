@@ -30,32 +30,32 @@ bool bound_to_loopback(int descriptor);
 /// Whether the other end of a connection is on the loopback interface, and so on this host.
 bool peer_on_loopback(int descriptor);
 
-/// What became of one attempt to connect.
+/// The result of one attempt to connect.
 struct Attempt {
-  /// Without a number when nobody listens; non-blocking.
+  /// Non-blocking; empty if nobody listens.
   Descriptor socket;
-  /// The host name means nothing (yet).
+  /// The host name is unknown (so far).
   bool unknown_host = false;
 };
 
-/// Connects to whoever listens there at this moment, on the first address of the host that works.
+/// Tries once to connect, on the first address of the host that works.
 Attempt try_to_connect(const Endpoint& endpoint, std::chrono::milliseconds patience);
 
-/// A connection whose other host says nothing for so long is broken: a cable that is cut, or a host without power, sends no word.
-/// A stopped process is none: its kernel answers.
+/// A connection is broken when the other host is silent for so long: a cut cable or a host without power sends nothing.
+/// A stopped process is not silent: its kernel answers.
 inline constexpr std::chrono::seconds kSilence{15};
 
-/// Sets what a connection of short messages needs: no delay for small packets, and an end with an error after kSilence, whether
-/// it is idle or waits for the other side to take something.
+/// Sets the options of a connection for short messages: no delay for small packets, and an error after kSilence, whether
+/// it is idle or waits for the other side to read.
 void prepare_connection(int descriptor);
 
-/// Only of an idle connection: one that carries much may wait for a stopped process to read on, which the kernel takes for silence.
+/// Ends idle connections only: a busy one may wait for a stopped process to read, which the kernel counts as silence.
 void end_when_silent(int descriptor);
 
 /// Returns false when the kernel refuses.
 bool set_nonblocking(int descriptor);
 
-/// The address at the other end, "?" when there is none.
+/// The address of the other end, "?" if unknown.
 std::string peer_name(int descriptor);
 
 /// This machine's address on the way to `host`; "127.0.0.1" when that is this machine itself

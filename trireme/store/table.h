@@ -10,11 +10,11 @@
 
 namespace trireme::store {
 
-/// The keys and values of a store, and who waits for which key. Knows nothing of connections; not thread-safe.
+/// The keys and values of a store, and the waits for keys. Independent of connections; not thread-safe.
 class Table {
  public:
   void set(const std::string& key, std::string_view value);
-  /// nullptr when nobody has set it.
+  /// Returns nullptr if the key is not set.
   const std::string* find(const std::string& key) const;
   /// Adds to a decimal number that starts at 0 and returns the sum; nullopt when the value is no number or the sum is too large.
   std::optional<int64_t> add(const std::string& key, int64_t delta);
@@ -28,10 +28,10 @@ class Table {
     return values_.size();
   }
 
-  /// Waits on behalf of `waiter`, which waits for nothing else, until all keys are there. True when they are already.
+  /// Registers a wait of `waiter`, which has no other wait, until all keys are set. Returns true if they already are.
   bool wait(uint64_t waiter, const std::vector<std::string>& keys);
   void forget(uint64_t waiter);
-  /// Those whose keys have all come since the last call.
+  /// The waiters whose keys have all been set since the last call.
   std::vector<uint64_t> take_ready();
 
  private:

@@ -75,7 +75,7 @@ Traffic all_reduce_halving_doubling(const Group& group, at::Tensor tensor, Reduc
   const Block all = {0, exchange.count()};
   const int rank = group.rank();
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(group.size())));
-  // Of the first 2 * folded ranks the even ones hand over to their neighbour and wait for the result.
+  // Among the first 2 * folded ranks, the even ones send to their neighbour and wait for the result.
   const int folded = group.size() - power;
   const bool in_fold = rank < 2 * folded;
   if (in_fold && rank % 2 == 0) {

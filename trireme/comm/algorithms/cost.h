@@ -37,7 +37,7 @@ const char* name(Algorithm algorithm);
 Algorithm algorithm_named(const std::string& name);
 
 struct Cost {
-  /// Of the rank that takes part in most.
+  /// Steps of the rank that takes part in most.
   int64_t steps = 0;
   /// Bytes of tensor that the busiest rank sends, and that all ranks send together.
   double bytes_busiest = 0;

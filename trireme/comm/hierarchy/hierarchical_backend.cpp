@@ -208,7 +208,7 @@ class HierarchicalBackend : public Backend {
   std::shared_ptr<Backend> outer_;
   std::shared_ptr<Backend> everyone_;
   std::string name_;
-  /// Of all three; an operation may outlive this backend.
+  /// Interrupts all three backends. An operation may outlive this object.
   std::function<void()> interrupt_;
   std::unique_ptr<TaskThread> thread_;
 };

@@ -19,7 +19,7 @@ using namespace mpi;
 /// Every MPI has at least these.
 constexpr size_t kTags = 32767;
 
-/// Whether every member on this host may have a core. Of the whole host: mpirun binds each rank to a core or two of its own.
+/// Whether every member on this host can have a core. Counts the whole host's cores: mpirun binds each rank to one or two of them.
 bool fits(const GroupSetup& setup) {
   const int here = setup.hosts[static_cast<size_t>(setup.rank)];
   return std::count(setup.hosts.begin(), setup.hosts.end(), here) <= ::sysconf(_SC_NPROCESSORS_ONLN);

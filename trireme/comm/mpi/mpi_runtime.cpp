@@ -31,8 +31,8 @@ std::vector<std::string> possible() {
 
 /// Where a module may be; a relative folder is meant from the program's own.
 std::vector<std::string> candidates() {
-  if (const auto told = env::text("TRIREME_MPI_MODULE")) {
-    return {*told};
+  if (const auto given = env::text("TRIREME_MPI_MODULE")) {
+    return {*given};
   }
   std::vector<std::string> found;
   std::error_code error;

@@ -43,7 +43,7 @@ class Patience {
   Clock::time_point start_;
   std::chrono::nanoseconds spin_;
   std::chrono::nanoseconds short_;
-  /// Of this thread before, in ns; the default of 50 us would be most of a short sleep.
+  /// Timer slack that the thread had before, in ns; the default of 50 us would be most of a short sleep.
   int slack_ = 0;
 };
 

@@ -24,7 +24,7 @@ struct Collective {
   at::ScalarType type = at::kByte;
   at::Tensor in;
   at::Tensor out;
-  /// Elements of one rank's slice; of the whole tensor for all_reduce and broadcast.
+  /// Elements of one rank's slice; for all_reduce and broadcast, elements of the whole tensor.
   int64_t count = 0;
   int64_t element_bytes = 1;
 
@@ -108,7 +108,7 @@ class Collectives {
 
   Members& members_;
   std::deque<std::shared_ptr<Collective>> queue_;
-  /// Of queue_: operations with all their steps posted.
+  /// Operations in queue_ with all their steps posted.
   size_t posted_ops_ = 0;
   std::array<Step, kSteps> steps_;
   /// Oldest step not finished, oldest step with work to give out, next step to post.

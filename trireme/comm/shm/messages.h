@@ -23,7 +23,7 @@ struct Parcel {
   /// What was wrong with the message that came, "" when nothing.
   std::string error;
 
-  // Of a send: the word that the receiver sets, with a copy of the tensor behind it where there is one.
+  // For a send: the word that the receiver sets, followed by a copy of the tensor if the sender made one.
   std::byte* block = nullptr;
   uint64_t data = 0;
   bool eager = false;

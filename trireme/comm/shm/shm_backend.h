@@ -4,7 +4,7 @@
 
 namespace trireme::comm {
 
-/// Of one group.
+/// Largest size of one group.
 inline constexpr int kMostShmRanks = 64;
 
 /// Opens a group of ranks of one host over memory that they share.

@@ -5,7 +5,7 @@
 
 namespace trireme::pipeline {
 
-/// Cuts a row of costs into parts; returns the parts + 1 boundaries. Among all ways the one with the smallest
+/// Splits a row of costs into parts; returns the parts + 1 boundaries. Chooses the partition with the smallest
 /// maximum, which sets a pipeline's speed; then with the smallest difference between maximum and minimum; then
 /// with the earliest boundaries. Every part has an element, unless `allow_empty`: more parts than
 /// elements leave the last ones empty. Exact, up to a rounding error of 1e-12 of the maximum. Cost: O(n^2 parts).
@@ -13,13 +13,13 @@ namespace trireme::pipeline {
 /// are negative or not finite.
 std::vector<int64_t> balance(const std::vector<double>& costs, int64_t parts, bool allow_empty = false);
 
-/// The same where an element does not cost the same everywhere: costs[p][i] is that of element i in part p.
+/// The same with costs that depend on the part: costs[p][i] is the cost of element i in part p.
 std::vector<int64_t> balance_by_part(const std::vector<std::vector<double>>& costs, bool allow_empty = false);
 
-/// The same number of elements in each part, the first ones have one more where it does not divide.
+/// Puts the same number of elements in each part; with a remainder the first parts have one more.
 std::vector<int64_t> uniform(int64_t count, int64_t parts, bool allow_empty = false);
 
-/// Returns the boundaries that the user gave, which are to go from 0 up to `count`.
+/// Checks and returns the user's boundaries, which must go from 0 up to `count`.
 /// Errors: InputError that says what is wrong with them.
 std::vector<int64_t> manual(const std::vector<int64_t>& bounds, int64_t count, int64_t parts, bool allow_empty = false);
 

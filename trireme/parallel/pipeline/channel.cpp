@@ -32,7 +32,7 @@ void Agreement::adopt(const Layout& layout) {
 
 namespace {
 
-// Of the host messages that are headers of payloads on a device.
+// Tag of host messages that are headers of payloads on a device.
 constexpr int kHeaderTag = 0;
 
 void copy_into(const at::Tensor& buffer, const Layout& layout, const Tensors& tensors) {

@@ -11,7 +11,7 @@
 
 namespace trireme::pipeline {
 
-/// Byte buffers of a channel, used again once nobody looks into them any more.
+/// Byte buffers of a channel, reused when no tensor views them any more.
 class BufferPool {
  public:
   explicit BufferPool(comm::Group group, at::Device device = at::kCPU) : group_(std::move(group)), device_(device) {}
@@ -23,10 +23,10 @@ class BufferPool {
   std::vector<at::Tensor> buffers_;
 };
 
-/// What both ends of a channel know: how long the next message is. While types and shapes stay
-/// the same a message is one transfer of a known length, so the receiver waits for it ahead of time.
-/// When they change, the sender uses that transfer to announce them. Channels whose messages change
-/// all the time announce each in a short transfer, so that the announcement costs little.
+/// The length of the next message, known to both ends of a channel. While types and shapes stay
+/// the same a message is one transfer of a known length, so the receiver can post it in advance.
+/// When they change, the sender uses that transfer to announce them. Channels whose messages always
+/// change announce each in a short transfer, so that the announcement costs little.
 class Agreement {
  public:
   int64_t bytes() const {
@@ -48,19 +48,19 @@ class Agreement {
   Layout layout_;
 };
 
-/// One direction between two virtual stages, the end that sends.
+/// The sending end of one direction between two virtual stages.
 class SendChannel {
  public:
-  /// `to` is a rank of `group`; `tag` names the channel; `what` names it for people: "activations of stage 0 for stage 1".
-  /// Messages travel from the memory of `device`; the other end receives into that of the same kind.
+  /// `to` is a rank of `group`; `tag` identifies the channel; `what` names it in messages: "activations of stage 0 for stage 1".
+  /// Messages are sent from memory of `device`; the other end receives into a device of the same kind.
   SendChannel(comm::Group group, int to, int tag, std::string what, at::Device device = at::kCPU);
 
-  /// Copies the tensors into a buffer and returns while it travels.
+  /// Copies the tensors into a buffer and starts to send it.
   /// Cost: one copy, and the transfer in the background.
   void send(const Message& message);
-  /// The other end has the first `received` messages: their buffers are free.
+  /// Frees the buffers of the first `received` messages: the other end has them.
   void release(uint64_t received);
-  /// Waits until everything has left.
+  /// Waits until all messages are sent.
   void finish();
 
  private:
@@ -85,7 +85,7 @@ class SendChannel {
   std::deque<Travelling> travelling_;
 };
 
-/// A message on its way in: its header has arrived, `payload` says when the rest has.
+/// An incoming message: its header has arrived, `payload` is the transfer of the rest.
 struct Arrival {
   Header header;
   Layout layout;
@@ -93,7 +93,7 @@ struct Arrival {
   comm::Work payload;
 };
 
-/// Receives what one rank sends to channels whose messages lie on a device. Backends of devices match a message by its order only
+/// Receives the messages of one rank for channels on a device. Backends of devices match a message by its order only
 /// (NCCL has no tags), so the headers of all channels come on the host in one stream, and each starts its payload's receive.
 class DeviceInbox {
  public:
@@ -101,12 +101,12 @@ class DeviceInbox {
 
   /// Makes ready for the next message of the channel.
   void expect(int channel);
-  /// Waits for that message's header. Errors: Error when something else came.
+  /// Waits for that message's header. Errors: Error for any other message.
   Arrival next(int channel, const std::string& what);
 
  private:
   void read();
-  /// Receives one header ahead while somebody expects a message.
+  /// Receives one header in advance while a channel expects a message.
   void receive_header();
 
   struct Channel {
@@ -122,10 +122,10 @@ class DeviceInbox {
   std::optional<std::pair<comm::Work, at::Tensor>> header_;
 };
 
-/// One direction between two virtual stages, the end that receives.
+/// The receiving end of one direction between two virtual stages.
 class RecvChannel {
  public:
-  /// `inbox` receives what lies on a device; null: messages are on the host.
+  /// `inbox` receives messages on a device; null: messages are on the host.
   RecvChannel(comm::Group group, int from, int tag, std::string what, std::shared_ptr<DeviceInbox> inbox = nullptr);
 
   /// Makes ready for the next message, so that it can arrive while this rank computes.

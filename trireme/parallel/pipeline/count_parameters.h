@@ -10,12 +10,12 @@
 namespace trireme::pipeline {
 
 /// While it lives, tensors that this thread makes or moves are on the meta device: they have a
-/// shape and a type and no memory, and what is computed with them takes no time.
+/// shape and a type but no memory, and operations on them take no time.
 ///
 ///   const MetaDeviceGuard guard;
 ///   torch::nn::Linear huge(100000, 100000); // 40 GB in microseconds
 ///
-/// Whatever device the code asks for is overruled. Reading an element of such a tensor throws c10::Error.
+/// Overrides the device that the code asks for. Reading an element of such a tensor throws c10::Error.
 class MetaDeviceGuard {
  public:
   MetaDeviceGuard();
@@ -27,9 +27,9 @@ class MetaDeviceGuard {
 /// Counts the elements of the parameters that require a gradient, a shared one once.
 int64_t count_parameters(const torch::nn::Module& module);
 
-/// The same for the module that `make` would make, without its memory where possible: a constructor that
-/// reads elements of its tensors runs for real, and its module is let go again. The random state stays as it was.
-/// Errors: what `make` throws.
+/// The same for the module that `make` makes, without its memory if possible: a constructor that
+/// reads elements of its tensors runs on a real device, and its module is freed. The random state does not change.
+/// Errors: exceptions of `make`.
 int64_t count_parameters(const std::function<std::shared_ptr<torch::nn::Module>()>& make);
 
 } // namespace trireme::pipeline

@@ -338,7 +338,7 @@ void Executor::forward(const Instruction& instruction) {
   peak_in_flight_ = std::max(peak_in_flight_, in_flight);
 }
 
-// Of the outputs only their places in the graph are needed from now on.
+// Keeps only the outputs' places in the graph: nothing else is needed from now on.
 void Executor::keep_graph(InFlight& flight, const Tensors& outputs) {
   flight.outputs = Layout::of(outputs).entries;
   for (const at::Tensor& output : outputs) {

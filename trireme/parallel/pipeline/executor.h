@@ -22,12 +22,12 @@ class SplitBackward;
 
 /// Runs the schedule's instructions on one stage.
 ///
-/// An activation or a gradient leaves as soon as it exists, and the next one is waited for in the
-/// background while this stage computes; the schedule says what is computed when. Of an
-/// output only its place in the graph is kept: its memory is free once it was copied for the next stage.
+/// An activation or a gradient is sent as soon as it exists, and the next one is received in the
+/// background while this stage computes; the schedule says what is computed when. Only an output's
+/// place in the graph is kept: its memory is freed once it was copied for the next stage.
 class Executor {
  public:
-  /// What the engine does meanwhile.
+  /// Functions of the engine that the schedule calls.
   struct Callbacks {
     /// Before a backward of `chunk`; `last`: its gradients are final afterwards.
     std::function<void(int chunk, bool last)> before_backward;
@@ -35,28 +35,28 @@ class Executor {
     std::function<void()> reduce_grads;
   };
   using NextBatch = std::function<data::Batch()>;
-  /// What the loss of a micro-batch is multiplied with in backward, by the loss's type.
+  /// The loss scale of a micro-batch in backward, by the loss's type.
   using LossScale = std::function<double(at::ScalarType loss)>;
 
   /// Makes the channels to the neighbours and checks the schedule. `pipe`: this rank's pipeline.
-  /// `replica` of `replicas` pipelines: it decides which random numbers seed_layers gives.
-  /// `device`: where this stage computes; all stages name the same kind.
+  /// `replica` of `replicas` pipelines: selects the random numbers of seed_layers.
+  /// `device`: where this stage computes; all stages use the same kind.
   Executor(PipelineModule& model, comm::Group pipe, int replica = 0, int replicas = 1, at::Device device = at::kCPU);
   ~Executor();
 
-  /// Forward and backward of `micro_batches`. The first and the last stage call `next` once for each
-  /// and use inputs and targets of it; the others never do. `first_micro_batch` counts those of all
-  /// steps before (seed_layers). `loss_scale` is asked on the last stage.
+  /// Runs forward and backward of `micro_batches`. Only the first and the last stage call `next`, once for
+  /// each, and use its inputs and targets. `first_micro_batch` counts those of all earlier
+  /// steps (seed_layers). `loss_scale` is called on the last stage.
   /// Returns the sum of their losses on the last stage, 0 elsewhere.
   /// Errors: Error naming both stages when their messages do not fit, or inputs and targets belong
   /// to different samples. After any exception a pipeline of several stages has ended: the next call throws Error. A single stage can go on.
   double train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next, const Callbacks& callbacks);
 
-  /// Forward of `micro_batches` without gradients; `visit(outputs, batch)` on the last stage.
+  /// Runs forward of `micro_batches` without gradients, and `visit(outputs, batch)` on the last stage.
   using Visit = std::function<void(const Tensors& outputs, const data::Batch& batch)>;
   void evaluate(int micro_batches, const NextBatch& next, const Visit& visit);
 
-  /// Of the batch that is running or ran last, so far.
+  /// Sum of the losses so far of the batch that is running or ran last.
   double loss_sum() const {
     return loss_sum_;
   }
@@ -139,7 +139,7 @@ class Executor {
   std::unordered_set<torch::autograd::Node*> accumulators_;
   std::map<std::pair<int, bool>, Program> programs_;
 
-  // Of the batch that is running.
+  // State of the batch that is running.
   bool training_ = false;
   int64_t first_micro_batch_ = 0;
   const LossScale* loss_scale_ = nullptr;

@@ -6,8 +6,8 @@
 
 namespace trireme::pipeline {
 
-/// What a stage can be told to do. `backward` computes the gradients of inputs and weights; a
-/// zero-bubble schedule does the two apart, as `backward_input` and a later `backward_weight`.
+/// Operations of a stage. `backward` computes the gradients of inputs and weights; a
+/// zero-bubble schedule separates the two: `backward_input` and a later `backward_weight`.
 enum class Op : uint8_t {
   load_micro_batch, ///< inputs on the first virtual stage, targets on the last
   forward,
@@ -24,7 +24,7 @@ enum class Op : uint8_t {
 };
 inline constexpr int kNumOps = 12;
 
-/// One thing to do. The last three operations have no micro-batch and no buffer.
+/// One instruction. The last three operations have no micro-batch and no buffer.
 struct Instruction {
   Op op = Op::forward;
   int micro_batch = -1;
@@ -34,13 +34,13 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
-/// What one stage does in one step of training, in order.
+/// The instructions of one stage in one step of training, in order.
 using Program = std::vector<Instruction>;
 
 /// "forward", "send_grad", ...
 const char* op_name(Op op);
 
-/// Is false for the three operations that end a step.
+/// False for the three operations that end a step.
 bool has_micro_batch(Op op);
 
 /// "forward of micro-batch 3, chunk 0"

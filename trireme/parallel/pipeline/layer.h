@@ -43,7 +43,7 @@ class Layer {
 
   /// Sets the prefix of its parameters in checkpoints; otherwise it is the layer's index in the whole list.
   Layer& name(std::string name);
-  /// Sets what is called on the module whenever the layer is built, without autograd; not when it is only counted.
+  /// Sets a function that is called on the module when the layer is built, without autograd; not when it is only counted.
   /// Errors: InputError for a function.
   Layer& initialise(std::function<void(torch::nn::Module&)> initialise);
 
@@ -70,7 +70,7 @@ class Layer {
   /// Calling it throws InputError when the number of tensors is wrong or none, or an undefined one, is returned.
   /// Errors: InputError when the tie names a parameter that the module does not have.
   BuiltLayer build() const;
-  /// This layer on a module that another of its tie has built. Errors: InputError when that is of another class.
+  /// This layer with the module that another layer of its tie has built. Errors: InputError if that has another class.
   BuiltLayer share(const std::shared_ptr<torch::nn::Module>& module) const;
   /// Counts the elements of the parameters that require a gradient. A LayerSpec is neither kept nor, as far
   /// as its constructor allows (see count_parameters.h), given memory.
@@ -88,7 +88,7 @@ class Layer {
   };
   explicit Layer(Recipe recipe) : recipe_(std::make_shared<Recipe>(std::move(recipe))) {}
 
-  /// Its own recipe, to be changed: copies do not follow.
+  /// A copy of the recipe that belongs to this layer alone, to be changed.
   Recipe& change();
 
   template <typename Impl>
@@ -129,7 +129,7 @@ class LayerSpec : public Layer {
   explicit LayerSpec(A... args) : Layer(recipe_of_class<M>(std::move(args)...)) {}
 };
 
-/// A LayerSpec that shares its parameters with all others of its key, on whichever stages they are.
+/// A LayerSpec that shares its parameters with all others of its key, on any stage.
 ///
 ///   TiedLayerSpec<torch::nn::Embedding>("tokens", 50257, 768),
 ///   ...

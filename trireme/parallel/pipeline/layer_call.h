@@ -21,7 +21,7 @@ using Forward = std::function<Tensors(const Tensors&)>;
 
 } // namespace trireme::pipeline
 
-/// How a list of tensors meets whatever a layer's function or forward() takes and returns.
+/// Calls a layer's function or forward() with a list of tensors, whatever it takes and returns.
 namespace trireme::pipeline::detail {
 
 inline constexpr size_t kMaxArguments = 8;

@@ -10,26 +10,26 @@ namespace trireme::pipeline {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// What one virtual stage hands to its neighbour for one micro-batch: activations forwards,
-/// their gradients backwards. An undefined tensor stands for "no gradient".
+/// What one virtual stage sends to its neighbour for one micro-batch: activations forwards,
+/// their gradients backwards. An undefined tensor means "no gradient".
 struct Message {
   int64_t micro_batch = 0;
   Tensors tensors;
-  /// Activations: which of them want a gradient back. One for each tensor.
+  /// For activations: whether each tensor requires a gradient.
   std::vector<bool> requires_grad;
-  /// Names the samples that the micro-batch is made of; 0: not known.
+  /// Identifies the samples of the micro-batch; 0: unknown.
   uint64_t fingerprint = 0;
-  /// How many messages the sender has received on the channel the other way.
+  /// Number of messages that the sender has received on the opposite channel.
   uint64_t received = 0;
 };
 
 /// The bytes of a message on the wire: a header of 64 bytes, then the tensors' elements, each
-/// from a 64-byte boundary. Types and shapes travel only when they change: an announcement of
-/// kAnnouncementBytes then comes first. Elements on a device travel over its route, the header (and announcement behind it) on the host.
+/// from a 64-byte boundary. Types and shapes are sent only when they change: an announcement of
+/// kAnnouncementBytes then comes first. Elements on a device use its backend; the header (followed by the announcement) uses the host's.
 /// All members are trivially copyable and little-endian.
 struct Header {
   uint32_t magic = kMagic;
-  /// 1: types and shapes come with it. On the host this is then all, and the message itself follows with `next_bytes`.
+  /// 1: an announcement of types and shapes. On the host the message then follows separately, with `next_bytes`.
   uint16_t announces = 0;
   uint16_t channel = 0; ///< the channel's tag, where one stream of headers serves several
   int64_t micro_batch = 0;
@@ -48,7 +48,7 @@ inline constexpr int64_t kHeaderBytes = 64;
 inline constexpr int64_t kAnnouncementBytes = 4096;
 inline constexpr int64_t kMaxTensors = 64;
 
-/// Types and shapes of a message's tensors, and where each lies in it.
+/// Types and shapes of a message's tensors, and their offsets in it.
 struct Layout {
   struct Entry {
     bool defined = false;

@@ -17,36 +17,36 @@
 
 namespace trireme::pipeline {
 
-/// A parameter that several layers share, as far as this stage holds copies of it.
+/// A parameter that several layers share, with this stage's copies.
 struct TiedParameter {
   std::string key;
   /// Its name in checkpoints, the first layer's.
   std::string name;
-  /// This stage's copies. One, unless layers of one stage tie some of their attributes only.
+  /// This stage's copies: one, unless layers of one stage tie only some of their attributes.
   Tensors copies;
   /// Stages with a copy, ascending. The first one's first copy is what is saved and counted in norms.
   std::vector<int> owners;
 };
 
-/// What somebody else does about layers: mixed precision, and ZeRO stage 3, whose parameters are not always there.
+/// Hooks around layers, for mixed precision and for ZeRO stage 3, whose parameters are gathered only while they are used.
 struct LayerHooks {
-  /// What it returns lives while a chunk's forward, or the loss, is computed.
+  /// The returned object lives while a chunk's forward, or the loss, is computed.
   std::function<std::shared_ptr<void>()> around = nullptr;
-  /// Right after a layer with a module was built, and given its values.
+  /// Called after a layer with a module was built and initialized.
   std::function<void(torch::nn::Module&)> built = nullptr;
-  /// Around each forward of a layer with a module, also a recomputed one.
+  /// Called around each forward of a layer with a module, also when it is recomputed.
   std::function<void(torch::nn::Module&)> before = nullptr;
   std::function<void(torch::nn::Module&, const Tensors& outputs)> after = nullptr;
 };
 
-/// A model as a list of layers, of which each stage of a pipeline builds its own.
+/// A model as a list of layers; each stage of a pipeline builds only its own.
 ///
 ///   auto model = std::make_shared<PipelineModule>(LayerList{
 ///       LayerSpec<torch::nn::Linear>(784, 128), torch::nn::ReLU(), [](at::Tensor x) { return x * 2; },
 ///       LayerSpec<torch::nn::Linear>(128, 10)}, loss, options);
 ///
-/// Nothing is built until build(): initialize() calls it, or the caller does for a model that
-/// lives in one process. Parameters are named after the layer's index in the whole list ("0.weight")
+/// build() builds the layers: initialize() calls it, or the caller does for a model in
+/// one process. Parameters are named after the layer's index in the whole list ("0.weight")
 /// or the layer's own name, whatever the partition: a checkpoint fits any number of stages.
 /// Source: Huang et al. 2019, arXiv:1811.06965; layer and tie semantics follow DeepSpeed's PipelineModule.
 class PipelineModule : public torch::nn::Module {
@@ -54,10 +54,10 @@ class PipelineModule : public torch::nn::Module {
   /// Loss of the last layer's outputs: a 0-dim tensor, the mean over the samples.
   using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
 
-  /// Without a loss the last layer's first output is the loss, and what else it gives is only for evaluations that want the logits.
+  /// Without a loss, the last layer's first output is the loss; its other outputs are used only by evaluations that return logits.
   explicit PipelineModule(LayerList layers, Loss loss = nullptr, PipelineOptions options = {});
 
-  /// One micro-batch to measure layers with, for partition "profile" and "memory". Before build().
+  /// Sets a micro-batch to measure layers with, for partition "profile" and "memory". Call it before build().
   void set_sample_inputs(Tensors inputs) {
     sample_inputs_ = std::move(inputs);
   }
@@ -68,22 +68,22 @@ class PipelineModule : public torch::nn::Module {
   /// tensors across stages, or memory without being one tensor.
   void build(const comm::Group& pipe = {}, int micro_batches = 0, const comm::Group& replicas = {});
 
-  /// Puts what a configuration says in the place of options(). Before build(); initialize() calls it.
+  /// Overrides options() with those of a configuration. initialize() calls it, before build().
   void configure(const PipelineKeys& keys);
-  /// `built` counts when set before build(); the others from the next forward on.
+  /// Set `built` before build(); the others apply from the next forward on.
   void set_hooks(LayerHooks hooks) {
     hooks_ = std::move(hooks);
   }
   /// The modules of this stage's layers, in order, each once.
   std::vector<std::shared_ptr<torch::nn::Module>> layer_modules() const;
 
-  /// The whole model in one process: chunk after chunk. Needs a pipe of one stage.
+  /// Runs the whole model in one process, chunk after chunk. Needs a pipe of one stage.
   Tensors forward(const Tensors& inputs);
   at::Tensor forward(const at::Tensor& input);
-  /// One chunk of this stage. `micro_batch` counts all that this replica has seen; it matters with seed_layers.
+  /// Runs one chunk of this stage. `micro_batch` counts all micro-batches of this replica; seed_layers uses it.
   Tensors forward_chunk(int chunk, const Tensors& inputs, int64_t micro_batch);
   at::Tensor loss(const Tensors& outputs, const Tensors& targets) const;
-  /// The last layer's outputs without a loss that is among them.
+  /// The last layer's outputs, without the loss if it is one of them.
   Tensors logits(const Tensors& outputs) const;
 
   const PipelineOptions& options() const {
@@ -92,7 +92,7 @@ class PipelineModule : public torch::nn::Module {
   const LayerList& layers() const {
     return layers_;
   }
-  /// Of the virtual stages: virtual stage chunk * stages + stage has layers [bounds[v], bounds[v + 1]).
+  /// Layers of the virtual stages: virtual stage v = chunk * stages + stage has layers [bounds[v], bounds[v + 1]).
   const Partition& partition() const {
     return partition_;
   }
@@ -102,13 +102,13 @@ class PipelineModule : public torch::nn::Module {
   int stages() const {
     return stages_;
   }
-  /// Tied parameters of which there is more than one copy.
+  /// Tied parameters with more than one copy.
   const std::vector<TiedParameter>& ties() const {
     return ties_;
   }
-  /// Parameters whose gradients are final only after all backwards: tied ones, here or elsewhere, and those that several chunks share.
+  /// Parameters whose gradients are final only after all backwards: tied ones, on this or other stages, and those that several chunks share.
   Tensors late_parameters() const;
-  /// The name in checkpoints of a parameter or buffer of this module: the first layer's where several share it.
+  /// The name of a parameter or buffer in checkpoints: the first layer's if several share it.
   const std::string& saved_name(const std::string& parameter) const;
   /// Keys of all ties that span several stages, with their stages: the same on every rank.
   std::map<std::string, std::vector<int>> tie_owners() const;

@@ -9,12 +9,12 @@
 
 namespace trireme::pipeline {
 
-/// How a list of layers becomes a pipeline.
+/// Options of a pipeline.
 struct PipelineOptions {
   /// Number of pipeline stages; the ranks divided by it are the data-parallel replicas.
   int stages = 1;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
-  /// Set: used in place of `schedule`; checked before step 0 like ours.
+  /// A custom schedule in place of `schedule`; it is checked before step 0 like the built-in ones.
   ScheduleFunction custom_schedule;
   /// Parts that each stage holds of the model (virtual stages); more than 1 for `interleaved`.
   int chunks = 1;
@@ -25,7 +25,7 @@ struct PipelineOptions {
   std::string partition = "parameters";
   /// Layer index at which each part begins, and the number of layers: overrides `partition`.
   std::vector<int64_t> bounds;
-  /// More parts than layers are refused unless this is set; the surplus ones pass on what they get.
+  /// Allows more parts than layers; the surplus parts pass their inputs on.
   bool allow_empty_stages = false;
 
   /// Layers recomputed together in backward; 0: activations are kept.
@@ -36,14 +36,14 @@ struct PipelineOptions {
   int64_t base_seed = 1234;
 };
 
-/// What a configuration says of it. What it does not say stays as the program has it.
+/// Pipeline options from a configuration. Options that it does not set keep the program's values.
 struct PipelineKeys {
   std::optional<int> stages;
   std::optional<std::string> partition;
   std::optional<bool> seed_layers;
   std::optional<int64_t> activation_checkpoint_interval;
 
-  /// `options` with what is said here in its place.
+  /// Returns `options` with the values that are set here.
   PipelineOptions over(PipelineOptions options) const {
     options.stages = stages.value_or(options.stages);
     options.partition = partition.value_or(options.partition);

@@ -9,7 +9,7 @@
 
 namespace trireme::pipeline {
 
-/// Which layers belong together: part p has layers [bounds[p], bounds[p + 1]).
+/// Assigns layers to parts: part p has layers [bounds[p], bounds[p + 1]).
 struct Partition {
   std::vector<int64_t> bounds;
   std::vector<double> costs; ///< of each layer: what was balanced
@@ -23,7 +23,7 @@ struct Partition {
 /// Errors: InputError for an expression that is wrong or matches no layer.
 std::vector<int64_t> by_type(const LayerList& layers, const std::string& regex, int64_t parts, bool allow_empty = false);
 
-/// balance_by_part() with each layer's cost where it came to lie.
+/// balance_by_part(), with each layer's cost in its part.
 Partition balance_costs_by_part(const std::vector<std::vector<double>>& costs, bool allow_empty = false);
 
 /// balance() with its costs.

@@ -7,7 +7,7 @@
 
 namespace trireme::pipeline {
 
-/// What one micro-batch costs in each layer.
+/// The cost of one micro-batch in each layer.
 struct LayerProfile {
   std::vector<double> seconds;          ///< forward and backward, median of several
   std::vector<double> parameter_bytes;  ///< of trained parameters
@@ -18,10 +18,10 @@ struct LayerProfile {
   std::vector<double> bytes(int64_t in_flight) const;
 };
 
-/// Builds one layer after the other, runs it on what the one before returned, and lets it go. Of lazily built
-/// layers of one class, size and input only the first is measured.
-/// Memory: one layer and two micro-batches of activations. The random state, gradients and buffers are left as they were.
-/// Errors: InputError without sample inputs, or what a layer throws.
+/// Builds one layer after the other, runs it on the output of the layer before, and frees it. Lazily built
+/// layers of the same class, size and input are measured once.
+/// Memory: one layer and two micro-batches of activations. The random state, gradients and buffers do not change.
+/// Errors: InputError without sample inputs; exceptions of layers.
 LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_inputs);
 
 } // namespace trireme::pipeline

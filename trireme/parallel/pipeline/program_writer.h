@@ -4,7 +4,7 @@
 
 namespace trireme::pipeline {
 
-/// Writes one stage's program. Leaves out what the stage does not do: messages past the ends of
+/// Writes one stage's program. Leaves out instructions that the stage does not need: messages past the ends of
 /// the model, loads in its middle.
 class ProgramWriter {
  public:

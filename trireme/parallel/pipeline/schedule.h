@@ -8,9 +8,9 @@
 
 namespace trireme::pipeline {
 
-/// How large a pipeline is. Each stage holds `chunks` parts of the model; counted along the
+/// The size of a pipeline. Each stage holds `chunks` parts of the model; in the order of the
 /// model, part (stage, chunk) is virtual stage chunk * stages + stage, and activations flow from
-/// virtual stage v to v + 1. With one stage they stay where they are and nothing is sent.
+/// virtual stage v to v + 1. With one stage nothing is sent.
 struct ScheduleShape {
   int stages = 1;
   int micro_batches = 1;
@@ -25,7 +25,7 @@ struct ScheduleShape {
   bool operator==(const ScheduleShape&) const = default;
 };
 
-/// The schedules that come with Trireme, for p stages, m micro-batches and v chunks; docs/schedules.md
+/// The built-in schedules, for p stages, m micro-batches and v chunks; docs/schedules.md
 /// draws them. Bubble: the share of time in which a stage is idle when a backward takes two forwards.
 ///
 /// naive         one micro-batch at a time through all stages and back. Bubble 1 - 1/p, 1 in flight.
@@ -53,7 +53,7 @@ Program make_program(ScheduleKind kind, const ScheduleShape& shape, int stage);
 /// Makes the programs of all stages.
 std::vector<Program> make_programs(ScheduleKind kind, const ScheduleShape& shape);
 
-/// A schedule of one's own: what `stage` does. Pass it to check_schedule() first.
+/// A custom schedule: returns the program of `stage`. Pass it to check_schedule() first.
 using ScheduleFunction = std::function<Program(const ScheduleShape& shape, int stage)>;
 
 /// Counts the buffers that `program` uses in `chunk`.

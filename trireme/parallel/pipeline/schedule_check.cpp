@@ -9,7 +9,7 @@ namespace trireme::pipeline {
 namespace {
 
 constexpr int kAbsent = -1;
-constexpr int kMostTold = 8; // stages in the message about a deadlock
+constexpr int kMostListed = 8; // stages in the message about a deadlock
 constexpr Op kEnds[] = {Op::reduce_tied_grads, Op::reduce_grads, Op::optimizer_step};
 
 bool is_backward(Op op) {
@@ -319,16 +319,16 @@ class TogetherCheck {
       }
     }
     std::string waiting;
-    int told = 0;
+    int waiting_stages = 0;
     for (size_t s = 0; s < stages_.size(); ++s) {
-      if (next_[s] < stages_[s].size() && ++told <= kMostTold) {
+      if (next_[s] < stages_[s].size() && ++waiting_stages <= kMostListed) {
         const int whom = blocked_by(static_cast<int>(s));
         waiting += concat(waiting.empty() ? "" : "; ", "stage ", s, ", instruction ", next_[s], " (", describe(stages_[s].at(next_[s])),
                           ") waits for stage ", whom);
       }
     }
-    if (told > kMostTold) {
-      waiting += concat("; and ", told - kMostTold, " more");
+    if (waiting_stages > kMostListed) {
+      waiting += concat("; and ", waiting_stages - kMostListed, " more");
     }
     if (!waiting.empty()) {
       throw InputError("schedule", "the stages wait for each other for ever: " + waiting);

@@ -4,19 +4,19 @@
 
 namespace trireme::pipeline {
 
-/// Proves that the stages' programs fit together; for schedules that somebody wrote and for ours alike.
+/// Proves that the stages' programs fit together; used for custom and built-in schedules.
 ///
 /// - every micro-batch is computed once in every chunk: forward, then backward (or backward_input and
 ///   later backward_weight); with training = false only forward;
-/// - what a computation needs was loaded or received before, and nothing is loaded or received without need;
-/// - every message has one sender and one receiver, and leaves and arrives in the order in which it is made;
-/// - no buffer is taken while another micro-batch is in it, from its first instruction to its last;
+/// - every input of a computation was loaded or received before, and nothing else is loaded or received;
+/// - every message has one sender and one receiver, and is sent and received in the order in which it is made;
+/// - no buffer is used while another micro-batch is in it, from its first instruction to its last;
 /// - a step of training ends with reduce_tied_grads, reduce_grads, optimizer_step, once each;
-/// - nobody waits for ever. Sends count as late as they are written (in truth they may be
+/// - no stage waits forever. Sends count as late as they are written (in truth they may be
 ///   earlier), the first and the last of the three reductions as meetings of all stages.
 ///
 /// Time and memory: proportional to the number of instructions. Errors: InputError naming stage, instruction
-/// (counted from 0), micro-batch, chunk and reason; a deadlock is told as who waits for whom.
+/// (counted from 0), micro-batch, chunk and reason; for a deadlock, which stage waits for which.
 void check_schedule(const std::vector<Program>& programs, const ScheduleShape& shape, bool training = true);
 
 } // namespace trireme::pipeline

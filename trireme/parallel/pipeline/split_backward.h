@@ -17,8 +17,8 @@ using NodePtr = decltype(torch::autograd::Edge::function);
 ///
 /// The nodes of the graph where parameters join the path from outputs to inputs get their incoming
 /// gradients captured; the second half runs those nodes once more, for the parameters alone.
-/// Where that is impossible nothing is put off: without an input that requires a gradient, or when
-/// a parameter is also reached from further up (used twice), the first half does everything.
+/// If that is impossible (no input requires a gradient, or a parameter is also reached from
+/// further up because it is used twice), the first half does everything.
 /// Custom functions with parameters inside (recomputation) do all their work in the first half.
 /// Cost: the two halves together are one backward and a few microseconds a parameter.
 /// Source: Qi et al. 2023, arXiv:2401.10241.
@@ -28,7 +28,7 @@ class SplitBackward {
   SplitBackward(std::vector<torch::autograd::Edge> roots, Tensors grads, const Tensors& inputs,
                 const std::unordered_set<torch::autograd::Node*>& parameters);
 
-  /// Is there anything to be done later?
+  /// Whether the second half has work to do.
   bool puts_off() const {
     return !whole_;
   }

@@ -18,7 +18,7 @@ struct TimelineSpan {
   double end = 0;
 };
 
-/// What the stages compute when, in one step.
+/// When the stages compute what, in one step.
 struct Timeline {
   ScheduleShape shape;
   std::vector<TimelineSpan> spans; ///< by stage, then by begin; the first of all begins at 0
@@ -30,7 +30,7 @@ struct Timeline {
   std::vector<double> peak_in_flight;
 };
 
-/// What computations take. A stage's forward takes `forward`, so one of its chunks takes 1/chunks of that.
+/// Durations of computations. A stage's forward takes `forward`, so one of its chunks takes 1/chunks of that.
 struct Costs {
   double forward = 1;
   double backward = 2;
@@ -39,19 +39,19 @@ struct Costs {
   double transfer = 0; ///< from the end of a computation to the arrival of its result; overlaps computation
 };
 
-/// Runs the programs on paper: results leave when they are made, receives wait, everything else takes no time.
-/// Time: proportional to the number of instructions. Errors: InputError when the stages wait for each other for
-/// ever; check_schedule() says more.
+/// Simulates the programs: results are sent when they are made, receives wait, everything else takes no time.
+/// Time: proportional to the number of instructions. Errors: InputError for a deadlock; check_schedule()
+/// says more.
 Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& shape, const Costs& costs = {});
 
-/// Reads what a run did from its trace (monitor/chrome_trace.h): the last step that all stages
-/// completed. Spans named "F m c", "B m c", "I m c" (input gradient) and "W m c" (weight gradient) count, m being the
-/// micro-batch and c the chunk. A span named "stage S of P" says which stage a rank is; without one,
-/// stages are the ranks in order. Of several pipelines the one with the lowest ranks is read.
+/// Reads a run's timeline from its trace (monitor/chrome_trace.h): the last step that all stages
+/// completed. Uses spans named "F m c", "B m c", "I m c" (input gradient) and "W m c" (weight gradient) with
+/// micro-batch m and chunk c. A span named "stage S of P" gives the stage of a rank; without one,
+/// stages are the ranks in order. With several pipelines, reads the one with the lowest ranks.
 /// Errors: InputError naming the file and what it lacks.
 Timeline from_trace(const std::filesystem::path& trace);
 
-/// Sorts the spans, moves them to begin at 0 and fills in total, bubble and peak_in_flight. The shape must be set.
+/// Sorts the spans, shifts them to begin at 0 and fills in total, bubble and peak_in_flight. The shape must be set.
 void summarize(Timeline& timeline);
 
 } // namespace trireme::pipeline

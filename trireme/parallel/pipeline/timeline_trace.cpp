@@ -130,11 +130,11 @@ std::optional<ScheduleShape> complete_shape(const Step& step) {
 
 // The lowest rank of each stage.
 std::vector<std::vector<Step>> steps_of_stages(const std::filesystem::path& path, std::map<int64_t, Rank> ranks) {
-  const bool told = std::all_of(ranks.begin(), ranks.end(), [](const auto& item) { return item.second.stage.has_value(); });
-  const int expected = told ? ranks.begin()->second.stage->second : static_cast<int>(ranks.size());
+  const bool named = std::all_of(ranks.begin(), ranks.end(), [](const auto& item) { return item.second.stage.has_value(); });
+  const int expected = named ? ranks.begin()->second.stage->second : static_cast<int>(ranks.size());
   std::map<int, std::vector<Step>> by_stage;
   for (auto& [pid, rank] : ranks) {
-    const int stage = told ? rank.stage->first : static_cast<int>(by_stage.size());
+    const int stage = named ? rank.stage->first : static_cast<int>(by_stage.size());
     if (by_stage.count(stage) == 0) {
       by_stage[stage] = training_steps(std::move(rank.spans));
     }

@@ -24,10 +24,11 @@ struct StepSeconds {
 /// Cost: about a second; a few where bf16 has no instructions.
 StepSeconds time_small_gpt();
 
-/// Settles `bf16_if_faster`: `compute` becomes bf16 or fp32, the same on every rank of `everyone`. With the type of the checkpoint in `resumed` (a
-/// checkpoint, or the folder above), when there is one; else by the sum of what `measure` finds on all ranks at once, as they will
-/// train. Does nothing where the type is settled. Collective.
-void settle_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed = std::nullopt,
-                      const std::function<StepSeconds()>& measure = time_small_gpt);
+/// Resolves `bf16_if_faster`: sets `compute` to bf16 or fp32, the same on every rank of `everyone`. Uses the type of the checkpoint in
+/// `resumed` (a checkpoint, or the folder above) if there is one; else the sum of the times that `measure` returns on all ranks, which
+/// measure at the same time, as they will train. Does nothing if the type is known. Collective.
+void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone,
+                       const std::optional<std::filesystem::path>& resumed = std::nullopt,
+                       const std::function<StepSeconds()>& measure = time_small_gpt);
 
 } // namespace trireme::engine

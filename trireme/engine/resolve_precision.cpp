@@ -1,4 +1,4 @@
-#include <trireme/engine/settle_precision.h>
+#include <trireme/engine/resolve_precision.h>
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
@@ -40,7 +40,7 @@ double time_step(models::Gpt& model, const at::Tensor& tokens) {
 
 enum class Saved { nothing, fp32, bf16 };
 
-// Of rank 0's view; what is wrong with a checkpoint is said when it is loaded.
+// Returns nothing for a checkpoint that cannot be read: loading it reports the error.
 Saved type_saved_in(const std::filesystem::path& path) {
   try {
     checkpoint::OpenOptions quick;
@@ -76,8 +76,8 @@ StepSeconds time_small_gpt() {
   return best;
 }
 
-void settle_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed,
-                      const std::function<StepSeconds()>& measure) {
+void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed,
+                       const std::function<StepSeconds()>& measure) {
   if (!precision.bf16_if_faster) {
     return;
   }

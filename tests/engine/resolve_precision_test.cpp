@@ -1,7 +1,7 @@
 // "bf16": {"enabled": "auto"}: all ranks agree, and a checkpoint keeps its type.
 #include "small_run.h"
 
-#include <trireme/engine/settle_precision.h>
+#include <trireme/engine/resolve_precision.h>
 
 #include <tests/support/run_ranks.h>
 
@@ -23,13 +23,13 @@ precision::PrecisionOptions undecided() {
   return options;
 }
 
-TEST(SettlePrecisionTest, Bf16MustBeWorthIt) {
+TEST(ResolvePrecisionTest, Bf16MustBeWorthIt) {
   EXPECT_TRUE((StepSeconds{1.0, 0.5}.bf16_is_faster()));
   EXPECT_FALSE((StepSeconds{1.0, 0.99}.bf16_is_faster()));
   EXPECT_FALSE((StepSeconds{1.0, 1.3}.bf16_is_faster()));
 }
 
-TEST(SettlePrecisionTest, MeasuresBothTypesAndLeavesRandomNumbersAlone) {
+TEST(ResolvePrecisionTest, MeasuresBothTypesAndLeavesRandomNumbersAlone) {
   torch::manual_seed(4);
   const at::Tensor expected = torch::rand({3});
   torch::manual_seed(4);
@@ -40,12 +40,12 @@ TEST(SettlePrecisionTest, MeasuresBothTypesAndLeavesRandomNumbersAlone) {
 }
 
 // Neither a flag of the processor nor one rank alone decides.
-TEST(SettlePrecisionTest, WhatAllRanksMeasuredDecides) {
+TEST(ResolvePrecisionTest, WhatAllRanksMeasuredDecides) {
   EXPECT_THAT(run_ranks(3,
                         [](comm::World& world) {
                           for (const double slow : {1.0, 9.0}) { // seconds in bf16 on the last rank; fp32 takes 2 everywhere
                             precision::PrecisionOptions mine = undecided();
-                            settle_precision(mine, world.group(), std::nullopt, [&] { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
+                            resolve_precision(mine, world.group(), std::nullopt, [&] { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
                             EXPECT_EQ(mine.compute, slow == 1.0 ? Type::bf16 : Type::fp32);
                             EXPECT_FALSE(mine.bf16_if_faster);
                           }
@@ -53,11 +53,11 @@ TEST(SettlePrecisionTest, WhatAllRanksMeasuredDecides) {
               IsEmpty());
 }
 
-TEST(SettlePrecisionTest, AllRanksAgreeAndTrain) {
+TEST(ResolvePrecisionTest, AllRanksAgreeAndTrain) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
                           precision::PrecisionOptions mine = undecided();
-                          settle_precision(mine, world.group());
+                          resolve_precision(mine, world.group());
                           EXPECT_FALSE(mine.bf16_if_faster);
                           EXPECT_NE(mine.compute, Type::fp16);
                           at::Tensor types = torch::tensor({static_cast<int64_t>(mine.compute)});
@@ -73,8 +73,8 @@ TEST(SettlePrecisionTest, AllRanksAgreeAndTrain) {
               IsEmpty());
 }
 
-TEST(SettlePrecisionTest, ACheckpointKeepsItsType) {
-  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_settle_", ::getpid());
+TEST(ResolvePrecisionTest, ACheckpointKeepsItsType) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_resolve_", ::getpid());
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
                           for (const Type type : {Type::bf16, Type::fp32}) {
@@ -86,12 +86,12 @@ TEST(SettlePrecisionTest, ACheckpointKeepsItsType) {
                             run.engine().save_checkpoint(here);
                             for (const fs::path& place : {here, here / "global_step1"}) {
                               precision::PrecisionOptions again = undecided();
-                              settle_precision(again, world.group(), place);
+                              resolve_precision(again, world.group(), place);
                               EXPECT_EQ(again.compute, type) << place;
                             }
                           }
                           precision::PrecisionOptions fresh = undecided();
-                          settle_precision(fresh, world.group(), folder / "nothing here");
+                          resolve_precision(fresh, world.group(), folder / "nothing here");
                           EXPECT_FALSE(fresh.bf16_if_faster) << "measured, where nothing was saved";
                         }),
               IsEmpty());
