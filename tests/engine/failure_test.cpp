@@ -435,5 +435,24 @@ TEST(EngineFailureTest, ANormThatIsWantedInTheMiddleOfAStepDoesNotTakeItBack) {
               IsEmpty());
 }
 
+TEST(EngineFailureTest, AStepNeedsTheEnginesBackward) {
+  comm::World world = comm::World::connect();
+  const auto words = [&](const std::function<void(Engine&)>& f) -> std::string {
+    SmallRun run(world, small_config(4, 1));
+    try {
+      f(run.engine());
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "stepped";
+  };
+  EXPECT_THAT(words([](Engine& engine) { engine.step(); }), testing::HasSubstr("step() of step 1 without backward()"));
+  EXPECT_THAT(words([](Engine& engine) {
+                engine.forward(Counting().get(std::vector<int64_t>{1, 2, 3, 4})).backward();
+                engine.step();
+              }),
+              testing::HasSubstr("Call the engine's backward(loss)"));
+}
+
 } // namespace
 } // namespace trireme::engine

@@ -3,6 +3,8 @@
 
 #include <trireme/base/error.h>
 
+#include <trireme/models/gpt_layers.h>
+
 #include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>
 
@@ -57,9 +59,10 @@ class AveragingSync : public parallel::GradientSync {
       }
     }
   }
-  void end_step(bool) override {
+  bool end_step(bool) override {
     const torch::NoGradGuard no_grad;
-    if (ranks_meet()) {
+    const bool meet = ranks_meet();
+    if (meet) {
       for (Outer& outer : outer_) {
         at::Tensor data = outer.buffer->bucket_data(outer.bucket);
         at::Tensor part = part_of(*outer.buffer, outer.bucket);
@@ -72,6 +75,7 @@ class AveragingSync : public parallel::GradientSync {
       }
     }
     ++steps_;
+    return meet;
   }
   nlohmann::json state() const override {
     return {{"steps", steps_}};
@@ -122,13 +126,14 @@ struct AveragingRun {
   models::Gpt model{small_gpt()};
   Initialized made;
   int64_t not_finite_in = -1; // this rank's loss in this step
+  double weight = 1; // of the loss
 
   AveragingRun(comm::World& world, const config::EngineConfig& config) {
     InitializeOptions options;
     options.model = model.ptr();
     options.loss = [this](const data::Batch& batch) {
       const at::Tensor loss = model->loss(batch.input(), batch.target());
-      return made.engine && made.engine->global_steps() + 1 == not_finite_in ? loss * std::nan("") : loss;
+      return made.engine && made.engine->global_steps() + 1 == not_finite_in ? loss * std::nan("") : loss * weight;
     };
     options.config = config;
     options.training_data = std::make_shared<Counting>();
@@ -273,6 +278,109 @@ TEST_P(GradientSyncTest, ARankSkipsByItself) {
                           EXPECT_EQ(run.engine().global_steps(), kEvery);
                         }),
               IsEmpty());
+}
+
+// A step with gradients of zero leaves what the ranks have agreed on.
+TEST_P(GradientSyncTest, MastersFollowWhatTheRanksAgreeOn) {
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [](comm::World& world) {
+                          config::EngineConfig config = sgd_config();
+                          config.precision.compute = precision::Type::bf16;
+                          AveragingRun run(world, config);
+                          for (int step = 1; step <= kEvery; ++step) {
+                            run.engine().train_batch();
+                          }
+                          std::vector<at::Tensor> agreed;
+                          for (const at::Tensor& parameter : run.model->parameters()) {
+                            agreed.push_back(parameter.detach().clone());
+                          }
+                          run.weight = 0;
+                          run.engine().train_batch();
+                          for (size_t i = 0; i < agreed.size(); ++i) {
+                            EXPECT_TRUE(run.model->parameters()[i].equal(agreed[i])) << "parameter " << i;
+                          }
+                        }),
+              IsEmpty());
+}
+
+TEST_P(GradientSyncTest, StatesThatDifferBetweenRanksAreNotSaved) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_gradient_sync_states_", ::getpid());
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [folder](comm::World& world) {
+                          AveragingRun run(world, small_config(48, 1));
+                          for (int step = 1; step <= kEvery; ++step) {
+                            run.engine().train_batch();
+                          }
+                          const auto save = [&] { run.engine().save_checkpoint(folder); };
+                          if (world.size() > 1) {
+                            EXPECT_THAT(test::error_of(save), HasSubstr("the states of adamw (or masters of low precision) differ from rank to rank"));
+                          } else {
+                            save();
+                          }
+                        }),
+              IsEmpty());
+  fs::remove_all(folder);
+}
+
+/// Has a tensor for each parameter.
+class CountingSync : public parallel::AllReduceSync {
+ public:
+  explicit CountingSync(const parallel::ReduceGroups& groups) : AllReduceSync(groups, {}) {}
+  void attach(const std::vector<bucket::FlatParameters*>& buffers) override {
+    for (bucket::FlatParameters* const buffer : buffers) {
+      steps_.emplace_back(buffer, torch::zeros({buffer->layout().numel()}));
+    }
+  }
+  bool end_step(bool) override {
+    for (auto& [buffer, steps] : steps_) {
+      steps.add_(1);
+    }
+    return false;
+  }
+  void for_each_state(const Visit& visit) override {
+    for (auto& [buffer, steps] : steps_) {
+      for (const bucket::Slot& slot : buffer->layout().slots()) {
+        visit("counted", buffer->layout().tensors()[slot.tensor], 0, steps.slice(0, slot.begin, slot.end));
+      }
+    }
+  }
+
+ private:
+  std::vector<std::pair<bucket::FlatParameters*, at::Tensor>> steps_;
+};
+
+TEST(GradientSyncStateTest, ATiedParametersIsSavedOnceAndLoadedIntoEachCopy) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_tied_sync_", ::getpid());
+  EXPECT_THAT(run_ranks(2,
+                        [folder](comm::World& world) {
+                          const auto make = [&](std::shared_ptr<CountingSync*> sync) {
+                            InitializeOptions options;
+                            pipeline::PipelineOptions pipeline;
+                            pipeline.stages = 2;
+                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, pipeline);
+                            options.config = small_config(4, 2);
+                            options.gradient_sync = [sync](const parallel::ReduceGroups& groups) {
+                              auto made = std::make_unique<CountingSync>(groups);
+                              *sync = made.get();
+                              return made;
+                            };
+                            return initialize(world, options);
+                          };
+                          const auto first = std::make_shared<CountingSync*>();
+                          const Initialized run = make(first);
+                          for (int step = 0; step < 3; ++step) {
+                            run.engine->train_batch([] { return Counting().get(std::vector<int64_t>{1, 2}); });
+                          }
+                          run.engine->save_checkpoint(folder);
+                          const auto second = std::make_shared<CountingSync*>();
+                          const Initialized resumed = make(second);
+                          resumed.engine->load_checkpoint(folder);
+                          (*second)->for_each_state([](const std::string&, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
+                            EXPECT_TRUE(values.eq(3).all().item<bool>()) << tensor.name;
+                          });
+                        }),
+              IsEmpty());
+  fs::remove_all(folder);
 }
 
 TEST(GradientSyncErrorTest, ZeroHasItsOwn) {

@@ -89,6 +89,31 @@ TEST(LogitsTest, OfAPipelineAreOnItsLastStage) {
   }
 }
 
+TEST(LogitsTest, ARankWithoutSamplesHasNone) {
+  for (const int stages : {1, 2}) {
+    EXPECT_THAT(run_ranks(2 * stages,
+                          [=](comm::World& world) {
+                            InitializeOptions options;
+                            pipeline::PipelineOptions pipeline;
+                            pipeline.stages = stages;
+                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, pipeline);
+                            options.config = zero_config(0, 2);
+                            const auto made = initialize(world, options);
+                            data::Batch batch = padded_batch();
+                            const bool first = made.engine->group().rank() == 0;
+                            batch.samples = first ? 0 : 2;
+                            const auto logits = made.engine->eval_batch_with_logits(batch).logits;
+                            const bool last_stage = made.engine->pipe_group().rank() == stages - 1;
+                            ASSERT_THAT(logits, SizeIs(last_stage && !first ? 1 : 0));
+                            if (!logits.empty()) {
+                              EXPECT_EQ(logits[0].size(0), 2);
+                            }
+                          }),
+                IsEmpty())
+        << stages << " stages";
+  }
+}
+
 TEST(LogitsTest, ALastLayerMayGiveItsLossAndLogits) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {

@@ -114,7 +114,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, con
         const auto real = static_cast<double>(micro_batch.samples);
         sum.loss += real == 0 ? 0 : parts.layers->loss(outputs, micro_batch.targets).item<double>() * real;
         sum.samples += real;
-        if (logits != nullptr) {
+        if (logits != nullptr && real > 0) {
           *logits = parts.layers->logits(outputs);
         }
       });

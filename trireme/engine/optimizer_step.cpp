@@ -1,5 +1,6 @@
 #include <trireme/engine/optimizer_step.h>
 
+#include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/engine/preemption.h>
 
@@ -91,6 +92,9 @@ bool OptimizerStep::agree_with_stages(double& squared_norm, bool one_scale) {
 // Every rank sees the same loss, norm and scale, so all skip or none does.
 // Without a norm to wait for, buckets are stepped while later ones still travel.
 void OptimizerStep::run() {
+  if (!loss_was_sent()) {
+    throw InputError("engine", concat("step() of step ", state_.global_steps + 1, " without backward()"), "Call the engine's backward(loss) for each micro-batch, then step().");
+  }
   const bool needs_norm = parts_.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow();
   const bool looks_for_unused = !parts_.may_step_in_backward; // a bucket that was stepped during backward knew nothing of other ranks
   const comm::Group& ranks = parts_.sync->step_group();
@@ -146,8 +150,14 @@ void OptimizerStep::run() {
     }
   }
   exchange.wait();
-  parts_.sync->end_step(true);
+  end_step(true);
   parts_.schedule->advance();
+}
+
+void OptimizerStep::end_step(bool taken) {
+  if (parts_.sync->end_step(taken)) {
+    parts_.optimizer->refresh_masters();
+  }
 }
 
 void OptimizerStep::begin(double grad_scale, const Unused& unused) {
@@ -193,7 +203,7 @@ void OptimizerStep::skip() {
   const char* const why = !std::isfinite(mean_loss_)                 ? "the loss is not finite"
                           : grad_norm_ && std::isfinite(*grad_norm_) ? "its losses were scaled by different factors"
                                                                      : "the gradient norm is not finite";
-  parts_.sync->end_step(false);
+  end_step(false);
   skipped_.skip(parts_, state_, why, scaling);
 }
 

@@ -32,7 +32,7 @@ class OptimizerStep {
   bool has_begun() const {
     return begun_;
   }
-  /// Takes or skips the step. Errors: Error after too many skipped ones.
+  /// Takes or skips the step. Errors: InputError without send_loss(); Error after too many skipped steps.
   void run();
   /// Forgets what there is of a step that ended, failed or was overwritten.
   void clear();
@@ -69,6 +69,7 @@ class OptimizerStep {
   bool agree_with_stages(double& squared_norm, bool one_scale);
   void begin(double grad_scale, const Unused& unused = {});
   void step_bucket(int64_t buffer, int64_t bucket);
+  void end_step(bool taken);
   void skip();
 
   Parts& parts_;

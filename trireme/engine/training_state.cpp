@@ -127,7 +127,9 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
     }
   });
   engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    mine.push_back(checkpoint::shard_of(tensor, concat(state, '/', saved_name(tensor.name)), "gradient_sync", begin, values));
+    if (saved_name(tensor.name) == tensor.name) {
+      mine.push_back(checkpoint::shard_of(tensor, concat(state, '/', tensor.name), "gradient_sync", begin, values));
+    }
   });
   const at::Tensor rng = get_rng_state();
   mine.push_back({rng_name(engine_.parts.everyone.rank()), "rng", rng.sizes().vec(), 0, rng, {}, {}});
@@ -162,6 +164,11 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
   if (!engine_.parts.sync->replicas_are_equal()) {
     throw InputError("engine", concat("save_checkpoint() after step ", engine_.state.global_steps, ": the ranks have different parameters between two exchanges"),
                      "Save after a step in which they meet.");
+  }
+  if (!engine_.parts.steps_together() && engine_.parts.optimizer->bytes() > 0) {
+    throw InputError("engine", concat("save_checkpoint(): each rank steps by itself, and the states of ", engine_.parts.optimizer->rule().name(),
+                                      " (or masters of low precision) differ from rank to rank, which a checkpoint cannot hold yet"),
+                     "Use SGD without momentum, in fp32.");
   }
   checkpoint::save(folder, tag, engine_.parts.everyone, shards(), state(client_state), nlohmann::json::object(), options, engine_.parts.config);
 }
@@ -316,6 +323,7 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   }
   check_model(saved);
   engine_.parts.reducer->finish(); // of a step that has begun
+  engine_.parts.sync->finish();
   load_positions(state);
   engine_.torn_by(concat("the load of ", saved.folder().string(), " failed")); // until all is there
   load_tensors(saved);

@@ -21,7 +21,12 @@ void ShardedSync::step_bucket(bucket::FlatParameters& buffer, int64_t bucket, co
   }
 }
 
-void ShardedSync::end_step(bool) {
+bool ShardedSync::end_step(bool) {
+  finish();
+  return false;
+}
+
+void ShardedSync::finish() {
   const auto start = std::chrono::steady_clock::now();
   for (comm::Work& gather : gathers_) {
     gather.wait();

@@ -20,7 +20,8 @@ class ShardedSync final : public parallel::AllReduceSync {
 
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
   void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
-  void end_step(bool taken) override;
+  bool end_step(bool taken) override;
+  void finish() override;
   double exposed_seconds() const override {
     return exposed_;
   }

@@ -13,7 +13,9 @@ void GradientSync::step_bucket(bucket::FlatParameters&, int64_t, const std::func
   step();
 }
 
-void GradientSync::end_step(bool) {}
+bool GradientSync::end_step(bool) {
+  return false;
+}
 
 nlohmann::json GradientSync::state() const {
   return nullptr;

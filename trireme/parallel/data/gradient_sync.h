@@ -63,7 +63,10 @@ class GradientSync {
   /// what brings the parameters to the other ranks.
   virtual void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step);
   /// Ends a step, taken or skipped. Returns when the parameters are those of the next forward.
-  virtual void end_step(bool taken);
+  /// True: it changed parameters by itself, so that masters have to follow.
+  virtual bool end_step(bool taken);
+  /// Returns when nothing of a step is on its way to the parameters: before they are loaded.
+  virtual void finish() {}
 
   /// Seconds spent waiting for parameters so far.
   virtual double exposed_seconds() const {
