@@ -22,17 +22,17 @@ class RawConnection {
  public:
   explicit RawConnection(const Endpoint& endpoint) : socket_(try_to_connect(endpoint, std::chrono::seconds(10)).socket) {}
 
-  void say(std::string_view bytes) {
+  void send(std::string_view bytes) {
     [[maybe_unused]] const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
   /// So many bytes, fewer when the other end closes or is silent for ten seconds.
-  std::string hear(size_t bytes) {
-    std::string heard;
+  std::string receive(size_t bytes) {
+    std::string received;
     char byte = 0;
-    while (heard.size() < bytes && readable() && ::recv(socket_.get(), &byte, 1, 0) == 1) {
-      heard += byte;
+    while (received.size() < bytes && readable() && ::recv(socket_.get(), &byte, 1, 0) == 1) {
+      received += byte;
     }
-    return heard;
+    return received;
   }
   /// Ends with a reset, which leaves no port of this host waiting.
   void break_off() {

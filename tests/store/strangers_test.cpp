@@ -30,8 +30,8 @@ class StrangersTest : public testing::Test {
   }
   Greeting greeting_of(RawConnection& connection) const {
     Greeting greeting{};
-    const std::string heard = connection.hear(kGreetingBytes);
-    std::copy(heard.begin(), heard.end(), greeting.begin());
+    const std::string greeting_bytes = connection.receive(kGreetingBytes);
+    std::copy(greeting_bytes.begin(), greeting_bytes.end(), greeting.begin());
     return greeting;
   }
   static std::string text(const Answer& answer) {
@@ -52,8 +52,8 @@ class StrangersTest : public testing::Test {
 
 TEST_F(StrangersTest, WrongKey) {
   RawConnection stranger(door_.endpoint);
-  stranger.say(text(make_answer(Secret::random(), greeting_of(stranger))));
-  EXPECT_EQ(stranger.hear(10), "R") << "and nothing more";
+  stranger.send(text(make_answer(Secret::random(), greeting_of(stranger))));
+  EXPECT_EQ(stranger.receive(10), "R") << "and nothing more";
   EXPECT_TRUE(stranger.closed());
   EXPECT_EQ(server_.refused(), 1);
 }
@@ -63,13 +63,13 @@ TEST_F(StrangersTest, ReplayedAnswer) {
   {
     RawConnection first(door_.endpoint);
     good = text(make_answer(secret_, greeting_of(first)));
-    first.say(good);
-    EXPECT_EQ(first.hear(1), "A");
+    first.send(good);
+    EXPECT_EQ(first.receive(1), "A");
   }
   RawConnection second(door_.endpoint);
   greeting_of(second);
-  second.say(good);
-  EXPECT_EQ(second.hear(10), "R");
+  second.send(good);
+  EXPECT_EQ(second.receive(10), "R");
   EXPECT_TRUE(eventually([&] { return server_.connections() == 1; }));
 }
 
@@ -78,8 +78,8 @@ TEST_F(StrangersTest, ReflectedGreeting) {
   const Greeting greeting = greeting_of(stranger);
   std::string reflected(greeting.data(), greeting.size());
   reflected.resize(kAnswerBytes, 'x');
-  stranger.say(reflected);
-  EXPECT_EQ(stranger.hear(10), "R");
+  stranger.send(reflected);
+  EXPECT_EQ(stranger.receive(10), "R");
 }
 
 TEST_F(StrangersTest, ProofHeardOnAnotherConnection) {
@@ -88,8 +88,8 @@ TEST_F(StrangersTest, ProofHeardOnAnotherConnection) {
   RawConnection two(door_.endpoint);
   const Greeting greeting = greeting_of(one);
   greeting_of(two);
-  two.say(text(make_answer(secret_, greeting)));
-  EXPECT_EQ(two.hear(10), "R");
+  two.send(text(make_answer(secret_, greeting)));
+  EXPECT_EQ(two.receive(10), "R");
 }
 
 class ImpatientStoreTest : public StrangersTest {
@@ -102,9 +102,9 @@ TEST_F(ImpatientStoreTest, TruncatedAnswerAndSlowBytes) {
   RawConnection slow(door_.endpoint);
   RawConnection leaving(door_.endpoint);
   const std::string answer = text(make_answer(secret_, greeting_of(slow)));
-  { RawConnection(door_.endpoint).say(answer.substr(0, 30)); }
+  { RawConnection(door_.endpoint).send(answer.substr(0, 30)); }
   for (int place = 0; place < 30; ++place) {
-    slow.say(answer.substr(place, 1));
+    slow.send(answer.substr(place, 1));
     usleep(100'000);
   }
   EXPECT_TRUE(slow.closed()) << "a byte now and then is not enough";
@@ -114,7 +114,7 @@ TEST_F(ImpatientStoreTest, TruncatedAnswerAndSlowBytes) {
 
 TEST_F(StrangersTest, TheFirstWrongByteEndsIt) {
   RawConnection stranger(door_.endpoint);
-  stranger.say("GET / HTTP/1.1\r\n");
+  stranger.send("GET / HTTP/1.1\r\n");
   const auto start = Client::Clock::now();
   EXPECT_TRUE(stranger.closed());
   EXPECT_LT(Client::Clock::now() - start, seconds(5));
@@ -134,9 +134,9 @@ TEST_F(StrangersTest, MessagesOfAMemberThatAreNone) {
   for (const std::string& message : {std::string("\xff\xff\xff\xff", 4), std::string("\0\0\0\0", 4), std::string("\1\0\0\0\x63", 5),
                                      std::string("\x05\0\0\0\1\xff\xff\xff\xff", 9), std::string("\x05\0\0\0\4\xff\xff\xff\xff", 9)}) {
     RawConnection stranger(door_.endpoint);
-    stranger.say(text(make_answer(secret_, greeting_of(stranger))));
-    EXPECT_EQ(stranger.hear(1 + kProofBytes).substr(0, 1), "A");
-    stranger.say(message);
+    stranger.send(text(make_answer(secret_, greeting_of(stranger))));
+    EXPECT_EQ(stranger.receive(1 + kProofBytes).substr(0, 1), "A");
+    stranger.send(message);
     EXPECT_TRUE(stranger.closed());
   }
   EXPECT_EQ(server_.refused(), 5);
@@ -145,17 +145,17 @@ TEST_F(StrangersTest, MessagesOfAMemberThatAreNone) {
 
 TEST_F(StrangersTest, RequestsInOneBreathAreAnsweredInOrder) {
   RawConnection eager(door_.endpoint);
-  eager.say(text(make_answer(secret_, greeting_of(eager))));
-  eager.hear(1 + kProofBytes);
+  eager.send(text(make_answer(secret_, greeting_of(eager))));
+  eager.receive(1 + kProofBytes);
   std::string requests;
   for (int turn = 0; turn < 500; ++turn) {
     requests += MessageWriter(Op::add).add(std::string_view("n")).add(int64_t{1}).finish();
     requests += MessageWriter(Op::wait).add(std::vector<std::string>{"n", "never"}).add(int64_t{0}).finish();
   }
-  eager.say(requests);
+  eager.send(requests);
   for (int turn = 1; turn <= 500; ++turn) {
-    EXPECT_EQ(MessageReader(eager.hear(13).substr(5)).number(), turn);
-    EXPECT_EQ(eager.hear(6).substr(5), std::string(1, '\0'));
+    EXPECT_EQ(MessageReader(eager.receive(13).substr(5)).number(), turn);
+    EXPECT_EQ(eager.receive(6).substr(5), std::string(1, '\0'));
   }
 }
 
@@ -171,7 +171,7 @@ TEST_F(StrangersTest, RandomBytes) {
       bytes.insert(0, "TRIREME\1");
     }
     RawConnection stranger(door_.endpoint);
-    stranger.say(bytes);
+    stranger.send(bytes);
     if (turn % 10 != 0) {
       stranger.break_off();
     }
