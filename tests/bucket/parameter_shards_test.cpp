@@ -30,7 +30,7 @@ class ParameterShardsTest : public testing::Test {
         NamedTensors{{"first.weight", first->weight}, {"first.bias", first->bias}, {"second.weight", second->weight}, {"second.bias", second->bias}, {"scale", scale}},
         options, empty_buffer, sharding);
   }
-  void take_in_all() {
+  void move_in_all() {
     for (size_t b = 0; b < flat->layout().buckets().size(); ++b) {
       flat->move_in(static_cast<int64_t>(b));
       flat->update_shard(static_cast<int64_t>(b));
@@ -56,7 +56,7 @@ TEST_F(ParameterShardsTest, EachUnitHasABucketAndTheRestComesLast) {
 
 TEST_F(ParameterShardsTest, ReleasedParametersHaveNoMemoryButTheirShape) {
   const at::Tensor scale_before = scale.clone();
-  take_in_all();
+  move_in_all();
   EXPECT_FALSE(has_memory(first->weight));
   EXPECT_EQ(first->weight.sizes(), (at::IntArrayRef{7, 5}));
   EXPECT_TRUE(scale.equal(scale_before));
@@ -90,7 +90,7 @@ TEST_F(ParameterShardsTest, ViewsSeeTheValuesAgainOnceGathered) {
 }
 
 TEST_F(ParameterShardsTest, TheShardIsAllThatStays) {
-  take_in_all();
+  move_in_all();
   int64_t elements = 0;
   flat->for_each_sharded([&](int64_t, int64_t, const at::Tensor& values) { elements += values.numel(); });
   EXPECT_LT(elements, 7 * 5 + 7 + 7 * 3 + 3);
@@ -99,7 +99,7 @@ TEST_F(ParameterShardsTest, TheShardIsAllThatStays) {
 }
 
 TEST_F(ParameterShardsTest, GapsAreZeroWhateverMemoryHeld) {
-  take_in_all();
+  move_in_all();
   const Bucket bucket = flat->layout().buckets()[0];
   flat->move_in(1);
   flat->update_shard(1);

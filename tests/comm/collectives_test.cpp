@@ -213,7 +213,7 @@ TEST_P(GroupTest, ARankThatIsDoneEarlyDoesNotDisturbTheOthers) {
                            return; // closes its world
                          }
                          auto tensor = torch::full({4}, world.rank(), torch::kFloat32);
-                         std::this_thread::sleep_for(std::chrono::milliseconds(800)); // the watch threads have heard it
+                         std::this_thread::sleep_for(std::chrono::milliseconds(800)); // the watch threads have seen it
                          if (world.rank() == 1) {
                            world.group().send(tensor, 2).wait();
                          } else {

@@ -196,7 +196,7 @@ TEST_P(LostPeerTest, AKilledRankEndsAPipelinesReceive) {
       raise(SIGKILL);
     }
     waiting.open();
-    // Rank 0 waits for rank 1, which waits for rank 2: both have to hear of it.
+    // Rank 0 waits for rank 1, which waits for rank 2: both have to learn it.
     const std::string error = peer_error([&] { world.group().recv(tensor, world.rank() + 1, 0, "activations").wait(); });
     EXPECT_THAT(error, AllOf(HasSubstr("recv #1 from rank"), HasSubstr("rank 2 does not answer any more")));
   }, over(GetParam()));

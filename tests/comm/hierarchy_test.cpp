@@ -64,11 +64,11 @@ TEST(TaskThreadTest, OneErrorEndsAllThatFollow) {
 
 TEST(TaskThreadTest, AnExceptionThatDropsAnOperationInterruptsIt) {
   std::promise<void> interrupted;
-  auto heard = interrupted.get_future();
+  auto noticed = interrupted.get_future();
   bool in_time = false;
   TaskThread thread([&] { interrupted.set_value(); });
   try {
-    const auto work = thread.run([&] { in_time = heard.wait_for(std::chrono::seconds(20)) == std::future_status::ready; });
+    const auto work = thread.run([&] { in_time = noticed.wait_for(std::chrono::seconds(20)) == std::future_status::ready; });
     throw std::runtime_error("of the program's own");
   } catch (const std::runtime_error&) {
   }

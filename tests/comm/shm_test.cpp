@@ -364,7 +364,7 @@ TEST(ShmGroupTest, AnotherTypeOfTheSameSizeIsRefused) {
                     const std::string error = test::peer_error([&] {
                       if (world.rank() == 0) {
                         world.group().send(torch::ones({4}, torch::kFloat32), 1).wait();
-                        world.group().barrier().wait(); // hears of it
+                        world.group().barrier().wait(); // gets the error
                       } else {
                         auto tensor = torch::zeros({4}, torch::kInt32);
                         world.group().recv(tensor, 0).wait();

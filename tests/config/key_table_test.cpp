@@ -198,7 +198,7 @@ TEST(KeyTableTest, ASectionIsWhatItsKeysAre) {
   EXPECT_GT(sections, 25);
 }
 
-TEST(KeyTableTest, DefaultsAndHarmlessValuesAreAcceptedSilently) {
+TEST(KeyTableTest, DefaultsAndNoOpValuesAreAcceptedSilently) {
   for_each_key([](const Section& section, const Key& key, json run) {
     json& object = at(run, section);
     const auto no_ops = no_op_values(key);

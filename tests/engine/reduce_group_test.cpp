@@ -222,6 +222,13 @@ TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
                                         };
                                       }),
                                       HasSubstr("\"experts\" has global_shape [2, 5, 5] and box_offset [2, 0, 0], in which its shape [1, 5, 5] has no place"));
+                          EXPECT_THAT(refusal([&](auto& options) { // the data group would add up different elements
+                                        options.placement = [&](const std::string& name, const at::Tensor&) {
+                                          return name == "experts" ? bucket::Placement{.global_shape = {2, kWidth, kWidth}, .box_offset = {world.rank(), 0, 0}}
+                                                                   : bucket::Placement();
+                                        };
+                                      }),
+                                      HasSubstr("placements differ"));
                           EXPECT_THAT(refusal([](auto& options) { options.model->named_parameters()["spare"].set_requires_grad(false); }),
                                       HasSubstr("\"spare\" is not that of a whole one, and it is frozen"));
                           EXPECT_THAT(refusal([](auto& options) { options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}}; }),

@@ -165,7 +165,7 @@ TEST(MeshTest, AxesTogetherHaveAGroupAndAStageAMeshOfItsOwn) {
                   EXPECT_THAT(error_of([&] { mesh.group({Axis::pipe, Axis::data}); }), HasSubstr("no group of axes pipe, data together"));
                   EXPECT_THAT(error_of([&] { mesh.group("depth"); }), HasSubstr("no axis \"depth\""));
 
-                  // Two stages of four ranks: each has a mesh of its own, with groups that no other stage hears of.
+                  // Two stages of four ranks: each has a mesh of its own, with groups that no other stage takes part in.
                   const comm::Group& stage = mesh.group({Axis::data, Axis::context});
                   if (first) {
                     const Mesh inside(stage, MeshShape({{Axis::data, 2}, {Axis::tensor, 2}}));

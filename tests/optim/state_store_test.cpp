@@ -43,10 +43,31 @@ TEST(StateStoreTest, StatesInFilesTrainAsThoseInMemory) {
 // Plain SGD has nothing to keep.
 TEST(StateStoreTest, NothingIsAskedOfAStoreThatKeepsNothing) {
   OptimizerOptions options = options_of(SgdOptions{});
-  Rank rank(options, 0, 1);
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_nothing_", ::getpid());
+  Rank rank(options, 0, 1, torch::kFloat32, std::make_unique<test::FileStore>(folder));
   rank.run(1, 2);
   EXPECT_EQ(rank.optimizer().bytes(), 0);
   EXPECT_TRUE(rank.states().empty());
+}
+
+TEST(StateStoreTest, AVisitThatOnlyReadsWritesNothingAndOneThatThrowsGivesTheBucketBack) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_visits_", ::getpid());
+  for (const StateType state_type : {StateType::fp32, StateType::int8}) {
+    auto owned = std::make_unique<test::FileStore>(folder);
+    const test::FileStore& store = *owned;
+    Rank rank(options_of(AdamOptions{}, state_type), 0, 1, torch::kBFloat16, std::move(owned));
+    rank.run(1, 2);
+    const int writes = store.writes();
+    int visits = 0;
+    const auto visit = [&](const std::string&, const bucket::TensorInfo&, int64_t, const at::Tensor&) { ++visits; };
+    rank.optimizer().for_each_state(visit, false);
+    EXPECT_GT(visits, 0);
+    EXPECT_EQ(store.writes(), writes);
+    const auto fail = [](const std::string&, const bucket::TensorInfo&, int64_t, const at::Tensor&) { throw Error("test", "no"); };
+    EXPECT_THROW(rank.optimizer().for_each_state(fail), Error);
+    rank.run(3, 3);
+    EXPECT_GT(store.writes(), writes);
+  }
 }
 
 } // namespace

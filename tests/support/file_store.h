@@ -25,7 +25,7 @@ class FileStore : public bucket::StateStore {
   }
 
   int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device) override {
-    const int64_t buffer = std::ssize(buffers_);
+    const int64_t buffer = kFirst + std::ssize(buffers_);
     buffers_.push_back(arrays);
     for (int64_t bucket = 0; bucket < std::ssize(arrays.front().numel); ++bucket) {
       parts_ = parts(buffer, bucket);
@@ -62,6 +62,7 @@ class FileStore : public bucket::StateStore {
       bytes.append(static_cast<const char*>(part.data_ptr()), part.nbytes());
     }
     if (modified) {
+      ++writes_;
       write_file_atomically(file(buffer, bucket), bytes);
     } else {
       EXPECT_EQ(read_file(file(buffer, bucket)), bytes) << "was said not to be modified";
@@ -71,14 +72,19 @@ class FileStore : public bucket::StateStore {
   void prefetch(int64_t buffer, int64_t bucket) override {
     expected_ = {buffer, bucket};
   }
+  int writes() const {
+    return writes_;
+  }
 
  private:
+  static constexpr int64_t kFirst = 3; // any number will do
+
   std::filesystem::path file(int64_t buffer, int64_t bucket) const {
     return folder_ / concat(buffer, '.', bucket);
   }
   std::vector<at::Tensor> parts(int64_t buffer, int64_t bucket) const {
     std::vector<at::Tensor> empty;
-    for (const bucket::StoredArray& array : buffers_[buffer]) {
+    for (const bucket::StoredArray& array : buffers_[buffer - kFirst]) {
       empty.push_back(at::empty({array.numel[bucket]}, array.type));
     }
     return empty;
@@ -89,6 +95,7 @@ class FileStore : public bucket::StateStore {
   std::vector<at::Tensor> parts_;
   std::optional<std::pair<int64_t, int64_t>> used_;
   std::optional<std::pair<int64_t, int64_t>> expected_;
+  int writes_ = 0;
 };
 
 } // namespace trireme::test

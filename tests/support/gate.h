@@ -4,10 +4,10 @@ namespace trireme::test {
 
 /// Lets processes that were forked wait for each other instead of for a time. Made before the fork.
 ///
-///   Gate heard;
+///   Gate failed;
 ///   run_ranks(2, [&](World& world) {
-///     if (world.rank() == 1) { heard.wait(); return; }   // away until rank 0 has had its error
-///     peer_error(...); heard.open();
+///     if (world.rank() == 1) { failed.wait(); return; }   // away until rank 0 has had its error
+///     peer_error(...); failed.open();
 ///   });
 ///
 /// Whoever waits for what never comes is ended by the deadline of run_ranks().

@@ -224,7 +224,7 @@ struct Parser {
     return std::ranges::find(names, name) != names.end();
   }
 
-  // CLI11 says "The following argument was not expected: trian"; people want to know what was meant.
+  // CLI11 says "The following argument was not expected: trian"; the message should name the nearest command.
   std::string hint(const std::vector<std::string>& words) const {
     if (words.empty()) {
       return "Try: trireme --help";

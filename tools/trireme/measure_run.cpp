@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMostOutput = 4000;
 
-// Exit status of `words`, whose output goes to a file. It gets the signals that come meanwhile, and ends when this process does.
+// Exit status of `words`, whose output goes to a file. Passes signals on to it; it ends with this process.
 int run_quietly(std::vector<std::string> words, const fs::path& output) {
   std::vector<char*> arguments;
   for (auto& word : words) {

@@ -27,7 +27,7 @@ std::vector<Change> zero_changes(const config::RunConfig& run, int64_t ranks) {
   return changes;
 }
 
-// The samples of a step stay.
+// Keeps the samples of a step.
 std::vector<Change> batch_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
   const config::BatchTriple batch = run.engine.batch_for(ranks / ranks_of_replica(run));
@@ -68,7 +68,7 @@ std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) 
   return changes;
 }
 
-// Nothing when the configuration makes no sense.
+// Returns nothing if the configuration is invalid.
 std::optional<estimate::Need> need_of(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks) {
   try {
     const config::RunConfig run = config::read_run_file(run_file, overrides);

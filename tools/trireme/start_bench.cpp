@@ -62,7 +62,7 @@ int run_program(std::vector<std::string> words, const std::vector<std::pair<cons
 int run_under_mpi(int64_t ranks, const std::vector<std::string>& program) {
   std::vector<std::string> words = {"mpirun", "-n", std::to_string(ranks)};
   words.insert(words.end(), program.begin(), program.end());
-  // More ranks than cores, and root in a container, are what one measures here; other MPIs do not look at these.
+  // Allows more ranks than cores, and root in a container; other MPIs ignore these variables.
   const int status = run_program(words, {{"TRIREME_BACKEND", "mpi"},
                                          {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                                          {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},

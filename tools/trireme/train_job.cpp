@@ -58,7 +58,7 @@ void refuse_under_a_launcher() {
   }
 }
 
-// What an earlier run left is never overwritten unasked.
+// Never overwrites an earlier run's files unless asked.
 void check_out(const TrainCommand& command) {
   if (!command.resume && fs::exists(command.out / "checkpoints") && !fs::is_empty(command.out / "checkpoints")) {
     throw InputError("trireme", concat(command.out.string(), " already holds a run with checkpoints"),
@@ -148,7 +148,7 @@ class Shrinking {
   std::vector<std::string> command_;
 };
 
-// The end of the file is enough: thousands of steps.
+// Reads the end of the file only: it may have thousands of steps.
 std::string last_part(const fs::path& path, std::streamoff most) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) {
@@ -186,7 +186,7 @@ class SavedStep {
   }
 
  private:
-  // Another one after each save: the file is replaced.
+  // Opens the file again after each save, which replaces it.
   std::array<int64_t, 3> identity() const {
     struct stat status {};
     if (::stat(latest_.c_str(), &status) != 0) {

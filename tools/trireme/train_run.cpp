@@ -123,7 +123,7 @@ Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + world_.rank());
   if (shards_parameters()) {
-    // What comes and goes with every unit would otherwise stay with malloc, which raises this threshold by itself up to 32 MiB.
+    // Without it malloc would keep the memory of each unit: it raises this threshold by itself up to 32 MiB.
     ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
   }
   std::optional<zero::Init> init;
@@ -150,7 +150,7 @@ std::optional<fs::path> TrainRun::saved_by_this_job() const {
   return client.value(kJob, "") == job_ ? std::optional(newest.folder()) : std::nullopt;
 }
 
-// A restart goes on from what its job has saved, else from where the job began.
+// A restart continues from its job's last checkpoint, or from where the job began.
 std::optional<TrainRun::Start> TrainRun::start() const {
   const bool restarted = env::flag("TRIREME_RESTART");
   if (!command_.resume && !restarted) {
@@ -181,7 +181,7 @@ void TrainRun::resume() {
   }
 }
 
-// A full disk must not end the training: say it, go on, and fail at the end if it stays so.
+// A full disk does not end the training: warns, continues, and fails at the end if the disk is still full.
 void TrainRun::save() {
   if (last_saved_ == engine_->global_steps()) {
     return;
@@ -212,7 +212,7 @@ void TrainRun::measure_memory() {
   peak_rss_ = peak.item<int64_t>();
 }
 
-// Joins what every rank recorded; collectives come from the recorder, which always runs. A trace that cannot be written ends nothing.
+// Joins what every rank recorded; collectives come from the recorder, which always runs. A trace that cannot be written is only a warning.
 void TrainRun::finish_trace() {
   for (const comm::Record& record : comm::Recorder::process().records()) {
     if (record.finished_us > 0) {
@@ -335,12 +335,12 @@ std::string TrainRun::write_sample() {
   return datasets_.tokenizer->decode(generate::sample(task_.gpt, datasets_.tokenizer->encode(wanted.prompt), options));
 }
 
-// After a save that failed.
+// Retries a save that failed.
 std::string TrainRun::next_run() const {
   return last_saved_ < 0 ? "Mend that and run again." : concat("Mend that and continue from step ", last_saved_, " with --resume.");
 }
 
-// The ranks were asked to stop and agree on the step. What is due at this step anyway waits for the next run, but not the checkpoint.
+// The ranks were asked to stop and agree on the step. Other work due at this step waits for the next run; the checkpoint does not.
 int TrainRun::leave() {
   save(); // first: there is not much time
   if (monitor::tracer().on()) {

@@ -223,7 +223,7 @@ class JsonBuilder {
     return end;
   }
 
-  // Asked for ever later places, so that lines are counted once: files may have 100,000 values.
+  // Positions are asked for in increasing order, so lines are counted once: files may have 100,000 values.
   std::string position(size_t at) {
     at = std::min(at, text_.size());
     if (at < counted_) {
@@ -287,7 +287,7 @@ class JsonBuilder {
   std::vector<JsonNode*> open_;
   // The keys of each open object; JsonNode::find looks at one member after the other.
   std::vector<std::unordered_set<std::string>> names_;
-  // What position() has counted so far.
+  // Lines that position() has counted so far.
   size_t counted_ = 0;
   size_t line_ = 1;
   size_t line_start_ = 0;

@@ -25,7 +25,7 @@ Destination& destination() {
   return *leaked;
 }
 
-// An unknown word is taken for yes: whoever logs first may be past catching an exception.
+// Treats an unknown word as yes: the first log call may be where nobody catches an exception.
 bool wants_all_ranks() {
   try {
     return env::flag("TRIREME_LOG_ALL_RANKS");
@@ -66,7 +66,7 @@ Level level() {
     if (const auto word = env::text("TRIREME_LOG")) {
       try {
         set_level(parse_level(*word));
-      } catch (const InputError& error) { // whoever logs first may be past catching it
+      } catch (const InputError& error) { // the first log call may be where nobody catches it
         warning("TRIREME_LOG: ", error.what());
       }
     }
@@ -83,7 +83,7 @@ void write(Level line_level, const std::string& text) {
     return;
   }
   std::string line;
-  const bool usual = current_rank == 0 && line_level < Level::warning; // what rank 0 tells for all
+  const bool usual = current_rank == 0 && line_level < Level::warning; // rank 0 logs this for all ranks
   if (current_world_size > 1 && !usual) {
     line = concat("[rank ", current_rank.load(), "] ");
   }

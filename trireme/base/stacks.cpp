@@ -100,7 +100,7 @@ const char* thread_state(char letter) {
 }
 
 std::string symbol(void* address, bool interrupted) {
-  // A return address may be the first of the next function; the call before it is what is meant.
+  // A return address may be the first of the next function; the call is the instruction before it.
   auto* inside = static_cast<char*>(address) - (interrupted ? 0 : 1);
   Dl_info info{};
   if (dladdr(inside, &info) == 0) {

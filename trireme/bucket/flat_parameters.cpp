@@ -11,8 +11,8 @@
 namespace trireme::bucket {
 namespace {
 
-// Gradients arrive roughly in the reverse of the order of registration. Units first: what belongs to none is spread over the
-// model, so its last gradient is late.
+// Gradients arrive roughly in reverse order of registration. Units come first: parameters outside units are spread over the
+// model, so their last gradient is late.
 FlatLayout reverse_layout(const NamedTensors& parameters, const LayoutOptions& options, const FlatOptions& flat_options) {
   std::vector<TensorInfo> tensors;
   for (const auto& [name, parameter] : parameters) {
@@ -27,7 +27,7 @@ FlatLayout reverse_layout(const NamedTensors& parameters, const LayoutOptions& o
   return FlatLayout(std::move(tensors), std::move(order), options);
 }
 
-// Some buckets, as parameters and as gradients on their way; one much larger than the others is rare, and returned.
+// Keeps memory for some buckets' parameters and gradients; a block much larger than the others is rare and goes back to the system.
 int64_t spare_bytes(const FlatLayout& layout) {
   return 3 * layout.numel() / static_cast<int64_t>(layout.buckets().size()) * layout.options().element_bytes;
 }

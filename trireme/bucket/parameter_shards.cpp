@@ -26,7 +26,7 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
   for (size_t b = 0; b < layout.buckets().size(); ++b) {
     const auto bucket = static_cast<int64_t>(b);
     shards.numel.push_back(is_replicated(bucket) ? 0 : plan_.mine(bucket).numel());
-    // The size stays what it is with memory: views may be made at any time.
+    // Keeps the size of the storage with memory, so that views can be made at any time.
     const size_t bytes = static_cast<size_t>(layout.buckets()[b].numel()) * c10::elementSize(type);
     storages_.emplace_back(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
     if (is_replicated(bucket)) {
@@ -38,7 +38,7 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
   in_store_ = store_->add({shards}, device);
 }
 
-// Parameters may outlive it, empty.
+// Parameters may outlive this object; they are empty then.
 ParameterShards::~ParameterShards() = default;
 
 at::Tensor ParameterShards::memory(int64_t b) {
@@ -103,8 +103,7 @@ void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, c
     return;
   }
   const int64_t begin = plan_.mine(b).begin;
-  f(store_->acquire(in_store_, b).front().slice(0, range.begin - begin, range.end - begin));
-  store_->release(in_store_, b, modifies);
+  store_->use(in_store_, b, modifies, [&](const std::vector<at::Tensor>& arrays) { f(arrays.front().slice(0, range.begin - begin, range.end - begin)); });
 }
 
 } // namespace trireme::bucket

@@ -11,7 +11,7 @@
 namespace trireme::bucket {
 namespace {
 
-// What a tensor shows of its storage, in bytes.
+// Returns the range of the storage that a tensor uses, in bytes.
 struct Window {
   const void* storage;
   int64_t begin;

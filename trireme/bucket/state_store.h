@@ -33,6 +33,8 @@ class StateStore {
   virtual void release(int64_t buffer, int64_t bucket, bool modified) = 0;
   /// Says that acquire() of this bucket is near.
   virtual void prefetch(int64_t buffer, int64_t bucket) = 0;
+  /// Calls `f` with the parts of a bucket between acquire() and release(), which also follows if `f` throws.
+  void use(int64_t buffer, int64_t bucket, bool modifies, const std::function<void(const std::vector<at::Tensor>&)>& f);
 };
 
 /// Keeps all of it on the device: each array in one piece, so that acquire() costs nothing.

@@ -30,18 +30,18 @@ void rename_or_throw(const fs::path& from, const fs::path& to) {
   }
 }
 
-// Under a temporary name first: a removal that is cut short must not look like a damaged checkpoint.
+// Renames it first, so that an interrupted removal does not look like a damaged checkpoint.
 void remove_checkpoint(const fs::path& folder, const fs::path& doomed) {
   rename_or_throw(folder, doomed);
   fs::remove_all(doomed);
 }
 
-// Whether a save made it under this name: a copy that somebody keeps under another is his.
+// Whether a save created it under this name; a copy under another name belongs to the user.
 bool is_named(const FoundCheckpoint& one, std::string_view start) {
   return one.about && one.folder.filename().string() == concat(start, one.about->tag);
 }
 
-// What was damaged, with the tensors it takes away: "…; it holds a, b and 4 more".
+// Describes the damage and the lost tensors: "…; it holds a, b and 4 more".
 std::string held_by(const Manifest& manifest, size_t file) {
   std::string names;
   size_t count = 0;
@@ -79,12 +79,12 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
       continue;
     }
     const std::optional<About> about = read_about(entry->path());
-    // A folder without manifest and with a foreign name is somebody else's.
+    // A folder without a manifest and with another kind of name is not a checkpoint.
     if (about || fs::exists(entry->path() / kManifestName, ignored) || starts_with(name, "global_step")) {
       found.push_back({entry->path(), about});
     }
   }
-  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory) { // there may be some: nobody starts anew over them
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory) { // there may be checkpoints: do not start anew over them
     throw in_words(fs::filesystem_error("cannot list", root, error));
   }
   const auto serial = [](const FoundCheckpoint& one) { return one.about ? one.about->serial : -1; };
@@ -139,7 +139,7 @@ void take_back(const Staging& staging, const fs::path& folder) noexcept {
       rename_or_throw(replaced, folder);
     }
   } catch (const std::exception&) {
-    // Whatever stands now, list_checkpoints() finds a whole one; the first error is the one to report.
+    // list_checkpoints() finds an intact one in any case; reports the first error.
   }
 }
 

@@ -25,7 +25,7 @@ struct Checkpoint::Content {
   mutable std::mutex mutex;
   mutable std::vector<std::shared_ptr<const Safetensors>> files;
 
-  // Opens a file when first needed and checks that it is the one the manifest means.
+  // Opens a file at its first use and checks that the manifest describes it.
   const Safetensors& file(size_t index) const {
     const std::lock_guard lock(mutex);
     if (!files[index]) {

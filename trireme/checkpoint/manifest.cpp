@@ -38,7 +38,7 @@ json shard_json(const StoredShard& shard) {
   return out;
 }
 
-// Reads members and says which one of which file is wrong.
+// Reads members; errors name the member and the file.
 class Reader {
  public:
   Reader(const json& node, std::string where) : node_(node), where_(std::move(where)) {

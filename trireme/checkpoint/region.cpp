@@ -106,7 +106,7 @@ std::vector<Run> runs(const Region& region, const std::vector<int64_t>& shape, i
     if (start >= end) {
       break;
     }
-    // Where this row stands: box elements [row * row_numel, ...), tensor elements [start, ...).
+    // The row's elements: in the box [row * row_numel, ...), tensor elements [start, ...).
     const int64_t shift = start - row * row_numel;
     const int64_t first = std::max({row * row_numel, region.begin, begin - shift});
     const int64_t last = std::min({(row + 1) * row_numel, region.end, end - shift});

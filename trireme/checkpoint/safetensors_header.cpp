@@ -230,7 +230,7 @@ Header parse_header(std::string_view file, const std::string& path) {
   if (text.empty() || text.front() != '{') {
     throw InputError("safetensors", concat(path, ": the header must start with '{'"), again);
   }
-  // nlohmann takes a zero byte for the end of the text, behind which anything could hide.
+  // nlohmann stops at a zero byte and would ignore what follows it.
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
     throw InputError("safetensors", concat(path, ": the header is not valid JSON at byte ", zero + 1, ": a zero byte"), again);
   }

@@ -31,7 +31,7 @@ class NewFile {
     if (fd_ < 0) {
       fail("create");
     }
-    // A full disk is then known before gigabytes are written; file systems without it say so at write().
+    // Finds a full disk before gigabytes are written; file systems without fallocate() report it at write().
     if (total_bytes > 0 && ::fallocate(fd_, 0, 0, static_cast<off_t>(total_bytes)) != 0 &&
         (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
       fail("write");
@@ -81,7 +81,7 @@ class NewFile {
       ::unlink(temporary_.c_str());
     }
   }
-  // Removes the part first, so that "free" is what the next try will find.
+  // Removes the partial file first, so that "free" is right for the next attempt.
   [[noreturn]] void fail(const char* what) {
     const int code = errno;
     discard();

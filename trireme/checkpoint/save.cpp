@@ -49,7 +49,7 @@ std::string utc_now() {
   return text;
 }
 
-// The first exchange: one tag for all, and a folder to write to.
+// First exchange: agrees on a tag and creates the folder.
 json agree(const fs::path& root, const std::vector<json>& reports, const SaveOptions& options, std::optional<Staging>& staging) {
   const std::string tag = reports[0].at("tag");
   for (size_t rank = 1; rank < reports.size(); ++rank) {
@@ -87,7 +87,7 @@ json agree(const fs::path& root, const std::vector<json>& reports, const SaveOpt
   return {{"tag", tag}, {"step", about.step}, {"serial", about.serial}, {"world_size", about.world_size}, {"save_id", about.save_id}};
 }
 
-// Writes this rank's file, and tells where each shard went.
+// Writes this rank's file and returns the place of each shard.
 json write_shards(const fs::path& folder, int rank, const std::string& save_id, const std::vector<TensorShard>& mine) {
   json report = {{"shards", json::array()}};
   std::vector<NamedTensor> tensors;
@@ -149,7 +149,7 @@ void add_shard(Manifest& manifest, const json& shard, size_t file, size_t rank) 
   tensor.shards.push_back(std::move(stored));
 }
 
-// The second exchange: all files are written; makes the checkpoint visible.
+// Second exchange, after all files are written: makes the checkpoint visible.
 void commit(const fs::path& root, const json& agreed, const std::vector<json>& reports, const json& state, const json& config, Staging& staging) {
   std::vector<Problem> problems;
   for (const json& report : reports) {
@@ -228,7 +228,7 @@ void save(const fs::path& root,
     try {
       commit(root, agreed, reports, state, config, *staging);
     } catch (...) {
-      staging.reset(); // before the others hear of it
+      staging.reset(); // before the other ranks get the error
       throw;
     }
     remove_old(root, common_tag, options.keep_last, *staging);

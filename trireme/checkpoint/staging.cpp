@@ -44,7 +44,7 @@ bool is_at(int fd, const fs::path& path) {
   return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-// The claim goes last, so that what is cut short is found again.
+// Removes the claim last, so that an interrupted removal is found again.
 void remove_claimed(const fs::path& stem, const fs::path& claim) noexcept {
   try {
     const std::string name = stem.filename().string();
@@ -70,7 +70,7 @@ Staging::Staging(const fs::path& root, const std::string& tag, const std::string
   const auto fail = [&](const fs::path& path) {
     throw Error("checkpoint", concat("cannot create ", path.string(), ": ", std::strerror(errno)), "Nothing that was there before is changed.");
   };
-  // Until it is locked, another save may take the claim for a dead one's and remove it.
+  // Before the lock, another save may treat the claim as that of a killed save and remove it.
   do {
     claim_ = Descriptor(::open(claim.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!claim_) {

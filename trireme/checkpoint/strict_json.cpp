@@ -100,7 +100,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
 } // namespace
 
 nlohmann::json parse_strict_json(std::string_view text, const std::string& source) {
-  // nlohmann takes a zero byte for the end of the text, behind which anything could hide.
+  // nlohmann stops at a zero byte and would ignore what follows it.
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
     throw InputError("checkpoint", concat(source, " is not valid JSON at byte ", zero + 1, ": a zero byte"));
   }

@@ -37,7 +37,7 @@ fs::path choose(const fs::path& path) {
   return files.front();
 }
 
-// Only a plain name may stand there: an index comes from the network and must not reach files elsewhere.
+// Accepts plain file names only: an index comes from the network and must not reach other folders.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
 }

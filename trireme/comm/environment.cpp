@@ -250,7 +250,7 @@ void check(const Environment& environment, const Variables& variables) {
   const bool one_host = environment.local_size == environment.size;
   if (environment.host.empty() && (environment.meeting_file.empty() || !one_host)) {
     if (!environment.meeting_file.empty() && environment.local_size < 0) {
-      return; // the file works where all ranks share a host; nobody has said otherwise
+      return; // the file works if all ranks share a host; no variable says otherwise
     }
     throw InputError("comm", concat("MASTER_ADDR is not set, so ", environment.size, " ranks (", source, ") do not know where to meet."),
                      variables.has("OMPI_COMM_WORLD_SIZE")

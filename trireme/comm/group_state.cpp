@@ -88,7 +88,7 @@ PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
   RollCall roll_call;
   if (watch_) {
     std::vector<int> asked = members_;
-    if (late) { // whoever holds up a member may be anywhere
+    if (late) { // the rank that blocks a member may be in any group
       asked.resize(static_cast<size_t>(world_size_));
       std::iota(asked.begin(), asked.end(), 0);
     }

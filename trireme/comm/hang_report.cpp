@@ -245,7 +245,7 @@ nlohmann::json describe_hang_json(const fs::path& path) {
       silent.push_back(rank);
     }
   }
-  // The rank that noticed knew something of the silent ones too; when all have spoken, they know more.
+  // The first report also has something about silent ranks; reports of all ranks have more.
   constexpr std::string_view kBegin = "hang report: ";
   const bool complete = silent.empty() && report.compare(0, kBegin.size(), kBegin) == 0;
   std::string text = complete ? hang_text(views, from, report.substr(kBegin.size(), report.find('\n') - kBegin.size())) : report;

@@ -41,7 +41,7 @@ Store open_agent_store(const Place& place, milliseconds left, milliseconds patie
   options.isServer = false;
   options.waitWorkers = false;
   options.timeout = left;
-  // In a thread of its own: c10d waits for ever for the answer of a stranger that accepts and says nothing.
+  // Runs in its own thread: c10d waits without a limit for a listener that accepts and does not answer.
   auto opened = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
   auto result = opened->get_future();
   std::thread([opened, options, host = place.endpoint.host] {

@@ -143,7 +143,7 @@ class AgentHandle : public Store::Handle {
       store_->wait(keys, timeout);
       return true;
     } catch (const std::exception&) {
-      // Either the deadline or a dead store: the answer to check() tells which.
+      // Either the deadline or a dead store: check() finds out which.
       return store_->check(keys);
     }
   }

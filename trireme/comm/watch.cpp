@@ -175,7 +175,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     } else if (version() != published_version_) {
       publish();
     }
-    if (!seen.gone.empty()) { // after its own report, which wants dumps of waiting ranks
+    if (!seen.gone.empty()) { // after the hang report, which needs dumps of the waiting ranks
       interrupt_groups_of(seen.gone);
     }
     publish_failure();
@@ -196,7 +196,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     view.notes = current_notes();
     const std::lock_guard lock(mutex_);
     view.answered = true;
-    view.left = leaving_.begun() || (ends_by_error_ && !error_.empty()); // who reads the error reads that nothing more comes
+    view.left = leaving_.begun() || (ends_by_error_ && !error_.empty()); // the error says that no further message comes
     view.error = error_;
     view.groups = groups_.views();
     return view;

@@ -250,7 +250,7 @@ World::~World() = default;
 
 World World::connect(const WorldOptions& options) {
   World world(std::make_unique<Impl>(options));
-  // Ranks that each use all cores wait for each other's threads: many times slower, not a bit.
+  // Ranks that each use all cores wait for each other's threads and are many times slower.
   if (world.local_size() > 1 && !env::text("OMP_NUM_THREADS")) {
     at::set_num_threads(std::max(1, usable_cores() / world.local_size()));
   }

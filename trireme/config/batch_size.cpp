@@ -35,7 +35,7 @@ double change(const std::optional<int64_t>& wanted, int64_t got) {
   return wanted ? std::abs(std::log(static_cast<double>(got) / static_cast<double>(*wanted))) : 0;
 }
 
-// The triples that fulfil the equation with the least relative change to what was given.
+// Finds the triples that satisfy the equation with the least relative change to the given values.
 std::vector<BatchTriple> nearest_triples(const BatchKeys& keys, int64_t ranks) {
   std::vector<BatchTriple> found;
   const auto add = [&](int64_t micro, int64_t accumulation) {

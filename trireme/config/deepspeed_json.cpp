@@ -13,11 +13,11 @@
 namespace trireme::config {
 namespace {
 
-// Beyond this a model's gradients are one or two buckets, and nothing overlaps.
+// Above this a model's gradients are one or two buckets, and nothing overlaps.
 constexpr int64_t kLargeBucketBytes = int64_t{256} << 20;
 constexpr int64_t kGradientBytes = 4; // fp32
 
-// Mistakes whose own message would lead astray.
+// Mistakes for which the general error would be misleading.
 void check_common_mistakes(const JsonNode& node) {
   const JsonNode* zero = node.find("zero_optimization");
   if (zero != nullptr && zero->kind() == JsonNode::Kind::boolean) {
@@ -148,7 +148,7 @@ zero::ZeroOptions read_zero(const Values& zero) {
 
 EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   EngineConfig out;
-  out.source = given.plain(); // "auto" included: read again elsewhere it may stand for something else
+  out.source = given.plain(); // "auto" included: another program may choose another value for it
   given.members();            // fails when it is not an object
   JsonNode node = given;
   fill_auto(node, known, out.notes);

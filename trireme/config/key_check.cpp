@@ -32,7 +32,7 @@ void check_number(const JsonNode& node, const ValueType& type) {
   }
 }
 
-// Names the choices that work; a known name that does not says why.
+// Names the accepted values; for a known value that is not accepted it says why.
 void check_choice(const JsonNode& node, std::string_view path) {
   const Section& section = *find_section(path, "");
   const std::string& name = node.as_string();
@@ -58,7 +58,7 @@ void check_choice(const JsonNode& node, std::string_view path) {
   }
 }
 
-// DeepSpeed takes its default where nobody filled in "auto"; a key without effect may keep it.
+// DeepSpeed uses its default for an "auto" that was not filled in; a key without effect may keep it.
 void check_auto(const JsonNode& node, const ValueType& type, Verdict verdict) {
   if (!type.or_auto && verdict != Verdict::no_effect) {
     node.fail("\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; here nothing knows what it stands for",
@@ -123,7 +123,7 @@ void check_value(const JsonNode& node, const ValueType& type, const std::string&
   }
 }
 
-// An object whose own "type" says which keys it has.
+// An object whose keys depend on its "type".
 void check_type(const JsonNode& object, const std::string& type, const std::string& path) {
   if (type.empty() || find_section(path, type) != nullptr) {
     return;
@@ -174,7 +174,7 @@ bool asks_for_nothing(const JsonNode& node, const Key& key, const ValueType& typ
   return std::find(no_ops.begin(), no_ops.end(), value) != no_ops.end();
 }
 
-// Throws or notes what the verdict demands of a value that asks for something.
+// Throws or adds a note, as the verdict demands, for a value that is not a no-op.
 void apply_verdict(const JsonNode& node, const Key& key, std::vector<std::string>& notes) {
   std::string fine;
   for (const nlohmann::json& value : no_op_values(key)) {
@@ -218,7 +218,7 @@ void check_keys(const JsonNode& node, std::string_view path, std::string_view ty
   ObjectReader reader(node);
   for (const Key& key : section->keys) {
     const std::string name(key.name);
-    // A refused key that is absent must not turn up in "Known: ...".
+    // Leaves refused keys that are absent out of "Known: ...".
     if (key.verdict != Verdict::refused || node.find(name) != nullptr) {
       reader.find(name);
     }

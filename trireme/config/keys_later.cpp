@@ -1,6 +1,6 @@
 #include <trireme/config/verdict_letters.h>
 
-// Sections of capabilities that are not built yet, or never will be: they may be there, switched off.
+// Sections of capabilities that are not built yet, or never will be. They are accepted if they are switched off.
 // clang-format off: a line of the table is a line.
 namespace trireme::config {
 namespace {

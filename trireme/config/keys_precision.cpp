@@ -1,6 +1,6 @@
 #include <trireme/config/verdict_letters.h>
 
-// Element types: what is computed, added up and sent in less than fp32.
+// Element types for computing, accumulating and communicating in less than fp32.
 // clang-format off: a line of the table is a line.
 namespace trireme::config {
 namespace {

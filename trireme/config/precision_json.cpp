@@ -13,7 +13,7 @@ using precision::Type;
 
 constexpr double kLargestScale = 0x1p127; // of fp32's powers of two
 
-// Any of DeepSpeed's names; check_keys() let no other through.
+// One of DeepSpeed's names; check_keys() refuses others.
 Type type_of(const std::string& name) {
   if (name == "fp32") {
     return Type::fp32;
@@ -21,7 +21,7 @@ Type type_of(const std::string& name) {
   return name == "bf16" || name == "bfloat16" || name == "torch.bfloat16" ? Type::bf16 : Type::fp16;
 }
 
-// The only text that check_keys() let through.
+// The only text that check_keys() accepts.
 bool is_auto(const Values& section) {
   const JsonNode* enabled = section.find("enabled");
   return enabled != nullptr && enabled->kind() == JsonNode::Kind::string;
@@ -40,7 +40,7 @@ void read_loss_scale(const Values& fp16, precision::LossScaleOptions& out) {
   out.min_loss_scale = fp16.get("min_loss_scale", out.min_loss_scale);
 }
 
-// Only where the loss is scaled: files carry settings along that nothing uses.
+// Checked only if the loss is scaled: files often keep settings that nothing uses.
 void check_loss_scale(const Values& fp16, const precision::LossScaleOptions& options) {
   if (options.loss_scale > kLargestScale) {
     fp16.find("loss_scale")->fail(concat(options.loss_scale, " times a loss is infinite in fp32"), "Write 0 for a dynamic scale.");

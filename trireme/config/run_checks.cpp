@@ -124,7 +124,7 @@ void check_training(const JsonNode& root, const JsonNode& engine, RunConfig& run
                                ", but the run has ", run.training.steps, " (", named(place(root, "training", "steps")),
                                "): the rate stays at its end from there."));
   }
-  // Fails when no batch size is given; whether it fits the ranks is known only when their number is.
+  // Throws if no batch size is given; whether it fits is known only with the number of ranks.
   if (run.parallel.data || (!run.engine.batch.train && !run.engine.batch.micro)) {
     run.engine.batch_for(run.parallel.data.value_or(1));
   }

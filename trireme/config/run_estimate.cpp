@@ -57,7 +57,7 @@ void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
              options.rule);
 }
 
-// As pipeline::make_partition() does with the real layers.
+// Does what pipeline::make_partition() does with the real layers.
 std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& model, int64_t parts, std::vector<std::string>& notes) {
   const pipeline::PipelineOptions& options = run.pipeline;
   constexpr std::string_view kType = "type:";

@@ -161,7 +161,7 @@ std::pair<std::string, std::string> split_override(const std::string& text) {
 }
 
 // Applies the overrides and takes the engine's file into `root`, if it has one.
-// What an override says about the inside of such a file waits until it was read.
+// Overrides of keys inside that file are applied after it was read.
 JsonNode apply_overrides(JsonNode& root, const Paths& paths, const std::vector<std::string>& overrides) {
   constexpr std::string_view prefix = "engine.";
   std::vector<std::pair<std::string, std::string>> waiting;
@@ -188,7 +188,7 @@ JsonNode apply_overrides(JsonNode& root, const Paths& paths, const std::vector<s
   return engine;
 }
 
-// The stages may be given in either place; the run's word on the schedule is the engine's.
+// The stages may be given in either file; the run file's schedule is used.
 void resolve_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& out) {
   ParallelConfig& parallel = out.parallel;
   pipeline::PipelineOptions& pipeline = out.pipeline;
@@ -213,7 +213,7 @@ void resolve_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& o
   }
 }
 
-// What "auto" stands for in a run.
+// The values of "auto" in a run.
 AutoValues auto_values(const RunConfig& run) {
   AutoValues out;
   out.steps = run.training.steps;

@@ -31,7 +31,7 @@ std::string description(const Key& key) {
   return "";
 }
 
-// A range as the schema says it; whole numbers stay whole.
+// Writes a range for the schema; integers stay integers.
 void add_range(const ValueType& type, ordered_json& out) {
   const auto number = [](double value) {
     return value == static_cast<double>(static_cast<int64_t>(value)) ? ordered_json(static_cast<int64_t>(value))
@@ -98,7 +98,7 @@ ordered_json type_schema(const ValueType& type, const std::string& path) {
   return out;
 }
 
-// Anything but a text may be "auto" where the table says so or nothing comes of it.
+// Values other than texts may be "auto" if the table says so or the key has no effect.
 bool may_be_auto(const ValueType& type, Verdict verdict) {
   using Kind = ValueType::Kind;
   const bool value = type.is_number() || type.kind == Kind::boolean || type.kind == Kind::reals || type.kind == Kind::word;

@@ -9,7 +9,7 @@
 namespace trireme::data {
 namespace {
 
-// More would not fit the files' purpose, and a wild id must not ask for gigabytes.
+// No real file has more, and a wrong id must not allocate gigabytes.
 constexpr int32_t kMostTokens = 1 << 21;
 
 uint64_t pair_key(int32_t left, int32_t right) {

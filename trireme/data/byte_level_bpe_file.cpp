@@ -175,7 +175,7 @@ void read_pre_tokenizer(const JsonNode* node, const std::string& file, ByteLevel
 }
 
 // tokenizers gives a token that the model does not have the next free number and only warns when the
-// file says another. Here the two must agree: nobody can tell which one a model was trained with.
+// file says another. Here the two must agree: the file does not say which one the model was trained with.
 void read_added_tokens(const JsonNode* node, ModelBuilder& builder) {
   if (node == nullptr || node->is_null()) {
     return;

@@ -28,7 +28,7 @@ fs::path make_folder(const fs::path& path) {
   return path;
 }
 
-// The last words of a program's complaint, for an error of ours.
+// The end of a program's error output, for our error message.
 std::string complaint(const CommandResult& result) {
   std::string text = result.err.empty() ? result.out : result.err;
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) {
@@ -54,7 +54,7 @@ std::map<std::string, std::string> sha256_of(const fs::path& folder, const std::
   return sums;
 }
 
-// What a SHA256SUMS file promises; nothing when there is none or it is not one.
+// Reads a SHA256SUMS file; nothing if there is none or it is not one.
 std::vector<FetchedFile> promised(const fs::path& folder) {
   std::vector<FetchedFile> files;
   if (!fs::is_regular_file(folder / kSumsFile)) {

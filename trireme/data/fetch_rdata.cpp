@@ -43,7 +43,7 @@ class BlockReader {
                   ", only plain character vectors (type 16) are read"));
     }
     const uint32_t count = word("the number of strings");
-    // Eight bytes is the least a string takes, so a wild count fails here, before memory is asked for.
+    // A string takes at least eight bytes, so a wrong count fails here, before memory is allocated.
     if (count > (bytes_.size() - at_) / 8) {
       fail(concat("claims ", count, " strings, there is room for ", (bytes_.size() - at_) / 8));
     }

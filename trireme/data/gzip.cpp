@@ -49,7 +49,7 @@ std::string gunzip(std::string_view content, size_t at_most, const std::string& 
   size_t filled = 0;
   size_t used = 0;
   while (filled < at_most) {
-    // Grows with what really comes out: a header may promise any size.
+    // Grows with the decompressed data: a header may state any size.
     out.resize(std::min(at_most, std::max<size_t>(filled * 2, 64 << 10)));
     stream->next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data() + used));
     stream->avail_in = clamp(content.size() - used);

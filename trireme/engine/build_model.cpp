@@ -17,7 +17,7 @@ bool shards_parameters(const Parts& parts, const config::EngineConfig& config) {
   return config.zero.stage >= 3 && parts.group.size() > 1;
 }
 
-// Parameters in the type that is computed in; masters stay fp32 in the optimizer.
+// Casts parameters to the compute type; masters stay fp32 in the optimizer.
 void lower(torch::nn::Module& module, const precision::PrecisionOptions& precision) {
   bucket::refuse_shared_memory(bucket::tensors_of(module));
   if (precision.compute != precision::Type::fp32) {
@@ -72,10 +72,12 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
     log::info(parts.layers->describe());
   }
   parts.ties = std::make_unique<pipeline::Ties>(parts.pipe, *parts.layers);
-  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.group.rank(), parts.group.size());
+  const std::vector<at::Tensor> parameters = parts.layers->parameters();
+  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.group.rank(), parts.group.size(),
+                                                        parameters.empty() ? at::Device(at::kCPU) : parameters.front().device());
 }
 
-// The trained parameters, those that are final late in front: flat buffers reverse the list, and buckets start in their order.
+// Lists the trained parameters, those that are final late first: flat buffers reverse the list, and buckets start in that order.
 bucket::NamedTensors trained_parameters(const Parts& parts) {
   bucket::NamedTensors parameters = parallel::trainable_parameters(*parts.model, parts.pipe.size() > 1);
   if (parts.layers) {
@@ -95,7 +97,7 @@ std::vector<bucket::FlatParameters*> pointers(const parallel::FlatBuffers& buffe
   return found;
 }
 
-// Frozen parameters need no flat buffer but to be sharded.
+// Frozen parameters need a flat buffer only to be sharded.
 bucket::NamedTensors frozen_in_units(const torch::nn::Module& model, const zero::ModelUnits& units) {
   bucket::NamedTensors found;
   for (const auto& item : model.named_parameters()) {
@@ -125,7 +127,7 @@ void check_placement(const std::string& name, const at::Tensor& parameter, const
   }
 }
 
-// Says so where stage 3 is no better than stage 2.
+// Warns if stage 3 is no better than stage 2.
 void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units, const config::EngineConfig& config) {
   int64_t whole = 0;
   for (const at::Tensor& parameter : parts.model->parameters()) {
@@ -138,7 +140,7 @@ void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units,
   }
 }
 
-// What is added up over micro-batches needs the range of grad_accum_dtype; what is not goes as it travels.
+// Gradients accumulated over micro-batches need the range of grad_accum_dtype; others have the communication type.
 at::ScalarType gradient_type(const Parts& parts) {
   return precision::scalar_type(parts.batch.accumulation > 1 ? parts.precision.grad_accumulation : parts.precision.communication_type());
 }
@@ -169,7 +171,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   } else {
     units.make_whole();
   }
-  // At the same place on every stage: where the order of additions depends on it (gloo's ring), copies of one parameter would drift apart.
+  // Puts copies at the same offset on every stage: gloo's ring adds in an order that depends on the offset, and copies would drift apart.
   std::set<const void*> on_several_stages;
   if (parts.layers) {
     for (const pipeline::TiedParameter& tied : parts.layers->ties()) {

@@ -19,7 +19,7 @@
 namespace trireme::engine {
 namespace {
 
-// What TRIREME_FAULT makes of a value that autograd goes through.
+// Applies TRIREME_FAULT to a value that autograd goes through.
 at::Tensor spoiled(const at::Tensor& value, fault::Effect effect) {
   return effect == fault::Effect::nan ? value * std::numeric_limits<double>::quiet_NaN() : value;
 }
@@ -129,7 +129,7 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
   return spoiled(parts.loss_of(micro_batch).loss, effect);
 }
 
-// Every stage reduces its buckets as soon as the backward of its last micro-batch fills them.
+// Each stage reduces its buckets as soon as the backward of its last micro-batch fills them.
 void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   start_step();
   const Note note("step", state.global_steps + 1);
@@ -174,7 +174,7 @@ void Engine::Impl::backward(const at::Tensor& loss) {
     if (at_boundary()) {
       optimizer_step.send_loss(loss_sum_ / static_cast<double>(parts.batch.accumulation));
     }
-    // Sharded gradients are added up as shards, so every micro-batch is reduced.
+    // Sharded gradients accumulate as shards, so every micro-batch is reduced.
     const bool reduces = at_boundary() || parts.buffers.front()->gradients_are_sharded();
     parts.reducer->set_synchronising(reduces);
     if (reduces) {

@@ -56,7 +56,7 @@ class Engine::Impl {
     try {
       part();
     } catch (const PeerError&) {
-      throw; // nobody goes on
+      throw; // no rank continues
     } catch (const std::exception& error) {
       drop_step(error.what());
       throw;

@@ -10,7 +10,7 @@
 namespace trireme::engine {
 namespace {
 
-// A micro-batch of nothing but padding stays as it is: it counts for nothing, but stages wait for it.
+// Keeps a micro-batch of padding only: it does not count, but stages wait for it.
 data::Batch without_padding(data::Batch micro_batch) {
   for (auto* tensors : {&micro_batch.inputs, &micro_batch.targets}) {
     for (at::Tensor& tensor : *tensors) {
@@ -62,7 +62,7 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
   return impl_->mean_over_ranks(sum);
 }
 
-// Every rank runs as many forwards as the one with most data: the others need its part of the parameters.
+// Each rank runs as many forwards as the one with most data: the others need its shards of the parameters.
 Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, int64_t max_batches) {
   at::Tensor most = torch::tensor({loader.batches_per_epoch()}, torch::kInt64);
   parts.group.all_reduce(most, comm::ReduceOp::max, "evaluation length").wait();

@@ -26,7 +26,7 @@ config::EngineConfig read_config(const std::filesystem::path& file, const config
 
 namespace {
 
-// What the configuration wants said before the first step.
+// Logs the notes of the configuration.
 void announce(const config::EngineConfig& config) {
   if (config.log_level) {
     log::set_level(log::parse_level(*config.log_level));
@@ -43,7 +43,7 @@ void announce(const config::EngineConfig& config) {
   }
 }
 
-// What each stage needs of a sample.
+// The part of a sample that this stage needs.
 data::Part part_for(const Parts& parts) {
   if (!parts.executor || parts.pipe.size() == 1) {
     return data::Part::all;
@@ -68,7 +68,7 @@ void check_options(const InitializeOptions& options) {
   }
 }
 
-// A model in one piece cannot do what needs layers: that is an error, not ignored.
+// Refuses keys that need a list of layers if the model is in one piece.
 void apply_pipeline(const InitializeOptions& options) {
   const pipeline::PipelineKeys& keys = options.config.pipeline;
   if (options.pipeline) {
@@ -86,7 +86,7 @@ void apply_pipeline(const InitializeOptions& options) {
   }
 }
 
-// The configuration as it is used, whether it was read or made in code.
+// Returns the configuration in use, whether it was read or built in code.
 nlohmann::ordered_json used_config(const InitializeOptions& options) {
   config::EngineConfig used = options.config;
   if (options.pipeline) {
@@ -108,7 +108,7 @@ void check_step_in_backward(const Parts& parts) {
   }
 }
 
-// Copies of a tied parameter are one parameter: summed before they are sent, counted once.
+// Treats copies of a tied parameter as one: their gradients are summed before communication and counted once.
 void respect_ties(Parts& parts) {
   if (!parts.layers->ties().empty() && parts.optimizer->sharded() && parts.optimizer->rule().state_type() == optim::StateType::int8) {
     throw InputError("engine", concat("8-bit optimizer states, sharded by ZeRO, of copies of a tied parameter (\"", parts.layers->ties().front().name,

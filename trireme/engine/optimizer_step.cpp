@@ -27,7 +27,7 @@ void OptimizerStep::send_loss(double loss) {
 void OptimizerStep::receive_loss() {
   const Stopwatch watch = clock_.agreement();
   loss_message_.wait();
-  // In fp32, as losses are: the rest depends on the order in which backends add gradients.
+  // Rounds to fp32, the type of losses: further digits depend on the order in which backends add.
   mean_loss_ = static_cast<float>(loss_sums_[0].item<double>() / loss_sums_[2].item<double>());
   stop_agreed_ = parts_.sync->ranks_meet() && loss_sums_[1].item<double>() > 0;
 }
@@ -75,7 +75,7 @@ bool OptimizerStep::agree_on_scale(double lowered) {
   return one_scale;
 }
 
-// Adds up what the stages know: the last one the loss and its type, each a part of the norm.
+// Sums over the stages: the last one has the loss and its type, each has a part of the norm.
 bool OptimizerStep::agree_with_stages(double& squared_norm, bool one_scale) {
   const Stopwatch watch = clock_.agreement();
   StepScale& scale = state_.scale;
@@ -89,14 +89,14 @@ bool OptimizerStep::agree_with_stages(double& squared_norm, bool one_scale) {
   return sums[4].item<double>() == 0;
 }
 
-// Every rank sees the same loss, norm and scale, so all skip or none does.
-// Without a norm to wait for, buckets are stepped while later ones still travel.
+// Every rank has the same loss, norm and scale, so all skip the step or none.
+// Without a norm, buckets are stepped while later ones are still being reduced.
 void OptimizerStep::run() {
   if (!loss_was_sent()) {
     throw InputError("engine", concat("step() of step ", state_.global_steps + 1, " without backward()"), "Call the engine's backward(loss) for each micro-batch, then step().");
   }
   const bool needs_norm = parts_.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow();
-  const bool looks_for_unused = !parts_.may_step_in_backward; // a bucket that was stepped during backward knew nothing of other ranks
+  const bool looks_for_unused = !parts_.may_step_in_backward; // a bucket is stepped during backward without knowing about other ranks
   const comm::Group& ranks = parts_.sync->step_group();
   grad_norm_.reset();
   if (!begun_) {
@@ -109,13 +109,13 @@ void OptimizerStep::run() {
   const bool lacks_some = any(unused);
   // One reduce group may lack what another has, so all ranks need to know.
   const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.has_several_reduce_groups());
-  // The norm is that of the gradients as they are, with the loss scale in them; infinite or NaN when one of them is.
+  // The norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
   at::Tensor sums = torch::tensor({needs_norm ? parts_.optimizer->squared_grad_norm() : 0.0, lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
   comm::Work exchange;
   if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
     exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
   }
-  if (needs_norm || lacks_some || asks_for_unused) { // else nothing depends on it: buckets are stepped meanwhile
+  if (needs_norm || lacks_some || asks_for_unused) { // otherwise nothing depends on it, and buckets are stepped meanwhile
     const Stopwatch watch = clock_.agreement();
     exchange.wait();
   }
@@ -129,7 +129,7 @@ void OptimizerStep::run() {
   double clip = 1;
   if (needs_norm) {
     grad_norm_ = std::sqrt(squared_norm) * unscale;
-    finite = finite && (begun_ || std::isfinite(*grad_norm_)); // a step that has begun is not skipped any more
+    finite = finite && (begun_ || std::isfinite(*grad_norm_)); // a step that has begun is not skipped
     clip = parts_.clipping > 0 ? std::min(1.0, parts_.clipping / (*grad_norm_ + 1e-6)) : 1;
   }
   if (!finite) {
@@ -181,7 +181,7 @@ void OptimizerStep::step_bucket(int64_t buffer, int64_t bucket) {
   parts_.sync->step_bucket(*parts_.buffers[buffer], bucket, [&] { parts_.optimizer->step_bucket(buffer, bucket); });
 }
 
-// The loss was sent before backward, so it is there before the first bucket: a step that has to be skipped changes nothing.
+// The loss was sent before backward, so it arrives before the first bucket: a skipped step changes nothing.
 void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
   if (norm_wanted_ || !state_.at_boundary(parts_.batch.accumulation)) {
     return;

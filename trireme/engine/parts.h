@@ -21,7 +21,7 @@
 
 namespace trireme::engine {
 
-/// What an engine is made of. initialize() builds it; nothing of it is replaced afterwards.
+/// The parts of an engine. initialize() builds them; none is replaced afterwards.
 struct Parts {
   std::shared_ptr<torch::nn::Module> model;
   LossFunction loss_function;

@@ -12,7 +12,7 @@ namespace trireme::engine {
 namespace {
 
 constexpr std::array<int, 2> kSignals = {SIGTERM, SIGUSR1};
-// timeout(1) and some batch systems signal a process and then its group: the same request, not a second one.
+// timeout(1) and some batch systems signal a process and then its group: this is one request.
 constexpr int64_t kSameRequestMs = 300;
 
 std::atomic<int> asked_by{0};
@@ -25,7 +25,7 @@ int64_t now_ms() {
   return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
 }
 
-// Only what may be called inside a handler.
+// Calls only async-signal-safe functions.
 void on_signal(int number) {
   const int error = errno;
   int none = 0;

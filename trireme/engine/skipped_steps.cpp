@@ -6,9 +6,9 @@
 namespace trireme::engine {
 namespace {
 
-// A run whose loss stays NaN is over; going on only costs money. A loss scale that still falls is another matter.
+// Ends a run whose loss stays NaN. A loss scale that still falls does not count.
 constexpr int64_t kMaxInARow = 20;
-// From this one on it is looked where NaN and Inf come from.
+// From this many skipped steps in a row on, looks for the source of NaN and Inf.
 constexpr int64_t kExplainAfter = 3;
 
 } // namespace

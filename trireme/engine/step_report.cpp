@@ -17,7 +17,7 @@
 namespace trireme::engine {
 namespace {
 
-// Nothing where the monitor is off.
+// Returns nothing if the monitor is off.
 std::optional<std::filesystem::path> folder_of(const config::MonitorSection& section, const char* name) {
   if (!section.enabled) {
     return std::nullopt;

@@ -64,13 +64,13 @@ TrainingState::TrainingState(Engine::Impl& engine) : engine_(engine) {
   }
 }
 
-// What is not trained is whole.
+// Parameters that are not trained are replicated.
 bucket::TensorInfo TrainingState::info_of(const at::Tensor& tensor) const {
   const auto found = infos_.find(tensor.unsafeGetTensorImpl());
   return found == infos_.end() ? bucket::TensorInfo{.name = "", .sizes = tensor.sizes().vec()} : *found->second;
 }
 
-// Visits this rank's pieces of the parameters that no rank has whole; returns which those are.
+// Visits this rank's shards of sharded parameters; returns which parameters those are.
 std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
   std::set<const void*> sharded;
   for (const auto* buffers : {&engine_.parts.buffers, &engine_.parts.frozen}) {
@@ -125,7 +125,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
     if (engine_.parts.optimizer->sharded() || is_mine.try_emplace(name, balances[tensor.placement.reduce_group].is_mine(values)).first->second) {
       mine.push_back(checkpoint::shard_of(tensor, name, "optimizer", begin, values));
     }
-  });
+  }, false);
   engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     if (saved_name(tensor.name) == tensor.name) {
       mine.push_back(checkpoint::shard_of(tensor, concat(state, '/', tensor.name), "gradient_sync", begin, values));
@@ -250,7 +250,7 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
 void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   const torch::NoGradGuard no_grad;
   std::set<const void*> seen;
-  // Where low precision left off, fp32 goes on from its masters.
+  // A run in fp32 continues from the masters of a run in low precision.
   const auto most_exact = [&](const std::string& name, const at::Tensor& values) {
     const std::string master = concat(optim::kMasterState, '/', saved_name(name));
     return values.scalar_type() == torch::kFloat32 && saved.has(master) ? master : saved_name(name);
@@ -280,7 +280,7 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     const std::string& name = saved_name(tensor.name);
     const std::string whole = concat(state, '/', name);
-    // A run without masters has their values as its parameters.
+    // A run without masters saved their values as its parameters.
     saved.read_into(state == optim::kMasterState && !saved.has(whole) ? name : whole, checkpoint::region_of(tensor, begin, values.numel()), values);
   });
   engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
@@ -303,7 +303,7 @@ void TrainingState::load_positions(const nlohmann::json& state) {
   try {
     put(state);
   } catch (...) {
-    put(before); // a scale that only this rank has lowered stays to be told
+    put(before); // a scale that only this rank has lowered still has to be sent
     throw;
   }
   engine_.state.scale.agree_on_loaded();
@@ -337,7 +337,7 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   if (saved.world_size() == engine_.parts.everyone.size()) {
     set_rng_state(saved.read(rng_name(rank)));
   } else {
-    // Another number of ranks has no states to continue; start new, reproducible streams.
+    // For another number of ranks there are no states: starts new, reproducible streams.
     torch::manual_seed(engine_.state.global_steps * 1000003 + rank);
     log::info("the checkpoint is from ", saved.world_size(), " ranks, this run has ", engine_.parts.everyone.size(), "; random states start anew");
   }

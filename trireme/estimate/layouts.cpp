@@ -18,7 +18,7 @@ int64_t owner_of(const Run& run, const std::vector<int64_t>& layers, int64_t lay
 }
 
 // The smallest parameters below the threshold, as many as are allowed.
-std::vector<bool> stay_whole(const Run& run, const std::vector<const Parameter*>& parameters, const std::vector<bool>& in_unit) {
+std::vector<bool> are_replicated(const Run& run, const std::vector<const Parameter*>& parameters, const std::vector<bool>& in_unit) {
   std::vector<size_t> small;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (in_unit[i] && parameters[i]->numel < run.param_persistence_threshold) {
@@ -26,16 +26,16 @@ std::vector<bool> stay_whole(const Run& run, const std::vector<const Parameter*>
     }
   }
   std::stable_sort(small.begin(), small.end(), [&](size_t a, size_t b) { return parameters[a]->numel < parameters[b]->numel; });
-  std::vector<bool> whole(parameters.size(), false);
+  std::vector<bool> replicated(parameters.size(), false);
   int64_t together = 0;
   for (const size_t i : small) {
     together += parameters[i]->numel;
     if (together > run.model_persistence_threshold) {
       break;
     }
-    whole[i] = true;
+    replicated[i] = true;
   }
-  return whole;
+  return replicated;
 }
 
 } // namespace
@@ -72,9 +72,9 @@ bucket::FlatLayout layout_of(const Run& run, int64_t stage) {
       }
     }
   }
-  const std::vector<bool> whole = stay_whole(run, parameters, in_unit);
+  const std::vector<bool> replicated = are_replicated(run, parameters, in_unit);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    tensors[i].unit = in_unit[i] && !whole[i] ? tensors[i].unit : TensorInfo::kNoUnit;
+    tensors[i].unit = in_unit[i] && !replicated[i] ? tensors[i].unit : TensorInfo::kNoUnit;
   }
   std::vector<int64_t> order(tensors.size());
   std::iota(order.rbegin(), order.rend(), 0);

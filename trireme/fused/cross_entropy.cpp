@@ -77,7 +77,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     args.element = element_of(logits);
     if (overwrite) {
       context->saved_data["gone"] = true;
-      logits.unsafeGetTensorImpl()->bump_version(); // whoever else keeps them for backward shall be told
+      logits.unsafeGetTensorImpl()->bump_version(); // other code that keeps them for backward gets an error
     }
     parallel_rows(logits.size(0), args.columns,
                   [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().cross_entropy_backward(args, begin, end); });

@@ -211,7 +211,7 @@ class Agent : private PlaceEvents {
 
 int run_agent() {
   fill_standard_descriptors();
-  ::prctl(PR_SET_PDEATHSIG, 0);  // the end of the input tells it too, and leaves time to kill everything
+  ::prctl(PR_SET_PDEATHSIG, 0);  // the end of the input shows it too, and leaves time to kill all ranks
   return Agent().run();
 }
 

@@ -63,7 +63,7 @@ Outcome Attempt::run() {
         try {
           member.place.advance();
         } catch (const Error&) {
-          // several hosts refuse for the same reason; the first has been heard
+          // several hosts refuse for the same reason; the first reason was logged
         }
       }
       if (anything_left()) {

@@ -146,8 +146,8 @@ class Keeper {
     for (const Rank& rank : ranks_) {
       if (rank.live) {
         ::kill(-rank.pid, number);
-        ::kill(-rank.pid, SIGCONT);  // a stopped process would never hear of it
-        told_groups_.insert(rank.pid);
+        ::kill(-rank.pid, SIGCONT);  // a stopped process would not get the signal
+        signalled_groups_.insert(rank.pid);
       }
     }
   }
@@ -193,7 +193,7 @@ class Keeper {
         children_left_ = false;
       }
     } else if (stopping_ && live_ == 0 && children_left_ && !leftovers_reported_) {
-      tell_leftovers();
+      stop_leftovers();
     }
     if ((stopping_ || kill_until_) && !children_left_) {
       over_ = true;
@@ -201,10 +201,10 @@ class Keeper {
     }
   }
 
-  void tell_leftovers() {
+  void stop_leftovers() {
     leftovers_reported_ = true;
     for (const pid_t pid : descendants(::getpid())) {
-      if (told_groups_.count(::getpgid(pid)) == 0) {
+      if (signalled_groups_.count(::getpgid(pid)) == 0) {
         ::kill(pid, SIGTERM);
         ::kill(pid, SIGCONT);
       }
@@ -234,7 +234,7 @@ class Keeper {
   bool stopping_ = false;
   bool leftovers_reported_ = false;
   bool over_ = false;
-  std::set<pid_t> told_groups_;
+  std::set<pid_t> signalled_groups_;
   std::optional<Clock::time_point> kill_until_;
   Clock::time_point killed_at_{};
 };
@@ -278,7 +278,7 @@ void Guardian::tell(const Message& order) {
     if (sent >= 0) {
       done += static_cast<size_t>(sent);
     } else if (errno != EINTR) {
-      return;  // next() will tell
+      return;  // next() reports it
     }
   }
 }

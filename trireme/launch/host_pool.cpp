@@ -79,7 +79,7 @@ std::vector<Member> HostPool::choose() {
   address_ = chosen.front()->host.address;
   for (Entry& entry : entries_) {
     const bool stays = std::find(chosen.begin(), chosen.end(), &entry) != chosen.end();
-    entry.agent = stays ? std::move(entry.agent) : nullptr;  // nobody would listen to it
+    entry.agent = stays ? std::move(entry.agent) : nullptr;  // no one would read it
   }
   std::vector<Member> members;
   int left = arrangement_.ranks;

@@ -94,7 +94,7 @@ void LocalPlace::await_start() {
   const auto answer = guardian_->next(true);
   if (!answer) {
     for (Rank& rank : ranks_) {
-      rank.live = true; // whoever started them counts on their ends
+      rank.live = true; // the caller waits for the end of each rank that was started
     }
     lose_guardian();
   } else if (answer->at("is") == "refused") {
@@ -246,7 +246,7 @@ bool LocalPlace::read_once(size_t rank, int stream) {
 
 void LocalPlace::drain(size_t rank) {
   for (int stream = 0; stream < 2; ++stream) {
-    // A pipe holds 64 KiB unless somebody enlarged it; a child of the rank may go on writing without end.
+    // A pipe holds 64 KiB by default; a child of the rank may write without end.
     for (int reads = 0; reads < 64 && read_once(rank, stream); ++reads) {
     }
   }

@@ -39,7 +39,7 @@ struct ChildPlan {
 
 [[noreturn]] void become(const ChildPlan& plan) {
   const SpawnRequest& request = plan.request;
-  // The parent may have died before the request took effect; then nobody would kill this process.
+  // The parent may have died before the request took effect; nothing would kill this process then.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != plan.parent) {
     ::_exit(127);

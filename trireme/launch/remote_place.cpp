@@ -22,9 +22,9 @@ using std::chrono::seconds;
 constexpr milliseconds kBeat{500};
 // A host behind a slow login; ssh gives up on one that is down after 10 s (see agent_command()).
 constexpr seconds kConnect{20};
-// From the end of the connection to the end of the process that was it: to learn its last words.
+// Time from the end of the connection to the end of its process, to read its last output.
 constexpr milliseconds kLastWords{300};
-// An agent that is told to end has nothing left to do.
+// An agent that was asked to end has nothing left to do.
 constexpr milliseconds kGoodBye{2000};
 
 } // namespace

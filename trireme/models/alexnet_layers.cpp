@@ -21,7 +21,7 @@ namespace nn = torch::nn;
 using pipeline::Layer;
 using pipeline::LayerSpec;
 
-// Below it the last pooling would have nothing left to pool.
+// Below it the input of the last pooling would be empty.
 constexpr int64_t kSmallestSide = 63;
 constexpr int64_t kPooledSide = 6;
 

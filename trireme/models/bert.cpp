@@ -22,7 +22,7 @@ int64_t width_of_mlp(const BertOptions& options) {
   return options.intermediate > 0 ? options.intermediate : 4 * options.hidden;
 }
 
-// Hugging Face's "attention.self.query": modules that only give their name to what is inside.
+// Hugging Face's "attention.self.query": modules that only add their name to those inside.
 nn::Module& name_only(nn::Module& parent, const std::string& name) {
   return *parent.register_module(name, std::make_shared<nn::Module>());
 }

@@ -31,7 +31,7 @@ void check_length(int64_t length, const at::Tensor& positions) {
   }
 }
 
-// For a part of the model that may be sharded as soon as it has its values.
+// Initialises a part of the model that may be sharded right afterwards.
 auto values_of(const GptValues& values, std::string prefix) {
   return [&values, prefix = std::move(prefix)](const nn::Module& module) { values.fill(prefix, module); };
 }

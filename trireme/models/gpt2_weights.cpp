@@ -27,7 +27,7 @@ bool is_constant(const std::string& name) {
   return ends_with(".attn.bias") || ends_with(".attn.masked_bias");
 }
 
-// Some files leave the prefix away.
+// Some files leave out the prefix.
 std::string name_in(const checkpoint::WeightFiles& files, const std::string& parameter) {
   return !files.has(parameter) && parameter.rfind(kPrefix, 0) == 0 ? parameter.substr(kPrefix.size()) : parameter;
 }

@@ -66,7 +66,7 @@ Terminal stderr_terminal() {
   }
   struct stat kind {};
   if (::fstat(STDERR_FILENO, &kind) == 0 && S_ISREG(kind.st_mode)) {
-    // A file, even under the launcher: TRIREME_TTY speaks of the launcher's pipe, not of this.
+    // A file, even under the launcher: TRIREME_TTY is about the launcher's pipe.
     return describe_terminal([](const char*) { return std::nullopt; }, std::nullopt);
   }
   return describe_terminal(env::text, std::nullopt);

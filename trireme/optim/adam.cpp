@@ -31,7 +31,7 @@ void Adam::step(const ShardStep& shard) const {
   check_shard(shard, *this);
   const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
   const double step = static_cast<double>(shard.step);
-  // In double, rounded once: 1 - beta2 in fp32 would lose four digits.
+  // Computed in double and rounded once: 1 - beta2 in fp32 would lose four digits.
   const double correction1 = options_.bias_correction ? 1 - std::pow(betas.beta1, step) : 1;
   const double correction2 = options_.bias_correction ? 1 - std::pow(betas.beta2, step) : 1;
   const bool decoupled = options_.decoupled_weight_decay;

@@ -25,7 +25,7 @@ void over_all(const Args& args, int64_t n) {
   parallel_ranges(n, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
-// Part of a segment: one result each, whatever the number of threads.
+// Part of a segment with one result, whatever the number of threads.
 struct Block {
   int64_t begin;
   int64_t end;

@@ -12,7 +12,7 @@
 namespace trireme::optim {
 namespace {
 
-// Which parameters the range covers, relative to its start.
+// The parameters in the range, relative to its start.
 std::vector<Segment> segments_of(const bucket::FlatLayout& layout, const bucket::Bucket& bucket, const bucket::Range& range) {
   std::vector<Segment> segments;
   for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
@@ -49,7 +49,7 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
       }
       of_each.push_back(options_of(tensor));
     }
-    Shard& shard = shards_.emplace_back(Shard{std::ssize(shards_), buffer, std::move(of_each), buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, 2 * tensors});
+    Shard& shard = shards_.emplace_back(Shard{buffer, std::move(of_each), buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, 2 * tensors, {}});
     tensors += shard.buffer->count();
     cut(shard);
     keep(shard);
@@ -78,7 +78,7 @@ void FlatOptimizer::cut(Shard& shard) const {
 }
 
 // The master, the states, the scales: with_states() finds them in this order.
-void FlatOptimizer::keep(const Shard& shard) {
+void FlatOptimizer::keep(Shard& shard) {
   std::vector<int64_t> elements;
   std::vector<int64_t> blocks;
   for (size_t b = 0; b < shard.segments.size(); ++b) {
@@ -103,19 +103,21 @@ void FlatOptimizer::keep(const Shard& shard) {
   for (const bucket::StoredArray& array : arrays) {
     bytes_ += std::accumulate(array.numel.begin(), array.numel.end(), int64_t{0}) * static_cast<int64_t>(c10::elementSize(array.type));
   }
-  store_->add(arrays, shard.buffer->parameter(0).device());
+  if (!arrays.empty()) {
+    shard.in_store = store_->add(arrays, shard.buffer->parameter(0).device());
+  }
 }
 
-void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, const std::function<void(const BucketStates&)>& f) const {
+void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(const BucketStates&)>& f) const {
   const size_t masters = shard.has_master ? 1 : 0;
   const size_t states = rule_->states().size();
-  if (!keeps_something(shard)) {
+  if (!shard.in_store) {
     f({});
     return;
   }
-  const std::span<const at::Tensor> arrays = store_->acquire(shard.index, bucket);
-  f({shard.has_master ? arrays.front() : at::Tensor(), arrays.subspan(masters, states), arrays.subspan(masters + states)});
-  store_->release(shard.index, bucket, true);
+  store_->use(*shard.in_store, bucket, modifies, [&](std::span<const at::Tensor> arrays) {
+    f({shard.has_master ? arrays.front() : at::Tensor(), arrays.subspan(masters, states), arrays.subspan(masters + states)});
+  });
 }
 
 void FlatOptimizer::follow_first_values() {
@@ -128,7 +130,7 @@ void FlatOptimizer::refresh_masters() {
   const torch::NoGradGuard no_grad;
   for (Shard& shard : shards_) {
     for (int64_t bucket = 0; shard.has_master && bucket < std::ssize(shard.segments); ++bucket) {
-      with_states(shard, bucket, [&](const BucketStates& states) {
+      with_states(shard, bucket, true, [&](const BucketStates& states) {
         const at::Tensor data = shard.buffer->owned_data(bucket, owned(shard, bucket));
         states.master.copy_(torch::where(states.master.to(data.scalar_type()) == data, states.master, data.to(torch::kFloat32)));
       });
@@ -189,7 +191,7 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
   return step;
 }
 
-// Neighbours are stepped together where their options are alike and none between them is left out. With 8-bit states each goes by itself, because
+// Steps neighbours together if their options are equal and none between them is left out. With 8-bit states each parameter is stepped alone, because
 // it has blocks of its own.
 void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const {
   const std::vector<Segment>& segments = shard.segments[bucket];
@@ -216,16 +218,16 @@ void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::funct
     }
   };
   shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {
-    with_states(shard, bucket, [&](const BucketStates& states) { step_all(data, states); });
+    with_states(shard, bucket, true, [&](const BucketStates& states) { step_all(data, states); });
   });
 }
 
 // Buckets are stepped in this order.
 void FlatOptimizer::prefetch_after(const Shard& shard, int64_t bucket) const {
   const bool is_last = bucket + 1 == std::ssize(shard.segments);
-  const int64_t next = shard.index + (is_last ? 1 : 0);
-  if (next < std::ssize(shards_) && keeps_something(shards_[next])) {
-    store_->prefetch(next, is_last ? 0 : bucket + 1);
+  const Shard* const next = is_last ? &shard + 1 : &shard;
+  if (next != shards_.data() + shards_.size() && next->in_store) {
+    store_->prefetch(*next->in_store, is_last ? 0 : bucket + 1);
   }
 }
 
@@ -291,7 +293,7 @@ double FlatOptimizer::squared_grad_norm() const {
   return sum;
 }
 
-void FlatOptimizer::for_each_state(const Visit& visit) {
+void FlatOptimizer::for_each_state(const Visit& visit, bool modifies) {
   follow_first_values();
   const auto& infos = rule_->states();
   for (Shard& shard : shards_) {
@@ -302,7 +304,7 @@ void FlatOptimizer::for_each_state(const Visit& visit) {
       const auto visit_segment = [&](const std::string& name, const Segment& segment, const at::Tensor& values) {
         visit(name, layout.tensors()[segment.parameter], start + segment.begin - layout.slot_of(segment.parameter).begin, values);
       };
-      with_states(shard, bucket, [&](const BucketStates& states) {
+      with_states(shard, bucket, modifies, [&](const BucketStates& states) {
         for (const Segment& segment : segments) {
           if (shard.has_master) {
             visit_segment(kMasterState, segment, states.master.slice(0, segment.begin, segment.end));
@@ -318,7 +320,9 @@ void FlatOptimizer::for_each_state(const Visit& visit) {
             const at::Tensor scales = scales_of(shard, states, i, bucket, s);
             const at::Tensor values = decode_states(state, scales, infos[i].is_signed);
             visit_segment(infos[i].name, segments[s], values);
-            encode_states(values, state, scales, infos[i].is_signed);
+            if (modifies) {
+              encode_states(values, state, scales, infos[i].is_signed);
+            }
           }
         }
       });

@@ -86,16 +86,15 @@ class FlatOptimizer {
   }
 
   /// Calls `visit(state name, tensor name, tensor sizes, begin, values)` for each piece of
-  /// state on this rank: `values` are elements [begin, begin + n) of the tensor's row-major order, and a loader may write into them.
+  /// state on this rank: `values` are elements [begin, begin + n) of the tensor's row-major order. With `modifies` it may write into them.
   /// Masters come as "master", fp32. fp32 and bf16 states are viewed in their type. 8-bit states come as fp32, whatever blocks they
   /// lie in, and are encoded again afterwards: unchanged values give unchanged codes, so saving and resuming in the same shards is
   /// exact; in other shards, blocks are cut anew.
   using Visit = std::function<void(const std::string&, const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
-  void for_each_state(const Visit& visit);
+  void for_each_state(const Visit& visit, bool modifies = true);
 
  private:
   struct Shard {
-    int64_t index; // of the buffer
     bucket::FlatParameters* buffer;
     std::vector<ParameterOptions> options; // of each parameter
     bool has_master; // the parameters are not fp32
@@ -104,6 +103,7 @@ class FlatOptimizer {
     std::vector<bool> unused; // parameters that this step leaves out; empty: none
     std::vector<bucket::Slot> uncounted; // in the norm, in buffer order
     int64_t first_norm; // in norms_
+    std::optional<int64_t> in_store; // its number; absent: it has neither masters nor states
   };
 
   // Masters and states of a bucket's owned range in the store.
@@ -116,11 +116,8 @@ class FlatOptimizer {
   /// The range of a bucket that this rank steps.
   bucket::Range owned(const Shard& shard, int64_t bucket) const;
   void cut(Shard& shard) const;
-  void keep(const Shard& shard);
-  bool keeps_something(const Shard& shard) const {
-    return shard.has_master || !rule_->states().empty();
-  }
-  void with_states(const Shard& shard, int64_t bucket, const std::function<void(const BucketStates&)>& f) const;
+  void keep(Shard& shard);
+  void with_states(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(const BucketStates&)>& f) const;
   void follow_first_values();
   /// Calls f(step) for each part of a bucket's owned range that is stepped in one pass.
   void for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;

@@ -80,7 +80,7 @@ kernels::Element element_of(at::ScalarType type) {
 
 namespace {
 
-// Makes the roundings of two steps independent.
+// Gives two steps independent roundings.
 uint32_t seed_of(int64_t step) {
   const auto seed = static_cast<uint32_t>(mix64(static_cast<uint64_t>(step) * kMixStep) >> 32);
   return seed == kernels::kToNearest ? 1 : seed;

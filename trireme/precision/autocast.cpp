@@ -30,7 +30,7 @@ Autocast::Autocast(Type type, c10::DeviceType device, bool enabled) : device_(de
 }
 
 Autocast::~Autocast() {
-  // Casts of weights must not outlive the block: an optimizer changes the weights in place.
+  // Drops the cached casts of weights at the end: an optimizer changes the weights in place.
   if (at::autocast::decrement_nesting() == 0) {
     at::autocast::clear_cache();
   }

@@ -7,7 +7,7 @@
 
 namespace trireme::precision {
 
-// NaN wins over both extremes, so the two say it all.
+// NaN replaces both extremes, so checking the two is enough.
 bool all_finite(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_floating_point()) {
     return true;

@@ -73,7 +73,7 @@ bool GradScaler::Progress::found() {
 GradScaler::GradScaler(const GradScalerOptions& options, comm::Group group)
     : options_(checked(options)), group_(std::move(group)), scale_(checked_scale("init_scale", options.init_scale)) {}
 
-// A tensor and not a number: a number times an fp16 loss of no dimension would be fp16, where 65536 is infinite.
+// Uses a tensor, not a number: a number times a zero-dimensional fp16 loss would be fp16, where 65536 is infinite.
 at::Tensor GradScaler::scale(const at::Tensor& outputs) {
   if (!options_.enabled) {
     return outputs;
@@ -176,7 +176,7 @@ void GradScaler::update(double new_scale) {
   }
   scale_ = checked_scale("the new scale", new_scale);
   for (auto& [optimizer, progress] : progress_) {
-    progress.found(); // nothing may be under way that nobody waits for
+    progress.found(); // no operation may stay without a wait
   }
   progress_.clear();
 }

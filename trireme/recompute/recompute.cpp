@@ -19,7 +19,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Where an output of f comes from.
+// The source of an output of f.
 struct Source {
   enum Kind { undefined, input, plain, differentiable } kind;
   int64_t index = 0; // of the input, or among the differentiable outputs
@@ -69,7 +69,7 @@ std::string describe(const std::vector<at::IntArrayRef>& sizes, const std::vecto
   return concat(outputs, outputs == 1 ? " tensor" : " tensors", parts.empty() ? "" : ", with a gradient: ", join(parts, ", "));
 }
 
-// What the first run leaves for the second.
+// What the second run needs from the first.
 struct Record : torch::CustomClassHolder {
   Function f;
   RandomState random;
@@ -256,7 +256,7 @@ Tensors run(const Function& f, const Tensors& inputs, const Options& options) {
   {
     const Tensors leaves = leaves_of(defined, *record);
     const std::vector<uint32_t> before = versions(inputs);
-    // With gradients, although the graph is thrown away at once: only so it is known which outputs have one.
+    // Runs with gradients and drops the graph at once: this shows which outputs have one.
     // The peak of a step is the same, because backward holds one function's activations anyway.
     outputs = f(leaves);
     if (const std::vector<uint32_t> after = versions(inputs); after != before) {

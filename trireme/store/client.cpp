@@ -110,7 +110,7 @@ void check_greeting(const Greeting& greeting, const Endpoint& endpoint, const st
 /// Proves both sides to each other. `ended` and `late`: the server has gone or is silent; try again.
 Transfer shake_hands(int socket, const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline) {
   Greeting greeting;
-  // The first byte already tells a stranger that greets in its own way, with fewer bytes perhaps.
+  // The first byte already shows another protocol, whose greeting may be shorter.
   Transfer got = receive_all(socket, greeting.data(), 1, deadline);
   if (got == Transfer::done && greeting[0] != 'T') {
     throw not_a_store(endpoint, "it speaks another protocol");
@@ -185,7 +185,7 @@ std::string Client::call(const std::string& request, milliseconds busy) {
   const auto deadline = Clock::now() + patience;
   const auto must = [&](Transfer transfer) {
     if (transfer != Transfer::done) {
-      // An answer that comes late would be taken for that to the next call.
+      // A late answer would be read as the answer to the next call.
       broken_ = transfer == Transfer::late ? concat("it has not answered for ", format_seconds(static_cast<double>(patience.count()) / 1000))
                                            : "the connection has been closed";
       throw LostError(broken_);

@@ -96,7 +96,7 @@ void Server::Loop::wait_for_events() {
       reply_to_ready();
     }
   }
-  // Last: whoever is here already comes first.
+  // Accepts last, so that existing connections are served first.
   if (knocked) {
     accept_some();
   }

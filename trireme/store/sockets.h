@@ -18,7 +18,7 @@ bool is_loopback(const std::string& host);
 
 /// Opens a listening socket on this one address (port 0: any) and returns its descriptor.
 /// Errors: InputError when the port is in use, the address is not of this machine, or it stands for all of
-/// them (0.0.0.0, ::), which would let in whoever reaches any of its networks.
+/// them (0.0.0.0, ::), which would be reachable from all of its networks.
 int listen_on(const Endpoint& endpoint);
 
 /// Port that a listening socket is bound to; 0 when it is no such socket.

@@ -9,7 +9,7 @@
 namespace trireme::zero {
 namespace {
 
-// Those that no other module has been given before.
+// The parameters that no earlier module has.
 bucket::NamedTensors parameters_of(const torch::nn::Module& module) {
   bucket::NamedTensors found;
   std::set<const void*> seen;
@@ -26,8 +26,8 @@ bucket::NamedTensors parameters_of(const torch::nn::Module& module) {
 EarlyShards::EarlyShards(const torch::nn::Module& module, const comm::Group& group) : group_(group) {
   bucket::LayoutOptions layout;
   layout.shards = group_.size();
-  const bucket::FlatOptions keep_shards{group_.rank(), group_.size(), true, true, [](const at::Tensor&) { return 0; }};
-  buffers_ = bucket::flatten(parameters_of(module), layout, [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); }, keep_shards);
+  const bucket::FlatOptions sharded{group_.rank(), group_.size(), true, true, [](const at::Tensor&) { return 0; }};
+  buffers_ = bucket::flatten(parameters_of(module), layout, [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); }, sharded);
   for (const auto& buffer : buffers_) {
     buffer->move_in(0);
     group_.broadcast(buffer->bucket_data(0), 0, "parameters of a new module").wait();

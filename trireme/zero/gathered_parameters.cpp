@@ -13,7 +13,7 @@ GatheredParameters::GatheredParameters(std::shared_ptr<ParameterCoordinator> coo
   coordinator_->pin(parameters_, modifier_.has_value());
 }
 
-// A rank that is lost here is noticed again by the next collective.
+// The next collective reports a rank that is lost here.
 GatheredParameters::~GatheredParameters() {
   try {
     coordinator_->unpin(parameters_, modifier_);

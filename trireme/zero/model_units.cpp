@@ -69,7 +69,7 @@ void ModelUnits::make_whole(Item& item) {
   }
 }
 
-// Units within others have nothing to do any more.
+// Units inside others have nothing left to do.
 void ModelUnits::join(Item& item, const std::shared_ptr<ParameterCoordinator>& coordinator) {
   item.early.reset();
   for (const auto& module : item.module->modules()) {

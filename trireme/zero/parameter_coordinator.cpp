@@ -49,7 +49,7 @@ int64_t ParameterCoordinator::numel(const Part& part) const {
   return buffers_[part.buffer]->layout().buckets()[part.bucket].numel();
 }
 
-// What is to be gathered ahead while `needed` is used.
+// The buckets to gather ahead while `needed` is used.
 ParameterCoordinator::Parts ParameterCoordinator::expected(const Parts& needed) const {
   Parts next;
   int64_t elements = 0;

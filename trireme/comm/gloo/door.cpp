@@ -93,7 +93,7 @@ void GlooDoor::find() {
   const auto now = listening_sockets();
   std::set_difference(now.begin(), now.end(), before_.begin(), before_.end(), std::back_inserter(fresh));
   const std::lock_guard lock(state().mutex);
-  // Another thread may have opened one at the same time: better none than a wrong one.
+  // Another thread may have opened one at the same time: returns none rather than a wrong one.
   state().listening = fresh.size() == 1 ? fresh.front() : -1;
   struct stat status {};
   state().socket = fstat(state().listening, &status) == 0 ? status.st_ino : 0;

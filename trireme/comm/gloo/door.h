@@ -9,7 +9,7 @@ namespace trireme::comm {
 
 /// Keeps strangers from gloo's listening socket while no group is being connected.
 ///
-/// gloo accepts whoever comes and keeps the connections of those it does not know until the process ends; it needs
+/// gloo accepts any connection and keeps unknown ones until the process ends; it needs
 /// no new connections once its groups are connected. So outside of Opening's life a packet filter on the socket
 /// drops what comes to it; connections that are there already are not touched. Needs no rights. Where the
 /// system refuses the filter, the door stays open.

@@ -68,7 +68,7 @@ GlooCollective::GlooCollective(const c10::intrusive_ptr<c10d::Work>& work, std::
 }
 
 GlooCollective::~GlooCollective() {
-  // The tensors belong to the caller again after this, so gloo has to be finished with them.
+  // The tensors belong to the caller after this, so gloo must not use them any more.
   std::unique_lock lock(shared_->mutex);
   const auto over = [&] { return outcome_->done || shared_->wedged; };
   if (over()) {
@@ -114,7 +114,7 @@ GlooMessage::~GlooMessage() {
     }
     wait();
   } catch (...) {
-    // Nobody is left to hear it; what matters here is that gloo has let go of the tensor.
+    // No caller is left for the error; gloo has released the tensor, which is enough.
   }
 }
 

@@ -226,7 +226,7 @@ std::shared_ptr<Backend> connect_mpi(const GroupSetup& setup) {
   Runtime& runtime = Runtime::process();
   runtime.start();
   const auto ranks = places(setup);
-  // A tag that the members share, so that groups opened at the same time do not meet.
+  // The members share a tag, so that groups opened at the same time are not mixed up.
   const auto tag = static_cast<int>(std::hash<std::string>()(setup.store.prefix()) % kTags);
   Communicator communicator = nullptr;
   {

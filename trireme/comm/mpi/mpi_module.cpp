@@ -48,7 +48,7 @@ int begin(Operation* operation, const Call& call) {
   auto* requests = new Requests;
   const int code = call(*requests);
   if (code != MPI_SUCCESS) {
-    delete requests; // those begun before are lost with the communicator, which nobody uses after an error
+    delete requests; // earlier requests end with the communicator, which is not used after an error
     return code;
   }
   *operation = requests;
@@ -207,7 +207,7 @@ int start(CombineFunction combine, int64_t most, int* rank, int* size, int* thre
   if (*threads == 0) {
     return MPI_SUCCESS;
   }
-  // Errors of the program's own MPI calls stay as the program wants them.
+  // Leaves the error handling of the program's own MPI calls unchanged.
   code = MPI_Comm_dup(MPI_COMM_WORLD, &state().meeting);
   code = code != MPI_SUCCESS ? code : MPI_Comm_set_errhandler(state().meeting, MPI_ERRORS_RETURN);
   for (MPI_Datatype* type : {&state().half, &state().bfloat16}) {

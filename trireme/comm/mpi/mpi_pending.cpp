@@ -24,7 +24,7 @@ MpiPending::~MpiPending() {
         MpiPending::wait();
       }
     } catch (...) {
-      // Nobody is left to hear it; wait() has seen to the memory.
+      // No caller is left for the error; wait() has dealt with the memory.
     }
   }
 }

@@ -20,7 +20,7 @@ struct Core {
   std::atomic<int> under_way{0};
 };
 
-/// An operation of MPI under way. Its time counts from when somebody waits for it, and whoever waits moves it: MPI works
+/// An operation of MPI under way. Its time counts from the first wait, and the waiting thread makes progress: MPI works
 /// inside its calls only.
 class MpiPending : public Pending {
  public:

@@ -106,7 +106,7 @@ class Core {
         nccl->shutdown();
       }
     } catch (...) {
-      // What matters here is that the threads are gone.
+      // Only needs the threads to end.
     }
     const std::lock_guard starting(starting_);
     under_way_.clear();
@@ -134,7 +134,7 @@ class NcclPending : public Pending {
     try {
       NcclPending::wait(); // whatever uses the tensors from now on does so after this operation
     } catch (...) {
-      // Nobody is left to hear it.
+      // No caller is left for the error.
     }
   }
 

@@ -212,7 +212,7 @@ bool Collectives::work(uint64_t number) {
     if (piece >= part.pieces) {
       continue;
     }
-    // Only now is it sure that nobody has gone on and posted something newer in the same places.
+    // Only now is it certain that no rank has posted newer data in the same places.
     if (!same_everywhere(step, number)) {
       mismatch_ = true;
       return false;

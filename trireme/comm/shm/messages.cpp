@@ -159,7 +159,7 @@ bool Messages::take(Parcel& parcel) {
 
 bool Messages::deliver() {
   bool did = false;
-  // All letters before any receive: one that came between two receives with its tag would go to the second.
+  // Handles all messages before any receive: a message between two receives with its tag would go to the second.
   for (const auto& parcel : expected_) {
     did = look(parcel->peer) || did;
   }

@@ -75,7 +75,7 @@ void ProgressRoom::wait(Worker& own, const bool& done, const std::function<void(
     if (done) {
       return false;
     }
-    // Before any check: what is complete counts, whatever has happened to the group since.
+    // Comes before the checks: a complete operation succeeds, even if the group has failed since.
     const bool did = work(own);
     idle = did ? 0 : idle;
     if (!done) {

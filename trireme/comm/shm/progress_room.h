@@ -22,7 +22,7 @@ class ProgressRoom {
  public:
   static ProgressRoom& process();
 
-  /// Held by whoever touches the state of any group.
+  /// Held while the state of any group is used.
   std::mutex mutex;
 
   /// `ranks`: how many share this host's cores with this process, as far as this group knows.

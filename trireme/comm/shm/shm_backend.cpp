@@ -194,7 +194,7 @@ class ShmPending : public Pending {
         ShmPending::wait();
       }
     } catch (...) {
-      // Nobody is left to hear it; what matters here is that the others have let go of the tensor.
+      // No caller is left for the error; the other ranks have released the tensor, which is enough.
     }
   }
 
@@ -347,7 +347,7 @@ std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
                                     setup.size, setup.one_host() ? "." : " on several hosts."),
                      "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or WorldOptions::backend).");
   }
-  // All of them must come to the same verdict, so every complaint goes to everybody.
+  // All ranks must decide alike, so each error goes to every rank.
   std::string complaint;
   std::string mine;
   std::byte* block = nullptr;
@@ -376,7 +376,7 @@ std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
   for (const auto& verdict : exchange(setup, "shm-verdict", complaint.empty() ? "well" : complaint)) {
     if (verdict != "well") {
       if (block != nullptr) {
-        Arena::process().release(block); // nobody goes on to use it
+        Arena::process().release(block); // no rank uses it any more
       }
       throw Trouble(Trouble::Kind::lost, verdict);
     }

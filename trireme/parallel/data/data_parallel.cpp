@@ -84,7 +84,7 @@ class DataParallel::Impl : public AllReduceSync {
         buffer->flat_grad().mul_(factor);
       }
     }
-    // Before the next forward, which nobody tells us of.
+    // Runs before the next forward, of which DataParallel gets no notice.
     if (module_buffers_ && !module_buffers_->empty() && count != 0) {
       module_buffers_->broadcast(ranks[1].item<double>() > 0 ? 0 : best_rank(active ? 1 : 0));
     }

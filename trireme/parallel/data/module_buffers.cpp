@@ -34,7 +34,7 @@ ModuleBuffers::ModuleBuffers(const torch::nn::Module& model, comm::Group group) 
 
 void ModuleBuffers::broadcast(int root) {
   const at::NoGradGuard no_grad;
-  // Copies to or from where they travel; the root's own stay as they are.
+  // Copies to or from the message; the root's buffers do not change.
   const auto copy = [](const Kind& kind, bool out) {
     int64_t begin = 0;
     for (const at::Tensor& buffer : kind.tensors) {

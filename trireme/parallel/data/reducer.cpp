@@ -75,7 +75,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     size_t buffer;
     int64_t bucket;
   };
-  // A flat buffer and what of it is there in the current backward.
+  // A flat buffer and its gradients that are ready in the current backward.
   struct Buffer {
     bucket::FlatParameters* flat;
     bool exchanged; // its gradients are handed to the sync
@@ -120,7 +120,7 @@ class ReadyHook : public torch::autograd::PostAccumulateGradHook {
   std::function<void()> ready_;
 };
 
-// Autograd drops what is queued for the end of a backward that fails: then `failed` is called instead.
+// Autograd drops the callbacks of a backward that fails: `failed` is called instead.
 class AtEnd {
  public:
   AtEnd(std::function<void()> ended, std::function<void()> failed) : ended_(std::move(ended)), failed_(std::move(failed)) {}
@@ -143,7 +143,7 @@ class AtEnd {
 
 } // namespace
 
-// All buckets, each buffer's in their order, in the order in which they are expected to be complete.
+// All buckets in the order in which they are expected to be complete; those of one buffer keep their order.
 std::vector<Reducer::Impl::Place> Reducer::Impl::order_of(const std::vector<bucket::FlatParameters*>& buffers) {
   std::vector<Place> order;
   std::vector<int64_t> next(buffers.size(), 0);
@@ -319,7 +319,7 @@ void Reducer::Impl::start_next() {
   works_.push_back(sync_.gradients_ready(flat, bucket));
 }
 
-// All but those that may still be on their way.
+// All except those that may still arrive.
 void Reducer::Impl::hand_over() {
   const size_t under_way = alone() ? 0 : kUnderWay;
   for (; on_final && handed_over_ + under_way < works_.size(); ++handed_over_) {

@@ -14,7 +14,7 @@
 namespace trireme::parallel {
 namespace {
 
-// Folded to 52 bits so that it survives a sum in double.
+// Reduced to 52 bits, so that a sum in double is exact.
 int64_t fingerprint(const FlatBuffers& buffers, int reduce_group) {
   uint64_t hash = fnv1a("");
   const auto mix = [&](const std::string& text) { hash = fnv1a(text, hash); };
@@ -24,10 +24,8 @@ int64_t fingerprint(const FlatBuffers& buffers, int reduce_group) {
     }
     mix(concat(buffer->scalar_type()));
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
-      mix(tensor.name);
-      for (const int64_t size : tensor.sizes) {
-        mix(concat(',', size));
-      }
+      const bucket::Placement& placement = tensor.placement;
+      mix(concat(tensor.name, at::IntArrayRef(tensor.sizes), at::IntArrayRef(placement.global_shape), at::IntArrayRef(placement.box_offset), placement.counts_in_norm));
     }
   }
   return static_cast<int64_t>(hash >> 12);
@@ -90,8 +88,8 @@ void check_same_model(const FlatBuffers& buffers, const ReduceGroups& groups) {
     for (int rank = 0; rank < group.size(); ++rank) {
       if (all[rank].item<int64_t>() != all[0].item<int64_t>()) {
         throw InputError("data parallel", concat("rank ", group.members()[rank], " built another model than rank ", group.members()[0],
-                                                 " (parameter names, shapes or types differ)"),
-                         "Build the same model on every rank of the group.");
+                                                 " (parameter names, shapes, types or placements differ)"),
+                         "Build the same model on every rank of the group; a parameter of which each rank holds another part needs a reduce_group of its own.");
       }
     }
   }

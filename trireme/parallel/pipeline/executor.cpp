@@ -65,7 +65,7 @@ Tensors arrive(const Tensors& inputs) {
   return tensors;
 }
 
-// What TRIREME_FAULT makes of the first of these that can be NaN.
+// Applies TRIREME_FAULT to the first of these tensors that can be NaN.
 void spoil(Tensors& tensors, fault::Effect effect) {
   for (size_t i = 0; i < tensors.size() && effect == fault::Effect::nan; ++i) {
     if (tensors[i].defined() && tensors[i].is_floating_point()) {
@@ -98,7 +98,7 @@ Executor::Executor(PipelineModule& model, comm::Group pipe, int replica, int rep
 
 Executor::~Executor() = default;
 
-// Virtual stage v talks to v + 1; the channel's tag says which pair it is, and its direction.
+// Virtual stage v exchanges messages with v + 1; the channel's tag names the pair and the direction.
 void Executor::open_channels(at::Device device) {
   const int stages = pipe_.size();
   const int previous = (pipe_.rank() + stages - 1) % stages;
@@ -209,7 +209,7 @@ void Executor::run(const Program& todo) {
   try {
     interpret(todo);
   } catch (const std::exception& error) {
-    // One stage waits for nobody and may go on.
+    // A single stage waits for no other and may continue.
     failure_ = pipe_.size() > 1 ? error.what() : "";
     if (pipe_.size() > 1 && dynamic_cast<const PeerError*>(&error) == nullptr) {
       pipe_.report_failure(error.what());
@@ -338,7 +338,7 @@ void Executor::forward(const Instruction& instruction) {
   peak_in_flight_ = std::max(peak_in_flight_, in_flight);
 }
 
-// Keeps only the outputs' places in the graph: nothing else is needed from now on.
+// Keeps only the outputs' nodes of the graph: nothing else is needed from now on.
 void Executor::keep_graph(InFlight& flight, const Tensors& outputs) {
   flight.outputs = Layout::of(outputs).entries;
   for (const at::Tensor& output : outputs) {

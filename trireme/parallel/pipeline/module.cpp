@@ -17,7 +17,7 @@
 namespace trireme::pipeline {
 namespace {
 
-// Mixed, because a layer must not draw what its neighbour draws for another micro-batch. The generator keeps 32 bits.
+// Mixes the numbers, so that no layer draws what its neighbour draws for another micro-batch. The generator keeps 32 bits.
 uint32_t seed_of(int64_t base, int64_t micro_batch, int64_t layer) {
   uint64_t mixed = 0;
   for (const int64_t part : {base, micro_batch, layer}) {
@@ -99,7 +99,7 @@ std::vector<std::vector<double>> PipelineModule::memory_by_part(const LayerProfi
   return costs;
 }
 
-// Every rank has all of these modules, each with values of its own until here, and each stage trains its own: what two stages share would go apart.
+// Every rank has all of these modules, with its own values until here, and each stage trains its own copy: tensors shared by two stages would drift apart.
 void PipelineModule::join_given_modules(const comm::Group& pipe) {
   struct First {
     int64_t layer;
@@ -167,7 +167,7 @@ void PipelineModule::build(const comm::Group& pipe, int micro_batches, const com
     }
   }
   std::erase_if(ties_, [](const TiedParameter& tied) { return tied.owners.size() == 1 && tied.copies.size() == 1; });
-  // Stages meet at each tie in turn, whatever order they built them in.
+  // Stages visit the ties in one order, whatever order they built them in.
   std::sort(ties_.begin(), ties_.end(), [](const TiedParameter& a, const TiedParameter& b) { return a.name < b.name; });
 }
 
@@ -210,7 +210,7 @@ void PipelineModule::build_layer(int64_t index, std::vector<Part>& chunk) {
   if (hooks_.built) {
     hooks_.built(*built.module);
   }
-  // A further copy of what is tied needs a name of its own here; saved_name() leads back.
+  // A further copy of a tied parameter needs its own name here; saved_name() gives the saved one.
   const std::string prefix = index == first ? name_of(index) : std::to_string(index);
   register_tensors(prefix, *built.module);
   if (layer.tie()) {
@@ -280,7 +280,7 @@ torch::nn::Module& PipelineModule::node(const std::string& path) {
 }
 
 void PipelineModule::register_tensors(const std::string& prefix, const torch::nn::Module& module) {
-  // Layers of one stage that share a tensor know it by one name.
+  // Layers of one stage that share a tensor use one name for it.
   const auto is_new = [&](const at::Tensor& tensor) {
     const auto [at, fresh] = registered_.try_emplace(tensor.unsafeGetTensorImpl(), chunks_.size());
     if (!fresh && at->second != chunks_.size()) {

@@ -32,7 +32,7 @@ class StageCheck {
     ends_.fill(kAbsent);
   }
 
-  // What can be said without the other stages.
+  // Checks that need no other stage.
   void check() {
     for (int i = 0; i < size(); ++i) {
       read(i);
@@ -203,7 +203,7 @@ class StageCheck {
           }
         };
         require(Op::forward, true);
-        require(Op::send_activation, gets_grad(chunk)); // who sends it gets a gradient back
+        require(Op::send_activation, gets_grad(chunk)); // the sender gets a gradient back
         require(Op::backward, training_);
         require(Op::backward_weight, place(Op::backward_input, m, chunk) != kAbsent);
         require(Op::send_grad, training_ && gets_activation(chunk));

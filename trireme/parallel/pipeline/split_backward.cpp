@@ -104,7 +104,7 @@ void SplitBackward::find_joints(const std::unordered_set<Node*>& parameters) {
   for (const auto& [parameter, count] : joints_of) {
     whole_ = whole_ || count > 1;
   }
-  // What is off the path altogether would be reached by no joint.
+  // Nodes off the path would be reached by no joint.
   for (const Edge& root : roots_) {
     whole_ = whole_ || on_path.count(root.function.get()) == 0;
   }

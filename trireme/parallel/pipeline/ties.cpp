@@ -54,7 +54,7 @@ void Ties::sum_gradients() const {
       if (copy.grad().defined()) {
         copy.grad().copy_(sum);
       } else {
-        copy.mutable_grad() = tied.copies.size() > 1 ? sum.clone() : sum; // rounded once, by who steps it
+        copy.mutable_grad() = tied.copies.size() > 1 ? sum.clone() : sum; // rounded once, by the rank that steps it
       }
     }
   }

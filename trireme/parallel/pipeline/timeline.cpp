@@ -57,7 +57,7 @@ class Simulation {
     }
   }
 
-  // Does the next instruction of stage s unless what it receives was not made yet.
+  // Runs the next instruction of stage s unless its input does not exist yet.
   bool step(int s) {
     const Instruction& instruction = programs_[s][next_[s]];
     const auto [op, micro_batch, chunk, buffer] = instruction;

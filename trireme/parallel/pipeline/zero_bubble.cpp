@@ -16,7 +16,7 @@ class Simulation {
       : p_(shape.stages), m_(shape.micro_batches), stages_(p_), forward_at_(size_t(p_) * m_, kNever), input_at_(size_t(p_) * m_, kNever) {}
 
   void run() {
-    const int most = 3 * (m_ + p_); // a tick in which nobody finishes more would be a mistake here, not a hang there
+    const int most = 3 * (m_ + p_); // more ticks than that would be an error in this loop: report it, do not hang
     int done = 0;
     for (int tick = 0; tick < most && done < p_; ++tick) {
       done = 0;

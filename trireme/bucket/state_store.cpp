@@ -37,6 +37,17 @@ class MemoryStore : public StateStore {
 
 } // namespace
 
+void StateStore::use(int64_t buffer, int64_t bucket, bool modifies, const std::function<void(const std::vector<at::Tensor>&)>& f) {
+  const std::vector<at::Tensor>& arrays = acquire(buffer, bucket);
+  try {
+    f(arrays);
+  } catch (...) {
+    release(buffer, bucket, modifies);
+    throw;
+  }
+  release(buffer, bucket, modifies);
+}
+
 std::unique_ptr<StateStore> make_memory_store(AllocateOn allocate) {
   return std::make_unique<MemoryStore>(std::move(allocate));
 }
