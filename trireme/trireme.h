@@ -36,8 +36,10 @@
 #include <trireme/parallel/pipeline/module.h>
 #include <trireme/parallel/pipeline/options.h>
 #include <trireme/precision/autocast.h>
+#include <trireme/precision/cast.h>
 #include <trireme/precision/grad_scaler.h>
 #include <trireme/precision/options.h>
+#include <trireme/precision/overflow_report.h>
 #include <trireme/recompute/recompute.h>
 #include <trireme/zero/init.h>
 #include <trireme/zero/options.h>

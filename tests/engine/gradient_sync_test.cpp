@@ -388,6 +388,10 @@ TEST(GradientSyncErrorTest, ZeroHasItsOwn) {
   config::EngineConfig config = sgd_config();
   config.zero.stage = 1;
   EXPECT_THAT(test::error_of([&] { AveragingRun(world, config); }), HasSubstr("ZeRO stage 1 with a gradient_sync of its own"));
+  config.zero.stage = 0;
+  config.step_in_backward = true;
+  config.gradient_clipping = 0;
+  EXPECT_THAT(test::error_of([&] { AveragingRun(world, config); }), HasSubstr("step_in_backward with a gradient_sync of its own"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GradientSyncTest, testing::Values(1, 2, 3));

@@ -49,15 +49,6 @@ std::vector<int64_t> odd_order(int64_t epoch) {
   return order;
 }
 
-data::Batch stacked(std::vector<data::Batch> samples) {
-  std::vector<at::Tensor> inputs, targets;
-  for (const data::Batch& sample : samples) {
-    inputs.push_back(sample.input());
-    targets.push_back(sample.target());
-  }
-  return {{torch::cat(inputs)}, {torch::cat(targets)}, std::ssize(samples)};
-}
-
 TEST(OwnDataTest, OurOrderAndStackedSamplesTrainAsWithoutThem) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {

@@ -30,6 +30,16 @@ class Counting : public data::Dataset {
   }
 };
 
+/// A collate function.
+inline data::Batch stacked(std::vector<data::Batch> samples) {
+  std::vector<at::Tensor> inputs, targets;
+  for (const data::Batch& sample : samples) {
+    inputs.push_back(sample.input());
+    targets.push_back(sample.target());
+  }
+  return {{torch::cat(inputs)}, {torch::cat(targets)}, std::ssize(samples)};
+}
+
 inline models::GptOptions small_gpt(double dropout = 0) {
   models::GptOptions options;
   options.layers = 2;

@@ -12,9 +12,9 @@ namespace trireme::test {
 struct RunOptions {
   /// Ranks that still run after this long are killed and reported.
   std::chrono::milliseconds deadline{120'000};
-  /// Of the world: its operations time out after this long.
+  /// Time-out of the world's operations.
   std::chrono::milliseconds timeout{30'000};
-  /// Of the world, "" for what the environment says.
+  /// Backend of the world; "": the environment's.
   std::string backend;
   /// Ranks believe that they run on this many hosts, evenly, rank 0 and its neighbours on the first.
   int hosts = 1;

@@ -22,7 +22,7 @@ namespace trireme::tools {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Of the test, whichever process runs: children of it are ranks.
+// The test's process; its children are ranks.
 inline const fs::path& folder() {
   static const fs::path made = [] {
     fs::path path = fs::path(testing::TempDir()) / concat("trireme_run_keys_", ::getpid());

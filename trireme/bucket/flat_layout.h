@@ -6,7 +6,7 @@
 
 namespace trireme::bucket {
 
-/// What a rank's parameter is of the whole model's.
+/// Says which part of the whole model's parameter a rank holds.
 struct Placement {
   /// Shape of the whole parameter, and where in it the box that this rank holds begins. Both empty: it holds all of it.
   std::vector<int64_t> global_shape = {};

@@ -22,10 +22,6 @@ class MemoryPool {
   /// At least `numel` elements, uninitialised.
   at::Tensor take(int64_t numel, at::ScalarType type);
   void give_back(at::Tensor memory);
-  /// Lets go of everything that waits here.
-  void clear() {
-    spare_.clear();
-  }
 
  private:
   Allocate allocate_;

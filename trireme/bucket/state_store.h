@@ -24,12 +24,12 @@ struct StoredArray {
 class StateStore {
  public:
   virtual ~StateStore() = default;
-  /// Takes in the arrays of one more flat buffer, filled with their initial values, and returns its number. acquire() gives them on `device`.
+  /// Adds the arrays of one more flat buffer (at least one), filled with their initial values, and returns its number. acquire() gives them on `device`.
   virtual int64_t add(const std::vector<StoredArray>& arrays, at::Device device) = 0;
   /// The bucket's part of each array, flat and contiguous, to be read and written until release().
   virtual const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) = 0;
-  /// Keeps what was written to the parts of an acquired bucket; not `modified`: nothing was. A part that somebody still holds keeps its
-  /// values: its memory is not used again before.
+  /// Keeps what was written to the parts of an acquired bucket; not `modified`: nothing was. While a caller still holds a
+  /// tensor of the part, its memory must not be used again.
   virtual void release(int64_t buffer, int64_t bucket, bool modified) = 0;
   /// Says that acquire() of this bucket is near.
   virtual void prefetch(int64_t buffer, int64_t bucket) = 0;

@@ -62,7 +62,8 @@ struct StepTimes {
 /// boundary: every gradient_accumulation_steps() micro-batches.
 ///
 /// A step whose loss (or gradient norm, when clipping or in low precision) is not finite on any rank is
-/// skipped on all ranks: weights, states and learning rate stay; skipped_steps() counts.
+/// skipped on all ranks: weights, states and learning rate stay; skipped_steps() counts. With InitializeOptions::gradient_sync, "all ranks" are
+/// those of GradientSync::step_group(), and all of them in a step in which they meet; losses and norms are theirs too.
 /// An exception of train_batch(), forward(), backward() or step() ends the step that it is a part of. One rank alone drops that step and may go
 /// on with its first micro-batch; samples that were read and buffers that a forward changed stay as they are. With several ranks, the others
 /// get a PeerError that names this one, because they wait for its messages, and the engine cannot go on. Load a checkpoint in a new run.
@@ -110,7 +111,7 @@ class Engine {
   int64_t global_steps() const;
   int64_t skipped_steps() const;
   int64_t global_samples() const;
-  /// Whether a rank had been asked to stop (see Preemption) when the last step's gradients were reduced: the same answer
+  /// Whether a rank had been asked to stop (see Preemption) before the last backward of the step: the same answer
   /// on every rank, so that all can save and leave after the same step. The question travels with the loss, in one small
   /// message that backward hides.
   bool stop_agreed() const;

@@ -96,8 +96,9 @@ nlohmann::ordered_json used_config(const InitializeOptions& options) {
   return config::to_json(used);
 }
 
-void check_step_in_backward(const Parts& parts) {
-  const char* const needs_all = parts.clipping > 0                ? "gradient_clipping"
+void check_step_in_backward(const Parts& parts, const InitializeOptions& options) {
+  const char* const needs_all = options.gradient_sync             ? "a gradient_sync of its own"
+                                : parts.clipping > 0              ? "gradient_clipping"
                                 : parts.looks_for_overflow()      ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
                                 : parts.optimizer->needs_norms()  ? "LAMB"
                                 : parts.pipe.size() > 1           ? "a pipeline"
@@ -232,7 +233,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     }
   });
   if (config.step_in_backward) {
-    check_step_in_backward(parts);
+    check_step_in_backward(parts, options);
     parts.may_step_in_backward = true;
     parts.reducer->on_bucket_final([step = &impl->optimizer_step](int64_t buffer, int64_t bucket) { step->step_in_backward(buffer, bucket); });
   }

@@ -15,10 +15,10 @@
 
 namespace trireme::parallel {
 
-/// When and how data-parallel ranks agree on one model. The Reducer tells it of gradients, the engine of the step; both know nothing more of it.
+/// When and how data-parallel ranks agree on one model. The Reducer calls it for gradients, the engine for the step.
 ///
-/// Every rank makes the same calls in the same order: gradients_ready() for each bucket, backward_ended(), then for a step that is taken
-/// step_bucket() for each bucket, and end_step().
+/// Every rank of step_group() makes the same calls in the same order: gradients_ready() for each bucket, backward_ended(), then for a step that
+/// is taken step_bucket() for each bucket, and end_step(). With "step_in_backward" step_bucket() may come before backward_ended().
 class GradientSync {
  public:
   explicit GradientSync(ReduceGroups groups) : groups_(std::move(groups)) {}
@@ -54,8 +54,8 @@ class GradientSync {
 
   /// Says whose gradients will come: once, by the Reducer, before the first backward. The parameters' first values may still change.
   virtual void attach(const std::vector<bucket::FlatParameters*>& buffers);
-  /// The bucket's gradients are final on this rank: starts what makes them those of the step. Not called where the
-  /// buffer's group is this rank alone, but for sharded gradients.
+  /// Starts the reduction of a bucket whose gradients are final on this rank. Not called for a buffer whose group has one rank, unless its
+  /// gradients are sharded.
   virtual comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) = 0;
   /// All buckets of a backward have been handed to gradients_ready(); perhaps none has arrived.
   virtual void backward_ended() {}

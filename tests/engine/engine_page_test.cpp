@@ -1,0 +1,108 @@
+// The code of docs/engine.md, line by line, in programs that run.
+#include "small_run.h"
+
+#include <trireme/base/file.h>
+#include <trireme/base/text.h>
+
+#include <gmock/gmock.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <filesystem>
+#include <set>
+
+namespace trireme::engine {
+namespace {
+
+struct HeadedNetImpl : torch::nn::Module {
+  torch::nn::Linear body = register_module("body", torch::nn::Linear(6, 8));
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(8, 3));
+  at::Tensor forward(const at::Tensor& x) {
+    return head(body(x).relu());
+  }
+};
+TORCH_MODULE(HeadedNet);
+
+class Points : public data::Dataset {
+ public:
+  int64_t size() const override {
+    return 1000;
+  }
+  data::Batch get(std::span<const int64_t> indices) const override {
+    std::vector<at::Tensor> inputs;
+    for (const int64_t index : indices) {
+      inputs.push_back(torch::arange(6).add(index).mul(0.1).sin().unsqueeze(0));
+    }
+    const at::Tensor x = torch::cat(inputs);
+    return {{x}, {x.narrow(1, 0, 3).argmax(1)}, std::ssize(indices)};
+  }
+  std::string describe() const override {
+    return "points";
+  }
+};
+
+TEST(EnginePageTest, GroupsSamplesAndLogits) {
+  comm::World world = comm::World::connect();
+  torch::manual_seed(1);
+  HeadedNet model;
+  const at::Tensor before = model->head->weight.detach().clone();
+  InitializeOptions options;
+  options.model = model.ptr();
+  options.loss = [model](const data::Batch& batch) mutable -> LossAndLogits {
+    const at::Tensor logits = model->forward(batch.input());
+    return {torch::cross_entropy_loss(logits, batch.target()), {logits}};
+  };
+  options.config = small_config(8, 1);
+  options.training_data = std::make_shared<Points>();
+  options.parameter_groups = {
+      {.parameters = model->head->parameters(), .lr_factor = 10},
+      {.chooses = [](const std::string&, const std::vector<int64_t>& sizes) { return sizes.size() < 2; }, .weight_decay = 0}, // biases, norms
+  };
+  options.order = [](int64_t epoch) { return data::permutation(1000, 17, epoch); }; // the numbers of an epoch's samples, the same on every rank
+  options.collate = [](std::vector<data::Batch> samples) { return stacked(std::move(samples)); };
+  const Initialized made = initialize(world, options);
+  made.engine->train_batch();
+  EXPECT_FALSE(model->head->weight.equal(before));
+  const data::Batch batch = Points().get(std::vector<int64_t>{1, 2, 3});
+  const LossAndLogits found = made.engine->eval_batch_with_logits(batch);
+  const torch::NoGradGuard no_grad;
+  EXPECT_TRUE(found.logits.at(0).equal(model->forward(batch.input())));
+}
+
+TEST(EnginePageTest, AnOptimizerOfLibtorch) {
+  comm::World world = comm::World::connect();
+  torch::manual_seed(1);
+  HeadedNet model;
+  InitializeOptions options;
+  options.model = model.ptr();
+  options.loss = [model](const data::Batch& batch) mutable { return torch::cross_entropy_loss(model->forward(batch.input()), batch.target()); };
+  options.config = small_config(8, 1);
+  options.training_data = std::make_shared<Points>();
+  options.config.optimizer.reset(); // instead of the configuration's
+  options.optimizer = std::make_shared<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
+  const Initialized made = initialize(world, options);
+  made.engine->train_batch();
+  EXPECT_EQ(made.engine->get_lr(), 1e-3);
+}
+
+TEST(EnginePageTest, ThePageShowsThisCode) {
+  std::set<std::string> here;
+  for (const std::string& line : split(read_file(std::filesystem::path(TRIREME_SOURCE_DIR) / "tests/engine/engine_page_test.cpp"), '\n')) {
+    here.insert(line.substr(std::min(line.find_first_not_of(' '), line.size())));
+  }
+  bool code = false;
+  int lines = 0;
+  for (const std::string& line : split(read_file(std::filesystem::path(TRIREME_SOURCE_DIR) / "docs/engine.md"), '\n')) {
+    if (line.starts_with("```")) {
+      code = !code;
+    } else if (code) {
+      ++lines;
+      EXPECT_EQ(here.count(line.substr(std::min(line.find_first_not_of(' '), line.size()))), 1u) << line;
+    }
+  }
+  EXPECT_GE(lines, 10);
+}
+
+} // namespace
+} // namespace trireme::engine
