@@ -6,15 +6,8 @@ namespace trireme::comm {
 
 Routes::Routes(std::shared_ptr<Backend> host, std::map<at::DeviceType, Open> devices) : host_(std::move(host)), devices_(std::move(devices)) {}
 
-bool Routes::moves(at::DeviceType type) const {
-  return host_->moves(type) || devices_.count(type) != 0;
-}
-
 // Opening waits for the other members, so the lock is not held meanwhile; operations of one group are begun by one thread at a time.
-Backend& Routes::of(at::DeviceType type) {
-  if (host_->moves(type)) {
-    return *host_;
-  }
+Backend& Routes::of_device(at::DeviceType type) {
   {
     const std::lock_guard lock(mutex_);
     if (const auto found = open_.find(type); found != open_.end()) {

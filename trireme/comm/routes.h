@@ -23,9 +23,13 @@ class Routes {
     return *host_;
   }
   /// Whether there is a backend for such tensors, open or not.
-  bool moves(at::DeviceType type) const;
+  bool moves(at::DeviceType type) const {
+    return type == at::kCPU || host_->moves(type) || devices_.count(type) != 0;
+  }
   /// The backend for such tensors. Errors: those of opening it; Trouble once interrupted.
-  Backend& of(at::DeviceType type);
+  Backend& of(at::DeviceType type) {
+    return type == at::kCPU || host_->moves(type) ? *host_ : of_device(type);
+  }
 
   /// Bytes sent through all of them.
   int64_t bytes_sent() const;
@@ -35,6 +39,7 @@ class Routes {
   void close();
 
  private:
+  Backend& of_device(at::DeviceType type);
   void for_each_open(const std::function<void(Backend&)>& f) const;
 
   const std::shared_ptr<Backend> host_;
