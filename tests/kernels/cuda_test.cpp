@@ -1,4 +1,5 @@
-// The CUDA kernels give the bits of the CPU's. Skipped where there is no device.
+// The CUDA kernels give the bits of the CPU's: on a CUDA device (kernels_cuda_test; skipped where there is none), and compiled for the
+// CPU (kernels_cuda_on_cpu_test), which runs everywhere.
 
 #include <trireme/kernels/cuda/cuda_kernels.h>
 #include <trireme/kernels/kernels.h>
@@ -6,16 +7,21 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace trireme::kernels {
 namespace {
 
-constexpr int64_t kSize = 3 * 1024 + 77;
+/// Around the blocks' borders; the last: more blocks than one grid has.
+constexpr int64_t kSizes[] = {1, 255, 256, 257, 1000};
+constexpr int64_t kLarge = 100003;
+constexpr int64_t kSeveralRounds = 4096 * kStateBlock + 300;
 
 /// Bytes on the device with a copy here.
 class Array {
@@ -46,41 +52,75 @@ class Array {
   void* device_ = nullptr;
 };
 
-struct Shard {
-  explicit Shard(Element state_type) : state_type(state_type) {
-    states[0] = std::make_unique<Array>(std::vector<char>(kSize * 4));
-    states[1] = std::make_unique<Array>(std::vector<char>(kSize * 4));
+/// Types of a shard's arrays.
+struct Types {
+  Element state = Element::f32;
+  Element grad = Element::f32;
+  Element copy = Element::f32; ///< f32: no copy
+};
+
+Array gradients(const std::vector<float>& values, Element type) {
+  if (type == Element::f32) {
+    return Array(values);
   }
-  static std::vector<float> random() {
-    std::mt19937 generator(7);
+  std::vector<uint16_t> bits;
+  for (const float x : values) {
+    uint32_t wide;
+    std::memcpy(&wide, &x, sizeof(wide));
+    // In fp16: sign, an exponent that is at hand, the same fraction.
+    const uint32_t exponent = std::clamp<int>(static_cast<int>(wide >> 23 & 255) - 112, 0, 30);
+    bits.push_back(static_cast<uint16_t>(type == Element::bf16 ? wide >> 16 : (wide >> 16 & 0x8000) | exponent << 10 | (wide >> 13 & 0x3ff)));
+  }
+  return Array(bits);
+}
+
+struct Shard {
+  Shard(int64_t n, const Types& types) : n(n), types(types), param{random(n, 7)}, grad(gradients(random(n, 8), types.grad)), copy{std::vector<uint16_t>(n, 0xabcd)} {
+    for (auto& state : states) {
+      state = std::make_unique<Array>(std::vector<char>(n * 4));
+    }
+    for (auto& scale : scales) {
+      scale = std::make_unique<Array>(std::vector<float>(n / kStateBlock + 1));
+    }
+  }
+  static std::vector<float> random(int64_t n, uint32_t seed) {
+    std::mt19937 generator(seed);
     std::normal_distribution<float> normal;
-    std::vector<float> values(kSize);
+    std::vector<float> values(n);
     for (float& x : values) {
       x = normal(generator) * std::exp2(static_cast<float>(generator() % 12) - 8.0F);
     }
     return values;
   }
   template <class Args>
-  Args args(bool on_device) {
+  Args args(bool on_device, uint32_t seed) {
     Args args;
     args.param = param.get<float>(on_device);
-    args.grad = grad.get<float>(on_device);
-    args.param_copy = copy.get<uint16_t>(on_device);
+    args.grad = grad.get<char>(on_device);
+    args.grad_type = types.grad;
+    if (types.copy != Element::f32) {
+      args.param_copy = copy.get<uint16_t>(on_device);
+      args.copy_type = types.copy;
+    }
     args.grad_scale = 0.37F;
-    args.seed = 12345;
+    args.seed = seed;
     return args;
   }
   StateArray state(int i, bool on_device) {
-    return {states[i]->get<char>(on_device), state_type, scales[i].get<float>(on_device)};
+    return {states[i]->get<char>(on_device), types.state, scales[i]->get<float>(on_device)};
   }
   bool same() {
-    return param.same() && copy.same() && states[0]->same() && states[1]->same() && scales[0].same() && scales[1].same();
+    bool all = param.same() && copy.same();
+    for (int i = 0; i < 3; ++i) {
+      all = all && states[i]->same() && scales[i]->same();
+    }
+    return all;
   }
 
-  Element state_type;
-  Array param{random()}, grad{random()}, copy{std::vector<uint16_t>(kSize)};
-  std::unique_ptr<Array> states[2];
-  Array scales[2] = {Array(std::vector<float>(kSize / kStateBlock + 1)), Array(std::vector<float>(kSize / kStateBlock + 1))};
+  int64_t n;
+  Types types;
+  Array param, grad, copy;
+  std::unique_ptr<Array> states[3], scales[3];
 };
 
 class CudaTest : public testing::Test {
@@ -91,91 +131,227 @@ class CudaTest : public testing::Test {
       GTEST_SKIP() << "no CUDA device";
     }
   }
+
+  /// Three steps on both sides; the last rounds to nearest. `step(shard, on_device, seed, is_first)`.
+  template <class Step>
+  static void compare(int64_t n, const Types& types, const char* name, const Step& step) {
+    Shard shard(n, types);
+    for (const uint32_t seed : {12345U, 678U, kToNearest}) {
+      step(shard, false, seed, seed == 12345U);
+      step(shard, true, seed, seed == 12345U);
+    }
+    EXPECT_TRUE(shard.same()) << name << ", " << n << " elements, states " << static_cast<int>(types.state) << ", gradients " << static_cast<int>(types.grad)
+                              << ", copy " << static_cast<int>(types.copy);
+  }
+  template <class Step>
+  static void compare_all(const char* name, bool only_f32, const Step& step) {
+    for (const Element state : {Element::f32, Element::bf16, Element::u8}) {
+      if (only_f32 && state != Element::f32) {
+        continue;
+      }
+      for (const int64_t n : kSizes) {
+        for (const Element grad : {Element::f32, Element::bf16, Element::f16}) {
+          for (const Element copy : {Element::f32, Element::bf16, Element::f16}) {
+            compare(n, {state, grad, copy}, name, step);
+          }
+        }
+      }
+      compare(kLarge, {state, Element::bf16, Element::bf16}, name, step);
+    }
+  }
 };
 
+AdamArgs adam_args(Shard& shard, bool on_device, uint32_t seed, float weight_decay) {
+  auto a = shard.args<AdamArgs>(on_device, seed);
+  a.exp_avg = shard.state(0, on_device);
+  a.exp_avg_sq = shard.state(1, on_device);
+  a.weight_decay = weight_decay;
+  a.param_scale = 0.9987F;
+  a.one_minus_beta1 = 0.1F;
+  a.beta2 = 0.95F;
+  a.one_minus_beta2 = 0.05F;
+  a.step_size = 3e-3F;
+  a.root_scale = 1.7F;
+  a.eps = 1e-8F;
+  return a;
+}
+
+void adam_step(Shard& shard, bool on_device, uint32_t seed, bool) {
+  const AdamArgs a = adam_args(shard, on_device, seed, 0);
+  on_device ? cuda::adam(a, 0, shard.n, nullptr) : active_kernels().adam(a, 0, shard.n);
+}
+
 TEST_F(CudaTest, AdamHasTheBitsOfTheCpu) {
-  for (const Element type : {Element::f32, Element::bf16, Element::u8}) {
-    Shard shard(type);
-    const auto args = [&](bool on_device) {
-      auto a = shard.args<AdamArgs>(on_device);
-      a.exp_avg = shard.state(0, on_device);
-      a.exp_avg_sq = shard.state(1, on_device);
-      a.param_scale = 0.9987F;
-      a.one_minus_beta1 = 0.1F;
-      a.beta2 = 0.95F;
-      a.one_minus_beta2 = 0.05F;
-      a.step_size = 3e-3F;
-      a.root_scale = 1.7F;
-      a.eps = 1e-8F;
-      return a;
-    };
-    for (int step = 0; step < 5; ++step) {
-      active_kernels().adam(args(false), 0, kSize);
-      cuda::adam(args(true), 0, kSize, nullptr);
-    }
-    EXPECT_TRUE(shard.same()) << static_cast<int>(type);
+  compare_all("adamw", false, adam_step);
+  compare_all("adam", false, [](Shard& shard, bool on_device, uint32_t seed, bool) {
+    const AdamArgs a = adam_args(shard, on_device, seed, 0.01F);
+    on_device ? cuda::adam(a, 0, shard.n, nullptr) : active_kernels().adam(a, 0, shard.n);
+  });
+}
+
+TEST_F(CudaTest, AGridThatGoesRoundSeveralTimesHasTheBitsOfTheCpu) {
+  compare(kSeveralRounds, {Element::u8, Element::bf16, Element::bf16}, "adamw", adam_step);
+  compare(kSeveralRounds, {Element::f32, Element::f32, Element::f16}, "adamw", adam_step);
+}
+
+TEST_F(CudaTest, SgdHasTheBitsOfTheCpu) {
+  for (const int kind : {0, 1, 2}) { // plain, momentum, Nesterov
+    const std::string name = std::string("sgd ") + std::to_string(kind);
+    compare_all(name.c_str(), kind == 0, [=](Shard& shard, bool on_device, uint32_t seed, bool is_first) {
+      auto a = shard.args<SgdArgs>(on_device, seed);
+      if (kind > 0) {
+        a.momentum_buffer = shard.state(0, on_device);
+      }
+      a.nesterov = kind == 2;
+      a.first = is_first;
+      a.weight_decay = 0.02F;
+      a.lr = 0.1F;
+      a.momentum = 0.9F;
+      a.one_minus_dampening = kind == 1 ? 0.8F : 1.0F;
+      on_device ? cuda::sgd(a, 0, shard.n, nullptr) : active_kernels().sgd(a, 0, shard.n);
+    });
   }
 }
 
-TEST_F(CudaTest, LionAndMomentumHaveTheBitsOfTheCpu) {
-  for (const Element type : {Element::f32, Element::bf16, Element::u8}) {
-    Shard shard(type);
-    for (int step = 0; step < 5; ++step) {
-      for (const bool on_device : {false, true}) {
-        auto lion = shard.args<LionArgs>(on_device);
-        lion.exp_avg = shard.state(0, on_device);
-        lion.lr = 1e-3F;
-        lion.one_minus_beta1 = 0.1F;
-        lion.one_minus_beta2 = 0.01F;
-        auto sgd = shard.args<SgdArgs>(on_device);
-        sgd.momentum_buffer = shard.state(0, on_device);
-        sgd.lr = 0.1F;
-        sgd.momentum = 0.9F;
-        if (on_device) {
-          cuda::lion(lion, 0, kSize, nullptr);
-          cuda::sgd(sgd, 0, kSize, nullptr);
-        } else {
-          active_kernels().lion(lion, 0, kSize);
-          active_kernels().sgd(sgd, 0, kSize);
+TEST_F(CudaTest, LionAndAdagradHaveTheBitsOfTheCpu) {
+  compare_all("lion", false, [](Shard& shard, bool on_device, uint32_t seed, bool) {
+    auto a = shard.args<LionArgs>(on_device, seed);
+    a.exp_avg = shard.state(0, on_device);
+    a.param_scale = 0.999F;
+    a.lr = 1e-3F;
+    a.one_minus_beta1 = 0.1F;
+    a.one_minus_beta2 = 0.01F;
+    on_device ? cuda::lion(a, 0, shard.n, nullptr) : active_kernels().lion(a, 0, shard.n);
+  });
+  compare_all("adagrad", false, [](Shard& shard, bool on_device, uint32_t seed, bool) {
+    auto a = shard.args<AdagradArgs>(on_device, seed);
+    a.sum = shard.state(0, on_device);
+    a.weight_decay = 0.01F;
+    a.lr = 0.01F;
+    a.eps = 1e-10F;
+    on_device ? cuda::adagrad(a, 0, shard.n, nullptr) : active_kernels().adagrad(a, 0, shard.n);
+  });
+}
+
+TEST_F(CudaTest, RmspropHasTheBitsOfTheCpu) {
+  for (const bool centered : {false, true}) {
+    for (const bool momentum : {false, true}) {
+      const std::string name = std::string("rmsprop") + (centered ? " centered" : "") + (momentum ? " momentum" : "");
+      compare_all(name.c_str(), centered, [=](Shard& shard, bool on_device, uint32_t seed, bool) {
+        auto a = shard.args<RmspropArgs>(on_device, seed);
+        a.square_avg = shard.state(0, on_device);
+        if (centered) {
+          a.grad_avg = shard.state(1, on_device);
         }
-      }
+        if (momentum) {
+          a.momentum_buffer = shard.state(2, on_device);
+        }
+        a.weight_decay = 0.01F;
+        a.lr = 0.01F;
+        a.alpha = 0.9F;
+        a.one_minus_alpha = 0.1F;
+        a.momentum = 0.8F;
+        a.eps = 1e-8F;
+        on_device ? cuda::rmsprop(a, 0, shard.n, nullptr) : active_kernels().rmsprop(a, 0, shard.n);
+      });
     }
-    EXPECT_TRUE(shard.same()) << static_cast<int>(type);
   }
+}
+
+TEST_F(CudaTest, EightBitStatesAreDecodedAndEncodedAsOnTheCpu) {
+  for (const int64_t n : {int64_t{1}, int64_t{255}, int64_t{256}, int64_t{257}, kLarge}) {
+    for (const bool is_signed : {true, false}) {
+      Shard shard(n, {Element::u8});
+      Array values{Shard::random(n, 9)};
+      if (!is_signed) {
+        for (int64_t i = 0; i < n; ++i) {
+          values.get<float>(false)[i] = std::fabs(values.get<float>(false)[i]);
+        }
+        ASSERT_EQ(cudaMemcpy(values.get<char>(true), values.get<char>(false), n * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
+      }
+      active_kernels().encode_state(shard.state(0, false), is_signed, 0, n, values.get<float>(false), kToNearest);
+      cuda::encode_state(shard.state(0, true), is_signed, n, values.get<float>(true), nullptr);
+      active_kernels().decode_state(shard.state(0, false), is_signed, 0, n, shard.param.get<float>(false));
+      cuda::decode_state(shard.state(0, true), is_signed, n, shard.param.get<float>(true), nullptr);
+      EXPECT_TRUE(shard.same()) << n << ' ' << is_signed;
+    }
+  }
+}
+
+std::vector<double> doubles_of(Array& array, size_t count) {
+  std::vector<double> found(count);
+  EXPECT_EQ(cudaMemcpy(found.data(), array.get<char>(true), count * sizeof(double), cudaMemcpyDeviceToHost), cudaSuccess);
+  return found;
 }
 
 TEST_F(CudaTest, NormsAreThoseOfTheCpu) {
-  Shard shard(Element::f32);
-  Array partials{std::vector<double>(cuda::kPartials)};
-  Array sums{std::vector<double>(3)};
-  const auto args = [&](bool on_device) {
-    auto a = shard.args<LambArgs>(on_device);
-    a.exp_avg = shard.state(0, on_device);
-    a.exp_avg_sq = shard.state(1, on_device);
-    a.weight_decay = 0.01F;
-    a.one_minus_beta1 = 0.1F;
-    a.beta2 = 0.95F;
-    a.one_minus_beta2 = 0.05F;
-    a.eps = 1e-6F;
-    a.step_size = 0.01F;
-    return a;
-  };
-  const double norm = active_kernels().squared_norm(shard.grad.get<float>(false), Element::f32, kSize);
-  const LambSums expected = active_kernels().lamb_moments(args(false), 0, kSize);
-  double* const on_device = sums.get<double>(true);
-  cuda::squared_norm(shard.grad.get<float>(true), Element::f32, kSize, partials.get<double>(true), on_device + 2, nullptr);
-  cuda::lamb_moments(args(true), 0, kSize, partials.get<double>(true), on_device, nullptr);
-  double found[3];
-  ASSERT_EQ(cudaMemcpy(found, on_device, sizeof(found), cudaMemcpyDeviceToHost), cudaSuccess);
-  EXPECT_NEAR(found[0], expected.param, 1e-12 * expected.param);
-  EXPECT_NEAR(found[1], expected.update, 1e-12 * expected.update);
-  EXPECT_NEAR(found[2], norm, 1e-12 * norm);
+  for (const Element type : {Element::f32, Element::bf16, Element::f16}) {
+    for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{255}, int64_t{256}, int64_t{257}, kLarge, 1024 * kStateBlock + 77}) {
+      if (n > kLarge && type != Element::f32) {
+        continue; // once is enough
+      }
+      Shard shard(std::max<int64_t>(n, 1), {Element::f32, type});
+      Array partials{std::vector<double>(cuda::kPartials, std::nan(""))};
+      Array sum{std::vector<double>(1, 3.0)};
+      const double expected = 3.0 + active_kernels().squared_norm(shard.grad.get<char>(false), type, n);
+      for (int time = 0; time < 2; ++time) {
+        sum.get<double>(false)[0] = 3.0; // what is there is added to
+        ASSERT_EQ(cudaMemcpy(sum.get<char>(true), sum.get<char>(false), sizeof(double), cudaMemcpyHostToDevice), cudaSuccess);
+        cuda::squared_norm(shard.grad.get<char>(true), type, n, partials.get<double>(true), sum.get<double>(true), nullptr);
+        EXPECT_NEAR(doubles_of(sum, 1)[0], expected, 1e-13 * expected) << n;
+      }
+    }
+  }
+}
 
-  LambArgs apply = args(false);
-  apply.step_size = static_cast<float>(apply.step_size * std::sqrt(found[0]) / std::sqrt(found[1]));
-  active_kernels().lamb_apply(apply, 0, kSize);
-  cuda::lamb_apply(args(true), 0, kSize, on_device, 0.01F, 10, nullptr);
-  EXPECT_TRUE(shard.same());
+/// Both phases, with the parameter's step within the limits, below and above them, and of a parameter that is 0.
+TEST_F(CudaTest, LambHasTheBitsOfTheCpu) {
+  struct Limits {
+    float min, max, param;
+  };
+  for (const Element state : {Element::f32, Element::bf16}) {
+    for (const int64_t n : {int64_t{1}, int64_t{256}, int64_t{257}, kLarge}) {
+      for (const Limits limits : {Limits{1e-9F, 1e9F, 1}, Limits{1e6F, 1e9F, 1}, Limits{1e-9F, 1e-6F, 1}, Limits{1e-9F, 1e-6F, 0}}) {
+        for (const bool inside_root : {false, true}) {
+          if (n == kLarge && inside_root) {
+            continue;
+          }
+          Shard shard(n, {state, Element::bf16, Element::bf16});
+          for (int64_t i = 0; i < n; ++i) {
+            shard.param.get<float>(false)[i] *= limits.param;
+          }
+          ASSERT_EQ(cudaMemcpy(shard.param.get<char>(true), shard.param.get<char>(false), n * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
+          const auto args = [&](bool on_device) {
+            auto a = shard.args<LambArgs>(on_device, 99);
+            a.exp_avg = shard.state(0, on_device);
+            a.exp_avg_sq = shard.state(1, on_device);
+            a.weight_decay = 0.01F;
+            a.one_minus_beta1 = 0.1F;
+            a.beta2 = 0.95F;
+            a.one_minus_beta2 = 0.05F;
+            a.eps = 1e-6F;
+            a.eps_inside_root = inside_root;
+            return a;
+          };
+          Array partials{std::vector<double>(cuda::kPartials, std::nan(""))};
+          Array sums{std::vector<double>(2)};
+          const LambSums expected = active_kernels().lamb_moments(args(false), 0, n);
+          cuda::lamb_moments(args(true), 0, n, partials.get<double>(true), sums.get<double>(true), nullptr);
+          const std::vector<double> found = doubles_of(sums, 2);
+          EXPECT_NEAR(found[0], expected.param, 1e-12 * expected.param) << n;
+          EXPECT_NEAR(found[1], expected.update, 1e-12 * expected.update) << n;
+
+          const LambScale scale{0.01, limits.min, limits.max};
+          LambArgs apply = args(false);
+          const double ratio = limits.param == 0 ? 1 : std::clamp(std::sqrt(found[0]) / std::sqrt(found[1]), scale.min_coeff, scale.max_coeff);
+          apply.step_size = static_cast<float>(0.01 * ratio);
+          active_kernels().lamb_apply(apply, 0, n);
+          cuda::lamb_apply(args(true), 0, n, sums.get<double>(true), scale, nullptr);
+          EXPECT_TRUE(shard.same()) << n << " elements, ratio " << ratio;
+        }
+      }
+    }
+  }
 }
 
 } // namespace

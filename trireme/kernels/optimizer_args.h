@@ -175,8 +175,16 @@ struct LambArgs : StepArgs {
   float one_minus_beta2 = 0;
   float eps = 0;
   bool eps_inside_root = false;
-  /// Phase 2: lr, bias correction and trust ratio.
+  /// Phase 2: LambScale's.
   float step_size = 0;
+};
+
+/// LAMB's step size of a parameter: lr_times_correction (bias correction) times the trust ratio, |param| / |u| kept within the limits, or 1
+/// where either is 0. In double, rounded once.
+struct LambScale {
+  double lr_times_correction = 0;
+  double min_coeff = 0;
+  double max_coeff = 0;
 };
 
 /// Sums of squares of the parameters and of LAMB's u.

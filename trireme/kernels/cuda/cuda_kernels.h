@@ -20,13 +20,16 @@ void rmsprop(const RmspropArgs& args, int64_t begin, int64_t end, void* stream);
 /// Doubles that the kernels below need for partial sums: device memory of the caller, one stream at a time.
 inline constexpr int64_t kPartials = 2 * 1024;
 
+/// 8-bit states of elements [0, n) to fp32 and back, rounded to nearest.
+void decode_state(const StateArray& state, bool is_signed, int64_t n, float* to, void* stream);
+void encode_state(const StateArray& state, bool is_signed, int64_t n, const float* from, void* stream);
+
 /// Adds the sum of squares of x[0, n) to *sum (device memory). The same bits in every run.
 void squared_norm(const void* x, Element type, int64_t n, double* partials, double* sum, void* stream);
 
 /// LAMB's first phase for one parameter's elements [begin, end): adds to sums[0] and sums[1] (device memory) what LambSums holds.
 void lamb_moments(const LambArgs& args, int64_t begin, int64_t end, double* partials, double* sums, void* stream);
-/// The second, with the parameter's sums over all ranks, still in device memory: args.step_size is multiplied by
-/// sqrt(sums[0] / sums[1]), kept within the limits; by 1 where either is 0.
-void lamb_apply(const LambArgs& args, int64_t begin, int64_t end, const double* sums, float min_coeff, float max_coeff, void* stream);
+/// The second, with the parameter's sums over all ranks, still in device memory; args.step_size is not read.
+void lamb_apply(const LambArgs& args, int64_t begin, int64_t end, const double* sums, const LambScale& scale, void* stream);
 
 } // namespace trireme::kernels::cuda

@@ -6,6 +6,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
@@ -88,7 +89,8 @@ __device__ inline float read_state(const StateArray& state, int64_t i) {
   return read(state.values, state.type, i);
 }
 
-/// The largest of all threads' values in a block of kStateBlock threads; `room` has one for each warp.
+/// The largest of all threads' values in a block of kStateBlock threads; `room` has one for each warp. No thread returns before all have
+/// come here.
 __device__ inline uint32_t largest_of_block(uint32_t bits, uint32_t* room) {
   bits = __reduce_max_sync(0xffffffffU, bits);
   __syncthreads(); // the room may still be read
@@ -100,6 +102,14 @@ __device__ inline uint32_t largest_of_block(uint32_t bits, uint32_t* room) {
     bits = room[warp] > bits ? room[warp] : bits;
   }
   return bits;
+}
+
+/// The code of x in a block with this scale.
+template <bool kSigned>
+__device__ inline uint8_t code_of(float x, float scale, uint32_t seed) {
+  const bool usable = scale >= kLeastScale && scale <= 3.4028235e38F;
+  const float noise = seed == kToNearest ? 0.0F : dither(x, seed);
+  return usable ? encode_code(code_map<kSigned>(), x, __fdiv_rn(1.0F, scale), noise) : 0;
 }
 
 /// All threads of the block, each with its element; those past the end have nothing to write.
@@ -114,12 +124,10 @@ __device__ inline void write_state(const StateArray& state, int64_t i, bool insi
     return;
   }
   const float scale = float_of(largest_of_block(inside ? bits_of(x) & 0x7fffffffU : 0, room));
-  const bool usable = scale >= kLeastScale && scale <= 3.4028235e38F;
   if (inside) {
-    const float noise = seed == kToNearest ? 0.0F : dither(x, seed);
-    static_cast<uint8_t*>(state.values)[i] = usable ? encode_code(code_map<kSigned>(), x, __fdiv_rn(1.0F, scale), noise) : 0;
+    static_cast<uint8_t*>(state.values)[i] = code_of<kSigned>(x, scale, seed);
   }
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0) { // all have read the old one: they came to largest_of_block() with it
     state.scales[i / kStateBlock] = scale < kLeastScale ? 0 : scale;
   }
 }

@@ -6,6 +6,10 @@
 
 #include <cuda_runtime.h>
 
+#ifndef TRIREME_LAUNCH // tests/kernels/cuda_on_cpu has another one
+#define TRIREME_LAUNCH(kernel, blocks, threads, stream) kernel<<<blocks, threads, 0, stream>>>
+#endif
+
 namespace trireme::kernels::cuda {
 namespace {
 
@@ -20,9 +24,9 @@ void check_launch(const char* kernel) {
   }
 }
 
-unsigned blocks_for(int64_t elements) {
+unsigned blocks_for(int64_t elements, int64_t most = kMostBlocks) {
   const int64_t blocks = (elements + kStateBlock - 1) / kStateBlock;
-  return static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks);
+  return static_cast<unsigned>(blocks < most ? blocks : most);
 }
 
 /// All states of element i: read, stepped by the rule, written. Sets g as the rule's first() leaves it.
@@ -31,7 +35,6 @@ __device__ inline void step_states(const Rule& rule, const Args& args, int64_t i
   if constexpr (Rule::kStates > 0) {
     const StateArray& state = Rule::state(args, 0);
     s[0] = rule.first(g, {inside ? read_state<Rule::kSigned[0]>(state, i) : 0});
-    __syncthreads(); // all have read the block's scale
     write_state<Rule::kSigned[0]>(state, i, inside, s[0].x, args.seed, room);
   }
   if constexpr (Rule::kStates > 1) {
@@ -81,8 +84,24 @@ void step(const typename Rule<Lane>::Args& args, int64_t begin, int64_t end, voi
   if (begin >= end) {
     return;
   }
-  step_kernel<Rule<Lane>><<<blocks_for(end - begin), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(Rule<Lane>(args), args, begin, end);
+  TRIREME_LAUNCH(step_kernel<Rule<Lane>>, blocks_for(end - begin), kThreads, static_cast<cudaStream_t>(stream))(Rule<Lane>(args), args, begin, end);
   check_launch(name);
+}
+
+template <bool kSigned>
+__global__ void decode_kernel(const StateArray state, int64_t n, float* to) {
+  for (int64_t i = blockIdx.x * kStateBlock + threadIdx.x; i < n; i += gridDim.x * kStateBlock) {
+    to[i] = read_state<kSigned>(state, i);
+  }
+}
+
+template <bool kSigned>
+__global__ void encode_kernel(const StateArray state, int64_t n, const float* from) {
+  __shared__ uint32_t room[kThreads / 32];
+  for (int64_t first = blockIdx.x * kStateBlock; first < n; first += gridDim.x * kStateBlock) {
+    const int64_t i = first + threadIdx.x;
+    write_state<kSigned>(state, i, i < n, i < n ? from[i] : 0, kToNearest, room);
+  }
 }
 
 /// Adds up the block's values in a fixed order; thread 0 has the result.
@@ -111,11 +130,11 @@ __global__ void squared_norm_kernel(const void* x, Element type, int64_t n, doub
   }
 }
 
-/// Block b adds partial sums [b * kSumBlocks, (b + 1) * kSumBlocks) to sums[b].
-__global__ void add_partials_kernel(const double* partials, double* sums) {
+/// Block b adds the first `count` partial sums from b * kSumBlocks to sums[b].
+__global__ void add_partials_kernel(const double* partials, int count, double* sums) {
   __shared__ double room[kThreads];
   double sum = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < kSumBlocks; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
     sum += partials[blockIdx.x * kSumBlocks + i];
   }
   sum = sum_of_block(sum, room);
@@ -155,12 +174,13 @@ __global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDire
 }
 
 __global__ void lamb_apply_kernel(const LambDirection<Lane> direction, const LambArgs args, int64_t begin, int64_t end, const double* sums,
-                                  float min_coeff, float max_coeff) {
+                                  const LambScale scale) {
   double ratio = 1;
   if (sums[0] > 0 && sums[1] > 0) {
-    ratio = fmin(fmax(::sqrt(sums[0]) / ::sqrt(sums[1]), static_cast<double>(min_coeff)), static_cast<double>(max_coeff));
+    ratio = ::sqrt(sums[0]) / ::sqrt(sums[1]);
+    ratio = ratio < scale.min_coeff ? scale.min_coeff : ratio > scale.max_coeff ? scale.max_coeff : ratio;
   }
-  const Lane step_size = {static_cast<float>(args.step_size * ratio)};
+  const Lane step_size = {static_cast<float>(scale.lr_times_correction * ratio)};
   for (int64_t i = begin + blockIdx.x * kStateBlock + threadIdx.x; i < end; i += gridDim.x * kStateBlock) {
     const Lane p = {args.param[i]};
     const Lane u = direction(p, {read(args.exp_avg.values, args.exp_avg.type, i)}, {read(args.exp_avg_sq.values, args.exp_avg_sq.type, i)});
@@ -205,26 +225,60 @@ void rmsprop(const RmspropArgs& args, int64_t begin, int64_t end, void* stream) 
   }
 }
 
+void decode_state(const StateArray& state, bool is_signed, int64_t n, float* to, void* stream) {
+  if (n <= 0) {
+    return;
+  }
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (is_signed) {
+    TRIREME_LAUNCH(decode_kernel<true>, blocks_for(n), kThreads, on)(state, n, to);
+  } else {
+    TRIREME_LAUNCH(decode_kernel<false>, blocks_for(n), kThreads, on)(state, n, to);
+  }
+  check_launch("decode_state");
+}
+
+void encode_state(const StateArray& state, bool is_signed, int64_t n, const float* from, void* stream) {
+  if (n <= 0) {
+    return;
+  }
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (is_signed) {
+    TRIREME_LAUNCH(encode_kernel<true>, blocks_for(n), kThreads, on)(state, n, from);
+  } else {
+    TRIREME_LAUNCH(encode_kernel<false>, blocks_for(n), kThreads, on)(state, n, from);
+  }
+  check_launch("encode_state");
+}
+
 void squared_norm(const void* x, Element type, int64_t n, double* partials, double* sum, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
-  squared_norm_kernel<<<kSumBlocks, kThreads, 0, on>>>(x, type, n, partials);
-  add_partials_kernel<<<1, kThreads, 0, on>>>(partials, sum);
+  if (n <= 0) {
+    return;
+  }
+  const unsigned blocks = blocks_for(n, kSumBlocks);
+  TRIREME_LAUNCH(squared_norm_kernel, blocks, kThreads, on)(x, type, n, partials);
+  TRIREME_LAUNCH(add_partials_kernel, 1, kThreads, on)(partials, static_cast<int>(blocks), sum);
   check_launch("squared_norm");
 }
 
 void lamb_moments(const LambArgs& args, int64_t begin, int64_t end, double* partials, double* sums, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
-  lamb_moments_kernel<<<kSumBlocks, kThreads, 0, on>>>(LambMoments<Lane>(args), LambDirection<Lane>(args), args, begin, end, partials);
-  add_partials_kernel<<<2, kThreads, 0, on>>>(partials, sums);
-  check_launch("lamb_moments");
-}
-
-void lamb_apply(const LambArgs& args, int64_t begin, int64_t end, const double* sums, float min_coeff, float max_coeff, void* stream) {
   if (begin >= end) {
     return;
   }
-  lamb_apply_kernel<<<blocks_for(end - begin), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(LambDirection<Lane>(args), args, begin, end, sums,
-                                                                                                min_coeff, max_coeff);
+  const unsigned blocks = blocks_for(end - begin, kSumBlocks);
+  TRIREME_LAUNCH(lamb_moments_kernel, blocks, kThreads, on)(LambMoments<Lane>(args), LambDirection<Lane>(args), args, begin, end, partials);
+  TRIREME_LAUNCH(add_partials_kernel, 2, kThreads, on)(partials, static_cast<int>(blocks), sums);
+  check_launch("lamb_moments");
+}
+
+void lamb_apply(const LambArgs& args, int64_t begin, int64_t end, const double* sums, const LambScale& scale, void* stream) {
+  if (begin >= end) {
+    return;
+  }
+  TRIREME_LAUNCH(lamb_apply_kernel, blocks_for(end - begin), kThreads, static_cast<cudaStream_t>(stream))
+  (LambDirection<Lane>(args), args, begin, end, sums, scale);
   check_launch("lamb_apply");
 }
 
