@@ -61,7 +61,7 @@ class Columns {
     return flat_->parameter(0).detach();
   }
   double squared_norm() const {
-    return optimizer_->squared_grad_norm();
+    return optimizer_->squared_grad_norm().item<double>();
   }
   at::Tensor columns(const at::Tensor& whole) const {
     return whole.view(kShape).slice(1, begin_, end_).contiguous();

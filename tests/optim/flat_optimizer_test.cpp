@@ -81,11 +81,11 @@ TEST(FlatOptimizerTest, MastersOfNarrowParametersAreThoseOfFp32Parameters) {
       Rank wide(options_of(rule), 0, 1);
       const double norm = [&] {
         narrow.set_gradients(1);
-        return narrow.optimizer().squared_grad_norm();
+        return narrow.optimizer().squared_grad_norm().item<double>();
       }();
       wide.set_gradients(1);
       if (type == torch::kBFloat16) {
-        EXPECT_NEAR(norm, wide.optimizer().squared_grad_norm(), 1e-12 * norm);
+        EXPECT_NEAR(norm, wide.optimizer().squared_grad_norm().item<double>(), 1e-12 * norm);
       }
       narrow.run(1, 5);
       wide.run(1, 5);
@@ -258,7 +258,7 @@ TEST(FlatOptimizerTest, NothingToStepIsNoError) {
   FlatOptimizer optimizer({}, [](const bucket::TensorInfo&) { return ParameterOptions{}; }, options_of(LambOptions{}), /*sharded=*/true);
   optimizer.begin_step(0.1, std::nullopt, 1);
   optimizer.prepare();
-  EXPECT_EQ(optimizer.squared_grad_norm(), 0);
+  EXPECT_EQ(optimizer.squared_grad_norm().item<double>(), 0);
 }
 
 TEST(FlatOptimizerTest, ResumedIsUninterrupted) {

@@ -98,7 +98,7 @@ double ulps_apart(std::vector<double> a, const std::vector<double>& b) {
 // As FlatOptimizer does it, with the two parameters that the reference has.
 void step_whole(const Optimizer& optimizer, ShardStep& shard, int64_t split) {
   const std::vector<Segment> segments = {{0, split, 0}, {split, shard.param.numel(), 1}};
-  std::vector<double> norms(4);
+  const at::Tensor norms = at::zeros({4}, at::kDouble);
   shard.segments = segments;
   if (optimizer.needs_norms()) {
     optimizer.prepare(shard, norms);
@@ -106,7 +106,7 @@ void step_whole(const Optimizer& optimizer, ShardStep& shard, int64_t split) {
   }
   optimizer.step(shard);
   shard.segments = {};
-  shard.norms = {};
+  shard.norms = at::Tensor();
 }
 
 // Both round in every step, not in the same places. Measured after 1, 10 and 100 steps: AdamW 1, 1 and 5 ulps; RMSprop 1, 1, 3; LAMB and
@@ -423,7 +423,7 @@ TEST(OptimizerTest, NarrowStatesFollowSmallSteps) {
       }
       shard.grad = at::linspace(0.5, 1.5, n) * c.gradient;
       shard.grad[0] = 1; // in 8 bits a block's scale must not move along
-      std::vector<double> norms(2);
+      const at::Tensor norms = at::zeros({2}, at::kDouble);
       for (int64_t step = 1; step <= 10000; ++step) {
         shard.step = step;
         if (optimizer->needs_norms()) {

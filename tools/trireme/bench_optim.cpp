@@ -153,7 +153,7 @@ class Stepped {
       segments_.push_back({n * i / kParameters, n * (i + 1) / kParameters, i});
     }
     shard_.segments = segments_;
-    norms_.resize(2 * kParameters);
+    norms_ = at::zeros({2 * kParameters}, at::kDouble);
     shard_.norms = norms_;
   }
 
@@ -163,7 +163,7 @@ class Stepped {
       shard_.grad_scale = std::min(1.0, 1 / (std::sqrt(optim::squared_norm(shard_.grad)) / kLossScale + 1e-6)) / kLossScale;
     }
     if (optimizer_->needs_norms()) {
-      std::fill(norms_.begin(), norms_.end(), 0.0);
+      norms_.zero_();
       optimizer_->prepare(shard_, norms_);
     }
     optimizer_->step(shard_);
@@ -175,7 +175,7 @@ class Stepped {
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::ShardStep shard_;
   std::vector<optim::Segment> segments_;
-  std::vector<double> norms_;
+  at::Tensor norms_;
 };
 
 std::vector<double> measure(const BenchOptimArgs& args, const Impl& impl, const Arrays& limit_arrays, std::ostream& out) {

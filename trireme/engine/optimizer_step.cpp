@@ -110,7 +110,7 @@ void OptimizerStep::run() {
   // One reduce group may lack what another has, so all ranks need to know.
   const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.has_several_reduce_groups());
   // The norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
-  at::Tensor sums = torch::tensor({needs_norm ? parts_.optimizer->squared_grad_norm() : 0.0, lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
+  at::Tensor sums = torch::tensor({needs_norm ? parts_.optimizer->squared_grad_norm().item<double>() : 0.0, lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
   comm::Work exchange;
   if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
     exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");

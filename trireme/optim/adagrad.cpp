@@ -31,7 +31,7 @@ void Adagrad::step(const ShardStep& shard) const {
   args.weight_decay = static_cast<float>(shard.weight_decay);
   args.lr = static_cast<float>(shard.lr / (1 + static_cast<double>(shard.step - 1) * options_.lr_decay));
   args.eps = static_cast<float>(options_.eps);
-  kernels_for(shard.param).adagrad(args, shard.param.numel());
+  kernels_for(shard.param).adagrad(args, shard.param.numel(), shard.param.device());
 }
 
 } // namespace trireme::optim

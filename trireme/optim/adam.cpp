@@ -48,7 +48,7 @@ void Adam::step(const ShardStep& shard) const {
   args.step_size = static_cast<float>(shard.lr / correction1);
   args.root_scale = static_cast<float>(1 / std::sqrt(correction2));
   args.eps = static_cast<float>(options_.eps);
-  kernels_for(shard.param).adam(args, shard.param.numel());
+  kernels_for(shard.param).adam(args, shard.param.numel(), shard.param.device());
 }
 
 } // namespace trireme::optim

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace trireme::optim {
@@ -20,7 +21,7 @@ void parallel_ranges(int64_t n, const F& f) {
 }
 
 template <auto Kernel, class Args>
-void over_all(const Args& args, int64_t n) {
+void over_all(const Args& args, int64_t n, at::Device) {
   const auto kernel = kernels::active_kernels().*Kernel;
   parallel_ranges(n, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
@@ -51,7 +52,7 @@ void parallel_each(size_t count, const F& f) {
   });
 }
 
-void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segments, std::span<double> sums) {
+void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segments, double* sums, at::Device) {
   const std::vector<Block> blocks = blocks_of(segments);
   std::vector<kernels::LambSums> parts(blocks.size());
   parallel_each(blocks.size(), [&](size_t i) { parts[i] = kernels::active_kernels().lamb_moments(args, blocks[i].begin, blocks[i].end); });
@@ -62,7 +63,14 @@ void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segmen
   }
 }
 
-void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, std::span<const float> step_sizes) {
+void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device) {
+  std::vector<float> step_sizes;
+  for (const Segment& segment : segments) {
+    const double weight = std::sqrt(sums[2 * segment.parameter]);
+    const double update = std::sqrt(sums[2 * segment.parameter + 1]);
+    const double ratio = weight > 0 && update > 0 ? std::clamp(weight / update, scale.min_coeff, scale.max_coeff) : 1;
+    step_sizes.push_back(static_cast<float>(scale.lr_times_correction * ratio));
+  }
   const std::vector<Block> blocks = blocks_of(segments);
   parallel_each(blocks.size(), [&](size_t i) {
     kernels::LambArgs own = args;
@@ -71,7 +79,7 @@ void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments
   });
 }
 
-double squared_norm(const void* x, kernels::Element type, int64_t n) {
+void add_squared_norm(const void* x, kernels::Element type, int64_t n, double* to, at::Device) {
   const int64_t bytes = type == kernels::Element::f32 ? 4 : 2;
   std::vector<double> sums((n + kBlock - 1) / kBlock);
   parallel_ranges(n, [&](int64_t begin, int64_t end) {
@@ -83,14 +91,14 @@ double squared_norm(const void* x, kernels::Element type, int64_t n) {
   for (const double block : sums) {
     sum += block;
   }
-  return sum;
+  *to += sum;
 }
 
-void decode_states(const kernels::StateArray& state, bool is_signed, int64_t n, float* to) {
+void decode_states(const kernels::StateArray& state, bool is_signed, int64_t n, float* to, at::Device) {
   parallel_ranges(n, [&](int64_t begin, int64_t end) { kernels::active_kernels().decode_state(state, is_signed, begin, end, to + begin); });
 }
 
-void encode_states(const kernels::StateArray& state, bool is_signed, int64_t n, const float* from) {
+void encode_states(const kernels::StateArray& state, bool is_signed, int64_t n, const float* from, at::Device) {
   parallel_ranges(n, [&](int64_t begin, int64_t end) {
     kernels::active_kernels().encode_state(state, is_signed, begin, end, from + begin, kernels::kToNearest);
   });
@@ -106,7 +114,7 @@ const DeviceKernels kCpuKernels = {
     over_all<&kernels::KernelSet::rmsprop, kernels::RmspropArgs>,
     lamb_moments,
     lamb_apply,
-    squared_norm,
+    add_squared_norm,
     decode_states,
     encode_states,
 };

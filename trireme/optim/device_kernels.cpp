@@ -1,6 +1,9 @@
 #include <trireme/optim/device_kernels.h>
 
-#include <trireme/base/error.h>
+#include <trireme/optim/aten_kernels.h>
+#ifdef TRIREME_CUDA_KERNELS
+#include <trireme/optim/cuda_kernels.h>
+#endif
 
 #include <map>
 
@@ -8,7 +11,12 @@ namespace trireme::optim {
 namespace {
 
 std::map<at::DeviceType, const DeviceKernels*>& table() {
-  static std::map<at::DeviceType, const DeviceKernels*> kernels = {{at::kCPU, &kCpuKernels}};
+  static std::map<at::DeviceType, const DeviceKernels*> kernels = {
+      {at::kCPU, &kCpuKernels},
+#ifdef TRIREME_CUDA_KERNELS
+      {at::kCUDA, &kCudaKernels},
+#endif
+  };
   return kernels;
 }
 
@@ -16,10 +24,7 @@ std::map<at::DeviceType, const DeviceKernels*>& table() {
 
 const DeviceKernels& kernels_for(const at::Tensor& tensor) {
   const auto found = table().find(tensor.device().type());
-  if (found == table().end()) {
-    throw Error("optim", concat("there are no optimizer kernels for tensors on ", tensor.device(), '.'), "Train on the CPU.");
-  }
-  return *found->second;
+  return found == table().end() ? kAtenKernels : *found->second;
 }
 
 void register_kernels(at::DeviceType device, const DeviceKernels& kernels) {

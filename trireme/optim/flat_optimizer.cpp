@@ -49,12 +49,20 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
       }
       of_each.push_back(options_of(tensor));
     }
-    Shard& shard = shards_.emplace_back(Shard{buffer, std::move(of_each), buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, 2 * tensors, {}});
+    Shard& shard = shards_.emplace_back(Shard{buffer, std::move(of_each), buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, 2 * tensors, {}, {}});
     tensors += shard.buffer->count();
     cut(shard);
     keep(shard);
   }
-  norms_.resize(rule_->needs_norms() ? 2 * tensors : 0);
+  if (!shards_.empty()) {
+    device_ = shards_.front().buffer->parameter(0).device();
+  }
+  if (rule_->needs_norms()) {
+    norms_ = torch::zeros({2 * tensors}, at::TensorOptions(torch::kFloat64).device(device_));
+    for (Shard& shard : shards_) {
+      shard.norms = norms_.slice(0, shard.first_norm, shard.first_norm + 2 * shard.buffer->count());
+    }
+  }
 }
 
 bucket::Range FlatOptimizer::owned(const Shard& shard, int64_t bucket) const {
@@ -231,18 +239,14 @@ void FlatOptimizer::prefetch_after(const Shard& shard, int64_t bucket) const {
   }
 }
 
-std::span<double> FlatOptimizer::norms_of(const Shard& shard) {
-  return std::span<double>(norms_).subspan(shard.first_norm, 2 * shard.buffer->count());
-}
-
 void FlatOptimizer::prepare() {
   if (!needs_norms()) {
     return;
   }
-  std::fill(norms_.begin(), norms_.end(), 0.0);
+  norms_.zero_();
   for (Shard& shard : shards_) {
     for (size_t b = 0; b < shard.segments.size(); ++b) {
-      for_each_step(shard, static_cast<int64_t>(b), [&](ShardStep& step) { rule_->prepare(step, norms_of(shard)); });
+      for_each_step(shard, static_cast<int64_t>(b), [&](ShardStep& step) { rule_->prepare(step, shard.norms); });
     }
   }
   if (sharded_ && !shards_.empty()) {
@@ -255,7 +259,7 @@ void FlatOptimizer::prepare() {
       for (; last < shards_.size() && shards_[last].buffer->reduce_group() == group; ++last) {
         count += 2 * shards_[last].buffer->count();
       }
-      at::Tensor sums = torch::from_blob(norms_.data() + shards_[first].first_norm, {count}, torch::kFloat64);
+      at::Tensor sums = norms_.slice(0, shards_[first].first_norm, shards_[first].first_norm + count);
       sum_over_(sums, group);
     }
   }
@@ -269,25 +273,25 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
   Shard& shard = shards_[buffer];
   for_each_step(shard, bucket, [&](ShardStep& step) {
     if (needs_norms()) {
-      step.norms = norms_of(shard);
+      step.norms = shard.norms;
     }
     rule_->step(step);
   });
 }
 
-double FlatOptimizer::squared_grad_norm() const {
-  double sum = 0;
+at::Tensor FlatOptimizer::squared_grad_norm() const {
+  at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
   for (const Shard& shard : shards_) {
     for (size_t b = 0; b < shard.buffer->layout().buckets().size(); ++b) {
       const bucket::Range range = shard.buffer->plan().mine(static_cast<int64_t>(b));
       int64_t begin = range.begin;
       for (const bucket::Slot& slot : shard.uncounted) {
         if (slot.begin < range.end && slot.end > begin) {
-          sum += squared_norm(shard.buffer->owned_grad(static_cast<int64_t>(b), {begin, std::max(begin, slot.begin)}));
+          add_squared_norm(shard.buffer->owned_grad(static_cast<int64_t>(b), {begin, std::max(begin, slot.begin)}), sum);
           begin = std::min(range.end, slot.end);
         }
       }
-      sum += squared_norm(shard.buffer->owned_grad(static_cast<int64_t>(b), {begin, range.end}));
+      add_squared_norm(shard.buffer->owned_grad(static_cast<int64_t>(b), {begin, range.end}), sum);
     }
   }
   return sum;

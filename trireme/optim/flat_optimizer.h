@@ -76,7 +76,8 @@ class FlatOptimizer {
   /// Sum of squares, in double and in order of buckets, of this rank's shard of the gradients that count (bucket::Placement). The sum
   /// over the ranks is that of all gradients. Uses shards even if nothing is sharded, so that every stage adds in the same order.
   /// Finite if and only if all these gradients are.
-  double squared_grad_norm() const;
+  /// [1], fp64, on the parameters' device, which it does not wait for.
+  at::Tensor squared_grad_norm() const;
 
   /// Copies changed parameters into their masters: those that differ from their rounded master.
   void refresh_masters();
@@ -103,6 +104,7 @@ class FlatOptimizer {
     std::vector<bool> unused; // parameters that this step leaves out; empty: none
     std::vector<bucket::Slot> uncounted; // in the norm, in buffer order
     int64_t first_norm; // in norms_
+    at::Tensor norms; // its part of norms_
     std::optional<int64_t> in_store; // its number; absent: it has neither masters nor states
   };
 
@@ -124,7 +126,6 @@ class FlatOptimizer {
   ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first, size_t last) const;
   void prefetch_after(const Shard& shard, int64_t bucket) const;
   static at::Tensor scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket, size_t segment);
-  std::span<double> norms_of(const Shard& shard);
 
   std::vector<Shard> shards_;
   std::unique_ptr<Optimizer> rule_;
@@ -136,7 +137,8 @@ class FlatOptimizer {
   std::optional<Betas> betas_;
   double grad_scale_ = 1;
   std::function<void(at::Tensor&, int)> sum_over_;
-  std::vector<double> norms_; // of every tensor of every buffer, as ShardStep::norms
+  at::Device device_ = at::kCPU; // of all buffers
+  at::Tensor norms_; // of every tensor of every buffer, as ShardStep::norms
   bool prepared_ = false;
 };
 

@@ -8,6 +8,24 @@
 #include <cmath>
 
 namespace trireme::optim {
+namespace {
+
+// Of every parameter of the shard, on its device.
+void check_norms(const ShardStep& shard, const at::Tensor& norms) {
+  int64_t last = -1;
+  for (const Segment& segment : shard.segments) {
+    last = std::max(last, segment.parameter);
+  }
+  if (last >= 0 && (!norms.defined() || norms.numel() < 2 * last + 2)) {
+    throw Error("optim", concat("lamb: no norms of parameter ", last, '.'), "Call prepare() for all shards first.");
+  }
+  if (last >= 0) {
+    check_flat(norms, "lamb: norms", {at::kDouble}, shard.param.device());
+  }
+}
+
+} // namespace
+
 Lamb::Lamb(const LambOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
   const auto check = [this](bool holds, const char* option, const char* range, double value) {
     check_option(holds, name(), option, range, value);
@@ -50,29 +68,25 @@ kernels::LambArgs Lamb::args_of(const ShardStep& shard) const {
   return args;
 }
 
-void Lamb::prepare(const ShardStep& shard, std::span<double> sums) const {
-  kernels_for(shard.param).lamb_moments(args_of(shard), shard.segments, sums);
+void Lamb::prepare(const ShardStep& shard, const at::Tensor& sums) const {
+  const kernels::LambArgs args = args_of(shard);
+  check_norms(shard, sums);
+  if (!shard.segments.empty()) {
+    kernels_for(shard.param).lamb_moments(args, shard.segments, sums.mutable_data_ptr<double>(), shard.param.device());
+  }
 }
 
 void Lamb::step(const ShardStep& shard) const {
   const kernels::LambArgs args = args_of(shard);
-  for (const Segment& segment : shard.segments) {
-    if (static_cast<int64_t>(shard.norms.size()) < 2 * segment.parameter + 2) {
-      throw Error("optim", concat("lamb: no norms of parameter ", segment.parameter, '.'), "Call prepare() for all shards first.");
-    }
-  }
+  check_norms(shard, shard.norms);
   const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
   const double step = static_cast<double>(shard.step);
   const double correction =
       options_.bias_correction ? std::sqrt(1 - std::pow(betas.beta2, step)) / (1 - std::pow(betas.beta1, step)) : 1;
-  std::vector<float> step_sizes;
-  for (const Segment& segment : shard.segments) {
-    const double weight = std::sqrt(shard.norms[2 * segment.parameter]);
-    const double update = std::sqrt(shard.norms[2 * segment.parameter + 1]);
-    const double ratio = weight > 0 && update > 0 ? std::clamp(weight / update, options_.min_coeff, options_.max_coeff) : 1;
-    step_sizes.push_back(static_cast<float>(shard.lr * correction * ratio));
+  if (!shard.segments.empty()) {
+    kernels_for(shard.param).lamb_apply(args, shard.segments, shard.norms.const_data_ptr<double>(),
+                                        {shard.lr * correction, options_.min_coeff, options_.max_coeff}, shard.param.device());
   }
-  kernels_for(shard.param).lamb_apply(args, shard.segments, step_sizes);
 }
 
 } // namespace trireme::optim

@@ -21,7 +21,7 @@ class Lamb final : public Optimizer {
   bool needs_norms() const override {
     return true;
   }
-  void prepare(const ShardStep& shard, std::span<double> sums) const override;
+  void prepare(const ShardStep& shard, const at::Tensor& sums) const override;
 
  private:
   kernels::LambArgs args_of(const ShardStep& shard) const;

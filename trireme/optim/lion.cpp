@@ -34,7 +34,7 @@ void Lion::step(const ShardStep& shard) const {
   args.lr = static_cast<float>(shard.lr);
   args.one_minus_beta1 = static_cast<float>(1 - betas.beta1);
   args.one_minus_beta2 = static_cast<float>(1 - betas.beta2);
-  kernels_for(shard.param).lion(args, shard.param.numel());
+  kernels_for(shard.param).lion(args, shard.param.numel(), shard.param.device());
 }
 
 } // namespace trireme::optim

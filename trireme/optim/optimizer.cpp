@@ -22,7 +22,7 @@ kernels::StateArray codes_and_scales(const at::Tensor& codes, const at::Tensor& 
 
 } // namespace
 
-void Optimizer::prepare(const ShardStep&, std::span<double>) const {
+void Optimizer::prepare(const ShardStep&, const at::Tensor&) const {
   throw Error("optim", concat(name(), ": a step has one phase, prepare() is for those that need norms."));
 }
 
@@ -43,19 +43,26 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options) {
   return std::visit(make, options.rule);
 }
 
-double squared_norm(const at::Tensor& grad) {
+void add_squared_norm(const at::Tensor& grad, const at::Tensor& sum) {
   check_flat(grad, "squared_norm: grad", {at::kFloat, at::kBFloat16, at::kHalf}, grad.device());
-  return kernels_for(grad).squared_norm(grad.const_data_ptr(), element_of(grad.scalar_type()), grad.numel());
+  check_flat(sum, "squared_norm: sum", {at::kDouble}, grad.device());
+  kernels_for(grad).add_squared_norm(grad.const_data_ptr(), element_of(grad.scalar_type()), grad.numel(), sum.mutable_data_ptr<double>(), grad.device());
+}
+
+double squared_norm(const at::Tensor& grad) {
+  const at::Tensor sum = at::zeros({1}, at::TensorOptions(at::kDouble).device(grad.device()));
+  add_squared_norm(grad, sum);
+  return sum.item<double>();
 }
 
 at::Tensor decode_states(const at::Tensor& codes, const at::Tensor& scales, bool is_signed) {
   at::Tensor values = at::empty({codes.numel()}, codes.options().dtype(at::kFloat));
-  kernels_for(codes).decode_states(codes_and_scales(codes, scales), is_signed, codes.numel(), values.mutable_data_ptr<float>());
+  kernels_for(codes).decode_states(codes_and_scales(codes, scales), is_signed, codes.numel(), values.mutable_data_ptr<float>(), codes.device());
   return values;
 }
 
 void encode_states(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed) {
-  kernels_for(codes).encode_states(codes_and_scales(codes, scales), is_signed, codes.numel(), values.const_data_ptr<float>());
+  kernels_for(codes).encode_states(codes_and_scales(codes, scales), is_signed, codes.numel(), values.const_data_ptr<float>(), codes.device());
 }
 
 } // namespace trireme::optim

@@ -55,8 +55,8 @@ struct ShardStep {
   std::vector<at::Tensor> scales;
   std::span<const Segment> segments;
   /// With needs_norms(): for each Segment::parameter p the sums of squares over all ranks of its weights, at 2p, and of its update,
-  /// at 2p + 1.
-  std::span<const double> norms;
+  /// at 2p + 1. fp64, on the shard's device.
+  at::Tensor norms;
   double lr = 0;
   double weight_decay = 0;
   /// Multiplies each gradient as it is read: unscaling and clipping need no extra pass.
@@ -86,8 +86,8 @@ class Optimizer {
   virtual bool needs_norms() const {
     return false;
   }
-  /// Updates the states and adds this shard's part to `sums`, which is laid out as ShardStep::norms. Errors: as step().
-  virtual void prepare(const ShardStep& shard, std::span<double> sums) const;
+  /// Updates the states and adds this shard's part to `sums`, which is as ShardStep::norms. Errors: as step().
+  virtual void prepare(const ShardStep& shard, const at::Tensor& sums) const;
 
   StateType state_type() const {
     return state_type_;
@@ -104,9 +104,11 @@ at::ScalarType scalar_type(StateType type);
 /// Errors: InputError naming the option that has an impossible value.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options);
 
-/// Sums the squares of `grad` ([n], fp32, bf16 or fp16, contiguous) in double, the same bits for any number of threads. Finite if and
-/// only if every element is: the overflow check of mixed precision.
-/// Cost: reads the array once.
+/// Adds the squares of `grad` ([n], fp32, bf16 or fp16, contiguous), summed in double, to `sum` ([1], fp64, on the same device); the same
+/// bits for any number of threads. Finite if and only if every element is: the overflow check of mixed precision.
+/// Cost: reads the array once; waits for no device.
+void add_squared_norm(const at::Tensor& grad, const at::Tensor& sum);
+/// The same sum as a number, for which it waits.
 double squared_norm(const at::Tensor& grad);
 
 /// Converts 8-bit states ([n] codes with their scales) to fp32 and back. Writing unchanged values back gives the same codes.

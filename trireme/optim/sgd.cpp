@@ -43,7 +43,7 @@ void Sgd::step(const ShardStep& shard) const {
   args.one_minus_dampening = static_cast<float>(1 - options_.dampening);
   args.nesterov = options_.nesterov;
   args.first = shard.step == 1;
-  kernels_for(shard.param).sgd(args, shard.param.numel());
+  kernels_for(shard.param).sgd(args, shard.param.numel(), shard.param.device());
 }
 
 } // namespace trireme::optim

@@ -8,7 +8,7 @@ namespace trireme::optim {
 namespace {
 
 const char* short_name(at::ScalarType type) {
-  return type == at::kFloat ? "fp32" : type == at::kBFloat16 ? "bf16" : type == at::kHalf ? "fp16" : "uint8";
+  return type == at::kFloat ? "fp32" : type == at::kBFloat16 ? "bf16" : type == at::kHalf ? "fp16" : type == at::kDouble ? "fp64" : "uint8";
 }
 
 } // namespace

@@ -1,0 +1,201 @@
+#include <trireme/optim/aten_kernels.h>
+
+#include <trireme/base/error.h>
+
+#include <ATen/ATen.h>
+
+namespace trireme::optim {
+namespace aten {
+namespace {
+
+using kernels::Element;
+
+at::ScalarType scalar_type_of(Element type) {
+  return type == Element::bf16 ? at::kBFloat16 : type == Element::f16 ? at::kHalf : type == Element::f64 ? at::kDouble : at::kFloat;
+}
+
+/// Elements [begin, end) of an array of the device.
+at::Tensor view_of(const void* array, Element type, int64_t begin, int64_t end, at::Device device) {
+  const at::ScalarType scalar = scalar_type_of(type);
+  char* const first = static_cast<char*>(const_cast<void*>(array)) + begin * static_cast<int64_t>(c10::elementSize(scalar));
+  return at::for_blob(first, {end - begin}).options(at::TensorOptions(scalar).device(device)).target_device(device).make_tensor();
+}
+
+/// kernels/stochastic.h in integers of 64 bits, of which the lower 32 count.
+at::Tensor stochastic_bf16_of(const at::Tensor& x, uint32_t seed) {
+  constexpr int64_t kLow = 0xffffffff;
+  const at::Tensor bits = x.contiguous().view(at::kInt).to(at::kLong).bitwise_and_(kLow);
+  at::Tensor hash = bits.bitwise_xor(static_cast<int64_t>(seed));
+  hash = hash.bitwise_xor_(hash.bitwise_right_shift(16)).mul_(int64_t{0x85ebca6b}).bitwise_and_(kLow);
+  hash = hash.bitwise_xor_(hash.bitwise_right_shift(13)).mul_(int64_t{0xc2b2ae35}).bitwise_and_(kLow);
+  const at::Tensor rounded = hash.bitwise_right_shift_(16).add_(bits).bitwise_and_(kLow).bitwise_right_shift_(16);
+  return at::where(x.isnan(), at::full({}, int64_t{0x7fc0}, rounded.options()), rounded).to(at::kShort).view(at::kBFloat16);
+}
+
+[[noreturn]] void refuse_codes(at::Device device) {
+  throw Error("optim", concat("8-bit optimizer states need kernels of our own, and there are none for tensors on ", device, '.'),
+              "Use \"state_dtype\": \"bf16\".");
+}
+
+/// Elements [begin, end) of the arrays of a step.
+struct Part {
+  const kernels::StepArgs& args;
+  int64_t begin;
+  int64_t end;
+  at::Device device;
+
+  at::Tensor param() const {
+    return view_of(args.param, Element::f32, begin, end, device);
+  }
+  /// A new array: the gradient in fp32, scaled, with the decay in it.
+  at::Tensor gradient(float weight_decay) const {
+    at::Tensor g = view_of(args.grad, args.grad_type, begin, end, device).to(at::kFloat).mul(args.grad_scale);
+    return weight_decay == 0 ? g : g.add_(param(), weight_decay);
+  }
+  at::Tensor read(const kernels::StateArray& state) const {
+    if (state.type == Element::u8) {
+      refuse_codes(device);
+    }
+    return view_of(state.values, state.type, begin, end, device).to(at::kFloat);
+  }
+  void write(const kernels::StateArray& state, const at::Tensor& x) const {
+    const at::Tensor to = view_of(state.values, state.type, begin, end, device);
+    to.copy_(state.type == Element::bf16 && args.seed != kernels::kToNearest ? stochastic_bf16_of(x, args.seed) : x);
+  }
+  void copy_param() const {
+    if (args.param_copy != nullptr) {
+      view_of(args.param_copy, args.copy_type, begin, end, device).copy_(param());
+    }
+  }
+};
+
+/// v = beta v + (1 - beta) g^2.
+at::Tensor second_moment(const at::Tensor& v, const at::Tensor& g, float beta, float one_minus_beta) {
+  return v.mul(beta).add_(g.mul(one_minus_beta).mul_(g));
+}
+
+void adam(const kernels::AdamArgs& args, int64_t n, at::Device device) {
+  const Part part{args, 0, n, device};
+  const at::Tensor g = part.gradient(args.weight_decay);
+  at::Tensor m = part.read(args.exp_avg);
+  m = m.add(g.sub(m), args.one_minus_beta1);
+  const at::Tensor v = second_moment(part.read(args.exp_avg_sq), g, args.beta2, args.one_minus_beta2);
+  part.write(args.exp_avg, m);
+  part.write(args.exp_avg_sq, v);
+  part.param().mul_(args.param_scale).sub_(m.div_(v.sqrt().mul_(args.root_scale).add_(args.eps)), args.step_size);
+  part.copy_param();
+}
+
+void sgd(const kernels::SgdArgs& args, int64_t n, at::Device device) {
+  const Part part{args, 0, n, device};
+  const at::Tensor g = part.gradient(args.weight_decay);
+  at::Tensor step = g;
+  if (args.momentum_buffer.values != nullptr) {
+    at::Tensor buffer = part.read(args.momentum_buffer);
+    buffer = args.first ? g : g.mul(args.one_minus_dampening).add_(buffer, args.momentum);
+    part.write(args.momentum_buffer, buffer);
+    step = args.nesterov ? g.add(buffer, args.momentum) : buffer;
+  }
+  part.param().sub_(step, args.lr);
+  part.copy_param();
+}
+
+void lion(const kernels::LionArgs& args, int64_t n, at::Device device) {
+  const Part part{args, 0, n, device};
+  const at::Tensor m = part.read(args.exp_avg);
+  const at::Tensor change = part.gradient(0).sub_(m);
+  const at::Tensor direction = m.add(change, args.one_minus_beta1).sign_();
+  part.write(args.exp_avg, m.add(change, args.one_minus_beta2));
+  part.param().mul_(args.param_scale).sub_(direction, args.lr);
+  part.copy_param();
+}
+
+void adagrad(const kernels::AdagradArgs& args, int64_t n, at::Device device) {
+  const Part part{args, 0, n, device};
+  const at::Tensor g = part.gradient(args.weight_decay);
+  const at::Tensor sum = part.read(args.sum).add(g.mul(g));
+  part.write(args.sum, sum);
+  part.param().sub_(g.div(sum.sqrt().add_(args.eps)), args.lr);
+  part.copy_param();
+}
+
+void rmsprop(const kernels::RmspropArgs& args, int64_t n, at::Device device) {
+  const Part part{args, 0, n, device};
+  const at::Tensor g = part.gradient(args.weight_decay);
+  const at::Tensor square = second_moment(part.read(args.square_avg), g, args.alpha, args.one_minus_alpha);
+  part.write(args.square_avg, square);
+  at::Tensor variance = square;
+  if (args.grad_avg.values != nullptr) {
+    const at::Tensor old = part.read(args.grad_avg);
+    const at::Tensor average = old.add(g.sub(old), args.one_minus_alpha);
+    part.write(args.grad_avg, average);
+    variance = square.sub(average.mul(average));
+  }
+  at::Tensor step = g.div(variance.sqrt().add_(args.eps));
+  if (args.momentum_buffer.values != nullptr) {
+    step = step.add_(part.read(args.momentum_buffer), args.momentum);
+    part.write(args.momentum_buffer, step);
+  }
+  part.param().sub_(step, args.lr);
+  part.copy_param();
+}
+
+at::Tensor squared_sum(const at::Tensor& x) {
+  return x.to(at::kDouble).square_().sum();
+}
+
+/// LAMB's u, of states as they are stored.
+at::Tensor lamb_direction(const kernels::LambArgs& args, const Part& part) {
+  at::Tensor root = part.read(args.exp_avg_sq);
+  root = args.eps_inside_root ? root.add(args.eps).sqrt_() : root.sqrt().add_(args.eps);
+  return part.read(args.exp_avg).div(root).add_(part.param(), args.weight_decay);
+}
+
+void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segments, double* sums, at::Device device) {
+  for (const Segment& segment : segments) {
+    const Part part{args, segment.begin, segment.end, device};
+    const at::Tensor g = part.gradient(0);
+    const at::Tensor m = part.read(args.exp_avg);
+    part.write(args.exp_avg, m.add(g.sub(m), args.one_minus_beta1));
+    part.write(args.exp_avg_sq, second_moment(part.read(args.exp_avg_sq), g, args.beta2, args.one_minus_beta2));
+    const at::Tensor to = view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device);
+    to.select(0, 0).add_(squared_sum(part.param()));
+    to.select(0, 1).add_(squared_sum(lamb_direction(args, part)));
+  }
+}
+
+void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device device) {
+  for (const Segment& segment : segments) {
+    const Part part{args, segment.begin, segment.end, device};
+    const at::Tensor roots = view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device).sqrt();
+    const at::Tensor weight = roots.select(0, 0);
+    const at::Tensor update = roots.select(0, 1);
+    const at::Tensor ratio = weight.div(update).clamp_(scale.min_coeff, scale.max_coeff);
+    const at::Tensor usable = weight.gt(0).logical_and_(update.gt(0));
+    const at::Tensor step_size = at::where(usable, ratio, at::ones({}, ratio.options())).mul_(scale.lr_times_correction).to(at::kFloat);
+    part.param().sub_(lamb_direction(args, part).mul_(step_size));
+    part.copy_param();
+  }
+}
+
+void add_squared_norm(const void* x, Element type, int64_t n, double* sum, at::Device device) {
+  view_of(sum, Element::f64, 0, 1, device).add_(squared_sum(view_of(x, type, 0, n, device)));
+}
+
+void decode_states(const kernels::StateArray&, bool, int64_t, float*, at::Device device) {
+  refuse_codes(device);
+}
+
+void encode_states(const kernels::StateArray&, bool, int64_t, const float*, at::Device device) {
+  refuse_codes(device);
+}
+
+} // namespace
+} // namespace aten
+
+const DeviceKernels kAtenKernels = {
+    aten::adam,         aten::sgd,        aten::lion,             aten::adagrad,       aten::rmsprop,
+    aten::lamb_moments, aten::lamb_apply, aten::add_squared_norm, aten::decode_states, aten::encode_states,
+};
+
+} // namespace trireme::optim
