@@ -99,7 +99,7 @@ json another_value(const Section& section, const Key& key, const json& current) 
     case Kind::texts:
     case Kind::path:
     case Kind::paths:
-      return key.name == "partition" ? "uniform" : "other";
+      return key.name == "partition" ? "uniform" : key.name == "device" ? "cpu" : "other";
     case Kind::reals:
       return {0.5, 0.25};
     case Kind::integer:

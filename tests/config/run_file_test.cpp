@@ -90,7 +90,7 @@ TEST_F(RunFileTest, FullGptFile) {
     "model": {"type": "gpt", "layers": 2, "hidden": 48, "heads": 3, "sequence_length": 32, "tie_embeddings": false, "dropout": 0.1, "init_from": "weights"},
     "data": {"type": "text", "train": ["train.txt", "validation.txt"], "validation_fraction": 0.1, "tokenizer": "vocabulary/tokenizer.json", "shuffle": false, "prefetch": 0},
     "parallel": {"pipe": 1, "tensor": 1, "data": 2, "schedule": "1f1b"},
-    "training": {"steps": 100, "seed": 7, "eval_every": 10, "eval_batches": 4, "checkpoint_every": 50, "keep_checkpoints": 5,
+    "training": {"steps": 100, "seed": 7, "device": "cuda:1", "eval_every": 10, "eval_batches": 4, "checkpoint_every": 50, "keep_checkpoints": 5,
                  "sample": {"prompt": "It is", "tokens": 20, "temperature": 0, "top_k": 3}},
     "engine": {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW"}, "dataloader_drop_last": true}
   })");
@@ -103,6 +103,7 @@ TEST_F(RunFileTest, FullGptFile) {
   EXPECT_EQ(run.data.prefetch, 0);
   EXPECT_TRUE(run.data.drop_last);
   EXPECT_EQ(run.parallel.data, 2);
+  EXPECT_EQ(run.training.device, "cuda:1");
   EXPECT_EQ(run.training.sample->top_k, 3);
   EXPECT_EQ(run.training.sample->prompt, "It is");
   for (const int64_t seed : {run.training.seed, run.engine.seed, run.data.seed, run.model.gpt.seed}) {
@@ -244,6 +245,8 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"training", R"({})", {"training: the key \"steps\" is missing"}},
       {"training", R"({"steps": 0})", {"training.steps: must be a whole number >= 1, found 0"}},
       {"training", R"({"steps": 5, "seed": -1})", {"training.seed: must be a whole number >= 0"}},
+      {"training", R"({"steps": 5, "device": "gpu"})", {"training.device: \"gpu\" is not a device that can be asked for", "\"cuda:0\""}},
+      {"training", R"({"steps": 5, "device": "cuda:1x"})", {"training.device: \"cuda:1x\" is not a device"}},
       {"training",
        R"({"steps": 5, "eval_every": 2})",
        {"training.eval_every: there is nothing to evaluate on: no \"validation\" in data at "}},

@@ -78,6 +78,16 @@ json training(comm::World& world, const json& run) {
   return seen;
 }
 
+// Why the training is refused, or "".
+json refusal(comm::World& world, const json& run) {
+  try {
+    run_training(world, run);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 // The order of the operations of a whole training.
 json operations(comm::World& world, const json& run) {
   const comm::Recorder& recorder = comm::Recorder::process();
@@ -232,6 +242,7 @@ std::vector<KeyObserver> run_keys() {
       {"parallel", "", "chunks", nullptr, 2, training, staged, 2},
       {"training", "", "steps", 2, 3, training},
       {"training", "", "seed", 1234, 7, training},
+      {"training", "", "device", "cpu", "cuda:100", refusal},
       {"training", "", "eval_every", 0, 1, training, evaluated},
       {"training", "", "eval_batches", 0, 1, training, evaluated},
       {"training", "", "checkpoint_every", 0, 1, training},

@@ -2,6 +2,8 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
+#include <trireme/device/choose.h>
+#include <trireme/device/move.h>
 #include <trireme/generate/load.h>
 #include <trireme/generate/sample.h>
 #include <trireme/monitor/html.h>
@@ -14,6 +16,7 @@ namespace trireme::tools {
 
 int generate_text(const GenerateCommand& command) {
   generate::TrainedGpt trained = generate::load(command.checkpoint);
+  device::move(*trained.model, device::choose("auto", 0, 1));
   std::vector<int32_t> prompt;
   if (trained.tokenizer) {
     prompt = trained.tokenizer->encode(command.prompt);

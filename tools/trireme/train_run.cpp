@@ -14,6 +14,7 @@
 #include <trireme/config/run_file.h>
 #include <trireme/data/make_dataset.h>
 #include <trireme/data/tokenizer.h>
+#include <trireme/device/choose.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/peak_memory.h>
 #include <trireme/engine/preemption.h>
@@ -46,6 +47,7 @@ class TrainRun {
       : command_(command),
         world_(world),
         run_(config::read_run_file(command.run_file, command.overrides)),
+        device_(device::choose(run_.training.device, world.local_rank(), world.local_size())),
         start_(start()),
         datasets_(data::make_datasets(run_.data)),
         task_(build_task()) {
@@ -54,6 +56,7 @@ class TrainRun {
     options.loss = task_.loss;
     options.pipeline = task_.pipeline;
     options.config = run_.engine;
+    options.device = device_;
     options.config.dataloader_drop_last = run_.data.drop_last;
     options.config.seed = run_.data.seed;
     options.training_data = datasets_.train;
@@ -106,6 +109,7 @@ class TrainRun {
   comm::World& world_;
   const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
   config::RunConfig run_;
+  at::Device device_;
   std::optional<Start> start_; // absent: from the beginning
   data::Datasets datasets_;
   Task task_;
@@ -128,7 +132,7 @@ Task TrainRun::build_task() {
   }
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
-    init.emplace(world_.group(), run_.engine.precision.compute);
+    init.emplace(world_.group(), run_.engine.precision.compute, device_);
   }
   for (fs::path* from : {&run_.model.gpt.init_from, &run_.model.cnn.init_from}) {
     if (!from->empty() && checkpoint::find_newest(*from, world_.group())) {

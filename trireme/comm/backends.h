@@ -12,8 +12,8 @@ namespace trireme::comm {
 struct BackendEntry {
   const char* name;
   const char* description;
-  /// The kind of device whose tensors it moves.
-  at::DeviceType device;
+  /// Whether it moves tensors on such a device.
+  bool (*moves)(at::DeviceType);
   /// False when this build, this machine or this process lacks what it needs.
   bool (*available)();
   /// False for groups that it cannot serve (ranks of other hosts); the same on every member.

@@ -249,6 +249,12 @@ Group Group::subgroup(const std::vector<int>& ranks, const std::string& name) co
   return state_->open(chosen, name);
 }
 
+void Group::open(at::Device device) const {
+  if (size() > 1) {
+    state_->routes().of(device.type());
+  }
+}
+
 void Group::report_failure(const std::string& why) const {
   state_->report_failure(why);
 }

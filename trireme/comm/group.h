@@ -48,6 +48,9 @@ class Group {
   /// Errors: Error for ranks that repeat or are not members; PeerError naming the rank that does not connect in time.
   Group subgroup(const std::vector<int>& ranks, const std::string& name) const;
 
+  /// Opens the backend for tensors on this device now, so that errors come here and not with the first tensor. Collective.
+  void open(at::Device device) const;
+
   /// Tells the other ranks why this one fails, so that their errors say it too.
   void report_failure(const std::string& why) const;
 

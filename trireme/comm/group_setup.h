@@ -3,10 +3,14 @@
 #include <trireme/comm/store.h>
 
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace trireme::comm {
+
+class Backend;
 
 /// What a backend needs to open one group. Every member calls connect at the same time.
 struct GroupSetup {
@@ -23,6 +27,9 @@ struct GroupSetup {
   std::string address = "127.0.0.1";
   /// A single operation may take this long.
   std::chrono::milliseconds timeout{60'000};
+  /// Opens another backend for tensors on the host among the same members, as "auto" or the user chose it. `purpose` tells those of one
+  /// group apart. Collective. Errors: PeerError.
+  std::function<std::shared_ptr<Backend>(const std::string& purpose)> connect_host = nullptr;
 
   bool one_host() const;
 };

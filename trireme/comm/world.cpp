@@ -159,24 +159,27 @@ class World::Impl {
 
   /// What may move the tensors of such a device: the backend that was asked for, where it is one of these, or those that suit.
   std::vector<const BackendEntry*> candidates(const GroupSetup& setup, at::DeviceType device) const {
-    if (backend_ != "auto" && find_backend(backend_).device == device) {
+    if (backend_ != "auto" && find_backend(backend_).moves(device)) {
       return {&find_backend(backend_)};
     }
     std::vector<const BackendEntry*> found;
     for (const auto& entry : backends()) {
-      if (entry.device == device && entry.suits(setup)) {
+      if (entry.moves(device) && entry.suits(setup) && (device == at::kCPU || entry.available())) {
         found.push_back(&entry);
       }
     }
     return found;
   }
 
-  std::map<at::DeviceType, Routes::Open> device_routes(const GroupSetup& setup) {
+  std::map<at::DeviceType, Routes::Open> device_routes(GroupSetup setup) {
+    setup.connect_host = [this, setup](const std::string& purpose) {
+      GroupSetup own = setup;
+      own.store = setup.store.scoped(purpose + "/");
+      return connect(own, candidates(own, at::kCPU));
+    };
     std::map<at::DeviceType, Routes::Open> routes;
-    for (const auto& entry : backends()) {
-      if (entry.device != at::kCPU && entry.available() && entry.suits(setup)) {
-        routes[entry.device] = [this, setup, device = entry.device] { return connect(setup, candidates(setup, device)); };
-      }
+    for (const at::DeviceType device : {at::kCUDA, at::kXPU, at::kPrivateUse1}) {
+      routes[device] = [this, setup, device] { return connect(setup, candidates(setup, device)); };
     }
     return routes;
   }

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/config/key_check.h>
+#include <trireme/device/options.h>
 
 #include <nlohmann/json.hpp>
 
@@ -112,6 +113,9 @@ void check_training(const JsonNode& root, const JsonNode& engine, RunConfig& run
         .fail(concat("there is nothing to evaluate on: no \"validation\" in ", named(*root.find("data"))),
               "Add it, or leave eval_every out.");
   }
+  if (!device::is_choice(run.training.device)) {
+    place(root, "training", "device").fail(concat('"', run.training.device, "\" is not a device that can be asked for"), device::kChoices);
+  }
   if (!data.validation.empty() && data.validation_fraction > 0) {
     place(root, "data", "validation_fraction")
         .fail(concat("there are validation files already, ", named(place(root, "data", "validation"))),
@@ -189,6 +193,7 @@ ordered_json write_data(const data::DataOptions& data) {
 ordered_json write_training(const TrainingConfig& training) {
   ordered_json out = {{"steps", training.steps},
                       {"seed", training.seed},
+                      {"device", training.device},
                       {"eval_every", training.eval_every},
                       {"eval_batches", training.eval_batches},
                       {"checkpoint_every", training.checkpoint_every},

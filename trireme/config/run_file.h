@@ -48,6 +48,8 @@ struct TrainingConfig {
   /// Optimizer steps of the whole run.
   int64_t steps = 0;
   int64_t seed = 1234;
+  /// "auto", "cpu", "cuda" or "cuda:K": see device/choose.h.
+  std::string device = "auto";
   /// Steps between evaluations on the validation data; 0: only at the end.
   int64_t eval_every = 0;
   /// Micro-batches a rank reads in one evaluation; 0: all of the validation data.

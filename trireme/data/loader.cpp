@@ -15,15 +15,16 @@
 namespace trireme::data {
 namespace {
 
-Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& micro_batch, Part part) {
+Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& micro_batch, Part part, bool pin) {
   Batch batch = part == Part::all ? dataset.get(micro_batch.indices) : dataset.get_part(micro_batch.indices, part);
   const auto rows = static_cast<int64_t>(micro_batch.indices.size());
-  for (const auto* tensors : {&batch.inputs, &batch.targets}) {
-    for (const auto& tensor : *tensors) {
+  for (auto* tensors : {&batch.inputs, &batch.targets}) {
+    for (at::Tensor& tensor : *tensors) {
       if (!tensor.defined() || tensor.dim() < 1 || tensor.size(0) != rows) {
         throw Error("data", concat("the dataset was asked for ", rows, " samples and returned a tensor whose first dim is not ", rows),
                     concat("Dataset: ", dataset.describe()));
       }
+      tensor = pin ? tensor.contiguous().pin_memory() : tensor; // rows with gaps are not copied at once
     }
   }
   batch.samples = micro_batch.samples;
@@ -36,9 +37,9 @@ Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& m
 /// Makes the rest of one epoch's micro-batches in a thread, at most `depth` ahead.
 class DataLoader::Prefetcher {
  public:
-  Prefetcher(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t per_rank, int64_t depth, Part part)
+  Prefetcher(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t per_rank, int64_t depth, Part part, bool pin)
       : dataset_(std::move(dataset)), sampler_(std::move(sampler)), per_rank_(per_rank), depth_(static_cast<size_t>(depth)),
-        part_(part), thread_([this] { work(); }) {}
+        part_(part), pin_(pin), thread_([this] { work(); }) {}
 
   ~Prefetcher() {
     {
@@ -76,7 +77,7 @@ class DataLoader::Prefetcher {
           }
         }
         const Note note("making a micro-batch ahead");
-        Batch batch = make_batch(*dataset_, *micro_batch, part_);
+        Batch batch = make_batch(*dataset_, *micro_batch, part_, pin_);
         {
           const std::lock_guard lock(mutex_);
           ready_.push_back(std::move(batch));
@@ -97,6 +98,7 @@ class DataLoader::Prefetcher {
   int64_t per_rank_;
   size_t depth_;
   Part part_;
+  bool pin_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Batch> ready_;
@@ -105,8 +107,8 @@ class DataLoader::Prefetcher {
   std::thread thread_;
 };
 
-DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch, Part part)
-    : dataset_(std::move(dataset)), sampler_(std::move(sampler)), micro_batch_size_(micro_batch_size), prefetch_(prefetch), part_(part) {
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch, Part part, bool pin)
+    : dataset_(std::move(dataset)), sampler_(std::move(sampler)), micro_batch_size_(micro_batch_size), prefetch_(prefetch), part_(part), pin_(pin) {
   if (dataset_ == nullptr) {
     throw InputError("data", "a loader needs a dataset, got none");
   }
@@ -131,12 +133,12 @@ std::optional<Batch> DataLoader::next() {
   }
   if (prefetch_ == 0) {
     DistributedSampler ahead = sampler_;
-    Batch batch = make_batch(*dataset_, *ahead.next(micro_batch_size_), part_);
+    Batch batch = make_batch(*dataset_, *ahead.next(micro_batch_size_), part_, pin_);
     sampler_ = std::move(ahead);
     return batch;
   }
   if (prefetcher_ == nullptr) {
-    prefetcher_ = std::make_unique<Prefetcher>(dataset_, sampler_, micro_batch_size_, prefetch_, part_);
+    prefetcher_ = std::make_unique<Prefetcher>(dataset_, sampler_, micro_batch_size_, prefetch_, part_, pin_);
   }
   try {
     Batch batch = prefetcher_->take();

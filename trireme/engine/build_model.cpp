@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/bucket/shared_memory.h>
+#include <trireme/device/move.h>
 #include <trireme/precision/cast.h>
 
 #include <torch/nn/module.h>
@@ -17,11 +18,12 @@ bool shards_parameters(const Parts& parts, const config::EngineConfig& config) {
   return config.zero.stage >= 3 && parts.group.size() > 1;
 }
 
-// Casts parameters to the compute type; masters stay fp32 in the optimizer.
-void lower(torch::nn::Module& module, const precision::PrecisionOptions& precision) {
+// Moves parameters to the device and casts them to the compute type; masters stay fp32 in the optimizer.
+void move_and_cast(torch::nn::Module& module, const Parts& parts) {
   bucket::refuse_shared_memory(bucket::tensors_of(module));
-  if (precision.compute != precision::Type::fp32) {
-    precision::cast_module(module, precision.compute);
+  device::move(module, parts.device());
+  if (parts.precision.compute != precision::Type::fp32) {
+    precision::cast_module(module, parts.precision.compute);
   }
 }
 
@@ -29,7 +31,7 @@ void lower(torch::nn::Module& module, const precision::PrecisionOptions& precisi
 void build_layers(Parts& parts, const config::EngineConfig& config, zero::ModelUnits& units) {
   pipeline::LayerHooks hooks;
   hooks.around = [&parts] { return parts.autocast_guard(); };
-  hooks.built = [&parts](torch::nn::Module& layer) { lower(layer, parts.precision); };
+  hooks.built = [&parts](torch::nn::Module& layer) { move_and_cast(layer, parts); };
   if (!shards_parameters(parts, config)) {
     parts.layers->set_hooks(hooks);
     parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.group);
@@ -40,7 +42,7 @@ void build_layers(Parts& parts, const config::EngineConfig& config, zero::ModelU
                      "Every micro-batch would gather every layer twice. Use \"stage\": 2 in the pipeline, or one stage (parallel.pipe 1).");
   }
   hooks.built = [&](torch::nn::Module& layer) {
-    lower(layer, parts.precision);
+    move_and_cast(layer, parts);
     units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group));
   };
   hooks.before = [&parts](torch::nn::Module& layer) { parts.coordinator->enter(layer); };
@@ -72,9 +74,7 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
     log::info(parts.layers->describe());
   }
   parts.ties = std::make_unique<pipeline::Ties>(parts.pipe, *parts.layers);
-  const std::vector<at::Tensor> parameters = parts.layers->parameters();
-  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.group.rank(), parts.group.size(),
-                                                        parameters.empty() ? at::Device(at::kCPU) : parameters.front().device());
+  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.group.rank(), parts.group.size(), parts.device());
 }
 
 // Lists the trained parameters, those that are final late first: flat buffers reverse the list, and buckets start in that order.
@@ -153,7 +153,7 @@ zero::ModelUnits build_model(Parts& parts, const StepState& state, const Initial
     build_pipeline(parts, state, options, units);
     return units;
   }
-  lower(*parts.model, parts.precision);
+  move_and_cast(*parts.model, parts);
   return zero::ModelUnits::of(*parts.model);
 }
 

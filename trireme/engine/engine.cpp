@@ -5,6 +5,7 @@
 #include <trireme/base/log.h>
 #include <trireme/base/notes.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/device/host_scalars.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/training_state.h>
 #include <trireme/monitor/chrome_trace.h>
@@ -93,7 +94,7 @@ void Engine::Impl::drop_step(const char* why) noexcept {
 }
 
 void Engine::Impl::clear_step() {
-  loss_sum_ = 0;
+  loss_sum_ = at::Tensor();
   in_step_ = false;
   optimizer_step.clear();
   state.micro_steps = state.global_steps * parts.batch.accumulation;
@@ -140,7 +141,7 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   const int64_t micro_batches = parts.batch.accumulation;
   const auto send_loss = [&] {
     if (!optimizer_step.loss_was_sent()) {
-      optimizer_step.send_loss(parts.has_loss() ? parts.executor->loss_sum() / static_cast<double>(micro_batches) : 0);
+      optimizer_step.send_loss(parts.executor->loss_sum());
     }
   };
   pipeline::Executor::Callbacks callbacks;
@@ -153,7 +154,7 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   callbacks.reduce_tied_grads = [this] { parts.ties->sum_gradients(); };
   callbacks.reduce_grads = [this] { parts.reducer->end(); };
   parts.reducer->begin();
-  const auto loaded = [&] { return parts.with_inputs_cast(load(next)); };
+  const auto loaded = [&] { return parts.prepared(load(next)); };
   const auto scale = [&](at::ScalarType loss) { return state.scale.root_gradient(loss, micro_batches); };
   parts.executor->train(static_cast<int>(micro_batches), state.micro_steps, scale, loaded, callbacks);
   send_loss(); // a stage that trains nothing
@@ -170,9 +171,9 @@ void Engine::Impl::backward(const at::Tensor& loss) {
   const Note note("backward of step", state.global_steps + 1);
   drop_on_failure([&] {
     const at::Tensor root = spoiled(loss, fault::at(fault::Phase::backward));
-    loss_sum_ += loss.item<double>();
+    device::add_scalar(loss_sum_, loss);
     if (at_boundary()) {
-      optimizer_step.send_loss(loss_sum_ / static_cast<double>(parts.batch.accumulation));
+      optimizer_step.send_loss(loss_sum_);
     }
     // Sharded gradients accumulate as shards, so every micro-batch is reduced.
     const bool reduces = at_boundary() || parts.buffers.front()->gradients_are_sharded();
@@ -311,6 +312,9 @@ std::optional<double> Engine::loss_scale() const {
 }
 double Engine::loss() const {
   return impl_->optimizer_step.mean_loss();
+}
+at::Device Engine::device() const {
+  return impl_->parts.device();
 }
 const comm::Group& Engine::group() const {
   return impl_->parts.group;

@@ -134,6 +134,8 @@ class Engine {
   /// Mean loss of the last step, the same on every rank.
   double loss() const;
 
+  /// Where this rank trains; the model is there, and batches are moved there.
+  at::Device device() const;
   /// The data-parallel ranks of this one, and the stages of its pipeline.
   const comm::Group& group() const;
   const comm::Group& pipe_group() const;

@@ -27,13 +27,8 @@ class Engine::Impl {
 
   /// Sum of losses over samples.
   struct LossSum {
-    double loss = 0;
+    at::Tensor loss; ///< float64 on the device; undefined: 0
     double samples = 0;
-    LossSum& operator+=(const LossSum& other) {
-      loss += other.loss;
-      samples += other.samples;
-      return *this;
-    }
   };
 
   bool at_boundary() const {
@@ -84,16 +79,16 @@ class Engine::Impl {
   void broadcast_module_buffers();
 
   /// `logits`: where those of the last micro-batch go, if they are wanted.
-  LossSum evaluate(const data::Batch& micro_batch, pipeline::Tensors* logits = nullptr);
+  void evaluate(const data::Batch& micro_batch, LossSum& sum, pipeline::Tensors* logits = nullptr);
   LossSum evaluate_together(data::DataLoader& loader, int64_t max_batches);
-  LossSum evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, pipeline::Tensors* logits = nullptr);
+  void evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, LossSum& sum, pipeline::Tensors* logits = nullptr);
   double mean_over_ranks(const LossSum& sum) const;
 
  private:
   void start_step();
   void drop_step(const char* why) noexcept;
 
-  double loss_sum_ = 0; // of this step's micro-batches
+  at::Tensor loss_sum_; // of this step's micro-batches, float64 on the device; undefined: 0
   bool in_step_ = false; // from the first micro-batch on
   bool module_buffers_differ_ = true; // a forward may have changed them since they were broadcast
   std::string failure_; // of a step on several ranks, which ended their groups

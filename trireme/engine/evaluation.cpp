@@ -1,5 +1,6 @@
 #include <trireme/base/error.h>
 #include <trireme/base/notes.h>
+#include <trireme/device/host_scalars.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/evaluation_mode.h>
 
@@ -30,8 +31,12 @@ LossAndLogits Engine::eval_batch_with_logits(const data::Batch& batch) {
   impl_->check_whole("eval_batch()");
   impl_->broadcast_module_buffers();
   pipeline::Tensors logits;
-  const Impl::LossSum sum =
-      impl_->parts.runs_schedule() ? impl_->evaluate_pipeline(1, [&batch] { return batch; }, &logits) : impl_->evaluate(batch, &logits);
+  Impl::LossSum sum;
+  if (impl_->parts.runs_schedule()) {
+    impl_->evaluate_pipeline(1, [&batch] { return batch; }, sum, &logits);
+  } else {
+    impl_->evaluate(batch, sum, &logits);
+  }
   return {torch::tensor(impl_->mean_over_ranks(sum), torch::kFloat64), std::move(logits)};
 }
 
@@ -45,7 +50,7 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
     const int64_t count = max_batches == 0 ? all : std::min(all, max_batches);
     const int64_t at_once = std::max<int64_t>(impl_->parts.batch.accumulation, 4 * impl_->parts.pipe.size()); // to fill the pipeline
     for (int64_t done = 0; done < count; done += at_once) {
-      sum += impl_->evaluate_pipeline(std::min(at_once, count - done), [&loader] { return *loader.next(); });
+      impl_->evaluate_pipeline(std::min(at_once, count - done), [&loader] { return *loader.next(); }, sum);
     }
     return impl_->mean_over_ranks(sum);
   }
@@ -57,7 +62,7 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
     if (!batch) {
       break;
     }
-    sum += impl_->evaluate(*batch);
+    impl_->evaluate(*batch, sum);
   }
   return impl_->mean_over_ranks(sum);
 }
@@ -78,51 +83,52 @@ Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, 
       throw InputError("engine", "this rank has nothing to evaluate, and with ZeRO stage 3 every rank takes part in every forward",
                        "Give each rank at least one micro-batch.");
     }
-    sum += evaluate(batch);
+    evaluate(batch, sum);
   }
   return sum;
 }
 
-Engine::Impl::LossSum Engine::Impl::evaluate(const data::Batch& micro_batch, pipeline::Tensors* logits) {
+void Engine::Impl::evaluate(const data::Batch& micro_batch, LossSum& sum, pipeline::Tensors* logits) {
   const torch::NoGradGuard no_grad;
   const bool alone = !parts.parameters_are_sharded(); // otherwise the others need this rank's part
   if (micro_batch.samples == 0 && alone) {
-    return {};
+    return;
   }
   const Note note("evaluation after step", state.global_steps);
   const EvaluationMode mode(*parts.model, parts.layers.get());
   parts.coordinator->begin(zero::Pass::evaluation);
   if (micro_batch.samples == 0) {
     parts.loss_of(micro_batch);
-    return {};
+    return;
   }
   const auto real = static_cast<double>(micro_batch.samples);
   LossAndLogits result = parts.loss_of(without_padding(micro_batch));
   if (logits != nullptr) {
     *logits = std::move(result.logits);
   }
-  return {result.loss.item<double>() * real, real};
+  device::add_scalar(sum.loss, result.loss.to(at::kDouble) * real);
+  sum.samples += real;
 }
 
-Engine::Impl::LossSum Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, pipeline::Tensors* logits) {
-  LossSum sum;
+void Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, LossSum& sum, pipeline::Tensors* logits) {
   const Note note("evaluation after step", state.global_steps);
   const EvaluationMode mode(*parts.model, parts.layers.get());
   parts.executor->evaluate(
-      static_cast<int>(micro_batches), [&] { return parts.with_inputs_cast(without_padding(next())); },
+      static_cast<int>(micro_batches), [&] { return parts.prepared(without_padding(next())); },
       [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {
         const auto real = static_cast<double>(micro_batch.samples);
-        sum.loss += real == 0 ? 0 : parts.layers->loss(outputs, micro_batch.targets).item<double>() * real;
-        sum.samples += real;
+        if (real > 0) {
+          device::add_scalar(sum.loss, parts.layers->loss(outputs, micro_batch.targets).to(at::kDouble) * real);
+          sum.samples += real;
+        }
         if (logits != nullptr && real > 0) {
           *logits = parts.layers->logits(outputs);
         }
       });
-  return sum;
 }
 
 double Engine::Impl::mean_over_ranks(const LossSum& sum) const {
-  at::Tensor both = torch::tensor({sum.loss, sum.samples}, torch::kFloat64);
+  at::Tensor both = torch::tensor({device::read_scalars({sum.loss}).front(), sum.samples}, torch::kFloat64);
   parts.everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
   const double samples = both[1].item<double>();
   if (samples == 0) {

@@ -5,6 +5,7 @@
 #include <trireme/base/json.h>
 #include <trireme/base/log.h>
 #include <trireme/config/deepspeed_json.h>
+#include <trireme/device/choose.h>
 #include <trireme/engine/build_model.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/optimizer_groups.h>
@@ -14,6 +15,7 @@
 
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 
 #include <set>
@@ -139,6 +141,17 @@ std::unique_ptr<parallel::GradientSync> make_sync(const Parts& parts, const Init
   return std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);
 }
 
+// Makes the device this thread's current one, and opens the groups on it: a GPU that cannot be used is an error of initialize().
+device::Uploader open_device(const Parts& parts, at::Device device) {
+  if (!device.is_cpu()) {
+    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+    for (const comm::Group* group : {&parts.everyone, &parts.group, &parts.pipe}) {
+      group->open(device);
+    }
+  }
+  return device::Uploader(device);
+}
+
 data::DataLoader make_loader(const Parts& parts, const InitializeOptions& options) {
   data::SamplerOptions sampler;
   sampler.shuffle = options.shuffle;
@@ -148,7 +161,7 @@ data::DataLoader make_loader(const Parts& parts, const InitializeOptions& option
   sampler.replicas = parts.group.size();
   sampler.order = options.order;
   const auto data = options.collate ? data::collated(options.training_data, options.collate) : options.training_data;
-  data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), parts.batch.micro, options.prefetch, part_for(parts));
+  data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), parts.batch.micro, options.prefetch, part_for(parts), !parts.device().is_cpu());
   if (options.order) {
     const auto mine = static_cast<int64_t>(loader.state().at("order").get<uint64_t>() >> 1);
     at::Tensor range = torch::tensor({mine, -mine}, torch::kInt64);
@@ -198,6 +211,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.group = mesh.group(mesh::Axis::data);
   parts.pipe = mesh.group(mesh::Axis::pipe);
   parts.everyone = mesh.group();
+  parts.uploader = open_device(parts, options.device.value_or(device::choose("auto", world.local_rank(), world.local_size())));
   impl->arrivals.emplace(parts.group);
   parts.batch = config.batch_for(parts.group.size());
   parts.clipping = config.gradient_clipping;

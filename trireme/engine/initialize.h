@@ -38,6 +38,9 @@ struct InitializeOptions {
   /// A list of layers to be spread over pipeline stages; built here, loss included.
   std::shared_ptr<pipeline::PipelineModule> pipeline;
   config::EngineConfig config;
+  /// Where this rank trains: initialize() moves the model there, and batches follow. Default: as device::choose("auto") says, the GPU with
+  /// the number of the rank on its host where libtorch sees GPUs, else the CPU.
+  std::optional<at::Device> device;
   /// Given: initialize() builds the distributed loader and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;
   bool shuffle = true;

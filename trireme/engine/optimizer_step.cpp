@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/device/host_scalars.h>
 #include <trireme/engine/preemption.h>
 
 #include <torch/utils.h>
@@ -18,9 +19,18 @@ bool any(const std::vector<std::vector<bool>>& flags) {
 
 } // namespace
 
-void OptimizerStep::send_loss(double loss) {
+void OptimizerStep::send_loss(const at::Tensor& sum) {
+  sent_ = true;
+  if (sum.defined() && !sum.is_cpu() && !parts_.may_step_in_backward) {
+    loss_ = sum;
+  } else {
+    send_to_ranks(device::read_scalars({sum}).front());
+  }
+}
+
+void OptimizerStep::send_to_ranks(double loss_sum) {
   const parallel::GradientSync& sync = *parts_.sync;
-  loss_sums_ = torch::tensor({loss, Preemption::asked() == 0 ? 0.0 : 1.0, 1.0}, torch::kFloat64);
+  loss_sums_ = torch::tensor({loss_sum / static_cast<double>(parts_.batch.accumulation), Preemption::asked() == 0 ? 0.0 : 1.0, 1.0}, torch::kFloat64);
   loss_message_ = (sync.ranks_meet() ? sync.group() : sync.step_group()).all_reduce(loss_sums_, comm::ReduceOp::sum, "loss");
 }
 
@@ -99,18 +109,26 @@ void OptimizerStep::run() {
   const bool looks_for_unused = !parts_.may_step_in_backward; // a bucket is stepped during backward without knowing about other ranks
   const comm::Group& ranks = parts_.sync->step_group();
   grad_norm_.reset();
-  if (!begun_) {
+  const bool waits_once = loss_.defined(); // on a GPU
+  if (!begun_ && !waits_once) {
     receive_loss();
   }
+  at::Tensor norm;
   if (needs_norm) {
     parts_.reducer->finish();
+    norm = parts_.optimizer->squared_grad_norm();
+  }
+  const std::vector<double> here = device::read_scalars({std::exchange(loss_, at::Tensor()), norm});
+  if (waits_once) {
+    send_to_ranks(here[0]);
+    receive_loss();
   }
   const Unused unused = unused_here();
   const bool lacks_some = any(unused);
   // One reduce group may lack what another has, so all ranks need to know.
   const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.has_several_reduce_groups());
   // The norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
-  at::Tensor sums = torch::tensor({needs_norm ? parts_.optimizer->squared_grad_norm().item<double>() : 0.0, lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
+  at::Tensor sums = torch::tensor({here[1], lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
   comm::Work exchange;
   if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
     exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
@@ -211,7 +229,9 @@ void OptimizerStep::clear() {
   begun_ = false;
   stepped_.clear();
   loss_message_.wait();
-  loss_sums_ = at::Tensor();
+  loss_message_ = comm::Work();
+  sent_ = false;
+  loss_ = loss_sums_ = at::Tensor();
   state_.scale.start_over();
 }
 

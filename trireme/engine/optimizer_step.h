@@ -21,10 +21,12 @@ class OptimizerStep {
  public:
   OptimizerStep(Parts& parts, StepState& state, StepClock& clock) : parts_(parts), state_(state), clock_(clock) {}
 
-  /// Sends this replica's loss and whether its process was asked to stop, before the backward that hides the message. Once a step.
-  void send_loss(double loss);
+  /// Takes the sum of this replica's losses of the step (float64, one element; undefined: 0) before the last backward, which hides the
+  /// message with it and with whether the process was asked to stop. Once a step. A loss on a GPU is read together with the
+  /// gradient norm, at the end, so that the host waits once.
+  void send_loss(const at::Tensor& sum);
   bool loss_was_sent() const {
-    return loss_sums_.defined();
+    return sent_;
   }
   /// For Reducer::on_bucket_final: steps a bucket while backward goes on, where Parts::may_step_in_backward.
   void step_in_backward(int64_t buffer, int64_t bucket);
@@ -62,6 +64,7 @@ class OptimizerStep {
  private:
   using Unused = std::vector<std::vector<bool>>; // by buffer and parameter
 
+  void send_to_ranks(double loss);
   void receive_loss();
   Unused unused_here() const;
   Unused unused_everywhere(Unused unused, double ranks_that_lack_some) const;
@@ -76,7 +79,9 @@ class OptimizerStep {
   StepState& state_;
   StepClock& clock_;
   SkippedSteps skipped_;
-  at::Tensor loss_sums_; // undefined: not sent yet
+  bool sent_ = false;
+  at::Tensor loss_; // on a GPU, and not read yet
+  at::Tensor loss_sums_;
   comm::Work loss_message_;
   double mean_loss_ = 0;
   bool stop_agreed_ = false;

@@ -18,12 +18,14 @@ Parts::~Parts() {
   }
 }
 
-LossAndLogits Parts::loss_of(const data::Batch& micro_batch) const {
+LossAndLogits Parts::loss_of(const data::Batch& micro_batch) {
   const std::shared_ptr<void> guard = autocast_guard();
-  return loss_function(with_inputs_cast(micro_batch));
+  return loss_function(prepared(micro_batch));
 }
 
-data::Batch Parts::with_inputs_cast(data::Batch micro_batch) const {
+data::Batch Parts::prepared(data::Batch micro_batch) {
+  micro_batch.inputs = uploader.upload(std::move(micro_batch.inputs));
+  micro_batch.targets = uploader.upload(std::move(micro_batch.targets));
   if (precision.cast_inputs && precision.compute == precision::Type::fp16) { // a key of "fp16": nothing while that is off
     micro_batch.inputs = precision::cast_floating(std::move(micro_batch.inputs), precision.compute);
   }
@@ -34,7 +36,7 @@ std::shared_ptr<void> Parts::autocast_guard() const {
   if (!precision.autocast) {
     return nullptr;
   }
-  return std::make_shared<precision::Autocast>(precision.autocast_type, buffers.empty() ? at::kCPU : buffers.front()->device().type());
+  return std::make_shared<precision::Autocast>(precision.autocast_type, device().type());
 }
 
 } // namespace trireme::engine

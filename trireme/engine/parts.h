@@ -3,6 +3,7 @@
 #include <trireme/checkpoint/options.h>
 #include <trireme/config/batch_size.h>
 #include <trireme/data/loader.h>
+#include <trireme/device/upload.h>
 #include <trireme/engine/engine.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
@@ -25,6 +26,7 @@ namespace trireme::engine {
 struct Parts {
   std::shared_ptr<torch::nn::Module> model;
   LossFunction loss_function;
+  device::Uploader uploader; // to the device that this rank trains on
   comm::Group group; // the data axis
   comm::Group pipe;
   comm::Group everyone;
@@ -53,6 +55,9 @@ struct Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
+  at::Device device() const {
+    return uploader.device();
+  }
   bool parameters_are_sharded() const {
     return !buffers.empty() && buffers.front()->parameters_are_sharded();
   }
@@ -83,8 +88,9 @@ struct Parts {
     return reducer->exposed_seconds() + coordinator->exposed_seconds() + sync->exposed_seconds();
   }
   /// The loss function in the precision that was asked for.
-  LossAndLogits loss_of(const data::Batch& micro_batch) const;
-  data::Batch with_inputs_cast(data::Batch micro_batch) const;
+  LossAndLogits loss_of(const data::Batch& micro_batch);
+  /// The micro-batch on the device, its inputs in the type that is computed in.
+  data::Batch prepared(data::Batch micro_batch);
   /// Null without autocast.
   std::shared_ptr<void> autocast_guard() const;
 };

@@ -5,7 +5,7 @@
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/checkpoint/placed.h>
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -23,18 +23,23 @@ constexpr const char* kOfTheOptimizer =
 constexpr const char* kOfTheSync = "Synchronise gradients as the checkpoint's run did, or start from the weights alone with model.init_from.";
 constexpr const char* kOfTheCheckpoint = "Use the model configuration that the checkpoint was made with.";
 
-std::string rng_name(int rank) {
-  return concat("rng/cpu/", rank);
+std::string rng_name(at::Device device, int rank) {
+  return concat("rng/", c10::DeviceTypeName(device.type(), /*lower_case=*/true), '/', rank);
 }
 
-at::Tensor get_rng_state() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+// Random numbers come from the CPU's generator and, on a GPU, also from the GPU's.
+std::vector<at::Device> devices_with_rng(at::Device device) {
+  return device.is_cpu() ? std::vector<at::Device>{at::kCPU} : std::vector<at::Device>{at::kCPU, device};
+}
+
+at::Tensor get_rng_state(at::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard<std::mutex> lock(generator.mutex());
   return generator.get_state();
 }
 
-void set_rng_state(const at::Tensor& state) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+void set_rng_state(at::Device device, const at::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard<std::mutex> lock(generator.mutex());
   generator.set_state(state);
 }
@@ -131,8 +136,10 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       mine.push_back(checkpoint::shard_of(tensor, concat(state, '/', tensor.name), "gradient_sync", begin, values));
     }
   });
-  const at::Tensor rng = get_rng_state();
-  mine.push_back({rng_name(engine_.parts.everyone.rank()), "rng", rng.sizes().vec(), 0, rng, {}, {}});
+  for (const at::Device device : devices_with_rng(engine_.parts.device())) {
+    const at::Tensor rng = get_rng_state(device);
+    mine.push_back({rng_name(device, engine_.parts.everyone.rank()), "rng", rng.sizes().vec(), 0, rng, {}, {}});
+  }
   return mine;
 }
 
@@ -335,7 +342,11 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   engine_.parts.optimizer->set_steps(state["optimizer"].at("steps"));
   const int rank = engine_.parts.everyone.rank();
   if (saved.world_size() == engine_.parts.everyone.size()) {
-    set_rng_state(saved.read(rng_name(rank)));
+    for (const at::Device device : devices_with_rng(engine_.parts.device())) {
+      if (saved.has(rng_name(device, rank))) { // one that was trained on another kind of device has none of this one
+        set_rng_state(device, saved.read(rng_name(device, rank)));
+      }
+    }
   } else {
     // For another number of ranks there are no states: starts new, reproducible streams.
     torch::manual_seed(engine_.state.global_steps * 1000003 + rank);

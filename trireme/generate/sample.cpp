@@ -21,13 +21,14 @@ std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, cons
                        "Was the model trained with another tokenizer?");
     }
   }
+  const at::Device device = model->parameters().front().device();
   const bool was_training = model->is_training();
   model->eval();
   at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed));
   for (int64_t i = 0; i < options.tokens; ++i) {
     const auto length = std::min<int64_t>(static_cast<int64_t>(prompt.size()), shape.sequence_length);
     const std::vector<int64_t> window(prompt.end() - length, prompt.end());
-    at::Tensor logits = model->forward(torch::tensor(window, torch::kInt64).unsqueeze(0)).select(1, length - 1).squeeze(0);
+    at::Tensor logits = model->forward(torch::tensor(window, torch::kInt64).unsqueeze(0).to(device)).select(1, length - 1).squeeze(0).cpu();
     if (options.temperature <= 0) {
       prompt.push_back(static_cast<int32_t>(logits.argmax().item<int64_t>()));
       continue;

@@ -1,5 +1,7 @@
 #include <trireme/recompute/state.h>
 
+#include <trireme/device/choose.h>
+
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
@@ -20,15 +22,15 @@ at::Tensor read(at::Generator generator) {
 
 RandomState RandomState::of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Generator> generators = {at::globalContext().defaultGenerator(at::kCPU)};
-  if (at::hasCUDA()) {
-    std::set<c10::DeviceIndex> devices = {c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index()};
+  if (const auto type = device::accelerator()) {
+    std::set<c10::DeviceIndex> devices = {c10::impl::VirtualGuardImpl(*type).getDevice().index()};
     for (const at::Tensor& tensor : tensors) {
-      if (tensor.defined() && tensor.is_cuda()) {
+      if (tensor.defined() && tensor.device().type() == *type) {
         devices.insert(tensor.device().index());
       }
     }
     for (const c10::DeviceIndex device : devices) {
-      generators.push_back(at::globalContext().defaultGenerator(at::Device(at::kCUDA, device)));
+      generators.push_back(at::globalContext().defaultGenerator(at::Device(*type, device)));
     }
   }
   RandomState state;
@@ -56,7 +58,11 @@ void RandomState::restore() const {
 
 AutocastState AutocastState::present() {
   AutocastState state;
-  for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
+  std::vector<at::DeviceType> devices = {at::kCPU};
+  if (const auto type = device::accelerator()) {
+    devices.push_back(*type);
+  }
+  for (const at::DeviceType device : devices) {
     state.entries_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
   }
   state.cache_ = at::autocast::is_autocast_cache_enabled();

@@ -8,11 +8,11 @@
 
 namespace trireme::recompute {
 
-/// The state of the number generators of the CPU and of CUDA devices.
+/// The state of the random number generators of the CPU and of the GPUs.
 class RandomState {
  public:
   RandomState() = default;
-  /// Reads the generators of the CPU, of the tensors' devices and of the current CUDA device, if there is one.
+  /// Reads the generators of the CPU, of the tensors' devices and of the current GPU, if there is one.
   static RandomState of(const std::vector<at::Tensor>& tensors);
   /// Reads the current state of the same generators.
   RandomState present() const;

@@ -11,7 +11,7 @@ thread_local const Init* the_active = nullptr;
 
 } // namespace
 
-Init::Init(comm::Group group, precision::Type type) : group_(std::move(group)), type_(type) {
+Init::Init(comm::Group group, precision::Type type, c10::Device device) : group_(std::move(group)), type_(type), device_(device) {
   if (the_active != nullptr) {
     throw Error("zero", "a zero::Init was made while another one lives", "One around the whole construction of the model is enough.");
   }

@@ -1,6 +1,7 @@
 #include <trireme/zero/unit.h>
 
 #include <trireme/bucket/shared_memory.h>
+#include <trireme/device/move.h>
 #include <trireme/precision/cast.h>
 #include <trireme/zero/early_shards.h>
 #include <trireme/zero/init.h>
@@ -41,6 +42,7 @@ bool Unit::make_whole() {
 void Unit::built(torch::nn::Module& module) {
   if (Init::active() != nullptr) {
     bucket::refuse_shared_memory(bucket::tensors_of(module));
+    device::move(module, Init::active()->device());
     if (Init::active()->type() != precision::Type::fp32) {
       precision::cast_module(module, Init::active()->type());
     }

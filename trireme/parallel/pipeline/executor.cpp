@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/fault.h>
 #include <trireme/base/notes.h>
+#include <trireme/device/host_scalars.h>
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/parallel/pipeline/schedule_check.h>
 #include <trireme/parallel/pipeline/split_backward.h>
@@ -147,12 +148,12 @@ const Program& Executor::program(int micro_batches, bool training) {
   return programs_.emplace(std::pair(micro_batches, training), all[pipe_.rank()]).first->second;
 }
 
-double Executor::train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next, const Callbacks& callbacks) {
+void Executor::train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next, const Callbacks& callbacks) {
   const Program& todo = program(micro_batches, true);
   training_ = true;
   first_micro_batch_ = first_micro_batch;
   loss_scale_ = &loss_scale;
-  loss_sum_ = 0;
+  loss_sum_ = at::Tensor();
   seconds_ = {};
   next_ = &next;
   callbacks_ = &callbacks;
@@ -164,7 +165,6 @@ double Executor::train(int micro_batches, int64_t first_micro_batch, const LossS
     tracer().add(Lane::compute, concat("stage ", pipe_.rank(), " of ", pipe_.size()), tracer().now_ns(), tracer().now_ns());
   }
   run(todo);
-  return loss_sum_;
 }
 
 void Executor::evaluate(int micro_batches, const NextBatch& next, const Visit& visit) {
@@ -357,7 +357,7 @@ void Executor::finish_forward(const Instruction& instruction, InFlight& flight, 
       (*visit_)(outputs, batch);
     } else {
       const at::Tensor loss = model_.loss(outputs, batch.targets);
-      loss_sum_ += loss.item<double>();
+      device::add_scalar(loss_sum_, loss);
       keep_graph(flight, {loss});
       flight.grads = {torch::full_like(loss.detach(), (*loss_scale_)(loss.scalar_type()), at::TensorOptions(torch::kFloat32)).to(loss.scalar_type())};
     }

@@ -47,17 +47,16 @@ class Executor {
   /// Runs forward and backward of `micro_batches`. Only the first and the last stage call `next`, once for
   /// each, and use its inputs and targets. `first_micro_batch` counts those of all earlier
   /// steps (seed_layers). `loss_scale` is called on the last stage.
-  /// Returns the sum of their losses on the last stage, 0 elsewhere.
   /// Errors: Error naming both stages when their messages do not fit, or inputs and targets belong
   /// to different samples. After any exception a pipeline of several stages has ended: the next call throws Error. A single stage can go on.
-  double train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next, const Callbacks& callbacks);
+  void train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next, const Callbacks& callbacks);
 
   /// Runs forward of `micro_batches` without gradients, and `visit(outputs, batch)` on the last stage.
   using Visit = std::function<void(const Tensors& outputs, const data::Batch& batch)>;
   void evaluate(int micro_batches, const NextBatch& next, const Visit& visit);
 
-  /// Sum of the losses so far of the batch that is running or ran last.
-  double loss_sum() const {
+  /// Sum of the losses so far of the batch that is running or ran last: float64 on the device, undefined where there is none.
+  const at::Tensor& loss_sum() const {
     return loss_sum_;
   }
   struct Seconds {
@@ -143,7 +142,7 @@ class Executor {
   bool training_ = false;
   int64_t first_micro_batch_ = 0;
   const LossScale* loss_scale_ = nullptr;
-  double loss_sum_ = 0;
+  at::Tensor loss_sum_;
   const NextBatch* next_ = nullptr;
   const Callbacks* callbacks_ = nullptr;
   const Visit* visit_ = nullptr;

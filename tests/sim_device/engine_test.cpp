@@ -1,0 +1,352 @@
+// The engine on the simulated device gives the bits that it gives on the CPU, without a race, and waits for the device once a step.
+// TRIREME_SIMD=scalar: the CPU takes ATen's operations, as devices do, instead of the fused ones.
+#include "sim_device.h"
+
+#include <tests/engine/small_run.h>
+#include <tests/support/run_ranks.h>
+
+#include <trireme/checkpoint/checkpoint.h>
+#include <trireme/device/move.h>
+#include <trireme/generate/sample.h>
+#include <trireme/models/gpt_layers.h>
+#include <trireme/zero/init.h>
+#include <trireme/zero/sharded.h>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+#include <filesystem>
+
+namespace trireme::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using precision::Type;
+using test::run_ranks;
+using testing::IsEmpty;
+
+constexpr int kSteps = 4;
+
+struct Case {
+  std::string name;
+  int zero_stage = 0;
+  Type type = Type::fp32;
+  bool autocast = false;
+  int64_t accumulation = 2;
+  double clipping = 1;
+  int stages = 1;
+  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
+  int chunks = 1;
+  int recompute = 0;
+  bool step_in_backward = false;
+  std::string optimizer = "AdamW";
+  optim::StateType states = optim::StateType::fp32;
+};
+
+InitializeOptions options_of(const Case& one, at::Device device) {
+  InitializeOptions options;
+  options.device = device;
+  options.config = zero_config(one.zero_stage, one.accumulation, one.clipping);
+  options.config.precision.compute = one.type;
+  if (one.type == Type::fp16) {
+    options.config.precision.loss_scale.initial_scale_power = 10;
+  }
+  if (one.autocast) {
+    options.config.precision.autocast = true;
+    options.config.precision.autocast_type = Type::bf16;
+  }
+  options.config.step_in_backward = one.step_in_backward;
+  if (one.optimizer == "LAMB") {
+    options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}, .state_type = one.states};
+  } else if (one.optimizer == "SGD") {
+    options.config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = 0.05, .momentum = 0.9}, .state_type = one.states};
+  } else {
+    options.config.optimizer->state_type = one.states;
+  }
+  options.training_data = std::make_shared<Counting>();
+  options.shuffle = true;
+  if (one.stages > 1 || one.recompute > 0) {
+    pipeline::PipelineOptions stages;
+    stages.stages = one.stages;
+    stages.schedule = one.schedule;
+    stages.chunks = one.chunks;
+    stages.activation_checkpoint_interval = one.recompute;
+    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, stages);
+    options.config.pipeline = {};
+  } else {
+    models::Gpt model(small_gpt());
+    options.model = model.ptr();
+    options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+  }
+  return options;
+}
+
+struct Seen {
+  std::vector<double> numbers; // losses, norms
+  std::vector<at::Tensor> weights;
+};
+
+Seen train(Engine& engine, int steps = kSteps) {
+  Seen seen;
+  for (int step = 0; step < steps; ++step) {
+    seen.numbers.push_back(engine.train_batch().item<double>());
+    seen.numbers.push_back(engine.get_global_grad_norm().value_or(0));
+  }
+  const std::vector<at::Tensor> parameters = engine.module().parameters();
+  const auto whole = engine.gather_parameters(parameters);
+  for (const at::Tensor& parameter : parameters) {
+    seen.weights.push_back(parameter.detach().cpu().clone());
+  }
+  return seen;
+}
+
+// Autocast casts other operations on a GPU than on the CPU.
+void expect_near(const Seen& device, const Seen& cpu) {
+  for (size_t i = 0; i < cpu.numbers.size(); ++i) {
+    const double tolerance = i % 2 == 0 ? 0.005 : 0.05; // losses, norms
+    EXPECT_NEAR(device.numbers[i], cpu.numbers[i], tolerance * cpu.numbers[i]);
+  }
+}
+
+void expect_same(const Seen& device, const Seen& cpu) {
+  EXPECT_EQ(device.numbers, cpu.numbers);
+  ASSERT_EQ(device.weights.size(), cpu.weights.size());
+  for (size_t i = 0; i < cpu.weights.size(); ++i) {
+    EXPECT_TRUE(device.weights[i].equal(cpu.weights[i])) << "parameter " << i;
+  }
+}
+
+const int scalar = ::setenv("TRIREME_SIMD", "scalar", 1); // before anybody asks for kernels
+
+void start() {
+  at::globalContext().setSDPUseFlash(false); // attention is made of the same operations on both
+  sim::start();
+  sim::use_cpu_optimizer_kernels();
+}
+
+class SimDeviceEngineTest : public testing::TestWithParam<Case> {};
+
+void compare(comm::World& world, const Case& one) {
+  start();
+  const Seen cpu = train(*initialize(world, options_of(one, at::kCPU)).engine);
+  const auto engine = initialize(world, options_of(one, sim::device())).engine;
+  EXPECT_EQ(engine->device(), sim::device());
+  for (const at::Tensor& parameter : engine->module().parameters()) {
+    EXPECT_EQ(parameter.device(), sim::device());
+  }
+  (one.autocast ? expect_near : expect_same)(train(*engine), cpu);
+  EXPECT_THAT(sim::problems(), IsEmpty());
+  sim::reset_host_synchronisations();
+  engine->train_batch();
+  EXPECT_LE(sim::host_synchronisations(), 1) << testing::PrintToString(sim::host_synchronisation_names());
+}
+
+TEST_P(SimDeviceEngineTest, IsEqualToTheCpu) {
+  const Case& one = GetParam();
+  for (const int replicas : {1, 2}) {
+    if (one.stages * replicas <= 4) {
+      EXPECT_THAT(run_ranks(one.stages * replicas, [&](comm::World& world) { compare(world, one); }), IsEmpty()) << replicas;
+    }
+  }
+}
+
+std::vector<Case> cases() {
+  using pipeline::ScheduleKind;
+  std::vector<Case> all;
+  for (const int stage : {0, 1, 2, 3}) {
+    all.push_back({.name = concat("zero", stage), .zero_stage = stage});
+    all.push_back({.name = concat("zero", stage, "_bf16"), .zero_stage = stage, .type = Type::bf16});
+  }
+  all.push_back({.name = "fp16", .type = Type::fp16});
+  all.push_back({.name = "autocast", .autocast = true});
+  all.push_back({.name = "no_clipping", .clipping = 0});
+  all.push_back({.name = "step_in_backward", .clipping = 0, .step_in_backward = true});
+  all.push_back({.name = "lamb", .optimizer = "LAMB"});
+  all.push_back({.name = "lamb_zero1", .zero_stage = 1, .optimizer = "LAMB"});
+  all.push_back({.name = "sgd", .optimizer = "SGD"});
+  all.push_back({.name = "states_bf16", .zero_stage = 1, .states = optim::StateType::bf16});
+  all.push_back({.name = "states_int8", .states = optim::StateType::int8});
+  all.push_back({.name = "recompute", .recompute = 1});
+  all.push_back({.name = "recompute_zero3", .zero_stage = 3, .recompute = 1});
+  all.push_back({.name = "naive", .stages = 2, .schedule = ScheduleKind::naive});
+  all.push_back({.name = "gpipe", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::gpipe});
+  all.push_back({.name = "one_f_one_b", .accumulation = 4, .stages = 2});
+  all.push_back({.name = "one_f_one_b_4", .accumulation = 4, .stages = 4});
+  all.push_back({.name = "interleaved", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::interleaved, .chunks = 2});
+  all.push_back({.name = "zero_bubble", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::zero_bubble});
+  all.push_back({.name = "pipe_zero1", .zero_stage = 1, .accumulation = 4, .stages = 2});
+  all.push_back({.name = "pipe_zero2_bf16", .zero_stage = 2, .type = Type::bf16, .accumulation = 4, .stages = 2});
+  all.push_back({.name = "pipe_recompute", .accumulation = 4, .stages = 2, .recompute = 1});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SimDeviceEngineTest, testing::ValuesIn(cases()), [](const auto& info) { return info.param.name; });
+
+fs::path scratch(const char* name) {
+  return fs::path(testing::TempDir()) / concat("trireme_sim_device_", name, '_', ::getpid());
+}
+
+class SimDeviceParts : public testing::Test {
+ protected:
+  ~SimDeviceParts() override {
+    fs::remove_all(folder_);
+  }
+  fs::path folder_ = scratch("parts");
+};
+
+// Saved on either, loaded by either: the same bits go on.
+TEST_F(SimDeviceParts, CheckpointsGoFromDeviceToCpuAndBack) {
+  for (const int stage : {0, 1, 3}) {
+    const Case one{.name = "", .zero_stage = stage, .type = stage == 1 ? Type::bf16 : Type::fp32};
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            start();
+                            const auto saving = initialize(world, options_of(one, sim::device())).engine;
+                            train(*saving, 2);
+                            const fs::path folder = folder_ / concat(stage);
+                            saving->save_checkpoint(folder, "of_device");
+                            const auto on_cpu = initialize(world, options_of(one, at::kCPU)).engine;
+                            ASSERT_TRUE(on_cpu->load_checkpoint(folder, "of_device"));
+                            on_cpu->save_checkpoint(folder, "of_cpu");
+                            const Seen expected = train(*saving, 2);
+                            expect_same(train(*on_cpu, 2), expected);
+                            for (const char* tag : {"of_device", "of_cpu"}) {
+                              const auto again = initialize(world, options_of(one, sim::device())).engine;
+                              ASSERT_TRUE(again->load_checkpoint(folder, tag));
+                              expect_same(train(*again, 2), expected);
+                            }
+                            EXPECT_THAT(sim::problems(), IsEmpty());
+                          }),
+                IsEmpty());
+  }
+}
+
+// Dropout on the device draws from the device's generator, which a checkpoint keeps.
+TEST_F(SimDeviceParts, RandomStateOfTheDeviceIsResumed) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          start();
+                          const auto make = [&] {
+                            models::Gpt model(small_gpt(0.3));
+                            InitializeOptions options;
+                            options.device = sim::device();
+                            options.config = small_config(48, 2);
+                            options.model = model.ptr();
+                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                            options.training_data = std::make_shared<Counting>();
+                            return initialize(world, options).engine;
+                          };
+                          torch::manual_seed(world.rank());
+                          const auto engine = make();
+                          train(*engine, 2);
+                          engine->save_checkpoint(folder_, "saved");
+                          const Seen expected = train(*engine, 2);
+                          const auto resumed = make();
+                          ASSERT_TRUE(resumed->load_checkpoint(folder_, "saved"));
+                          expect_same(train(*resumed, 2), expected);
+                        }),
+              IsEmpty());
+}
+
+TEST_F(SimDeviceParts, EvaluationLogitsAndTheClientsOwnLoop) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          start();
+                          const Case one{.name = ""};
+                          const auto cpu = initialize(world, options_of(one, at::kCPU)).engine;
+                          const auto device = initialize(world, options_of(one, sim::device())).engine;
+                          const data::Batch batch = Counting().get(std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+                          EXPECT_EQ(device->eval_batch(batch).item<double>(), cpu->eval_batch(batch).item<double>());
+                          for (int step = 0; step < 4; ++step) {
+                            for (Engine* engine : {cpu.get(), device.get()}) {
+                              engine->backward(engine->forward(batch));
+                              engine->step();
+                            }
+                          }
+                          EXPECT_EQ(device->loss(), cpu->loss());
+                          data::DataLoader on_cpu(std::make_shared<Counting>(), data::DistributedSampler(192, {.rank = world.rank(), .replicas = 2}), 5);
+                          data::DataLoader on_device(std::make_shared<Counting>(), data::DistributedSampler(192, {.rank = world.rank(), .replicas = 2}), 5);
+                          sim::reset_host_synchronisations();
+                          EXPECT_EQ(device->evaluate(on_device), cpu->evaluate(on_cpu));
+                          EXPECT_LE(sim::host_synchronisations(), 1) << testing::PrintToString(sim::host_synchronisation_names());
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+// BatchNorm's buffers are on the device and broadcast there.
+TEST_F(SimDeviceParts, ModuleBuffers) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          start();
+                          const auto run = [&](at::Device on) {
+                            torch::manual_seed(3);
+                            torch::nn::Sequential model(torch::nn::Linear(8, 6), torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 31));
+                            InitializeOptions options;
+                            options.device = on;
+                            options.config = small_config(48, 2);
+                            options.model = model.ptr();
+                            options.loss = [model](const data::Batch& batch) mutable {
+                              return at::cross_entropy_loss(model->forward(batch.input().to(at::kFloat)), batch.target().select(1, 0));
+                            };
+                            options.training_data = std::make_shared<Counting>();
+                            const auto engine = initialize(world, options).engine;
+                            Seen seen = train(*engine);
+                            for (const at::Tensor& buffer : engine->module().buffers()) {
+                              seen.weights.push_back(buffer.cpu());
+                            }
+                            return seen;
+                          };
+                          expect_same(run(sim::device()), run(at::kCPU));
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+TEST_F(SimDeviceParts, GeneratedText) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World&) {
+                          start();
+                          models::Gpt model(small_gpt());
+                          const generate::SampleOptions options{.tokens = 12, .temperature = 0.8, .top_k = 5, .seed = 4};
+                          const auto expected = generate::sample(model, {1, 2, 3}, options);
+                          model->to(at::kCPU);
+                          device::move(*model, sim::device());
+                          EXPECT_EQ(generate::sample(model, {1, 2, 3}, options), expected);
+                        }),
+              IsEmpty());
+}
+
+// A gradient that is not finite is found without another wait, on all ranks.
+TEST_F(SimDeviceParts, AStepThatIsNotFiniteIsSkipped) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          start();
+                          models::Gpt model(small_gpt());
+                          int calls = 0;
+                          InitializeOptions options;
+                          options.device = sim::device();
+                          options.config = small_config(48, 1);
+                          options.model = model.ptr();
+                          options.loss = [&, model](const data::Batch& batch) mutable {
+                            const double factor = ++calls == 2 && world.rank() == 1 ? NAN : 1;
+                            return model->loss(batch.input(), batch.target()) * factor;
+                          };
+                          options.training_data = std::make_shared<Counting>();
+                          const auto engine = initialize(world, options).engine;
+                          for (int step = 0; step < 3; ++step) {
+                            engine->train_batch();
+                          }
+                          EXPECT_EQ(engine->skipped_steps(), 1);
+                          EXPECT_TRUE(std::isfinite(engine->loss()));
+                        }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::engine

@@ -1,0 +1,167 @@
+// The optimizers' kernels of the simulated device: the CPU's on the kernels' mapping, so that results are the CPU's bits.
+#include "sim_device.h"
+
+#include <trireme/optim/device_kernels.h>
+
+#include <algorithm>
+
+namespace trireme::sim {
+namespace {
+
+using kernels::Element;
+using kernels::StateArray;
+using optim::kCpuKernels;
+
+int64_t bytes_of(Element type) {
+  return type == Element::f32 ? 4 : type == Element::u8 ? 1 : 2;
+}
+
+template <class T>
+T* on_cpu(T* pointer) {
+  return pointer == nullptr ? nullptr : static_cast<T*>(kernel_pointer(pointer));
+}
+
+/// What one kernel touches; the pointers it was given become those of the other mapping.
+class Call {
+ public:
+  explicit Call(int64_t n) : n_(n) {}
+
+  template <class T>
+  T* touch(T* pointer, int64_t bytes, bool writes) {
+    if (pointer != nullptr && bytes > 0) {
+      touched_.push_back({pointer, bytes, writes});
+    }
+    return on_cpu(pointer);
+  }
+  StateArray state(const StateArray& state, bool writes) {
+    return {touch(state.values, n_ * bytes_of(state.type), writes), state.type,
+            touch(state.scales, (n_ + kernels::kStateBlock - 1) / kernels::kStateBlock * 4, writes)};
+  }
+  template <class Args>
+  Args common(const Args& args, bool writes_param) {
+    Args own = args;
+    own.param = touch(args.param, 4 * n_, writes_param);
+    own.grad = touch(args.grad, n_ * bytes_of(args.grad_type), false);
+    own.param_copy = touch(args.param_copy, n_ * bytes_of(args.copy_type), true);
+    return own;
+  }
+  void launch(const char* name) const {
+    sim::launch(name, touched_);
+  }
+
+ private:
+  int64_t n_;
+  std::vector<Touched> touched_;
+};
+
+void adam(const kernels::AdamArgs& args, int64_t n, at::Device) {
+  Call call(n);
+  kernels::AdamArgs own = call.common(args, true);
+  own.exp_avg = call.state(args.exp_avg, true);
+  own.exp_avg_sq = call.state(args.exp_avg_sq, true);
+  call.launch("adam");
+  kCpuKernels.adam(own, n, at::kCPU);
+}
+
+void sgd(const kernels::SgdArgs& args, int64_t n, at::Device) {
+  Call call(n);
+  kernels::SgdArgs own = call.common(args, true);
+  own.momentum_buffer = call.state(args.momentum_buffer, true);
+  call.launch("sgd");
+  kCpuKernels.sgd(own, n, at::kCPU);
+}
+
+void lion(const kernels::LionArgs& args, int64_t n, at::Device) {
+  Call call(n);
+  kernels::LionArgs own = call.common(args, true);
+  own.exp_avg = call.state(args.exp_avg, true);
+  call.launch("lion");
+  kCpuKernels.lion(own, n, at::kCPU);
+}
+
+void adagrad(const kernels::AdagradArgs& args, int64_t n, at::Device) {
+  Call call(n);
+  kernels::AdagradArgs own = call.common(args, true);
+  own.sum = call.state(args.sum, true);
+  call.launch("adagrad");
+  kCpuKernels.adagrad(own, n, at::kCPU);
+}
+
+void rmsprop(const kernels::RmspropArgs& args, int64_t n, at::Device) {
+  Call call(n);
+  kernels::RmspropArgs own = call.common(args, true);
+  own.square_avg = call.state(args.square_avg, true);
+  own.grad_avg = call.state(args.grad_avg, true);
+  own.momentum_buffer = call.state(args.momentum_buffer, true);
+  call.launch("rmsprop");
+  kCpuKernels.rmsprop(own, n, at::kCPU);
+}
+
+int64_t end_of(std::span<const optim::Segment> segments) {
+  return segments.empty() ? 0 : segments.back().end;
+}
+
+int64_t sums_of(std::span<const optim::Segment> segments) {
+  int64_t last = -1;
+  for (const optim::Segment& segment : segments) {
+    last = std::max(last, segment.parameter);
+  }
+  return 2 * (last + 1);
+}
+
+kernels::LambArgs lamb(Call& call, const kernels::LambArgs& args, bool first_phase) {
+  kernels::LambArgs own = call.common(args, !first_phase);
+  own.exp_avg = call.state(args.exp_avg, first_phase);
+  own.exp_avg_sq = call.state(args.exp_avg_sq, first_phase);
+  return own;
+}
+
+void lamb_moments(const kernels::LambArgs& args, std::span<const optim::Segment> segments, double* sums, at::Device) {
+  Call call(end_of(segments));
+  const kernels::LambArgs own = lamb(call, args, true);
+  double* const own_sums = call.touch(sums, 8 * sums_of(segments), true);
+  call.launch("lamb_moments");
+  kCpuKernels.lamb_moments(own, segments, own_sums, at::kCPU);
+}
+
+void lamb_apply(const kernels::LambArgs& args, std::span<const optim::Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device) {
+  Call call(end_of(segments));
+  const kernels::LambArgs own = lamb(call, args, false);
+  const double* const own_sums = call.touch(sums, 8 * sums_of(segments), false);
+  call.launch("lamb_apply");
+  kCpuKernels.lamb_apply(own, segments, own_sums, scale, at::kCPU);
+}
+
+void add_squared_norm(const void* x, Element type, int64_t n, double* sum, at::Device) {
+  Call call(n);
+  const void* const own = call.touch(x, n * bytes_of(type), false);
+  double* const own_sum = call.touch(sum, 8, true);
+  call.launch("squared_norm");
+  kCpuKernels.add_squared_norm(own, type, n, own_sum, at::kCPU);
+}
+
+void decode_states(const StateArray& state, bool is_signed, int64_t n, float* to, at::Device) {
+  Call call(n);
+  const StateArray own = call.state(state, false);
+  float* const own_to = call.touch(to, 4 * n, true);
+  call.launch("decode_states");
+  kCpuKernels.decode_states(own, is_signed, n, own_to, at::kCPU);
+}
+
+void encode_states(const StateArray& state, bool is_signed, int64_t n, const float* from, at::Device) {
+  Call call(n);
+  const StateArray own = call.state(state, true);
+  const float* const own_from = call.touch(from, 4 * n, false);
+  call.launch("encode_states");
+  kCpuKernels.encode_states(own, is_signed, n, own_from, at::kCPU);
+}
+
+const optim::DeviceKernels kKernels = {adam, sgd, lion, adagrad, rmsprop, lamb_moments, lamb_apply, add_squared_norm, decode_states, encode_states};
+
+} // namespace
+
+void use_cpu_optimizer_kernels() {
+  optim::register_kernels(c10::kPrivateUse1, kKernels);
+}
+
+} // namespace trireme::sim

@@ -1,0 +1,185 @@
+#include "memory.h"
+
+#include "guard.h"
+#include "timeline.h"
+
+#include <trireme/base/error.h>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+namespace trireme::sim {
+namespace {
+
+constexpr size_t kArena = size_t{16} << 30; // of one device; pages are real when they are touched
+
+struct Arena {
+  char* device = nullptr; // no access
+  char* kernel = nullptr;
+  size_t bytes = 0;
+  std::array<size_t, kMostDevices> top{};
+  std::multimap<std::pair<int, size_t>, uintptr_t> spare; // by stream and size
+  std::map<uintptr_t, size_t> pinned;
+  Memory memory;
+};
+
+Arena& arena() {
+  static auto* const the = new Arena();
+  return *the;
+}
+
+void drop(void* pointer) {
+  Timeline& line = timeline();
+  const std::lock_guard lock(line.mutex);
+  const auto begin = reinterpret_cast<uintptr_t>(pointer);
+  const int stream = line.stream_of(begin);
+  const int64_t bytes = line.freed(begin);
+  std::memset(kernel_pointer(pointer), 0xff, static_cast<size_t>(std::min<int64_t>(bytes, 1 << 16))); // NaN, for who comes too late
+  arena().memory.bytes -= bytes;
+  arena().spare.emplace(std::pair(stream, static_cast<size_t>(bytes)), begin);
+}
+
+class DeviceMemory final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const int index = current_device();
+    const c10::Device device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(index));
+    if (bytes == 0) {
+      return {nullptr, device};
+    }
+    Timeline& line = timeline();
+    const std::lock_guard lock(line.mutex);
+    Arena& all = arena();
+    const size_t whole = (bytes + 511) / 512 * 512;
+    const int stream = clock_of(index, current_stream(index));
+    uintptr_t begin = 0;
+    if (const auto found = all.spare.find({stream, whole}); found != all.spare.end()) {
+      begin = found->second;
+      all.spare.erase(found);
+    } else {
+      size_t& top = all.top[static_cast<size_t>(index)];
+      if (all.device == nullptr || top + whole > kArena) {
+        throw Error("sim_device", all.device == nullptr ? "it was not started: call sim::start()" : "out of memory");
+      }
+      begin = reinterpret_cast<uintptr_t>(all.device) + static_cast<size_t>(index) * kArena + top;
+      top += whole;
+    }
+    line.allocated(begin, static_cast<int64_t>(whole), stream);
+    all.memory.bytes += static_cast<int64_t>(whole);
+    all.memory.peak = std::max(all.memory.peak, all.memory.bytes);
+    void* const pointer = reinterpret_cast<void*>(begin);
+    return {pointer, pointer, &drop, device};
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &drop;
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    std::memcpy(kernel_pointer(to), kernel_pointer(from), bytes);
+  }
+  bool initialized() override {
+    return arena().device != nullptr;
+  }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override {
+    const std::lock_guard lock(timeline().mutex);
+    timeline().recorded(reinterpret_cast<uintptr_t>(pointer.get()), clock_of(stream.device_index(), stream.id()));
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    const std::lock_guard lock(timeline().mutex);
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+    bytes.current = arena().memory.bytes;
+    bytes.peak = arena().memory.peak;
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {
+    const std::lock_guard lock(timeline().mutex);
+    arena().memory.peak = arena().memory.bytes;
+  }
+};
+
+class PinnedMemory final : public c10::Allocator {
+ public:
+  static void release(void* pointer) {
+    const std::lock_guard lock(timeline().mutex);
+    const auto found = arena().pinned.find(reinterpret_cast<uintptr_t>(pointer));
+    timeline().pinned_freed(pointer, static_cast<int64_t>(found->second));
+    arena().pinned.erase(found);
+    std::free(pointer);
+  }
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) {
+      return {nullptr, c10::kCPU};
+    }
+    const size_t whole = (bytes + 63) / 64 * 64;
+    void* const pointer = std::aligned_alloc(64, whole);
+    const std::lock_guard lock(timeline().mutex);
+    arena().pinned[reinterpret_cast<uintptr_t>(pointer)] = whole;
+    return {pointer, pointer, &release, c10::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &release;
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+};
+
+DeviceMemory the_device_memory;
+PinnedMemory the_pinned_memory;
+REGISTER_ALLOCATOR(c10::kPrivateUse1, &the_device_memory);
+
+} // namespace
+
+c10::Allocator& device_allocator() {
+  return the_device_memory;
+}
+c10::Allocator& pinned_allocator() {
+  return the_pinned_memory;
+}
+
+bool is_pinned(const void* pointer) {
+  const std::lock_guard lock(timeline().mutex);
+  const auto at = reinterpret_cast<uintptr_t>(pointer);
+  auto found = arena().pinned.upper_bound(at);
+  return found != arena().pinned.begin() && at < (--found)->first + found->second;
+}
+
+bool is_device_pointer(const void* pointer) {
+  const auto* const at = static_cast<const char*>(pointer);
+  return arena().device != nullptr && at >= arena().device && at < arena().device + arena().bytes;
+}
+
+int device_of(const void* pointer) {
+  return static_cast<int>(static_cast<size_t>(static_cast<const char*>(pointer) - arena().device) / kArena);
+}
+
+void* kernel_pointer(const void* pointer) {
+  return is_device_pointer(pointer) ? arena().kernel + (static_cast<const char*>(pointer) - arena().device) : const_cast<void*>(pointer);
+}
+
+void map_memory(int devices) {
+  Arena& all = arena();
+  all.bytes = kArena * static_cast<size_t>(devices);
+  const int file = ::memfd_create("sim_device", MFD_CLOEXEC);
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>(all.bytes)) != 0) {
+    throw Error("sim_device", "no memory file");
+  }
+  const auto map = [&](int access) { return static_cast<char*>(::mmap(nullptr, all.bytes, access, MAP_SHARED | MAP_NORESERVE, file, 0)); };
+  all.device = map(PROT_NONE);
+  all.kernel = map(PROT_READ | PROT_WRITE);
+  ::close(file);
+}
+
+Memory memory() {
+  const std::lock_guard lock(timeline().mutex);
+  return arena().memory;
+}
+
+} // namespace trireme::sim

@@ -1,0 +1,357 @@
+// The operations of the device: those that make, view and copy tensors; for all others the CPU's kernel runs on the kernels' mapping.
+#include "guard.h"
+#include "memory.h"
+#include "timeline.h"
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_cpu_dispatch.h>
+#include <ATen/ops/set_cpu_dispatch.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <cstring>
+
+namespace trireme::sim {
+namespace {
+
+using at::Tensor;
+
+bool on_device(const Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == c10::kPrivateUse1;
+}
+
+/// A kernel that runs on the current stream of a device, checked argument by argument.
+class Launch {
+ public:
+  Launch(std::string name, int device) : name_(std::move(name)), stream_(clock_of(device, current_stream(device))) {
+    timeline().launch(stream_);
+  }
+  void touch(const Tensor& tensor, bool writes) const {
+    if (!on_device(tensor) || tensor.numel() == 0) {
+      return;
+    }
+    int64_t span = 1;
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      span += (tensor.size(dim) - 1) * tensor.stride(dim);
+    }
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+    timeline().touch(name_, stream_, begin, begin + static_cast<size_t>(span) * tensor.element_size(), writes);
+  }
+  void host_waits(const std::string& what) const {
+    timeline().host_waits(timeline().now(stream_), what);
+  }
+  int stream() const {
+    return stream_;
+  }
+
+ private:
+  std::string name_;
+  int stream_;
+};
+
+// The tensor as a kernel finds it: a tensor of the CPU on the other mapping. Resizable, because an out argument may come in another shape;
+// the caller sees that it has moved.
+Tensor kernel_view(const Tensor& tensor) {
+  if (!on_device(tensor)) {
+    return tensor;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::TensorOptions options = tensor.options().device(at::kCPU);
+  if (tensor.numel() == 0) {
+    return at::empty_strided(tensor.sizes(), tensor.strides(), options);
+  }
+  const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize());
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(kernel_pointer(tensor.const_data_ptr()), at::kCPU), c10::GetAllocator(at::kCPU),
+                       /*resizable=*/true);
+  return at::empty({0}, options).set_(storage, 0, tensor.sizes(), tensor.strides());
+}
+
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> type, std::optional<at::Layout>, std::optional<at::Device> device,
+                     std::optional<bool>) {
+  const c10::OptionalDeviceGuard guard(device);
+  return at::detail::empty_strided_generic(size, stride, &device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(type));
+}
+
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
+             std::optional<at::MemoryFormat> format) {
+  const c10::OptionalDeviceGuard guard(device);
+  return at::detail::empty_generic(size, &device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(type), format);
+}
+
+const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef sizes, std::optional<at::MemoryFormat>) {
+  const c10::DeviceGuard guard(self.device());
+  auto* const impl = self.unsafeGetTensorImpl();
+  c10::StorageImpl* const storage = self.storage().unsafeGetStorageImpl();
+  impl->set_sizes_contiguous(C10_AS_INTARRAYREF_SLOW(sizes));
+  const size_t needed = static_cast<size_t>(impl->numel() + impl->storage_offset()) * impl->itemsize();
+  if (needed > storage->nbytes()) {
+    c10::DataPtr fresh = device_allocator().allocate(needed);
+    if (storage->nbytes() > 0) {
+      std::memcpy(kernel_pointer(fresh.get()), kernel_pointer(storage->data()), storage->nbytes());
+    }
+    storage->set_data_ptr_noswap(std::move(fresh));
+    storage->set_nbytes(needed);
+  }
+  return self;
+}
+
+bool is_async_on_host(const Tensor& tensor, bool non_blocking) {
+  return non_blocking && tensor.is_contiguous() && is_pinned(tensor.const_data_ptr());
+}
+
+Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
+  const std::lock_guard lock(timeline().mutex);
+  if (self.numel() == 0) {
+    return target;
+  }
+  const Tensor& there = on_device(target) ? target : self;
+  const Launch launch("copy", there.device().index());
+  launch.touch(self, false);
+  launch.touch(target, true);
+  if (on_device(self) && on_device(target)) {
+    kernel_view(target).copy_(kernel_view(self));
+  } else if (on_device(target)) {
+    const bool async = is_async_on_host(self, non_blocking);
+    if (async) {
+      timeline().copy_from_host(launch.stream(), self.const_data_ptr(), static_cast<int64_t>(self.nbytes()));
+    }
+    kernel_view(target).copy_(self);
+    if (!async) {
+      launch.host_waits("copy from memory that is not pinned, or a blocking one");
+    }
+  } else if (is_async_on_host(target, non_blocking)) {
+    const Tensor values = kernel_view(self).to(target.scalar_type()).expand(target.sizes()).contiguous();
+    const auto* const begin = static_cast<const char*>(values.const_data_ptr());
+    timeline().copy_to_host(launch.stream(), target.mutable_data_ptr(), std::vector<char>(begin, begin + values.nbytes()));
+  } else {
+    launch.host_waits("copy to the host");
+    target.copy_(kernel_view(self));
+  }
+  return target;
+}
+
+Tensor copy_from_and_resize(const Tensor& self, const Tensor& target) {
+  if (on_device(target)) {
+    resize_(target, self.sym_sizes(), std::nullopt);
+  } else {
+    target.resize_(self.sizes());
+  }
+  return copy_from(self, target, false);
+}
+
+at::Scalar local_scalar_dense(const Tensor& self) {
+  const std::lock_guard lock(timeline().mutex);
+  const Launch launch("item()", self.device().index());
+  launch.touch(self, false);
+  launch.host_waits("item()");
+  return at::native::_local_scalar_dense_cpu(kernel_view(self));
+}
+
+Tensor as_strided(const Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
+  return at::cpu::as_strided_symint(self, size, stride, offset);
+}
+Tensor view(const Tensor& self, c10::SymIntArrayRef size) {
+  return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
+}
+Tensor reshape_alias(const Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+}
+Tensor unfold(const Tensor& self, int64_t dim, int64_t size, int64_t step) {
+  return at::native::unfold(self, dim, size, step);
+}
+Tensor& set_tensor(Tensor& self, const Tensor& source) {
+  return at::native::set_tensor_(self, source);
+}
+Tensor& set_storage(Tensor& self, at::Storage storage, c10::SymInt offset, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  return at::cpu::set__symint(self, storage, offset, size, stride);
+}
+void record_stream(Tensor& self, c10::Stream stream) {
+  const std::lock_guard lock(timeline().mutex);
+  timeline().recorded(reinterpret_cast<uintptr_t>(self.storage().data_ptr().get()), clock_of(stream.device_index(), stream.id()));
+}
+
+// ---- everything else
+
+using Stack = torch::jit::Stack;
+
+// The device of the first tensor, or the current one.
+int device_of_arguments(const Stack& stack, size_t begin) {
+  for (size_t i = begin; i < stack.size(); ++i) {
+    if (stack[i].isTensor() && on_device(stack[i].toTensor())) {
+      return stack[i].toTensor().device().index();
+    }
+    if (stack[i].isTensorList()) {
+      for (const Tensor& tensor : stack[i].toTensorVector()) {
+        if (on_device(tensor)) {
+          return tensor.device().index();
+        }
+      }
+    }
+    if (stack[i].isDevice() && stack[i].toDevice().has_index()) {
+      return stack[i].toDevice().index();
+    }
+  }
+  return current_device();
+}
+
+/// One operation whose arguments are turned into what the CPU's kernel takes, and its results back.
+class OnCpu {
+ public:
+  OnCpu(const c10::OperatorHandle& op, Stack& stack)
+      : schema_(op.schema()), stack_(stack), begin_(stack.size() - schema_.arguments().size()), device_(device_of_arguments(stack, begin_)),
+        launch_(schema_.name(), device_), given_(stack.begin() + static_cast<std::ptrdiff_t>(begin_), stack.end()) {}
+
+  void arguments() {
+    for (size_t i = 0; i < given_.size(); ++i) {
+      const c10::Argument& argument = schema_.arguments()[i];
+      const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+      c10::IValue& value = stack_[begin_ + i];
+      if (value.isTensor()) {
+        value = as_kernel(value.toTensor(), writes);
+      } else if (value.isTensorList()) {
+        c10::List<Tensor> list;
+        for (const Tensor& tensor : value.toTensorVector()) {
+          list.push_back(as_kernel(tensor, writes));
+        }
+        value = list;
+      } else if (value.isOptionalTensorList()) {
+        c10::List<std::optional<Tensor>> list;
+        for (const std::optional<Tensor>& tensor : value.toOptionalTensorVector()) {
+          list.push_back(tensor ? std::optional(as_kernel(*tensor, writes)) : std::nullopt);
+        }
+        value = list;
+      } else if (value.isDevice()) {
+        value = c10::Device(at::kCPU);
+      } else if (argument.type()->str() == "Generator?" || argument.type()->str() == "Generator") {
+        value = value.isGenerator() ? cpu_generator(value.toGenerator()) : cpu_generator(device_);
+      }
+    }
+  }
+
+  void results() {
+    for (const auto& [device, kernel] : written_) {
+      const bool moved = device.sizes() != kernel.sizes() || (device.numel() > 0 && kernel_pointer(device.const_data_ptr()) != kernel.const_data_ptr());
+      if (on_device(device) && moved) {
+        resize_(device, kernel.sym_sizes(), std::nullopt);
+        kernel_view(device).copy_(kernel);
+      }
+    }
+    const size_t first = stack_.size() - schema_.returns().size();
+    for (size_t r = 0; r < schema_.returns().size(); ++r) {
+      c10::IValue& value = stack_[first + r];
+      if (const c10::AliasInfo* alias = schema_.returns()[r].alias_info()) {
+        value = argument_of(*alias);
+      } else if (value.isTensor()) {
+        value = to_device(value.toTensor());
+      } else if (value.isTensorList()) {
+        c10::List<Tensor> list;
+        for (const Tensor& tensor : value.toTensorVector()) {
+          list.push_back(to_device(tensor));
+        }
+        value = list;
+      }
+    }
+  }
+
+ private:
+  Tensor as_kernel(const Tensor& tensor, bool writes) {
+    launch_.touch(tensor, false);
+    Tensor kernel = kernel_view(tensor);
+    if (writes && tensor.defined()) {
+      launch_.touch(tensor, true);
+      written_.emplace_back(tensor, kernel);
+    }
+    return kernel;
+  }
+  Tensor to_device(const Tensor& tensor) {
+    if (!tensor.defined() || on_device(tensor)) {
+      return tensor;
+    }
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor made = empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type(), {}, device(device_), {});
+    kernel_view(made).copy_(tensor);
+    launch_.touch(made, true);
+    return made;
+  }
+  const c10::IValue& argument_of(const c10::AliasInfo& alias) const {
+    TORCH_CHECK(alias.isWrite(), "sim_device: ", schema_.operator_name(), " returns a view: it needs a kernel of its own");
+    for (size_t i = 0; i < given_.size(); ++i) {
+      const c10::AliasInfo* const argument = schema_.arguments()[i].alias_info();
+      if (argument != nullptr && *argument == alias) {
+        return given_[i];
+      }
+    }
+    TORCH_CHECK(false, "sim_device: ", schema_.operator_name(), " returns none of its arguments");
+  }
+
+  const c10::FunctionSchema& schema_;
+  Stack& stack_;
+  size_t begin_;
+  int device_;
+  Launch launch_;
+  std::vector<c10::IValue> given_;
+  std::vector<std::pair<Tensor, Tensor>> written_; // of the device, and as the kernel had it
+};
+
+void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
+  const std::lock_guard lock(timeline().mutex);
+  OnCpu call(op, *stack);
+  call.arguments();
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  call.results();
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("as_strided", &as_strided);
+  library.impl("view", &view);
+  library.impl("_reshape_alias", &reshape_alias);
+  library.impl("unfold", &unfold);
+  library.impl("resize_", &resize_);
+  library.impl("set_.source_Tensor", &set_tensor);
+  library.impl("set_.source_Storage_storage_offset", &set_storage);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("_local_scalar_dense", &local_scalar_dense);
+  library.impl("record_stream", &record_stream);
+  // Has a composition of other operations for devices without a kernel, which rounds in another way.
+  library.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+#define TRIREME_SIM_LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define TRIREME_SIM_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+  AT_FORALL_LOWER_PRECISION_FP(TRIREME_SIM_LOWER)
+  AT_FORALL_FP32(TRIREME_SIM_FP32)
+}
+
+} // namespace
+
+void launch(const char* kernel, const std::vector<Touched>& touched) {
+  const std::lock_guard lock(timeline().mutex);
+  int index = current_device();
+  for (const Touched& one : touched) {
+    index = is_device_pointer(one.pointer) ? device_of(one.pointer) : index;
+  }
+  const int stream = clock_of(index, current_stream(index));
+  timeline().launch(stream);
+  for (const Touched& one : touched) {
+    const auto begin = reinterpret_cast<uintptr_t>(one.pointer);
+    timeline().touch(kernel, stream, begin, begin + static_cast<uintptr_t>(one.bytes), one.writes);
+  }
+}
+
+} // namespace trireme::sim

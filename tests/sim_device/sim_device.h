@@ -1,0 +1,63 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+/// A device for tests that punishes what a GPU would punish, on the CPU: libtorch's PrivateUse1.
+///
+/// Its memory is a memory file mapped twice. data_ptr() points into a mapping without access, so the host crashes where it touches device
+/// memory; kernels are the CPU's, on the other mapping. Every operation runs at once, but is checked as if streams were asynchronous:
+/// vector clocks follow streams, events and host threads, and two accesses to the same bytes that nothing orders are reported, as are
+/// frees without record_stream(). A copy into pinned memory arrives when a thread of the host has waited for it, and not before.
+/// It says nothing about speed, about CUDA's kernels, or about what several processes do to one device.
+namespace trireme::sim {
+
+/// Makes `devices` devices available to this process: once, after fork().
+void start(int devices = 1);
+c10::Device device(int index = 0);
+
+/// Races, frees without record_stream(), pinned memory that is reused too early: a sentence each.
+std::vector<std::string> problems();
+void clear_problems();
+
+/// How often a thread of the host has waited for a device, and for what; those in a Transport scope, or of a thread with "staged" in its name, are not counted.
+int64_t host_synchronisations();
+std::vector<std::string> host_synchronisation_names();
+void reset_host_synchronisations();
+
+/// Marks this thread as one that moves data between ranks while it lives: its waits are part of the message.
+class Transport {
+ public:
+  Transport();
+  ~Transport();
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+};
+
+/// An event is ready when it was asked this many times (default 1): polling code has to go on.
+void set_polls(int polls);
+
+/// Bytes of a device's memory in use, and the most so far.
+struct Memory {
+  int64_t bytes = 0;
+  int64_t peak = 0;
+};
+Memory memory();
+
+/// For kernels of our own: where a kernel finds what `device_pointer` points to.
+void* kernel_pointer(const void* device_pointer);
+struct Touched {
+  const void* pointer;
+  int64_t bytes;
+  bool writes;
+};
+/// Launches a kernel that touches these bytes of device memory on the current stream.
+void launch(const char* kernel, const std::vector<Touched>& touched);
+
+/// Registers the CPU's optimizer kernels for the device: without it ATen's operations step the parameters, to other last bits.
+void use_cpu_optimizer_kernels();
+
+} // namespace trireme::sim

@@ -1,0 +1,204 @@
+#include "timeline.h"
+
+#include <trireme/base/error.h>
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace trireme::sim {
+namespace {
+
+thread_local int transports = 0;
+
+// Threads of a backend that carries messages between ranks say so by their name.
+bool carries_messages() {
+  char name[16] = {};
+  ::pthread_getname_np(::pthread_self(), name, sizeof name);
+  return transports > 0 || std::strstr(name, "staged") != nullptr;
+}
+
+} // namespace
+
+void join(Clock& a, const Clock& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = std::max(a[i], b[i]);
+  }
+}
+
+Timeline& timeline() {
+  static auto* const the = new Timeline(); // threads of libtorch outlive statics
+  return *the;
+}
+
+int clock_of(int device, int64_t stream) {
+  return device * kStreamsEach + static_cast<int>(stream);
+}
+
+std::string stream_name(int clock) {
+  return concat("stream ", clock % kStreamsEach, clock < kStreamsEach ? "" : concat(" of device ", clock / kStreamsEach));
+}
+
+Clock& Timeline::host() {
+  static thread_local Clock clock{};
+  return clock;
+}
+
+void Timeline::report(const std::string& problem) {
+  if (problems.size() < 50) {
+    problems.push_back(problem);
+  }
+}
+
+void Timeline::launch(int stream) {
+  Clock& clock = streams_[static_cast<size_t>(stream)];
+  join(clock, host());
+  ++clock[static_cast<size_t>(stream)];
+}
+
+void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes) {
+  auto block = blocks_.upper_bound(begin);
+  if (begin >= end || block == blocks_.begin()) {
+    return;
+  }
+  --block;
+  if (begin >= block->first + static_cast<uintptr_t>(block->second.bytes)) {
+    report(concat(kernel, " on ", stream_name(stream), writes ? " writes" : " reads", " memory that was freed"));
+    return;
+  }
+  const Clock& clock = streams_[static_cast<size_t>(stream)];
+  std::vector<Access>& accesses = block->second.accesses;
+  for (const Access& before : accesses) {
+    if ((before.writes || writes) && before.begin < end && begin < before.end && clock[static_cast<size_t>(before.stream)] < before.clock) {
+      report(concat(kernel, " on ", stream_name(stream), writes ? " writes" : " reads", " what ", before.kernel, " on ", stream_name(before.stream),
+                    before.writes ? " wrote" : " reads", ", without waiting for it"));
+    }
+  }
+  std::erase_if(accesses, [&](const Access& before) {
+    return before.begin >= begin && before.end <= end && clock[static_cast<size_t>(before.stream)] >= before.clock && (writes || !before.writes);
+  });
+  accesses.push_back({begin, end, writes, stream, clock[static_cast<size_t>(stream)], kernel});
+}
+
+void Timeline::host_waits(const Clock& done, const std::string& what, bool counts) {
+  join(host(), done);
+  arrive(host());
+  if (counts && !carries_messages()) {
+    synchronisations.push_back(what);
+  }
+}
+
+void Timeline::arrive(const Clock& known) {
+  std::erase_if(copies_, [&](const HostCopy& copy) {
+    if (known[static_cast<size_t>(copy.stream)] < copy.clock) {
+      return false;
+    }
+    if (copy.to_host) {
+      std::memcpy(copy.host, copy.bytes.data(), copy.bytes.size());
+    } else if (std::memcmp(copy.host, copy.bytes.data(), copy.bytes.size()) != 0) {
+      report(concat("the host changed pinned memory while ", stream_name(copy.stream), " copied it to the device"));
+    }
+    return true;
+  });
+}
+
+void Timeline::copy_to_host(int stream, void* to, std::vector<char> bytes) {
+  std::memset(to, 0xff, bytes.size()); // NaN, for who reads too early
+  copies_.push_back({stream, now(stream)[static_cast<size_t>(stream)], static_cast<char*>(to), std::move(bytes), true});
+}
+
+// Nothing is copied twice: the bytes are kept to see whether they change.
+void Timeline::copy_from_host(int stream, const void* from, int64_t bytes) {
+  auto* const begin = static_cast<char*>(const_cast<void*>(from));
+  for (HostCopy& copy : copies_) { // what the device itself has not delivered yet is delivered on the same stream first
+    if (copy.to_host && copy.host < begin + bytes && begin < copy.host + copy.bytes.size()) {
+      if (now(stream)[static_cast<size_t>(copy.stream)] < copy.clock) {
+        report(concat(stream_name(stream), " copies pinned memory that ", stream_name(copy.stream), " still writes, without waiting for it"));
+      }
+      std::memcpy(copy.host, copy.bytes.data(), copy.bytes.size());
+    }
+  }
+  copies_.push_back({stream, now(stream)[static_cast<size_t>(stream)], begin, std::vector<char>(begin, begin + bytes), false});
+}
+
+void Timeline::pinned_freed(const void* begin, int64_t bytes) {
+  const auto* const first = static_cast<const char*>(begin);
+  std::erase_if(copies_, [&](const HostCopy& copy) {
+    const bool inside = copy.host >= first && copy.host < first + bytes;
+    if (inside && copy.to_host) {
+      report(concat("pinned memory was freed while ", stream_name(copy.stream), " copies into it"));
+    }
+    return inside; // a caching allocator of pinned memory waits for copies from it
+  });
+}
+
+void Timeline::allocated(uintptr_t begin, int64_t bytes, int stream) {
+  blocks_[begin] = Block{bytes, stream, {}, {}};
+}
+
+
+int64_t Timeline::freed(uintptr_t begin) {
+  const auto found = blocks_.find(begin);
+  if (found == blocks_.end()) {
+    return 0;
+  }
+  const Block& block = found->second;
+  Clock known = now(block.stream);
+  join(known, host());
+  for (const Access& access : block.accesses) {
+    if (known[static_cast<size_t>(access.stream)] < access.clock && block.recorded.count(access.stream) == 0) {
+      report(concat("memory of ", stream_name(block.stream), " was freed while ", access.kernel, " on ", stream_name(access.stream),
+                    " uses it: record_stream() is missing"));
+    }
+  }
+  const int64_t bytes = block.bytes;
+  blocks_.erase(found);
+  return bytes;
+}
+
+int Timeline::stream_of(uintptr_t begin) const {
+  const auto block = blocks_.find(begin);
+  return block == blocks_.end() ? 0 : block->second.stream;
+}
+
+void Timeline::recorded(uintptr_t begin, int stream) {
+  if (const auto block = blocks_.find(begin); block != blocks_.end()) {
+    block->second.recorded.insert(stream);
+  }
+}
+
+// ---- the public face
+
+std::vector<std::string> problems() {
+  const std::lock_guard lock(timeline().mutex);
+  return timeline().problems;
+}
+void clear_problems() {
+  const std::lock_guard lock(timeline().mutex);
+  timeline().problems.clear();
+}
+int64_t host_synchronisations() {
+  const std::lock_guard lock(timeline().mutex);
+  return static_cast<int64_t>(timeline().synchronisations.size());
+}
+std::vector<std::string> host_synchronisation_names() {
+  const std::lock_guard lock(timeline().mutex);
+  return timeline().synchronisations;
+}
+void reset_host_synchronisations() {
+  const std::lock_guard lock(timeline().mutex);
+  timeline().synchronisations.clear();
+}
+Transport::Transport() {
+  ++transports;
+}
+Transport::~Transport() {
+  --transports;
+}
+void set_polls(int polls) {
+  const std::lock_guard lock(timeline().mutex);
+  timeline().polls = polls;
+}
+
+} // namespace trireme::sim

@@ -1,0 +1,96 @@
+#pragma once
+
+#include "sim_device.h"
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace trireme::sim {
+
+inline constexpr int kMostDevices = 4;
+inline constexpr int kStreamsEach = 16;
+inline constexpr int kClocks = kMostDevices * kStreamsEach;
+
+/// How far each stream is known to have come.
+using Clock = std::array<int64_t, kClocks>;
+void join(Clock& a, const Clock& b);
+
+/// Who did what to which memory, and what orders it. All functions but the constructor want `mutex` to be held.
+class Timeline {
+ public:
+  std::recursive_mutex mutex;
+
+  // The threads of the host. Each knows what it has waited for.
+  static Clock& host();
+
+  /// Starts a kernel on the stream: after everything that this thread has waited for.
+  void launch(int stream);
+  /// The kernel that was launched last on the stream reads or writes these bytes.
+  void touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes);
+  /// This thread waits for work that has come as far as `done`. `counts`: it is a synchronisation of the host.
+  void host_waits(const Clock& done, const std::string& what, bool counts = true);
+  const Clock& now(int stream) const {
+    return streams_[static_cast<size_t>(stream)];
+  }
+  void wait(int stream, const Clock& done) {
+    join(streams_[static_cast<size_t>(stream)], done);
+  }
+
+  void allocated(uintptr_t begin, int64_t bytes, int stream);
+  /// Reports streams that still use the block and are not recorded. Returns its size.
+  int64_t freed(uintptr_t begin);
+  void recorded(uintptr_t begin, int stream);
+  /// The stream that the block was allocated on.
+  int stream_of(uintptr_t begin) const;
+
+  /// A copy into pinned memory: the bytes are there when a thread has waited for it.
+  void copy_to_host(int stream, void* to, std::vector<char> bytes);
+  /// A copy from pinned memory, which must stay as it is until then.
+  void copy_from_host(int stream, const void* from, int64_t bytes);
+  void pinned_freed(const void* begin, int64_t bytes);
+
+  std::vector<std::string> problems;
+  std::vector<std::string> synchronisations;
+  int polls = 1;
+
+ private:
+  struct Access {
+    uintptr_t begin, end;
+    bool writes;
+    int stream;
+    int64_t clock;
+    std::string kernel;
+  };
+  struct Block {
+    int64_t bytes;
+    int stream;
+    std::set<int> recorded;
+    std::vector<Access> accesses;
+  };
+  struct HostCopy {
+    int stream;
+    int64_t clock;
+    char* host;
+    std::vector<char> bytes;
+    bool to_host;
+  };
+  void arrive(const Clock& known);
+  void report(const std::string& problem);
+
+  std::array<Clock, kClocks> streams_{};
+  std::map<uintptr_t, Block> blocks_;
+  std::deque<HostCopy> copies_; // under way
+};
+
+Timeline& timeline();
+/// Number of the clock of a stream.
+int clock_of(int device, int64_t stream);
+std::string stream_name(int clock);
+
+} // namespace trireme::sim

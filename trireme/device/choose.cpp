@@ -1,0 +1,56 @@
+#include <trireme/device/choose.h>
+
+#include <trireme/base/error.h>
+#include <trireme/device/options.h>
+
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+namespace trireme::device {
+namespace {
+
+[[noreturn]] void refuse_missing(const std::string& asked, int there) {
+  throw InputError("device", concat("device \"", asked, "\" was asked for, and libtorch sees ", there == 0 ? "no GPU" : concat(there, there == 1 ? " GPU" : " GPUs")),
+                   "Say \"auto\" or \"cpu\", or look at `trireme doctor`, the driver and CUDA_VISIBLE_DEVICES.");
+}
+
+} // namespace
+
+int count(c10::DeviceType type) noexcept {
+  return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type)->deviceCount() : 0;
+}
+
+std::optional<c10::DeviceType> accelerator() noexcept {
+  try {
+    const auto type = at::accelerator::getAccelerator(/*checked=*/false);
+    return type && count(*type) > 0 ? type : std::nullopt;
+  } catch (const std::exception&) { // a libtorch with CUDA where no driver is
+    return std::nullopt;
+  }
+}
+
+c10::Device choose(const std::string& asked, int local_rank, int local_size) {
+  if (!is_choice(asked)) {
+    throw InputError("device", concat('"', asked, "\" is not a device that can be asked for"), kChoices);
+  }
+  const int gpus = count(c10::kCUDA);
+  if (asked == "cpu" || (asked == "auto" && gpus == 0)) {
+    return c10::kCPU;
+  }
+  if (const auto number = gpu_number(asked)) {
+    if (*number >= gpus) {
+      refuse_missing(asked, gpus);
+    }
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(*number)};
+  }
+  if (gpus == 0) {
+    refuse_missing(asked, gpus);
+  }
+  if (local_size > gpus) {
+    throw InputError("device", concat("this host has ", local_size, " ranks and libtorch sees ", gpus, gpus == 1 ? " GPU" : " GPUs"),
+                     concat("Start at most ", gpus, gpus == 1 ? " rank" : " ranks", " on it, or say \"training\": {\"device\": \"cpu\"}, or \"cuda:0\" for all ranks on one GPU."));
+  }
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
+}
+
+} // namespace trireme::device

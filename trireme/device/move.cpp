@@ -1,0 +1,44 @@
+#include <trireme/device/move.h>
+
+#include <trireme/base/error.h>
+
+#include <torch/nn/module.h>
+#include <torch/utils.h>
+
+namespace trireme::device {
+namespace {
+
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.numel() == 0 || tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
+}
+
+void move(at::Tensor tensor, const std::string& name, at::Device device) {
+  if (!tensor.defined() || tensor.device() == device) {
+    return;
+  }
+  if (!has_memory(tensor)) {
+    throw InputError("device", concat("\"", name, "\" is sharded on ", tensor.device(), ", and the engine trains on ", device), "Make zero::Init with that device.");
+  }
+  tensor.mutable_grad() = at::Tensor();
+  const at::Tensor there = tensor.detach().to(device);
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  if (impl->has_compatible_shallow_copy_type(there.key_set())) {
+    tensor.set_data(there);
+  } else { // libtorch lists the kinds of device whose tensors may take each other's place, and leaves out those registered from outside
+    impl->shallow_copy_from(there.getIntrusivePtr());
+  }
+}
+
+} // namespace
+
+void move(torch::nn::Module& module, at::Device device) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& item : module.named_parameters()) {
+    move(item.value(), item.key(), device);
+  }
+  for (const auto& item : module.named_buffers()) {
+    move(item.value(), item.key(), device);
+  }
+}
+
+} // namespace trireme::device

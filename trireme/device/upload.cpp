@@ -1,0 +1,52 @@
+#include <trireme/device/upload.h>
+
+#include <trireme/device/stream.h>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
+
+namespace trireme::device {
+
+Uploader::Uploader(at::Device device) : device_(device) {
+  if (!device_.is_cpu()) {
+    stream_ = another_stream(device_);
+  }
+}
+
+void Uploader::forget_copied() {
+  while (!sources_.empty() && sources_.front().first.query()) {
+    sources_.pop_front();
+  }
+}
+
+at::Tensor Uploader::upload(const at::Tensor& tensor) {
+  if (!stream_ || !tensor.defined() || !tensor.is_cpu()) {
+    return tensor;
+  }
+  forget_copied();
+  const at::NoGradGuard no_grad;
+  const at::Tensor source = tensor.contiguous().pin_memory(); // both: itself where it is so already
+  const c10::Stream current = current_stream(device_);
+  at::Tensor there;
+  c10::Event copied(device_.type());
+  {
+    const c10::StreamGuard guard(*stream_);
+    there = at::empty_like(source, source.options().device(device_).pinned_memory(false));
+    there.copy_(source, /*non_blocking=*/true);
+    copied.record(*stream_);
+  }
+  copied.block(current);
+  there.record_stream(current);
+  sources_.emplace_back(std::move(copied), source);
+  return there;
+}
+
+std::vector<at::Tensor> Uploader::upload(std::vector<at::Tensor> tensors) {
+  for (at::Tensor& tensor : tensors) {
+    tensor = upload(tensor);
+  }
+  return tensors;
+}
+
+} // namespace trireme::device

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <deque>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace trireme::device {
+
+/// Copies batches to the device on a stream of its own, so that the copy of the next micro-batch overlaps the computation of the present
+/// one. The stream that is current waits for the copy; the host does not. Tensors in pinned memory (DataLoader's) are read from where
+/// they are, others are copied into pinned memory first.
+/// To the CPU it does nothing.
+class Uploader {
+ public:
+  explicit Uploader(at::Device device = at::kCPU);
+
+  at::Device device() const {
+    return device_;
+  }
+  /// The tensor on the device; itself if it is there.
+  at::Tensor upload(const at::Tensor& tensor);
+  std::vector<at::Tensor> upload(std::vector<at::Tensor> tensors);
+
+ private:
+  void forget_copied();
+
+  at::Device device_;
+  std::optional<c10::Stream> stream_;
+  std::deque<std::pair<c10::Event, at::Tensor>> sources_; // in pinned memory, until they are copied
+};
+
+} // namespace trireme::device
