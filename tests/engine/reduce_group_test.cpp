@@ -3,6 +3,8 @@
 
 #include <tests/support/run_ranks.h>
 
+#include <trireme/zero/init.h>
+
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 #include <torch/nn/functional/normalization.h>
@@ -170,6 +172,67 @@ TEST(ReduceGroupTest, ExpertsOverRanksTrainAsInOneProcess) {
   }
 }
 
+// With an expert of one rank, whose gradients nobody adds up.
+TEST(ReduceGroupTest, ScalingBeforeTheSumHoldsForEveryGroup) {
+  for (const auto& [ranks, experts] : {std::pair(2, 2), std::pair(4, 2)}) {
+    const Reference expected = with_torch(ranks, experts);
+    for (const bool prescale : {true, false}) {
+      for (const int stage : {0, 1, 2}) {
+        EXPECT_THAT(run_ranks(ranks,
+                              [&, experts = experts](comm::World& world) {
+                                ExpertRun run(world, experts, stage, kSgd, [&](InitializeOptions& options) {
+                                  options.config.data_parallel.prescale_gradients = prescale;
+                                  options.config.data_parallel.gradient_predivide_factor = prescale ? 1 : 4;
+                                });
+                                for (int step = 0; step < kSteps; ++step) {
+                                  EXPECT_NEAR(run.step(), expected.losses[step], 1e-5 * expected.losses[step]) << "step " << step;
+                                  EXPECT_NEAR(run.made.engine->get_global_grad_norm().value(), expected.norms[step], 1e-5 * expected.norms[step]) << "step " << step;
+                                }
+                              }),
+                    IsEmpty())
+            << ranks << " ranks, stage " << stage << (prescale ? ", prescale_gradients" : ", gradient_predivide_factor");
+      }
+    }
+  }
+}
+
+TEST(ReduceGroupTest, TheWholeModelIsCounted) {
+  EXPECT_THAT(run_ranks(4,
+                        [](comm::World& world) {
+                          ExpertRun run(world, 2, 1);
+                          EXPECT_EQ(run.made.engine->num_parameters(), kWidth * kWidth + kWidth + 2 * (kWidth * kWidth + 2));
+                        }),
+              IsEmpty());
+}
+
+// One rank has a parameter that nobody else has, and does not use it in every step.
+TEST(ReduceGroupTest, RanksMayHaveDifferentNumbersOfGroups) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const bool has = world.rank() == 1;
+                          torch::nn::Linear shared(kWidth, 1);
+                          const auto model = std::make_shared<torch::nn::Module>();
+                          model->register_module("shared", shared);
+                          const at::Tensor extra = has ? model->register_parameter("extra", torch::ones({2})) : at::Tensor();
+                          int step = 0;
+                          InitializeOptions options;
+                          options.config = config::read_deepspeed(JsonNode::parse(concat(R"({"train_micro_batch_size_per_gpu": 3, "optimizer": )", kSgd, "}"), "test.json"));
+                          options.model = model;
+                          options.loss = [&](const data::Batch& batch) {
+                            const at::Tensor loss = shared->forward(batch.input()).square().mean();
+                            return has && step % 2 == 0 ? loss + extra.sum() : loss;
+                          };
+                          options.placement = [](const std::string& name, const at::Tensor&) { return bucket::Placement{.reduce_group = name == "extra" ? 1 : 0}; };
+                          options.reduce_groups = [&](const comm::Group&) { return has ? std::vector<comm::Group>{comm::Group()} : std::vector<comm::Group>(); };
+                          const auto engine = initialize(world, options).engine;
+                          EXPECT_EQ(engine->num_parameters(), kWidth + 1 + 2);
+                          for (; step < 4; ++step) {
+                            engine->train_batch([&] { return data::Batch{{rows_of(step, world.rank())}, {}, kRows}; });
+                          }
+                        }),
+              IsEmpty());
+}
+
 TEST(ReduceGroupTest, ACheckpointHasTheWholeAndFitsOtherNumbersOfRanks) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_experts_", ::getpid());
   for (const int stage : {0, 1, 3}) {
@@ -233,6 +296,20 @@ TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
                                       HasSubstr("\"spare\" is not that of a whole one, and it is frozen"));
                           EXPECT_THAT(refusal([](auto& options) { options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}}; }),
                                       HasSubstr("lamb needs the norm of the whole parameter \"experts\""));
+                          {
+                            std::unique_ptr<Experts> early;
+                            {
+                              const zero::Init init(world.group());
+                              early = std::make_unique<Experts>(2, world.rank(), world.rank() + 1);
+                            }
+                            EXPECT_THAT(refusal([&](auto& options) {
+                                          options.model = early->ptr();
+                                          options.placement = [](const std::string& name, const at::Tensor&) {
+                                            return bucket::Placement{.reduce_group = name == "shared.weight" ? 1 : 0};
+                                          };
+                                        }),
+                                        HasSubstr("\"shared.weight\" has a reduce_group of its own, and zero::Init has sharded it"));
+                          }
                           ExpertRun run(world, 2, 0);
                           EXPECT_THROW(run.made.engine->gather_parameters({run.model->weights}, 0), InputError);
                         }),

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/bucket/parameter_shards.h>
 #include <trireme/bucket/shared_memory.h>
 #include <trireme/device/move.h>
 #include <trireme/precision/cast.h>
@@ -127,6 +128,16 @@ void check_placement(const std::string& name, const at::Tensor& parameter, const
   }
 }
 
+// zero::Init has made the first rank's values those of all data ranks.
+void refuse_early_shards_of_some_ranks(const torch::nn::Module& model, const InitializeOptions& options) {
+  for (const auto& item : model.named_parameters()) {
+    if (options.placement && !bucket::has_memory(item.value()) && options.placement(item.key(), item.value()).reduce_group != 0) {
+      throw InputError("engine", concat("parameter \"", item.key(), "\" has a reduce_group of its own, and zero::Init has sharded it among all data ranks"),
+                       "Build its module after zero::Init has ended.");
+    }
+  }
+}
+
 // Warns if stage 3 is no better than stage 2.
 void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units, const config::EngineConfig& config) {
   int64_t whole = 0;
@@ -164,6 +175,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   sharding.shard_parameters = shards_parameters(parts, config);
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
   sharding.gradient_type = gradient_type(parts);
+  refuse_early_shards_of_some_ranks(*parts.model, options);
   if (sharding.shard_parameters) {
     sharding.parameter_store = options.state_store ? options.state_store() : nullptr;
     units.choose(config.zero);

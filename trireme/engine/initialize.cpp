@@ -10,6 +10,7 @@
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/optimizer_groups.h>
 #include <trireme/engine/resolve_precision.h>
+#include <trireme/engine/same_options.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/zero/sharded_sync.h>
 
@@ -18,6 +19,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 
+#include <cmath>
+#include <map>
 #include <set>
 
 namespace trireme::engine {
@@ -152,6 +155,14 @@ device::Uploader open_device(const Parts& parts, at::Device device) {
   return device::Uploader(device);
 }
 
+void check_step_group(const parallel::GradientSync& sync) {
+  const comm::Group& group = sync.step_group();
+  if (group.size() > 1 && group.members() != sync.group().members()) {
+    throw InputError("engine", concat("GradientSync::step_group() has ", group.size(), " of the ", sync.group().size(), " data ranks"),
+                     "Either all data ranks take a step as one, or each by itself: return group(), or a group of one.");
+  }
+}
+
 data::DataLoader make_loader(const Parts& parts, const InitializeOptions& options) {
   data::SamplerOptions sampler;
   sampler.shuffle = options.shuffle;
@@ -174,17 +185,38 @@ data::DataLoader make_loader(const Parts& parts, const InitializeOptions& option
   return loader;
 }
 
+// Of a parameter that some ranks have, each of them counts its share.
 int64_t count_parameters(const Parts& parts) {
-  at::Tensor count = torch::zeros({1}, torch::kInt64);
-  std::set<const void*> seen;
-  for (const auto& item : parts.model->named_parameters()) {
-    const bool copy = parts.layers && parts.layers->saved_name(item.key()) != item.key();
-    if (!copy && seen.insert(item.value().unsafeGetTensorImpl()).second) {
-      count += item.value().numel();
+  std::map<const void*, int> groups; // the reduce group of a trained parameter
+  for (const auto& buffer : parts.buffers) {
+    for (int64_t i = 0; i < buffer->count(); ++i) {
+      groups[buffer->parameter(i).unsafeGetTensorImpl()] = buffer->reduce_group();
     }
   }
-  parts.pipe.all_reduce(count, comm::ReduceOp::sum, "parameter count").wait();
-  return count.item<int64_t>();
+  double everywhere = 0;
+  double shares = 0;
+  std::set<const void*> seen;
+  for (const auto& item : parts.model->named_parameters()) {
+    const void* const impl = item.value().unsafeGetTensorImpl();
+    const bool copy = parts.layers && parts.layers->saved_name(item.key()) != item.key();
+    if (copy || !seen.insert(impl).second) {
+      continue;
+    }
+    const auto group = groups.find(impl);
+    const auto numel = static_cast<double>(item.value().numel());
+    if (group == groups.end() || group->second == 0) {
+      everywhere += numel;
+    } else {
+      shares += numel / parts.sync->groups().at(group->second).size();
+    }
+  }
+  at::Tensor sum = torch::tensor({shares}, torch::kFloat64);
+  if (parts.several_reduce_groups) {
+    parts.group.all_reduce(sum, comm::ReduceOp::sum, "parameter count of the data ranks").wait();
+  }
+  sum += everywhere;
+  parts.pipe.all_reduce(sum, comm::ReduceOp::sum, "parameter count").wait();
+  return std::llround(sum.item<double>());
 }
 
 } // namespace
@@ -223,8 +255,16 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.checkpoint = config.checkpoint;
   announce(config);
 
+  if (options.model) {
+    parts.claim.emplace(*options.model); // before anything of it is changed
+  }
   parts.sync = make_sync(parts, options);
+  check_step_group(*parts.sync);
+  check_same_options(parts, options);
   zero::ModelUnits units = build_model(parts, impl->state, options);
+  if (!parts.claim) {
+    parts.claim.emplace(*parts.model); // a list of layers, built now
+  }
   const std::vector<bucket::FlatParameters*> buffers = flatten(parts, options, units);
   if (config.data_parallel.broadcast_buffers) {
     parts.module_buffers.emplace(*parts.model, parts.group);

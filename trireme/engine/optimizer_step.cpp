@@ -57,7 +57,7 @@ OptimizerStep::Unused OptimizerStep::unused_here() const {
 // one, so the flags themselves travel in such steps only.
 OptimizerStep::Unused OptimizerStep::unused_everywhere(Unused unused, double ranks_that_lack_some) const {
   const parallel::GradientSync& sync = *parts_.sync;
-  if (ranks_that_lack_some < (parts_.has_several_reduce_groups() ? 1 : sync.step_group().size())) {
+  if (ranks_that_lack_some < (parts_.several_reduce_groups ? 1 : sync.step_group().size())) {
     return {};
   }
   for (size_t b = 0; b < unused.size(); ++b) {
@@ -126,7 +126,7 @@ void OptimizerStep::run() {
   const Unused unused = unused_here();
   const bool lacks_some = any(unused);
   // One reduce group may lack what another has, so all ranks need to know.
-  const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.has_several_reduce_groups());
+  const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.several_reduce_groups);
   // The norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
   at::Tensor sums = torch::tensor({here[1], lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
   comm::Work exchange;

@@ -4,6 +4,7 @@
 #include <trireme/config/batch_size.h>
 #include <trireme/data/loader.h>
 #include <trireme/device/upload.h>
+#include <trireme/engine/claimed_model.h>
 #include <trireme/engine/engine.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
@@ -25,6 +26,7 @@ namespace trireme::engine {
 /// The parts of an engine. initialize() builds them; none is replaced afterwards.
 struct Parts {
   std::shared_ptr<torch::nn::Module> model;
+  std::optional<ClaimedModel> claim;
   LossFunction loss_function;
   device::Uploader uploader; // to the device that this rank trains on
   comm::Group group; // the data axis
@@ -37,6 +39,7 @@ struct Parts {
   double clipping = 0;
   precision::PrecisionOptions precision;
   bool may_step_in_backward = false;
+  bool several_reduce_groups = false; // on any rank
   parallel::FlatBuffers buffers;
   parallel::FlatBuffers frozen; // sharded parameters that are not trained
   std::optional<parallel::ModuleBuffers> module_buffers; // absent: ranks keep their own
@@ -71,9 +74,6 @@ struct Parts {
   /// Whether all ranks of the data axis take a step as one, or each by itself.
   bool steps_together() const {
     return sync->step_group().size() == group.size();
-  }
-  bool has_several_reduce_groups() const {
-    return sync->groups().all().size() > 1;
   }
   /// All ranks that take a step as one, or skip it.
   const comm::Group& step_ranks() const {

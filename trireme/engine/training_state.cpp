@@ -177,7 +177,28 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
                                       " (or masters of low precision) differ from rank to rank, which a checkpoint cannot hold yet"),
                      "Use SGD without momentum, in fp32.");
   }
-  checkpoint::save(folder, tag, engine_.parts.everyone, shards(), state(client_state), nlohmann::json::object(), options, engine_.parts.config);
+  std::vector<checkpoint::TensorShard> mine;
+  nlohmann::json positions;
+  checkpoint::Problem problem; // a StateStore or GradientSync of the client's may throw on one rank, and the others must not wait for it
+  try {
+    mine = shards();
+    positions = state(client_state);
+  } catch (const PeerError&) {
+    throw;
+  } catch (const std::exception& error) {
+    problem = checkpoint::Problem::of(error);
+  }
+  checkpoint::decide(engine_.parts.everyone, checkpoint::to_json(problem), [](const std::vector<nlohmann::json>& reports) -> nlohmann::json {
+    std::vector<checkpoint::Problem> problems;
+    for (const nlohmann::json& report : reports) {
+      problems.push_back(checkpoint::problem_from(report));
+    }
+    if (const checkpoint::Problem all = checkpoint::joined(problems)) {
+      all.raise();
+    }
+    return nullptr;
+  });
+  checkpoint::save(folder, tag, engine_.parts.everyone, mine, positions, nlohmann::json::object(), options, engine_.parts.config);
 }
 
 void TrainingState::check_model(const checkpoint::Checkpoint& saved) {

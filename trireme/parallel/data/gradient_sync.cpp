@@ -62,11 +62,20 @@ double AllReduceSync::scale() const {
   return options_.prescale_gradients ? 1.0 : options_.gradient_predivide_factor / group().size();
 }
 
-comm::Work AllReduceSync::reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to) {
+void AllReduceSync::apply_pre_scale(bucket::FlatParameters& buffer, int64_t bucket) const {
   if (const double scale = pre_scale(); scale != 1) {
     const torch::NoGradGuard no_grad;
     buffer.bucket_grad(bucket).mul_(scale);
   }
+}
+
+// scale() holds for all buckets alike.
+void AllReduceSync::gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) {
+  apply_pre_scale(buffer, bucket);
+}
+
+comm::Work AllReduceSync::reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to) {
+  apply_pre_scale(buffer, bucket);
   return reduce_bucket(groups().of(buffer), buffer, bucket, to, travel_.value_or(buffer.gradient_type()));
 }
 

@@ -57,6 +57,8 @@ class GradientSync {
   /// Starts the reduction of a bucket whose gradients are final on this rank. Not called for a buffer whose group has one rank, unless its
   /// gradients are sharded.
   virtual comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) = 0;
+  /// The same for a bucket of which nobody else has the parameters, while other buckets are exchanged: there is nothing to start.
+  virtual void gradients_alone(bucket::FlatParameters&, int64_t) {}
   /// All buckets of a backward have been handed to gradients_ready(); perhaps none has arrived.
   virtual void backward_ended() {}
   /// The bucket's gradients have arrived and the step is taken: calls `step`, which updates what this rank owns of the bucket, and starts
@@ -102,10 +104,12 @@ class AllReduceSync : public GradientSync {
 
   double scale() const override;
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
+  void gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) override;
 
  protected:
-  /// Applied before they are sent: 1 unless asked for.
+  /// The factor before they are sent: 1 unless asked for.
   double pre_scale() const;
+  void apply_pre_scale(bucket::FlatParameters& buffer, int64_t bucket) const;
   comm::Work reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to);
 
  private:

@@ -10,6 +10,9 @@ ReduceGroups::ReduceGroups(comm::Group data, std::vector<comm::Group> others) : 
   groups_.insert(groups_.begin(), std::move(data));
   const std::vector<int>& known = this->data().members();
   for (const comm::Group& group : groups_) {
+    if (group.size() == 1) {
+      continue; // Group() is one too
+    }
     for (const int rank : group.members()) {
       if (std::find(known.begin(), known.end(), rank) == known.end()) {
         throw InputError("data parallel", concat("reduce group \"", group.name(), "\" has rank ", rank, ", which is not in the data group"),

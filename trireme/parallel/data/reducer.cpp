@@ -310,6 +310,9 @@ void Reducer::Impl::start_next() {
     }
   }
   if (!buffers_[b].exchanged) {
+    if (sync_.group().size() > 1) {
+      sync_.gradients_alone(flat, bucket);
+    }
     works_.emplace_back();
     return;
   }

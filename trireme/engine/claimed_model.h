@@ -1,0 +1,24 @@
+#pragma once
+
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace trireme::engine {
+
+/// While it lives, no other engine may be made on these parameters: it would take their memory and hooks over.
+class ClaimedModel {
+ public:
+  /// Errors: InputError naming a parameter that another engine has.
+  explicit ClaimedModel(const torch::nn::Module& model);
+  ~ClaimedModel();
+  ClaimedModel(const ClaimedModel&) = delete;
+  ClaimedModel& operator=(const ClaimedModel&) = delete;
+
+ private:
+  std::vector<const void*> parameters_; // TensorImpl
+};
+
+} // namespace trireme::engine

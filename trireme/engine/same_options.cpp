@@ -1,0 +1,66 @@
+#include <trireme/engine/same_options.h>
+
+#include <trireme/base/error.h>
+
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace trireme::engine {
+namespace {
+
+struct Compared {
+  const char* name;
+  int64_t value;
+};
+
+std::vector<Compared> compared(const Parts& parts, const InitializeOptions& options) {
+  const config::EngineConfig& config = options.config;
+  return {
+      {"the ZeRO stage", config.zero.stage},
+      {"the micro-batch", parts.batch.micro},
+      {"gradient_accumulation_steps", parts.batch.accumulation},
+      {"gradient_clipping", std::bit_cast<int64_t>(parts.clipping)},
+      {"the type of computation (fp32, bf16, fp16)", static_cast<int64_t>(parts.precision.compute)},
+      {"the optimizer", static_cast<int64_t>(config.optimizer_or_adamw().rule.index())},
+      {"the type of optimizer states", static_cast<int64_t>(config.optimizer_or_adamw().state_type)},
+      {"the lr", std::bit_cast<int64_t>(config.optimizer_or_adamw().lr())},
+      {"step_in_backward", config.step_in_backward},
+      {"broadcast_buffers", config.data_parallel.broadcast_buffers},
+      {"bucket sizes", config.data_parallel.bucket_bytes},
+      {"the number of parameter_groups", std::ssize(options.parameter_groups)},
+      {"whether there is a gradient_sync", options.gradient_sync != nullptr},
+      {"whether there is an order of the samples", options.order != nullptr},
+      {"whether there is training_data", options.training_data != nullptr},
+      {"the kind of device", static_cast<int64_t>(parts.device().type())},
+  };
+}
+
+} // namespace
+
+void check_same_options(Parts& parts, const InitializeOptions& options) {
+  const std::vector<Compared> own = compared(parts, options);
+  std::vector<int64_t> values;
+  for (const Compared& one : own) {
+    values.push_back(one.value);
+  }
+  values.push_back(std::ssize(parts.sync->groups().all()));
+  const at::Tensor mine = torch::tensor(values, torch::kInt64);
+  const at::Tensor all = torch::empty({parts.everyone.size() * mine.numel()}, torch::kInt64);
+  parts.everyone.all_gather(all, mine, "options of initialize()").wait();
+  const int64_t* const found = all.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < own.size(); ++i) {
+    for (int rank = 1; rank < parts.everyone.size(); ++rank) {
+      if (found[rank * mine.numel() + static_cast<int64_t>(i)] != found[i]) {
+        throw InputError("engine", concat("rank ", parts.everyone.members()[static_cast<size_t>(rank)], " and rank ", parts.everyone.members()[0], " differ in ", own[i].name),
+                         "Give initialize() the same configuration and options on every rank.");
+      }
+    }
+  }
+  for (int rank = 0; rank < parts.everyone.size(); ++rank) {
+    parts.several_reduce_groups = parts.several_reduce_groups || found[(rank + 1) * mine.numel() - 1] > 1;
+  }
+}
+
+} // namespace trireme::engine
