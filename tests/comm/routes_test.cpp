@@ -98,7 +98,7 @@ class RoutesTest : public testing::Test {
 };
 
 TEST_F(RoutesTest, ATensorGoesOverTheBackendOfItsDevice) {
-  const auto all = state([this] {
+  const auto all = state([this](at::Device) {
     notes_.emplace_back("opened");
     return make("device", at::kMeta);
   });
@@ -128,18 +128,18 @@ TEST_F(RoutesTest, WhatNobodyMovesIsRefusedWithoutOpeningAnything) {
 }
 
 TEST_F(RoutesTest, ADeviceThatCannotBeOpenedIsAFailureOfTheOperation) {
-  const Group group(state([]() -> std::shared_ptr<Backend> { throw Trouble(Trouble::Kind::lost, "the card is gone"); }));
+  const Group group(state([](at::Device) -> std::shared_ptr<Backend> { throw Trouble(Trouble::Kind::lost, "the card is gone"); }));
   EXPECT_THAT(error_of([&] { group.all_reduce(on(at::kMeta)); }), HasSubstr("the card is gone"));
 }
 
 TEST_F(RoutesTest, InputAndOutputAreOnOneDevice) {
-  const Group group(state([this] { return make("device", at::kMeta); }));
+  const Group group(state([this](at::Device) { return make("device", at::kMeta); }));
   EXPECT_THAT(error_of([&] { group.all_to_all(on(at::kCPU), on(at::kMeta), "tokens"); }), HasSubstr("\"tokens\" in group \"g\": input and output are on different devices (meta, cpu)"));
   EXPECT_THAT(notes_, IsEmpty());
 }
 
 TEST_F(RoutesTest, AGroupThatWasInterruptedOpensNothing) {
-  const auto all = state([this] { return make("device", at::kMeta); });
+  const auto all = state([this](at::Device) { return make("device", at::kMeta); });
   const Group group(all);
   all->interrupt();
   EXPECT_THAT(error_of([&] { group.all_reduce(on(at::kMeta)); }), HasSubstr("interrupted"));

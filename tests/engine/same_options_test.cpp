@@ -15,7 +15,7 @@ using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-InitializeOptions plain_options(const models::Gpt& model) {
+InitializeOptions plain_options(models::Gpt model) {
   InitializeOptions options;
   options.model = model.ptr();
   options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };

@@ -190,8 +190,12 @@ TEST_F(CudaTest, AdamHasTheBitsOfTheCpu) {
 }
 
 TEST_F(CudaTest, AGridThatGoesRoundSeveralTimesHasTheBitsOfTheCpu) {
-  compare(kSeveralRounds, {Element::u8, Element::bf16, Element::bf16}, "adamw", adam_step);
-  compare(kSeveralRounds, {Element::f32, Element::f32, Element::f16}, "adamw", adam_step);
+  for (const Types& types : {Types{Element::u8, Element::bf16, Element::bf16}, Types{Element::f32, Element::f32, Element::f16}}) {
+    Shard shard(kSeveralRounds, types);
+    adam_step(shard, false, 12345, true);
+    adam_step(shard, true, 12345, true);
+    EXPECT_TRUE(shard.same()) << static_cast<int>(types.state);
+  }
 }
 
 TEST_F(CudaTest, SgdHasTheBitsOfTheCpu) {
@@ -313,8 +317,8 @@ TEST_F(CudaTest, LambHasTheBitsOfTheCpu) {
     for (const int64_t n : {int64_t{1}, int64_t{256}, int64_t{257}, kLarge}) {
       for (const Limits limits : {Limits{1e-9F, 1e9F, 1}, Limits{1e6F, 1e9F, 1}, Limits{1e-9F, 1e-6F, 1}, Limits{1e-9F, 1e-6F, 0}}) {
         for (const bool inside_root : {false, true}) {
-          if (n == kLarge && inside_root) {
-            continue;
+          if (n == kLarge && (inside_root || limits.max < 1)) {
+            continue; // the smaller ones say it sooner
           }
           Shard shard(n, {state, Element::bf16, Element::bf16});
           for (int64_t i = 0; i < n; ++i) {

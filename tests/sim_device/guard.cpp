@@ -103,6 +103,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeEvent(void* event) const override {
     const std::lock_guard lock(timeline().mutex);
+    if (event != nullptr) {
+      static_cast<Event*>(event)->polls = timeline().polls; // ready from now on
+    }
     timeline().host_waits(event == nullptr ? Clock{} : static_cast<Event*>(event)->clock, "event.synchronize()");
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
@@ -262,6 +265,7 @@ c10::Device device(int index) {
 }
 
 void start(int count) {
+  TORCH_CHECK(count >= 1 && count <= kMostDevices, "sim_device: 1 to ", kMostDevices, " devices, not ", count);
   if (devices == 0) {
     map_memory(count);
     devices = count;

@@ -112,7 +112,15 @@ Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
     return target;
   }
   const Tensor& there = on_device(target) ? target : self;
+  const bool crosses = on_device(self) && on_device(target) && self.device() != target.device();
+  const int source = self.is_cpu() ? 0 : clock_of(self.device().index(), current_stream(self.device().index()));
+  if (crosses) { // as in CUDA, after the work of both current streams, and before what comes on either of them
+    timeline().wait(clock_of(there.device().index(), current_stream(there.device().index())), timeline().now(source));
+  }
   const Launch launch("copy", there.device().index());
+  if (crosses) {
+    timeline().wait(source, timeline().now(launch.stream()));
+  }
   launch.touch(self, false);
   launch.touch(target, true);
   if (on_device(self) && on_device(target)) {
@@ -336,6 +344,8 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 #define TRIREME_SIM_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
   AT_FORALL_LOWER_PRECISION_FP(TRIREME_SIM_LOWER)
   AT_FORALL_FP32(TRIREME_SIM_FP32)
+#define TRIREME_SIM_FP32_SUMS(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
+  AT_FORALL_FP32_SET_OPT_DTYPE(TRIREME_SIM_FP32_SUMS) // softmax among them
 }
 
 } // namespace

@@ -5,6 +5,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -233,6 +234,35 @@ TEST(SimDeviceTest, AnEventIsReadyAfterSomePolls) {
   });
 }
 
+TEST(SimDeviceTest, AnEventThatWasWaitedForIsReady) {
+  in_a_child([] {
+    set_polls(3);
+    c10::Event event(c10::kPrivateUse1);
+    event.record(guard().getStream(device()));
+    event.synchronize();
+    EXPECT_TRUE(event.query());
+  });
+}
+
+TEST(SimDeviceTest, ACopyBetweenDevicesIsOrderedOnBoth) {
+  in_a_child([] {
+    const at::Tensor first = torch::full({3}, 2, there());
+    const at::Tensor second = first.to(device(1));
+    first.add_(1);
+    EXPECT_EQ(second.add(1).sum().item<float>(), 9);
+    EXPECT_THAT(problems(), IsEmpty());
+  });
+}
+
+TEST(SimDeviceTest, TensorsOnForeignPointersShareMemory) {
+  in_a_child([] {
+    const at::Tensor tensor = torch::zeros({4}, there());
+    const at::Tensor part = at::for_blob(static_cast<float*>(tensor.mutable_data_ptr()) + 2, {2}).options(there()).target_device(device()).make_tensor();
+    part.fill_(3);
+    EXPECT_EQ(tensor.sum().item<float>(), 6);
+  });
+}
+
 TEST(SimDeviceTest, RandomNumbersAreTheCpus) {
   in_a_child([] {
     torch::manual_seed(11);
@@ -261,6 +291,16 @@ TEST(SimDeviceTest, AutocastIsTheCpus) {
     };
     EXPECT_EQ(run(device()).scalar_type(), at::kBFloat16);
     EXPECT_TRUE(run(device()).equal(run(at::kCPU)));
+  });
+}
+
+TEST(SimDeviceTest, AutocastTakesSoftmaxInSinglePrecision) {
+  in_a_child([] {
+    at::autocast::set_autocast_enabled(c10::kPrivateUse1, true);
+    at::autocast::set_autocast_dtype(c10::kPrivateUse1, at::kBFloat16);
+    EXPECT_EQ(at::softmax(torch::ones({2, 2}, there().dtype(at::kBFloat16)), -1).scalar_type(), at::kFloat);
+    at::autocast::set_autocast_enabled(c10::kPrivateUse1, false);
+    at::autocast::clear_cache();
   });
 }
 

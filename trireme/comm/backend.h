@@ -37,7 +37,7 @@ class Trouble : public PeerError {
 class Backend {
  public:
   virtual ~Backend() = default;
-  /// "null", "gloo", "shm", "mpi", "nccl".
+  /// "null", "gloo", "shm", "mpi", "nccl", "staged".
   virtual const char* name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;

@@ -15,16 +15,6 @@ namespace {
 
 constexpr const char* kSharedMemoryNeeds = "It needs memfd_create, /proc, and no limit on files or address space (ulimit -f, -v) below this machine's memory.";
 
-bool of_host(at::DeviceType type) {
-  return type == at::kCPU;
-}
-bool of_cuda(at::DeviceType type) {
-  return type == at::kCUDA;
-}
-bool of_any_gpu(at::DeviceType type) {
-  return type == at::kCUDA || type == at::kXPU || type == at::kPrivateUse1;
-}
-
 bool always() {
   return true;
 }
@@ -54,15 +44,15 @@ std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
 
 const std::vector<BackendEntry>& backends() {
   static const std::vector<BackendEntry> table = {
-      {"shm", "memory shared by ranks of one host, CPU tensors", of_host, shm_available, shm_suits, connect_shm, kSharedMemoryNeeds},
-      {"shm+gloo", "shared memory inside each host and TCP between hosts, CPU tensors", of_host, shm_available, hierarchy_suits, connect_hierarchy, kSharedMemoryNeeds},
-      {"gloo", "TCP between ranks of any hosts, CPU tensors", of_host, always, any_group, connect_gloo},
-      {"mpi", "the MPI whose mpirun started the ranks, CPU tensors", of_host, mpi_available, when_asked, connect_mpi,
+      {"shm", "memory shared by ranks of one host, CPU tensors", at::kCPU, shm_available, shm_suits, connect_shm, kSharedMemoryNeeds},
+      {"shm+gloo", "shared memory inside each host and TCP between hosts, CPU tensors", at::kCPU, shm_available, hierarchy_suits, connect_hierarchy, kSharedMemoryNeeds},
+      {"gloo", "TCP between ranks of any hosts, CPU tensors", at::kCPU, always, any_group, connect_gloo},
+      {"mpi", "the MPI whose mpirun started the ranks, CPU tensors", at::kCPU, mpi_available, when_asked, connect_mpi,
        "Start the ranks with mpirun, and have Trireme built with that MPI (cmake -DTRIREME_MPI=ON)."},
-      {"nccl", "NCCL between cards, CUDA tensors", of_cuda, nccl_available, any_group, connect_nccl,
+      {"nccl", "NCCL between cards, CUDA tensors", at::kCUDA, nccl_available, any_group, connect_nccl,
        "It needs a libtorch with CUDA, NCCL's header when Trireme is built, and a card."},
-      {"staged", "pinned memory of the host and one of the above, tensors on any GPU", of_any_gpu, always, any_group, connect_staged},
-      {"null", "a world of one rank", of_host, always, alone, connect_null},
+      {"staged", "pinned memory and the group's host backend, tensors of any device", std::nullopt, always, any_group, connect_staged},
+      {"null", "a world of one rank", at::kCPU, always, alone, connect_null},
   };
   return table;
 }

@@ -3,6 +3,7 @@
 #include <trireme/comm/backend.h>
 #include <trireme/comm/group_setup.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,8 @@ namespace trireme::comm {
 struct BackendEntry {
   const char* name;
   const char* description;
-  /// Whether it moves tensors on such a device.
-  bool (*moves)(at::DeviceType);
+  /// The kind of device whose tensors it moves; none: those of any device but the CPU.
+  std::optional<at::DeviceType> device;
   /// False when this build, this machine or this process lacks what it needs.
   bool (*available)();
   /// False for groups that it cannot serve (ranks of other hosts); the same on every member.

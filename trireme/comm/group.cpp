@@ -91,7 +91,7 @@ Work run(const std::shared_ptr<Group::State>& state, const Call& call, const Sta
   state->check(ticket);
   try {
     const bool nothing_to_move = bytes == 0 && call.op != kBarrier;
-    auto pending = nothing_to_move ? nullptr : start(state->routes().of(call.tensor.defined() ? call.tensor.device().type() : at::kCPU));
+    auto pending = nothing_to_move ? nullptr : start(state->routes().of(call.tensor.defined() ? call.tensor.device() : at::Device(at::kCPU)));
     if (!pending) {
       state->succeeded(ticket);
       return Work();
@@ -236,6 +236,22 @@ Work Group::barrier(std::string_view what) const {
   return run(state_, {kBarrier, {}, at::kByte, what}, [&](Backend& backend) { return backend.barrier(); });
 }
 
+void Group::open(at::Device device) const {
+  if (device.is_cpu() || size() == 1) {
+    return;
+  }
+  if (!state_->routes().moves(device.type())) {
+    refuse(*state_, "open", "", concat("no backend here moves tensors on ", device.str(), "."), "`trireme doctor` lists the backends and what they need.");
+  }
+  const auto ticket = state_->begin("open", 0, at::kByte, device.str(), -1, "");
+  try {
+    state_->routes().of(device);
+  } catch (const Trouble& trouble) {
+    throw state_->failed(ticket, trouble);
+  }
+  state_->succeeded(ticket);
+}
+
 Group Group::subgroup(const std::vector<int>& ranks, const std::string& name) const {
   const std::set<int> different(ranks.begin(), ranks.end());
   if (ranks.empty() || different.size() != ranks.size() || *different.begin() < 0 || *different.rbegin() >= size()) {
@@ -247,12 +263,6 @@ Group Group::subgroup(const std::vector<int>& ranks, const std::string& name) co
     chosen.push_back(members()[rank]);
   }
   return state_->open(chosen, name);
-}
-
-void Group::open(at::Device device) const {
-  if (size() > 1) {
-    state_->routes().of(device.type());
-  }
 }
 
 void Group::report_failure(const std::string& why) const {

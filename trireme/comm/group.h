@@ -15,7 +15,7 @@ namespace trireme::comm {
 /// A small value: copies mean the same group. Every operation is recorded
 /// (recorder.h) under this group's name and a running number, is asynchronous, and
 /// returns the Work to wait on. The device of a tensor decides which backend moves it: every group
-/// has one for the host, and opens one for a GPU with the first tensor on it. `what` names the tensor in messages: "bucket 3",
+/// has one for the host, and opens one for a kind of device with open() or the first tensor on it. `what` names the tensor in messages: "bucket 3",
 /// "loss". Ranks here are ranks in the group, 0 <= r < size().
 /// Cost, P bytes and N ranks: all_reduce sends 2P(N-1)/N a rank, reduce_scatter and
 /// all_gather P(N-1)/N (P: the whole), broadcast P*ceil(log2 N) at the root, send P.
@@ -43,13 +43,15 @@ class Group {
   Work recv(at::Tensor tensor, int from, int tag = 0, std::string_view what = "") const;
   Work barrier(std::string_view what = "") const;
 
+  /// Opens the backend for tensors on such a device now, so that what it lacks is an error here and not of the first operation.
+  /// Collective; does nothing for the CPU, in a group of one, or a second time.
+  /// Errors: Error when no backend here moves such tensors; PeerError naming the rank that does not come.
+  void open(at::Device device) const;
+
   /// Makes a group of these ranks of this group. Collective: every member calls it with the same ranks and name in the same order;
   /// members that are not in `ranks` get a group of one.
   /// Errors: Error for ranks that repeat or are not members; PeerError naming the rank that does not connect in time.
   Group subgroup(const std::vector<int>& ranks, const std::string& name) const;
-
-  /// Opens the backend for tensors on this device now, so that errors come here and not with the first tensor. Collective.
-  void open(at::Device device) const;
 
   /// Tells the other ranks why this one fails, so that their errors say it too.
   void report_failure(const std::string& why) const;

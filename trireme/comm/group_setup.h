@@ -2,6 +2,8 @@
 
 #include <trireme/comm/store.h>
 
+#include <c10/core/Device.h>
+
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -27,9 +29,11 @@ struct GroupSetup {
   std::string address = "127.0.0.1";
   /// A single operation may take this long.
   std::chrono::milliseconds timeout{60'000};
-  /// Opens another backend for tensors on the host among the same members, as "auto" or the user chose it. `purpose` tells those of one
-  /// group apart. Collective. Errors: PeerError.
-  std::function<std::shared_ptr<Backend>(const std::string& purpose)> connect_host = nullptr;
+
+  /// The device whose tensors are to be moved; its number where it is known.
+  c10::Device device = c10::kCPU;
+  /// Opens another instance of the group's host backend, under keys of its own: collective, once for each suffix.
+  std::function<std::shared_ptr<Backend>(const std::string& suffix)> connect_host = nullptr;
 
   bool one_host() const;
 };

@@ -7,20 +7,20 @@ namespace trireme::comm {
 Routes::Routes(std::shared_ptr<Backend> host, std::map<at::DeviceType, Open> devices) : host_(std::move(host)), devices_(std::move(devices)) {}
 
 // Opening waits for the other members, so the lock is not held meanwhile; operations of one group are begun by one thread at a time.
-Backend& Routes::of_device(at::DeviceType type) {
+Backend& Routes::of_device(at::Device device) {
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = open_.find(type); found != open_.end()) {
+    if (const auto found = open_.find(device.type()); found != open_.end()) {
       return *found->second;
     }
   }
   if (interrupted_) {
     throw Trouble(Trouble::Kind::interrupted, "interrupted");
   }
-  std::shared_ptr<Backend> opened = devices_.at(type)();
+  std::shared_ptr<Backend> opened = devices_.at(device.type())(device);
   {
     const std::lock_guard lock(mutex_);
-    open_.emplace(type, opened);
+    open_.emplace(device.type(), opened);
   }
   if (interrupted_) { // while it was opened
     opened->interrupt();

@@ -11,10 +11,11 @@
 namespace trireme::comm {
 
 /// The backends of one group: one for tensors on the host, and one for each kind of device. Every member opens a device's backend
-/// at the same operation, with the first tensor on it; a job on the CPU opens none.
+/// at the same operation, with the first tensor on it or by Group::open(); a job on the CPU opens none.
 class Routes {
  public:
-  using Open = std::function<std::shared_ptr<Backend>()>;
+  /// Gets the device of the first tensor: the backend serves that kind of device.
+  using Open = std::function<std::shared_ptr<Backend>(at::Device)>;
 
   /// If `host` moves tensors of any device (a group of one), no other backend is used.
   explicit Routes(std::shared_ptr<Backend> host, std::map<at::DeviceType, Open> devices = {});
@@ -27,8 +28,8 @@ class Routes {
     return type == at::kCPU || host_->moves(type) || devices_.count(type) != 0;
   }
   /// The backend for such tensors. Errors: those of opening it; Trouble once interrupted.
-  Backend& of(at::DeviceType type) {
-    return type == at::kCPU || host_->moves(type) ? *host_ : of_device(type);
+  Backend& of(at::Device device) {
+    return device.is_cpu() || host_->moves(device.type()) ? *host_ : of_device(device);
   }
 
   /// Bytes sent through all of them.
@@ -39,7 +40,7 @@ class Routes {
   void close();
 
  private:
-  Backend& of_device(at::DeviceType type);
+  Backend& of_device(at::Device device);
   void for_each_open(const std::function<void(Backend&)>& f) const;
 
   const std::shared_ptr<Backend> host_;

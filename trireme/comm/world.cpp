@@ -14,6 +14,7 @@
 #include <c10/util/Logging.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <numeric>
@@ -23,6 +24,9 @@ namespace trireme::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kDefaultTimeout{60'000};
+
+/// Kinds of devices that tensors may be on beside the CPU.
+constexpr std::array kAccelerators = {at::kCUDA, at::kHIP, at::kXPU, at::kMPS, at::kMTIA, at::kHPU, at::kPrivateUse1};
 
 std::chrono::milliseconds timeout_from(const WorldOptions& options) {
   const auto text = env::text("TRIREME_TIMEOUT");
@@ -159,27 +163,42 @@ class World::Impl {
 
   /// What may move the tensors of such a device: the backend that was asked for, where it is one of these, or those that suit.
   std::vector<const BackendEntry*> candidates(const GroupSetup& setup, at::DeviceType device) const {
-    if (backend_ != "auto" && find_backend(backend_).moves(device)) {
+    if (backend_ != "auto" && moves(find_backend(backend_), device)) {
       return {&find_backend(backend_)};
     }
     std::vector<const BackendEntry*> found;
     for (const auto& entry : backends()) {
-      if (entry.moves(device) && entry.suits(setup) && (device == at::kCPU || entry.available())) {
+      // A device's backend is taken where it is there, because no other rank can tell what happens on opening it; the next is for
+      // devices that have none.
+      if (moves(entry, device) && entry.suits(setup) && (device == at::kCPU || (found.empty() && entry.available()))) {
         found.push_back(&entry);
       }
     }
     return found;
   }
 
-  std::map<at::DeviceType, Routes::Open> device_routes(GroupSetup setup) {
-    setup.connect_host = [this, setup](const std::string& purpose) {
-      GroupSetup own = setup;
-      own.store = setup.store.scoped(purpose + "/");
-      return connect(own, candidates(own, at::kCPU));
-    };
+  static bool moves(const BackendEntry& entry, at::DeviceType device) {
+    return entry.device ? *entry.device == device : device != at::kCPU;
+  }
+
+  std::map<at::DeviceType, Routes::Open> device_routes(const GroupSetup& setup) {
     std::map<at::DeviceType, Routes::Open> routes;
-    for (const at::DeviceType device : {at::kCUDA, at::kXPU, at::kPrivateUse1}) {
-      routes[device] = [this, setup, device] { return connect(setup, candidates(setup, device)); };
+    for (const at::DeviceType type : kAccelerators) {
+      if (!candidates(setup, type).empty()) {
+        routes[type] = [this, setup](at::Device device) {
+          GroupSetup own = setup;
+          own.device = device;
+          own.store = setup.store.scoped(concat(c10::DeviceTypeName(device.type(), /*lower_case=*/true), "/"));
+          exchange(own, "come", "1"); // so that a member that does not come is told apart from one that cannot connect
+          own.connect_host = [this, setup](const std::string& suffix) {
+            GroupSetup host = setup;
+            host.name = concat(setup.name, " (", suffix, ")");
+            host.store = setup.store.scoped(suffix + "/");
+            return connect(host, candidates(host, at::kCPU));
+          };
+          return connect(own, candidates(own, device.type()));
+        };
+      }
     }
     return routes;
   }

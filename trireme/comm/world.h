@@ -12,7 +12,8 @@ namespace trireme::comm {
 struct WorldOptions {
   /// Backend for tensors on the host. "auto" takes for each group the first that suits it and that all members can use: shm (ranks of
   /// one host), shm+gloo (several hosts with the same number of ranks, more than one, on each), gloo. Tensors on a GPU use NCCL
-  /// if it is available, else "staged", which copies them to the host; either name requires it. TRIREME_BACKEND overrides "auto".
+  /// if it is available ("nccl" requires it), those of other devices, and all with "staged", go through the host ("staged").
+  /// TRIREME_BACKEND overrides "auto".
   std::string backend = "auto";
   /// Time-out of a collective; its error names the ranks that did not join.
   /// TRIREME_TIMEOUT (seconds) overrides the default.

@@ -2,7 +2,6 @@
 
 #include <trireme/device/stream.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/core/grad_mode.h>
 
@@ -25,9 +24,11 @@ std::vector<double> read_scalars(const std::vector<at::Tensor>& scalars) {
     return values;
   }
   const at::Device device = there.front().device();
-  const at::Tensor here = at::empty({std::ssize(there)}, at::TensorOptions(at::kDouble).pinned_memory(true));
+  const at::Tensor here = pinned_host(std::ssize(there), at::kDouble, device.type());
   here.copy_(at::stack(there), /*non_blocking=*/true);
-  event_on(current_stream(device)).synchronize();
+  Event copied(device.type());
+  copied.record(current_stream(device));
+  copied.synchronize();
   const double* next = here.const_data_ptr<double>();
   for (size_t i = 0; i < scalars.size(); ++i) {
     if (scalars[i].defined() && !scalars[i].is_cpu()) {

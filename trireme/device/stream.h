@@ -3,25 +3,67 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/StreamGuard.h>
 
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+// Streams, events and pinned memory of any kind of device (CUDA, PrivateUse1, ...) through libtorch's generic interface. On the CPU
+// work is done when it is begun, so everything here is a no-op.
 namespace trireme::device {
 
-/// This thread's current stream of a GPU.
-inline c10::Stream current_stream(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
+/// The device itself, with the current one's number where `device` has none.
+at::Device with_index(at::Device device);
 
-/// Another stream of a GPU than the current one, for copies.
-inline c10::Stream another_stream(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
-}
+/// The current stream of the calling thread on that device.
+c10::Stream current_stream(at::Device device);
 
-/// An event behind what the stream was given so far.
-inline c10::Event event_on(const c10::Stream& stream) {
-  c10::Event event(stream.device_type());
-  event.record(stream);
-  return event;
-}
+/// Keeps the memory of `tensor` from being used again before the work that is on `stream` when the tensor is freed is done.
+void record_stream(const at::Tensor& tensor, const c10::Stream& stream);
+
+/// Allocates host memory that devices of this kind copy from and to without the host waiting; plain memory for the CPU. Not initialised,
+/// 1-D. Cost: a call of the driver where the allocator has none to reuse.
+at::Tensor pinned_host(int64_t numel, at::ScalarType type, at::DeviceType device);
+
+/// One stream of the pool for each device, taken at first use and kept. Any thread may ask.
+class KeptStreams {
+ public:
+  c10::Stream on(at::Device device);
+
+ private:
+  std::mutex mutex_;
+  std::map<at::Device, c10::Stream, bool (*)(const at::Device&, const at::Device&)> streams_{
+      [](const at::Device& a, const at::Device& b) { return a.type() != b.type() ? a.type() < b.type() : a.index() < b.index(); }};
+};
+
+/// A place in the work of a stream.
+class Event {
+ public:
+  explicit Event(at::DeviceType type);
+
+  /// Marks what is on the stream now.
+  void record(const c10::Stream& stream);
+  /// Lets work put on `stream` from now on wait for the mark. Does not block the thread; nothing to wait for if never recorded.
+  void block(const c10::Stream& stream) const;
+  /// Blocks the thread until the device has come past the mark.
+  void synchronize() const;
+  /// Whether the device has come past the mark; true if never recorded.
+  bool done() const;
+
+ private:
+  std::optional<c10::Event> event_; // none for the CPU
+};
+
+/// Makes a stream, and its device, the thread's current one while the object lives.
+class OnStream {
+ public:
+  explicit OnStream(const c10::Stream& stream);
+
+ private:
+  std::optional<c10::StreamGuard> guard_; // none for the CPU
+};
 
 } // namespace trireme::device

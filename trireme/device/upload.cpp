@@ -1,43 +1,37 @@
 #include <trireme/device/upload.h>
 
-#include <trireme/device/stream.h>
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/StreamGuard.h>
 
 namespace trireme::device {
 
-Uploader::Uploader(at::Device device) : device_(device) {
-  if (!device_.is_cpu()) {
-    stream_ = another_stream(device_);
-  }
-}
+Uploader::Uploader(at::Device device) : device_(device) {}
 
 void Uploader::forget_copied() {
-  while (!sources_.empty() && sources_.front().first.query()) {
+  while (!sources_.empty() && sources_.front().first.done()) {
     sources_.pop_front();
   }
 }
 
 at::Tensor Uploader::upload(const at::Tensor& tensor) {
-  if (!stream_ || !tensor.defined() || !tensor.is_cpu()) {
+  if (device_.is_cpu() || !tensor.defined() || !tensor.is_cpu()) {
     return tensor;
   }
   forget_copied();
   const at::NoGradGuard no_grad;
   const at::Tensor source = tensor.contiguous().pin_memory(); // both: itself where it is so already
   const c10::Stream current = current_stream(device_);
+  const c10::Stream own = streams_->on(device_);
   at::Tensor there;
-  c10::Event copied(device_.type());
+  Event copied(device_.type());
   {
-    const c10::StreamGuard guard(*stream_);
+    const OnStream on(own);
     there = at::empty_like(source, source.options().device(device_).pinned_memory(false));
     there.copy_(source, /*non_blocking=*/true);
-    copied.record(*stream_);
+    copied.record(own);
   }
   copied.block(current);
-  there.record_stream(current);
+  record_stream(there, current);
   sources_.emplace_back(std::move(copied), source);
   return there;
 }

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <trireme/device/stream.h>
+
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
-#include <c10/core/Stream.h>
 
 #include <deque>
-#include <optional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -30,8 +30,8 @@ class Uploader {
   void forget_copied();
 
   at::Device device_;
-  std::optional<c10::Stream> stream_;
-  std::deque<std::pair<c10::Event, at::Tensor>> sources_; // in pinned memory, until they are copied
+  std::shared_ptr<KeptStreams> streams_ = std::make_shared<KeptStreams>(); // an Uploader can be moved
+  std::deque<std::pair<Event, at::Tensor>> sources_; // in pinned memory, until they are copied
 };
 
 } // namespace trireme::device

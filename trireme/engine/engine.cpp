@@ -5,6 +5,7 @@
 #include <trireme/base/log.h>
 #include <trireme/base/notes.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/checkpoint/folder.h>
 #include <trireme/device/host_scalars.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/training_state.h>

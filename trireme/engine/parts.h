@@ -14,6 +14,7 @@
 #include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/ties.h>
+#include <trireme/precision/options.h>
 #include <trireme/zero/parameter_coordinator.h>
 
 #include <nlohmann/json.hpp>

@@ -197,7 +197,7 @@ class QueueBackend : public comm::Backend {
 comm::Group rank_with_a_device(int rank, Queues& queues) {
   auto routes = std::make_unique<comm::Routes>(std::make_shared<QueueBackend>(at::kCPU, rank, queues),
                                                std::map<at::DeviceType, comm::Routes::Open>{
-                                                   {at::kMeta, [rank, &queues] { return std::make_shared<QueueBackend>(at::kMeta, rank, queues); }}});
+                                                   {at::kMeta, [rank, &queues](at::Device) { return std::make_shared<QueueBackend>(at::kMeta, rank, queues); }}});
   return comm::Group(
       std::make_shared<comm::Group::State>("pipe", "pipe/0", std::vector<int>{0, 1}, std::move(routes), std::chrono::milliseconds(1000), nullptr, 2));
 }

@@ -1,7 +1,6 @@
 #include <trireme/comm/hierarchy/task_thread.h>
 
 #include <omp.h>
-#include <pthread.h>
 
 #include <exception>
 #include <utility>
@@ -87,12 +86,9 @@ class TaskThread::Ticket : public Pending {
   const int exceptions_at_start_;
 };
 
-TaskThread::TaskThread(std::function<void()> interrupt, const char* name) : shared_(std::make_shared<Shared>()) {
+TaskThread::TaskThread(std::function<void()> interrupt) : shared_(std::make_shared<Shared>()) {
   shared_->interrupt = std::move(interrupt);
-  thread_ = std::thread([shared = shared_, name] {
-    ::pthread_setname_np(::pthread_self(), name);
-    shared->work();
-  });
+  thread_ = std::thread([shared = shared_] { shared->work(); });
 }
 
 TaskThread::~TaskThread() {

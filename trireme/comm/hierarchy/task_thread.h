@@ -19,8 +19,7 @@ class TaskThread {
  public:
   /// `interrupt` makes the task that runs end with an error. It is called when an operation is given up by an exception: the peers
   /// wait for this rank in vain, and it must say so at once.
-  /// `name`: of the thread, for debuggers; at most 15 characters.
-  TaskThread(std::function<void()> interrupt, const char* name = "communication");
+  explicit TaskThread(std::function<void()> interrupt);
   /// Tasks not begun fail; the one that runs is waited for (who calls makes it end).
   ~TaskThread();
   TaskThread(const TaskThread&) = delete;

@@ -5,10 +5,12 @@
 #include <trireme/comm/store_handle.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <exception>
@@ -22,15 +24,36 @@ namespace {
 /// error shall name the rank that is missing.
 constexpr const char* kCleanUpOnly = "2";
 
+/// The communicators of a group, each with a stream of its own. A message to a higher rank and one to a lower rank that both ends have
+/// queued would wait for each other on one stream, so each direction has its own; within one, messages wait for their ends in one
+/// direction only, along the ranks. All are made when the group is opened: to make one with the first message would keep the host of a
+/// sender until its receiver comes, which may be sending too.
+///
+/// Kernels of several communicators share a card, and where they do not fit beside each other they must be launched in one order on
+/// all ranks. That holds: collectives of all groups are begun by the program's order, which is the same on the ranks they
+/// share, and under one lock. A receive is launched when its header has come on the host (DeviceInbox), so
+/// after the sender has begun to send: it never holds a place for a send that comes behind a collective that waits for this rank.
+enum class Lane { collectives, up, down };
+constexpr std::array<const char*, 3> kLanes = {"collectives", "up", "down"};
+
 /// What the operations of one group share.
 class Core {
  public:
-  Core(const GroupSetup& setup, const c10::intrusive_ptr<c10d::Store>& store) {
+  using Nccl = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
+
+  Core(const GroupSetup& setup, const c10::intrusive_ptr<c10d::Store>& store)
+      : device_(at::kCUDA, setup.device.has_index() ? setup.device.index() : c10::cuda::current_device()) {
     ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", kCleanUpOnly, /*overwrite=*/0);
-    auto options = c10d::ProcessGroupNCCL::Options::create();
-    options->timeout = setup.timeout;
-    options->group_name = setup.name;
-    nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, setup.rank, setup.size, options);
+    const c10::DeviceGuard on_card(device_);
+    for (size_t lane = 0; lane < kLanes.size(); ++lane) {
+      auto options = c10d::ProcessGroupNCCL::Options::create();
+      options->timeout = setup.timeout;
+      options->group_name = concat(setup.name, "/", kLanes[lane]);
+      auto own = c10::make_intrusive<c10d::PrefixStore>(kLanes[lane], store);
+      lanes_[lane] = c10::make_intrusive<c10d::ProcessGroupNCCL>(own, setup.rank, setup.size, options);
+      lanes_[lane]->setBoundDeviceId(device_);
+      lanes_[lane]->eagerConnectSingleDevice(device_); // in the same order on all ranks
+    }
   }
   ~Core() {
     close();
@@ -44,13 +67,18 @@ class Core {
   bool interrupted() const {
     return interrupted_;
   }
+  /// Where the group was opened. The thread's current card may be another: threads of autograd and of other groups begin operations too.
+  at::Device device() const {
+    return device_;
+  }
 
   /// Starts an operation, unless one before it has failed since somebody looked.
   template <typename Start>
-  c10::intrusive_ptr<c10d::Work> start(const Start& begin) {
+  c10::intrusive_ptr<c10d::Work> start(Lane lane, const Start& begin) {
     check();
+    const c10::DeviceGuard on_card(device_);
     const std::lock_guard starting(starting_);
-    const auto nccl = handle();
+    const auto nccl = handle(lane);
     if (!nccl) {
       throw Trouble(Trouble::Kind::lost, "the group is closed");
     }
@@ -77,50 +105,58 @@ class Core {
       return;
     }
     const std::lock_guard lock(mutex_);
-    if (nccl_) {
-      aborter_ = std::thread([nccl = nccl_] {
-        try {
-          nccl->abort();
-        } catch (...) {
-          // The group has failed already; its errors say why.
+    if (lanes_[0]) {
+      aborter_ = std::thread([lanes = lanes_] {
+        for (const auto& nccl : lanes) {
+          try {
+            nccl->abort();
+          } catch (...) {
+            // The group has failed already; its errors say why.
+          }
         }
       });
     }
   }
 
   void close() {
-    c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl;
+    std::array<Nccl, kLanes.size()> lanes;
     std::thread aborter;
     {
       const std::lock_guard lock(mutex_);
-      nccl = std::move(nccl_);
+      lanes.swap(lanes_);
       aborter = std::move(aborter_);
       interrupted_ = true;
     }
-    try {
-      if (aborter.joinable()) {
-        aborter.join();
-      } else if (nccl && std::uncaught_exceptions() > 0) {
-        nccl->abort(); // a peer may be waiting in vain, and so would shutdown()
-      } else if (nccl) {
-        nccl->shutdown();
+    if (aborter.joinable()) {
+      aborter.join();
+    } else {
+      for (const auto& nccl : lanes) {
+        try {
+          if (nccl && std::uncaught_exceptions() > 0) {
+            nccl->abort(); // a peer may be waiting in vain, and so would shutdown()
+          } else if (nccl) {
+            nccl->shutdown();
+          }
+        } catch (...) {
+          // Only needs the threads to end.
+        }
       }
-    } catch (...) {
-      // Only needs the threads to end.
     }
     const std::lock_guard starting(starting_);
     under_way_.clear();
   }
 
  private:
-  c10::intrusive_ptr<c10d::ProcessGroupNCCL> handle() {
+  Nccl handle(Lane lane) {
     const std::lock_guard lock(mutex_);
-    return nccl_;
+    return lanes_[static_cast<size_t>(lane)];
   }
+
+  const at::Device device_;
 
   /// Held for a moment only: interrupt() must not wait for an operation that waits for a peer.
   std::mutex mutex_;
-  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;
+  std::array<Nccl, kLanes.size()> lanes_;
   std::mutex starting_;
   std::vector<c10::intrusive_ptr<c10d::Work>> under_way_;
   std::thread aborter_;
@@ -153,6 +189,7 @@ class NcclPending : public Pending {
     }
     waited_ = true;
   }
+  /// Whether the card has finished, not whether the operation is queued: the watch tells these apart.
   bool done() override {
     return core_->interrupted() || work_->isCompleted();
   }
@@ -166,7 +203,7 @@ class NcclPending : public Pending {
 class NcclBackend : public Backend {
  public:
   NcclBackend(const GroupSetup& setup, std::shared_ptr<Core> core) : rank_(setup.rank), size_(setup.size), core_(std::move(core)) {
-    barrier()->wait(); // makes the communicator now, where a card that cannot be reached is an error of opening the group
+    barrier()->wait(); // uses the communicator now, where a card that cannot be reached is an error of opening the group
   }
   ~NcclBackend() override {
     NcclBackend::close();
@@ -219,15 +256,15 @@ class NcclBackend : public Backend {
   }
   std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
     std::vector<at::Tensor> tensors = {flat(tensor)};
-    return start(static_cast<int64_t>(tensor.nbytes()), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.send(tensors, to, tag); });
+    return start(static_cast<int64_t>(tensor.nbytes()), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.send(tensors, to, tag); }, to > rank_ ? Lane::up : Lane::down);
   }
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
     std::vector<at::Tensor> tensors = {flat(tensor)};
-    return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.recv(tensors, from, tag); });
+    return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.recv(tensors, from, tag); }, from < rank_ ? Lane::up : Lane::down);
   }
   std::shared_ptr<Pending> barrier() override {
     c10d::BarrierOptions options;
-    options.device = at::Device(at::kCUDA, c10::cuda::current_device());
+    options.device = core_->device();
     return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.barrier(options); });
   }
 
@@ -249,8 +286,8 @@ class NcclBackend : public Backend {
     return share_of_others(static_cast<int64_t>(whole.nbytes()), size_);
   }
   template <typename Start>
-  std::shared_ptr<Pending> start(int64_t bytes, const Start& begin) {
-    auto pending = std::make_shared<NcclPending>(core_, core_->start(begin));
+  std::shared_ptr<Pending> start(int64_t bytes, const Start& begin, Lane lane = Lane::collectives) {
+    auto pending = std::make_shared<NcclPending>(core_, core_->start(lane, begin));
     bytes_sent_ += bytes;
     return pending;
   }

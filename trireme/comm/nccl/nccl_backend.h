@@ -4,7 +4,8 @@
 
 namespace trireme::comm {
 
-/// Opens a group over the NCCL that is inside libtorch (c10d::ProcessGroupNCCL), on the current CUDA device of each rank.
+/// Opens a group over the NCCL that is inside libtorch (c10d::ProcessGroupNCCL), on the card of setup.device (the current one where it has no number),
+/// whatever the current card of a thread that calls it. Three communicators: collectives, messages to higher ranks and messages to lower ranks.
 ///
 /// CUDA tensors of float, double, half, bfloat16, uint8, int8, int32 and int64, and nothing on the CPU. Operations run on a stream of
 /// their own that first waits for the current one. As everywhere in libtorch, Work::wait() makes the current *stream* wait, not the

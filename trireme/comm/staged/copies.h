@@ -1,26 +1,150 @@
 #pragma once
 
-#include <trireme/device/stream.h>
+#include <trireme/comm/backend.h>
+#include <trireme/comm/staged/pinned_pool.h>
 
-#include <ATen/core/Tensor.h>
-
-#include <optional>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
 
 namespace trireme::comm::staged {
 
-/// The streams on which a group copies between a GPU and pinned host memory: one in each direction, so that they overlap.
-struct Copies {
-  explicit Copies(at::Device device) : down(device::another_stream(device)), up(device::another_stream(device)) {}
-  c10::Stream down; ///< to the host
-  c10::Stream up; ///< to the GPU
-
-  /// Makes both streams wait for what the current stream was given, and keeps the tensor's memory until they are done with it.
-  void begin(const at::Tensor& tensor) const;
-  /// Copies to new pinned memory, contiguous; the event says when it has arrived.
-  std::pair<at::Tensor, c10::Event> to_host(const at::Tensor& part) const;
-  void to_device(const at::Tensor& part, const at::Tensor& pinned) const;
+/// Rows of equal length of a flat tensor, of which a piece takes the same columns of each.
+struct Rows {
+  at::Tensor flat; ///< undefined: nothing is copied
+  int64_t rows = 0;
+  int64_t first = 0; ///< where they lie among the rows of the host's buffer
 };
 
-at::Tensor empty_pinned(at::IntArrayRef sizes, at::ScalarType type);
+/// Copies columns [begin, begin + count) of `rows`, of `columns` each, to a buffer of rows of `count`, or back, on the current stream.
+void copy_to_host(const Rows& rows, int64_t columns, int64_t begin, int64_t count, const at::Tensor& buffer);
+void copy_back(const Rows& rows, int64_t columns, int64_t begin, int64_t count, const at::Tensor& buffer);
+
+/// What the operations of one staged backend share. Lives until the last of them is gone.
+struct Shared {
+  Shared(std::shared_ptr<Backend> host, at::DeviceType type) : host(std::move(host)), pool(std::make_shared<PinnedPool>(type)) {}
+
+  /// Waits until the device has come to the mark. Errors: Trouble once interrupted.
+  void await(const device::Event& event) const;
+
+  const std::shared_ptr<Backend> host;
+  const std::shared_ptr<PinnedPool> pool;
+  device::KeptStreams to_host;
+  device::KeptStreams to_device;
+  std::atomic<bool> interrupted{false};
+};
+
+/// One collective: pieces that are copied to the host, go through the host's backend and are copied back.
+class Collective {
+ public:
+  /// What the host does with a piece: `in` and `out` are the buffers, [rows * count] each, the same one unless `apart`.
+  struct Steps {
+    Rows in;
+    Rows out;
+    int64_t columns = 0;
+    int64_t buffer_rows = 1;
+    bool apart = false;
+    std::function<std::shared_ptr<Pending>(const at::Tensor& out, const at::Tensor& in)> on_host = nullptr;
+  };
+
+  /// Marks the current stream of the calling thread: what is on it comes before. `piece` columns go at once.
+  Collective(std::shared_ptr<Shared> shared, at::Device device, at::ScalarType type, Steps steps, int64_t piece);
+
+  bool all_launched() const {
+    return launched_ == pieces();
+  }
+  /// Launches the copy of the next piece to the host.
+  void launch();
+  /// Waits for the oldest launched piece to be on the host and begins the host's operation on it.
+  void begin();
+  /// Waits for the oldest operation that was begun and launches the copy back. Errors: as of the host's backend.
+  void finish();
+  /// Marks the end of the copies back and lets go of the tensors.
+  void end();
+
+  int64_t pieces() const;
+  /// Lets the current stream of the calling thread wait for the results.
+  void order_current_stream() const;
+  bool done() const {
+    return finished_.done();
+  }
+
+ private:
+  struct Piece {
+    int64_t begin = 0;
+    int64_t count = 0;
+    PinnedPool::Loan in;
+    PinnedPool::Loan out;
+    at::Tensor in_buffer;
+    at::Tensor out_buffer;
+    std::shared_ptr<device::Event> arrived;
+    std::shared_ptr<Pending> pending;
+  };
+
+  std::shared_ptr<Shared> shared_;
+  at::Device device_;
+  at::ScalarType type_;
+  Steps steps_;
+  int64_t piece_;
+  device::Event ready_;
+  device::Event finished_;
+  int64_t launched_ = 0;
+  int64_t begun_ = 0;
+  int64_t done_ = 0;
+  std::vector<Piece> under_way_; // those launched and not finished
+};
+
+/// One incoming message: the host's receives are posted at once, and who waits launches the copies.
+class Receive : public Pending {
+ public:
+  Receive(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int from, int tag, int64_t piece);
+  ~Receive() override;
+  void wait() override;
+  bool done() override;
+
+ private:
+  struct Piece {
+    int64_t begin = 0;
+    int64_t count = 0;
+    PinnedPool::Loan loan;
+    at::Tensor buffer;
+    std::shared_ptr<Pending> pending;
+  };
+  /// Launches the copies of what has come.
+  void copy_arrived();
+
+  std::shared_ptr<Shared> shared_;
+  at::Tensor flat_;
+  at::Device device_;
+  device::Event ready_;
+  device::Event finished_;
+  std::vector<Piece> pieces_;
+  bool launched_ = false;
+};
+
+/// One outgoing message: copies are launched at once, post() gives what has been copied to the host's backend.
+class Send {
+ public:
+  Send(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int64_t piece);
+  /// Waits for the copies and begins the host's sends, on a thread of the backend.
+  void post(int to, int tag);
+  /// Waits for the host's sends and lets the current stream wait for the copies, so that it may write the tensor; only after post().
+  void wait();
+  bool done() const;
+
+ private:
+  struct Piece {
+    PinnedPool::Loan loan;
+    at::Tensor buffer;
+    std::shared_ptr<device::Event> arrived;
+    std::shared_ptr<Pending> pending;
+  };
+  std::shared_ptr<Shared> shared_;
+  at::Tensor flat_;
+  at::Device device_;
+  std::shared_ptr<device::Event> copied_; // the last piece
+  std::vector<Piece> pieces_;
+};
 
 } // namespace trireme::comm::staged

@@ -1,46 +1,146 @@
 #include <trireme/comm/staged/staged_backend.h>
 
+#include <trireme/base/text.h>
 #include <trireme/comm/hierarchy/task_thread.h>
+#include <trireme/comm/reduce.h>
 #include <trireme/comm/staged/copies.h>
-#include <trireme/comm/staged/message_thread.h>
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <map>
+#include <deque>
+#include <exception>
+#include <functional>
 #include <mutex>
 
 namespace trireme::comm {
+namespace staged {
 namespace {
 
-using staged::Copies;
-using staged::empty_pinned;
-using staged::MessageThread;
+/// Pieces are whole numbers of these for every rank, so that the shares of ranks and of vectors are as in the whole.
+constexpr int64_t kCut = 64;
 
-/// A piece of a collective: columns [begin, begin + numel) of the tensors seen as [parts, numel of one part].
-struct Piece {
-  int64_t begin;
-  int64_t numel;
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.detach().view(-1);
+}
+
+/// The collectives that have not ended, in order. Copies to the host run ahead of the host's operations, into the next collectives too.
+class Queue {
+ public:
+  explicit Queue(int ahead) : ahead_(ahead) {}
+
+  void push(std::shared_ptr<Collective> op) {
+    const std::lock_guard lock(mutex_);
+    ops_.push_back(std::move(op));
+  }
+
+  /// Runs the oldest, which is `op`, on the backend's thread.
+  void run(Collective& op) {
+    const Popping popping{*this};
+    for (int64_t piece = 0; piece < op.pieces(); ++piece) {
+      launch_ahead();
+      op.begin();
+      if (piece > 0) {
+        finish(op);
+      }
+    }
+    finish(op);
+    op.end();
+  }
+
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    ops_.clear();
+  }
+
+ private:
+  struct Popping {
+    Queue& queue;
+    ~Popping() {
+      const std::lock_guard lock(queue.mutex_);
+      if (!queue.ops_.empty()) {
+        queue.ops_.pop_front();
+      }
+    }
+  };
+
+  void finish(Collective& op) {
+    op.finish();
+    --launched_;
+  }
+  void launch_ahead() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& op : ops_) {
+      for (; !op->all_launched(); ++launched_) {
+        if (launched_ >= ahead_ + 2) { // two are in the host's hands
+          return;
+        }
+        op->launch();
+      }
+    }
+  }
+
+  const int ahead_;
+  int launched_ = 0;
+  std::mutex mutex_;
+  std::deque<std::shared_ptr<Collective>> ops_;
 };
 
-std::vector<Piece> pieces_of(int64_t part_numel, int64_t piece_numel) {
-  std::vector<Piece> pieces;
-  for (int64_t begin = 0; begin < part_numel; begin += piece_numel) {
-    pieces.push_back({begin, std::min(piece_numel, part_numel - begin)});
+class CollectivePending : public Pending {
+ public:
+  CollectivePending(std::shared_ptr<Pending> on_thread, std::shared_ptr<Collective> op) : on_thread_(std::move(on_thread)), op_(std::move(op)) {}
+  ~CollectivePending() override {
+    if (waited_ || std::uncaught_exceptions() > 0) {
+      return; // on_thread_ ends the operation
+    }
+    try {
+      CollectivePending::wait(); // whatever uses the tensors from now on comes after this operation
+    } catch (...) {
+      // No caller is left for the error.
+    }
   }
-  return pieces;
-}
+  void wait() override {
+    on_thread_->wait();
+    op_->order_current_stream();
+    waited_ = true;
+  }
+  bool done() override {
+    return on_thread_->done() && op_->done();
+  }
 
-at::Tensor columns(const at::Tensor& tensor, int64_t parts, const Piece& piece) {
-  return tensor.detach().view({parts, -1}).narrow(1, piece.begin, piece.numel);
-}
+ private:
+  std::shared_ptr<Pending> on_thread_;
+  std::shared_ptr<Collective> op_;
+  bool waited_ = false;
+};
+
+class SendPending : public Pending {
+ public:
+  SendPending(std::shared_ptr<Pending> on_thread, std::shared_ptr<Send> op) : op_(std::move(op)), on_thread_(std::move(on_thread)) {}
+  void wait() override {
+    on_thread_->wait();
+    op_->wait();
+  }
+  bool done() override {
+    return on_thread_->done() && op_->done();
+  }
+
+ private:
+  std::shared_ptr<Send> op_; // its host operations end after the thread has let go of it
+  std::shared_ptr<Pending> on_thread_;
+};
 
 class StagedBackend : public Backend {
  public:
-  StagedBackend(std::shared_ptr<Backend> collectives, std::shared_ptr<Backend> messages, std::chrono::milliseconds timeout, int64_t piece_bytes)
-      : collectives_(std::move(collectives)), messages_(std::move(messages)), piece_bytes_(piece_bytes),
-        tasks_(std::make_unique<TaskThread>([host = collectives_] { host->interrupt(); }, "staged")),
-        carrier_(std::make_unique<MessageThread>(messages_, timeout)) {}
+  StagedBackend(std::shared_ptr<Backend> host, at::DeviceType type, const StagedOptions& options)
+      : type_(type), options_(options), rank_(host->rank()), size_(host->size()), shared_(std::make_shared<Shared>(std::move(host), type)),
+        queue_(std::make_shared<Queue>(options.ahead)), interrupt_([weak = std::weak_ptr(shared_)] {
+          if (const auto shared = weak.lock()) {
+            shared->interrupted = true;
+            shared->host->interrupt();
+          }
+        }),
+        collectives_(std::make_unique<TaskThread>(interrupt_)), sends_(std::make_unique<TaskThread>(interrupt_)) {}
   ~StagedBackend() override {
     StagedBackend::close();
   }
@@ -49,180 +149,141 @@ class StagedBackend : public Backend {
     return "staged";
   }
   int rank() const override {
-    return collectives_->rank();
+    return rank_;
   }
   int size() const override {
-    return collectives_->size();
+    return size_;
   }
   bool moves(at::DeviceType type) const override {
-    return type != at::kCPU && type != at::kMeta;
+    return type == type_;
   }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
-    return collective(tensor, 1, tensor, 1, [op](Backend& host, const at::Tensor& out, const at::Tensor& in) {
-      auto work = host.all_reduce(in, op);
-      return std::pair(std::move(work), in.view(out.sizes()));
-    });
+    check_type(tensor, "all_reduce");
+    const at::Tensor whole = flat(tensor);
+    Collective::Steps steps{.in = {whole, 1, 0}, .out = {whole, 1, 0}, .columns = whole.numel()};
+    steps.on_host = [host = shared_->host, op](const at::Tensor& out, const at::Tensor&) { return host->all_reduce(out, op); };
+    return run(tensor, std::move(steps));
   }
   std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
-    return collective(out, 1, in, size(), [op](Backend& host, const at::Tensor& part, const at::Tensor& whole) {
-      return std::pair(host.reduce_scatter(part, whole, op), part);
-    });
+    check_type(in, "reduce_scatter");
+    Collective::Steps steps{.in = {flat(in), size_, 0}, .out = {flat(out), 1, rank_}, .columns = out.numel(), .buffer_rows = size_};
+    steps.on_host = [host = shared_->host, rank = rank_, size = size_, op](const at::Tensor& all, const at::Tensor&) {
+      const int64_t slice = all.numel() / size;
+      return host->reduce_scatter(all.narrow(0, rank * slice, slice), all, op);
+    };
+    return run(in, std::move(steps));
   }
   std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) override {
-    return collective(out, size(), in, 1, [](Backend& host, const at::Tensor& whole, const at::Tensor& part) {
-      return std::pair(host.all_gather(whole, part), whole);
-    });
+    Collective::Steps steps{.in = {flat(in), 1, rank_}, .out = {flat(out), size_, 0}, .columns = in.numel(), .buffer_rows = size_};
+    steps.on_host = [host = shared_->host, rank = rank_, size = size_](const at::Tensor& all, const at::Tensor&) {
+      const int64_t slice = all.numel() / size;
+      return host->all_gather(all, all.narrow(0, rank * slice, slice));
+    };
+    return run(out, std::move(steps));
   }
   std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) override {
-    return collective(tensor, 1, rank() == root ? tensor : at::Tensor(), 1, [root](Backend& host, const at::Tensor& out, const at::Tensor& in) {
-      const at::Tensor& buffer = in.defined() ? in : out;
-      auto work = host.broadcast(buffer, root);
-      return std::pair(std::move(work), in.defined() ? at::Tensor() : out); // the root has it
-    });
+    const Rows whole{flat(tensor), 1, 0};
+    Collective::Steps steps{.in = root == rank_ ? whole : Rows{}, .out = root == rank_ ? Rows{} : whole, .columns = tensor.numel()};
+    steps.on_host = [host = shared_->host, root](const at::Tensor& all, const at::Tensor&) { return host->broadcast(all, root); };
+    return run(tensor, std::move(steps));
   }
   std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override {
-    return collective(out, size(), in, size(), [](Backend& host, const at::Tensor& received, const at::Tensor& sent) {
-      return std::pair(host.all_to_all(received, sent), received);
-    });
-  }
-  std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
-    check_open();
-    return carrier_->send(copies(tensor.device()), tensor.detach(), to, tag);
-  }
-  std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
-    check_open();
-    return carrier_->recv(copies(tensor.device()), tensor.detach(), from, tag);
+    Collective::Steps steps{.in = {flat(in), size_, 0}, .out = {flat(out), size_, 0}, .columns = in.numel() / size_, .buffer_rows = size_, .apart = true};
+    steps.on_host = [host = shared_->host](const at::Tensor& to, const at::Tensor& from) { return host->all_to_all(to, from); };
+    return run(in, std::move(steps));
   }
   std::shared_ptr<Pending> barrier() override {
-    check_open();
-    return tasks_->run([host = collectives_] {
-      if (const auto work = host->barrier()) {
-        work->wait();
+    return thread(collectives_).run([host = shared_->host] {
+      if (const auto pending = host->barrier()) {
+        pending->wait();
       }
     });
+  }
+
+  std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
+    TaskThread& sends = thread(sends_);
+    if (tensor.numel() == 0) {
+      return nullptr;
+    }
+    auto op = std::make_shared<Send>(shared_, flat(tensor), elements(tensor));
+    auto on_thread = sends.run([op, to, tag] { op->post(to, tag); });
+    return std::make_shared<SendPending>(std::move(on_thread), std::move(op));
+  }
+  std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
+    thread(sends_);
+    return tensor.numel() == 0 ? nullptr : std::make_shared<Receive>(shared_, flat(tensor), from, tag, elements(tensor));
   }
 
   int64_t bytes_sent() const override {
-    return collectives_->bytes_sent() + messages_->bytes_sent();
+    return shared_->host->bytes_sent();
   }
   void interrupt() override {
-    collectives_->interrupt();
-    messages_->interrupt();
+    interrupt_();
   }
   void close() override {
-    if (!tasks_) {
+    if (!collectives_) {
       return;
     }
-    collectives_->close();
-    messages_->close();
-    tasks_.reset();
-    carrier_.reset();
+    interrupt();
+    collectives_.reset();
+    sends_.reset();
+    queue_->clear();
+    shared_->host->close();
   }
 
  private:
-  /// Waits for the thread, then makes the current stream wait for the copy back.
-  class Arrival : public Pending {
-   public:
-    Arrival(at::Device device, std::shared_ptr<Pending> task, std::shared_ptr<c10::Event> arrived)
-        : device_(device), task_(std::move(task)), arrived_(std::move(arrived)), exceptions_at_start_(std::uncaught_exceptions()) {}
-    ~Arrival() override {
-      try {
-        if (std::uncaught_exceptions() == exceptions_at_start_) {
-          Arrival::wait(); // whatever uses the tensor from now on does so after this
-        }
-      } catch (...) {
-        // No caller is left for the error.
-      }
-    }
-    void wait() override {
-      if (!waited_) {
-        task_->wait();
-        arrived_->block(device::current_stream(device_));
-        waited_ = true;
-      }
-    }
-    bool done() override {
-      return waited_ || (task_->done() && arrived_->query());
-    }
-
-   private:
-    at::Device device_;
-    std::shared_ptr<Pending> task_;
-    std::shared_ptr<c10::Event> arrived_;
-    const int exceptions_at_start_;
-    bool waited_ = false;
-  };
-
-  void check_open() const {
-    if (!tasks_) {
+  /// On the caller's thread: an error on the backend's would end the group.
+  static void check_type(const at::Tensor& tensor, const char* op) {
+    element_of(tensor.scalar_type(), op, "the host");
+  }
+  static TaskThread& thread(const std::unique_ptr<TaskThread>& thread) {
+    if (!thread) {
       throw Trouble(Trouble::Kind::lost, "the group is closed");
     }
+    return *thread;
+  }
+  int64_t elements(const at::Tensor& tensor) const {
+    return std::max<int64_t>(1, options_.piece_bytes / static_cast<int64_t>(tensor.element_size()));
   }
 
-  const Copies& copies(at::Device device) {
-    return copies_.try_emplace(device.index(), device).first->second;
-  }
-
-  /// `in` (undefined: this rank sends nothing) has `in_parts` parts of equal size, `out` `out_parts`. `start` begins the host's operation on
-  /// a piece and says what of it goes back to the GPU.
-  template <typename Start>
-  std::shared_ptr<Pending> collective(const at::Tensor& out, int64_t out_parts, const at::Tensor& in, int64_t in_parts, const Start& start) {
-    check_open();
-    const at::Device device = out.device();
-    const Copies& streams = copies(device);
-    const int64_t part = out.numel() / out_parts;
-    const int64_t widest = static_cast<int64_t>(out.element_size()) * std::max(out_parts, in_parts);
-    const std::vector<Piece> pieces = pieces_of(part, std::max<int64_t>(1, piece_bytes_ / widest));
-    streams.begin(out);
-    auto sent = std::make_shared<std::vector<std::pair<at::Tensor, c10::Event>>>();
-    if (in.defined()) {
-      streams.begin(in);
-      for (const Piece& piece : pieces) {
-        sent->push_back(streams.to_host(columns(in, in_parts, piece)));
-      }
+  /// `whole` is the larger tensor.
+  std::shared_ptr<Pending> run(const at::Tensor& whole, Collective::Steps steps) {
+    TaskThread& runs = thread(collectives_);
+    if (whole.numel() == 0) {
+      return nullptr;
     }
-    auto arrived = std::make_shared<c10::Event>(device.type());
-    auto task = tasks_->run([host = collectives_, streams, pieces, sent, start, arrived, out, out_parts, keep = in, type = out.scalar_type()] {
-      for (size_t i = 0; i < pieces.size(); ++i) {
-        at::Tensor from;
-        if (!sent->empty()) {
-          (*sent)[i].second.synchronize();
-          from = std::move((*sent)[i].first);
-        }
-        const at::Tensor to = from.defined() && out_parts * pieces[i].numel == from.numel() && keep.is_same(out) ? from : empty_pinned({out_parts, pieces[i].numel}, type);
-        const auto [work, back] = start(*host, to, from);
-        if (work) {
-          work->wait();
-        }
-        if (back.defined()) {
-          streams.to_device(columns(out, out_parts, pieces[i]), back);
-        }
-      }
-      arrived->record(streams.up);
-    });
-    return std::make_shared<Arrival>(device, std::move(task), std::move(arrived));
+    const int64_t cut = kCut * size_;
+    const int64_t piece = std::max(cut, elements(whole) / steps.buffer_rows / cut * cut);
+    auto op = std::make_shared<Collective>(shared_, whole.device(), whole.scalar_type(), std::move(steps), piece);
+    const std::lock_guard starting(starting_); // the queue and the thread keep one order
+    queue_->push(op);
+    auto on_thread = runs.run([queue = queue_, op] { queue->run(*op); });
+    return std::make_shared<CollectivePending>(std::move(on_thread), std::move(op));
   }
 
-  const std::shared_ptr<Backend> collectives_;
-  const std::shared_ptr<Backend> messages_;
-  const int64_t piece_bytes_;
-  std::map<c10::DeviceIndex, Copies> copies_;
-  std::unique_ptr<TaskThread> tasks_;
-  std::unique_ptr<MessageThread> carrier_;
+  const at::DeviceType type_;
+  const StagedOptions options_;
+  const int rank_;
+  const int size_;
+  const std::shared_ptr<Shared> shared_;
+  const std::shared_ptr<Queue> queue_;
+  /// Interrupts the host's backend. An operation may outlive this object.
+  const std::function<void()> interrupt_;
+  std::mutex starting_;
+  std::unique_ptr<TaskThread> collectives_;
+  std::unique_ptr<TaskThread> sends_;
 };
 
 } // namespace
+} // namespace staged
 
-std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> collectives, std::shared_ptr<Backend> messages, std::chrono::milliseconds timeout,
-                                             int64_t piece_bytes) {
-  return std::make_shared<StagedBackend>(std::move(collectives), std::move(messages), timeout, piece_bytes);
+std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> host, at::DeviceType type, const StagedOptions& options) {
+  return std::make_shared<staged::StagedBackend>(std::move(host), type, options);
 }
 
 std::shared_ptr<Backend> connect_staged(const GroupSetup& setup) {
-  auto collectives = setup.connect_host("collectives");
-  auto messages = setup.connect_host("messages");
-  return make_staged_backend(std::move(collectives), std::move(messages), setup.timeout);
+  return make_staged_backend(setup.connect_host("staged"), setup.device.type());
 }
 
 } // namespace trireme::comm

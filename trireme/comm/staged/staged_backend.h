@@ -1,26 +1,29 @@
 #pragma once
 
-#include <trireme/comm/backend.h>
-#include <trireme/comm/group_setup.h>
-
-#include <memory>
+#include <trireme/comm/backends.h>
 
 namespace trireme::comm {
 
-/// Bytes of a collective's tensor that are copied, sent and copied back together: while one piece is with the other ranks, the next is
-/// on its way to the host.
-inline constexpr int64_t kStagedPieceBytes = 4 << 20;
+/// How a staged backend works.
+struct StagedOptions {
+  /// A tensor goes in pieces of about this many bytes, so that the copy to the host, the host's operation and the copy back overlap.
+  int64_t piece_bytes = 4 << 20;
+  /// Pieces that are on their way to the host at once.
+  int ahead = 3;
+};
 
-/// Moves tensors of any kind of GPU through pinned host memory, over backends of the host that it opens for itself
-/// (GroupSetup::connect_host): for GPUs without NCCL.
+/// Moves tensors of any device through pinned host memory and `host`, which serves nothing else and which it closes.
 ///
-/// Nothing waits for the GPU but a thread of its own. Pending::wait() returns when the copy back is launched, and makes the current stream
-/// wait for it. Results are the host backend's. Cost: a copy of what is sent and of what is received beside the host backend's.
-/// Errors: those of connecting the host's backends.
-std::shared_ptr<Backend> connect_staged(const GroupSetup& setup);
+/// An operation begins after what is on the current stream when it is called. Copies run on two streams of the backend's own; threads of
+/// the backend run the host's operations: one the collectives, in order, one hands over messages. Receives are posted at
+/// once, and copied to the device by whoever waits or asks. Work::wait() blocks until the copy back is launched
+/// and makes the current stream wait for it: the device is never waited for by the caller. Work::done() asks whether the copy back is done.
+/// Results are the bits of `host` for the same data where the tensor is one piece, over shared memory always.
+/// Cost: twice the tensor over the device's link beside the host's operation; pinned memory of `ahead` + 2 pieces, and of messages as large
+/// as those under way. `type` may be the CPU, for tests.
+std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> host, at::DeviceType type, const StagedOptions& options = {});
 
-/// The same over these backends: one for collectives, one for messages.
-std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> collectives, std::shared_ptr<Backend> messages, std::chrono::milliseconds timeout,
-                                             int64_t piece_bytes = kStagedPieceBytes);
+/// Opens the group over a second instance of its host backend (GroupSetup::connect_host), for tensors of setup.device.
+std::shared_ptr<Backend> connect_staged(const GroupSetup& setup);
 
 } // namespace trireme::comm
