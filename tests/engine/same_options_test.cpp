@@ -45,6 +45,7 @@ TEST(SameOptionsTest, RanksThatDifferAreToldWhatDiffers) {
                           EXPECT_THAT(refusal(world, [&](auto& options) { options.config.gradient_clipping = second ? 0.5 : 1; }), HasSubstr("differ in gradient_clipping"));
                           EXPECT_THAT(refusal(world, [&](auto& options) { options.training_data = second ? options.training_data : nullptr; }),
                                       HasSubstr("differ in whether there is training_data"));
+                          EXPECT_THAT(refusal(world, [&](auto& options) { options.config.data_parallel.prescale_gradients = second; }), HasSubstr("differ in prescale_gradients"));
                           EXPECT_THAT(refusal(world, [&](auto&) {}), HasSubstr("made"));
                         }),
               IsEmpty());
@@ -67,10 +68,9 @@ TEST(SameOptionsTest, ThoseWhoStepTogetherAreAllOrOne) {
                           const std::string said = refusal(world, [](auto& options) {
                             options.gradient_sync = [](const parallel::ReduceGroups& groups) { return std::make_unique<HalfOfTheRanks>(groups); };
                           });
-                          EXPECT_THAT(said, testing::AnyOf(HasSubstr("step_group() has 2 of the 3 data ranks"), HasSubstr("made")));
-                          EXPECT_TRUE(world.rank() == 2 || said != "made");
+                          EXPECT_THAT(said, HasSubstr("step_group() has 2 of the 3 data ranks"));
                         }),
-              testing::Not(testing::Contains(HasSubstr("deadline"))));
+              IsEmpty());
 }
 
 TEST(SameOptionsTest, AModelBelongsToOneEngineAtATime) {
@@ -95,6 +95,7 @@ TEST(SameOptionsTest, ACheckpointThatIsNamedAndNotThereIsAnError) {
                           EXPECT_FALSE(engine->load_checkpoint(folder));
                           EXPECT_FALSE(engine->load_checkpoint(folder / "run2"));
                           EXPECT_THROW(engine->load_checkpoint(folder / "global_step4"), InputError);
+                          EXPECT_THROW(engine->load_checkpoint(folder / "global_step4/"), InputError);
                           EXPECT_THROW(engine->load_checkpoint(folder, "global_step4"), Error);
                         }),
               IsEmpty());

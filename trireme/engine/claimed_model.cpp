@@ -32,15 +32,15 @@ ClaimedModel::ClaimedModel(const torch::nn::Module& model) {
   }
   for (const auto& item : model.named_parameters()) {
     if (claimed().insert(item.value().unsafeGetTensorImpl()).second) {
-      parameters_.push_back(item.value().unsafeGetTensorImpl());
+      parameters_.push_back(item.value()); // held: another tensor must not come to lie where one of them was
     }
   }
 }
 
 ClaimedModel::~ClaimedModel() {
   const std::lock_guard lock(mutex());
-  for (const void* parameter : parameters_) {
-    claimed().erase(parameter);
+  for (const at::Tensor& parameter : parameters_) {
+    claimed().erase(parameter.unsafeGetTensorImpl());
   }
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <vector>
 
 namespace torch::nn {
@@ -18,7 +20,7 @@ class ClaimedModel {
   ClaimedModel& operator=(const ClaimedModel&) = delete;
 
  private:
-  std::vector<const void*> parameters_; // TensorImpl
+  std::vector<at::Tensor> parameters_;
 };
 
 } // namespace trireme::engine

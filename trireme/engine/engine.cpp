@@ -354,7 +354,8 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
 std::optional<nlohmann::json> Engine::load_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
   impl_->check_usable();
   if (tag.empty() && !checkpoint::find_newest(folder, impl_->parts.everyone)) {
-    if (folder.filename() == checkpoint::step_tag(checkpoint::step_of(folder.filename().string()))) {
+    const std::string name = (folder / "").parent_path().filename().string(); // whether it ends with a slash or not
+    if (name.starts_with("global_step") && checkpoint::step_of(name) >= 0) {
       throw InputError("engine", concat("there is no checkpoint ", folder.string()), "Name one that is there, or the folder that holds them.");
     }
     return std::nullopt;

@@ -155,6 +155,12 @@ device::Uploader open_device(const Parts& parts, at::Device device) {
   return device::Uploader(device);
 }
 
+bool any_has_several_reduce_groups(const Parts& parts) {
+  at::Tensor most = torch::tensor({std::ssize(parts.sync->groups().all())}, torch::kInt64);
+  parts.everyone.all_reduce(most, comm::ReduceOp::max, "number of reduce groups").wait();
+  return most.item<int64_t>() > 1;
+}
+
 void check_step_group(const parallel::GradientSync& sync) {
   const comm::Group& group = sync.step_group();
   if (group.size() > 1 && group.members() != sync.group().members()) {
@@ -185,12 +191,17 @@ data::DataLoader make_loader(const Parts& parts, const InitializeOptions& option
   return loader;
 }
 
-// Of a parameter that some ranks have, each of them counts its share.
+// Of a parameter that some ranks have, each of them counts its share; of a box that all have, the whole.
 int64_t count_parameters(const Parts& parts) {
-  std::map<const void*, int> groups; // the reduce group of a trained parameter
+  struct Trained {
+    int group;
+    double numel;
+  };
+  std::map<const void*, Trained> trained;
   for (const auto& buffer : parts.buffers) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
-      groups[buffer->parameter(i).unsafeGetTensorImpl()] = buffer->reduce_group();
+      const std::vector<int64_t> shape = buffer->reduce_group() == 0 ? buffer->layout().tensors()[i].global_shape() : buffer->layout().tensors()[i].sizes;
+      trained[buffer->parameter(i).unsafeGetTensorImpl()] = {buffer->reduce_group(), static_cast<double>(c10::multiply_integers(shape))};
     }
   }
   double everywhere = 0;
@@ -202,12 +213,13 @@ int64_t count_parameters(const Parts& parts) {
     if (copy || !seen.insert(impl).second) {
       continue;
     }
-    const auto group = groups.find(impl);
-    const auto numel = static_cast<double>(item.value().numel());
-    if (group == groups.end() || group->second == 0) {
-      everywhere += numel;
+    const auto found = trained.find(impl);
+    if (found == trained.end()) {
+      everywhere += static_cast<double>(item.value().numel());
+    } else if (found->second.group == 0) {
+      everywhere += found->second.numel;
     } else {
-      shares += numel / parts.sync->groups().at(group->second).size();
+      shares += found->second.numel / parts.sync->groups().at(found->second.group).size();
     }
   }
   at::Tensor sum = torch::tensor({shares}, torch::kFloat64);
@@ -255,15 +267,18 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.checkpoint = config.checkpoint;
   announce(config);
 
-  if (options.model) {
-    parts.claim.emplace(*options.model); // before anything of it is changed
-  }
-  parts.sync = make_sync(parts, options);
-  check_step_group(*parts.sync);
   check_same_options(parts, options);
+  check_together(parts.everyone, [&] {
+    if (options.model) {
+      parts.claim.emplace(*options.model); // before anything of it is changed
+    }
+  });
+  parts.sync = make_sync(parts, options);
+  check_together(parts.everyone, [&] { check_step_group(*parts.sync); });
+  parts.several_reduce_groups = any_has_several_reduce_groups(parts);
   zero::ModelUnits units = build_model(parts, impl->state, options);
-  if (!parts.claim) {
-    parts.claim.emplace(*parts.model); // a list of layers, built now
+  if (!parts.claim) { // a list of layers, built now
+    parts.claim.emplace(*parts.model);
   }
   const std::vector<bucket::FlatParameters*> buffers = flatten(parts, options, units);
   if (config.data_parallel.broadcast_buffers) {

@@ -1,11 +1,14 @@
 #include <trireme/engine/same_options.h>
 
 #include <trireme/base/error.h>
+#include <trireme/checkpoint/exchange.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 
 namespace trireme::engine {
 namespace {
@@ -30,7 +33,11 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
       {"broadcast_buffers", config.data_parallel.broadcast_buffers},
       {"bucket sizes", config.data_parallel.bucket_bytes},
       {"the number of parameter_groups", std::ssize(options.parameter_groups)},
+      {"prescale_gradients", config.data_parallel.prescale_gradients},
+      {"gradient_predivide_factor", std::bit_cast<int64_t>(config.data_parallel.gradient_predivide_factor)},
       {"whether there is a gradient_sync", options.gradient_sync != nullptr},
+      {"whether there are reduce_groups", options.reduce_groups != nullptr},
+      {"whether there is a placement", options.placement != nullptr},
       {"whether there is an order of the samples", options.order != nullptr},
       {"whether there is training_data", options.training_data != nullptr},
       {"the kind of device", static_cast<int64_t>(parts.device().type())},
@@ -39,14 +46,10 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
 
 } // namespace
 
-void check_same_options(Parts& parts, const InitializeOptions& options) {
+void check_same_options(const Parts& parts, const InitializeOptions& options) {
   const std::vector<Compared> own = compared(parts, options);
-  std::vector<int64_t> values;
-  for (const Compared& one : own) {
-    values.push_back(one.value);
-  }
-  values.push_back(std::ssize(parts.sync->groups().all()));
-  const at::Tensor mine = torch::tensor(values, torch::kInt64);
+  at::Tensor mine = torch::empty({std::ssize(own)}, torch::kInt64);
+  std::transform(own.begin(), own.end(), mine.mutable_data_ptr<int64_t>(), [](const Compared& one) { return one.value; });
   const at::Tensor all = torch::empty({parts.everyone.size() * mine.numel()}, torch::kInt64);
   parts.everyone.all_gather(all, mine, "options of initialize()").wait();
   const int64_t* const found = all.const_data_ptr<int64_t>();
@@ -58,9 +61,25 @@ void check_same_options(Parts& parts, const InitializeOptions& options) {
       }
     }
   }
-  for (int rank = 0; rank < parts.everyone.size(); ++rank) {
-    parts.several_reduce_groups = parts.several_reduce_groups || found[(rank + 1) * mine.numel() - 1] > 1;
+}
+
+void check_together(const comm::Group& ranks, const std::function<void()>& f) {
+  checkpoint::Problem own;
+  try {
+    f();
+  } catch (const PeerError&) {
+    throw;
+  } catch (const std::exception& error) {
+    own = checkpoint::Problem::of(error);
   }
+  checkpoint::decide(ranks, checkpoint::to_json(own), [](const std::vector<nlohmann::json>& reports) -> nlohmann::json {
+    std::vector<checkpoint::Problem> problems;
+    std::transform(reports.begin(), reports.end(), std::back_inserter(problems), checkpoint::problem_from);
+    if (const checkpoint::Problem all = checkpoint::joined(problems)) {
+      all.raise();
+    }
+    return nullptr;
+  });
 }
 
 } // namespace trireme::engine

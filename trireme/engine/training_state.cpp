@@ -4,6 +4,7 @@
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/checkpoint/placed.h>
+#include <trireme/engine/same_options.h>
 
 #include <ATen/Context.h>
 #include <nlohmann/json.hpp>
@@ -179,24 +180,9 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
   }
   std::vector<checkpoint::TensorShard> mine;
   nlohmann::json positions;
-  checkpoint::Problem problem; // a StateStore or GradientSync of the client's may throw on one rank, and the others must not wait for it
-  try {
+  check_together(engine_.parts.everyone, [&] { // a StateStore or GradientSync of the client's may throw on one rank
     mine = shards();
     positions = state(client_state);
-  } catch (const PeerError&) {
-    throw;
-  } catch (const std::exception& error) {
-    problem = checkpoint::Problem::of(error);
-  }
-  checkpoint::decide(engine_.parts.everyone, checkpoint::to_json(problem), [](const std::vector<nlohmann::json>& reports) -> nlohmann::json {
-    std::vector<checkpoint::Problem> problems;
-    for (const nlohmann::json& report : reports) {
-      problems.push_back(checkpoint::problem_from(report));
-    }
-    if (const checkpoint::Problem all = checkpoint::joined(problems)) {
-      all.raise();
-    }
-    return nullptr;
   });
   checkpoint::save(folder, tag, engine_.parts.everyone, mine, positions, nlohmann::json::object(), options, engine_.parts.config);
 }
