@@ -1,4 +1,5 @@
-# Whether the parts for CUDA are built: the kernels (trireme_kernels_cuda, any libtorch) and the NCCL backend (a libtorch with CUDA).
+# Whether the parts for CUDA are built: the kernels (trireme_kernels_cuda, any libtorch) and the NCCL backend (a libtorch with CUDA). Without a
+# toolkit a libtorch with CUDA still trains on GPUs, with ATen's operations and messages through the host.
 set(TRIREME_CUDA "AUTO" CACHE STRING "Build for CUDA: AUTO (where libtorch has CUDA and a fitting toolkit is found), ON (or fail) or OFF")
 
 # Finds a CUDA toolkit that fits libtorch's CUDA ("" where it has none): its targets, CMAKE_CUDA_COMPILER and `out_toolkit`, words
@@ -39,13 +40,17 @@ function(trireme_find_cuda libtorch_cuda out_toolkit out_why_not)
 endfunction()
 
 set(TRIREME_BUILD_CUDA OFF)    # kernels_cuda
-set(TRIREME_LIBTORCH_CUDA OFF) # the NCCL backend; programs get libtorch's part for CUDA
+set(TRIREME_LIBTORCH_CUDA OFF) # the NCCL backend; kernels_cuda is linked
+set(TRIREME_LINK_CUDA OFF)     # programs get libtorch's part for CUDA
 trireme_libtorch_library("${TRIREME_LIBTORCH}" c10_cuda c10_cuda)
 if(NOT TRIREME_CUDA)
   message(STATUS "CUDA: switched off")
 elseif(NOT c10_cuda AND TRIREME_CUDA STREQUAL "AUTO")
   message(STATUS "CUDA: none (this libtorch is for the CPU)")
 else()
+  if(c10_cuda)
+    set(TRIREME_LINK_CUDA ON)
+  endif()
   set(libtorch_cuda "")
   if(c10_cuda)
     file(STRINGS "${c10_cuda}" needed REGEX "^libcudart[.]so[.][0-9]+" LIMIT_COUNT 1)
@@ -59,7 +64,7 @@ else()
     endif()
     message(STATUS "CUDA: ${toolkit}")
   elseif(TRIREME_CUDA STREQUAL "AUTO")
-    message(STATUS "CUDA: none, this libtorch is used on the CPU; ${why_not}")
+    message(STATUS "CUDA: libtorch's alone, no NCCL and no kernels of Trireme's; ${why_not}")
   else()
     message(FATAL_ERROR "TRIREME_CUDA=ON, but ${why_not}.\n"
             "Install the CUDA toolkit and name it: cmake -DCUDAToolkit_ROOT=/path/to/cuda ...\n"

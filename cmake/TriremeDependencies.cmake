@@ -50,6 +50,6 @@ if(NOT TRIREME_LIBTORCH)
 endif()
 message(STATUS "libtorch ${TRIREME_LIBTORCH_VERSION} at ${TRIREME_LIBTORCH}")
 include(TriremeCuda)
-trireme_import_libtorch(${TRIREME_LIBTORCH_CUDA})
+trireme_import_libtorch(${TRIREME_LINK_CUDA})
 set(TORCH_LIBRARIES trireme::libtorch)
 find_package(OpenMP REQUIRED COMPONENTS CXX) # at::parallel_for is inline OpenMP

@@ -52,8 +52,8 @@ function(trireme_libtorch_library folder name out)
   endforeach()
 endfunction()
 
-# Makes trireme::libtorch from TRIREME_LIBTORCH. With `cuda` programs get its part for CUDA too, which needs find_package(CUDAToolkit)
-# first; without it a libtorch that has CUDA computes on the CPU and starts faster.
+# Makes trireme::libtorch from TRIREME_LIBTORCH. With `cuda` programs get its part for CUDA too, and CUDA's runtime where
+# find_package(CUDAToolkit) has found it; without it a libtorch that has CUDA computes on the CPU and starts faster.
 function(trireme_import_libtorch cuda)
   if(TARGET trireme::libtorch)
     return()
@@ -66,7 +66,10 @@ function(trireme_import_libtorch cuda)
     trireme_libtorch_library("${TRIREME_LIBTORCH}" torch_cuda torch_cuda)
     trireme_libtorch_library("${TRIREME_LIBTORCH}" c10_cuda c10_cuda)
     # Nobody may call it by name, yet CUDA is there only when it is loaded.
-    set(libraries "-Wl,--no-as-needed,\"${torch_cuda}\" -Wl,--as-needed" "${c10_cuda}" CUDA::cudart ${libraries})
+    set(libraries "-Wl,--no-as-needed,\"${torch_cuda}\" -Wl,--as-needed" "${c10_cuda}" ${libraries})
+    if(TARGET CUDA::cudart)
+      list(PREPEND libraries CUDA::cudart)
+    endif()
     # Its headers include those of cuBLAS and others, which come with the wheel and not with every toolkit.
     file(GLOB headers "${TRIREME_LIBTORCH}/../nvidia/*/include")
     list(APPEND includes ${headers})

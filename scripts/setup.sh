@@ -97,7 +97,7 @@ python_packages() { # python_packages "import check" pip arguments...
 
 has_card() { [ -e /dev/nvidia0 ] || nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
 
-# Trireme's engine computes on the CPU, so without a card the build with CUDA would only be larger.
+# Without a card the build with CUDA would only be larger.
 find_torch() {
   if ! has_card; then
     step "installing torch $torch_version for the CPU" "200 MB to download, 1 GB on disk, 1 to 3 minutes"
@@ -135,9 +135,9 @@ install_torch() {
 }
 
 # The CUDA toolkit that pip installs (cuda-toolkit[nvcc,cccl]) lacks what nvcc and CMake look for.
-link_cuda_toolkit() {
+link_cuda_toolkit() { # link_cuda_toolkit [environment]
   local toolkit library
-  for toolkit in .venv/lib/python3*/site-packages/nvidia/cu[0-9]*; do
+  for toolkit in "${1:-.venv}"/lib/python3*/site-packages/nvidia/cu[0-9]*; do
     [ -x "$toolkit/bin/nvcc" ] || continue
     [ -e "$toolkit/lib64" ] || ln -s lib "$toolkit/lib64"
     for library in "$toolkit"/lib/libcudart.so.* "$toolkit"/lib/libnvrtc.so.*; do
