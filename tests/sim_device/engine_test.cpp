@@ -5,6 +5,8 @@
 #include <tests/engine/small_run.h>
 #include <tests/support/run_ranks.h>
 
+#include <tools/trireme/device_check.h>
+
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/device/move.h>
 #include <trireme/generate/sample.h>
@@ -303,6 +305,26 @@ TEST_F(SimDeviceParts, ModuleBuffers) {
                             return seen;
                           };
                           expect_same(run(sim::device()), run(at::kCPU));
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+// `trireme doctor` with the CPU's kernels and with ATen's.
+TEST_F(SimDeviceParts, TheDoctorStepsEveryOptimizer) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World&) {
+                          sim::start();
+                          for (const bool own : {false, true}) {
+                            if (own) {
+                              sim::use_cpu_optimizer_kernels();
+                            }
+                            const auto found = tools::check_device(sim::device());
+                            EXPECT_EQ(found.size(), 7U);
+                            for (const tools::DeviceFinding& one : found) {
+                              EXPECT_TRUE(one.good) << one.what << ": " << one.found;
+                            }
+                          }
                           EXPECT_THAT(sim::problems(), IsEmpty());
                         }),
               IsEmpty());

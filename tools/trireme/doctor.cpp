@@ -1,14 +1,16 @@
 #include "doctor.h"
 
+#include "device_check.h"
+
 #include <trireme/base/cores.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/backends.h>
+#include <trireme/device/choose.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/kernels/simd.h>
 #include <trireme/monitor/resources.h>
 
 #include <nlohmann/json.hpp>
-#include <torch/cuda.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 #include <torch/version.h>
@@ -73,8 +75,14 @@ std::vector<Line> examine() {
   lines.push_back({"memory", format_bytes(static_cast<double>(total_memory()))});
   lines.push_back({"kernels", kernels::name(kernels::active_simd())});
   lines.push_back({"bf16", bf16_speed()});
-  const bool cuda = torch::cuda::is_available();
-  lines.push_back({"cuda", cuda ? concat(torch::cuda::device_count(), " devices") : "none", cuda ? Mark::ok : Mark::absent});
+  const auto gpus = device::accelerator();
+  const int count = gpus ? device::count(*gpus) : 0;
+  lines.push_back({"gpus", gpus ? concat(count, count == 1 ? " device of " : " devices of ", c10::DeviceTypeName(*gpus)) : "none that libtorch sees", gpus ? Mark::ok : Mark::absent});
+  for (int index = 0; index < count; ++index) {
+    for (const DeviceFinding& found : check_device({*gpus, static_cast<c10::DeviceIndex>(index)})) {
+      lines.push_back({found.what, found.found, found.good ? Mark::ok : Mark::bad});
+    }
+  }
   for (const comm::BackendEntry& backend : comm::backends()) {
     const bool there = backend.available();
     lines.push_back({concat("backend ", backend.name), there ? backend.description : concat("not available here. ", backend.needs), there ? Mark::ok : Mark::absent});
