@@ -9,6 +9,8 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdlib>
+
 namespace trireme::device {
 namespace {
 
@@ -34,11 +36,21 @@ TEST(ChooseTest, TheWords) {
   EXPECT_THAT(refusal("gpu"), HasSubstr("\"gpu\" is not a device that can be asked for"));
 }
 
+TEST(ChooseTest, TheEnvironmentSaysWhatAutoIs) {
+  ::setenv("TRIREME_DEVICE", "cuda:127", 1);
+  EXPECT_THAT(refusal("auto"), HasSubstr("device \"cuda:127\" was asked for"));
+  EXPECT_TRUE(choose("cpu", 0, 1).is_cpu());
+  ::setenv("TRIREME_DEVICE", "gpu", 1);
+  EXPECT_THAT(refusal("auto"), HasSubstr("\"gpu\" is not a device"));
+  ::unsetenv("TRIREME_DEVICE");
+}
+
 TEST(ChooseTest, TheCpuWhereItIsAskedFor) {
   EXPECT_TRUE(choose("cpu", 3, 8).is_cpu());
 }
 
 TEST(ChooseTest, AGpuOnlyWhereThereIsOne) {
+  ::unsetenv("TRIREME_DEVICE");
   const int gpus = count(at::kCUDA);
   EXPECT_THAT(refusal("cuda:127"), HasSubstr(gpus == 0 ? "libtorch sees no GPU" : "libtorch sees "));
   if (gpus == 0) {

@@ -183,6 +183,7 @@ int run_each_in_its_process(const std::vector<std::string>& names, const std::st
 
 int main(int argc, char** argv) {
   testing::InitGoogleMock(&argc, argv);
+  ::setenv("TRIREME_DEVICE", "cpu", /*overwrite=*/0); // tests have more ranks than a machine has GPUs
   if (GTEST_FLAG_GET(list_tests)) {
     return RUN_ALL_TESTS();
   }

@@ -1,5 +1,6 @@
 #include <trireme/device/choose.h>
 
+#include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/device/options.h>
 
@@ -29,7 +30,8 @@ std::optional<c10::DeviceType> accelerator() noexcept {
   }
 }
 
-c10::Device choose(const std::string& asked, int local_rank, int local_size) {
+c10::Device choose(const std::string& wanted, int local_rank, int local_size) {
+  const std::string asked = wanted == "auto" ? env::text("TRIREME_DEVICE").value_or(wanted) : wanted;
   if (!is_choice(asked)) {
     throw InputError("device", concat('"', asked, "\" is not a device that can be asked for"), kChoices);
   }

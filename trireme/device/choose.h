@@ -15,12 +15,13 @@ std::optional<c10::DeviceType> accelerator() noexcept;
 
 /// Which device a rank trains on, as "training": {"device": ...} says it:
 ///
-///   "auto"     the GPU with the number of the rank on its host, where libtorch sees GPUs; else the CPU
+///   "auto"     what the environment variable TRIREME_DEVICE says, one of these words; without it the GPU with the number of the rank
+///              on its host, where libtorch sees GPUs, else the CPU
 ///   "cpu"      the CPU
 ///   "cuda"     the GPU with the number of the rank on its host; required
 ///   "cuda:K"   GPU K, for each rank of the host; required
 ///
 /// Errors: InputError for another word, for a GPU that is not there, and where a host has more ranks than GPUs.
-c10::Device choose(const std::string& asked, int local_rank, int local_size);
+c10::Device choose(const std::string& wanted, int local_rank, int local_size);
 
 } // namespace trireme::device
