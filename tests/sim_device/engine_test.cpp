@@ -344,6 +344,20 @@ TEST_F(SimDeviceParts, GeneratedText) {
               IsEmpty());
 }
 
+TEST_F(SimDeviceParts, RanksOnDifferentKindsOfDeviceAreRefused) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          start();
+                          try {
+                            initialize(world, options_of({.name = ""}, world.rank() == 0 ? at::Device(at::kCPU) : sim::device()));
+                            ADD_FAILURE() << "made";
+                          } catch (const InputError& error) {
+                            EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 and rank 0 differ in the kind of device"));
+                          }
+                        }),
+              IsEmpty());
+}
+
 // A gradient that is not finite is found without another wait, on all ranks.
 TEST_F(SimDeviceParts, AStepThatIsNotFiniteIsSkipped) {
   EXPECT_THAT(run_ranks(2,

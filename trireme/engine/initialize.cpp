@@ -144,15 +144,14 @@ std::unique_ptr<parallel::GradientSync> make_sync(const Parts& parts, const Init
   return std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);
 }
 
-// Makes the device this thread's current one, and opens the groups on it: a GPU that cannot be used is an error of initialize().
-device::Uploader open_device(const Parts& parts, at::Device device) {
-  if (!device.is_cpu()) {
-    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+// Opens the groups on the device: a GPU that cannot be used is an error of initialize().
+void open_groups(const Parts& parts) {
+  if (!parts.device().is_cpu()) {
+    c10::impl::VirtualGuardImpl(parts.device().type()).setDevice(parts.device()); // of this thread
     for (const comm::Group* group : {&parts.everyone, &parts.group, &parts.pipe}) {
-      group->open(device);
+      group->open(parts.device());
     }
   }
-  return device::Uploader(device);
 }
 
 bool any_has_several_reduce_groups(const Parts& parts) {
@@ -255,7 +254,6 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.group = mesh.group(mesh::Axis::data);
   parts.pipe = mesh.group(mesh::Axis::pipe);
   parts.everyone = mesh.group();
-  parts.uploader = open_device(parts, options.device.value_or(device::choose("auto", world.local_rank(), world.local_size())));
   impl->arrivals.emplace(parts.group);
   parts.batch = config.batch_for(parts.group.size());
   parts.clipping = config.gradient_clipping;
@@ -267,12 +265,14 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.checkpoint = config.checkpoint;
   announce(config);
 
-  check_same_options(parts, options);
   check_together(parts.everyone, [&] {
+    parts.uploader = device::Uploader(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size()));
     if (options.model) {
       parts.claim.emplace(*options.model); // before anything of it is changed
     }
   });
+  check_same_options(parts, options);
+  open_groups(parts);
   parts.sync = make_sync(parts, options);
   check_together(parts.everyone, [&] { check_step_group(*parts.sync); });
   parts.several_reduce_groups = any_has_several_reduce_groups(parts);
