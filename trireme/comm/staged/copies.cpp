@@ -80,7 +80,6 @@ void Collective::launch() {
   const device::OnStream current(stream);
   if (launched_ == 0) {
     ready_.block(stream);
-    ready_.block(shared_->to_device.on(device_)); // what still uses the output comes before the copies back
   }
   const int64_t numel = steps_.buffer_rows * next.count;
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(type_));
@@ -106,6 +105,7 @@ void Collective::begin() {
   ++begun_;
 }
 
+// The host has seen the piece arrive, which comes after what was on the stream at the start: so does the copy back.
 void Collective::finish() {
   Piece& piece = under_way_.front();
   staged::finish(piece.pending);
