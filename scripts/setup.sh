@@ -95,7 +95,6 @@ python_packages() { # python_packages "import check" pip arguments...
   rm -f "$pip_log"
 }
 
-number_of_cards() { nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true; }
 has_card() { [ -e /dev/nvidia0 ] || nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
 
 # Without a card the build with CUDA would only be larger.

@@ -354,6 +354,13 @@ TEST_F(SimDeviceParts, RanksOnDifferentKindsOfDeviceAreRefused) {
                           } catch (const InputError& error) {
                             EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 and rank 0 differ in the kind of device"));
                           }
+                          try { // one rank's number is wrong, both are told
+                            initialize(world, options_of({.name = ""}, world.rank() == 0 ? at::Device(c10::kPrivateUse1) : sim::device(3)));
+                            ADD_FAILURE() << "made";
+                          } catch (const Error& error) {
+                            EXPECT_THAT(error.what(), testing::HasSubstr("rank 1: InitializeOptions::device is sim:3, and libtorch sees 1 of these"));
+                          }
+                          EXPECT_EQ(initialize(world, options_of({.name = ""}, at::Device(c10::kPrivateUse1))).engine->device(), sim::device()) << "with its number";
                         }),
               IsEmpty());
 }

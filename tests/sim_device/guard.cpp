@@ -28,6 +28,12 @@ int number(c10::Device device) {
   return device.has_index() ? device.index() : the_device;
 }
 
+// As CUDA's.
+void set_current(c10::Device device) {
+  TORCH_CHECK(device.index() >= 0 && device.index() < devices, "sim_device: there is no device ", static_cast<int>(device.index()));
+  the_device = device.index();
+}
+
 struct Event {
   Clock clock{};
   int polls = 0;
@@ -45,7 +51,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return sim_device(the_device);
   }
   void setDevice(c10::Device device) const override {
-    the_device = number(device);
+    set_current(device);
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     the_device = number(device);

@@ -19,6 +19,7 @@
 #include <trireme/engine/peak_memory.h>
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
+#include <trireme/engine/same_options.h>
 #include <trireme/generate/sample.h>
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/zero/init.h>
@@ -47,7 +48,7 @@ class TrainRun {
       : command_(command),
         world_(world),
         run_(config::read_run_file(command.run_file, command.overrides)),
-        device_(device::choose(run_.training.device, world.local_rank(), world.local_size())),
+        device_(choose_device()),
         start_(start()),
         datasets_(data::make_datasets(run_.data)),
         task_(build_task()) {
@@ -84,6 +85,7 @@ class TrainRun {
     fs::path from;
     bool elsewhere; // not in the run folder
   };
+  at::Device choose_device();
   std::optional<Start> start() const;
   Task build_task();
   void resume();
@@ -122,6 +124,13 @@ class TrainRun {
   int64_t peak_rss_ = 0;
   std::optional<std::string> failed_save_;
 };
+
+// A rank whose host lacks a GPU ends all of them.
+at::Device TrainRun::choose_device() {
+  at::Device device = at::kCPU;
+  engine::check_together(world_.group(), [&] { device = device::choose(run_.training.device, world_.local_rank(), world_.local_size()); });
+  return device;
+}
 
 Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), start_ ? std::optional(start_->from) : std::nullopt);

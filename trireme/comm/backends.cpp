@@ -50,7 +50,7 @@ const std::vector<BackendEntry>& backends() {
       {"mpi", "the MPI whose mpirun started the ranks, CPU tensors", at::kCPU, mpi_available, when_asked, connect_mpi,
        "Start the ranks with mpirun, and have Trireme built with that MPI (cmake -DTRIREME_MPI=ON)."},
       {"nccl", "NCCL between cards, CUDA tensors", at::kCUDA, nccl_available, any_group, connect_nccl,
-       "It needs a libtorch with CUDA, NCCL's header when Trireme is built, and a card."},
+       "It needs a libtorch with CUDA, NCCL's header when Trireme is built, and a card.", nccl_card},
       {"staged", "pinned memory and the group's host backend, tensors of any device", std::nullopt, always, any_group, connect_staged},
       {"null", "a world of one rank", at::kCPU, always, alone, connect_null},
   };

@@ -24,6 +24,8 @@ struct BackendEntry {
   std::shared_ptr<Backend> (*connect)(const GroupSetup&);
   /// What to do if it is not available().
   const char* needs = "Use \"auto\".";
+  /// Names a device among those of its host, for a backend that serves each of them to one rank only.
+  std::string (*card)(at::Device) = nullptr;
 };
 
 /// Every backend of this build, in the order in which "auto" prefers them for groups of two and more.

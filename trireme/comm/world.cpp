@@ -177,6 +177,19 @@ class World::Impl {
     return found;
   }
 
+  /// The backend that all members can use for their devices: another member may lack this one's choice, or be on the same device, which
+  /// that backend may refuse. It also tells a member that does not come from one that cannot connect.
+  static const BackendEntry* agree(GroupSetup& setup, const BackendEntry* choice) {
+    std::vector<std::string> choices = exchange(setup, "come", concat(choice->name, ' ', choice->card != nullptr ? choice->card(setup.device) : ""));
+    bool fits = true;
+    std::set<std::pair<int, std::string>> cards;
+    for (size_t member = 0; member < choices.size(); ++member) {
+      fits = fits && choices[member].substr(0, choices[member].find(' ')) == choice->name;
+      fits = (cards.emplace(setup.hosts[member], choices[member]).second || choice->card == nullptr) && fits;
+    }
+    return fits ? choice : &find_backend("staged");
+  }
+
   static bool moves(const BackendEntry& entry, at::DeviceType device) {
     return entry.device ? *entry.device == device : device != at::kCPU;
   }
@@ -189,14 +202,14 @@ class World::Impl {
           GroupSetup own = setup;
           own.device = device;
           own.store = setup.store.scoped(concat(c10::DeviceTypeName(device.type(), /*lower_case=*/true), "/"));
-          exchange(own, "come", "1"); // so that a member that does not come is told apart from one that cannot connect
+          const BackendEntry* const entry = agree(own, candidates(own, device.type()).front());
           own.connect_host = [this, setup](const std::string& suffix) {
             GroupSetup host = setup;
             host.name = concat(setup.name, " (", suffix, ")");
             host.store = setup.store.scoped(suffix + "/");
             return connect(host, candidates(host, at::kCPU));
           };
-          return connect(own, candidates(own, device.type()));
+          return connect(own, {entry});
         };
       }
     }

@@ -25,13 +25,13 @@ std::set<const void*>& claimed() {
 ClaimedModel::ClaimedModel(const torch::nn::Module& model) {
   const std::lock_guard lock(mutex());
   for (const auto& item : model.named_parameters()) {
-    if (claimed().count(item.value().unsafeGetTensorImpl()) != 0) {
+    if (item.value().requires_grad() && claimed().count(item.value().unsafeGetTensorImpl()) != 0) {
       throw InputError("engine", concat("parameter \"", item.key(), "\" belongs to another engine that still lives"),
                        "Let go of that engine first, or build another model.");
     }
   }
   for (const auto& item : model.named_parameters()) {
-    if (claimed().insert(item.value().unsafeGetTensorImpl()).second) {
+    if (item.value().requires_grad() && claimed().insert(item.value().unsafeGetTensorImpl()).second) {
       parameters_.push_back(item.value()); // held: another tensor must not come to lie where one of them was
     }
   }

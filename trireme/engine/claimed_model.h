@@ -10,7 +10,7 @@ class Module;
 
 namespace trireme::engine {
 
-/// While it lives, no other engine may be made on these parameters: it would take their memory and hooks over.
+/// While it lives, no other engine may be made to train these parameters: it would take their memory and hooks over.
 class ClaimedModel {
  public:
   /// Errors: InputError naming a parameter that another engine has.

@@ -6,6 +6,7 @@
 #include <trireme/base/log.h>
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/device/choose.h>
+#include <trireme/device/stream.h>
 #include <trireme/engine/build_model.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/optimizer_groups.h>
@@ -144,13 +145,29 @@ std::unique_ptr<parallel::GradientSync> make_sync(const Parts& parts, const Init
   return std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);
 }
 
-// Opens the groups on the device: a GPU that cannot be used is an error of initialize().
+// The device with its number, as this thread's current one.
+at::Device current(at::Device wanted) {
+  if (wanted.is_cpu()) {
+    return wanted;
+  }
+  const int there = device::count(wanted.type());
+  if (there == 0 || wanted.index() >= there) {
+    throw InputError("engine", concat("InitializeOptions::device is ", wanted, ", and libtorch sees ", there, " of these"), "Name one that is there, or the CPU.");
+  }
+  const at::Device device = device::with_index(wanted);
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  return device;
+}
+
+// A GPU that cannot be used is an error of initialize(), not of the first backward.
 void open_groups(const Parts& parts) {
-  if (!parts.device().is_cpu()) {
-    c10::impl::VirtualGuardImpl(parts.device().type()).setDevice(parts.device()); // of this thread
-    for (const comm::Group* group : {&parts.everyone, &parts.group, &parts.pipe}) {
-      group->open(parts.device());
-    }
+  if (parts.device().is_cpu()) {
+    return;
+  }
+  std::vector<comm::Group> groups = {parts.everyone, parts.group, parts.pipe, parts.sync->step_group()};
+  groups.insert(groups.end(), parts.sync->groups().all().begin(), parts.sync->groups().all().end());
+  for (const comm::Group& group : groups) {
+    group.open(parts.device());
   }
 }
 
@@ -266,20 +283,22 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   announce(config);
 
   check_together(parts.everyone, [&] {
-    parts.uploader = device::Uploader(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size()));
+    parts.uploader = device::Uploader(current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size())));
     if (options.model) {
       parts.claim.emplace(*options.model); // before anything of it is changed
     }
   });
   check_same_options(parts, options);
-  open_groups(parts);
   parts.sync = make_sync(parts, options);
   check_together(parts.everyone, [&] { check_step_group(*parts.sync); });
+  open_groups(parts);
   parts.several_reduce_groups = any_has_several_reduce_groups(parts);
   zero::ModelUnits units = build_model(parts, impl->state, options);
-  if (!parts.claim) { // a list of layers, built now
-    parts.claim.emplace(*parts.model);
-  }
+  check_together(parts.everyone, [&] {
+    if (!parts.claim) { // a list of layers, built now
+      parts.claim.emplace(*parts.model);
+    }
+  });
   const std::vector<bucket::FlatParameters*> buffers = flatten(parts, options, units);
   if (config.data_parallel.broadcast_buffers) {
     parts.module_buffers.emplace(*parts.model, parts.group);

@@ -28,6 +28,10 @@ std::string rng_name(at::Device device, int rank) {
   return concat("rng/", c10::DeviceTypeName(device.type(), /*lower_case=*/true), '/', rank);
 }
 
+uint64_t new_seed(int64_t step, int rank) {
+  return static_cast<uint64_t>(step * 1000003 + rank);
+}
+
 // Random numbers come from the CPU's generator and, on a GPU, also from the GPU's.
 std::vector<at::Device> devices_with_rng(at::Device device) {
   return device.is_cpu() ? std::vector<at::Device>{at::kCPU} : std::vector<at::Device>{at::kCPU, device};
@@ -350,13 +354,17 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   const int rank = engine_.parts.everyone.rank();
   if (saved.world_size() == engine_.parts.everyone.size()) {
     for (const at::Device device : devices_with_rng(engine_.parts.device())) {
-      if (saved.has(rng_name(device, rank))) { // one that was trained on another kind of device has none of this one
+      if (saved.has(rng_name(device, rank))) {
         set_rng_state(device, saved.read(rng_name(device, rank)));
+      } else { // saved on another kind of device: a new stream, another one on each rank
+        at::Generator generator = at::globalContext().defaultGenerator(device);
+        const std::lock_guard<std::mutex> lock(generator.mutex());
+        generator.set_current_seed(new_seed(engine_.state.global_steps, rank));
       }
     }
   } else {
     // For another number of ranks there are no states: starts new, reproducible streams.
-    torch::manual_seed(engine_.state.global_steps * 1000003 + rank);
+    torch::manual_seed(new_seed(engine_.state.global_steps, rank));
     log::info("the checkpoint is from ", saved.world_size(), " ranks, this run has ", engine_.parts.everyone.size(), "; random states start anew");
   }
   engine_.whole_again();

@@ -2,6 +2,10 @@
 
 namespace trireme::comm {
 
+std::string nccl_card(at::Device) {
+  return "";
+}
+
 bool nccl_available() {
   return false;
 }

@@ -10,6 +10,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <cuda_runtime_api.h>
+
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -299,6 +301,12 @@ class NcclBackend : public Backend {
 };
 
 } // namespace
+
+std::string nccl_card(at::Device device) {
+  char name[32] = {};
+  const int index = device.has_index() ? device.index() : c10::cuda::current_device();
+  return cudaDeviceGetPCIBusId(name, sizeof name, index) == cudaSuccess ? name : concat(index);
+}
 
 bool nccl_available() {
   return c10::cuda::device_count() > 0;

@@ -22,5 +22,7 @@ std::shared_ptr<Backend> connect_nccl(const GroupSetup& setup);
 
 /// This build has NCCL and this machine a card.
 bool nccl_available();
+/// Names the card among those of this host, whatever numbers CUDA_VISIBLE_DEVICES gives them: NCCL refuses two ranks on one.
+std::string nccl_card(at::Device device);
 
 } // namespace trireme::comm

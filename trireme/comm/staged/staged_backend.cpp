@@ -86,6 +86,18 @@ class Queue {
   std::deque<std::shared_ptr<Collective>> ops_;
 };
 
+/// Turns what goes wrong on this rank alone (memory, the device) into what the other ranks are told of.
+template <typename F>
+void ending_the_group(const F& f) {
+  try {
+    f();
+  } catch (const Trouble&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw Trouble(Trouble::Kind::lost, error.what());
+  }
+}
+
 class CollectivePending : public Pending {
  public:
   CollectivePending(std::shared_ptr<Pending> on_thread, std::shared_ptr<Collective> op) : on_thread_(std::move(on_thread)), op_(std::move(op)) {}
@@ -207,7 +219,7 @@ class StagedBackend : public Backend {
       return nullptr;
     }
     auto op = std::make_shared<Send>(shared_, flat(tensor), elements(tensor));
-    auto on_thread = sends.run([op, to, tag] { op->post(to, tag); });
+    auto on_thread = sends.run([op, to, tag] { ending_the_group([&] { op->post(to, tag); }); });
     return std::make_shared<SendPending>(std::move(on_thread), std::move(op));
   }
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
@@ -258,7 +270,7 @@ class StagedBackend : public Backend {
     auto op = std::make_shared<Collective>(shared_, whole.device(), whole.scalar_type(), std::move(steps), piece);
     const std::lock_guard starting(starting_); // the queue and the thread keep one order
     queue_->push(op);
-    auto on_thread = runs.run([queue = queue_, op] { queue->run(*op); });
+    auto on_thread = runs.run([queue = queue_, op] { ending_the_group([&] { queue->run(*op); }); });
     return std::make_shared<CollectivePending>(std::move(on_thread), std::move(op));
   }
 
