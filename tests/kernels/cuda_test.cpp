@@ -103,6 +103,10 @@ struct Shard {
       args.copy_type = types.copy;
     }
     args.grad_scale = 0.37F;
+    if (on_device && (skips || types.grad != Element::f32)) {
+      args.grad_scale = 1e9F;
+      args.device_grad_scale = factors.get<float>(true) + (skips ? 1 : 0);
+    }
     args.seed = seed;
     return args;
   }
@@ -119,7 +123,9 @@ struct Shard {
 
   int64_t n;
   Types types;
+  bool skips = false; // the device is given NaN for a factor
   Array param, grad, copy;
+  Array factors{std::vector<float>{0.37F, std::nanf("")}};
   std::unique_ptr<Array> states[3], scales[3];
 };
 
@@ -139,6 +145,9 @@ class CudaTest : public testing::Test {
     for (const uint32_t seed : {12345U, 678U, kToNearest}) {
       step(shard, false, seed, seed == 12345U);
       step(shard, true, seed, seed == 12345U);
+      shard.skips = true;
+      step(shard, true, seed + 1, false);
+      shard.skips = false;
     }
     EXPECT_TRUE(shard.same()) << name << ", " << n << " elements, states " << static_cast<int>(types.state) << ", gradients " << static_cast<int>(types.grad)
                               << ", copy " << static_cast<int>(types.copy);

@@ -4,6 +4,7 @@
 #include <trireme/optim/device_kernels.h>
 
 #include <algorithm>
+#include <atomic>
 
 namespace trireme::sim {
 namespace {
@@ -15,6 +16,8 @@ using optim::kCpuKernels;
 int64_t bytes_of(Element type) {
   return type == Element::f32 ? 4 : type == Element::u8 ? 1 : 2;
 }
+
+std::atomic<int64_t> waits_before_optimizer = 0;
 
 template <class T>
 T* on_cpu(T* pointer) {
@@ -39,10 +42,12 @@ class Call {
   }
   template <class Args>
   Args common(const Args& args, bool writes_param) {
+    waits_before_optimizer = host_synchronisations();
     Args own = args;
     own.param = touch(args.param, 4 * n_, writes_param);
     own.grad = touch(args.grad, n_ * bytes_of(args.grad_type), false);
     own.param_copy = touch(args.param_copy, n_ * bytes_of(args.copy_type), true);
+    own.device_grad_scale = touch(args.device_grad_scale, 4, false);
     return own;
   }
   void launch(const char* name) const {
@@ -159,6 +164,10 @@ void encode_states(const StateArray& state, bool is_signed, int64_t n, const flo
 const optim::DeviceKernels kKernels = {adam, sgd, lion, adagrad, rmsprop, lamb_moments, lamb_apply, add_squared_norm, decode_states, encode_states};
 
 } // namespace
+
+int64_t host_synchronisations_before_optimizer() {
+  return waits_before_optimizer;
+}
 
 void use_cpu_optimizer_kernels() {
   optim::register_kernels(c10::kPrivateUse1, kKernels);

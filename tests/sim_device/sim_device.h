@@ -57,6 +57,9 @@ struct Touched {
 /// Launches a kernel that touches these bytes of device memory on the current stream.
 void launch(const char* kernel, const std::vector<Touched>& touched);
 
+/// host_synchronisations() when the last optimizer kernel was launched.
+int64_t host_synchronisations_before_optimizer();
+
 /// Registers the CPU's optimizer kernels for the device: without it ATen's operations step the parameters, to other last bits.
 void use_cpu_optimizer_kernels();
 

@@ -1,41 +1,44 @@
 #include <trireme/device/host_scalars.h>
 
-#include <trireme/device/stream.h>
-
 #include <ATen/ops/stack.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-
 namespace trireme::device {
 
-std::vector<double> read_scalars(const std::vector<at::Tensor>& scalars) {
+ScalarsToHost::ScalarsToHost(const std::vector<at::Tensor>& scalars) : values_(scalars.size()) {
   const at::NoGradGuard no_grad;
-  std::vector<double> values(scalars.size());
   std::vector<at::Tensor> there;
   for (size_t i = 0; i < scalars.size(); ++i) {
     if (scalars[i].defined() && scalars[i].is_cpu()) {
-      values[i] = scalars[i].item<double>();
+      values_[i] = scalars[i].item<double>();
     } else if (scalars[i].defined()) {
+      from_device_.push_back(i);
       there.push_back(scalars[i].reshape({}));
     }
   }
   if (there.empty()) {
-    return values;
+    return;
   }
   const at::Device device = there.front().device();
-  const at::Tensor here = pinned_host(std::ssize(there), at::kDouble, device.type());
-  here.copy_(at::stack(there), /*non_blocking=*/true);
-  Event copied(device.type());
-  copied.record(current_stream(device));
-  copied.synchronize();
-  const double* next = here.const_data_ptr<double>();
-  for (size_t i = 0; i < scalars.size(); ++i) {
-    if (scalars[i].defined() && !scalars[i].is_cpu()) {
-      values[i] = *next++;
+  here_ = pinned_host(std::ssize(there), at::kDouble, device.type());
+  here_.copy_(at::stack(there), /*non_blocking=*/true);
+  copied_.emplace(device.type());
+  copied_->record(current_stream(device));
+}
+
+const std::vector<double>& ScalarsToHost::wait() {
+  if (copied_) {
+    copied_->synchronize();
+    copied_.reset();
+    for (size_t i = 0; i < from_device_.size(); ++i) {
+      values_[from_device_[i]] = here_.const_data_ptr<double>()[i];
     }
   }
-  return values;
+  return values_;
+}
+
+std::vector<double> read_scalars(const std::vector<at::Tensor>& scalars) {
+  return ScalarsToHost(scalars).wait();
 }
 
 void add_scalar(at::Tensor& sum, const at::Tensor& value) {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace trireme::engine {
 namespace {
@@ -21,10 +22,12 @@ bool any(const std::vector<std::vector<bool>>& flags) {
 
 void OptimizerStep::send_loss(const at::Tensor& sum) {
   sent_ = true;
-  if (sum.defined() && !sum.is_cpu() && !parts_.may_step_in_backward) {
-    loss_ = sum;
-  } else {
+  const at::Device device = parts_.device();
+  if (device.is_cpu() || parts_.may_step_in_backward) {
     send_to_ranks(device::read_scalars({sum}).front());
+  } else {
+    loss_ = sum.defined() ? sum : torch::zeros({}, at::TensorOptions(torch::kFloat64).device(device));
+    send_to_ranks(0); // the hosts exchange the rest
   }
 }
 
@@ -99,6 +102,44 @@ bool OptimizerStep::agree_with_stages(double& squared_norm, bool one_scale) {
   return sums[4].item<double>() == 0;
 }
 
+// Sums loss and squared norm over ranks and stages as the host does, in the same order: [2], the mean loss and the squared norm.
+at::Tensor OptimizerStep::agree_on_device(const at::Tensor& norm) {
+  const parallel::GradientSync& sync = *parts_.sync;
+  const comm::Group& losses = sync.ranks_meet() ? sync.group() : sync.step_group();
+  const comm::Group& norms = sync.step_group();
+  const at::Tensor loss = std::exchange(loss_, at::Tensor()).reshape({1}).div(static_cast<double>(parts_.batch.accumulation));
+  at::Tensor sums = torch::cat({loss, norm.defined() && norm.device() == loss.device() ? norm : torch::zeros_like(loss)});
+  const auto add_up = [](const comm::Group& ranks, at::Tensor numbers) {
+    if (ranks.size() > 1) {
+      ranks.all_reduce(numbers, comm::ReduceOp::sum, "loss and gradient norm").wait();
+    }
+  };
+  const at::Tensor mean = sums.slice(0, 0, 1);
+  if (losses.size() == norms.size()) {
+    add_up(norms, sums);
+  } else {
+    add_up(losses, mean);
+    add_up(norms, sums.slice(0, 1));
+  }
+  mean.copy_(mean.div(static_cast<double>(losses.size())).to(torch::kFloat32));
+  add_up(parts_.pipe, sums);
+  return sums;
+}
+
+// What the host computes of loss and norm in run(), with the same roundings; NaN: the step is skipped.
+at::Tensor OptimizerStep::factor_on_device(const at::Tensor& loss_and_norm, bool has_norm, double unscale) const {
+  at::Tensor finite = loss_and_norm.slice(0, 0, 1).isfinite();
+  at::Tensor factor = torch::full({1}, unscale, loss_and_norm.options());
+  if (has_norm) {
+    const at::Tensor norm = loss_and_norm.slice(0, 1).sqrt().mul(unscale);
+    finite = finite.logical_and(norm.isfinite());
+    if (parts_.clipping > 0) {
+      factor = factor.mul(torch::full_like(norm, parts_.clipping).div(norm.add(1e-6)).clamp_max(1));
+    }
+  }
+  return torch::where(finite, factor, torch::full_like(factor, std::numeric_limits<double>::quiet_NaN())).to(torch::kFloat32);
+}
+
 // Every rank has the same loss, norm and scale, so all skip the step or none.
 // Without a norm, buckets are stepped while later ones are still being reduced.
 void OptimizerStep::run() {
@@ -109,8 +150,10 @@ void OptimizerStep::run() {
   const bool looks_for_unused = !parts_.may_step_in_backward; // a bucket is stepped during backward without knowing about other ranks
   const comm::Group& ranks = parts_.sync->step_group();
   grad_norm_.reset();
-  const bool waits_once = loss_.defined(); // on a GPU
-  if (!begun_ && !waits_once) {
+  const bool on_device = loss_.defined(); // loss and norm; the messages below have zeros for them
+  const bool begun_in_backward = begun_;
+  const torch::NoGradGuard no_grad;
+  if (!begun_in_backward) {
     receive_loss();
   }
   at::Tensor norm;
@@ -118,17 +161,13 @@ void OptimizerStep::run() {
     parts_.reducer->finish();
     norm = parts_.optimizer->squared_grad_norm();
   }
-  const std::vector<double> here = device::read_scalars({std::exchange(loss_, at::Tensor()), norm});
-  if (waits_once) {
-    send_to_ranks(here[0]);
-    receive_loss();
-  }
+  const double norm_here = on_device ? 0 : device::read_scalars({norm}).front();
   const Unused unused = unused_here();
   const bool lacks_some = any(unused);
   // One reduce group may lack what another has, so all ranks need to know.
   const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.several_reduce_groups);
   // The norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
-  at::Tensor sums = torch::tensor({here[1], lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
+  at::Tensor sums = torch::tensor({norm_here, lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
   comm::Work exchange;
   if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
     exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
@@ -143,29 +182,45 @@ void OptimizerStep::run() {
     one_scale = agree_with_stages(squared_norm, one_scale);
   }
   const double unscale = parts_.sync->scale() / state_.scale.scaler().scale();
+  const auto left_out = [&] { return asks_for_unused ? unused_everywhere(unused, sums[1].item<double>()) : Unused(); };
+  const double lr_before = lr_;
+  const bool steps_ahead = on_device && one_scale;
+  if (on_device) {
+    const at::Tensor agreed = agree_on_device(norm);
+    device::ScalarsToHost reading({agreed[0], agreed[1]});
+    if (steps_ahead) {
+      parts_.coordinator->release_all();
+      begin(1, left_out(), factor_on_device(agreed, needs_norm, unscale));
+      step_buckets();
+    }
+    mean_loss_ = reading.wait()[0];
+    squared_norm = reading.wait()[1];
+  }
   bool finite = std::isfinite(mean_loss_) && one_scale;
   double clip = 1;
   if (needs_norm) {
     grad_norm_ = std::sqrt(squared_norm) * unscale;
-    finite = finite && (begun_ || std::isfinite(*grad_norm_)); // a step that has begun is not skipped
+    finite = finite && (begun_in_backward || std::isfinite(*grad_norm_)); // a step that has begun is not skipped
     clip = parts_.clipping > 0 ? std::min(1.0, parts_.clipping / (*grad_norm_ + 1e-6)) : 1;
   }
   if (!finite) {
     exchange.wait();
     parts_.reducer->finish();
+    if (steps_ahead) { // and changed nothing
+      parts_.optimizer->cancel_step();
+      lr_ = lr_before;
+    }
     skip();
     return;
   }
   state_.scale.update(false);
   skipped_.end_row();
-  parts_.coordinator->release_all();
-  if (!begun_) {
-    begin(unscale * clip, asks_for_unused ? unused_everywhere(unused, sums[1].item<double>()) : Unused());
-  }
-  for (size_t b = 0; b < parts_.buffers.size(); ++b) {
-    for (size_t k = 0; k < parts_.buffers[b]->layout().buckets().size(); ++k) {
-      step_bucket(static_cast<int64_t>(b), static_cast<int64_t>(k));
+  if (!steps_ahead) {
+    parts_.coordinator->release_all();
+    if (!begun_in_backward) {
+      begin(unscale * clip, left_out());
     }
+    step_buckets();
   }
   exchange.wait();
   end_step(true);
@@ -178,16 +233,24 @@ void OptimizerStep::end_step(bool taken) {
   }
 }
 
-void OptimizerStep::begin(double grad_scale, const Unused& unused) {
+void OptimizerStep::begin(double grad_scale, const Unused& unused, const at::Tensor& device_grad_scale) {
   begun_ = true;
   lr_ = parts_.schedule->lr();
-  parts_.optimizer->begin_step(lr_, parts_.schedule->betas(), grad_scale);
+  parts_.optimizer->begin_step(lr_, parts_.schedule->betas(), grad_scale, device_grad_scale);
   for (size_t b = 0; b < unused.size(); ++b) {
     parts_.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
   }
   if (parts_.optimizer->needs_norms()) {
     parts_.reducer->finish();
     parts_.optimizer->prepare();
+  }
+}
+
+void OptimizerStep::step_buckets() {
+  for (size_t b = 0; b < parts_.buffers.size(); ++b) {
+    for (size_t k = 0; k < parts_.buffers[b]->layout().buckets().size(); ++k) {
+      step_bucket(static_cast<int64_t>(b), static_cast<int64_t>(k));
+    }
   }
 }
 

@@ -22,8 +22,8 @@ class OptimizerStep {
   OptimizerStep(Parts& parts, StepState& state, StepClock& clock) : parts_(parts), state_(state), clock_(clock) {}
 
   /// Takes the sum of this replica's losses of the step (float64, one element; undefined: 0) before the last backward, which hides the
-  /// message with it and with whether the process was asked to stop. Once a step. A loss on a GPU is read together with the
-  /// gradient norm, at the end, so that the host waits once.
+  /// message with it and with whether the process was asked to stop. Once a step. A loss on a GPU stays there until the optimizer's kernels
+  /// are launched, unless buckets are stepped in backward.
   void send_loss(const at::Tensor& sum);
   bool loss_was_sent() const {
     return sent_;
@@ -34,7 +34,8 @@ class OptimizerStep {
   bool has_begun() const {
     return begun_;
   }
-  /// Takes or skips the step. Errors: InputError without send_loss(); Error after too many skipped steps.
+  /// Takes or skips the step. On a GPU loss, norm and clip factor come about there, and the kernels find in the factor whether there is a
+  /// step at all; the host waits for loss and norm once, while they run. Errors: InputError without send_loss(); Error after too many skipped steps.
   void run();
   /// Forgets what there is of a step that ended, failed or was overwritten.
   void clear();
@@ -70,7 +71,10 @@ class OptimizerStep {
   Unused unused_everywhere(Unused unused, double ranks_that_lack_some) const;
   bool agree_on_scale(double lowered);
   bool agree_with_stages(double& squared_norm, bool one_scale);
-  void begin(double grad_scale, const Unused& unused = {});
+  at::Tensor agree_on_device(const at::Tensor& norm);
+  at::Tensor factor_on_device(const at::Tensor& loss_and_norm, bool has_norm, double unscale) const;
+  void begin(double grad_scale, const Unused& unused = {}, const at::Tensor& device_grad_scale = {});
+  void step_buckets();
   void step_bucket(int64_t buffer, int64_t bucket);
   void end_step(bool taken);
   void skip();
@@ -80,7 +84,7 @@ class OptimizerStep {
   StepClock& clock_;
   SkippedSteps skipped_;
   bool sent_ = false;
-  at::Tensor loss_; // on a GPU, and not read yet
+  at::Tensor loss_; // on a GPU, where it is read after the launch of the optimizer
   at::Tensor loss_sums_;
   comm::Work loss_message_;
   double mean_loss_ = 0;

@@ -46,6 +46,9 @@ struct StepArgs {
   Element copy_type = Element::bf16;
   /// Multiplied into each gradient as it is read.
   float grad_scale = 1;
+  /// Where the factor is when only the device knows it: one number in the memory of the arrays, in place of grad_scale. NaN there: the call
+  /// changes nothing, because gradients were not finite.
+  const float* device_grad_scale = nullptr;
   /// How bf16 and 8-bit states are rounded: stochastically with the random bits of this seed, another one in each step; or kToNearest,
   /// which loses a step that is less than half a unit in the last place (in bf16 a second moment cannot fall at beta2 = 0.999).
   /// The random bits are a hash of the seed and of the number that is rounded, so neither cuts nor places matter.

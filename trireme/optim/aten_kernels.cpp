@@ -3,6 +3,9 @@
 #include <trireme/base/error.h>
 
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <limits>
 
 namespace trireme::optim {
 namespace aten {
@@ -47,9 +50,27 @@ struct Part {
   at::Tensor param() const {
     return view_of(args.param, Element::f32, begin, end, device);
   }
+  /// One element.
+  at::Tensor scale() const {
+    return args.device_grad_scale != nullptr ? view_of(args.device_grad_scale, Element::f32, 0, 1, device) : at::full({1}, args.grad_scale, at::TensorOptions(at::kFloat).device(device));
+  }
+  /// `after`; or `before`, where the call is to change nothing.
+  at::Tensor unless_skipped(const at::Tensor& after, const at::Tensor& before) const {
+    return args.device_grad_scale == nullptr ? after : at::where(scale().isnan(), before, after);
+  }
+  void set_param(const at::Tensor& after) const {
+    param().copy_(unless_skipped(after, param()));
+    copy_param();
+  }
+  void copy_param() const {
+    if (args.param_copy != nullptr) {
+      const at::Tensor copy = view_of(args.param_copy, args.copy_type, begin, end, device);
+      copy.copy_(unless_skipped(param().to(copy.scalar_type()), copy));
+    }
+  }
   /// A new array: the gradient in fp32, scaled, with the decay in it.
   at::Tensor gradient(float weight_decay) const {
-    at::Tensor g = view_of(args.grad, args.grad_type, begin, end, device).to(at::kFloat).mul(args.grad_scale);
+    at::Tensor g = view_of(args.grad, args.grad_type, begin, end, device).to(at::kFloat).mul(scale());
     return weight_decay == 0 ? g : g.add_(param(), weight_decay);
   }
   at::Tensor read(const kernels::StateArray& state) const {
@@ -60,12 +81,8 @@ struct Part {
   }
   void write(const kernels::StateArray& state, const at::Tensor& x) const {
     const at::Tensor to = view_of(state.values, state.type, begin, end, device);
-    to.copy_(state.type == Element::bf16 && args.seed != kernels::kToNearest ? stochastic_bf16_of(x, args.seed) : x);
-  }
-  void copy_param() const {
-    if (args.param_copy != nullptr) {
-      view_of(args.param_copy, args.copy_type, begin, end, device).copy_(param());
-    }
+    const bool is_stochastic = state.type == Element::bf16 && args.seed != kernels::kToNearest;
+    to.copy_(unless_skipped(is_stochastic ? stochastic_bf16_of(x, args.seed) : x.to(to.scalar_type()), to));
   }
 };
 
@@ -74,16 +91,41 @@ at::Tensor second_moment(const at::Tensor& v, const at::Tensor& g, float beta, f
   return v.mul(beta).add_(g.mul(one_minus_beta).mul_(g));
 }
 
+bool may_be_fused(const kernels::AdamArgs& args, at::Device device) {
+  static const auto fused = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_adamw_", "");
+  return args.grad_type == Element::f32 && args.exp_avg.type == Element::f32 && args.exp_avg_sq.type == Element::f32 &&
+         (args.weight_decay == 0 || args.param_scale == 1) && fused.hasComputedKernelForDispatchKey(at::TensorOptions(device).computeDispatchKey());
+}
+
+/// ATen's kernel in one pass. Its bias corrections are 1 in step infinity; those of the arguments are put into its lr and eps.
+void fused_adam(const Part& part, const kernels::AdamArgs& args) {
+  const at::Tensor scale = part.scale();
+  const at::Tensor step = at::full_like(scale, std::numeric_limits<float>::infinity());
+  const double lr = static_cast<double>(args.step_size) / args.root_scale;
+  const double eps = static_cast<double>(args.eps) / args.root_scale;
+  const bool decoupled = args.param_scale != 1;
+  using Fused = void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double, double, double, double, double, bool, bool,
+                         const std::optional<at::Tensor>&, const std::optional<at::Tensor>&);
+  const Fused run = decoupled ? static_cast<Fused>(at::_fused_adamw_) : static_cast<Fused>(at::_fused_adam_);
+  const double decay = !decoupled ? args.weight_decay : lr == 0 ? 0 : (1 - static_cast<double>(args.param_scale)) / lr;
+  run({part.param()}, {view_of(args.grad, args.grad_type, part.begin, part.end, part.device)}, {part.read(args.exp_avg)}, {part.read(args.exp_avg_sq)}, {},
+      {step}, lr, 1 - static_cast<double>(args.one_minus_beta1), args.beta2, decay, eps, /*amsgrad=*/false, /*maximize=*/false, scale.reciprocal(), scale.isnan().to(at::kFloat));
+  part.copy_param();
+}
+
 void adam(const kernels::AdamArgs& args, int64_t n, at::Device device) {
   const Part part{args, 0, n, device};
+  if (may_be_fused(args, device)) {
+    fused_adam(part, args);
+    return;
+  }
   const at::Tensor g = part.gradient(args.weight_decay);
   at::Tensor m = part.read(args.exp_avg);
   m = m.add(g.sub(m), args.one_minus_beta1);
   const at::Tensor v = second_moment(part.read(args.exp_avg_sq), g, args.beta2, args.one_minus_beta2);
   part.write(args.exp_avg, m);
   part.write(args.exp_avg_sq, v);
-  part.param().mul_(args.param_scale).sub_(m.div_(v.sqrt().mul_(args.root_scale).add_(args.eps)), args.step_size);
-  part.copy_param();
+  part.set_param(part.param().mul(args.param_scale).sub_(m.div_(v.sqrt().mul_(args.root_scale).add_(args.eps)), args.step_size));
 }
 
 void sgd(const kernels::SgdArgs& args, int64_t n, at::Device device) {
@@ -96,8 +138,7 @@ void sgd(const kernels::SgdArgs& args, int64_t n, at::Device device) {
     part.write(args.momentum_buffer, buffer);
     step = args.nesterov ? g.add(buffer, args.momentum) : buffer;
   }
-  part.param().sub_(step, args.lr);
-  part.copy_param();
+  part.set_param(part.param().sub(step, args.lr));
 }
 
 void lion(const kernels::LionArgs& args, int64_t n, at::Device device) {
@@ -106,8 +147,7 @@ void lion(const kernels::LionArgs& args, int64_t n, at::Device device) {
   const at::Tensor change = part.gradient(0).sub_(m);
   const at::Tensor direction = m.add(change, args.one_minus_beta1).sign_();
   part.write(args.exp_avg, m.add(change, args.one_minus_beta2));
-  part.param().mul_(args.param_scale).sub_(direction, args.lr);
-  part.copy_param();
+  part.set_param(part.param().mul(args.param_scale).sub_(direction, args.lr));
 }
 
 void adagrad(const kernels::AdagradArgs& args, int64_t n, at::Device device) {
@@ -115,8 +155,7 @@ void adagrad(const kernels::AdagradArgs& args, int64_t n, at::Device device) {
   const at::Tensor g = part.gradient(args.weight_decay);
   const at::Tensor sum = part.read(args.sum).add(g.mul(g));
   part.write(args.sum, sum);
-  part.param().sub_(g.div(sum.sqrt().add_(args.eps)), args.lr);
-  part.copy_param();
+  part.set_param(part.param().sub(g.div(sum.sqrt().add_(args.eps)), args.lr));
 }
 
 void rmsprop(const kernels::RmspropArgs& args, int64_t n, at::Device device) {
@@ -136,8 +175,7 @@ void rmsprop(const kernels::RmspropArgs& args, int64_t n, at::Device device) {
     step = step.add_(part.read(args.momentum_buffer), args.momentum);
     part.write(args.momentum_buffer, step);
   }
-  part.param().sub_(step, args.lr);
-  part.copy_param();
+  part.set_param(part.param().sub(step, args.lr));
 }
 
 at::Tensor squared_sum(const at::Tensor& x) {
@@ -159,8 +197,7 @@ void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segmen
     part.write(args.exp_avg, m.add(g.sub(m), args.one_minus_beta1));
     part.write(args.exp_avg_sq, second_moment(part.read(args.exp_avg_sq), g, args.beta2, args.one_minus_beta2));
     const at::Tensor to = view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device);
-    to.select(0, 0).add_(squared_sum(part.param()));
-    to.select(0, 1).add_(squared_sum(lamb_direction(args, part)));
+    to.copy_(part.unless_skipped(to.add(at::stack({squared_sum(part.param()), squared_sum(lamb_direction(args, part))})), to));
   }
 }
 
@@ -173,8 +210,7 @@ void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments
     const at::Tensor ratio = weight.div(update).clamp_(scale.min_coeff, scale.max_coeff);
     const at::Tensor usable = weight.gt(0).logical_and_(update.gt(0));
     const at::Tensor step_size = at::where(usable, ratio, at::ones({}, ratio.options())).mul_(scale.lr_times_correction).to(at::kFloat);
-    part.param().sub_(lamb_direction(args, part).mul_(step_size));
-    part.copy_param();
+    part.set_param(part.param().sub(lamb_direction(args, part).mul_(step_size)));
   }
 }
 

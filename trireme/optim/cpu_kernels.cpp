@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 namespace trireme::optim {
@@ -20,10 +21,23 @@ void parallel_ranges(int64_t n, const F& f) {
   at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) { f(first * kBlock, std::min(last * kBlock, n)); });
 }
 
+/// The arguments with the factor that lies in memory; nothing if the call is to change nothing.
+template <class Args>
+std::optional<Args> with_scale(const Args& args) {
+  Args own = args;
+  if (args.device_grad_scale != nullptr) {
+    own.grad_scale = *args.device_grad_scale;
+    own.device_grad_scale = nullptr;
+  }
+  return std::isnan(own.grad_scale) ? std::nullopt : std::optional(own);
+}
+
 template <auto Kernel, class Args>
-void over_all(const Args& args, int64_t n, at::Device) {
+void over_all(const Args& given, int64_t n, at::Device) {
   const auto kernel = kernels::active_kernels().*Kernel;
-  parallel_ranges(n, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  if (const auto args = with_scale(given)) {
+    parallel_ranges(n, [&](int64_t begin, int64_t end) { kernel(*args, begin, end); });
+  }
 }
 
 // Part of a segment with one result, whatever the number of threads.
@@ -52,10 +66,14 @@ void parallel_each(size_t count, const F& f) {
   });
 }
 
-void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segments, double* sums, at::Device) {
+void lamb_moments(const kernels::LambArgs& given, std::span<const Segment> segments, double* sums, at::Device) {
+  const auto args = with_scale(given);
+  if (!args) {
+    return;
+  }
   const std::vector<Block> blocks = blocks_of(segments);
   std::vector<kernels::LambSums> parts(blocks.size());
-  parallel_each(blocks.size(), [&](size_t i) { parts[i] = kernels::active_kernels().lamb_moments(args, blocks[i].begin, blocks[i].end); });
+  parallel_each(blocks.size(), [&](size_t i) { parts[i] = kernels::active_kernels().lamb_moments(*args, blocks[i].begin, blocks[i].end); });
   for (size_t i = 0; i < blocks.size(); ++i) {
     const int64_t parameter = segments[blocks[i].segment].parameter;
     sums[2 * parameter] += parts[i].param;
@@ -63,7 +81,11 @@ void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segmen
   }
 }
 
-void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device) {
+void lamb_apply(const kernels::LambArgs& given, std::span<const Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device) {
+  const auto args = with_scale(given);
+  if (!args) {
+    return;
+  }
   std::vector<float> step_sizes;
   for (const Segment& segment : segments) {
     const double weight = std::sqrt(sums[2 * segment.parameter]);
@@ -73,7 +95,7 @@ void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments
   }
   const std::vector<Block> blocks = blocks_of(segments);
   parallel_each(blocks.size(), [&](size_t i) {
-    kernels::LambArgs own = args;
+    kernels::LambArgs own = *args;
     own.step_size = step_sizes[blocks[i].segment];
     kernels::active_kernels().lamb_apply(own, blocks[i].begin, blocks[i].end);
   });

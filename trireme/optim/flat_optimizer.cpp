@@ -146,12 +146,13 @@ void FlatOptimizer::refresh_masters() {
   }
 }
 
-void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double grad_scale) {
+void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double grad_scale, at::Tensor device_grad_scale) {
   follow_first_values();
   ++steps_;
   lr_ = lr;
   betas_ = betas;
   grad_scale_ = grad_scale;
+  device_grad_scale_ = std::move(device_grad_scale);
   prepared_ = false;
   for (Shard& shard : shards_) {
     shard.unused.clear();
@@ -195,6 +196,7 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
   step.betas = betas_;
   step.weight_decay = options.weight_decay;
   step.grad_scale = grad_scale_;
+  step.device_grad_scale = device_grad_scale_;
   step.step = steps_;
   return step;
 }

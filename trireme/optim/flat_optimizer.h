@@ -57,7 +57,12 @@ class FlatOptimizer {
   }
 
   /// Starts a step with these values and counts it; call it before step_bucket().
-  void begin_step(double lr, std::optional<Betas> betas, double grad_scale);
+  /// The last two: ShardStep's.
+  void begin_step(double lr, std::optional<Betas> betas, double grad_scale, at::Tensor device_grad_scale = {});
+  /// The step that has begun turned out to change nothing, because its factor was NaN: it does not count.
+  void cancel_step() {
+    --steps_;
+  }
   /// Skips parameter i of `buffer` and its states in this step if unused[i]. Call it after begin_step(), the same on every rank.
   void leave_out(int64_t buffer, std::vector<bool> unused);
   /// True: all gradients must be final before the first step_bucket(), because the step needs parameters' norms (LAMB).
@@ -136,6 +141,7 @@ class FlatOptimizer {
   double lr_ = 0;
   std::optional<Betas> betas_;
   double grad_scale_ = 1;
+  at::Tensor device_grad_scale_;
   std::function<void(at::Tensor&, int)> sum_over_;
   at::Device device_ = at::kCPU; // of all buffers
   at::Tensor norms_; // of every tensor of every buffer, as ShardStep::norms

@@ -61,6 +61,9 @@ struct ShardStep {
   double weight_decay = 0;
   /// Multiplies each gradient as it is read: unscaling and clipping need no extra pass.
   double grad_scale = 1;
+  /// The factor where only the device knows it, in place of grad_scale: one element, fp32, on the shard's device. NaN: the step changes
+  /// nothing. May be undefined.
+  at::Tensor device_grad_scale;
   /// 1 for the first step. Used by bias correction, and by bf16 and 8-bit states, which are rounded stochastically with new random bits
   /// in each step: rounding to nearest would drop changes below half a unit in the last place (kernels/optimizer_args.h).
   int64_t step = 1;

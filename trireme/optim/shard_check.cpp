@@ -46,6 +46,9 @@ void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
   if (shard.param_copy.defined()) {
     check(shard.param_copy, "param_copy", {at::kBFloat16, at::kHalf});
   }
+  if (shard.device_grad_scale.defined()) {
+    check_flat(shard.device_grad_scale, prefix + "device_grad_scale", {at::kFloat}, device);
+  }
   const auto& infos = optimizer.states();
   const size_t scales = optimizer.state_type() == StateType::int8 ? infos.size() : 0;
   if (shard.states.size() != infos.size() || shard.scales.size() != scales) {
@@ -98,6 +101,9 @@ void set_arrays(kernels::StepArgs& args, const ShardStep& shard) {
     args.copy_type = element_of(shard.param_copy.scalar_type());
   }
   args.grad_scale = static_cast<float>(shard.grad_scale);
+  if (shard.device_grad_scale.defined()) {
+    args.device_grad_scale = shard.device_grad_scale.const_data_ptr<float>();
+  }
 }
 
 kernels::StateArray state_array(const ShardStep& shard, size_t i) {

@@ -51,9 +51,17 @@ __device__ inline void step_states(const Rule& rule, const Args& args, int64_t i
   }
 }
 
+/// The factor of the gradients; NaN: nothing is to be changed.
+__device__ inline Lane scale_of(const StepArgs& args) {
+  return {args.device_grad_scale != nullptr ? *args.device_grad_scale : args.grad_scale};
+}
+__device__ inline bool is_nan(Lane a) {
+  return a.x != a.x;
+}
+
 template <class Rule>
-__device__ inline Lane gradient_of(const Rule& rule, const typename Rule::Args& args, int64_t i, bool inside) {
-  Lane g = Lane{inside ? read(args.grad, args.grad_type, i) : 0} * Lane{args.grad_scale};
+__device__ inline Lane gradient_of(const Rule& rule, const typename Rule::Args& args, Lane scale, int64_t i, bool inside) {
+  Lane g = Lane{inside ? read(args.grad, args.grad_type, i) : 0} * scale;
   if constexpr (Rule::kDecayInGradient) {
     g = rule.gradient(g, {inside ? args.param[i] : 0});
   }
@@ -63,10 +71,14 @@ __device__ inline Lane gradient_of(const Rule& rule, const typename Rule::Args& 
 template <class Rule>
 __global__ void step_kernel(const Rule rule, const typename Rule::Args args, int64_t begin, int64_t end) {
   __shared__ uint32_t room[kThreads / 32];
+  const Lane scale = scale_of(args);
+  if (is_nan(scale)) {
+    return;
+  }
   for (int64_t first = begin + blockIdx.x * kStateBlock; first < end; first += gridDim.x * kStateBlock) {
     const int64_t i = first + threadIdx.x;
     const bool inside = i < end;
-    Lane g = gradient_of(rule, args, i, inside);
+    Lane g = gradient_of(rule, args, scale, i, inside);
     Lane s[3] = {g, g, g};
     step_states(rule, args, i, inside, g, s, room);
     if (inside) {
@@ -147,12 +159,16 @@ __global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDire
                                     int64_t end, double* partials) {
   __shared__ uint32_t room[kThreads / 32];
   __shared__ double sums_room[kThreads];
+  const Lane scale = scale_of(args);
+  if (is_nan(scale)) {
+    end = begin; // the partial sums are read all the same
+  }
   double params = 0;
   double updates = 0;
   for (int64_t first = begin + blockIdx.x * kStateBlock; first < end; first += gridDim.x * kStateBlock) {
     const int64_t i = first + threadIdx.x;
     const bool inside = i < end;
-    Lane g = gradient_of(rule, args, i, inside);
+    Lane g = gradient_of(rule, args, scale, i, inside);
     Lane s[3] = {g, g, g};
     step_states(rule, args, i, inside, g, s, room);
     if (inside) {
@@ -175,6 +191,9 @@ __global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDire
 
 __global__ void lamb_apply_kernel(const LambDirection<Lane> direction, const LambArgs args, int64_t begin, int64_t end, const double* sums,
                                   const LambScale scale) {
+  if (is_nan(scale_of(args))) {
+    return;
+  }
   double ratio = 1;
   if (sums[0] > 0 && sums[1] > 0) {
     ratio = ::sqrt(sums[0]) / ::sqrt(sums[1]);

@@ -62,7 +62,8 @@ class GradientSync {
   /// All buckets of a backward have been handed to gradients_ready(); perhaps none has arrived.
   virtual void backward_ended() {}
   /// The bucket's gradients have arrived and the step is taken: calls `step`, which updates what this rank owns of the bucket, and starts
-  /// what brings the parameters to the other ranks.
+  /// what brings the parameters to the other ranks. On a GPU the host calls it before it knows whether the step is taken: if it is not,
+  /// `step` changes nothing, and end_step(false) follows.
   virtual void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step);
   /// Ends a step, taken or skipped. Returns when the parameters are those of the next forward.
   /// True: it changed parameters by itself, so that masters have to follow.
