@@ -33,7 +33,7 @@ TEST(ResolvePrecisionTest, MeasuresBothTypesAndLeavesRandomNumbersAlone) {
   torch::manual_seed(4);
   const at::Tensor expected = torch::rand({3});
   torch::manual_seed(4);
-  const StepSeconds step = time_small_gpt();
+  const StepSeconds step = time_small_gpt(at::kCPU);
   EXPECT_GT(step.fp32, 0);
   EXPECT_GT(step.bf16, 0);
   EXPECT_TRUE(torch::equal(torch::rand({3}), expected));
@@ -45,7 +45,7 @@ TEST(ResolvePrecisionTest, WhatAllRanksMeasuredDecides) {
                         [](comm::World& world) {
                           for (const double slow : {1.0, 9.0}) { // seconds in bf16 on the last rank; fp32 takes 2 everywhere
                             precision::PrecisionOptions mine = undecided();
-                            resolve_precision(mine, world.group(), std::nullopt, [&] { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
+                            resolve_precision(mine, world.group(), at::kCPU, std::nullopt, [&](at::Device) { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
                             EXPECT_EQ(mine.compute, slow == 1.0 ? Type::bf16 : Type::fp32);
                             EXPECT_FALSE(mine.bf16_if_faster);
                           }
@@ -57,7 +57,7 @@ TEST(ResolvePrecisionTest, AllRanksAgreeAndTrain) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
                           precision::PrecisionOptions mine = undecided();
-                          resolve_precision(mine, world.group());
+                          resolve_precision(mine, world.group(), at::kCPU);
                           EXPECT_FALSE(mine.bf16_if_faster);
                           EXPECT_NE(mine.compute, Type::fp16);
                           at::Tensor types = torch::tensor({static_cast<int64_t>(mine.compute)});
@@ -86,12 +86,12 @@ TEST(ResolvePrecisionTest, ACheckpointKeepsItsType) {
                             run.engine().save_checkpoint(here);
                             for (const fs::path& place : {here, here / "global_step1"}) {
                               precision::PrecisionOptions again = undecided();
-                              resolve_precision(again, world.group(), place);
+                              resolve_precision(again, world.group(), at::kCPU, place);
                               EXPECT_EQ(again.compute, type) << place;
                             }
                           }
                           precision::PrecisionOptions fresh = undecided();
-                          resolve_precision(fresh, world.group(), folder / "nothing here");
+                          resolve_precision(fresh, world.group(), at::kCPU, folder / "nothing here");
                           EXPECT_FALSE(fresh.bf16_if_faster) << "measured, where nothing was saved";
                         }),
               IsEmpty());

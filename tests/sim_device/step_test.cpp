@@ -4,6 +4,7 @@
 #include <tests/engine/small_run.h>
 #include <tests/support/run_ranks.h>
 
+#include <trireme/engine/resolve_precision.h>
 #include <trireme/models/gpt_layers.h>
 
 #include <gmock/gmock.h>
@@ -48,7 +49,7 @@ struct Ended {
   std::vector<at::Tensor> weights;
 };
 
-// The first step and the fourth have a loss that is not finite, on the last rank.
+// On the last rank the first step has a loss that is not finite, the fourth gradients.
 Ended train(comm::World& world, const Optimizer& one, at::Device device) {
   InitializeOptions options;
   options.device = device;
@@ -60,9 +61,17 @@ Ended train(comm::World& world, const Optimizer& one, at::Device device) {
   options.config.optimizer = one.options;
   options.training_data = std::make_shared<Counting>();
   int calls = 0;
+  at::Tensor bias;
   const auto spoil = [&](const at::Tensor& loss) {
     const int step = calls++ / 2;
-    return (step == 0 || step == 3) && world.rank() == world.size() - 1 ? loss * std::numeric_limits<float>::infinity() : loss;
+    if (world.rank() < world.size() - 1 || (step != 0 && step != 3)) {
+      return loss;
+    }
+    if (step == 0) {
+      return loss * std::numeric_limits<float>::infinity();
+    }
+    const at::Tensor x = bias.defined() ? bias.to(at::kFloat) : loss;
+    return loss + (x - x.detach()).sum() * 3e38 * 10; // adds 0, and infinity to the gradient
   };
   if (one.stages > 1) {
     options.pipeline = std::make_shared<pipeline::PipelineModule>(
@@ -72,6 +81,7 @@ Ended train(comm::World& world, const Optimizer& one, at::Device device) {
   } else {
     models::Gpt model(small_gpt());
     options.model = model.ptr();
+    bias = model->named_parameters()["transformer.ln_f.bias"];
     options.loss = [&, model](const data::Batch& batch) mutable { return spoil(model->loss(batch.input(), batch.target())); };
   }
   const auto engine = initialize(world, options).engine;
@@ -113,6 +123,19 @@ TEST_P(SimDeviceStepTest, SkippedStepsLeaveWhatTheCpuLeaves) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SimDeviceStepTest, testing::ValuesIn(optimizers()), [](const auto& info) { return info.param.name; });
+
+// "bf16": {"enabled": "auto"}.
+TEST(SimDeviceStep, BothTypesAreTimedOnTheDevice) {
+  EXPECT_THAT(test::run_ranks(1,
+                              [&](comm::World&) {
+                                sim::start();
+                                const StepSeconds step = time_small_gpt(sim::device());
+                                EXPECT_GT(step.fp32, 0);
+                                EXPECT_GT(step.bf16, 0);
+                                EXPECT_GT(sim::memory().peak, 10'000'000) << "parameters of both";
+                              }),
+              IsEmpty());
+}
 
 TEST(SimDeviceStep, TheOptimizerIsLaunchedBeforeTheHostWaits) {
   EXPECT_THAT(test::run_ranks(2,

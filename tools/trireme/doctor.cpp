@@ -60,10 +60,12 @@ bool libtorch_works() {
 
 // What "bf16": {"enabled": "auto"} would choose with this process's threads.
 std::string bf16_speed() {
-  const engine::StepSeconds step = engine::time_small_gpt();
+  const auto gpu = device::accelerator();
+  const at::Device device = gpu ? at::Device(*gpu, 0) : at::Device(at::kCPU);
+  const engine::StepSeconds step = engine::time_small_gpt(device);
   const auto milliseconds = [](double seconds) { return std::to_string(std::lround(1e3 * seconds)) + " ms"; };
   return concat(step.bf16_is_faster() ? "faster than fp32" : "not faster than fp32", ": a small step takes ", milliseconds(step.bf16), ", in fp32 ",
-                milliseconds(step.fp32), ", with ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads");
+                milliseconds(step.fp32), gpu ? concat(" on ", device) : concat(", with ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads"));
 }
 
 std::vector<Line> examine() {

@@ -133,7 +133,7 @@ at::Device TrainRun::choose_device() {
 }
 
 Task TrainRun::build_task() {
-  engine::resolve_precision(run_.engine.precision, world_.group(), start_ ? std::optional(start_->from) : std::nullopt);
+  engine::resolve_precision(run_.engine.precision, world_.group(), device_, start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + world_.rank());
   if (shards_parameters()) {
     // Without it malloc would keep the memory of each unit: it raises this threshold by itself up to 32 MiB.

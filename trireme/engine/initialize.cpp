@@ -260,7 +260,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     options.config.optimizer = read.options;
     options.parameter_groups = std::move(read.groups);
   }
-  resolve_precision(options.config.precision, world.group());
+  at::Device device = at::kCPU;
+  check_together(world.group(), [&] { device = current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size())); });
+  resolve_precision(options.config.precision, world.group(), device);
   const config::EngineConfig& config = options.config;
   const int stages = options.pipeline ? options.pipeline->options().stages : 1;
   const mesh::Mesh mesh(world.group(), mesh::MeshShape::fit(world.size(), {{mesh::Axis::pipe, stages}, {mesh::Axis::data, mesh::kRest}}));
@@ -283,7 +285,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   announce(config);
 
   check_together(parts.everyone, [&] {
-    parts.uploader = device::Uploader(current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size())));
+    parts.uploader = device::Uploader(device);
     if (options.model) {
       parts.claim.emplace(*options.model); // before anything of it is changed
     }

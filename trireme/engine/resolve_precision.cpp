@@ -3,6 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/device/move.h>
+#include <trireme/device/stream.h>
 #include <trireme/engine/stopwatch.h>
 #include <trireme/models/gpt.h>
 #include <trireme/precision/cast.h>
@@ -19,12 +21,17 @@ namespace {
 
 using precision::Type;
 
-models::Gpt small_gpt(Type type) {
+constexpr int64_t kHidden = 256;
+constexpr int64_t kMostHidden = 4096;
+constexpr double kLaunchesAreHidden = 0.005; // seconds of a step
+
+models::Gpt small_gpt(Type type, int64_t hidden, at::Device device) {
   models::GptOptions options;
   options.layers = 1;
-  options.hidden = 256;
+  options.hidden = hidden;
   models::Gpt model(options);
   precision::cast_module(*model, type);
+  device::move(*model, device);
   return model;
 }
 
@@ -33,6 +40,9 @@ double time_step(models::Gpt& model, const at::Tensor& tokens) {
   {
     const Stopwatch watch(seconds);
     model->loss(tokens, tokens).backward();
+    device::Event done(tokens.device().type());
+    done.record(device::current_stream(tokens.device()));
+    done.synchronize();
   }
   model->zero_grad();
   return seconds;
@@ -59,13 +69,19 @@ Saved type_saved_in(const std::filesystem::path& path) {
 
 } // namespace
 
-StepSeconds time_small_gpt() {
+StepSeconds time_small_gpt(at::Device device) {
   const recompute::RandomGuard random(recompute::RandomState::of({}));
   const at::AutoGradMode with_gradients(true);
-  models::Gpt fp32 = small_gpt(Type::fp32);
-  models::Gpt bf16 = small_gpt(Type::bf16);
-  const at::Tensor tokens = torch::arange(2 * 128).reshape({2, 128});
+  const at::Tensor tokens = torch::arange(2 * 128).reshape({2, 128}).to(device);
+  int64_t hidden = kHidden;
+  models::Gpt fp32 = small_gpt(Type::fp32, hidden, device);
   time_step(fp32, tokens); // makes the kernels
+  while (!device.is_cpu() && hidden < kMostHidden && time_step(fp32, tokens) < kLaunchesAreHidden) {
+    hidden *= 2;
+    fp32 = small_gpt(Type::fp32, hidden, device);
+    time_step(fp32, tokens);
+  }
+  models::Gpt bf16 = small_gpt(Type::bf16, hidden, device);
   time_step(bf16, tokens);
   StepSeconds best{std::numeric_limits<double>::max(), std::numeric_limits<double>::max()};
   for (double spent = 0; spent < 1;) {
@@ -76,8 +92,8 @@ StepSeconds time_small_gpt() {
   return best;
 }
 
-void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, const std::optional<std::filesystem::path>& resumed,
-                       const std::function<StepSeconds()>& measure) {
+void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, at::Device device, const std::optional<std::filesystem::path>& resumed,
+                       const std::function<StepSeconds(at::Device)>& measure) {
   if (!precision.bf16_if_faster) {
     return;
   }
@@ -87,7 +103,7 @@ void resolve_precision(precision::PrecisionOptions& precision, const comm::Group
   std::string why = "as the checkpoint has it";
   bool use_bf16 = saved == Saved::bf16;
   if (saved == Saved::nothing) {
-    const StepSeconds mine = measure();
+    const StepSeconds mine = measure(device);
     at::Tensor all = torch::tensor({mine.fp32, mine.bf16}, torch::kFloat64);
     everyone.all_reduce(all, comm::ReduceOp::sum, "seconds in fp32 and bf16").wait();
     const StepSeconds sum{all[0].item<double>(), all[1].item<double>()};
