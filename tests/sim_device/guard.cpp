@@ -8,6 +8,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <cstring>
+#include <optional>
 
 namespace trireme::sim {
 namespace {
@@ -37,7 +38,15 @@ void set_current(c10::Device device) {
 struct Event {
   Clock clock{};
   int polls = 0;
+  std::optional<double> time; // if it is timed: milliseconds of its stream
 };
+
+// Whether all of `done` is known to be done.
+bool knows(Clock known, const Clock& done) {
+  const Clock before = known;
+  join(known, done);
+  return known == before;
+}
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -81,14 +90,15 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return stream(next.device_index(), std::exchange(the_streams[static_cast<size_t>(next.device_index())], next.id()));
   }
 
-  void record(void** event, const c10::Stream& on, c10::DeviceIndex, c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& on, c10::DeviceIndex, c10::EventFlag flag) const override {
     const std::lock_guard lock(timeline().mutex);
     if (*event == nullptr) {
       *event = new Event();
     }
     Clock clock = timeline().now(clock_of(on.device_index(), on.id()));
     join(clock, Timeline::host());
-    *static_cast<Event*>(*event) = {clock, 0};
+    const bool timed = flag == c10::EventFlag::BACKEND_DEFAULT;
+    *static_cast<Event*>(*event) = {clock, 0, timed ? std::optional(timeline().milliseconds(clock_of(on.device_index(), on.id()))) : std::nullopt};
   }
   void block(void* event, const c10::Stream& on) const override {
     const std::lock_guard lock(timeline().mutex);
@@ -99,7 +109,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override {
     const std::lock_guard lock(timeline().mutex);
     auto* const asked = static_cast<Event*>(event);
-    if (asked != nullptr && ++asked->polls < timeline().polls) {
+    if (asked != nullptr && ++asked->polls < timeline().polls && !knows(Timeline::host(), asked->clock)) {
       return false;
     }
     if (asked != nullptr) {
@@ -117,8 +127,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
   }
-  double elapsedTime(void*, void*, c10::DeviceIndex) const override {
-    return 1;
+  double elapsedTime(void* first, void* second, c10::DeviceIndex) const override {
+    return static_cast<Event*>(second)->time.value() - static_cast<Event*>(first)->time.value();
   }
   bool queryStream(const c10::Stream&) const override {
     return true;

@@ -25,7 +25,7 @@ struct Arena {
   std::array<size_t, kMostDevices> top{};
   std::multimap<std::pair<int, size_t>, uintptr_t> spare; // by stream and size
   std::map<uintptr_t, size_t> pinned;
-  Memory memory;
+  std::array<Memory, kMostDevices> memory;
 };
 
 Arena& arena() {
@@ -40,7 +40,7 @@ void drop(void* pointer) {
   const int stream = line.stream_of(begin);
   const int64_t bytes = line.freed(begin);
   std::memset(kernel_pointer(pointer), 0xff, static_cast<size_t>(std::min<int64_t>(bytes, 1 << 16))); // NaN, for who comes too late
-  arena().memory.bytes -= bytes;
+  arena().memory[static_cast<size_t>(device_of(pointer))].bytes -= bytes;
   arena().spare.emplace(std::pair(stream, static_cast<size_t>(bytes)), begin);
 }
 
@@ -70,8 +70,9 @@ class DeviceMemory final : public c10::DeviceAllocator {
       top += whole;
     }
     line.allocated(begin, static_cast<int64_t>(whole), stream);
-    all.memory.bytes += static_cast<int64_t>(whole);
-    all.memory.peak = std::max(all.memory.peak, all.memory.bytes);
+    Memory& used = all.memory[static_cast<size_t>(index)];
+    used.bytes += static_cast<int64_t>(whole);
+    used.peak = std::max(used.peak, used.bytes);
     void* const pointer = reinterpret_cast<void*>(begin);
     return {pointer, pointer, &drop, device};
   }
@@ -89,18 +90,19 @@ class DeviceMemory final : public c10::DeviceAllocator {
     const std::lock_guard lock(timeline().mutex);
     timeline().recorded(reinterpret_cast<uintptr_t>(pointer.get()), clock_of(stream.device_index(), stream.id()));
   }
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
-    const std::lock_guard lock(timeline().mutex);
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    const Memory used = memory(device);
     c10::CachingDeviceAllocator::DeviceStats stats;
     auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
-    bytes.current = arena().memory.bytes;
-    bytes.peak = arena().memory.peak;
+    bytes.current = used.bytes;
+    bytes.peak = used.peak;
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex) override {
+  void resetPeakStats(c10::DeviceIndex device) override {
     const std::lock_guard lock(timeline().mutex);
-    arena().memory.peak = arena().memory.bytes;
+    Memory& used = arena().memory.at(static_cast<size_t>(device));
+    used.peak = used.bytes;
   }
 };
 
@@ -177,9 +179,9 @@ void map_memory(int devices) {
   ::close(file);
 }
 
-Memory memory() {
+Memory memory(int device) {
   const std::lock_guard lock(timeline().mutex);
-  return arena().memory;
+  return arena().memory.at(static_cast<size_t>(device));
 }
 
 } // namespace trireme::sim

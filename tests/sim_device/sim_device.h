@@ -11,7 +11,7 @@
 /// Its memory is a memory file mapped twice. data_ptr() points into a mapping without access, so the host crashes where it touches device
 /// memory; kernels are the CPU's, on the other mapping. Every operation runs at once, but is checked as if streams were asynchronous:
 /// vector clocks follow streams, events and host threads, and two accesses to the same bytes that nothing orders are reported, as are
-/// frees without record_stream(). A copy into pinned memory arrives when a thread of the host has waited for it, and not before.
+/// frees without record_stream(). Timed events see a clock on which each kernel takes a millisecond. A copy into pinned memory arrives when a thread of the host has waited for it, and not before.
 /// It says nothing about speed, about CUDA's kernels, or about what several processes do to one device.
 namespace trireme::sim {
 
@@ -37,7 +37,7 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
 };
 
-/// An event is ready when it was asked this many times (default 1): polling code has to go on.
+/// An event is ready when it was asked this many times (default 1), or the host has waited for later work: polling code has to go on.
 void set_polls(int polls);
 
 /// Bytes of a device's memory in use, and the most so far.
@@ -45,7 +45,7 @@ struct Memory {
   int64_t bytes = 0;
   int64_t peak = 0;
 };
-Memory memory();
+Memory memory(int device = 0);
 
 /// For kernels of our own: where a kernel finds what `device_pointer` points to.
 void* kernel_pointer(const void* device_pointer);

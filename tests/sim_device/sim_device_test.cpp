@@ -226,6 +226,7 @@ TEST(SimDeviceTest, PinnedMemoryThatIsChangedTooEarlyIsReported) {
 TEST(SimDeviceTest, AnEventIsReadyAfterSomePolls) {
   in_a_child([] {
     set_polls(3);
+    torch::ones({4}, there());
     c10::Event event(c10::kPrivateUse1);
     event.record(guard().getStream(device()));
     EXPECT_FALSE(event.query());
@@ -241,6 +242,38 @@ TEST(SimDeviceTest, AnEventThatWasWaitedForIsReady) {
     event.record(guard().getStream(device()));
     event.synchronize();
     EXPECT_TRUE(event.query());
+  });
+}
+
+TEST(SimDeviceTest, AnEventIsReadyWhenLaterWorkWasWaitedFor) {
+  in_a_child([] {
+    set_polls(1000);
+    c10::Event before(c10::kPrivateUse1), after(c10::kPrivateUse1);
+    const at::Tensor tensor = torch::ones({4}, there());
+    before.record(guard().getStream(device()));
+    tensor.add(1).sum().item();
+    EXPECT_TRUE(before.query());
+    tensor.add(1);
+    after.record(guard().getStream(device()));
+    EXPECT_FALSE(after.query());
+  });
+}
+
+TEST(SimDeviceTest, TimedEventsCountTheKernelsBetweenThem) {
+  in_a_child([] {
+    c10::Event begin(c10::kPrivateUse1, c10::EventFlag::BACKEND_DEFAULT), end(c10::kPrivateUse1, c10::EventFlag::BACKEND_DEFAULT);
+    const at::Tensor tensor = torch::ones({4}, there());
+    begin.record(guard().getStream(device()));
+    tensor.add(1);
+    {
+      const c10::StreamGuard elsewhere(another_stream());
+      torch::ones({4}, there());
+    }
+    tensor.add(1);
+    end.record(guard().getStream(device()));
+    EXPECT_EQ(begin.elapsedTime(end), 2);
+    const c10::Event untimed(c10::kPrivateUse1);
+    EXPECT_THROW(begin.elapsedTime(untimed), c10::ValueError);
   });
 }
 
@@ -313,6 +346,10 @@ TEST(SimDeviceTest, MemoryIsCountedAndReused) {
     EXPECT_EQ(memory().bytes, 0);
     EXPECT_EQ(torch::empty({1 << 18}, there()).const_data_ptr(), first);
     EXPECT_EQ(memory().peak, 1 << 20);
+    const at::Tensor elsewhere = torch::empty({1 << 10}, at::TensorOptions().device(device(1)));
+    EXPECT_EQ(memory().bytes, 0);
+    EXPECT_EQ(memory(1).bytes, 4 << 10);
+    EXPECT_EQ(memory(1).peak, 4 << 10);
   });
 }
 
