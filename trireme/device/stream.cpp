@@ -1,5 +1,7 @@
 #include <trireme/device/stream.h>
 
+#include <trireme/device/host_waits.h>
+
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -44,9 +46,9 @@ c10::Stream KeptStreams::on(at::Device device) {
   return found->second;
 }
 
-Event::Event(at::DeviceType type) {
+Event::Event(at::DeviceType type, bool timed) {
   if (type != at::kCPU) {
-    event_.emplace(type);
+    event_.emplace(type, timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT);
   }
 }
 
@@ -64,12 +66,17 @@ void Event::block(const c10::Stream& stream) const {
 
 void Event::synchronize() const {
   if (event_) {
+    count_host_wait();
     event_->synchronize();
   }
 }
 
 bool Event::done() const {
   return !event_ || event_->query();
+}
+
+double Event::seconds_since(const Event& earlier) const {
+  return event_ ? earlier.event_->elapsedTime(*event_) * 1e-3 : 0;
 }
 
 OnStream::OnStream(const c10::Stream& stream) {

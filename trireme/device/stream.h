@@ -42,16 +42,19 @@ class KeptStreams {
 /// A place in the work of a stream.
 class Event {
  public:
-  explicit Event(at::DeviceType type);
+  /// `timed`: it also takes the time; a little dearer for the device.
+  explicit Event(at::DeviceType type, bool timed = false);
 
   /// Marks what is on the stream now.
   void record(const c10::Stream& stream);
   /// Lets work put on `stream` from now on wait for the mark. Does not block the thread; nothing to wait for if never recorded.
   void block(const c10::Stream& stream) const;
-  /// Blocks the thread until the device has come past the mark.
+  /// Blocks the thread until the device has come past the mark; host_waits.h counts it.
   void synchronize() const;
   /// Whether the device has come past the mark; true if never recorded.
   bool done() const;
+  /// Seconds of the device's clock from the other mark to this one; 0 on the CPU. Both are timed, recorded on one device and done().
+  double seconds_since(const Event& earlier) const;
 
  private:
   std::optional<c10::Event> event_; // none for the CPU

@@ -159,7 +159,6 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   const auto scale = [&](at::ScalarType loss) { return state.scale.root_gradient(loss, micro_batches); };
   parts.executor->train(static_cast<int>(micro_batches), state.micro_steps, scale, loaded, callbacks);
   send_loss(); // a stage that trains nothing
-  clock.set_compute(parts.executor->seconds().forward, parts.executor->seconds().backward);
   state.micro_steps += micro_batches - 1;
 }
 
@@ -209,7 +208,13 @@ void Engine::Impl::step() {
   ++state.global_steps;
   clear_step();
   state.global_samples += parts.batch.train;
-  clock.end(parts.executor ? parts.executor->seconds().waiting : 0);
+  double schedule_waited = 0;
+  if (parts.runs_schedule()) {
+    const pipeline::Executor::Seconds seconds = parts.executor->seconds();
+    clock.set_compute(seconds.forward, seconds.backward);
+    schedule_waited = seconds.waiting;
+  }
+  clock.end(schedule_waited);
   const StepTimes& times = clock.times();
   arrivals->step(state.global_steps, {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total});
 }
@@ -301,6 +306,12 @@ void Engine::want_grad_norm(bool on) {
 }
 const StepTimes& Engine::times() const {
   return impl_->clock.times();
+}
+int64_t Engine::host_syncs() const {
+  return impl_->clock.host_syncs();
+}
+std::optional<device::MemoryUse> Engine::device_memory() const {
+  return device::memory_use(device());
 }
 const std::optional<monitor::Straggler>& Engine::straggler() const {
   return impl_->arrivals->straggler();

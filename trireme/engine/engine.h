@@ -2,6 +2,7 @@
 
 #include <trireme/comm/group.h>
 #include <trireme/data/batch.h>
+#include <trireme/device/memory.h>
 #include <trireme/monitor/straggler.h>
 #include <trireme/zero/gathered_parameters.h>
 
@@ -44,6 +45,12 @@ struct LossAndLogits {
 using LossFunction = std::function<LossAndLogits(const data::Batch&)>;
 
 /// Where the time of the last step went, in seconds.
+///
+/// On the CPU all of it is by the host's clock. On a device the host runs ahead, so forward, backward and optimizer are the device's own
+/// times, from where it begins such a part on the current stream to where it ends it, pauses in it included (for launches, for collectives
+/// on other streams). They are read when the device is known to be done: forward and backward are this step's, `optimizer` is the step
+/// before's, 0 in the first step. Where nothing makes the host wait for the device after backward ("step_in_backward"; stages of a pipeline
+/// that have neither loss nor norm), all three may be of an earlier step. The other three are the host's.
 struct StepTimes {
   /// Waiting for the loader; known with train_batch() only.
   double data = 0;
@@ -52,6 +59,7 @@ struct StepTimes {
   /// Communication that backward did not hide.
   double exposed_communication = 0;
   double optimizer = 0;
+  /// From the beginning of the step to its end, for the host.
   double total = 0;
 };
 
@@ -124,6 +132,12 @@ class Engine {
   /// ("step_in_backward") is not skipped for it.
   void want_grad_norm(bool on);
   const StepTimes& times() const;
+  /// How often the host waited for the device in the last step, 1 where all goes well: for losses and norm. 0 on the CPU. What the loss
+  /// function waits for by itself (item(), cpu()) is not seen, nor is the search for a source of NaN (precision/overflow_report.h).
+  int64_t host_syncs() const;
+  /// What the tensors of this process hold of the device's memory; absent on the CPU and where libtorch's allocator for the device keeps
+  /// no count. Memory of the host is monitor/resources.h's.
+  std::optional<device::MemoryUse> device_memory() const;
   /// The replica of this rank's stage that kept the others waiting in the last 16 steps, if one did; its rank is one of the
   /// world. Rank 0 of the data axis warns of it by itself.
   const std::optional<monitor::Straggler>& straggler() const;

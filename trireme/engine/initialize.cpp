@@ -290,6 +290,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
       parts.claim.emplace(*options.model); // before anything of it is changed
     }
   });
+  impl->clock.measure_on(parts.device());
   check_same_options(parts, options);
   parts.sync = make_sync(parts, options);
   check_together(parts.everyone, [&] { check_step_group(*parts.sync); });

@@ -4,17 +4,21 @@
 #include <trireme/engine/stopwatch.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <utility>
 
 namespace trireme::engine {
 
-/// Measures where the time of a step goes.
+/// Measures where the time of a step goes, and counts the waits of the host.
 class StepClock {
  public:
   /// `exposed`: seconds of communication that nothing has hidden so far.
   explicit StepClock(std::function<double()> exposed) : exposed_(std::move(exposed)) {}
 
+  /// Takes the times of forward, backward and optimizer from the device, which the host runs ahead of. Once, before the first step.
+  void measure_on(at::Device device);
   /// Begins a step, with the loading of its first micro-batch.
   void start();
   /// Ends a step. `schedule`: seconds that a pipeline's schedule waited for messages.
@@ -22,6 +26,11 @@ class StepClock {
   /// Forgets what was loaded for a step that was dropped.
   void drop() {
     loading_ = 0;
+    if (on_device_) {
+      on_device_->forward.drop();
+      on_device_->backward.drop();
+      on_device_->optimizer.drop();
+    }
   }
 
   /// Each runs while what it returns lives.
@@ -29,13 +38,13 @@ class StepClock {
     return Stopwatch(loading_);
   }
   Stopwatch forward() {
-    return Stopwatch(running_.forward, [this] { return waiting(); });
+    return on_device_ ? Stopwatch(on_device_->forward) : on_host(running_.forward);
   }
   Stopwatch backward() {
-    return Stopwatch(running_.backward, [this] { return waiting(); });
+    return on_device_ ? Stopwatch(on_device_->backward) : on_host(running_.backward);
   }
   Stopwatch optimizer() {
-    return Stopwatch(running_.optimizer, [this] { return waiting(); });
+    return on_device_ ? Stopwatch(on_device_->optimizer) : on_host(running_.optimizer);
   }
   /// Waiting for the other ranks' losses and norms.
   Stopwatch agreement() {
@@ -43,23 +52,40 @@ class StepClock {
   }
   /// What a pipeline's schedule has measured itself.
   void set_compute(double forward, double backward) {
-    running_.forward = forward;
-    running_.backward = backward;
+    schedule_ = {forward, backward};
   }
 
   /// The last step that ended.
   const StepTimes& times() const {
     return times_;
   }
+  /// How often the host waited for the device in the last step that ended.
+  int64_t host_syncs() const {
+    return host_syncs_;
+  }
 
  private:
+  struct OnDevice {
+    explicit OnDevice(at::Device device) : forward(device), backward(device), optimizer(device) {}
+    device::PhaseTimer forward;
+    device::PhaseTimer backward;
+    device::PhaseTimer optimizer;
+  };
   double waiting() const {
     return exposed_() + agreement_;
   }
+  Stopwatch on_host(double& sum) {
+    return Stopwatch(sum, [this] { return waiting(); });
+  }
+  void read_device();
 
   std::function<double()> exposed_;
   StepTimes times_;
   StepTimes running_;
+  std::optional<OnDevice> on_device_;
+  std::optional<std::pair<double, double>> schedule_; // forward, backward
+  int64_t waits_before_ = 0;
+  int64_t host_syncs_ = 0;
   std::chrono::steady_clock::time_point start_;
   double waiting_before_ = 0;
   double agreement_ = 0;

@@ -89,11 +89,16 @@ void StepReport::print(const Engine& engine) const {
   if (times_) {
     const StepTimes& t = engine.times();
     log::info("  forward ", format_seconds(t.forward), ", backward ", format_seconds(t.backward), ", exposed communication ",
-              format_seconds(t.exposed_communication), ", optimizer ", format_seconds(t.optimizer), ", step ", format_seconds(t.total));
+              format_seconds(t.exposed_communication), ", optimizer ", format_seconds(t.optimizer), ", step ", format_seconds(t.total),
+              engine.device().is_cpu() ? "" : concat(", waits of the host ", engine.host_syncs()));
   }
   if (memory_) {
+    const std::optional<device::MemoryUse> on_device = engine.device_memory();
     const auto resident = static_cast<double>(monitor::current_rss_bytes());
-    log::info("  resident ", format_bytes(resident), ", peak ", format_bytes(std::max(resident, static_cast<double>(peak_memory_bytes()))));
+    log::info("  resident ", format_bytes(resident), ", peak ", format_bytes(std::max(resident, static_cast<double>(peak_memory_bytes()))),
+              on_device ? concat("; on ", engine.device().str(), ' ', format_bytes(static_cast<double>(on_device->bytes)), ", peak ",
+                                 format_bytes(static_cast<double>(on_device->peak)))
+                        : "");
   }
 }
 

@@ -1,18 +1,29 @@
 #pragma once
 
+#include <trireme/device/phase_timer.h>
+
 #include <chrono>
 #include <functional>
 #include <utility>
 
 namespace trireme::engine {
 
-/// Adds the time it lives, in seconds, to a sum; less what another clock has counted meanwhile.
+/// Measures while it lives: by the host's clock or by a device's.
 class Stopwatch {
  public:
+  /// Adds seconds of the host to a sum, less what another clock has counted meanwhile.
   explicit Stopwatch(double& sum, std::function<double()> other_clock = nullptr)
-      : sum_(sum), other_clock_(std::move(other_clock)), other_start_(other()), start_(std::chrono::steady_clock::now()) {}
+      : sum_(&sum), other_clock_(std::move(other_clock)), other_start_(other()), start_(std::chrono::steady_clock::now()) {}
+  /// Adds a stretch to what a device measures.
+  explicit Stopwatch(device::PhaseTimer& on_device) : on_device_(&on_device) {
+    on_device.begin();
+  }
   ~Stopwatch() {
-    sum_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count() - (other() - other_start_);
+    if (on_device_ != nullptr) {
+      on_device_->end();
+      return;
+    }
+    *sum_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count() - (other() - other_start_);
   }
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
@@ -22,9 +33,10 @@ class Stopwatch {
     return other_clock_ ? other_clock_() : 0;
   }
 
-  double& sum_;
+  double* sum_ = nullptr;
+  device::PhaseTimer* on_device_ = nullptr;
   std::function<double()> other_clock_;
-  double other_start_;
+  double other_start_ = 0;
   std::chrono::steady_clock::time_point start_;
 };
 

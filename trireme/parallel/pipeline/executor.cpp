@@ -23,12 +23,19 @@ namespace {
 using monitor::Lane;
 using monitor::tracer;
 
-// Adds up time, and is a span of the trace named after micro-batch and chunk: "F 3 0".
+// Adds up time of the host, or marks a stretch for the device's; and is a span of the trace named after micro-batch and chunk: "F 3 0".
 class ComputeSpan {
  public:
-  ComputeSpan(char kind, const Instruction& instruction, double& seconds)
-      : kind_(kind), instruction_(instruction), seconds_(seconds), begin_(monitor::Tracer::now_ns()) {}
+  ComputeSpan(char kind, const Instruction& instruction, double& seconds, device::PhaseTimer* on_device)
+      : kind_(kind), instruction_(instruction), seconds_(seconds), on_device_(on_device), begin_(monitor::Tracer::now_ns()) {
+    if (on_device_ != nullptr) {
+      on_device_->begin();
+    }
+  }
   ~ComputeSpan() {
+    if (on_device_ != nullptr) {
+      on_device_->end();
+    }
     const int64_t end = monitor::Tracer::now_ns();
     seconds_ += static_cast<double>(end - begin_) * 1e-9;
     if (tracer().on()) {
@@ -42,6 +49,7 @@ class ComputeSpan {
   char kind_;
   const Instruction& instruction_;
   double& seconds_;
+  device::PhaseTimer* on_device_;
   int64_t begin_;
 };
 
@@ -93,6 +101,9 @@ Executor::Executor(PipelineModule& model, comm::Group pipe, int replica, int rep
       kept_accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameter));
       accumulators_.insert(kept_accumulators_.back().get());
     }
+  }
+  if (!device.is_cpu()) {
+    on_device_.emplace(OnDevice{device::PhaseTimer(device), device::PhaseTimer(device)});
   }
   open_channels(device);
 }
@@ -155,6 +166,10 @@ void Executor::train(int micro_batches, int64_t first_micro_batch, const LossSca
   loss_scale_ = &loss_scale;
   loss_sum_ = at::Tensor();
   seconds_ = {};
+  if (on_device_) {
+    on_device_->forward.drop(); // of a batch that failed
+    on_device_->backward.drop();
+  }
   next_ = &next;
   callbacks_ = &callbacks;
   backwards_left_.clear();
@@ -165,6 +180,19 @@ void Executor::train(int micro_batches, int64_t first_micro_batch, const LossSca
     tracer().add(Lane::compute, concat("stage ", pipe_.rank(), " of ", pipe_.size()), tracer().now_ns(), tracer().now_ns());
   }
   run(todo);
+  if (on_device_) {
+    on_device_->forward.next_step();
+    on_device_->backward.next_step();
+  }
+}
+
+Executor::Seconds Executor::seconds() {
+  Seconds seconds = seconds_;
+  if (on_device_) {
+    seconds.forward = on_device_->forward.seconds();
+    seconds.backward = on_device_->backward.seconds();
+  }
+  return seconds;
 }
 
 void Executor::evaluate(int micro_batches, const NextBatch& next, const Visit& visit) {
@@ -324,7 +352,7 @@ void Executor::forward(const Instruction& instruction) {
     flight.inputs = batch.inputs;
     flight.fingerprint = batch.fingerprint;
   }
-  const ComputeSpan span('F', instruction, seconds_.forward);
+  const ComputeSpan span('F', instruction, seconds_.forward, training_ && on_device_ ? &on_device_->forward : nullptr);
   const int64_t count = (first_micro_batch_ + instruction.micro_batch) * replicas_ + replica_;
   const Note note("forward of micro-batch", instruction.micro_batch);
   const fault::Effect effect = training_ ? fault::at(fault::Phase::forward) : fault::Effect::none;
@@ -396,7 +424,7 @@ void Executor::backward(const Instruction& instruction) {
   callbacks_->before_backward(instruction.chunk, completes_gradients(instruction));
   {
     const bool split = instruction.op == Op::backward_input;
-    const ComputeSpan span(split ? 'I' : 'B', instruction, seconds_.backward);
+    const ComputeSpan span(split ? 'I' : 'B', instruction, seconds_.backward, on_device_ ? &on_device_->backward : nullptr);
     torch::autograd::edge_list roots;
     Tensors grads;
     auto root = flight.roots.begin();
@@ -457,7 +485,7 @@ void Executor::backward_weight(const Instruction& instruction) {
   }
   callbacks_->before_backward(instruction.chunk, completes_gradients(instruction));
   const Note note("weight gradients of micro-batch", instruction.micro_batch);
-  const ComputeSpan span('W', instruction, seconds_.backward);
+  const ComputeSpan span('W', instruction, seconds_.backward, on_device_ ? &on_device_->backward : nullptr);
   found->second.split->run_weights();
   flights_[instruction.chunk].erase(found);
 }

@@ -2,6 +2,7 @@
 
 #include <trireme/comm/group.h>
 #include <trireme/data/batch.h>
+#include <trireme/device/phase_timer.h>
 #include <trireme/parallel/pipeline/channel.h>
 #include <trireme/parallel/pipeline/module.h>
 #include <trireme/parallel/pipeline/schedule.h>
@@ -59,14 +60,14 @@ class Executor {
   const at::Tensor& loss_sum() const {
     return loss_sum_;
   }
+  /// Of the batch that was trained last. On a device forward and backward are the device's own (device/phase_timer.h), of the newest batch
+  /// that it is known to be done with; the host does not wait for them.
   struct Seconds {
     double forward = 0;
     double backward = 0;
     double waiting = 0; ///< for messages of the neighbours
   };
-  const Seconds& seconds() const {
-    return seconds_;
-  }
+  Seconds seconds();
 
   bool loads_inputs() const {
     return pipe_.rank() == 0;
@@ -151,6 +152,11 @@ class Executor {
   std::map<int, int> backwards_left_; // by chunk
   int peak_in_flight_ = 0;
   Seconds seconds_;
+  struct OnDevice {
+    device::PhaseTimer forward;
+    device::PhaseTimer backward;
+  };
+  std::optional<OnDevice> on_device_;
 };
 
 } // namespace trireme::pipeline
