@@ -111,6 +111,17 @@ TEST_F(ReportTest, AFullRunShowsItsFigures) {
   EXPECT_LT(std::filesystem::file_size(folder_ / "report.html"), 400'000u);
 }
 
+TEST_F(ReportTest, ARunOnADeviceShowsItsMemoryAndWaits) {
+  std::vector<StepMetrics> steps = run_of(20);
+  for (StepMetrics& step : steps) {
+    step.device_peak_bytes = 90'000'000 + step.step;
+    step.host_syncs = step.step == 1 ? 3 : 1;
+  }
+  const std::string text = check(full_summary(), steps);
+  EXPECT_THAT(text, AllOf(HasSubstr("Peak device memory"), HasSubstr("90.0 MB"), HasSubstr("Host waits"), HasSubstr("1 a step")));
+  EXPECT_THAT(check(full_summary(), run_of(20)), Not(HasSubstr("Host waits")));
+}
+
 TEST_F(ReportTest, AMillionStepsStaySmall) {
   EXPECT_LT(render_report({}, run_of(200000)).size(), 500'000u);
 }

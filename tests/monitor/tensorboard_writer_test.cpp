@@ -95,6 +95,8 @@ TEST_F(TensorBoardWriterTest, StepsBecomeTagsAndAResumedRunReplacesLaterPoints) 
     for (metrics.step = 1; metrics.step <= 5; ++metrics.step) {
       metrics.loss = 10.0;
       metrics.comm_bytes = 4096;
+      metrics.device_peak_bytes = 512;
+      metrics.host_syncs = 1;
       writer.step(metrics);
     }
   }
@@ -113,6 +115,8 @@ TEST_F(TensorBoardWriterTest, StepsBecomeTagsAndAResumedRunReplacesLaterPoints) 
   }
   EXPECT_EQ(loss, json({{1, "10.0"}, {2, "10.0"}, {3, "10.0"}, {4, "20.0"}}));
   EXPECT_EQ(found["scalars"]["traffic/comm_bytes"].size(), 4u);
+  EXPECT_EQ(found["scalars"]["memory/device_peak_bytes"][0][1], "512.0");
+  EXPECT_EQ(found["scalars"]["speed/host_syncs"][0][1], "1.0");
   EXPECT_EQ(found["scalars"]["loss/validation"][0][1], "2.5");
   EXPECT_FALSE(found["scalars"].contains("lr"));
 }

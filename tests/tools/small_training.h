@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <unistd.h>
 
@@ -79,7 +80,7 @@ inline const fs::path& out() {
 }
 
 // As `trireme train` does it, into an empty run folder or going on with what is there.
-inline void run_training(comm::World& world, const json& run, bool resume = false) {
+inline void run_training(comm::World& world, const json& run, bool resume = false, std::optional<at::Device> device = std::nullopt) {
   if (world.rank() == 0) {
     if (!resume) {
       fs::remove_all(out());
@@ -91,7 +92,7 @@ inline void run_training(comm::World& world, const json& run, bool resume = fals
   command.run_file = folder() / "run.json";
   command.out = out();
   command.resume = resume;
-  EXPECT_EQ(train(command, world), 0);
+  EXPECT_EQ(train(command, world, device), 0);
   world.group().barrier("trained").wait();
 }
 

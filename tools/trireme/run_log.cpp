@@ -87,6 +87,7 @@ void RunLog::step(const monitor::StepMetrics& metrics) {
   progress_->update(metrics);
   step_ms_ += metrics.step_ms.value_or(0);
   comm_wait_ms_ += metrics.comm_wait_ms.value_or(0);
+  host_syncs_ += metrics.host_syncs.value_or(0);
   ++steps_;
   const auto keep = last_;
   last_ = metrics;
@@ -120,8 +121,8 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
                                : concat(stages, " stages x ", replicas, replicas == 1 ? " replica" : " replicas", ", ", run_.parallel.schedule, ", ", engine_.pipe_group().backend());
   summary.num_parameters = parameters_;
   summary.model = describe_model(run_);
-  summary.device = "CPU";
-  summary.device_detail = concat(usable_cores(), " cores");
+  summary.device = engine_.device().is_cpu() ? "CPU" : engine_.device().str();
+  summary.device_detail = engine_.device().is_cpu() ? concat(usable_cores(), " cores") : "of rank 0";
   summary.unigram_entropy = datasets_.unigram_entropy_per_byte;
   summary.config = run_.resolved;
   summary.environment = {{"host", monitor::host_name()}, {"libtorch", TORCH_VERSION}, {"trireme", TRIREME_VERSION},
@@ -172,6 +173,12 @@ void RunLog::finish(const std::string& sample) {
     const auto steps = static_cast<double>(steps_);
     log::info("communication that nothing hid: ", format_seconds(comm_wait_ms_ / steps / 1e3), " of ",
               format_seconds(step_ms_ / steps / 1e3), " a step (", std::lround(100 * comm_wait_ms_ / step_ms_), " %)");
+  }
+  if (last_.device_peak_bytes) {
+    log::info("device memory: at most ", format_bytes(static_cast<double>(*last_.device_peak_bytes)), " on a rank");
+  }
+  if (last_.host_syncs && steps_ > 0) {
+    log::info("the host waited for the device ", monitor::decimals(static_cast<double>(host_syncs_) / static_cast<double>(steps_), 2), " times a step");
   }
   log::info("report: ", (folder_ / "report.html").string(), "   checkpoints: ", (folder_ / "checkpoints").string());
 }

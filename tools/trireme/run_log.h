@@ -53,6 +53,7 @@ class RunLog {
   bool complained_ = false;
   double step_ms_ = 0; ///< sums over the steps of this run
   double comm_wait_ms_ = 0;
+  int64_t host_syncs_ = 0;
   int64_t steps_ = 0;
   Clock::time_point reported_; ///< when the report was last written
   Clock::duration report_took_{0};

@@ -44,11 +44,11 @@ constexpr const char* kJob = "job";
 
 class TrainRun {
  public:
-  TrainRun(const TrainCommand& command, comm::World& world)
+  TrainRun(const TrainCommand& command, comm::World& world, std::optional<at::Device> device)
       : command_(command),
         world_(world),
         run_(config::read_run_file(command.run_file, command.overrides)),
-        device_(choose_device()),
+        device_(device ? *device : choose_device()),
         start_(start()),
         datasets_(data::make_datasets(run_.data)),
         task_(build_task()) {
@@ -122,6 +122,7 @@ class TrainRun {
   int64_t last_saved_ = -1;
   int64_t bytes_before_ = 0;
   int64_t peak_rss_ = 0;
+  std::optional<int64_t> device_peak_;
   std::optional<std::string> failed_save_;
 };
 
@@ -220,9 +221,12 @@ void TrainRun::save() {
 }
 
 void TrainRun::measure_memory() {
-  at::Tensor peak = torch::tensor({engine::peak_memory_bytes()}, torch::kInt64);
+  constexpr int64_t kUnknown = -1;
+  const auto device = engine_->device_memory();
+  at::Tensor peak = torch::tensor({engine::peak_memory_bytes(), device ? device->peak : kUnknown}, torch::kInt64);
   world_.group().all_reduce(peak, comm::ReduceOp::max, "peak memory").wait();
-  peak_rss_ = peak.item<int64_t>();
+  peak_rss_ = peak[0].item<int64_t>();
+  device_peak_ = peak[1].item<int64_t>() == kUnknown ? std::nullopt : std::optional(peak[1].item<int64_t>());
 }
 
 // Joins what every rank recorded; collectives come from the recorder, which always runs. A trace that cannot be written is only a warning.
@@ -290,6 +294,10 @@ monitor::StepMetrics TrainRun::metrics() {
     m.samples_per_s = samples / seconds;
   }
   m.peak_rss_bytes = peak_rss_;
+  m.device_peak_bytes = device_peak_;
+  if (!engine_->device().is_cpu()) {
+    m.host_syncs = engine_->host_syncs();
+  }
   m.comm_bytes = bytes - bytes_before_;
   bytes_before_ = bytes;
   return m;
@@ -393,6 +401,7 @@ int TrainRun::train() {
       evaluate(m);
       measure_memory();
       m.peak_rss_bytes = peak_rss_;
+      m.device_peak_bytes = device_peak_;
     }
     if (log_) {
       log_->step(m);
@@ -426,8 +435,8 @@ int train(const TrainCommand& command) {
   return train(command, world);
 }
 
-int train(const TrainCommand& command, comm::World& world) {
-  return TrainRun(command, world).train();
+int train(const TrainCommand& command, comm::World& world, std::optional<at::Device> device) {
+  return TrainRun(command, world, device).train();
 }
 
 } // namespace trireme::tools

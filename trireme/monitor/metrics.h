@@ -26,7 +26,9 @@ struct StepMetrics {
   std::optional<double> comm_wait_ms;     ///< part of step_ms: waiting for communication that nothing overlaps
   std::optional<double> wall_time;        ///< seconds since 1970; MetricsWriter fills it in
   std::optional<int64_t> peak_rss_bytes;  ///< of the largest rank so far
+  std::optional<int64_t> device_peak_bytes; ///< the same of a device's memory, where ranks train on one
   std::optional<int64_t> comm_bytes;      ///< sent by one rank during this step
+  std::optional<int64_t> host_syncs;      ///< how often the host waited for its device during this step, on rank 0; where ranks train on one
 };
 
 /// Writes one line of metrics.jsonl, without the line end: one JSON object, keys in the order above.

@@ -126,6 +126,7 @@ std::string small_figures(const RunSummary& summary, const Curves& curves) {
   add("Gradient norm", "before clipping", curves.grad_norm, "a", true, /*smoothed=*/true);
   add("Throughput", speed_unit(summary, curves), curves.speed(), "a", true, /*smoothed=*/true);
   add("Loss scale", "", curves.loss_scale, "c", true);
+  add("Peak device memory", "MB, largest rank", scaled(curves.device_memory, 1e-6), "c", true);
   // One of these fills the last row of two.
   if (figures.size() % 2 == 1) {
     add("Peak memory", "MB, largest rank", scaled(curves.memory, 1e-6), "c", true);

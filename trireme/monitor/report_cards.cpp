@@ -114,6 +114,12 @@ std::string machine_cards(const RunSummary& summary, const Curves& curves) {
   if (const Point* peak = best_of(curves.memory, /*highest=*/true)) {
     html += card("Peak memory", format_bytes(peak->y), "", "of the largest rank");
   }
+  if (const Point* peak = best_of(curves.device_memory, /*highest=*/true)) {
+    html += card("Peak device memory", format_bytes(peak->y), "", "of the largest rank");
+  }
+  if (!curves.host_syncs.empty()) {
+    html += card("Host waits", decimals(median(values_of(curves.host_syncs)), 0), "a step", "for the device, rank 0; median");
+  }
   if (!curves.traffic.empty()) {
     const auto bytes = values_of(curves.traffic);
     html += card("Sent", format_bytes(std::accumulate(bytes.begin(), bytes.end(), 0.0)), "",
@@ -136,7 +142,9 @@ Curves::Curves(const Steps& steps)
       samples(series(steps, &StepMetrics::samples_per_s)),
       step_ms(series(steps, &StepMetrics::step_ms)),
       memory(series(steps, &StepMetrics::peak_rss_bytes)),
-      traffic(series(steps, &StepMetrics::comm_bytes)) {}
+      device_memory(series(steps, &StepMetrics::device_peak_bytes)),
+      traffic(series(steps, &StepMetrics::comm_bytes)),
+      host_syncs(series(steps, &StepMetrics::host_syncs)) {}
 
 std::string speed_unit(const RunSummary& summary, const Curves& curves) {
   return !summary.speed_unit.empty() ? summary.speed_unit : curves.tokens.empty() ? "samples/s" : "tokens/s";

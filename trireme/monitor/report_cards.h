@@ -18,7 +18,7 @@ struct Curves {
   }
 
   std::vector<Point> loss, smooth_loss, val_loss, val_accuracy, lr, grad_norm, loss_scale, tokens, samples, step_ms,
-      memory, traffic;
+      memory, device_memory, traffic, host_syncs;
 };
 
 /// "tokens/s", "samples/s" or what the summary says.

@@ -180,7 +180,9 @@ void TensorBoardWriter::step(const StepMetrics& metrics) {
   add("speed/samples_per_s", metrics.samples_per_s);
   add("speed/step_ms", metrics.step_ms);
   add("memory/peak_rss_bytes", metrics.peak_rss_bytes);
+  add("memory/device_peak_bytes", metrics.device_peak_bytes);
   add("traffic/comm_bytes", metrics.comm_bytes);
+  add("speed/host_syncs", metrics.host_syncs);
 }
 
 void TensorBoardWriter::flush() {
