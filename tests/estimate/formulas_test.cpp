@@ -55,6 +55,14 @@ TEST(FormulasTest, StatesFollowTheStage) {
   EXPECT_THAT(states(sgd), near(8 * P));
 }
 
+TEST(FormulasTest, BaselineAndDataAreTheHosts) {
+  Run run = plain();
+  run.data_bytes = 5000;
+  const StageMemory memory = memory_of(run).front();
+  EXPECT_EQ(memory.peak_on_device(), memory.peak() - kBaselineBytes - 5000);
+  EXPECT_GT(memory.peak_on_device(), memory.model_states());
+}
+
 TEST(FormulasTest, StageThreeKeepsSmallParametersWhole) {
   estimate::Run run = plain(4, 3);
   run.param_persistence_threshold = 0;

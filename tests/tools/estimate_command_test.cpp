@@ -96,6 +96,15 @@ TEST_F(EstimateCommandTest, ARunThatCannotFitIsRefused) {
   EXPECT_THAT(huge.output, HasSubstr("--no-memory-check"));
 }
 
+// What the host has says nothing about a GPU: the ranks find out.
+TEST_F(EstimateCommandTest, ARunOnAGpuIsNotComparedWithTheHost) {
+  const std::string huge = "-n 2 --set model.layers=100 --set model.hidden=20000 --set model.heads=100";
+  for (const Finished& started : {train(huge + " --set training.device=cuda:127", 60), sh(concat("TRIREME_DEVICE=cuda:127 ", kTrireme, " train ", path("run.json"), " --out ", path("out"), " ", huge), 60)}) {
+    EXPECT_THAT(started.output, HasSubstr("\"cuda:127\" was asked for"));
+    EXPECT_THAT(started.output, testing::Not(HasSubstr("cannot fit")));
+  }
+}
+
 // 9 million parameters: 147 MB of states on one rank, and a limit between that of stage 0 and that of stage 3.
 TEST_F(EstimateCommandTest, UnderALimitOfTheProcess) {
   if (test::kSanitized) {

@@ -90,6 +90,9 @@ MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks) {
   for (const monitor::StepMetrics& step : monitor::read_metrics(out / "metrics.jsonl")) {
     measured.steps = step.step;
     measured.peak_rss_bytes = std::max(measured.peak_rss_bytes, step.peak_rss_bytes.value_or(0));
+    if (step.device_peak_bytes) {
+      measured.device_peak_bytes = std::max(measured.device_peak_bytes.value_or(0), *step.device_peak_bytes);
+    }
     if (step.step == 1) { // a pipeline announces shapes; caches are cold
       continue;
     }

@@ -11,6 +11,7 @@ namespace trireme::tools {
 struct MeasuredRun {
   int64_t steps = 0;
   int64_t peak_rss_bytes = 0; ///< of the largest rank
+  std::optional<int64_t> device_peak_bytes; ///< the same on the device, where it trained on one
   int64_t comm_bytes = 0; ///< sent by rank 0 in one step
   double step_ms = 0; ///< median
 };

@@ -41,6 +41,17 @@ struct Shown {
   const StageMemory& largest() const {
     return *std::max_element(memory.begin(), memory.end(), [](const auto& a, const auto& b) { return a.peak() < b.peak(); });
   }
+  /// Of the largest rank: the device's memory where the measured run trained on one, else the host's.
+  int64_t measured_peak() const {
+    return measured->device_peak_bytes.value_or(measured->peak_rss_bytes);
+  }
+  int64_t estimated_peak() const {
+    int64_t most = 0;
+    for (const StageMemory& stage : memory) {
+      most = std::max(most, measured->device_peak_bytes ? stage.peak_on_device() : stage.peak());
+    }
+    return most;
+  }
 };
 
 std::string bytes(int64_t number) {
@@ -122,12 +133,14 @@ ordered_json as_json(const Shown& shown) {
   object["fits"] = estimate::fits(need, shown.at_hand);
   if (shown.measured) {
     const MeasuredRun& measured = *shown.measured;
-    object["measured"] = {{"steps", measured.steps},
-                          {"peak_rss_bytes", measured.peak_rss_bytes},
-                          {"peak_deviation_percent", deviation(need.peak_of_a_rank, measured.peak_rss_bytes)},
-                          {"comm_bytes", measured.comm_bytes},
-                          {"comm_deviation_percent", deviation(shown.traffic.front().bytes(), measured.comm_bytes)},
-                          {"step_ms", measured.step_ms}};
+    ordered_json& entry = object["measured"] = {{"steps", measured.steps}, {"peak_rss_bytes", measured.peak_rss_bytes}};
+    if (measured.device_peak_bytes) {
+      entry["device_peak_bytes"] = *measured.device_peak_bytes;
+    }
+    entry["peak_deviation_percent"] = deviation(shown.estimated_peak(), shown.measured_peak());
+    entry["comm_bytes"] = measured.comm_bytes;
+    entry["comm_deviation_percent"] = deviation(shown.traffic.front().bytes(), measured.comm_bytes);
+    entry["step_ms"] = measured.step_ms;
   }
   object["notes"] = shown.notes;
   return object;
@@ -250,7 +263,7 @@ void print_rest(const Shown& shown) {
       std::cout << concat("measured over ", measured.steps, " steps: ", what, ' ', bytes(real), " (", real, "), estimated ", bytes(estimated), ", ",
                           off > 0 ? "+" : "", off, " %\n");
     };
-    compare("peak of the largest rank", need.peak_of_a_rank, measured.peak_rss_bytes);
+    compare(measured.device_peak_bytes ? "peak of the largest rank on its device" : "peak of the largest rank", shown.estimated_peak(), shown.measured_peak());
     compare("sent by rank 0 in a step", shown.traffic.front().bytes(), measured.comm_bytes);
   }
   for (const std::string& note : shown.notes) {

@@ -250,6 +250,12 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
   }
 }
 
+// Whether ranks train on a GPU or end: "auto" finds out later.
+bool asks_for_gpu(const config::RunConfig& run) {
+  const std::string& asked = run.training.device;
+  return (asked == "auto" ? env::text("TRIREME_DEVICE").value_or(asked) : asked).starts_with("cuda");
+}
+
 } // namespace
 
 int train_job(TrainCommand command) {
@@ -262,7 +268,7 @@ int train_job(TrainCommand command) {
   }
   const int64_t ranks = ranks_on(command, run, slots);
   run.engine.batch_for(ranks / ranks_of_replica(run)); // complain before anything starts
-  if (command.memory_check && slots == 0) { // of other hosts only their agents know
+  if (command.memory_check && slots == 0 && !asks_for_gpu(run)) { // of other hosts only their agents know, of GPUs only ranks
     check_memory(run, command.run_file, command.overrides, ranks, estimate::memory_at_hand());
   }
   if (command.resume && command.resume_from != "auto" && slots == 0 && !fs::exists(command.resume_from)) {

@@ -169,6 +169,9 @@ int64_t StageMemory::training() const {
 int64_t StageMemory::peak() const {
   return std::max(training(), start);
 }
+int64_t StageMemory::peak_on_device() const {
+  return peak() - item(Category::baseline).bytes - item(Category::data).bytes;
+}
 
 int64_t message_bytes(int64_t tensor_bytes) {
   return std::max(kHeaderBytes + (tensor_bytes + kHeaderBytes - 1) / kHeaderBytes * kHeaderBytes, kAnnouncementBytes);

@@ -44,6 +44,8 @@ struct StageMemory {
   int64_t training() const;
   /// The largest moment of the run.
   int64_t peak() const;
+  /// The same in a device's memory, for ranks that train on one: baseline and data are the host's.
+  int64_t peak_on_device() const;
 };
 
 /// Resident memory of a rank that has loaded libtorch, joined its group and computed a little: code, thread pools, allocator.
