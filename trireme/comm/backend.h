@@ -22,6 +22,8 @@ class Trouble : public PeerError {
     lost,        ///< a connection broke
     interrupted, ///< interrupt() was called
     mismatch,    ///< the ranks called different operations
+    on_device,   ///< no thread waits, and a device has not done it in time
+    by_device,   ///< the device itself failed
   };
   Trouble(Kind kind, const std::string& happened) : PeerError("comm", happened), kind(kind), happened(happened) {}
   Kind kind;

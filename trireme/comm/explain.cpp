@@ -177,10 +177,15 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
   const double seconds = static_cast<double>(asker.timeout.count()) / 1000;
   const std::string head =
       concat(describe(op), " in group \"", asker.group, "\" ",
-             trouble.kind == Trouble::Kind::deadline ? concat("is not done after ", format_seconds(seconds)) : std::string("failed"),
+             trouble.kind == Trouble::Kind::deadline    ? concat("is not done after ", format_seconds(seconds))
+             : trouble.kind == Trouble::Kind::on_device ? concat("is not done by its device after ", format_seconds(seconds))
+                                                        : std::string("failed"),
              " on rank ", asker.world_rank, " of ", asker.world_size, ": ");
   if (trouble.kind == Trouble::Kind::mismatch && op.is_message()) {
     return PeerError("comm", concat(head, trouble.happened, "."), "Both ranks must send and receive tensors of the same size and type in the same order.");
+  }
+  if (trouble.kind == Trouble::Kind::by_device) {
+    return PeerError("comm", concat(head, "its device says: ", shorten(trouble.happened), "."), "Look at the device (nvidia-smi, the kernel's log for Xid); restart from the last checkpoint.");
   }
   if (!roll_call.store_answers) {
     const std::string host =
@@ -254,6 +259,10 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
                             each(scene, found.absent), ")"));
     advise(concat("Look at what ", name_ranks(found.absent),
                   found.absent.size() == 1 ? " is" : " are", " doing instead; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
+  }
+  if (causes.empty() && trouble.kind == Trouble::Kind::on_device) {
+    causes.push_back("all ranks have begun it and answer, so a kernel before it or the link between the devices hangs");
+    advise("Look at the devices (nvidia-smi, the kernel's log for Xid); if a step only needs longer, set TRIREME_TIMEOUT to more seconds.");
   }
   if (causes.empty()) {
     causes.push_back(concat("all ranks have come and answer, so a connection is broken or too slow (", shorten(trouble.happened), ")"));

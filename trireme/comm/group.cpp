@@ -20,13 +20,16 @@ constexpr const char* kBarrier = "barrier";
 class TrackedPending : public Pending {
  public:
   TrackedPending(std::shared_ptr<Group::State> state, Group::State::Ticket ticket, std::shared_ptr<Pending> inner)
-      : state_(std::move(state)), ticket_(std::move(ticket)), inner_(std::move(inner)) {}
+      : state_(std::move(state)), ticket_(std::move(ticket)), inner_(std::move(inner)) {
+    follow();
+  }
 
   ~TrackedPending() override {
     if (!inner_) {
       return;
     }
     inner_.reset(); // waits
+    forget();
     state_->abandoned(ticket_);
   }
 
@@ -43,20 +46,49 @@ class TrackedPending : public Pending {
     } catch (const Trouble& trouble) {
       error_ = std::make_exception_ptr(state_->failed(ticket_, trouble));
       inner_.reset();
+      forget();
       std::rethrow_exception(error_);
     }
+    follow();
     inner_.reset();
-    state_->succeeded(ticket_);
+    if (finished()) {
+      forget();
+      state_->succeeded(ticket_);
+    } else {
+      state_->on_device(ticket_); // the watch sees the end
+    }
   }
 
   bool done() override {
-    return !inner_ || inner_->done();
+    return inner_ ? inner_->done() : finished();
   }
 
  private:
+  void follow() {
+    if (!on_device_) {
+      if (auto mark = inner_->mark()) {
+        on_device_ = state_->follow(ticket_, std::move(mark));
+      }
+    }
+  }
+  bool finished() const {
+    try {
+      return !on_device_ || on_device_->mark->finished();
+    } catch (const std::exception&) {
+      return false; // the watch reports it
+    }
+  }
+  void forget() {
+    if (on_device_) {
+      on_device_->dropped = true;
+    }
+  }
+
   std::shared_ptr<Group::State> state_;
   Group::State::Ticket ticket_;
   std::shared_ptr<Pending> inner_;
+  /// What the watch follows.
+  std::shared_ptr<DeviceOperations::Entry> on_device_;
   std::exception_ptr error_;
 };
 

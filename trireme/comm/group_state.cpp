@@ -2,6 +2,7 @@
 
 #include <trireme/base/env.h>
 #include <trireme/base/hash.h>
+#include <trireme/base/log.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/hang_report.h>
 
@@ -25,6 +26,12 @@ int64_t signature(const OpSummary& op) {
 /// Answers come within two ticks of the others' watch threads; more where a deadline has passed anyway.
 constexpr std::chrono::milliseconds kPatienceForLost{500};
 constexpr std::chrono::milliseconds kPatienceAtDeadline{1500};
+/// More than the time-out for what devices do: where a thread waits on the host too, it is told first.
+constexpr std::chrono::milliseconds kHostFirst{500};
+
+bool same(const OpSummary& a, const OpSummary& b) {
+  return a.number == b.number && a.is_message() == b.is_message();
+}
 
 } // namespace
 
@@ -32,6 +39,12 @@ Group::State::State(std::string name, std::string key, std::vector<int> members,
                     std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open)
     : name_(std::move(name)), key_(std::move(key)), members_(std::move(members)), routes_(std::move(routes)), timeout_(timeout),
       watch_(std::move(watch)), world_size_(world_size), open_(std::move(open)), checks_(env::flag("TRIREME_CHECK")) {}
+
+Group::State::~State() {
+  if (reporter_.joinable()) {
+    reporter_.join();
+  }
+}
 
 Group::State::Ticket Group::State::begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer,
                                          const char* detail) {
@@ -61,6 +74,57 @@ void Group::State::succeeded(const Ticket& ticket) {
   ++version_;
 }
 
+std::shared_ptr<DeviceOperations::Entry> Group::State::follow(const Ticket& ticket, std::shared_ptr<DeviceMark> mark) {
+  return watch_ ? device_operations_.add(ticket, std::move(mark)) : nullptr;
+}
+
+void Group::State::on_device(const Ticket& ticket) {
+  Recorder::process().change(ticket.record, OpState::on_device);
+}
+
+void Group::State::follow_device() {
+  const auto over = [this] { return closed_ || !broken_.empty() || explaining_ || reporter_.joinable(); };
+  {
+    const std::lock_guard lock(mutex_);
+    if (over()) {
+      return;
+    }
+  }
+  const DeviceOperations::Findings found = device_operations_.look(timeout_ + kHostFirst);
+  for (const Ticket& ticket : found.finished) {
+    succeeded(ticket);
+  }
+  if (!found.trouble) {
+    return;
+  }
+  const auto& [late, trouble] = *found.trouble;
+  const std::lock_guard lock(mutex_);
+  if (trouble.kind == Trouble::Kind::interrupted) { // who interrupted the group knows why
+    device_operations_.clear();
+  } else if (!over()) {
+    reporter_ = std::thread([this, late, trouble] { report_device(late, trouble); });
+  }
+}
+
+void Group::State::report_device(const Ticket& ticket, const Trouble& trouble) noexcept {
+  try {
+    watch_->fail_groups(failed(ticket, trouble).what());
+  } catch (const std::exception& error) {
+    log::error(describe(ticket.op), " in group \"", name_, "\": ", trouble.happened, ", and no report can be made: ", error.what());
+    interrupt();
+  }
+}
+
+void Group::State::fail(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_.empty()) {
+      broken_ = why;
+    }
+  }
+  interrupt();
+}
+
 void Group::State::report_failure(const std::string& why) {
   if (watch_) {
     watch_->report(why, {});
@@ -75,16 +139,20 @@ PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
   Recorder::process().change(ticket.record, OpState::failed);
   // One roll call explains the failure of all operations under way.
   const std::lock_guard failing(failing_);
+  explaining_ = true;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) {
       return PeerError("comm", concat(describe(ticket.op), " in group \"", name_, "\" was ended by the end of its world."));
     }
+    if (first_error_ && same(first_error_->first, ticket.op)) { // which the watch has found
+      return first_error_->second;
+    }
     if (!broken_.empty()) {
       return PeerError("comm", concat(describe(ticket.op), " in group \"", name_, "\" failed, as an operation before it: ", broken_));
     }
   }
-  const bool late = trouble.kind == Trouble::Kind::deadline;
+  const bool late = trouble.kind == Trouble::Kind::deadline || trouble.kind == Trouble::Kind::on_device;
   RollCall roll_call;
   if (watch_) {
     std::vector<int> asked = members_;
@@ -99,6 +167,7 @@ PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
   {
     const std::lock_guard lock(mutex_);
     broken_ = error.what();
+    first_error_.emplace(ticket.op, error);
   }
   if (watch_) {
     std::vector<int> silent;
@@ -168,6 +237,12 @@ GroupProgress Group::State::progress() const {
   if (const int64_t awaited = awaited_.load(std::memory_order_relaxed); awaited != 0) {
     const int64_t since = awaited_since_ns_.load(std::memory_order_relaxed);
     progress.waiting = {awaited / 2, awaited % 2 != 0, static_cast<double>(std::max<int64_t>(0, now_ns() - since)) * 1e-9};
+  } else if (const auto oldest = device_operations_.oldest()) {
+    const auto& [op, since] = *oldest;
+    progress.waiting = {op.number, op.is_message(), std::chrono::duration<double>(DeviceOperations::Clock::now() - since).count(), true};
+    if (progress.awaited() == nullptr) { // the host is far ahead
+      progress.recent.push_front(op);
+    }
   }
   return progress;
 }
@@ -193,6 +268,9 @@ void Group::State::close() {
     closed_ = true;
   }
   routes_->close();
+  if (reporter_.joinable()) { // nobody starts it any more
+    reporter_.join();
+  }
 }
 
 } // namespace trireme::comm

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/comm/device_operations.h>
 #include <trireme/comm/explain.h>
 #include <trireme/comm/group.h>
 #include <trireme/comm/recorder.h>
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
+#include <thread>
 
 namespace trireme::comm {
 
@@ -21,6 +23,7 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   /// `key` is unique in the world; `watch` is null if no other rank can be asked, `open` if there is no other rank.
   State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
         std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open = nullptr);
+  ~State() override;
 
   const std::string& name() const override {
     return name_;
@@ -35,16 +38,16 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     return *routes_;
   }
 
-  /// An operation under way: its summary and its ticket at the recorder.
-  struct Ticket {
-    OpSummary op;
-    uint64_t record = 0;
-  };
+  using Ticket = OpTicket;
   /// Numbers and records an operation. Errors: PeerError when the group has failed before, Error when it is closed.
   Ticket begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer, const char* detail);
   /// With TRIREME_CHECK=1: compares the operation with the other ranks' before it starts. Throws what failed() returns.
   void check(const Ticket& ticket);
   void succeeded(const Ticket& ticket);
+  /// Lets the watch follow an operation that a device has been given, from now on. Null where no watch is.
+  std::shared_ptr<DeviceOperations::Entry> follow(const Ticket& ticket, std::shared_ptr<DeviceMark> mark);
+  /// No thread waits any more for an operation that the watch follows.
+  void on_device(const Ticket& ticket);
   /// Finds the ranks that caused the failure, tells the other ranks and returns the error to throw.
   PeerError failed(const Ticket& ticket, const Trouble& trouble);
   /// Reports that this rank fails for a reason of its own.
@@ -62,9 +65,11 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   int64_t version() const override {
     return version_;
   }
+  void follow_device() override;
   void interrupt() override {
     routes_->interrupt();
   }
+  void fail(const std::string& why) override;
   void close();
   /// Opens a group of some of the members, given by world rank.
   Group open(const std::vector<int>& ranks, const std::string& name);
@@ -82,6 +87,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   };
 
  private:
+  /// On a thread of its own: the failure of an operation that none waits for, which ends all groups of this rank.
+  void report_device(const Ticket& ticket, const Trouble& trouble) noexcept;
   std::optional<Hang> hang(const Asker& asker, const Ticket& ticket, const RollCall& roll_call) const;
 
   const std::string name_;
@@ -102,9 +109,15 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   std::atomic<int64_t> awaited_since_ns_{0};
   const bool checks_;
   std::mutex failing_;
-  /// The first failure, "" without one.
+  /// The first failure, "" without one, and that of the operation that failed first.
   std::string broken_;
+  std::optional<std::pair<OpSummary, PeerError>> first_error_;
   bool closed_ = false;
+  DeviceOperations device_operations_;
+  /// A thread looks for the cause of a failure.
+  std::atomic<bool> explaining_{false};
+  /// Explains and reports what the watch's thread found: that thread collects the answers of the other ranks.
+  std::thread reporter_;
 };
 
 } // namespace trireme::comm

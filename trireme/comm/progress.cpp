@@ -61,7 +61,7 @@ nlohmann::json to_json(const GroupProgress& progress) {
   }
   nlohmann::json json = {{"collectives", progress.collectives}, {"messages", progress.messages}, {"recent", std::move(recent)}};
   if (progress.waiting) {
-    json["waiting"] = {progress.waiting->number, progress.waiting->message, progress.waiting->seconds};
+    json["waiting"] = {progress.waiting->number, progress.waiting->message, progress.waiting->seconds, progress.waiting->on_device};
   }
   return json;
 }
@@ -79,7 +79,7 @@ GroupProgress progress_from_json(const nlohmann::json& json) {
   }
   if (json.contains("waiting")) {
     const auto& waiting = json.at("waiting");
-    progress.waiting = {whole_number(waiting.at(0)), waiting.at(1), waiting.at(2)};
+    progress.waiting = {whole_number(waiting.at(0)), waiting.at(1), waiting.at(2), waiting.size() > 3 && waiting.at(3).get<bool>()};
   }
   return progress;
 }

@@ -45,11 +45,13 @@ struct GroupProgress {
   int64_t collectives = 0;
   int64_t messages = 0;
   std::deque<OpSummary> recent;
-  /// The operation that a thread waits for, and for how long.
+  /// The operation that a thread waits for, or else the oldest of a device, and for how long.
   struct Waiting {
     int64_t number = 0;
     bool message = false;
     double seconds = 0;
+    /// No thread waits: a device has not finished it.
+    bool on_device = false;
   };
   std::optional<Waiting> waiting = std::nullopt;
 

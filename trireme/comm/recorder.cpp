@@ -19,6 +19,8 @@ const char* to_string(OpState state) {
       return "queued";
     case OpState::started:
       return "started";
+    case OpState::on_device:
+      return "on device";
     case OpState::done:
       return "done";
     case OpState::failed:
@@ -64,7 +66,7 @@ void Recorder::change(uint64_t ticket, OpState state) {
   }
   Record& record = ring_[ticket % kCapacity];
   record.state = state;
-  if (state == OpState::done || state == OpState::failed) {
+  if (state != OpState::started && record.finished_us == 0) {
     record.finished_us = now_us();
   }
 }

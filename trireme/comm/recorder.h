@@ -12,7 +12,8 @@
 
 namespace trireme::comm {
 
-enum class OpState { queued, started, done, failed };
+/// `on_device`: nobody waits for it on the host any more, and the device has not finished it as far as known.
+enum class OpState { queued, started, on_device, done, failed };
 const char* to_string(OpState state);
 
 /// One collective or message of this rank.
@@ -28,9 +29,9 @@ struct Record {
   std::string what;
   /// Group rank of the other side of a send or recv, else -1.
   int peer = -1;
-  /// Becomes `done` or `failed` when a thread waits or asks.
+  /// Becomes `done` or `failed` when a thread waits; for an operation of a device when the watch sees that it is finished.
   OpState state = OpState::queued;
-  /// Microseconds since the process's recorder started; 0 before the event.
+  /// Microseconds since the process's recorder started; 0 before the event. Finished is what the host has not to wait for any more.
   int64_t queued_us = 0;
   int64_t finished_us = 0;
 };

@@ -11,12 +11,23 @@
 namespace trireme::comm {
 namespace {
 
-bool waits_somewhere(const PeerView& view) {
-  return std::any_of(view.groups.begin(), view.groups.end(), [](const auto& group) { return group.second.progress.waiting.has_value(); });
+/// Devices wait for each other without a thread: that counts where the operation asked about is one of a device.
+bool waits_somewhere(const PeerView& view, bool devices_count) {
+  return std::any_of(view.groups.begin(), view.groups.end(), [&](const auto& group) {
+    const auto& waiting = group.second.progress.waiting;
+    return waiting && (devices_count || !waiting->on_device);
+  });
+}
+
+/// Whether `a` says more of what a rank does than `b`: a thread rather than a device, then the newest.
+bool comes_before(const GroupProgress::Waiting& a, const GroupProgress::Waiting& b) {
+  return a.on_device != b.on_device ? b.on_device : a.seconds < b.seconds;
 }
 
 /// Who has not come to this collective; where all have, who has not finished it and does something else now.
-std::vector<int> missing(const std::map<int, PeerView>& ranks, const std::string& key, const GroupView& group, int64_t number, int self) {
+std::vector<int> missing(const std::map<int, PeerView>& ranks, const std::string& key, const GroupView& group, int self) {
+  const int64_t number = group.progress.waiting->number;
+  const bool on_device = group.progress.waiting->on_device;
   std::vector<int> absent;
   std::vector<int> busy;
   for (const int member : group.members) {
@@ -30,7 +41,7 @@ std::vector<int> missing(const std::map<int, PeerView>& ranks, const std::string
       continue;
     }
     const OpSummary* op = theirs->second.progress.collective(number);
-    if (op != nullptr && !op->done && (!view->second.answered || !waits_somewhere(view->second))) {
+    if (op != nullptr && !op->done && (!view->second.answered || !waits_somewhere(view->second, on_device))) {
       busy.push_back(member);
     }
   }
@@ -42,7 +53,7 @@ std::optional<Wait> wait_of(const std::map<int, PeerView>& ranks, int rank) {
   const std::string* newest = nullptr;
   for (const auto& [key, group] : view.groups) {
     if (group.progress.awaited() != nullptr &&
-        (newest == nullptr || group.progress.waiting->seconds < view.groups.at(*newest).progress.waiting->seconds)) {
+        (newest == nullptr || comes_before(*group.progress.waiting, *view.groups.at(*newest).progress.waiting))) {
       newest = &key;
     }
   }
@@ -51,8 +62,8 @@ std::optional<Wait> wait_of(const std::map<int, PeerView>& ranks, int rank) {
   }
   const GroupView& group = view.groups.at(*newest);
   const OpSummary& op = *group.progress.awaited();
-  return Wait{group.name, op, group.progress.waiting->seconds,
-              op.is_message() ? std::vector<int>{op.peer} : missing(ranks, *newest, group, op.number, rank)};
+  return Wait{group.name, op, group.progress.waiting->seconds, group.progress.waiting->on_device,
+              op.is_message() ? std::vector<int>{op.peer} : missing(ranks, *newest, group, rank)};
 }
 
 } // namespace
@@ -93,7 +104,7 @@ WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from) {
 }
 
 std::string describe(const Wait& wait) {
-  return concat("waits ", format_seconds(wait.seconds), " in ", describe(wait.op), " of group \"", wait.group, '"',
+  return concat("waits ", format_seconds(wait.seconds), wait.on_device ? " on its device in " : " in ", describe(wait.op), " of group \"", wait.group, '"',
                 wait.for_ranks.empty() || wait.op.is_message() ? "" : " for " + name_ranks(wait.for_ranks));
 }
 

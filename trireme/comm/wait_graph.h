@@ -8,11 +8,13 @@
 
 namespace trireme::comm {
 
-/// One rank that waits inside an operation.
+/// One rank that waits inside an operation, itself or its device.
 struct Wait {
   std::string group;
   OpSummary op;
   double seconds = 0;
+  /// Its device does, and no thread.
+  bool on_device = false;
   /// World ranks that it waits for; empty if all have joined and something else is wrong.
   std::vector<int> for_ranks;
 };

@@ -111,6 +111,10 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     hang_case_.attend_alone(*hang, [this] { return view(); }); // does nothing when that went well
   }
 
+  void fail_groups(const std::string& why) const {
+    groups_.fail(why);
+  }
+
   /// A rank that fails because another one has given up does not end before it knows whether that was for a hang, and has
   /// written its dump then.
   void wait_for_news(std::unique_lock<std::mutex>& lock, const std::vector<int>& silent) {
@@ -159,6 +163,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
 
   /// One round with the store. Only this thread talks to it.
   void step() {
+    groups_.follow_devices();
     const LastWills::Seen seen = wills_.look(store_);
     known_silent_.insert(seen.gone.begin(), seen.gone.end());
     if (seen.pulse != seen_pulse_) {
@@ -390,6 +395,10 @@ void Watch::report(const std::string& error, const std::vector<int>& silent, con
   if (!error.empty()) {
     loop_->report(error, silent, hang);
   }
+}
+
+void Watch::fail_groups(const std::string& why) {
+  loop_->fail_groups(why);
 }
 
 void Watch::leave(const std::string& error, milliseconds patience) {

@@ -18,7 +18,7 @@ namespace trireme::comm {
 /// A thread with its own store connection publishes the progress of all groups and this process's notes (base/notes.h)
 /// when they change, at most every 200 ms. As often it checks for roll calls and failures of other ranks. If a member
 /// fails, or its connection to the store ends because it was killed or its host is silent (store::kSilence), the groups that
-/// it is in are interrupted. In a hang every rank first writes its dump (hang_report.h), and one of them prints the report.
+/// it is in are interrupted. As often it asks devices for operations that no thread waits for (Watched::follow_device). In a hang every rank first writes its dump (hang_report.h), and one of them prints the report.
 /// Cost: five small round trips a second to the store, none per operation.
 /// Never throws because the store is gone: the roll call says so.
 class Watch {
@@ -37,6 +37,9 @@ class Watch {
   /// Tells all ranks that this one has failed, and which ranks did not answer it. With `hang`, returns when the
   /// dump of this rank is written. If several ranks notice a hang, the first report counts.
   void report(const std::string& error, const std::vector<int>& silent, const std::optional<Hang>& hang = std::nullopt);
+
+  /// Fails all groups of this rank, which has reported a failure that none of its threads was told of.
+  void fail_groups(const std::string& why);
 
   /// Leaves the world. Without an `error` it waits until the others have left too, so that no message
   /// to them is lost, unless one of them fails, does not answer or takes longer than

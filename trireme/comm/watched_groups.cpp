@@ -36,6 +36,18 @@ std::map<std::string, GroupView> WatchedGroups::views() const {
   return views;
 }
 
+void WatchedGroups::follow_devices() const {
+  for (const auto& group : live()) {
+    group->follow_device();
+  }
+}
+
+void WatchedGroups::fail(const std::string& why) const {
+  for (const auto& group : live()) {
+    group->fail(why);
+  }
+}
+
 void WatchedGroups::interrupt(const std::set<int>& ranks) const {
   for (const auto& group : live()) {
     if (std::any_of(group->members().begin(), group->members().end(), [&](int rank) { return ranks.count(rank) != 0; })) {

@@ -23,8 +23,12 @@ class Watched {
   virtual GroupProgress progress() const = 0;
   /// Grows whenever progress() changes.
   virtual int64_t version() const = 0;
+  /// Asks the device for operations that no thread waits for, and reports those that it does not finish.
+  virtual void follow_device() = 0;
   /// Makes waiting operations fail.
   virtual void interrupt() = 0;
+  /// The same, and later ones too, because this rank has failed elsewhere.
+  virtual void fail(const std::string& why) = 0;
 };
 
 /// The groups of this rank that still exist. Thread-safe.
@@ -35,8 +39,10 @@ class WatchedGroups {
   int64_t version() const;
   /// This rank's progress in each group, by key.
   std::map<std::string, GroupView> views() const;
+  void follow_devices() const;
   /// Interrupts the groups that contain one of these world ranks.
   void interrupt(const std::set<int>& ranks) const;
+  void fail(const std::string& why) const;
 
  private:
   std::vector<std::shared_ptr<Watched>> live() const;

@@ -2,10 +2,12 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <optional>
 #include <thread>
 
 namespace trireme::comm::staged {
@@ -60,8 +62,21 @@ void Shared::await(const device::Event& event) const {
   }
 }
 
+bool Course::finished() {
+  if (!launched_) {
+    return false;
+  }
+  // The watch's thread has no current device of its own, and CUDA would make a context on device 0 for it.
+  std::optional<c10::DeviceGuard> there;
+  if (!device_.is_cpu()) {
+    there.emplace(device_);
+  }
+  return end_.done();
+}
+
 Collective::Collective(std::shared_ptr<Shared> shared, at::Device device, at::ScalarType type, Steps steps, int64_t piece)
-    : shared_(std::move(shared)), device_(device), type_(type), steps_(std::move(steps)), piece_(piece), ready_(device.type()), finished_(device.type()) {
+    : shared_(std::move(shared)), device_(device), type_(type), steps_(std::move(steps)), piece_(piece), ready_(device.type()),
+      course_(std::make_shared<Course>(device)) {
   ready_.record(device::current_stream(device_));
   // The caller may free the tensors as soon as it has waited, or never wait.
   device::record_stream(steps_.in.flat, shared_->to_host.on(device_));
@@ -103,6 +118,7 @@ void Collective::begin() {
   shared_->await(*piece.arrived);
   piece.pending = steps_.on_host(piece.out_buffer, piece.in_buffer);
   ++begun_;
+  course_->step();
 }
 
 // The host has seen the piece arrive, which comes after what was on the stream at the start: so does the copy back.
@@ -118,20 +134,22 @@ void Collective::finish() {
   (steps_.apart ? piece.out : piece.in).used_until(copied);
   under_way_.erase(under_way_.begin());
   ++done_;
+  course_->step();
 }
 
 void Collective::end() {
-  finished_.record(shared_->to_device.on(device_));
+  course_->end(shared_->to_device.on(device_));
   steps_.in.flat.reset();
   steps_.out.flat.reset();
 }
 
 void Collective::order_current_stream() const {
-  finished_.block(device::current_stream(device_));
+  course_->event().block(device::current_stream(device_));
 }
 
 Receive::Receive(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int from, int tag, int64_t piece)
-    : shared_(std::move(shared)), flat_(tensor), device_(tensor.device()), ready_(device_.type()), finished_(device_.type()) {
+    : shared_(std::move(shared)), flat_(tensor), device_(tensor.device()), ready_(device_.type()),
+      course_(std::make_shared<Course>(device_)) {
   ready_.record(device::current_stream(device_));
   device::record_stream(flat_, shared_->to_device.on(device_));
   for (int64_t begin = 0; begin < flat_.numel(); begin += piece) {
@@ -168,7 +186,7 @@ void Receive::copy_arrived() {
     copied->record(stream);
     piece.loan.used_until(copied);
   }
-  finished_.record(stream);
+  course_->end(stream);
   pieces_.clear();
   flat_.reset();
   launched_ = true;
@@ -178,7 +196,7 @@ void Receive::wait() {
   if (!launched_) {
     copy_arrived();
   }
-  finished_.block(device::current_stream(device_));
+  course_->event().block(device::current_stream(device_));
 }
 
 bool Receive::done() {
@@ -194,11 +212,11 @@ bool Receive::done() {
       return true; // wait() meets it again: the host's backend stays broken
     }
   }
-  return finished_.done();
+  return course_->event().done();
 }
 
 Send::Send(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int64_t piece)
-    : shared_(std::move(shared)), flat_(tensor), device_(tensor.device()) {
+    : shared_(std::move(shared)), flat_(tensor), device_(tensor.device()), course_(std::make_shared<Course>(device_)) {
   const at::Device device = device_;
   const c10::Stream stream = shared_->to_host.on(device);
   device::Event ready(device.type());
@@ -224,7 +242,9 @@ void Send::post(int to, int tag) {
   for (Piece& piece : pieces_) {
     shared_->await(*piece.arrived);
     piece.pending = shared_->host->send(piece.buffer, to, tag);
+    course_->step();
   }
+  course_->end();
   flat_.reset();
 }
 

@@ -35,6 +35,38 @@ struct Shared {
   std::atomic<bool> interrupted{false};
 };
 
+/// How far the device is with one operation, for the watch.
+class Course : public DeviceMark {
+ public:
+  explicit Course(at::Device device) : device_(device), end_(device.type()) {}
+
+  void step() {
+    ++steps_;
+  }
+  /// All of it is launched: it ends where the stream is now.
+  void end(const c10::Stream& stream) {
+    end_.record(stream);
+    end();
+  }
+  /// Nothing of it is on the device any more.
+  void end() {
+    launched_ = true;
+  }
+  const device::Event& event() const {
+    return end_;
+  }
+  bool finished() override;
+  int64_t steps() const override {
+    return steps_;
+  }
+
+ private:
+  const at::Device device_;
+  device::Event end_;
+  std::atomic<bool> launched_{false};
+  std::atomic<int64_t> steps_{0};
+};
+
 /// One collective: pieces that are copied to the host, go through the host's backend and are copied back.
 class Collective {
  public:
@@ -67,7 +99,10 @@ class Collective {
   /// Lets the current stream of the calling thread wait for the results.
   void order_current_stream() const;
   bool done() const {
-    return finished_.done();
+    return course_->event().done();
+  }
+  const std::shared_ptr<Course>& course() const {
+    return course_;
   }
 
  private:
@@ -88,7 +123,7 @@ class Collective {
   Steps steps_;
   int64_t piece_;
   device::Event ready_;
-  device::Event finished_;
+  std::shared_ptr<Course> course_;
   int64_t launched_ = 0;
   int64_t begun_ = 0;
   int64_t done_ = 0;
@@ -102,6 +137,10 @@ class Receive : public Pending {
   ~Receive() override;
   void wait() override;
   bool done() override;
+  /// None before something is launched: until then it waits on the host, for as long as nobody waits for it.
+  std::shared_ptr<DeviceMark> mark() override {
+    return launched_ ? course_ : nullptr;
+  }
 
  private:
   struct Piece {
@@ -118,7 +157,7 @@ class Receive : public Pending {
   at::Tensor flat_;
   at::Device device_;
   device::Event ready_;
-  device::Event finished_;
+  std::shared_ptr<Course> course_;
   std::vector<Piece> pieces_;
   bool launched_ = false;
 };
@@ -132,6 +171,9 @@ class Send {
   /// Waits for the host's sends and lets the current stream wait for the copies, so that it may write the tensor; only after post().
   void wait();
   bool done() const;
+  const std::shared_ptr<Course>& course() const {
+    return course_;
+  }
 
  private:
   struct Piece {
@@ -143,6 +185,7 @@ class Send {
   std::shared_ptr<Shared> shared_;
   at::Tensor flat_;
   at::Device device_;
+  std::shared_ptr<Course> course_;
   std::shared_ptr<device::Event> copied_; // the last piece
   std::vector<Piece> pieces_;
 };

@@ -119,6 +119,9 @@ class CollectivePending : public Pending {
   bool done() override {
     return on_thread_->done() && op_->done();
   }
+  std::shared_ptr<DeviceMark> mark() override {
+    return op_->course();
+  }
 
  private:
   std::shared_ptr<Pending> on_thread_;
@@ -135,6 +138,9 @@ class SendPending : public Pending {
   }
   bool done() override {
     return on_thread_->done() && op_->done();
+  }
+  std::shared_ptr<DeviceMark> mark() override {
+    return op_->course();
   }
 
  private:
