@@ -14,6 +14,9 @@ namespace trireme::comm {
 
 enum class ReduceOp { sum, max, min };
 
+/// Between which ranks of a group messages go on a device: none; rank and rank + 1; the last and the first too.
+enum class Neighbours { none, chain, ring };
+
 /// Thrown by a backend's Pending; Group turns it into the error message for the user.
 class Trouble : public PeerError {
  public:
@@ -59,6 +62,9 @@ class Backend {
   virtual std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) = 0;
   virtual std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) = 0;
   virtual std::shared_ptr<Pending> barrier() = 0;
+
+  /// Makes what messages between these need. Collective. Where nothing is needed they may be sent without it.
+  virtual void open_messages(Neighbours) {}
 
   /// Allocates host memory that this backend's collectives use without a copy: not initialised, 64-byte aligned, `numel` elements of `type`.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType type) {

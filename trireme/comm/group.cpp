@@ -268,16 +268,20 @@ Work Group::barrier(std::string_view what) const {
   return run(state_, {kBarrier, {}, at::kByte, what}, [&](Backend& backend) { return backend.barrier(); });
 }
 
-void Group::open(at::Device device) const {
+void Group::open(at::Device device, Neighbours neighbours) const {
   if (device.is_cpu() || size() == 1) {
     return;
   }
   if (!state_->routes().moves(device.type())) {
     refuse(*state_, "open", "", concat("no backend here moves tensors on ", device.str(), "."), "`trireme doctor` lists the backends and what they need.");
   }
-  const auto ticket = state_->begin("open", 0, at::kByte, device.str(), -1, "");
+  const char* const detail = neighbours == Neighbours::none ? "" : neighbours == Neighbours::chain ? "chain" : "ring";
+  const auto ticket = state_->begin("open", 0, at::kByte, device.str(), -1, detail);
   try {
-    state_->routes().of(device);
+    Backend& backend = state_->routes().of(device);
+    if (neighbours != Neighbours::none) {
+      backend.open_messages(neighbours);
+    }
   } catch (const Trouble& trouble) {
     throw state_->failed(ticket, trouble);
   }

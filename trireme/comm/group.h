@@ -43,10 +43,11 @@ class Group {
   Work recv(at::Tensor tensor, int from, int tag = 0, std::string_view what = "") const;
   Work barrier(std::string_view what = "") const;
 
-  /// Opens the backend for tensors on such a device now, so that what it lacks is an error here and not of the first operation.
-  /// Collective; does nothing for the CPU, in a group of one, or a second time.
+  /// Opens the backend for tensors on such a device now, so that what it lacks is an error here and not of the first operation, and what it needs for
+  /// messages between its ranks: NCCL sends none that the group was not opened for.
+  /// Collective, with the same `neighbours` on every rank; does nothing for the CPU, in a group of one, or a second time.
   /// Errors: Error when no backend here moves such tensors; PeerError naming the rank that does not come.
-  void open(at::Device device) const;
+  void open(at::Device device, Neighbours neighbours = Neighbours::none) const;
 
   /// Makes a group of these ranks of this group. Collective: every member calls it with the same ranks and name in the same order;
   /// members that are not in `ranks` get a group of one.

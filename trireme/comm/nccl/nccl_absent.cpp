@@ -6,6 +6,10 @@ std::string nccl_card(at::Device) {
   return "";
 }
 
+std::string nccl_version() {
+  return "";
+}
+
 bool nccl_available() {
   return false;
 }

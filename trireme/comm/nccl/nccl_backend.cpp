@@ -2,11 +2,13 @@
 
 #include <trireme/comm/c10d_work.h>
 #include <trireme/comm/closed_forms.h>
+#include <trireme/comm/nccl/lanes.h>
 #include <trireme/comm/store_handle.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/distributed/c10d/NCCLUtils.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -14,6 +16,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -26,39 +29,56 @@ namespace {
 /// error shall name the rank that is missing.
 constexpr const char* kCleanUpOnly = "2";
 
-/// The communicators of a group, each with a stream of its own. A message to a higher rank and one to a lower rank that both ends have
-/// queued would wait for each other on one stream, so each direction has its own; within one, messages wait for their ends in one
-/// direction only, along the ranks. All are made when the group is opened: to make one with the first message would keep the host of a
-/// sender until its receiver comes, which may be sending too.
+/// libtorch's watchdog is the second to notice a hang: what it ends says nothing of who is missing.
+constexpr std::chrono::seconds kAfterUs{30};
+
+/// Messages have lanes where the group was opened for them. To make one with the first message would keep the host of a sender until its
+/// receiver comes, which may be sending too.
 ///
 /// Kernels of several communicators share a card, and where they do not fit beside each other they must be launched in one order on
 /// all ranks. That holds: collectives of all groups are begun by the program's order, which is the same on the ranks they
 /// share, and under one lock. A receive is launched when its header has come on the host (DeviceInbox), so
 /// after the sender has begun to send: it never holds a place for a send that comes behind a collective that waits for this rank.
-enum class Lane { collectives, up, down };
-constexpr std::array<const char*, 3> kLanes = {"collectives", "up", "down"};
+using Lanes = std::array<c10::intrusive_ptr<c10d::ProcessGroupNCCL>, kLanes.size()>;
 
 /// What the operations of one group share.
 class Core {
  public:
   using Nccl = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 
-  Core(const GroupSetup& setup, const c10::intrusive_ptr<c10d::Store>& store)
-      : device_(at::kCUDA, setup.device.has_index() ? setup.device.index() : c10::cuda::current_device()) {
+  Core(const GroupSetup& setup, c10::intrusive_ptr<c10d::Store> store)
+      : name_(setup.name), rank_(setup.rank), size_(setup.size), timeout_(setup.timeout), store_(std::move(store)),
+        device_(at::kCUDA, setup.device.has_index() ? setup.device.index() : c10::cuda::current_device()) {
     ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", kCleanUpOnly, /*overwrite=*/0);
-    const c10::DeviceGuard on_card(device_);
-    for (size_t lane = 0; lane < kLanes.size(); ++lane) {
-      auto options = c10d::ProcessGroupNCCL::Options::create();
-      options->timeout = setup.timeout;
-      options->group_name = concat(setup.name, "/", kLanes[lane]);
-      auto own = c10::make_intrusive<c10d::PrefixStore>(kLanes[lane], store);
-      lanes_[lane] = c10::make_intrusive<c10d::ProcessGroupNCCL>(own, setup.rank, setup.size, options);
-      lanes_[lane]->setBoundDeviceId(device_);
-      lanes_[lane]->eagerConnectSingleDevice(device_); // in the same order on all ranks
-    }
+    open(Lane::collectives);
   }
   ~Core() {
     close();
+  }
+
+  /// Makes a communicator, unless it is there: in the same order on all ranks.
+  void open(Lane lane) {
+    check();
+    if (handle(lane)) {
+      return;
+    }
+    const c10::DeviceGuard on_card(device_);
+    const char* const name = kLanes[static_cast<size_t>(lane)];
+    auto options = c10d::ProcessGroupNCCL::Options::create();
+    options->timeout = timeout_ + kAfterUs;
+    options->group_name = concat(name_, "/", name);
+    auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>(name, store_), rank_, size_, options);
+    nccl->setBoundDeviceId(device_);
+    nccl->eagerConnectSingleDevice(device_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (!interrupted_) {
+        lanes_[static_cast<size_t>(lane)] = std::move(nccl);
+        return;
+      }
+    }
+    nccl->abort();
+    check();
   }
 
   void check() const {
@@ -81,6 +101,10 @@ class Core {
     const c10::DeviceGuard on_card(device_);
     const std::lock_guard starting(starting_);
     const auto nccl = handle(lane);
+    if (!nccl && handle(Lane::collectives)) {
+      throw Error("comm", concat("group \"", name_, "\" over nccl was not opened for these messages."),
+                  "Call Group::open(device, Neighbours::chain), or ring where the last rank sends to the first, on every rank of the group before the first message.");
+    }
     if (!nccl) {
       throw Trouble(Trouble::Kind::lost, "the group is closed");
     }
@@ -111,7 +135,9 @@ class Core {
       aborter_ = std::thread([lanes = lanes_] {
         for (const auto& nccl : lanes) {
           try {
-            nccl->abort();
+            if (nccl) {
+              nccl->abort();
+            }
           } catch (...) {
             // The group has failed already; its errors say why.
           }
@@ -121,7 +147,7 @@ class Core {
   }
 
   void close() {
-    std::array<Nccl, kLanes.size()> lanes;
+    Lanes lanes;
     std::thread aborter;
     {
       const std::lock_guard lock(mutex_);
@@ -154,20 +180,63 @@ class Core {
     return lanes_[static_cast<size_t>(lane)];
   }
 
+  const std::string name_;
+  const int rank_;
+  const int size_;
+  const std::chrono::milliseconds timeout_;
+  const c10::intrusive_ptr<c10d::Store> store_;
   const at::Device device_;
 
   /// Held for a moment only: interrupt() must not wait for an operation that waits for a peer.
   std::mutex mutex_;
-  std::array<Nccl, kLanes.size()> lanes_;
+  Lanes lanes_;
   std::mutex starting_;
   std::vector<c10::intrusive_ptr<c10d::Work>> under_way_;
   std::thread aborter_;
   std::atomic<bool> interrupted_{false};
 };
 
+/// libtorch's own copy of an operation without its tensors, made for its watchdog: the event behind the operation.
+class NcclMark : public DeviceMark {
+ public:
+  NcclMark(const c10d::ProcessGroupNCCL::WorkNCCL& work, at::Device device, std::weak_ptr<Core> core)
+      : copy_(work), device_(device), core_(std::move(core)) {}
+
+  bool finished() override {
+    if (const auto core = core_.lock(); core && core->interrupted()) { // before anything that waits for an abort
+      throw Trouble(Trouble::Kind::interrupted, "interrupted");
+    }
+    const c10::DeviceGuard there(device_); // or CUDA makes a context on card 0 for the watch's thread
+    return copy_.ended();
+  }
+
+ private:
+  class Copy : public c10d::ProcessGroupNCCL::WorkNCCL {
+   public:
+    explicit Copy(const WorkNCCL& work) : WorkNCCL(work) {}
+    /// Whether the kernel has ended and not been ended.
+    bool ended() const {
+      if (!finishedGPUExecutionInternal()) {
+        return false;
+      }
+      if (ncclComm_ && ncclComm_->isAborted()) {
+        throw Trouble(Trouble::Kind::lost, "NCCL has given up the communicator");
+      }
+      return true;
+    }
+  };
+  Copy copy_;
+  const at::Device device_;
+  const std::weak_ptr<Core> core_;
+};
+
 class NcclPending : public Pending {
  public:
-  NcclPending(std::shared_ptr<Core> core, c10::intrusive_ptr<c10d::Work> work) : core_(std::move(core)), work_(std::move(work)) {}
+  NcclPending(std::shared_ptr<Core> core, c10::intrusive_ptr<c10d::Work> work) : core_(std::move(core)), work_(std::move(work)) {
+    if (const auto* nccl = dynamic_cast<const c10d::ProcessGroupNCCL::WorkNCCL*>(work_.get())) {
+      mark_ = std::make_shared<NcclMark>(*nccl, core_->device(), core_);
+    }
+  }
   ~NcclPending() override {
     try {
       NcclPending::wait(); // whatever uses the tensors from now on does so after this operation
@@ -191,14 +260,18 @@ class NcclPending : public Pending {
     }
     waited_ = true;
   }
-  /// Whether the card has finished, not whether the operation is queued: the watch tells these apart.
+  /// Whether the card has finished, not whether the operation is queued.
   bool done() override {
     return core_->interrupted() || work_->isCompleted();
+  }
+  std::shared_ptr<DeviceMark> mark() override {
+    return mark_;
   }
 
  private:
   std::shared_ptr<Core> core_;
   c10::intrusive_ptr<c10d::Work> work_;
+  std::shared_ptr<DeviceMark> mark_;
   bool waited_ = false;
 };
 
@@ -258,16 +331,41 @@ class NcclBackend : public Backend {
   }
   std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
     std::vector<at::Tensor> tensors = {flat(tensor)};
-    return start(static_cast<int64_t>(tensor.nbytes()), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.send(tensors, to, tag); }, to > rank_ ? Lane::up : Lane::down);
+    return start(static_cast<int64_t>(tensor.nbytes()), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.send(tensors, to, tag); }, lane_of(rank_, to, size_));
   }
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
     std::vector<at::Tensor> tensors = {flat(tensor)};
-    return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.recv(tensors, from, tag); }, from < rank_ ? Lane::up : Lane::down);
+    return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.recv(tensors, from, tag); }, lane_of(from, rank_, size_));
   }
   std::shared_ptr<Pending> barrier() override {
     c10d::BarrierOptions options;
     options.device = core_->device();
     return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.barrier(options); });
+  }
+
+  /// One byte goes each way: NCCL connects two ranks with the first message, which keeps the hosts of both until both have it.
+  void open_messages(Neighbours who) override {
+    const bool ring = who == Neighbours::ring;
+    const int64_t before = bytes_sent_;
+    try {
+      std::vector<std::shared_ptr<Pending>> sent;
+      for (const Lane lane : message_lanes(size_, ring)) {
+        core_->open(lane);
+        for (const auto& [from, to] : neighbours(size_, ring)) {
+          if (lane_of(from, to, size_) == lane && (from == rank_ || to == rank_)) { // one at most
+            at::Tensor byte = at::zeros({1}, at::TensorOptions(core_->device()).dtype(at::kByte));
+            sent.push_back(from == rank_ ? send(byte, to, 0) : recv(byte, from, 0));
+          }
+        }
+      }
+      for (const auto& pending : sent) {
+        pending->wait();
+      }
+    } catch (...) {
+      throw trouble_of(std::current_exception());
+    }
+    barrier()->wait();
+    bytes_sent_ = before;
   }
 
   int64_t bytes_sent() const override {
@@ -306,6 +404,10 @@ std::string nccl_card(at::Device device) {
   char name[32] = {};
   const int index = device.has_index() ? device.index() : c10::cuda::current_device();
   return cudaDeviceGetPCIBusId(name, sizeof name, index) == cudaSuccess ? name : concat(index);
+}
+
+std::string nccl_version() {
+  return c10d::getNcclVersion();
 }
 
 bool nccl_available() {

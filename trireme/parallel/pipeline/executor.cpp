@@ -113,6 +113,7 @@ Executor::~Executor() = default;
 // Virtual stage v exchanges messages with v + 1; the channel's tag names the pair and the direction.
 void Executor::open_channels(at::Device device) {
   const int stages = pipe_.size();
+  pipe_.open(device, model_.options().chunks > 1 ? comm::Neighbours::ring : comm::Neighbours::chain);
   const int previous = (pipe_.rank() + stages - 1) % stages;
   const int next = (pipe_.rank() + 1) % stages;
   std::map<int, std::shared_ptr<DeviceInbox>> inboxes; // by the rank that sends; none for the host
