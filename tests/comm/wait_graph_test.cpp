@@ -67,6 +67,38 @@ TEST(WaitGraphTest, FollowsCollectivesToThoseThatHaveNotCome) {
   EXPECT_THAT(follow_waits(ranks, 0).roots, ElementsAre(2));
 }
 
+PeerView on_device(PeerView view) {
+  view.groups[kPipe].progress.waiting->on_device = true;
+  return view;
+}
+
+TEST(WaitGraphTest, DevicesWaitForThoseThatHaveNotCome) {
+  const OpSummary reduce{9, "all_reduce", 4, "Float", "loss", -1, false};
+  const OpSummary before{8, "all_reduce", 4, "Float", "loss", -1, true};
+  std::map<int, PeerView> ranks = {{0, on_device(at(reduce, true))}, {1, on_device(at(reduce, true))}, {2, at(before, false)}, {3, on_device(at(reduce, true))}};
+  EXPECT_THAT(follow_waits(ranks, 0).roots, ElementsAre(2));
+  EXPECT_THAT(hang_text(ranks, 0, "x"), HasSubstr("rank 1 waits 12.0 s on its device in all_reduce #9"));
+  ranks[2] = on_device(at(reduce, true));
+  const WaitGraph all = follow_waits(ranks, 0);
+  EXPECT_THAT(all.roots, IsEmpty());
+  EXPECT_THAT(all.circle, IsEmpty()) << "devices that are all at it do not wait for each other";
+}
+
+TEST(WaitGraphTest, AThreadThatWaitsCountsMoreThanADevice) {
+  // Rank 1 is busy, and its device waits for rank 0, which waits for a message of rank 1.
+  std::map<int, PeerView> ranks = {{0, at(recv(1), true)}, {1, on_device(at(recv(0), true))}, {2, at(recv(0), true)}};
+  EXPECT_THAT(follow_waits(ranks, 2).roots, ElementsAre(1));
+  EXPECT_THAT(follow_waits(ranks, 2).circle, IsEmpty());
+  ranks[0] = on_device(at(recv(1), true));
+  EXPECT_THAT(follow_waits(ranks, 2).circle, testing::UnorderedElementsAre(0, 1));
+  // A newer wait of a device does not hide that of the thread.
+  GroupView other = ranks[1].groups[kPipe];
+  other.progress.waiting->seconds = 1;
+  ranks[0] = at(recv(2), true);
+  ranks[0].groups["other/1"] = other;
+  EXPECT_FALSE(follow_waits(ranks, 0).waits.at(0).on_device);
+}
+
 TEST(WaitGraphTest, ACircleHasNoRoot) {
   std::map<int, PeerView> ranks = {{0, at(recv(1), true)}, {1, at(recv(0), true)}, {2, at(recv(1), true)}};
   const WaitGraph graph = follow_waits(ranks, 2);
@@ -81,7 +113,7 @@ TEST(WaitGraphTest, SurvivesTheTripAsJson) {
   view.process = 42;
   view.place = "here";
   view.stack = {"a()", "b()"};
-  view.groups[kPipe].progress.waiting = {4, true, 1.5};
+  view.groups[kPipe].progress.waiting = {4, true, 1.5, true};
   const PeerView copy = view_from_json(nlohmann::json::parse(to_json(view).dump()));
   EXPECT_EQ(to_json(copy), to_json(view));
   EXPECT_EQ(describe_activity(copy), describe_activity(view));

@@ -5,6 +5,7 @@
 #include <trireme/comm/explain.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 
@@ -96,6 +97,13 @@ WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from) {
     }
   };
   visit(visit, from);
+  if (graph.roots.empty()) {
+    // Where some of a circle wait with a thread and the others with their device only, the threads of the others are busy with something else.
+    std::ranges::copy_if(graph.circle, std::back_inserter(graph.roots), [&](int rank) { return graph.waits.at(rank).on_device; });
+    if (graph.roots.size() == graph.circle.size()) {
+      graph.roots.clear();
+    }
+  }
   std::sort(graph.roots.begin(), graph.roots.end());
   if (!graph.roots.empty()) {
     graph.circle.clear();
