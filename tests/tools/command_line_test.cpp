@@ -64,6 +64,22 @@ TEST(CommandLineTest, DoctorReports) {
   EXPECT_TRUE(json.at("good").get<bool>());
   EXPECT_TRUE(json.contains("backend gloo"));
   EXPECT_THAT(json.at("bf16").get<std::string>(), HasSubstr("faster than fp32: a small step takes "));
+  EXPECT_TRUE(json.contains("gpu driver") && json.contains("nccl"));
+  for (const char* op : {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send/recv", "barrier"}) {
+    EXPECT_THAT(json.at(op).get<std::string>(), HasSubstr("as computed over shm (2 ranks), gloo (2 ranks)")) << op;
+  }
+}
+
+TEST(CommandLineTest, DoctorNamesCollectivesThatAreWrongAndEndsWithoutThoseThatHang) {
+  const Finished wrong = sh("TRIREME_FAULT=rank=1,step=1,phase=all_reduce,kind=nan " + kTrireme + " doctor");
+  EXPECT_EQ(wrong.status, 1);
+  EXPECT_THAT(wrong.output, HasSubstr(" BAD  all_reduce"));
+  EXPECT_THAT(wrong.output, HasSubstr("shm (2 ranks): ranks 0, 1 got other numbers than the formula's"));
+  EXPECT_THAT(wrong.output, HasSubstr("  ok  broadcast"));
+  const Finished hangs = sh("TRIREME_TIMEOUT=2 TRIREME_FAULT=rank=1,step=4,phase=all_reduce,kind=drop " + kTrireme + " doctor");
+  EXPECT_EQ(hangs.status, 1);
+  EXPECT_THAT(hangs.output, HasSubstr(" BAD  collectives"));
+  EXPECT_THAT(hangs.output, HasSubstr("over gloo (2 ranks): "));
 }
 
 TEST(CommandLineTest, BenchOptimPrintsRows) {

@@ -1,10 +1,13 @@
 #include "doctor.h"
 
+#include "collective_check.h"
 #include "device_check.h"
 
 #include <trireme/base/cores.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/backends.h>
+#include <trireme/comm/nccl/nccl_backend.h>
+#include <trireme/device/cards.h>
 #include <trireme/device/choose.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/kernels/simd.h>
@@ -68,6 +71,19 @@ std::string bf16_speed() {
                 milliseconds(step.fp32), gpu ? concat(" on ", device) : concat(", with ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads"));
 }
 
+void add_cards(std::vector<Line>& lines) {
+  const device::Cards found = device::cuda_cards();
+  const char* const none = device::knows_cuda() ? "none that CUDA finds" : "none: this build is without CUDA";
+  lines.push_back({"gpu driver", found.driver.empty() ? none : found.driver, found.driver.empty() ? Mark::absent : Mark::ok});
+  for (size_t index = 0; index < found.cards.size(); ++index) {
+    const device::Card& card = found.cards[index];
+    const std::string text = concat(card.name, ", ", format_bytes(static_cast<double>(card.memory_bytes)), ", compute capability ", card.major, '.', card.minor);
+    lines.push_back({concat("cuda:", index), card.major > 0 ? text : card.name, card.major > 0 ? Mark::ok : Mark::bad});
+  }
+  const std::string nccl = comm::nccl_version();
+  lines.push_back({"nccl", nccl.empty() ? "none in this build" : nccl, nccl.empty() ? Mark::absent : Mark::ok});
+}
+
 std::vector<Line> examine() {
   std::vector<Line> lines;
   lines.push_back({"trireme", TRIREME_VERSION});
@@ -80,6 +96,7 @@ std::vector<Line> examine() {
   const auto gpus = device::accelerator();
   const int count = gpus ? device::count(*gpus) : 0;
   lines.push_back({"gpus", gpus ? concat(count, count == 1 ? " device of " : " devices of ", c10::DeviceTypeName(*gpus)) : "none that libtorch sees", gpus ? Mark::ok : Mark::absent});
+  add_cards(lines);
   for (int index = 0; index < count; ++index) {
     for (const DeviceFinding& found : check_device({*gpus, static_cast<c10::DeviceIndex>(index)})) {
       lines.push_back({found.what, found.found, found.good ? Mark::ok : Mark::bad});
@@ -88,6 +105,9 @@ std::vector<Line> examine() {
   for (const comm::BackendEntry& backend : comm::backends()) {
     const bool there = backend.available();
     lines.push_back({concat("backend ", backend.name), there ? backend.description : concat("not available here. ", backend.needs), there ? Mark::ok : Mark::absent});
+  }
+  for (const DeviceFinding& found : check_all_collectives(device::count(c10::kCUDA))) {
+    lines.push_back({found.what, found.found, found.good ? Mark::ok : Mark::bad});
   }
   std::error_code error;
   const auto space = std::filesystem::space(".", error);

@@ -1,5 +1,7 @@
 #include "start_bench.h"
 
+#include "job.h"
+
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/launch/launcher.h>
@@ -35,7 +37,7 @@ std::vector<std::string> rank_command(const BenchCommCommand& command, const std
 }
 
 /// Runs `words` with these variables set and returns its exit status, 127 when it cannot be started.
-int run_program(std::vector<std::string> words, const std::vector<std::pair<const char*, const char*>>& variables) {
+int run_program(std::vector<std::string> words, const Variables& variables) {
   std::vector<char*> arguments;
   for (auto& word : words) {
     arguments.push_back(word.data());
@@ -48,7 +50,7 @@ int run_program(std::vector<std::string> words, const std::vector<std::pair<cons
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     for (const auto& [name, value] : variables) {
-      ::setenv(name, value, 1);
+      ::setenv(name.c_str(), value.c_str(), 1);
     }
     ::execvp(arguments.front(), arguments.data());
     ::_exit(127);
@@ -62,12 +64,9 @@ int run_program(std::vector<std::string> words, const std::vector<std::pair<cons
 int run_under_mpi(int64_t ranks, const std::vector<std::string>& program) {
   std::vector<std::string> words = {"mpirun", "-n", std::to_string(ranks)};
   words.insert(words.end(), program.begin(), program.end());
-  // Allows more ranks than cores, and root in a container; other MPIs ignore these variables.
-  const int status = run_program(words, {{"TRIREME_BACKEND", "mpi"},
-                                         {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                                         {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-                                         {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
-                                         {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"}});
+  Variables variables = under_mpirun();
+  variables.emplace_back("TRIREME_BACKEND", "mpi");
+  const int status = run_program(words, variables);
   if (status == 127) {
     throw InputError("bench comm", "mpirun is not installed, so the backend \"mpi\" cannot be measured.",
                      "Install Open MPI or MPICH, or leave mpi out of --backends.");
