@@ -5,6 +5,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <cstring>
@@ -240,9 +241,11 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     return &pinned_allocator();
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    const c10::DeviceGuard guard(storage.device());
     c10::DataPtr fresh = device_allocator().allocate(bytes);
-    if (bytes > 0 && storage.nbytes() > 0) {
-      std::memcpy(kernel_pointer(fresh.get()), kernel_pointer(storage.data()), std::min(bytes, storage.nbytes()));
+    if (const size_t kept = std::min(bytes, storage.nbytes()); kept > 0) {
+      launch("resize", {{storage.data(), static_cast<int64_t>(kept), false}, {fresh.get(), static_cast<int64_t>(kept), true}});
+      std::memcpy(kernel_pointer(fresh.get()), kernel_pointer(storage.data()), kept);
     }
     storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(fresh));
     storage.unsafeGetStorageImpl()->set_nbytes(bytes);

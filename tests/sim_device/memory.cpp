@@ -11,12 +11,23 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <vector>
 
 namespace trireme::sim {
 namespace {
 
 constexpr size_t kArena = size_t{16} << 30; // of one device; pages are real when they are touched
+
+/// Memory that was freed while recorded streams had work: spare when the allocator has asked `polls` times whether it is done, or this thread knows.
+struct Parked {
+  int stream;
+  size_t bytes;
+  uintptr_t begin;
+  Clock until;
+  int polls = 0;
+};
 
 struct Arena {
   char* device = nullptr; // no access
@@ -24,6 +35,7 @@ struct Arena {
   size_t bytes = 0;
   std::array<size_t, kMostDevices> top{};
   std::multimap<std::pair<int, size_t>, uintptr_t> spare; // by stream and size
+  std::vector<Parked> parked;
   std::map<uintptr_t, size_t> pinned;
   std::array<Memory, kMostDevices> memory;
 };
@@ -38,10 +50,31 @@ void drop(void* pointer) {
   const std::lock_guard lock(line.mutex);
   const auto begin = reinterpret_cast<uintptr_t>(pointer);
   const int stream = line.stream_of(begin);
-  const int64_t bytes = line.freed(begin);
+  const auto [bytes, recorded] = line.freed(begin);
   std::memset(kernel_pointer(pointer), 0xff, static_cast<size_t>(std::min<int64_t>(bytes, 1 << 16))); // NaN, for who comes too late
   arena().memory[static_cast<size_t>(device_of(pointer))].bytes -= bytes;
-  arena().spare.emplace(std::pair(stream, static_cast<size_t>(bytes)), begin);
+  if (recorded) {
+    arena().parked.push_back({stream, static_cast<size_t>(bytes), begin, *recorded});
+  } else {
+    arena().spare.emplace(std::pair(stream, static_cast<size_t>(bytes)), begin);
+  }
+}
+
+bool has_passed(const Clock& until) {
+  const Clock& known = Timeline::host();
+  return std::equal(known.begin(), known.end(), until.begin(), std::greater_equal<>());
+}
+
+// As CUDA's allocator does with the events of recorded streams.
+void take_back_parked() {
+  Arena& all = arena();
+  std::erase_if(all.parked, [&](Parked& block) {
+    const bool done = ++block.polls >= timeline().polls || has_passed(block.until);
+    if (done) {
+      all.spare.emplace(std::pair(block.stream, block.bytes), block.begin);
+    }
+    return done;
+  });
 }
 
 class DeviceMemory final : public c10::DeviceAllocator {
@@ -55,6 +88,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
     Timeline& line = timeline();
     const std::lock_guard lock(line.mutex);
     Arena& all = arena();
+    take_back_parked();
     const size_t whole = (bytes + 511) / 512 * 512;
     const int stream = clock_of(index, current_stream(index));
     uintptr_t begin = 0;

@@ -33,7 +33,7 @@ class Launch {
   Launch(std::string name, int device) : name_(std::move(name)), stream_(clock_of(device, current_stream(device))) {
     timeline().launch(stream_);
   }
-  void touch(const Tensor& tensor, bool writes) const {
+  void touch(const Tensor& tensor, bool writes, bool between_devices = false) const {
     if (!on_device(tensor) || tensor.numel() == 0) {
       return;
     }
@@ -42,7 +42,7 @@ class Launch {
       span += (tensor.size(dim) - 1) * tensor.stride(dim);
     }
     const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-    timeline().touch(name_, stream_, begin, begin + static_cast<size_t>(span) * tensor.element_size(), writes);
+    timeline().touch(name_, stream_, begin, begin + static_cast<size_t>(span) * tensor.element_size(), writes, between_devices);
   }
   void host_waits(const std::string& what) const {
     timeline().host_waits(timeline().now(stream_), what);
@@ -102,8 +102,9 @@ const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef sizes, std::option
   return self;
 }
 
-bool is_async_on_host(const Tensor& tensor, bool non_blocking) {
-  return non_blocking && tensor.is_contiguous() && is_pinned(tensor.const_data_ptr());
+// CUDA takes memory that is not pinned in between for another type or shape, and the host waits for that.
+bool is_async(const Tensor& on_host, const Tensor& there, bool non_blocking) {
+  return non_blocking && on_host.is_contiguous() && on_host.scalar_type() == there.scalar_type() && on_host.sizes() == there.sizes() && is_pinned(on_host.const_data_ptr());
 }
 
 Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
@@ -121,12 +122,12 @@ Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
   if (crosses) {
     timeline().wait(source, timeline().now(launch.stream()));
   }
-  launch.touch(self, false);
-  launch.touch(target, true);
+  launch.touch(self, false, crosses);
+  launch.touch(target, true, crosses);
   if (on_device(self) && on_device(target)) {
     kernel_view(target).copy_(kernel_view(self));
   } else if (on_device(target)) {
-    const bool async = is_async_on_host(self, non_blocking);
+    const bool async = is_async(self, target, non_blocking);
     if (async) {
       timeline().copy_from_host(launch.stream(), self.const_data_ptr(), static_cast<int64_t>(self.nbytes()));
     }
@@ -134,7 +135,7 @@ Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
     if (!async) {
       launch.host_waits("copy from memory that is not pinned, or a blocking one");
     }
-  } else if (is_async_on_host(target, non_blocking)) {
+  } else if (is_async(target, self, non_blocking)) {
     const Tensor values = kernel_view(self).to(target.scalar_type()).expand(target.sizes()).contiguous();
     const auto* const begin = static_cast<const char*>(values.const_data_ptr());
     timeline().copy_to_host(launch.stream(), target.mutable_data_ptr(), std::vector<char>(begin, begin + values.nbytes()));
@@ -339,6 +340,10 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFallthrough());
 }
+// libtorch's list of what has another signature in single precision names them without a namespace.
+using at::IntArrayRef;
+using at::Scalar;
+using at::ScalarType;
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 #define TRIREME_SIM_LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define TRIREME_SIM_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
@@ -346,6 +351,9 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   AT_FORALL_FP32(TRIREME_SIM_FP32)
 #define TRIREME_SIM_FP32_SUMS(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
   AT_FORALL_FP32_SET_OPT_DTYPE(TRIREME_SIM_FP32_SUMS) // softmax among them
+#define TRIREME_SIM_PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
+  AT_FORALL_PROMOTE(TRIREME_SIM_PROMOTE)
+  AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
 }
 
 } // namespace

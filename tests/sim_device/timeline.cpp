@@ -1,5 +1,7 @@
 #include "timeline.h"
 
+#include "memory.h"
+
 #include <trireme/base/error.h>
 
 #include <pthread.h>
@@ -57,7 +59,10 @@ void Timeline::launch(int stream) {
   ++clock[static_cast<size_t>(stream)];
 }
 
-void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes) {
+void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes, bool between_devices) {
+  if (const auto* const memory = reinterpret_cast<const void*>(begin); !between_devices && is_device_pointer(memory) && device_of(memory) != stream / kStreamsEach) {
+    report(concat(kernel, " on stream ", stream % kStreamsEach, " of device ", stream / kStreamsEach, writes ? " writes" : " reads", " memory of device ", device_of(memory)));
+  }
   auto block = blocks_.upper_bound(begin);
   if (begin >= end || block == blocks_.begin()) {
     return;
@@ -69,11 +74,12 @@ void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uin
   }
   const Clock& clock = streams_[static_cast<size_t>(stream)];
   std::vector<Access>& accesses = block->second.accesses;
-  for (const Access& before : accesses) {
-    if ((before.writes || writes) && before.begin < end && begin < before.end && clock[static_cast<size_t>(before.stream)] < before.clock) {
-      report(concat(kernel, " on ", stream_name(stream), writes ? " writes" : " reads", " what ", before.kernel, " on ", stream_name(before.stream),
-                    before.writes ? " wrote" : " reads", ", without waiting for it"));
-    }
+  const auto before = std::find_if(accesses.rbegin(), accesses.rend(), [&](const Access& one) {
+    return (one.writes || writes) && one.begin < end && begin < one.end && clock[static_cast<size_t>(one.stream)] < one.clock;
+  });
+  if (before != accesses.rend()) {
+    report(concat(kernel, " on ", stream_name(stream), writes ? " writes" : " reads", " what ", before->kernel, " on ", stream_name(before->stream),
+                  before->writes ? " wrote" : " reads", ", without waiting for it"));
   }
   std::erase_if(accesses, [&](const Access& before) {
     return before.begin >= begin && before.end <= end && clock[static_cast<size_t>(before.stream)] >= before.clock && (writes || !before.writes);
@@ -89,21 +95,47 @@ void Timeline::host_waits(const Clock& done, const std::string& what, bool count
   }
 }
 
+bool Timeline::untouched(const HostCopy& copy) const {
+  return copy.to_host ? std::all_of(copy.host, copy.host + copy.bytes.size(), [](char byte) { return byte == '\xff'; })
+                      : std::memcmp(copy.host, copy.bytes.data(), copy.bytes.size()) == 0;
+}
+
+void Timeline::deliver(const HostCopy& copy) {
+  if (!untouched(copy)) {
+    report(concat("the host changed pinned memory while ", stream_name(copy.stream), copy.to_host ? " copied into it" : " copied it to the device"));
+  }
+  if (copy.to_host) {
+    std::memcpy(copy.host, copy.bytes.data(), copy.bytes.size());
+  }
+}
+
 void Timeline::arrive(const Clock& known) {
   std::erase_if(copies_, [&](const HostCopy& copy) {
-    if (known[static_cast<size_t>(copy.stream)] < copy.clock) {
-      return false;
+    const bool done = known[static_cast<size_t>(copy.stream)] >= copy.clock;
+    if (done) {
+      deliver(copy);
     }
-    if (copy.to_host) {
-      std::memcpy(copy.host, copy.bytes.data(), copy.bytes.size());
-    } else if (std::memcmp(copy.host, copy.bytes.data(), copy.bytes.size()) != 0) {
-      report(concat("the host changed pinned memory while ", stream_name(copy.stream), " copied it to the device"));
+    return done;
+  });
+}
+
+// Copies that this one follows are over.
+void Timeline::order_copies(int stream, const char* begin, size_t bytes, bool writes) {
+  std::erase_if(copies_, [&](const HostCopy& copy) {
+    const bool overlaps = copy.host < begin + bytes && begin < copy.host + copy.bytes.size() && (copy.to_host || writes);
+    if (overlaps) {
+      if (now(stream)[static_cast<size_t>(copy.stream)] < copy.clock) {
+        report(concat(stream_name(stream), writes ? " copies into" : " copies", " pinned memory that ", stream_name(copy.stream), copy.to_host ? " still writes" : " still reads",
+                      ", without waiting for it"));
+      }
+      deliver(copy);
     }
-    return true;
+    return overlaps;
   });
 }
 
 void Timeline::copy_to_host(int stream, void* to, std::vector<char> bytes) {
+  order_copies(stream, static_cast<const char*>(to), bytes.size(), /*writes=*/true);
   std::memset(to, 0xff, bytes.size()); // NaN, for who reads too early
   copies_.push_back({stream, now(stream)[static_cast<size_t>(stream)], static_cast<char*>(to), std::move(bytes), true});
 }
@@ -111,14 +143,7 @@ void Timeline::copy_to_host(int stream, void* to, std::vector<char> bytes) {
 // Nothing is copied twice: the bytes are kept to see whether they change.
 void Timeline::copy_from_host(int stream, const void* from, int64_t bytes) {
   auto* const begin = static_cast<char*>(const_cast<void*>(from));
-  for (HostCopy& copy : copies_) { // what the device itself has not delivered yet is delivered on the same stream first
-    if (copy.to_host && copy.host < begin + bytes && begin < copy.host + copy.bytes.size()) {
-      if (now(stream)[static_cast<size_t>(copy.stream)] < copy.clock) {
-        report(concat(stream_name(stream), " copies pinned memory that ", stream_name(copy.stream), " still writes, without waiting for it"));
-      }
-      std::memcpy(copy.host, copy.bytes.data(), copy.bytes.size());
-    }
-  }
+  order_copies(stream, begin, static_cast<size_t>(bytes), /*writes=*/false);
   copies_.push_back({stream, now(stream)[static_cast<size_t>(stream)], begin, std::vector<char>(begin, begin + bytes), false});
 }
 
@@ -128,33 +153,51 @@ void Timeline::pinned_freed(const void* begin, int64_t bytes) {
     const bool inside = copy.host >= first && copy.host < first + bytes;
     if (inside && copy.to_host) {
       report(concat("pinned memory was freed while ", stream_name(copy.stream), " copies into it"));
+    } else if (inside) {
+      deliver(copy);
     }
     return inside; // a caching allocator of pinned memory waits for copies from it
   });
 }
 
-void Timeline::allocated(uintptr_t begin, int64_t bytes, int stream) {
-  blocks_[begin] = Block{bytes, stream, {}, {}};
+void Timeline::check_copies() {
+  std::erase_if(copies_, [&](const HostCopy& copy) {
+    const bool changed = !untouched(copy);
+    if (changed) {
+      deliver(copy);
+    }
+    return changed;
+  });
 }
 
+void Timeline::allocated(uintptr_t begin, int64_t bytes, int stream) {
+  const Access earlier{begin, begin + static_cast<uintptr_t>(bytes), true, stream, now(stream)[static_cast<size_t>(stream)], "an earlier owner of the memory"};
+  blocks_[begin] = Block{bytes, stream, {}, {earlier}};
+}
 
-int64_t Timeline::freed(uintptr_t begin) {
+Timeline::Freed Timeline::freed(uintptr_t begin) {
   const auto found = blocks_.find(begin);
   if (found == blocks_.end()) {
-    return 0;
+    return {};
   }
   const Block& block = found->second;
   Clock known = now(block.stream);
   join(known, host());
+  Freed freed{block.bytes, std::nullopt};
   for (const Access& access : block.accesses) {
     if (known[static_cast<size_t>(access.stream)] < access.clock && block.recorded.count(access.stream) == 0) {
       report(concat("memory of ", stream_name(block.stream), " was freed while ", access.kernel, " on ", stream_name(access.stream),
                     " uses it: record_stream() is missing"));
     }
   }
-  const int64_t bytes = block.bytes;
+  for (const int stream : block.recorded) {
+    if (stream != block.stream) {
+      freed.recorded = freed.recorded.value_or(Clock{});
+      join(*freed.recorded, now(stream));
+    }
+  }
   blocks_.erase(found);
-  return bytes;
+  return freed;
 }
 
 int Timeline::stream_of(uintptr_t begin) const {
@@ -172,6 +215,7 @@ void Timeline::recorded(uintptr_t begin, int stream) {
 
 std::vector<std::string> problems() {
   const std::lock_guard lock(timeline().mutex);
+  timeline().check_copies();
   return timeline().problems;
 }
 void clear_problems() {

@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -31,8 +32,8 @@ class Timeline {
 
   /// Starts a kernel on the stream: after everything that this thread has waited for.
   void launch(int stream);
-  /// The kernel that was launched last on the stream reads or writes these bytes.
-  void touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes);
+  /// The kernel that was launched last on the stream reads or writes these bytes; of the stream's device, unless it copies between two.
+  void touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes, bool between_devices = false);
   /// This thread waits for work that has come as far as `done`. `counts`: it is a synchronisation of the host.
   void host_waits(const Clock& done, const std::string& what, bool counts = true);
   const Clock& now(int stream) const {
@@ -46,9 +47,14 @@ class Timeline {
     join(streams_[static_cast<size_t>(stream)], done);
   }
 
+  /// Earlier owners of the memory may still use it on that stream: who uses it on another one waits for this place in the stream.
   void allocated(uintptr_t begin, int64_t bytes, int stream);
-  /// Reports streams that still use the block and are not recorded. Returns its size.
-  int64_t freed(uintptr_t begin);
+  struct Freed {
+    int64_t bytes = 0;
+    std::optional<Clock> recorded; ///< how far the recorded streams were; the block is spare when they have come so far
+  };
+  /// Reports streams that still use the block and are not recorded.
+  Freed freed(uintptr_t begin);
   void recorded(uintptr_t begin, int stream);
   /// The stream that the block was allocated on.
   int stream_of(uintptr_t begin) const;
@@ -58,6 +64,8 @@ class Timeline {
   /// A copy from pinned memory, which must stay as it is until then.
   void copy_from_host(int stream, const void* from, int64_t bytes);
   void pinned_freed(const void* begin, int64_t bytes);
+  /// Reports what the host has done so far to pinned memory whose copies are under way.
+  void check_copies();
 
   std::vector<std::string> problems;
   std::vector<std::string> synchronisations;
@@ -85,6 +93,9 @@ class Timeline {
     bool to_host;
   };
   void arrive(const Clock& known);
+  bool untouched(const HostCopy& copy) const;
+  void deliver(const HostCopy& copy);
+  void order_copies(int stream, const char* begin, size_t bytes, bool writes);
   void report(const std::string& problem);
 
   std::array<Clock, kClocks> streams_{};
