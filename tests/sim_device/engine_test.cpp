@@ -1,8 +1,7 @@
 // The engine on the simulated device gives the bits that it gives on the CPU, without a race, and waits for the device once a step.
 // TRIREME_SIMD=scalar: the CPU takes ATen's operations, as devices do, instead of the fused ones.
-#include "sim_device.h"
+#include "engine_case.h"
 
-#include <tests/engine/small_run.h>
 #include <tests/support/run_ranks.h>
 
 #include <tools/trireme/device_check.h>
@@ -10,9 +9,6 @@
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/device/move.h>
 #include <trireme/generate/sample.h>
-#include <trireme/models/gpt_layers.h>
-#include <trireme/zero/init.h>
-#include <trireme/zero/sharded.h>
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
@@ -21,9 +17,6 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
-#include <cstdlib>
-#include <filesystem>
-
 namespace trireme::engine {
 namespace {
 
@@ -31,105 +24,6 @@ namespace fs = std::filesystem;
 using precision::Type;
 using test::run_ranks;
 using testing::IsEmpty;
-
-constexpr int kSteps = 4;
-
-struct Case {
-  std::string name;
-  int zero_stage = 0;
-  Type type = Type::fp32;
-  bool autocast = false;
-  int64_t accumulation = 2;
-  double clipping = 1;
-  int stages = 1;
-  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
-  int chunks = 1;
-  int recompute = 0;
-  bool step_in_backward = false;
-  std::string optimizer = "AdamW";
-  optim::StateType states = optim::StateType::fp32;
-};
-
-InitializeOptions options_of(const Case& one, at::Device device) {
-  InitializeOptions options;
-  options.device = device;
-  options.config = zero_config(one.zero_stage, one.accumulation, one.clipping);
-  options.config.precision.compute = one.type;
-  if (one.type == Type::fp16) {
-    options.config.precision.loss_scale.initial_scale_power = 10;
-  }
-  if (one.autocast) {
-    options.config.precision.autocast = true;
-    options.config.precision.autocast_type = Type::bf16;
-  }
-  options.config.step_in_backward = one.step_in_backward;
-  if (one.optimizer == "LAMB") {
-    options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}, .state_type = one.states};
-  } else if (one.optimizer == "SGD") {
-    options.config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = 0.05, .momentum = 0.9}, .state_type = one.states};
-  } else {
-    options.config.optimizer->state_type = one.states;
-  }
-  options.training_data = std::make_shared<Counting>();
-  options.shuffle = true;
-  if (one.stages > 1 || one.recompute > 0) {
-    pipeline::PipelineOptions stages;
-    stages.stages = one.stages;
-    stages.schedule = one.schedule;
-    stages.chunks = one.chunks;
-    stages.activation_checkpoint_interval = one.recompute;
-    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, stages);
-    options.config.pipeline = {};
-  } else {
-    models::Gpt model(small_gpt());
-    options.model = model.ptr();
-    options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
-  }
-  return options;
-}
-
-struct Seen {
-  std::vector<double> numbers; // losses, norms
-  std::vector<at::Tensor> weights;
-};
-
-Seen train(Engine& engine, int steps = kSteps) {
-  Seen seen;
-  for (int step = 0; step < steps; ++step) {
-    seen.numbers.push_back(engine.train_batch().item<double>());
-    seen.numbers.push_back(engine.get_global_grad_norm().value_or(0));
-  }
-  const std::vector<at::Tensor> parameters = engine.module().parameters();
-  const auto whole = engine.gather_parameters(parameters);
-  for (const at::Tensor& parameter : parameters) {
-    seen.weights.push_back(parameter.detach().cpu().clone());
-  }
-  return seen;
-}
-
-// Autocast casts other operations on a GPU than on the CPU.
-void expect_near(const Seen& device, const Seen& cpu) {
-  for (size_t i = 0; i < cpu.numbers.size(); ++i) {
-    const double tolerance = i % 2 == 0 ? 0.005 : 0.05; // losses, norms
-    EXPECT_NEAR(device.numbers[i], cpu.numbers[i], tolerance * cpu.numbers[i]);
-  }
-}
-
-void expect_same(const Seen& device, const Seen& cpu) {
-  EXPECT_EQ(device.numbers, cpu.numbers);
-  ASSERT_EQ(device.weights.size(), cpu.weights.size());
-  for (size_t i = 0; i < cpu.weights.size(); ++i) {
-    EXPECT_TRUE(device.weights[i].equal(cpu.weights[i])) << "parameter " << i;
-  }
-}
-
-const int scalar = ::setenv("TRIREME_SIMD", "scalar", 1); // before anybody asks for kernels
-
-void start() {
-  at::globalContext().setSDPUseFlash(false); // attention is made of the same operations on both
-  sim::start();
-  sim::use_cpu_optimizer_kernels();
-}
 
 class SimDeviceEngineTest : public testing::TestWithParam<Case> {};
 
@@ -147,6 +41,37 @@ void compare(comm::World& world, const Case& one) {
   engine->train_batch();
   EXPECT_LE(sim::host_synchronisations(), 1) << testing::PrintToString(sim::host_synchronisation_names());
 }
+
+/// Data parallelism of more ranks, and what travels over gloo.
+class SimDeviceRanksTest : public testing::TestWithParam<std::tuple<Case, int, const char*>> {};
+
+TEST_P(SimDeviceRanksTest, IsEqualToTheCpu) {
+  const auto& [one, ranks, backend] = GetParam();
+  EXPECT_THAT(run_ranks(
+                  ranks,
+                  [&, &one = one, wanted = backend](comm::World& world) {
+                    ASSERT_STREQ(world.group().backend(), wanted);
+                    compare(world, one);
+                  },
+                  {.backend = backend}),
+              IsEmpty());
+}
+
+std::string name_of(const testing::TestParamInfo<std::tuple<Case, int, const char*>>& info) {
+  const auto& [one, ranks, backend] = info.param;
+  return concat(one.name, "_", ranks, "ranks_", backend);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shm, SimDeviceRanksTest,
+                         testing::Combine(testing::Values(Case{.name = "zero0"}, Case{.name = "zero1", .zero_stage = 1, .type = Type::bf16},
+                                                          Case{.name = "zero2", .zero_stage = 2}, Case{.name = "zero3", .zero_stage = 3}),
+                                          testing::Values(3, 4), testing::Values("shm")),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Gloo, SimDeviceRanksTest,
+                         testing::Values(std::tuple(Case{.name = "zero0"}, 3, "gloo"), std::tuple(Case{.name = "zero1", .zero_stage = 1}, 2, "gloo"),
+                                         std::tuple(Case{.name = "zero3", .zero_stage = 3}, 3, "gloo"),
+                                         std::tuple(Case{.name = "pipe_zero1", .zero_stage = 1, .accumulation = 4, .stages = 2}, 4, "gloo")),
+                         name_of);
 
 TEST_P(SimDeviceEngineTest, IsEqualToTheCpu) {
   const Case& one = GetParam();
@@ -168,6 +93,8 @@ std::vector<Case> cases() {
   all.push_back({.name = "autocast", .autocast = true});
   all.push_back({.name = "no_clipping", .clipping = 0});
   all.push_back({.name = "step_in_backward", .clipping = 0, .step_in_backward = true});
+  all.push_back({.name = "step_in_backward_zero2", .zero_stage = 2, .clipping = 0, .step_in_backward = true});
+  all.push_back({.name = "step_in_backward_zero3", .zero_stage = 3, .clipping = 0, .step_in_backward = true});
   all.push_back({.name = "lamb", .optimizer = "LAMB"});
   all.push_back({.name = "lamb_zero1", .zero_stage = 1, .optimizer = "LAMB"});
   all.push_back({.name = "sgd", .optimizer = "SGD"});
@@ -188,10 +115,6 @@ std::vector<Case> cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SimDeviceEngineTest, testing::ValuesIn(cases()), [](const auto& info) { return info.param.name; });
-
-fs::path scratch(const char* name) {
-  return fs::path(testing::TempDir()) / concat("trireme_sim_device_", name, '_', ::getpid());
-}
 
 class SimDeviceParts : public testing::Test {
  protected:

@@ -28,6 +28,9 @@ int64_t host_synchronisations();
 std::vector<std::string> host_synchronisation_names();
 void reset_host_synchronisations();
 
+/// Kernels and copies that were ever launched on the streams of a device.
+int64_t launches(int device);
+
 /// Marks this thread as one that moves data between ranks while it lives: its waits are part of the message.
 class Transport {
  public:

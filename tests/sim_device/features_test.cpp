@@ -1,0 +1,294 @@
+// What an engine can do besides whole steps of whole models, on the simulated device: the bits of the CPU, without a race.
+#include "engine_case.h"
+
+#include <tests/support/run_ranks.h>
+
+#include <trireme/engine/preemption.h>
+#include <trireme/zero/sharded.h>
+
+#include <torch/nn/modules/linear.h>
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <numeric>
+
+namespace trireme::engine {
+namespace {
+
+using precision::Type;
+using test::run_ranks;
+using testing::IsEmpty;
+
+using Run = std::function<Seen(comm::World& world, at::Device device)>;
+
+void on_both(int ranks, const Run& run) {
+  EXPECT_THAT(run_ranks(ranks,
+                        [&](comm::World& world) {
+                          start();
+                          const Seen cpu = run(world, at::kCPU);
+                          expect_same(run(world, sim::device()), cpu);
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty())
+      << ranks << " ranks";
+}
+
+std::shared_ptr<Engine> engine_of(comm::World& world, const InitializeOptions& options) {
+  return initialize(world, options).engine;
+}
+
+// Micro-batches of one step, and ranks, have different numbers of samples.
+TEST(SimDeviceFeatures, UnequalMicroBatches) {
+  for (const int stage : {0, 2, 3}) {
+    on_both(2, [stage](comm::World& world, at::Device device) {
+      const auto engine = engine_of(world, options_of({.name = "", .zero_stage = stage, .accumulation = 3}, device));
+      Seen seen;
+      int64_t calls = 0;
+      const auto next = [&] {
+        std::vector<int64_t> indices(static_cast<size_t>(1 + (calls + world.rank()) % 4));
+        std::iota(indices.begin(), indices.end(), 5 * calls++);
+        return Counting().get(indices);
+      };
+      for (int i = 0; i < kSteps; ++i) {
+        step(*engine, [&] { engine->train_batch(next); });
+        add_step(seen, *engine);
+      }
+      add_weights(seen, *engine);
+      return seen;
+    });
+  }
+}
+
+TEST(SimDeviceFeatures, EvaluationBetweenSteps) {
+  const Case cases[] = {{.name = "", .zero_stage = 1, .type = Type::bf16}, {.name = "", .zero_stage = 3}, {.name = "", .stages = 2}};
+  for (const Case& one : cases) {
+    on_both(2, [&one](comm::World& world, at::Device device) {
+      const auto engine = engine_of(world, options_of(one, device));
+      const int replicas = world.size() / one.stages;
+      data::DataLoader loader(std::make_shared<Counting>(), data::DistributedSampler(192, {.rank = world.rank() / one.stages, .replicas = replicas}), 7);
+      Seen seen;
+      for (int i = 0; i < kSteps; ++i) {
+        step(*engine, [&] { engine->train_batch(); });
+        add_step(seen, *engine);
+        step(*engine, [&] { seen.numbers.push_back(engine->evaluate(loader, 3 + i)); });
+        seen.numbers.push_back(engine->eval_batch(Counting().get(std::vector<int64_t>{3, 1, 4, 1, 5})).item<double>());
+      }
+      add_weights(seen, *engine);
+      return seen;
+    });
+  }
+}
+
+// The first scale is far too large.
+TEST(SimDeviceFeatures, StepsOfFp16AreSkippedUntilTheScaleFits) {
+  for (const int stage : {0, 2, 3}) {
+    on_both(2, [stage](comm::World& world, at::Device device) {
+      InitializeOptions options = options_of({.name = "", .zero_stage = stage, .type = Type::fp16}, device);
+      options.config.precision.loss_scale.initial_scale_power = 18;
+      options.config.precision.loss_scale.hysteresis = 1;
+      const auto engine = engine_of(world, options);
+      Seen seen;
+      for (int i = 0; i < 10; ++i) {
+        step(*engine, [&] { engine->train_batch(); });
+        seen.numbers.push_back(engine->loss());
+        seen.numbers.push_back(*engine->loss_scale());
+      }
+      EXPECT_GT(engine->skipped_steps(), 1);
+      EXPECT_LT(engine->skipped_steps(), 8);
+      add_weights(seen, *engine);
+      return seen;
+    });
+  }
+}
+
+TEST(SimDeviceFeatures, GroupsOfParametersHaveTheirOwnRates) {
+  for (const int stage : {0, 1, 3}) {
+    for (const char* const optimizer : {"AdamW", "SGD", "LAMB"}) {
+      on_both(2, [&](comm::World& world, at::Device device) {
+        InitializeOptions options = options_of({.name = "", .zero_stage = stage, .optimizer = optimizer}, device);
+        options.parameter_groups = {{.chooses = [](const std::string& name, const auto&) { return name.find("wte") != std::string::npos; }, .lr_factor = 0.25},
+                                    {.chooses = [](const std::string&, const auto& sizes) { return sizes.size() < 2; }, .lr_factor = 2, .weight_decay = 0}};
+        return train(*engine_of(world, options));
+      });
+    }
+  }
+}
+
+// Of three layers one is used in some steps, by the last rank alone, and one never.
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() {
+    torch::manual_seed(3);
+    always = register_module("always", zero::Sharded<torch::nn::Linear>(6, 6));
+    sometimes = register_module("sometimes", zero::Sharded<torch::nn::Linear>(6, 6));
+    never = register_module("never", zero::Sharded<torch::nn::Linear>(6, 6));
+  }
+  zero::Sharded<torch::nn::Linear> always{nullptr}, sometimes{nullptr}, never{nullptr};
+};
+TORCH_MODULE(Branches);
+
+TEST(SimDeviceFeatures, ParametersThatAreNotUsed) {
+  for (const int stage : {0, 1, 2, 3}) {
+    on_both(3, [stage](comm::World& world, at::Device device) {
+      Branches model;
+      bool branch = false;
+      InitializeOptions options;
+      options.device = device;
+      options.config = zero_config(stage, 2);
+      options.config.data_parallel.bucket_bytes = 200;
+      options.config.data_parallel.first_bucket_bytes = 200;
+      options.model = model.ptr();
+      options.loss = [model, &branch](const data::Batch& batch) mutable {
+        const at::Tensor y = model->always->forward(batch.input());
+        return (branch ? y + model->sometimes->forward(batch.input()) : y).square().mean();
+      };
+      const auto engine = engine_of(world, options);
+      Seen seen;
+      for (int i = 0; i < 6; ++i) {
+        int micro_batch = 0;
+        step(*engine, [&] {
+          engine->train_batch([&] {
+            branch = i % 2 == 1 && world.rank() == 2 && micro_batch++ == 1;
+            const at::Tensor x = torch::linspace(-1, 1, 48).reshape({8, 6}) * (1 + 0.1 * i + 0.2 * world.rank());
+            return data::Batch{{x}, {x}, 8};
+          });
+        });
+        add_step(seen, *engine);
+      }
+      add_weights(seen, *engine);
+      return seen;
+    });
+  }
+}
+
+TEST(SimDeviceFeatures, ParametersThatOneRankChanges) {
+  for (const int stage : {0, 2, 3}) {
+    on_both(3, [stage](comm::World& world, at::Device device) {
+      const auto engine = engine_of(world, options_of({.name = "", .zero_stage = stage, .type = Type::bf16}, device));
+      Seen seen = train(*engine, 2);
+      {
+        const torch::NoGradGuard no_grad;
+        std::vector<at::Tensor> some = engine->module().parameters();
+        some.resize(5);
+        const auto whole = engine->gather_parameters(some, /*modifier_rank=*/1);
+        for (at::Tensor& parameter : some) {
+          parameter.mul_(0.5 + world.rank());
+        }
+      }
+      const Seen rest = train(*engine, 2);
+      seen.numbers.insert(seen.numbers.end(), rest.numbers.begin(), rest.numbers.end());
+      seen.weights = rest.weights;
+      return seen;
+    });
+  }
+}
+
+TEST(SimDeviceFeatures, FrozenParameters) {
+  for (const int stage : {0, 1, 3}) {
+    on_both(2, [stage](comm::World& world, at::Device device) {
+      const InitializeOptions options = options_of({.name = "", .zero_stage = stage, .type = Type::bf16}, device);
+      int frozen = 0;
+      for (const auto& item : options.model->named_parameters()) {
+        const bool freeze = item.key().find("wpe") != std::string::npos || item.key().find("h.0.attn") != std::string::npos;
+        item.value().set_requires_grad(!freeze);
+        frozen += freeze ? 1 : 0;
+      }
+      EXPECT_GT(frozen, 2);
+      return train(*engine_of(world, options));
+    });
+  }
+}
+
+TEST(SimDeviceFeatures, RanksStopTogether) {
+  for (const int stages : {1, 2}) {
+    on_both(2, [stages](comm::World& world, at::Device device) {
+      const Preemption preemption;
+      const auto engine = engine_of(world, options_of({.name = "", .stages = stages}, device));
+      Seen seen;
+      while (engine->global_steps() < 5 && !engine->stop_agreed()) {
+        if (world.rank() == 1 && engine->global_steps() == 2 && !device.is_cpu()) {
+          Preemption::ask();
+        }
+        step(*engine, [&] { engine->train_batch(); });
+        if (engine->global_steps() <= 3) {
+          add_step(seen, *engine);
+        }
+      }
+      EXPECT_EQ(engine->global_steps(), device.is_cpu() ? 5 : 3);
+      return seen;
+    });
+  }
+}
+
+// Each rank has one of two experts, of which only the ranks that have it add up the gradients.
+TEST(SimDeviceFeatures, ExpertsOverRanks) {
+  for (const int stage : {0, 1, 2, 3}) {
+    on_both(4, [stage](comm::World& world, at::Device device) {
+      constexpr int64_t kWidth = 5;
+      const int expert = world.rank() % 2;
+      struct Experts : torch::nn::Module {
+        zero::Sharded<torch::nn::Linear> shared{nullptr};
+        at::Tensor weights;
+      };
+      torch::manual_seed(3);
+      const auto model = std::make_shared<Experts>();
+      model->shared = model->register_module("shared", zero::Sharded<torch::nn::Linear>(kWidth, kWidth));
+      model->weights = model->register_parameter("experts", torch::cos(torch::arange(2 * kWidth * kWidth)).reshape({2, kWidth, kWidth}).slice(0, expert, expert + 1).clone());
+      InitializeOptions options;
+      options.device = device;
+      options.config = zero_config(stage, 1, 0.15);
+      options.config.data_parallel.bucket_bytes = 128;
+      options.config.zero.param_persistence_threshold = 0;
+      options.model = model;
+      options.loss = [model](const data::Batch& batch) { return torch::matmul(torch::tanh(model->shared->forward(batch.input())), model->weights[0]).square().mean(); };
+      options.placement = [expert](const std::string& name, const at::Tensor&) {
+        return name == "experts" ? bucket::Placement{.global_shape = {2, kWidth, kWidth}, .box_offset = {expert, 0, 0}, .reduce_group = 1} : bucket::Placement();
+      };
+      options.reduce_groups = [expert](const comm::Group& data) {
+        std::vector<comm::Group> mine;
+        for (const int e : {0, 1}) {
+          const comm::Group group = data.subgroup({e, e + 2}, concat("expert ", e));
+          if (e == expert) {
+            mine.push_back(group);
+          }
+        }
+        return mine;
+      };
+      const auto engine = engine_of(world, options);
+      Seen seen;
+      for (int i = 0; i < 6; ++i) {
+        const at::Tensor x = torch::sin(torch::arange(12 * kWidth).reshape({12, kWidth}) * (1.0 + i) + 3.0 * world.rank());
+        step(*engine, [&] { engine->train_batch([&] { return data::Batch{{x}, {x}, 12}; }); });
+        add_step(seen, *engine);
+      }
+      add_weights(seen, *engine);
+      return seen;
+    });
+  }
+}
+
+// After three skipped steps each gradient is read, on every rank.
+TEST(SimDeviceFeatures, TheSourceOfNanIsFound) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          start();
+                          const InitializeOptions options = options_of({.name = "", .zero_stage = 1, .type = Type::bf16}, sim::device());
+                          const auto engine = engine_of(world, options);
+                          const at::Tensor bad = options.model->named_parameters()["transformer.h.1.ln_2.bias"];
+                          bad.register_hook([&world](const at::Tensor& grad) { return world.rank() == 1 ? grad * NAN : grad; });
+                          try {
+                            for (int i = 0; i < 30; ++i) {
+                              engine->train_batch();
+                            }
+                            ADD_FAILURE() << "went on for ever";
+                          } catch (const Error& error) {
+                            EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("20 steps in a row"), testing::HasSubstr("rank 1"), testing::HasSubstr("transformer.h.1.ln_2.bias")));
+                          }
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::engine

@@ -1,0 +1,114 @@
+// zero::Init on the simulated device: a model that is sharded there module by module, as it is built.
+#include "engine_case.h"
+
+#include <tests/support/run_ranks.h>
+
+#include <trireme/bucket/parameter_shards.h>
+#include <trireme/zero/init.h>
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace trireme::engine {
+namespace {
+
+using test::run_ranks;
+using testing::IsEmpty;
+
+struct Early {
+  models::Gpt model{nullptr};
+  std::shared_ptr<Engine> engine;
+};
+
+Early built(comm::World& world, const Case& one, at::Device device, bool with_init = true) {
+  Early early;
+  {
+    std::optional<zero::Init> init;
+    if (with_init) {
+      init.emplace(world.group(), one.type, device);
+    }
+    early.model = models::Gpt(small_gpt());
+  }
+  InitializeOptions options = options_of(one, device);
+  options.model = early.model.ptr();
+  options.loss = [model = early.model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+  early.engine = initialize(world, options).engine;
+  return early;
+}
+
+class SimDeviceZeroInit : public testing::TestWithParam<std::tuple<int, Case>> {};
+
+TEST_P(SimDeviceZeroInit, IsEqualToTheCpu) {
+  const auto& [ranks, one] = GetParam();
+  EXPECT_THAT(run_ranks(ranks,
+                        [&, &one = one](comm::World& world) {
+                          start();
+                          const Seen expected = train(*built(world, one, at::kCPU, /*with_init=*/false).engine);
+                          expect_same(train(*built(world, one, at::kCPU).engine), expected);
+                          expect_same(train(*built(world, one, sim::device()).engine), expected);
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SimDeviceZeroInit,
+                         testing::Combine(testing::Values(2, 3), testing::Values(Case{.name = "zero3", .zero_stage = 3},
+                                                                                 Case{.name = "zero3_bf16", .zero_stage = 3, .type = precision::Type::bf16},
+                                                                                 Case{.name = "zero1", .zero_stage = 1})),
+                         [](const auto& info) { return concat(std::get<1>(info.param).name, "_", std::get<0>(info.param), "ranks"); });
+
+TEST(SimDeviceZeroInitMemory, AModelOfAnotherDeviceIsRefused) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          start(2);
+                          const Case one{.name = "", .zero_stage = 3};
+                          InitializeOptions options = options_of(one, sim::device(1));
+                          {
+                            const zero::Init init(world.group(), precision::Type::fp32, sim::device(0));
+                            options.model = models::Gpt(small_gpt()).ptr();
+                          }
+                          try {
+                            initialize(world, options);
+                            ADD_FAILURE() << "made";
+                          } catch (const InputError& error) {
+                            EXPECT_THAT(error.what(), testing::HasSubstr("is sharded on sim:0, and the engine trains on sim:1"));
+                          }
+                        }),
+              IsEmpty());
+}
+
+TEST(SimDeviceZeroInitMemory, ParametersAreGatheredChangedAndSaved) {
+  const std::filesystem::path folder = scratch("init");
+  EXPECT_THAT(run_ranks(3,
+                        [&](comm::World& world) {
+                          start();
+                          const Case one{.name = "", .zero_stage = 3};
+                          const Early device = built(world, one, sim::device());
+                          const Early cpu = built(world, one, at::kCPU);
+                          for (const Early* early : {&device, &cpu}) {
+                            const torch::NoGradGuard no_grad;
+                            at::Tensor weight = early->model->named_parameters()["transformer.h.1.attn.c_attn.weight"];
+                            const auto whole = early->engine->gather_parameters({weight}, /*modifier_rank=*/1);
+                            EXPECT_EQ(weight.device(), early->engine->device());
+                            weight.fill_(0.01 * world.rank());
+                          }
+                          expect_same(train(*device.engine, 2), train(*cpu.engine, 2));
+                          device.engine->save_checkpoint(folder, "of_device");
+                          cpu.engine->save_checkpoint(folder, "of_cpu");
+                          const Seen expected = train(*cpu.engine, 2);
+                          expect_same(train(*device.engine, 2), expected);
+                          for (const at::Device to : {at::Device(at::kCPU), sim::device()}) {
+                            const Early again = built(world, one, to);
+                            ASSERT_TRUE(again.engine->load_checkpoint(folder, to.is_cpu() ? "of_device" : "of_cpu"));
+                            expect_same(train(*again.engine, 2), expected);
+                          }
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+  std::filesystem::remove_all(folder);
+}
+
+} // namespace
+} // namespace trireme::engine
