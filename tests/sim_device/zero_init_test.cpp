@@ -59,6 +59,34 @@ INSTANTIATE_TEST_SUITE_P(All, SimDeviceZeroInit,
                                                                                  Case{.name = "zero1", .zero_stage = 1})),
                          [](const auto& info) { return concat(std::get<1>(info.param).name, "_", std::get<0>(info.param), "ranks"); });
 
+// With a module of its own on its way there are: its parameters, the flat buffer that they are put into, and the shard.
+TEST(SimDeviceZeroInitMemory, NoMoreThanAModuleIsWholeOnTheDevice) {
+  EXPECT_THAT(run_ranks(4,
+                        [](comm::World& world) {
+                          start();
+                          models::GptOptions shape = small_gpt();
+                          shape.layers = 16;
+                          shape.hidden = 32;
+                          const zero::Init init(world.group(), precision::Type::fp32, sim::device());
+                          models::Gpt model(shape);
+                          int64_t whole = 0;
+                          int64_t block = 0;
+                          for (const at::Tensor& parameter : model->parameters()) {
+                            whole += parameter.numel() * 4;
+                          }
+                          for (const at::Tensor& parameter : model->transformer->h[0]->parameters()) {
+                            EXPECT_EQ(parameter.device(), sim::device());
+                            EXPECT_FALSE(bucket::has_memory(parameter));
+                            block += parameter.numel() * 4;
+                          }
+                          EXPECT_LE(sim::memory().bytes, whole / 4 + block);
+                          EXPECT_LE(sim::memory().peak, whole / 4 + 3 * block);
+                          EXPECT_LT(whole / 4 + 3 * block, whole / 2);
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
 TEST(SimDeviceZeroInitMemory, AModelOfAnotherDeviceIsRefused) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {

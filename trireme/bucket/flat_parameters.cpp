@@ -62,7 +62,7 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   options_.alone = nullptr;
   options_.placement_of = nullptr;
   options_.places.clear();
-  pool_ = std::make_shared<MemoryPool>(allocate_, alone ? 0 : spare_bytes(layout_));
+  pool_ = std::make_shared<MemoryPool>(allocate_, alone || !options_.keep_spare_memory ? 0 : spare_bytes(layout_));
   const torch::NoGradGuard no_grad;
   plan_ = ShardPlan(layout_, options_.rank, options_.size, options_.size > 1);
   allocate_gradients();

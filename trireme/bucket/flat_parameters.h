@@ -37,6 +37,8 @@ struct FlatOptions {
   std::shared_ptr<StateStore> parameter_store = nullptr;
   /// TensorInfo::place of each parameter; empty: these are all parameters of the model.
   std::vector<int64_t> places = {};
+  /// Memory of buckets that are not there is kept for the next ones, about three buckets of it.
+  bool keep_spare_memory = true;
 };
 
 /// Parameters of one kind (dtype, device, reduce group) moved into one flat
