@@ -56,10 +56,10 @@ TEST(FormulasTest, StatesFollowTheStage) {
 }
 
 TEST(FormulasTest, BaselineAndDataAreTheHosts) {
-  Run run = plain();
+  estimate::Run run = plain();
   run.data_bytes = 5000;
   const StageMemory memory = memory_of(run).front();
-  EXPECT_EQ(memory.peak_on_device(), memory.peak() - kBaselineBytes - 5000);
+  EXPECT_EQ(memory.peak_on_device(), memory.peak() - baseline_bytes() - 5000);
   EXPECT_GT(memory.peak_on_device(), memory.model_states());
 }
 
@@ -130,7 +130,7 @@ TEST(FormulasTest, RecomputationKeepsTheInputs) {
 TEST(FormulasTest, ARunIsRefusedOnlyBeyondTheMargin) {
   const Need need = need_of(memory_of(plain(2)), 2);
   EXPECT_EQ(need.least_of_all, 2 * need.least_of_a_rank);
-  EXPECT_GT(need.peak_of_a_rank, need.least_of_a_rank + kBaselineBytes - 1);
+  EXPECT_GT(need.peak_of_a_rank, need.least_of_a_rank + baseline_bytes() - 1);
   MemoryAtHand memory;
   EXPECT_EQ(why_too_large(need, memory, 2), "");
   EXPECT_TRUE(fits(need, memory));

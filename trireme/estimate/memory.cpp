@@ -177,6 +177,14 @@ int64_t message_bytes(int64_t tensor_bytes) {
   return std::max(kHeaderBytes + (tensor_bytes + kHeaderBytes - 1) / kHeaderBytes * kHeaderBytes, kAnnouncementBytes);
 }
 
+int64_t baseline_bytes() {
+#ifdef TRIREME_LINK_CUDA
+  return 420'000'000;
+#else
+  return 150'000'000;
+#endif
+}
+
 std::vector<StageMemory> memory_of(const Run& run) {
   check(run);
   std::vector<StageMemory> stages;
@@ -195,7 +203,7 @@ std::vector<StageMemory> memory_of(const Run& run) {
                     activations_of(run, stage),
                     buffers(run, stage, layout),
                     {"", "the data set and the batches made ahead", "", run.data_bytes},
-                    {"", "measured: libtorch itself", "", kBaselineBytes}};
+                    {"", "measured: libtorch itself", "", baseline_bytes()}};
     for (size_t i = 0; i < memory.items.size(); ++i) {
       memory.items[i].name = category_name(kCategories[i]);
     }
