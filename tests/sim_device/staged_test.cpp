@@ -93,6 +93,24 @@ TEST(SimDeviceStreamsTest, MemoryLivesUntilTheCopiesAreDone) {
               IsEmpty());
 }
 
+// The host's next message goes into other pinned memory while the last one is copied to the device.
+TEST(SimDeviceStreamsTest, MessagesDoNotShareMemoryThatIsStillCopied) {
+  EXPECT_THAT(on_device("shm", 2,
+                        [](StagedRank& peer) {
+                          const int other = 1 - peer.rank();
+                          for (int i = 0; i < 3; ++i) {
+                            const at::Tensor sent = torch::full({20'000}, 1.0 + i, at::TensorOptions(at::kFloat).device(peer.device));
+                            const at::Tensor received = torch::empty({20'000}, at::TensorOptions(peer.device));
+                            const auto receive = peer.staged->recv(received, other, 0);
+                            const auto send = peer.staged->send(sent, other, 0);
+                            complete(receive);
+                            complete(send);
+                          }
+                          expect_no_problems("messages in a row");
+                        }),
+              IsEmpty());
+}
+
 // A kernel that still reads the tensor comes before the copy back, one that writes it after the copy to the host.
 TEST(SimDeviceStreamsTest, KernelsBeforeAndAfterAreOrdered) {
   EXPECT_THAT(on_device("shm", 2,
