@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Shows that the tests on the simulated device see a mistake in each place where Trireme orders streams, keeps memory or waits.
+
+Each mutation leaves one statement out. All are built in at once, behind an environment variable, and the sources are put back at the end.
+
+  tests/sim_device/mutations.py              # some minutes on 2 cores
+  tests/sim_device/mutations.py send_ready   # some of them
+"""
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build/release"
+GUARD = "TRIREME_MUTATION"
+STAGED = ("sim_device_staged_test", "SimDeviceStreamsTest.*:*shm2Ranks")
+ENGINE = ("sim_device_engine_test", "All/SimDeviceEngineTest.IsEqualToTheCpu/zero3:SimDeviceTwoEngines.BatchesAndScalars*")
+
+COPIES = "trireme/comm/staged/copies.cpp"
+POOL = "trireme/comm/staged/pinned_pool.cpp"
+UPLOAD = "trireme/device/upload.cpp"
+SCALARS = "trireme/device/host_scalars.cpp"
+
+# Name, file, text before the statement (to find it), the statement, tests that have to fail.
+LEFT_OUT = [
+    ("collective_starts_after_the_stream", COPIES, "  if (launched_ == 0) {\n    ", "ready_.block(stream);", STAGED),
+    ("collective_records_its_input", COPIES, "", "device::record_stream(steps_.in.flat, shared_->to_host.on(device_));", STAGED),
+    ("collective_records_its_output", COPIES, "", "device::record_stream(steps_.out.flat, shared_->to_device.on(device_));", STAGED),
+    ("collective_waits_for_the_copy_to_the_host", COPIES, "Piece& piece = under_way_[static_cast<size_t>(begun_ - done_)];\n  ", "shared_->await(*piece.arrived);", STAGED),
+    ("collective_memory_is_lent_after_the_copy_back", COPIES, "", "(steps_.apart ? piece.out : piece.in).used_until(copied);", STAGED),
+    ("collective_marks_its_end", COPIES, "", "finished_.record(shared_->to_device.on(device_));", STAGED),
+    ("collective_orders_the_stream", COPIES, "void Collective::order_current_stream() const {\n  ", "finished_.block(device::current_stream(device_));", STAGED),
+    ("receive_records_its_tensor", COPIES, "", "device::record_stream(flat_, shared_->to_device.on(device_));", STAGED),
+    ("receive_copies_after_the_stream", COPIES, "  const device::OnStream current(stream);\n  ", "ready_.block(stream);\n  for", STAGED),
+    ("receive_memory_is_lent_after_the_copy", COPIES, "", "piece.loan.used_until(copied);", STAGED),
+    ("receive_orders_the_stream", COPIES, "    copy_arrived();\n  }\n  ", "finished_.block(device::current_stream(device_));", STAGED),
+    ("send_records_its_tensor", COPIES, "", "device::record_stream(flat_, stream);", STAGED),
+    ("send_copies_after_the_stream", COPIES, "", "ready.block(stream);\n  for", STAGED),
+    ("send_waits_for_the_copy", COPIES, "for (Piece& piece : pieces_) {\n    ", "shared_->await(*piece.arrived);", STAGED),
+    ("send_orders_the_stream", COPIES, "", "copied_->block(device::current_stream(device_));", STAGED),
+    ("upload_is_marked", UPLOAD, "", "copied.record(own);", ENGINE),
+    ("upload_orders_the_stream", UPLOAD, "", "copied.block(current);", ENGINE),
+    ("upload_records_its_tensor", UPLOAD, "", "record_stream(there, current);", ENGINE),
+    ("scalars_are_waited_for", SCALARS, "", "copied.synchronize();", ENGINE),
+]
+# Name, file, expression, what takes its place, tests that have to fail.
+REPLACED = [
+    ("pool_asks_whether_memory_is_free", POOL, "!entry.last_use || entry.last_use->done()", "true", STAGED),
+    ("upload_pins", UPLOAD, "tensor.contiguous().pin_memory()", "tensor.contiguous()", ENGINE),
+]
+
+
+def mutated(texts):
+    def is_on(name):
+        return f'(::getenv("{GUARD}") != nullptr && std::string(::getenv("{GUARD}")) == "{name}")'
+
+    def replace(file, old, new, name):
+        if texts[file].count(old) != 1:
+            sys.exit(f"{name}: {file} has this {texts[file].count(old)} times: {old!r}. Change the list in {__file__}.")
+        texts[file] = texts[file].replace(old, new)
+
+    for name, file, before, statement, _ in LEFT_OUT:
+        replace(file, before + statement, f"{before}if (!{is_on(name)}) {statement}", name)
+    for name, file, old, new, _ in REPLACED:
+        replace(file, old, f"({is_on(name)} ? ({new}) : ({old}))", name)
+    return {file: "#include <cstdlib>\n#include <string>\n" + text for file, text in texts.items()}
+
+
+def passes(program, tests, name):
+    environment = dict(os.environ, **{GUARD: name})
+    try:
+        return subprocess.run([BUILD / "tests/sim_device" / program, f"--gtest_filter={tests}"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, timeout=300, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def main():
+    wanted = sys.argv[1:]
+    files = sorted({one[1] for one in LEFT_OUT + REPLACED})
+    before = {file: (ROOT / file).read_text() for file in files}
+    missed = []
+    try:
+        for file, text in mutated(dict(before)).items():
+            (ROOT / file).write_text(text)
+        subprocess.run(["ninja", "-C", BUILD, STAGED[0], ENGINE[0]], check=True)
+        for program, tests in (STAGED, ENGINE):
+            if not passes(program, tests, "none"):
+                sys.exit(f"{program} {tests} fails without a mutation")
+        for name, *_, (program, tests) in LEFT_OUT + REPLACED:
+            if not wanted or name in wanted:
+                seen = not passes(program, tests, name)
+                print("seen  " if seen else "MISSED", name, flush=True)
+                missed += [] if seen else [name]
+    finally:
+        for file, text in before.items():
+            (ROOT / file).write_text(text)
+    sys.exit(f"missed: {', '.join(missed)}" if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
