@@ -29,12 +29,12 @@ LEFT_OUT = [
     ("collective_records_its_output", COPIES, "", "device::record_stream(steps_.out.flat, shared_->to_device.on(device_));", STAGED),
     ("collective_waits_for_the_copy_to_the_host", COPIES, "Piece& piece = under_way_[static_cast<size_t>(begun_ - done_)];\n  ", "shared_->await(*piece.arrived);", STAGED),
     ("collective_memory_is_lent_after_the_copy_back", COPIES, "", "(steps_.apart ? piece.out : piece.in).used_until(copied);", STAGED),
-    ("collective_marks_its_end", COPIES, "", "finished_.record(shared_->to_device.on(device_));", STAGED),
-    ("collective_orders_the_stream", COPIES, "void Collective::order_current_stream() const {\n  ", "finished_.block(device::current_stream(device_));", STAGED),
+    ("collective_marks_its_end", COPIES, "", "course_->end(shared_->to_device.on(device_));", STAGED),
+    ("collective_orders_the_stream", COPIES, "void Collective::order_current_stream() const {\n  ", "course_->event().block(device::current_stream(device_));", STAGED),
     ("receive_records_its_tensor", COPIES, "", "device::record_stream(flat_, shared_->to_device.on(device_));", STAGED),
     ("receive_copies_after_the_stream", COPIES, "  const device::OnStream current(stream);\n  ", "ready_.block(stream);\n  for", STAGED),
     ("receive_memory_is_lent_after_the_copy", COPIES, "", "piece.loan.used_until(copied);", STAGED),
-    ("receive_orders_the_stream", COPIES, "    copy_arrived();\n  }\n  ", "finished_.block(device::current_stream(device_));", STAGED),
+    ("receive_orders_the_stream", COPIES, "    copy_arrived();\n  }\n  ", "course_->event().block(device::current_stream(device_));", STAGED),
     ("send_records_its_tensor", COPIES, "", "device::record_stream(flat_, stream);", STAGED),
     ("send_copies_after_the_stream", COPIES, "", "ready.block(stream);\n  for", STAGED),
     ("send_waits_for_the_copy", COPIES, "for (Piece& piece : pieces_) {\n    ", "shared_->await(*piece.arrived);", STAGED),
@@ -42,7 +42,7 @@ LEFT_OUT = [
     ("upload_is_marked", UPLOAD, "", "copied.record(own);", ENGINE),
     ("upload_orders_the_stream", UPLOAD, "", "copied.block(current);", ENGINE),
     ("upload_records_its_tensor", UPLOAD, "", "record_stream(there, current);", ENGINE),
-    ("scalars_are_waited_for", SCALARS, "", "copied.synchronize();", ENGINE),
+    ("scalars_are_waited_for", SCALARS, "", "copied_->synchronize();", ENGINE),
 ]
 # Name, file, expression, what takes its place, tests that have to fail.
 REPLACED = [
