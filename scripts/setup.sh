@@ -130,6 +130,8 @@ install_torch() {
     pip_log=$(mktemp)
     find_torch
     rm -f "$pip_log"
+  elif has_card && ! .venv/bin/python -c "import torch; assert torch.version.cuda" 2>/dev/null; then
+    say "the torch in .venv is for the CPU, and this machine has a GPU: to train on it, rm -r .venv build and run this again"
   fi
   link_cuda_toolkit
 }

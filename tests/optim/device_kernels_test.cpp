@@ -304,6 +304,42 @@ TEST(AtenKernelsTest, NormsAreAddedInDouble) {
   }
 }
 
+/// Lion's sign() hides it otherwise, and the parameter is not trained any more.
+TEST(AtenKernelsTest, NanGetsThroughLion) {
+  for (const DeviceKernels* kernels : {&kCpuKernels, &kAtenKernels}) {
+    const Arrays arrays;
+    arrays.grad[7] = std::nanf("");
+    auto args = arrays.args<kernels::LionArgs>();
+    args.exp_avg = arrays.state(0);
+    args.lr = 0.3F;
+    kernels->lion(args, kCount, at::kCPU);
+    EXPECT_TRUE(std::isnan(arrays.param[7].item<float>()));
+    EXPECT_FALSE(std::isnan(arrays.param[6].item<float>()));
+  }
+}
+
+/// Longer than one of the pieces that temporary arrays are cut to.
+TEST(AtenKernelsTest, LongArraysAreSteppedInPieces) {
+  constexpr int64_t kLong = (int64_t{1} << 22) + 777;
+  const auto stepped = [](const DeviceKernels& kernels) {
+    at::manual_seed(6);
+    const at::Tensor param = at::randn({kLong});
+    const at::Tensor grad = at::randn({kLong});
+    kernels::SgdArgs args;
+    args.param = param.mutable_data_ptr<float>();
+    args.grad = grad.const_data_ptr();
+    args.lr = 0.5F;
+    kernels.sgd(args, kLong, at::kCPU);
+    at::Tensor sum = at::zeros({1}, at::kDouble);
+    kernels.add_squared_norm(grad.const_data_ptr(), kernels::Element::f32, kLong, sum.mutable_data_ptr<double>(), at::kCPU);
+    return std::pair(param, sum.item<double>());
+  };
+  const auto [aten, aten_norm] = stepped(kAtenKernels);
+  const auto [ours, our_norm] = stepped(kCpuKernels);
+  EXPECT_LE(ulps(aten, ours), 1);
+  EXPECT_NEAR(aten_norm, our_norm, 1e-12 * our_norm);
+}
+
 TEST(AtenKernelsTest, RefusesStatesOf8BitsByName) {
   const Arrays arrays;
   const at::Tensor codes = at::zeros({kCount}, at::kByte);

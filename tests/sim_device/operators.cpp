@@ -271,6 +271,8 @@ class OnCpu {
 
  private:
   Tensor as_kernel(const Tensor& tensor, bool writes) {
+    TORCH_CHECK(!tensor.defined() || on_device(tensor) || tensor.dim() == 0 || takes_indices(), "sim_device: ", schema_.operator_name(),
+                ": expected all tensors to be on the same device, and one of shape ", tensor.sizes(), " is on ", tensor.device());
     launch_.touch(tensor, false);
     Tensor kernel = kernel_view(tensor);
     if (writes && tensor.defined()) {
@@ -278,6 +280,11 @@ class OnCpu {
       written_.emplace_back(tensor, kernel);
     }
     return kernel;
+  }
+  // As on CUDA, where indices may be on the host.
+  bool takes_indices() const {
+    const std::string& name = schema_.name();
+    return name == "aten::index" || name == "aten::index_put_" || name == "aten::_index_put_impl_";
   }
   Tensor to_device(const Tensor& tensor) {
     if (!tensor.defined() || on_device(tensor)) {
@@ -317,7 +324,33 @@ void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   call.results();
 }
 
+c10::OperatorHandle operation(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
+
+// What libtorch asks devices of other people for, in place of convolution, which it would cut into CUDA's.
+void convolution(const c10::OperatorHandle& op, Stack* stack) {
+  const std::lock_guard lock(timeline().mutex);
+  OnCpu call(op, *stack);
+  call.arguments();
+  operation("aten::convolution").redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  call.results();
+}
+
+void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
+  const std::lock_guard lock(timeline().mutex);
+  OnCpu call(op, *stack);
+  call.arguments();
+  const size_t first = stack->size() - op.schema().arguments().size();
+  const int64_t channels = (*stack)[first].toTensor().size(1);
+  stack->insert(stack->begin() + static_cast<std::ptrdiff_t>(first) + 3, c10::IValue(std::vector<int64_t>{channels})); // the bias's sizes
+  operation("aten::convolution_backward").redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  call.results();
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  library.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
   library.impl("as_strided", &as_strided);

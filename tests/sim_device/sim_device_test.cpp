@@ -504,6 +504,21 @@ TEST(SimDeviceTest, MemoryIsCountedAndReused) {
   });
 }
 
+// As on CUDA: only numbers without dimensions and indices may be on the host.
+TEST(SimDeviceTest, TensorsOfTheHostAreRefused) {
+  in_a_child([] {
+    const at::Tensor table = torch::ones({4, 3}, there());
+    const at::Tensor rows = torch::tensor({1, 2});
+    EXPECT_THROW(at::embedding(table, rows), c10::Error);
+    const at::Tensor weight = torch::ones({1, 2, 3}, there());
+    EXPECT_THROW(at::conv1d(torch::ones({1, 2, 5}), weight), c10::Error);
+    EXPECT_EQ(at::conv1d(torch::ones({1, 2, 5}, there()), weight).sum().item<float>(), 18);
+    EXPECT_EQ(at::embedding(table, rows.to(there().device())).sizes(), (std::vector<int64_t>{2, 3}));
+    EXPECT_EQ(table.index({rows}).sizes(), (std::vector<int64_t>{2, 3}));
+    EXPECT_EQ(table.mul(torch::tensor(2.0)).sum().item<float>(), 24);
+  });
+}
+
 TEST(SimDeviceTest, KernelsOfOurOwnAreChecked) {
   in_a_child([] {
     const at::Tensor tensor = torch::ones({4}, there());

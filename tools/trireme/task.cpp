@@ -65,7 +65,7 @@ Task cnn_task(const config::RunConfig& run) {
     const torch::NoGradGuard no_grad;
     const engine::EvaluationMode mode(*cnn);
     const at::Tensor chosen = cnn->forward(batch.input().narrow(0, 0, batch.samples)).argmax(1);
-    return chosen.eq(batch.target().narrow(0, 0, batch.samples)).sum().item<int64_t>();
+    return chosen.eq(batch.target().narrow(0, 0, batch.samples)).sum();
   };
   return task;
 }

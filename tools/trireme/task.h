@@ -25,7 +25,8 @@ struct Task {
   models::Gpt gpt{nullptr};
   std::optional<models::GptOptions> gpt_options;
   /// Set for classifiers: how many of the batch's real rows are right.
-  std::function<int64_t(const data::Batch&)> count_right;
+  /// [], int64, where the batch and the model are.
+  std::function<at::Tensor(const data::Batch&)> count_right;
 };
 
 /// Builds the model of `run`, from its init_from file where one is named.

@@ -15,6 +15,8 @@
 #include <trireme/data/make_dataset.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/device/choose.h>
+#include <trireme/device/host_scalars.h>
+#include <trireme/device/upload.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/peak_memory.h>
 #include <trireme/engine/preemption.h>
@@ -130,6 +132,7 @@ class TrainRun {
 at::Device TrainRun::choose_device() {
   at::Device device = at::kCPU;
   engine::check_together(world_.group(), [&] { device = device::choose(run_.training.device, world_.local_rank(), world_.local_size()); });
+  device::make_current(device); // zero::Init communicates before initialize()
   return device;
 }
 
@@ -313,19 +316,26 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     log::warning("the validation loss at step ", engine_->global_steps(), " is not finite: lower the learning rate, or go back to an earlier checkpoint");
   }
   if (task_.count_right) {
-    at::Tensor right = torch::zeros({2}, torch::kInt64);
+    device::Uploader uploader(engine_->device());
+    at::Tensor right; // on the device, until all batches are through
+    int64_t samples = 0;
     validation_->start_epoch(0);
     const int64_t most = run_.training.eval_batches == 0 ? std::numeric_limits<int64_t>::max() : run_.training.eval_batches;
     for (int64_t batches = 0; batches < most; ++batches) {
-      const auto batch = validation_->next();
+      auto batch = validation_->next();
       if (!batch) {
         break;
       }
-      right[0] += batch->samples > 0 ? task_.count_right(*batch) : 0;
-      right[1] += batch->samples;
+      if (batch->samples > 0) {
+        batch->inputs = uploader.upload(std::move(batch->inputs));
+        batch->targets = uploader.upload(std::move(batch->targets));
+        device::add_scalar(right, task_.count_right(*batch));
+        samples += batch->samples;
+      }
     }
-    world_.group().all_reduce(right, comm::ReduceOp::sum, "accuracy").wait();
-    metrics.val_accuracy = right[0].item<double>() / right[1].item<double>();
+    at::Tensor sums = torch::tensor({device::read_scalars({right}).front(), static_cast<double>(samples)}, torch::kFloat64);
+    world_.group().all_reduce(sums, comm::ReduceOp::sum, "accuracy").wait();
+    metrics.val_accuracy = sums[0].item<double>() / sums[1].item<double>();
   }
   bytes_before_ = engine_->bytes_sent();
   set_status("");

@@ -24,7 +24,7 @@ Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& m
         throw Error("data", concat("the dataset was asked for ", rows, " samples and returned a tensor whose first dim is not ", rows),
                     concat("Dataset: ", dataset.describe()));
       }
-      tensor = pin ? tensor.contiguous().pin_memory() : tensor; // rows with gaps are not copied at once
+      tensor = pin && tensor.is_cpu() ? tensor.contiguous().pin_memory() : tensor; // rows with gaps are not copied at once
     }
   }
   batch.samples = micro_batch.samples;

@@ -18,6 +18,12 @@ at::Device with_index(at::Device device) {
   return device.is_cpu() || device.has_index() ? device : interface_of(device.type()).getDevice();
 }
 
+void make_current(at::Device device) {
+  if (!device.is_cpu()) {
+    interface_of(device.type()).setDevice(device);
+  }
+}
+
 c10::Stream current_stream(at::Device device) {
   const at::Device there = with_index(device);
   return there.is_cpu() ? c10::Stream(c10::Stream::DEFAULT, there) : interface_of(there.type()).getStream(there);

@@ -18,6 +18,10 @@ namespace trireme::device {
 /// The device itself, with the current one's number where `device` has none.
 at::Device with_index(at::Device device);
 
+/// Makes it the calling thread's current device from now on; the CPU changes nothing. Threads that use a device without it go back to device 0 after
+/// each call, and CUDA makes a context there, some hundred MB a process.
+void make_current(at::Device device);
+
 /// The current stream of the calling thread on that device.
 c10::Stream current_stream(at::Device device);
 

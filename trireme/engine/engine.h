@@ -49,8 +49,8 @@ using LossFunction = std::function<LossAndLogits(const data::Batch&)>;
 /// On the CPU all of it is by the host's clock. On a device the host runs ahead, so forward, backward and optimizer are the device's own
 /// times, from where it begins such a part on the current stream to where it ends it, pauses in it included (for launches, for collectives
 /// on other streams). They are read when the device is known to be done: forward and backward are this step's, `optimizer` is the step
-/// before's, 0 in the first step. Where nothing makes the host wait for the device after backward ("step_in_backward"; stages of a pipeline
-/// that have neither loss nor norm), all three may be of an earlier step. The other three are the host's.
+/// before's, 0 in the first step. Where the host does not wait for the device after backward ("step_in_backward"), all three may be
+/// of an earlier step. The other three are the host's.
 struct StepTimes {
   /// Waiting for the loader; known with train_batch() only.
   double data = 0;

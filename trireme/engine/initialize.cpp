@@ -17,7 +17,6 @@
 
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 
 #include <cmath>
@@ -155,7 +154,7 @@ at::Device current(at::Device wanted) {
     throw InputError("engine", concat("InitializeOptions::device is ", wanted, ", and libtorch sees ", there, " of these"), "Name one that is there, or the CPU.");
   }
   const at::Device device = device::with_index(wanted);
-  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  device::make_current(device);
   return device;
 }
 

@@ -40,6 +40,7 @@ struct InitializeOptions {
   config::EngineConfig config;
   /// Where this rank trains: initialize() moves the model there, and batches follow. Default: as device::choose("auto") says, the GPU with
   /// the number of the rank on its host where libtorch sees GPUs, else the CPU.
+  /// A device without a number (torch::kCUDA) is the thread's current one, as in PyTorch: call c10::cuda::set_device() first, or give a number.
   std::optional<at::Device> device;
   /// Given: initialize() builds the distributed loader and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;

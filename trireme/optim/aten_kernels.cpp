@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace trireme::optim {
@@ -86,6 +87,21 @@ struct Part {
   }
 };
 
+/// Temporary arrays have at most so many elements: 16 MB in fp32.
+constexpr int64_t kPiece = int64_t{1} << 22;
+
+template <class F>
+void for_pieces(int64_t begin, int64_t end, const F& f) {
+  for (int64_t at = begin; at < end; at += kPiece) {
+    f(at, std::min(end, at + kPiece));
+  }
+}
+
+template <auto Step, class Args>
+void in_pieces(const Args& args, int64_t n, at::Device device) {
+  for_pieces(0, n, [&](int64_t begin, int64_t end) { Step(args, Part{args, begin, end, device}); });
+}
+
 /// v = beta v + (1 - beta) g^2.
 at::Tensor second_moment(const at::Tensor& v, const at::Tensor& g, float beta, float one_minus_beta) {
   return v.mul(beta).add_(g.mul(one_minus_beta).mul_(g));
@@ -113,9 +129,8 @@ void fused_adam(const Part& part, const kernels::AdamArgs& args) {
   part.copy_param();
 }
 
-void adam(const kernels::AdamArgs& args, int64_t n, at::Device device) {
-  const Part part{args, 0, n, device};
-  if (may_be_fused(args, device)) {
+void adam(const kernels::AdamArgs& args, const Part& part) {
+  if (may_be_fused(args, part.device)) {
     fused_adam(part, args);
     return;
   }
@@ -128,8 +143,7 @@ void adam(const kernels::AdamArgs& args, int64_t n, at::Device device) {
   part.set_param(part.param().mul(args.param_scale).sub_(m.div_(v.sqrt().mul_(args.root_scale).add_(args.eps)), args.step_size));
 }
 
-void sgd(const kernels::SgdArgs& args, int64_t n, at::Device device) {
-  const Part part{args, 0, n, device};
+void sgd(const kernels::SgdArgs& args, const Part& part) {
   const at::Tensor g = part.gradient(args.weight_decay);
   at::Tensor step = g;
   if (args.momentum_buffer.values != nullptr) {
@@ -141,25 +155,23 @@ void sgd(const kernels::SgdArgs& args, int64_t n, at::Device device) {
   part.set_param(part.param().sub(step, args.lr));
 }
 
-void lion(const kernels::LionArgs& args, int64_t n, at::Device device) {
-  const Part part{args, 0, n, device};
+void lion(const kernels::LionArgs& args, const Part& part) {
   const at::Tensor m = part.read(args.exp_avg);
   const at::Tensor change = part.gradient(0).sub_(m);
-  const at::Tensor direction = m.add(change, args.one_minus_beta1).sign_();
+  const at::Tensor towards = m.add(change, args.one_minus_beta1);
+  const at::Tensor direction = at::where(towards.isnan(), towards, towards.sign()); // sign() of NaN is 0
   part.write(args.exp_avg, m.add(change, args.one_minus_beta2));
   part.set_param(part.param().mul(args.param_scale).sub_(direction, args.lr));
 }
 
-void adagrad(const kernels::AdagradArgs& args, int64_t n, at::Device device) {
-  const Part part{args, 0, n, device};
+void adagrad(const kernels::AdagradArgs& args, const Part& part) {
   const at::Tensor g = part.gradient(args.weight_decay);
   const at::Tensor sum = part.read(args.sum).add(g.mul(g));
   part.write(args.sum, sum);
   part.set_param(part.param().sub(g.div(sum.sqrt().add_(args.eps)), args.lr));
 }
 
-void rmsprop(const kernels::RmspropArgs& args, int64_t n, at::Device device) {
-  const Part part{args, 0, n, device};
+void rmsprop(const kernels::RmspropArgs& args, const Part& part) {
   const at::Tensor g = part.gradient(args.weight_decay);
   const at::Tensor square = second_moment(part.read(args.square_avg), g, args.alpha, args.one_minus_alpha);
   part.write(args.square_avg, square);
@@ -191,31 +203,35 @@ at::Tensor lamb_direction(const kernels::LambArgs& args, const Part& part) {
 
 void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segments, double* sums, at::Device device) {
   for (const Segment& segment : segments) {
-    const Part part{args, segment.begin, segment.end, device};
-    const at::Tensor g = part.gradient(0);
-    const at::Tensor m = part.read(args.exp_avg);
-    part.write(args.exp_avg, m.add(g.sub(m), args.one_minus_beta1));
-    part.write(args.exp_avg_sq, second_moment(part.read(args.exp_avg_sq), g, args.beta2, args.one_minus_beta2));
     const at::Tensor to = view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device);
-    to.copy_(part.unless_skipped(to.add(at::stack({squared_sum(part.param()), squared_sum(lamb_direction(args, part))})), to));
+    for_pieces(segment.begin, segment.end, [&](int64_t begin, int64_t end) {
+      const Part part{args, begin, end, device};
+      const at::Tensor g = part.gradient(0);
+      const at::Tensor m = part.read(args.exp_avg);
+      part.write(args.exp_avg, m.add(g.sub(m), args.one_minus_beta1));
+      part.write(args.exp_avg_sq, second_moment(part.read(args.exp_avg_sq), g, args.beta2, args.one_minus_beta2));
+      to.copy_(part.unless_skipped(to.add(at::stack({squared_sum(part.param()), squared_sum(lamb_direction(args, part))})), to));
+    });
   }
 }
 
 void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device device) {
   for (const Segment& segment : segments) {
-    const Part part{args, segment.begin, segment.end, device};
     const at::Tensor roots = view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device).sqrt();
     const at::Tensor weight = roots.select(0, 0);
     const at::Tensor update = roots.select(0, 1);
     const at::Tensor ratio = weight.div(update).clamp_(scale.min_coeff, scale.max_coeff);
     const at::Tensor usable = weight.gt(0).logical_and_(update.gt(0));
     const at::Tensor step_size = at::where(usable, ratio, at::ones({}, ratio.options())).mul_(scale.lr_times_correction).to(at::kFloat);
-    part.set_param(part.param().sub(lamb_direction(args, part).mul_(step_size)));
+    for_pieces(segment.begin, segment.end, [&](int64_t begin, int64_t end) {
+      const Part part{args, begin, end, device};
+      part.set_param(part.param().sub(lamb_direction(args, part).mul_(step_size)));
+    });
   }
 }
 
 void add_squared_norm(const void* x, Element type, int64_t n, double* sum, at::Device device) {
-  view_of(sum, Element::f64, 0, 1, device).add_(squared_sum(view_of(x, type, 0, n, device)));
+  for_pieces(0, n, [&](int64_t begin, int64_t end) { view_of(sum, Element::f64, 0, 1, device).add_(squared_sum(view_of(x, type, begin, end, device))); });
 }
 
 void decode_states(const kernels::StateArray&, bool, int64_t, float*, at::Device device) {
@@ -230,8 +246,16 @@ void encode_states(const kernels::StateArray&, bool, int64_t, const float*, at::
 } // namespace aten
 
 const DeviceKernels kAtenKernels = {
-    aten::adam,         aten::sgd,        aten::lion,             aten::adagrad,       aten::rmsprop,
-    aten::lamb_moments, aten::lamb_apply, aten::add_squared_norm, aten::decode_states, aten::encode_states,
+    aten::in_pieces<&aten::adam, kernels::AdamArgs>,
+    aten::in_pieces<&aten::sgd, kernels::SgdArgs>,
+    aten::in_pieces<&aten::lion, kernels::LionArgs>,
+    aten::in_pieces<&aten::adagrad, kernels::AdagradArgs>,
+    aten::in_pieces<&aten::rmsprop, kernels::RmspropArgs>,
+    aten::lamb_moments,
+    aten::lamb_apply,
+    aten::add_squared_norm,
+    aten::decode_states,
+    aten::encode_states,
 };
 
 } // namespace trireme::optim

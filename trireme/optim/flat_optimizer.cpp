@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/comm/host_memory.h>
 #include <trireme/kernels/optimizer_args.h>
+#include <trireme/optim/aten_kernels.h>
 
 #include <torch/utils.h>
 
@@ -56,6 +57,10 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
   }
   if (!shards_.empty()) {
     device_ = shards_.front().buffer->parameter(0).device();
+    if (options.state_type == StateType::int8 && &kernels_for(shards_.front().buffer->parameter(0)) == &kAtenKernels) {
+      throw InputError("optim", concat("optimizer states of 8 bits need kernels of our own, and this build has none for ", device_.str(), '.'),
+                       "Use \"state_dtype\": \"bf16\", or build Trireme with nvcc.");
+    }
   }
   if (rule_->needs_norms()) {
     norms_ = torch::zeros({2 * tensors}, at::TensorOptions(torch::kFloat64).device(device_));

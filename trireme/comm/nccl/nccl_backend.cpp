@@ -311,30 +311,30 @@ class NcclBackend : public Backend {
     return start(share(in), [&](c10d::ProcessGroupNCCL& nccl) { return nccl._reduce_scatter_base(target, source, options); });
   }
   std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) override {
-    at::Tensor target = flat(out);
-    at::Tensor source = flat(in);
+    at::Tensor target = bytes_of(out);
+    at::Tensor source = bytes_of(in);
     return start(share(out), [&](c10d::ProcessGroupNCCL& nccl) { return nccl._allgather_base(target, source); });
   }
   std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) override {
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    std::vector<at::Tensor> tensors = {flat(tensor)};
+    std::vector<at::Tensor> tensors = {bytes_of(tensor)};
     const bool last = (rank_ - root + size_) % size_ == size_ - 1;
     return start(last ? 0 : static_cast<int64_t>(tensor.nbytes()),
                  [&](c10d::ProcessGroupNCCL& nccl) { return nccl.broadcast(tensors, options); });
   }
   std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override {
-    at::Tensor target = flat(out);
-    at::Tensor source = flat(in);
+    at::Tensor target = bytes_of(out);
+    at::Tensor source = bytes_of(in);
     std::vector<int64_t> equal;
     return start(share(in), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.alltoall_base(target, source, equal, equal); });
   }
   std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
-    std::vector<at::Tensor> tensors = {flat(tensor)};
+    std::vector<at::Tensor> tensors = {bytes_of(tensor)};
     return start(static_cast<int64_t>(tensor.nbytes()), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.send(tensors, to, tag); }, lane_of(rank_, to, size_));
   }
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
-    std::vector<at::Tensor> tensors = {flat(tensor)};
+    std::vector<at::Tensor> tensors = {bytes_of(tensor)};
     return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.recv(tensors, from, tag); }, lane_of(from, rank_, size_));
   }
   std::shared_ptr<Pending> barrier() override {
@@ -381,6 +381,10 @@ class NcclBackend : public Backend {
  private:
   static at::Tensor flat(const at::Tensor& tensor) {
     return tensor.detach().view(-1);
+  }
+  /// What is only moved may be of any type; NCCL has no int16.
+  static at::Tensor bytes_of(const at::Tensor& tensor) {
+    return flat(tensor).view(at::kByte);
   }
   int64_t share(const at::Tensor& whole) const {
     return share_of_others(static_cast<int64_t>(whole.nbytes()), size_);

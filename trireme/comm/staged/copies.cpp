@@ -239,6 +239,7 @@ Send::Send(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int64_t pie
 }
 
 void Send::post(int to, int tag) {
+  device::make_current(device_); // a thread of the backend
   for (Piece& piece : pieces_) {
     shared_->await(*piece.arrived);
     piece.pending = shared_->host->send(piece.buffer, to, tag);

@@ -96,6 +96,9 @@ class Collective {
   void end();
 
   int64_t pieces() const;
+  at::Device device() const {
+    return device_;
+  }
   /// Lets the current stream of the calling thread wait for the results.
   void order_current_stream() const;
   bool done() const {

@@ -37,6 +37,7 @@ class Queue {
   /// Runs the oldest, which is `op`, on the backend's thread.
   void run(Collective& op) {
     const Popping popping{*this};
+    device::make_current(op.device());
     for (int64_t piece = 0; piece < op.pieces(); ++piece) {
       launch_ahead();
       op.begin();
