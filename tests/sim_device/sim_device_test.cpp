@@ -1,6 +1,4 @@
-#include "sim_device.h"
-
-#include <tests/support/run_ranks.h>
+#include "child.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/DeviceAccelerator.h>
@@ -9,13 +7,9 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
-#include <torch/utils.h>
-
-#include <gmock/gmock.h>
 
 #include <cmath>
 
@@ -25,31 +19,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-// One device a process, so each test runs in a child.
-void in_a_child(const std::function<void()>& body) {
-  EXPECT_THAT(test::run_processes(1,
-                                  [&](int) {
-                                    start(2);
-                                    body();
-                                  }),
-              IsEmpty());
-}
-
-c10::impl::VirtualGuardImpl guard() {
-  return c10::impl::VirtualGuardImpl(c10::kPrivateUse1);
-}
-c10::Stream another_stream() {
-  return guard().getNewStream(device());
-}
-at::TensorOptions there() {
-  return at::TensorOptions(at::kFloat).device(device());
-}
-at::Tensor pinned(const std::vector<float>& values) {
-  const at::Tensor tensor = torch::empty({std::ssize(values)}, at::TensorOptions(at::kFloat).pinned_memory(true));
-  tensor.copy_(torch::tensor(values));
-  return tensor;
-}
 
 TEST(SimDeviceTest, IsAnAcceleratorOnceItIsStarted) {
   EXPECT_EQ(guard().deviceCount(), 0);
@@ -197,143 +166,6 @@ TEST(SimDeviceTest, WaitsOfTheHostAreCounted) {
       tensor.cpu();
     }
     EXPECT_EQ(host_synchronisations(), 3) << testing::PrintToString(host_synchronisation_names());
-  });
-}
-
-TEST(SimDeviceTest, PinnedMemoryArrivesWhenTheHostHasWaited) {
-  in_a_child([] {
-    const at::Tensor tensor = torch::full({2}, 3, there());
-    const at::Tensor here = pinned({0, 0});
-    here.copy_(tensor, /*non_blocking=*/true);
-    EXPECT_TRUE(std::isnan(here[0].item<float>()));
-    c10::Event copied(c10::kPrivateUse1);
-    copied.record(guard().getStream(device()));
-    copied.synchronize();
-    EXPECT_EQ(here[1].item<float>(), 3);
-  });
-}
-
-TEST(SimDeviceTest, PinnedMemoryThatIsChangedTooEarlyIsReported) {
-  in_a_child([] {
-    const at::Tensor from = pinned({1, 2});
-    const at::Tensor tensor = torch::empty({2}, there());
-    tensor.copy_(from, /*non_blocking=*/true);
-    from.fill_(9);
-    tensor.cpu();
-    EXPECT_THAT(problems(), ElementsAre(HasSubstr("changed pinned memory")));
-  });
-}
-
-// As CUDA's allocator, which asks the events of recorded streams.
-TEST(SimDeviceTest, MemoryIsReusedWhenRecordedStreamsAreDone) {
-  in_a_child([] {
-    set_polls(3);
-    const auto fresh = [](int64_t numel) { return torch::empty({numel}, there()).const_data_ptr(); };
-    const auto used_elsewhere = [](int64_t numel) {
-      const at::Tensor tensor = torch::empty({numel}, there());
-      const c10::Stream other = another_stream();
-      const c10::StreamGuard on(other);
-      launch("kernel", {{tensor.const_data_ptr(), 4, false}});
-      tensor.record_stream(other);
-      return tensor.const_data_ptr();
-    };
-    EXPECT_EQ(fresh(8), fresh(8));
-    const void* const small = used_elsewhere(1000);
-    EXPECT_NE(fresh(1000), small);
-    EXPECT_NE(fresh(2000), small);
-    const at::Tensor one = torch::empty({1000}, there());
-    const at::Tensor two = torch::empty({1000}, there());
-    EXPECT_TRUE(one.const_data_ptr() == small || two.const_data_ptr() == small);
-    set_polls(1000);
-    const void* const large = used_elsewhere(5000);
-    EXPECT_NE(fresh(5000), large);
-    guard().synchronizeDevice(0); // the host knows: nothing to ask
-    const at::Tensor first = torch::empty({5000}, there());
-    const at::Tensor second = torch::empty({5000}, there());
-    EXPECT_TRUE(first.const_data_ptr() == large || second.const_data_ptr() == large);
-    EXPECT_THAT(problems(), IsEmpty());
-  });
-}
-
-// The stream that it was allocated on may still work with it, for an earlier owner.
-TEST(SimDeviceTest, MemoryOfOneStreamIsNotUsedOnAnotherBeforeItIsFree) {
-  for (const bool waits : {true, false}) {
-    in_a_child([waits] {
-      torch::zeros({8}, there());
-      const at::Tensor tensor = torch::empty({8}, there());
-      const c10::Stream other = another_stream();
-      c10::Event allocated(c10::kPrivateUse1);
-      allocated.record(guard().getStream(device()));
-      if (waits) {
-        allocated.block(other);
-      }
-      const c10::StreamGuard on(other);
-      launch("fill", {{tensor.const_data_ptr(), 32, true}});
-      EXPECT_THAT(problems(), waits ? testing::Matcher<std::vector<std::string>>(IsEmpty())
-                                    : ElementsAre("fill on stream 1 writes what an earlier owner of the memory on stream 0 wrote, without waiting for it"));
-    });
-  }
-}
-
-TEST(SimDeviceTest, ACopyThatNeedsOtherHostMemoryWaits) {
-  in_a_child([] {
-    const at::Tensor tensor = torch::ones({4}, there());
-    const at::Tensor here = pinned({1, 2, 3, 4});
-    const auto waits = [&](const at::Tensor& to, const at::Tensor& from) {
-      reset_host_synchronisations();
-      to.copy_(from, /*non_blocking=*/true);
-      return host_synchronisations();
-    };
-    EXPECT_EQ(waits(tensor, here), 0);
-    EXPECT_EQ(waits(tensor.slice(0, 0, 4, 2), here.slice(0, 0, 2)), 0);
-    EXPECT_EQ(waits(here, tensor), 0);
-    EXPECT_EQ(waits(tensor, torch::ones({4})), 1) << "not pinned";
-    EXPECT_EQ(waits(torch::ones({4}), tensor), 1) << "not pinned";
-    EXPECT_EQ(waits(tensor, here.slice(0, 0, 1)), 1) << "another shape";
-    EXPECT_EQ(waits(here.slice(0, 0, 4, 2), tensor.slice(0, 0, 2)), 1) << "with gaps";
-    EXPECT_EQ(waits(torch::ones({4}, there().dtype(at::kBFloat16)), here), 1) << "another type";
-    EXPECT_EQ(waits(here, torch::ones({4}, there().dtype(at::kBFloat16))), 1) << "another type";
-  });
-}
-
-TEST(SimDeviceTest, PinnedMemoryThatACopyFillsIsNotTheHosts) {
-  in_a_child([] {
-    const at::Tensor tensor = torch::ones({2}, there());
-    const auto here = [&] {
-      const at::Tensor memory = pinned({0, 0});
-      memory.copy_(tensor, /*non_blocking=*/true);
-      return memory;
-    };
-    const auto expect_reported = [](const char* what) {
-      EXPECT_THAT(problems(), ElementsAre(HasSubstr(what)));
-      clear_problems();
-    };
-    const at::Tensor written = here();
-    written.fill_(9);
-    tensor.cpu(); // waits
-    expect_reported("the host changed pinned memory while stream 0 copied into it");
-    const at::Tensor seen_at_the_end = here();
-    seen_at_the_end.fill_(9);
-    expect_reported("copied into it");
-    const at::Tensor twice = here();
-    {
-      const c10::StreamGuard on(another_stream());
-      twice.copy_(torch::ones({2}, there()), /*non_blocking=*/true);
-    }
-    expect_reported("stream 1 copies into pinned memory that stream 0 still writes, without waiting for it");
-    const at::Tensor sent = pinned({1, 2});
-    torch::empty({2}, there()).copy_(sent, /*non_blocking=*/true);
-    {
-      const c10::StreamGuard on(another_stream());
-      sent.copy_(torch::ones({2}, there()), /*non_blocking=*/true);
-    }
-    expect_reported("stream 2 copies into pinned memory that stream 0 still reads, without waiting for it");
-    const at::Tensor in_order = pinned({1, 2});
-    torch::empty({2}, there()).copy_(in_order, /*non_blocking=*/true);
-    in_order.copy_(tensor, /*non_blocking=*/true);
-    tensor.cpu();
-    EXPECT_THAT(problems(), IsEmpty());
-    EXPECT_EQ(in_order[1].item<float>(), 1);
   });
 }
 
