@@ -13,6 +13,7 @@
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/mesh/mesh.h>
+#include <trireme/precision/cast.h>
 #include <trireme/zero/sharded_sync.h>
 
 #include <nlohmann/json.hpp>
