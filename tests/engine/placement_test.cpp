@@ -43,17 +43,19 @@ class Columns {
   }
   std::vector<checkpoint::TensorShard> shards() {
     const bucket::TensorInfo& info = flat_->layout().tensors().front();
-    std::vector<checkpoint::TensorShard> all = {checkpoint::shard_of(info, "weight", "parameter", 0, flat_->parameter(0).detach())};
+    std::vector<checkpoint::TensorShard> all = checkpoint::shards_of(info, "weight", "parameter", 0, flat_->parameter(0).detach());
     optimizer_->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-      all.push_back(checkpoint::shard_of(tensor, state + "/weight", "optimizer", begin, values));
+      for (const checkpoint::TensorShard& shard : checkpoint::shards_of(tensor, state + "/weight", "optimizer", begin, values)) {
+        all.push_back(shard);
+      }
     });
     return all;
   }
   void load(const checkpoint::Checkpoint& saved) {
     const bucket::TensorInfo& info = flat_->layout().tensors().front();
-    saved.read_into("weight", checkpoint::region_of(info, 0, info.numel()), flat_->parameter(0).detach());
+    checkpoint::read_placed(saved, "weight", info, 0, flat_->parameter(0).detach());
     optimizer_->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-      saved.read_into(state + "/weight", checkpoint::region_of(tensor, begin, values.numel()), values);
+      checkpoint::read_placed(saved, state + "/weight", tensor, begin, values);
     });
     optimizer_->set_steps(2);
   }

@@ -6,7 +6,7 @@
 namespace trireme::tools {
 
 int64_t ranks_of_replica(const config::RunConfig& run) {
-  return run.parallel.pipe * run.parallel.tensor;
+  return run.parallel.ranks_of_replica();
 }
 
 int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int64_t asked, int64_t replicas) {
@@ -14,12 +14,12 @@ int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int6
   const int64_t ranks = asked > 0 ? asked : per_replica * run.parallel.data.value_or(replicas);
   if (ranks % per_replica != 0) {
     throw InputError("trireme",
-                     concat("-n ", ranks, " ranks cannot be divided among ", per_replica, run.parallel.tensor == 1 ? " pipeline stages" : " ranks of a replica (pipe * tensor)"),
+                     concat("-n ", ranks, " ranks cannot be divided among ", per_replica, per_replica == run.parallel.pipe ? " pipeline stages" : " ranks of a replica (pipe * context * tensor)"),
                      concat("Use -n ", per_replica, ", ", 2 * per_replica, " or another multiple, or set parallel.pipe to a divisor of ", ranks, '.'));
   }
   if (run.parallel.data && ranks != per_replica * *run.parallel.data) {
     throw InputError("trireme",
-                     concat("-n ", ranks, " does not fit \"parallel\" in ", run_file, ": pipe * tensor * data = ", per_replica * *run.parallel.data),
+                     concat("-n ", ranks, " does not fit \"parallel\" in ", run_file, ": pipe * data * context * tensor = ", per_replica * *run.parallel.data),
                      R"(Leave -n away, or set parallel.data to "auto".)");
   }
   return ranks;

@@ -38,6 +38,22 @@ std::string loss_unit(const config::RunConfig& run) {
   }
 }
 
+int ranks_of(const engine::Engine& engine) {
+  return engine.group().size() * engine.pipe_group().size() * engine.context_group().size() * engine.tensor_group().size();
+}
+
+// ", 2 tensor-parallel over shm", or nothing.
+std::string describe_split(const engine::Engine& engine, const config::RunConfig& run) {
+  std::string text;
+  if (const comm::Group& ranks = engine.tensor_group(); ranks.size() > 1) {
+    text += concat(", ", ranks.size(), " tensor-parallel over ", ranks.backend(), run.parallel.sequence_parallel ? " with sequence parallelism" : "");
+  }
+  if (const comm::Group& ranks = engine.context_group(); ranks.size() > 1) {
+    text += concat(", ", ranks.size(), " context-parallel over ", ranks.backend());
+  }
+  return text;
+}
+
 } // namespace
 
 RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
@@ -56,8 +72,8 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
     log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ", run.parallel.schedule);
   }
   log::info(describe_model(run), ", ", format_count(static_cast<double>(parameters_)), " parameters; ", datasets.train->describe());
-  const int ranks = group.size() * engine.pipe_group().size();
-  log::info(ranks, ranks == 1 ? " rank" : " ranks", group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()), ", ",
+  const int ranks = ranks_of(engine);
+  log::info(ranks, ranks == 1 ? " rank" : " ranks", group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()), describe_split(engine, run), ", ",
             at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each", "; batch ", engine.train_batch_size(), " = ",
             engine.train_micro_batch_size_per_gpu(), " x ", engine.gradient_accumulation_steps(), " accumulated x ", group.size(), " ranks");
   tensorboard_.text("config", "```json\n" + run.resolved.dump(2) + "\n```", resumed_step.value_or(0));
@@ -116,9 +132,10 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
   summary.loss_unit = loss_unit(run_);
   const int replicas = engine_.group().size();
   const int stages = engine_.pipe_group().size();
-  summary.ranks = replicas * stages;
+  summary.ranks = ranks_of(engine_);
   summary.layout = stages == 1 ? concat("data parallel, ", engine_.group().backend())
                                : concat(stages, " stages x ", replicas, replicas == 1 ? " replica" : " replicas", ", ", run_.parallel.schedule, ", ", engine_.pipe_group().backend());
+  summary.layout += describe_split(engine_, run_);
   summary.num_parameters = parameters_;
   summary.model = describe_model(run_);
   summary.device = engine_.device().is_cpu() ? "CPU" : engine_.device().str();
@@ -169,7 +186,7 @@ void RunLog::finish(const std::string& sample) {
   if (!sample.empty()) {
     log::info("the model writes:\n", monitor::clean_utf8(sample), '\n');
   }
-  if (engine_.group().size() * engine_.pipe_group().size() > 1 && steps_ > 0) {
+  if (ranks_of(engine_) > 1 && steps_ > 0) {
     const auto steps = static_cast<double>(steps_);
     log::info("communication that nothing hid: ", format_seconds(comm_wait_ms_ / steps / 1e3), " of ",
               format_seconds(step_ms_ / steps / 1e3), " a step (", std::lround(100 * comm_wait_ms_ / step_ms_), " %)");

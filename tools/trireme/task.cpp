@@ -16,7 +16,7 @@
 namespace trireme::tools {
 namespace {
 
-Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets) {
+Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets, const models::ModelRanks& ranks) {
   Task task;
   models::GptOptions options = run.model.gpt;
   if (options.vocab_size == 0) { // "the tokenizer's"
@@ -26,12 +26,12 @@ Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets) {
   task.loss_divisor = datasets.bytes_per_token.value_or(1);
   task.gpt_options = options;
   if (run.builds_layers()) {
-    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options), models::token_loss, run.pipeline);
+    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options, ranks), models::gpt_loss(options, ranks), run.pipeline);
     const std::vector<int64_t> one = {0}; // to measure layers with, if the partition asks for it
     task.pipeline->set_sample_inputs(datasets.train->get(one).inputs);
     return task;
   }
-  task.gpt = models::Gpt(options);
+  task.gpt = models::Gpt(options, ranks);
   task.model = task.gpt.ptr();
   task.loss = [gpt = task.gpt](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
   return task;
@@ -90,8 +90,8 @@ void check_samples(const config::RunConfig& run, const data::Datasets& datasets)
   }
 }
 
-Task make_task(const config::RunConfig& run, const data::Datasets& datasets) {
-  return run.model.kind == config::ModelConfig::Kind::gpt ? gpt_task(run, datasets) : cnn_task(run);
+Task make_task(const config::RunConfig& run, const data::Datasets& datasets, const models::ModelRanks& ranks) {
+  return run.model.kind == config::ModelConfig::Kind::gpt ? gpt_task(run, datasets, ranks) : cnn_task(run);
 }
 
 } // namespace trireme::tools

@@ -30,7 +30,7 @@ struct Task {
 };
 
 /// Builds the model of `run`, from its init_from file where one is named.
-Task make_task(const config::RunConfig& run, const data::Datasets& datasets);
+Task make_task(const config::RunConfig& run, const data::Datasets& datasets, const models::ModelRanks& ranks = {});
 
 /// Errors: InputError when the model does not take what the data has.
 void check_samples(const config::RunConfig& run, const data::Datasets& datasets);

@@ -113,7 +113,7 @@ class Shrinking {
     const int64_t per_replica = ranks_of_replica(run_);
     const int64_t fitting = slots / per_replica;
     if (fitting == 0) {
-      throw InputError("trireme", concat("the model needs ", per_replica, " ranks (pipe * tensor), only ", slots, slots == 1 ? " slot is left" : " slots are left"),
+      throw InputError("trireme", concat("the model needs ", per_replica, " ranks (pipe * context * tensor), only ", slots, slots == 1 ? " slot is left" : " slots are left"),
                        "Bring hosts back and continue with --resume, or cut the model into fewer parts.");
     }
     int64_t replicas = fitting;

@@ -34,6 +34,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <optional>
 
 namespace trireme::tools {
@@ -51,6 +52,7 @@ class TrainRun {
         world_(world),
         run_(config::read_run_file(command.run_file, command.overrides)),
         device_(device ? *device : choose_device()),
+        mesh_(make_mesh()),
         start_(start()),
         datasets_(data::make_datasets(run_.data)),
         task_(build_task()) {
@@ -66,6 +68,8 @@ class TrainRun {
     options.shuffle = run_.data.shuffle;
     options.prefetch = run_.data.prefetch;
     options.stored_config = run_.resolved;
+    options.mesh = mesh_;
+    options.sequence_parallel = run_.parallel.sequence_parallel;
     engine_ = engine::initialize(world, options).engine;
     resume();
     if (datasets_.validation) {
@@ -81,13 +85,14 @@ class TrainRun {
 
  private:
   bool shards_parameters() const {
-    return run_.engine.zero.stage >= 3 && world_.size() > 1;
+    return run_.engine.zero.stage >= 3 && mesh_.group({mesh::Axis::data, mesh::Axis::context}).size() > 1;
   }
   struct Start {
     fs::path from;
     bool elsewhere; // not in the run folder
   };
   at::Device choose_device();
+  mesh::Mesh make_mesh();
   std::optional<Start> start() const;
   Task build_task();
   void resume();
@@ -114,6 +119,7 @@ class TrainRun {
   const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
   config::RunConfig run_;
   at::Device device_;
+  mesh::Mesh mesh_;
   std::optional<Start> start_; // absent: from the beginning
   data::Datasets datasets_;
   Task task_;
@@ -122,7 +128,7 @@ class TrainRun {
   std::optional<int64_t> resumed_step_;
   std::optional<RunLog> log_; // rank 0
   int64_t last_saved_ = -1;
-  int64_t bytes_before_ = 0;
+  std::map<std::string, int64_t> bytes_before_; // by axes
   int64_t peak_rss_ = 0;
   std::optional<int64_t> device_peak_;
   std::optional<std::string> failed_save_;
@@ -136,16 +142,24 @@ at::Device TrainRun::choose_device() {
   return device;
 }
 
+mesh::Mesh TrainRun::make_mesh() {
+  const config::ParallelConfig& parallel = run_.parallel;
+  return mesh::training_mesh(world_.group(), {.pipe = static_cast<int>(parallel.pipe),
+                                              .data = parallel.data ? static_cast<int>(*parallel.data) : mesh::kRest,
+                                              .context = static_cast<int>(parallel.context),
+                                              .tensor = static_cast<int>(parallel.tensor)});
+}
+
 Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), device_, start_ ? std::optional(start_->from) : std::nullopt);
-  torch::manual_seed(run_.training.seed + world_.rank());
+  torch::manual_seed(run_.training.seed + world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
   if (shards_parameters()) {
     // Without it malloc would keep the memory of each unit: it raises this threshold by itself up to 32 MiB.
     ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
   }
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
-    init.emplace(world_.group(), run_.engine.precision.compute, device_);
+    init.emplace(mesh_.group({mesh::Axis::data, mesh::Axis::context}), run_.engine.precision.compute, device_);
   }
   for (fs::path* from : {&run_.model.gpt.init_from, &run_.model.cnn.init_from}) {
     if (!from->empty() && checkpoint::find_newest(*from, world_.group())) {
@@ -153,7 +167,9 @@ Task TrainRun::build_task() {
     }
   }
   check_samples(run_, datasets_);
-  return make_task(run_, datasets_);
+  models::ModelRanks ranks;
+  ranks.tensor = {mesh_.group(mesh::Axis::tensor), run_.parallel.sequence_parallel};
+  return make_task(run_, datasets_, ranks);
 }
 
 // The newest checkpoint of the run folder, if it is this job's and not one that lay there before.
@@ -282,7 +298,7 @@ void TrainRun::finish_trace() {
 monitor::StepMetrics TrainRun::metrics() {
   const double seconds = engine_->times().total;
   const auto samples = static_cast<double>(engine_->train_batch_size());
-  const int64_t bytes = engine_->bytes_sent();
+  const std::map<std::string, int64_t> bytes = engine_->bytes_sent_by_axes();
   monitor::StepMetrics m;
   m.step = engine_->global_steps();
   m.loss = engine_->loss() / task_.loss_divisor;
@@ -301,7 +317,13 @@ monitor::StepMetrics TrainRun::metrics() {
   if (!engine_->device().is_cpu()) {
     m.host_syncs = engine_->host_syncs();
   }
-  m.comm_bytes = bytes - bytes_before_;
+  m.comm_bytes = 0;
+  for (const auto& [axes, sent] : bytes) {
+    *m.comm_bytes += m.comm_bytes_by[axes] = sent - bytes_before_[axes];
+  }
+  if (m.comm_bytes_by.size() == 1) {
+    m.comm_bytes_by.clear();
+  }
   bytes_before_ = bytes;
   return m;
 }
@@ -337,7 +359,7 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     world_.group().all_reduce(sums, comm::ReduceOp::sum, "accuracy").wait();
     metrics.val_accuracy = sums[0].item<double>() / sums[1].item<double>();
   }
-  bytes_before_ = engine_->bytes_sent();
+  bytes_before_ = engine_->bytes_sent_by_axes();
   set_status("");
 }
 
@@ -345,7 +367,7 @@ std::string TrainRun::write_sample() {
   if (!run_.training.sample || !task_.gpt_options || !datasets_.tokenizer) {
     return "";
   }
-  if (!task_.gpt || shards_parameters()) { // no rank has the whole model; the last checkpoint has
+  if (!task_.gpt || shards_parameters() || run_.parallel.tensor > 1 || run_.parallel.context > 1) { // no rank has the whole model; the last checkpoint has
     if (failed_save_) {
       return "";
     }
@@ -392,7 +414,7 @@ int TrainRun::leave() {
 int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
-  bytes_before_ = engine_->bytes_sent();
+  bytes_before_ = engine_->bytes_sent_by_axes();
   const int64_t first = engine_->global_steps();
   if (command_.trace_steps > 0) {
     monitor::tracer().start(world_.rank());

@@ -11,9 +11,12 @@ struct Placement {
   /// Shape of the whole parameter, and where in it the box that this rank holds begins. Both empty: it holds all of it.
   std::vector<int64_t> global_shape = {};
   std::vector<int64_t> box_offset = {};
+  /// Dim 0 of the whole is so many equal blocks one behind the other (queries, keys and values of one projection), and the rank has the same
+  /// box of each, one behind the other; box_offset counts in a block.
+  int64_t parts = 1;
   /// Number of the group of ranks that hold the same elements and add up their gradients (parallel::ReduceGroups). 0: the data group.
   int reduce_group = 0;
-  /// Whether the gradient norm counts it on this rank. Not where another rank, or another copy, counts the same elements.
+  /// Whether the gradient norm counts it on this rank, and checkpoints save it here. Not where another rank, or another copy, counts the same elements.
   bool counts_in_norm = true;
 };
 

@@ -1,15 +1,59 @@
 #include <trireme/checkpoint/placed.h>
 
-namespace trireme::checkpoint {
+#include <ATen/ATen.h>
 
-Region region_of(const bucket::TensorInfo& tensor, int64_t begin, int64_t numel) {
-  const bool is_box = !tensor.placement.box_offset.empty();
-  return {tensor.placement.box_offset, is_box ? tensor.sizes : std::vector<int64_t>(), begin, begin + numel};
+#include <algorithm>
+
+namespace trireme::checkpoint {
+namespace {
+
+/// A region, and which of the values it has.
+struct Piece {
+  Region region;
+  int64_t first = 0;
+  int64_t numel = 0;
+};
+
+std::vector<Piece> pieces_of(const bucket::TensorInfo& tensor, int64_t begin, int64_t numel) {
+  const bucket::Placement& placement = tensor.placement;
+  if (placement.parts == 1) {
+    const bool is_box = !placement.box_offset.empty();
+    return {{{placement.box_offset, is_box ? tensor.sizes : std::vector<int64_t>(), begin, begin + numel}, 0, numel}};
+  }
+  std::vector<Piece> pieces;
+  const int64_t each = tensor.numel() / placement.parts;
+  std::vector<int64_t> size = tensor.sizes;
+  size[0] /= placement.parts;
+  for (int64_t part = 0; part < placement.parts; ++part) {
+    const int64_t first = std::max(begin, part * each);
+    const int64_t last = std::min(begin + numel, (part + 1) * each);
+    if (first < last) {
+      std::vector<int64_t> offset = placement.box_offset;
+      offset[0] += part * (placement.global_shape[0] / placement.parts);
+      pieces.push_back({{offset, size, first - part * each, last - part * each}, first - begin, last - first});
+    }
+  }
+  return pieces;
 }
 
-TensorShard shard_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind, int64_t begin, const at::Tensor& values) {
-  const Region region = region_of(tensor, begin, values.numel());
-  return {name, kind, tensor.global_shape(), begin, values, region.box_offset, region.box_size};
+at::Tensor values_of(const Piece& piece, const at::Tensor& values) {
+  return piece.numel == values.numel() ? values : values.reshape({-1}).narrow(0, piece.first, piece.numel);
+}
+
+} // namespace
+
+std::vector<TensorShard> shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind, int64_t begin, const at::Tensor& values) {
+  std::vector<TensorShard> shards;
+  for (const Piece& piece : pieces_of(tensor, begin, values.numel())) {
+    shards.push_back({name, kind, tensor.global_shape(), piece.region.begin, values_of(piece, values), piece.region.box_offset, piece.region.box_size});
+  }
+  return shards;
+}
+
+void read_placed(const Checkpoint& saved, const std::string& name, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+  for (const Piece& piece : pieces_of(tensor, begin, values.numel())) {
+    saved.read_into(name, piece.region, values_of(piece, values));
+  }
 }
 
 } // namespace trireme::checkpoint

@@ -4,13 +4,14 @@
 #include <trireme/checkpoint/checkpoint.h>
 
 #include <string>
+#include <vector>
 
 namespace trireme::checkpoint {
 
-/// Describes elements [begin, begin + values.numel()) of this rank's part of a parameter, or of a state of the same shape, as a shard of
-/// the whole tensor `name`.
-TensorShard shard_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind, int64_t begin, const at::Tensor& values);
-/// The region of the same elements, for reading.
-Region region_of(const bucket::TensorInfo& tensor, int64_t begin, int64_t numel);
+/// Describes elements [begin, begin + values.numel()) of this rank's part of a parameter, or of a state of the same shape, as shards of
+/// the whole tensor `name`: one, or one for each of Placement::parts that they lie in.
+std::vector<TensorShard> shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind, int64_t begin, const at::Tensor& values);
+/// Reads the same elements into `values`, which is contiguous.
+void read_placed(const Checkpoint& saved, const std::string& name, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values);
 
 } // namespace trireme::checkpoint

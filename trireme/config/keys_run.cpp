@@ -84,9 +84,13 @@ std::vector<Section> run_sections() {
   for (Section& section : data()) {
     out.push_back(std::move(section));
   }
-  out.push_back({"parallel", "", "How the ranks are used: pipe x tensor x data of them.", false, {
+  out.push_back({"parallel", "", "How the ranks are used: pipe x data x context x tensor of them, the ranks of an axis nearer to the end lying nearer to each other.", false, {
     {"pipe", H, "int 1..4096", "1", "Pipeline stages that the model's layers are spread over."},
-    {"tensor", L, "int >= 1", "1", "each rank holds whole layers."},
+    {"tensor", H, "int 1..4096", "1", "Ranks among which heads, MLPs and vocabulary of each layer are split. Shoeybi et al. 2019, arXiv:1909.08053. For a gpt."},
+    {"context", H, "int 1..4096", "1", "Ranks among which the tokens of each sample are split. For a gpt."},
+    {"sequence_parallel", H, "bool", "false", "Between the split layers each tensor rank has a part of the tokens: less memory for activations. Korthikanti et al. 2022, arXiv:2205.05198."},
+    {"context_kind", H, "word ring|ulysses", "\"ring\"", "How attention sees the tokens of other context ranks: keys and values go round, or each rank gets all tokens of some heads."},
+    {"expert", L, "int >= 1", "1", "there is no mixture of experts."},
     {"data", H, "int|auto >= 1", "\"auto\"", "Data-parallel replicas; \"auto\": as many as there are ranks for."},
     {"schedule", H, "word naive|gpipe|1f1b|interleaved|zero-bubble", "\"1f1b\"", "Order of the micro-batches in the pipeline: docs/schedules.md."},
     {"chunks", H, "int 1..4096", "null", "Parts of the model that each stage holds: more than 1 makes 1f1b interleaved, which takes 2 by itself."},

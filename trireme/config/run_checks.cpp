@@ -75,6 +75,36 @@ void check_gpt(const JsonNode& root, RunConfig& run) {
   }
 }
 
+// Of a gpt: what ranks share must divide among them.
+void check_split(const JsonNode& root, RunConfig& run) {
+  const models::GptOptions& gpt = run.model.gpt;
+  const ParallelConfig& parallel = run.parallel;
+  const bool ring = parallel.context_kind == context::Kind::ring;
+  const auto divides = [&](const char* axis, int64_t ranks, int64_t parts, const char* what, int64_t size) {
+    if (ranks > 1 && size % parts != 0) {
+      place(root, "parallel", axis)
+          .fail(concat(ranks, " ranks need a model.", what, " that divides by ", parts, ", it is ", size, ", ", named(place(root, "model", what))),
+                concat("Choose another number of ranks, or another ", what, "."));
+    }
+  };
+  divides("tensor", parallel.tensor, parallel.tensor, "heads", gpt.heads);
+  if (parallel.tensor > 1 && gpt.vocab_size > 0 && gpt.vocab_size < parallel.tensor) {
+    place(root, "parallel", "tensor").fail(concat(parallel.tensor, " ranks cannot share a vocabulary of ", gpt.vocab_size), "Choose fewer tensor ranks.");
+  }
+  if (parallel.context > 1) {
+    divides("context", parallel.context, (ring ? 2 : 1) * parallel.context, "sequence_length", gpt.sequence_length);
+    if (!ring) {
+      divides("context", parallel.context, parallel.context * parallel.tensor, "heads", gpt.heads);
+    }
+  }
+  if (parallel.sequence_parallel && parallel.tensor > 1) {
+    divides("sequence_parallel", parallel.tensor, parallel.tensor * parallel.context, "sequence_length", gpt.sequence_length);
+  } else if (parallel.sequence_parallel) {
+    const JsonNode& key = place(root, "parallel", "sequence_parallel");
+    run.notes.push_back(concat(key.where(), ": ", key.path(), " has no effect: there is one tensor rank (parallel.tensor)"));
+  }
+}
+
 void check_cnn(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
   const auto count = [&](const char* images, size_t n_images, const char* labels, size_t n_labels) {
     if (n_images != n_labels) {
@@ -85,6 +115,11 @@ void check_cnn(const JsonNode& root, const JsonNode& engine, const RunConfig& ru
   };
   count("train", run.data.train.size(), "train_labels", run.data.train_labels.size());
   count("validation", run.data.validation.size(), "validation_labels", run.data.validation_labels.size());
+  for (const char* axis : {"tensor", "context"}) {
+    if ((*axis == 't' ? run.parallel.tensor : run.parallel.context) > 1) {
+      place(root, "parallel", axis).fail(concat("a cnn cannot be split so, ", named(place(root, "model", "type"))), "Use a gpt, or leave the key out.");
+    }
+  }
   if (run.parallel.pipe > 1) {
     place(root, "model", "type")
         .fail(concat("a run file cannot cut a cnn into ", run.parallel.pipe, " pipeline stages"),
@@ -213,6 +248,7 @@ void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
   check_kinds_fit(root, run);
   if (run.model.kind == ModelConfig::Kind::gpt) {
     check_gpt(root, run);
+    check_split(root, run);
   } else {
     check_cnn(root, engine, run);
   }
@@ -226,6 +262,9 @@ ordered_json write_out(const RunConfig& run) {
           {"parallel",
            {{"pipe", parallel.pipe},
             {"tensor", parallel.tensor},
+            {"context", parallel.context},
+            {"sequence_parallel", parallel.sequence_parallel},
+            {"context_kind", parallel.context_kind == context::Kind::ulysses ? "ulysses" : "ring"},
             {"data", parallel.data ? ordered_json(*parallel.data) : ordered_json("auto")},
             {"schedule", parallel.schedule},
             {"chunks", parallel.chunks ? ordered_json(*parallel.chunks) : ordered_json()}}},

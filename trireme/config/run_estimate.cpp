@@ -134,10 +134,10 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   Run& e = out.run;
   e.stages = run.parallel.pipe;
   e.layer_list = run.builds_layers();
-  if (ranks < 1 || ranks % (e.stages * run.parallel.tensor) != 0) {
-    throw InputError("estimate", concat(ranks, " ranks cannot be divided among ", e.stages * run.parallel.tensor, " parts of the model (pipe * tensor)"));
+  if (ranks < 1 || ranks % run.parallel.ranks_of_replica() != 0) {
+    throw InputError("estimate", concat(ranks, " ranks cannot be divided among the ", run.parallel.ranks_of_replica(), " ranks of a replica (pipe * context * tensor)"));
   }
-  e.data_ranks = ranks / (e.stages * run.parallel.tensor);
+  e.data_ranks = ranks / run.parallel.ranks_of_replica();
   const BatchTriple batch = run.engine.batch_for(e.data_ranks);
   e.micro_batch = batch.micro;
   e.accumulation = batch.accumulation;

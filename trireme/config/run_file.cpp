@@ -123,6 +123,9 @@ ParallelConfig read_parallel(const Values& values) {
   ParallelConfig out;
   out.pipe = values.get("pipe", out.pipe);
   out.tensor = values.get("tensor", out.tensor);
+  out.context = values.get("context", out.context);
+  out.sequence_parallel = values.get("sequence_parallel", out.sequence_parallel);
+  out.context_kind = values.get<std::string>("context_kind", "ring") == "ulysses" ? context::Kind::ulysses : context::Kind::ring;
   const JsonNode* data = values.find("data");
   if (data != nullptr && data->kind() != JsonNode::Kind::string) {
     out.data = data->as_integer();

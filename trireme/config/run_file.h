@@ -4,6 +4,7 @@
 #include <trireme/config/engine_config.h>
 #include <trireme/data/options.h>
 #include <trireme/models/options.h>
+#include <trireme/parallel/context/options.h>
 
 #include <nlohmann/json.hpp>
 
@@ -26,12 +27,21 @@ struct ModelConfig {
 struct ParallelConfig {
   int64_t pipe = 1;
   int64_t tensor = 1;
+  /// Ranks that share the tokens of each sample.
+  int64_t context = 1;
+  bool sequence_parallel = false;
+  context::Kind context_kind = context::Kind::ring;
   /// Data-parallel replicas; absent ("auto"): as many as the number of ranks allows.
   std::optional<int64_t> data;
   /// Pipeline schedule: naive, gpipe, 1f1b, interleaved or zero-bubble.
   std::string schedule = "1f1b";
   /// Parts of the model per stage; absent: 2 for interleaved, else 1.
   std::optional<int64_t> chunks;
+
+  /// Ranks that train one replica of the model.
+  int64_t ranks_of_replica() const {
+    return pipe * context * tensor;
+  }
 };
 
 /// A text that the trained model generates at the end of the run.

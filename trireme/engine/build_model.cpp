@@ -35,7 +35,7 @@ void build_layers(Parts& parts, const config::EngineConfig& config, zero::ModelU
   hooks.built = [&parts](torch::nn::Module& layer) { move_and_cast(layer, parts); };
   if (!shards_parameters(parts, config)) {
     parts.layers->set_hooks(hooks);
-    parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.group);
+    parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.stage);
     return;
   }
   if (parts.pipe.size() > 1) {
@@ -53,7 +53,7 @@ void build_layers(Parts& parts, const config::EngineConfig& config, zero::ModelU
     }
   };
   parts.layers->set_hooks(hooks);
-  parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.group);
+  parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.stage);
   hooks.built = nullptr; // `units` ends with initialize()
   parts.layers->set_hooks(hooks);
   if (!parts.layers->ties().empty()) {
@@ -67,7 +67,7 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
   build_layers(parts, options.config, units);
   parts.model = parts.layers;
   parts.loss_function = [&parts, &state](const data::Batch& batch) {
-    const int64_t count = state.micro_steps * parts.group.size() + parts.group.rank();
+    const int64_t count = state.micro_steps * parts.data.size() + parts.data.rank();
     const pipeline::Tensors outputs = parts.layers->forward_chunk(0, batch.inputs, count);
     return LossAndLogits(parts.layers->loss(outputs, batch.targets), parts.layers->logits(outputs));
   };
@@ -75,7 +75,18 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
     log::info(parts.layers->describe());
   }
   parts.ties = std::make_unique<pipeline::Ties>(parts.pipe, *parts.layers);
-  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.group.rank(), parts.group.size(), parts.device());
+  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.data.rank(), parts.data.size(), parts.device());
+}
+
+// A list of layers registers the tensors of its modules, not the modules.
+std::vector<const torch::nn::Module*> modules_of(const Parts& parts) {
+  std::vector<const torch::nn::Module*> found = {parts.model.get()};
+  if (parts.layers) {
+    for (const auto& layer : parts.layers->layer_modules()) {
+      found.push_back(layer.get());
+    }
+  }
+  return found;
 }
 
 // Lists the trained parameters, those that are final late first: flat buffers reverse the list, and buckets start in that order.
@@ -115,11 +126,13 @@ void check_placement(const std::string& name, const at::Tensor& parameter, const
   if (!parameter.requires_grad() && (!placement.global_shape.empty() || placement.reduce_group != 0)) {
     refuse("is not that of a whole one, and it is frozen", "Frozen parameters are the same on every rank.");
   }
-  bool fits = placement.global_shape.size() == placement.box_offset.size() &&
-              (placement.global_shape.empty() || std::ssize(placement.global_shape) == parameter.dim());
+  bool fits = placement.global_shape.size() == placement.box_offset.size() && placement.parts >= 1 &&
+              (placement.global_shape.empty() ? placement.parts == 1 : std::ssize(placement.global_shape) == parameter.dim());
   for (size_t dim = 0; fits && dim < placement.global_shape.size(); ++dim) {
     const int64_t begin = placement.box_offset[dim];
-    fits = begin >= 0 && begin + parameter.size(static_cast<int64_t>(dim)) <= placement.global_shape[dim];
+    const int64_t parts = dim == 0 ? placement.parts : 1;
+    const int64_t size = parameter.size(static_cast<int64_t>(dim));
+    fits = begin >= 0 && size % parts == 0 && placement.global_shape[dim] % parts == 0 && begin + size / parts <= placement.global_shape[dim] / parts;
   }
   if (!fits) {
     refuse(concat("has global_shape ", at::IntArrayRef(placement.global_shape), " and box_offset ", at::IntArrayRef(placement.box_offset),
@@ -151,6 +164,16 @@ void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units,
   }
 }
 
+// Makes equal what the tensor ranks have whole. (Where its gradients are summed over them, its reduce group has done it.)
+void broadcast_whole(const Parts& parts) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& buffer : parts.buffers) {
+    if (parts.tensor.size() > 1 && !parts.whole.is_sum && buffer->reduce_group() == parts.whole.group && !buffer->parameters_are_sharded()) {
+      parts.tensor.broadcast(buffer->flat_data(), 0, "parameters").wait();
+    }
+  }
+}
+
 // Gradients accumulated over micro-batches need the range of grad_accum_dtype; others have the communication type.
 at::ScalarType gradient_type(const Parts& parts) {
   return precision::scalar_type(parts.batch.accumulation > 1 ? parts.precision.grad_accumulation : parts.precision.communication_type());
@@ -170,11 +193,14 @@ zero::ModelUnits build_model(Parts& parts, const StepState& state, const Initial
 
 std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   const config::EngineConfig& config = options.config;
-  bucket::FlatOptions sharding{.rank = parts.sync->step_group().rank(), .size = parts.sync->step_group().size()};
+  bucket::FlatOptions sharding{.rank = parts.sync->step_group().rank(), .size = parts.steps_together() ? parts.sync->groups().largest() : 1};
   sharding.shard_gradients = parts.group.size() > 1 && config.zero.stage >= 2;
   sharding.shard_parameters = shards_parameters(parts, config);
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
   sharding.gradient_type = gradient_type(parts);
+  for (const torch::nn::Module* module : modules_of(parts)) {
+    parts.split.merge(tensor::placements_of(*module));
+  }
   refuse_early_shards_of_some_ranks(*parts.model, options);
   if (sharding.shard_parameters) {
     sharding.parameter_store = options.state_store ? options.state_store() : nullptr;
@@ -195,7 +221,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     }
   }
   sharding.placement_of = [&](const std::string& name, const at::Tensor& parameter) {
-    bucket::Placement placement = options.placement ? options.placement(name, parameter) : bucket::Placement();
+    bucket::Placement placement = options.placement ? options.placement(name, parameter) : parts.placement_of(parameter);
     check_placement(name, parameter, placement);
     if (parts.layers && parts.layers->saved_name(name) != name) {
       placement.counts_in_norm = false;
@@ -227,6 +253,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   }
   if (config.data_parallel.broadcast_at_start) {
     parallel::broadcast_parameters(parts.buffers, parts.sync->groups());
+    broadcast_whole(parts);
     parallel::broadcast_untrained(*parts.model, parts.group);
   }
   if (parts.ties) {

@@ -16,6 +16,7 @@
 #include <torch/types.h>
 
 #include <limits>
+#include <set>
 #include <utility>
 
 namespace trireme::engine {
@@ -329,16 +330,44 @@ at::Device Engine::device() const {
   return impl_->parts.device();
 }
 const comm::Group& Engine::group() const {
-  return impl_->parts.group;
+  return impl_->parts.data;
+}
+const comm::Group& Engine::context_group() const {
+  return impl_->parts.context;
+}
+const comm::Group& Engine::tensor_group() const {
+  return impl_->parts.tensor;
 }
 const comm::Group& Engine::pipe_group() const {
   return impl_->parts.pipe;
 }
 int64_t Engine::bytes_sent() const {
+  int64_t bytes = 0;
+  for (const auto& [axes, sent] : bytes_sent_by_axes()) {
+    bytes += sent;
+  }
+  return bytes;
+}
+std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
   const Parts& parts = impl_->parts;
-  int64_t bytes = parts.pipe.size() > 1 ? parts.pipe.bytes_sent() : 0;
+  std::map<std::string, int64_t> bytes;
+  std::set<std::string> seen; // one group may be that of several axes; names of groups differ
+  const auto add = [&](const std::string& axes, const comm::Group& group) {
+    if (group.size() > 1 && seen.insert(group.name()).second) {
+      bytes[axes] += group.bytes_sent();
+    }
+  };
+  add("tensor", parts.tensor);
+  add("context", parts.context);
+  add("pipe", parts.pipe);
+  add("data", parts.data);
+  add(parts.data.size() > 1 ? "data+context" : "context", parts.group);
+  if (parts.tensor.size() > 1) {
+    add(parts.group.size() > 1 ? "data+tensor" : "tensor", parts.stage);
+    add("pipe+tensor", parts.model_ranks);
+  }
   for (const comm::Group& group : parts.sync->groups().all()) {
-    bytes += group.bytes_sent();
+    add("data", group);
   }
   return bytes;
 }

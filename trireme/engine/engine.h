@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -150,11 +151,16 @@ class Engine {
 
   /// Where this rank trains; the model is there, and batches are moved there.
   at::Device device() const;
-  /// The data-parallel ranks of this one, and the stages of its pipeline.
+  /// The data-parallel ranks of this one, the stages of its pipeline, and the ranks that share the tokens and the layers of each.
   const comm::Group& group() const;
   const comm::Group& pipe_group() const;
-  /// Bytes this rank has sent to either.
+  const comm::Group& context_group() const;
+  const comm::Group& tensor_group() const;
+  /// Bytes this rank has sent to any of them.
   int64_t bytes_sent() const;
+  /// The same by the axes of the mesh that the ranks lie along: "data", "tensor", "data+context", ... Ranks along no axis of the mesh ("reduce_groups") count as
+  /// "data". A group of all ranks also carries what is not of one axis: losses, checkpoints.
+  std::map<std::string, int64_t> bytes_sent_by_axes() const;
   torch::nn::Module& module();
   /// Makes these parameters whole on every rank while what it returns lives: to look at them, or to change them on one of the
   /// data-parallel ranks, whose values are then everybody's. For ZeRO stage 3; at other stages they are whole anyway. Collective

@@ -129,9 +129,17 @@ bool shards_states(const Parts& parts, const config::EngineConfig& config) {
   return config.zero.stage >= 1 && parts.group.size() > 1;
 }
 
-std::unique_ptr<parallel::GradientSync> make_sync(const Parts& parts, const InitializeOptions& options) {
-  const parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
+std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options) {
+  parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
+  if (parts.tensor.size() > 1) {
+    // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend on the place in a buffer.
+    parts.whole.is_sum = options.sequence_parallel;
+    parts.whole.group = groups.add(options.sequence_parallel ? parts.stage : parts.group);
+  }
   if (options.gradient_sync) {
+    if (parts.tensor.size() > 1) {
+      throw InputError("engine", "tensor parallelism with a gradient_sync of its own", "Leave one of them out.");
+    }
     if (options.config.zero.stage >= 1) {
       throw InputError("engine", concat("ZeRO stage ", options.config.zero.stage, " with a gradient_sync of its own"),
                        "ZeRO shards what that one expects whole: use \"stage\": 0.");
@@ -143,6 +151,25 @@ std::unique_ptr<parallel::GradientSync> make_sync(const Parts& parts, const Init
     return std::make_unique<zero::ShardedSync>(groups, options.config.data_parallel, travel);
   }
   return std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);
+}
+
+void check_mesh(const mesh::Mesh& mesh, int stages) {
+  if (const int pipe = mesh.shape().size(mesh::Axis::pipe); pipe != stages) {
+    throw InputError("engine", concat("InitializeOptions::mesh has ", pipe, " pipeline stages and the model ", stages),
+                     "Make it by mesh::training_mesh() with pipe as in PipelineOptions::stages; 1 for a model in one piece.");
+  }
+}
+
+void set_groups(Parts& parts, const mesh::Mesh& mesh) {
+  using mesh::Axis;
+  parts.data = mesh.group(Axis::data);
+  parts.pipe = mesh.group(Axis::pipe);
+  parts.context = mesh.group(Axis::context);
+  parts.tensor = mesh.group(Axis::tensor);
+  parts.group = mesh.group({Axis::data, Axis::context});
+  parts.model_ranks = mesh.group({Axis::pipe, Axis::tensor});
+  parts.stage = mesh.group({Axis::data, Axis::context, Axis::tensor});
+  parts.everyone = mesh.group();
 }
 
 // The device with its number, as this thread's current one.
@@ -164,7 +191,7 @@ void open_groups(const Parts& parts) {
   if (parts.device().is_cpu()) {
     return;
   }
-  std::vector<comm::Group> groups = {parts.everyone, parts.group, parts.pipe, parts.sync->step_group()};
+  std::vector<comm::Group> groups = {parts.everyone, parts.group, parts.pipe, parts.tensor, parts.model_ranks, parts.sync->step_group()};
   groups.insert(groups.end(), parts.sync->groups().all().begin(), parts.sync->groups().all().end());
   for (const comm::Group& group : groups) {
     group.open(parts.device());
@@ -190,8 +217,8 @@ data::DataLoader make_loader(const Parts& parts, const InitializeOptions& option
   sampler.shuffle = options.shuffle;
   sampler.drop_last = options.config.dataloader_drop_last;
   sampler.seed = options.config.seed;
-  sampler.rank = parts.group.rank();
-  sampler.replicas = parts.group.size();
+  sampler.rank = parts.data.rank();
+  sampler.replicas = parts.data.size();
   sampler.order = options.order;
   const auto data = options.collate ? data::collated(options.training_data, options.collate) : options.training_data;
   data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), parts.batch.micro, options.prefetch, part_for(parts), !parts.device().is_cpu());
@@ -207,20 +234,18 @@ data::DataLoader make_loader(const Parts& parts, const InitializeOptions& option
   return loader;
 }
 
-// Of a parameter that some ranks have, each of them counts its share; of a box that all have, the whole.
+// The ranks that have a parameter's elements count equal shares of them.
 int64_t count_parameters(const Parts& parts) {
-  struct Trained {
-    int group;
-    double numel;
-  };
-  std::map<const void*, Trained> trained;
+  std::map<const void*, double> trained;
   for (const auto& buffer : parts.buffers) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
-      const std::vector<int64_t> shape = buffer->reduce_group() == 0 ? buffer->layout().tensors()[i].global_shape() : buffer->layout().tensors()[i].sizes;
-      trained[buffer->parameter(i).unsafeGetTensorImpl()] = {buffer->reduce_group(), static_cast<double>(c10::multiply_integers(shape))};
+      const bucket::TensorInfo& tensor = buffer->layout().tensors()[i];
+      const bool elsewhere = !tensor.placement.counts_in_norm && parts.tensor.rank() > 0;
+      const bool is_box_of_all = buffer->reduce_group() == 0 && parts.split.empty(); // by InitializeOptions::placement
+      const auto numel = static_cast<double>(is_box_of_all ? c10::multiply_integers(tensor.global_shape()) : tensor.numel());
+      trained[buffer->parameter(i).unsafeGetTensorImpl()] = elsewhere ? 0.0 : numel / parts.sync->groups().of(*buffer).size();
     }
   }
-  double everywhere = 0;
   double shares = 0;
   std::set<const void*> seen;
   for (const auto& item : parts.model->named_parameters()) {
@@ -229,21 +254,14 @@ int64_t count_parameters(const Parts& parts) {
     if (copy || !seen.insert(impl).second) {
       continue;
     }
-    const auto found = trained.find(impl);
-    if (found == trained.end()) {
-      everywhere += static_cast<double>(item.value().numel());
-    } else if (found->second.group == 0) {
-      everywhere += found->second.numel;
-    } else {
-      shares += found->second.numel / parts.sync->groups().at(found->second.group).size();
+    if (const auto found = trained.find(impl); found != trained.end()) {
+      shares += found->second;
+    } else if (parts.placement_of(item.value()).counts_in_norm) {
+      shares += static_cast<double>(item.value().numel()) / parts.group.size();
     }
   }
   at::Tensor sum = torch::tensor({shares}, torch::kFloat64);
-  if (parts.several_reduce_groups) {
-    parts.group.all_reduce(sum, comm::ReduceOp::sum, "parameter count of the data ranks").wait();
-  }
-  sum += everywhere;
-  parts.pipe.all_reduce(sum, comm::ReduceOp::sum, "parameter count").wait();
+  parts.everyone.all_reduce(sum, comm::ReduceOp::sum, "parameter count").wait();
   return std::llround(sum.item<double>());
 }
 
@@ -265,16 +283,15 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   resolve_precision(options.config.precision, world.group(), device);
   const config::EngineConfig& config = options.config;
   const int stages = options.pipeline ? options.pipeline->options().stages : 1;
-  const mesh::Mesh mesh(world.group(), mesh::MeshShape::fit(world.size(), {{mesh::Axis::pipe, stages}, {mesh::Axis::data, mesh::kRest}}));
+  const mesh::Mesh mesh = options.mesh ? *options.mesh : mesh::training_mesh(world.group(), {.pipe = stages});
+  check_mesh(mesh, stages);
   auto impl = std::make_unique<Engine::Impl>();
   Parts& parts = impl->parts;
   parts.model = options.model;
   parts.loss_function = options.loss;
-  parts.group = mesh.group(mesh::Axis::data);
-  parts.pipe = mesh.group(mesh::Axis::pipe);
-  parts.everyone = mesh.group();
+  set_groups(parts, mesh);
   impl->arrivals.emplace(parts.group);
-  parts.batch = config.batch_for(parts.group.size());
+  parts.batch = config.batch_for(parts.data.size());
   parts.clipping = config.gradient_clipping;
   parts.precision = config.precision;
   if (parts.precision.scales_loss()) {

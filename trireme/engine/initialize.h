@@ -9,6 +9,7 @@
 #include <trireme/data/loader.h>
 #include <trireme/engine/engine.h>
 #include <trireme/engine/parameter_groups.h>
+#include <trireme/mesh/mesh.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/data/gradient_sync.h>
@@ -63,6 +64,10 @@ struct InitializeOptions {
   std::function<bucket::Placement(const std::string& name, const at::Tensor& parameter)> placement = nullptr;
   /// Makes the groups that Placement::reduce_group counts from 1 on, by data.subgroup(): in each the ranks that hold the same elements.
   std::function<std::vector<comm::Group>(const comm::Group& data)> reduce_groups = nullptr;
+  /// The mesh that the model was built for (mesh::training_mesh()). Default: the pipeline's stages, and data-parallel replicas of them.
+  std::optional<mesh::Mesh> mesh = std::nullopt;
+  /// The model splits sequences between its split layers (tensor::Ranks::sequence_parallel): gradients of what the tensor ranks have whole are summed over them.
+  bool sequence_parallel = false;
   /// Makes what holds this rank's masters and optimizer states between steps, and another one for its shards of the parameters at ZeRO stage 3;
   /// default: the memory of their device.
   std::function<std::unique_ptr<bucket::StateStore>()> state_store = nullptr;

@@ -88,13 +88,14 @@ bool OptimizerStep::agree_on_scale(double lowered) {
   return one_scale;
 }
 
-// Sums over the stages: the last one has the loss and its type, each has a part of the norm.
-bool OptimizerStep::agree_with_stages(double& squared_norm, bool one_scale) {
+// Sums over the ranks of one model: one has the loss and its type, each has a part of the norm.
+bool OptimizerStep::agree_on_model(double& squared_norm, bool one_scale) {
   const Stopwatch watch = clock_.agreement();
   StepScale& scale = state_.scale;
-  at::Tensor sums = torch::tensor({mean_loss_, squared_norm, stop_agreed_ ? 1.0 : 0.0, parts_.has_loss() ? scale.scaler().largest() : 0.0, one_scale ? 0.0 : 1.0},
+  const bool tells = parts_.tells_loss();
+  at::Tensor sums = torch::tensor({tells ? mean_loss_ : 0.0, squared_norm, stop_agreed_ ? 1.0 : 0.0, tells ? scale.scaler().largest() : 0.0, one_scale ? 0.0 : 1.0},
                                   torch::kFloat64);
-  parts_.pipe.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
+  parts_.model_ranks.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
   mean_loss_ = sums[0].item<double>();
   squared_norm = sums[1].item<double>();
   stop_agreed_ = sums[2].item<double>() > 0;
@@ -102,7 +103,7 @@ bool OptimizerStep::agree_with_stages(double& squared_norm, bool one_scale) {
   return sums[4].item<double>() == 0;
 }
 
-// Sums loss and squared norm over ranks and stages as the host does, in the same order: [2], the mean loss and the squared norm.
+// Sums loss and squared norm over data ranks and the ranks of the model as the host does, in the same order: [2], the mean loss and the squared norm.
 at::Tensor OptimizerStep::agree_on_device(const at::Tensor& norm) {
   const parallel::GradientSync& sync = *parts_.sync;
   const comm::Group& losses = sync.ranks_meet() ? sync.group() : sync.step_group();
@@ -122,7 +123,10 @@ at::Tensor OptimizerStep::agree_on_device(const at::Tensor& norm) {
     add_up(norms, sums.slice(0, 1));
   }
   mean.copy_(mean.div(static_cast<double>(losses.size())).to(torch::kFloat32));
-  add_up(parts_.pipe, sums);
+  if (!parts_.tells_loss()) {
+    mean.zero_();
+  }
+  add_up(parts_.model_ranks, sums);
   return sums;
 }
 
@@ -178,8 +182,8 @@ void OptimizerStep::run() {
   }
   double squared_norm = needs_norm ? sums[0].item<double>() : 0;
   bool one_scale = !parts_.looks_for_overflow() || agree_on_scale(sums[2].item<double>());
-  if (parts_.pipe.size() > 1) {
-    one_scale = agree_with_stages(squared_norm, one_scale);
+  if (parts_.model_ranks.size() > 1) {
+    one_scale = agree_on_model(squared_norm, one_scale);
   }
   const double unscale = parts_.sync->scale() / state_.scale.scaler().scale();
   const auto left_out = [&] { return asks_for_unused ? unused_everywhere(unused, sums[1].item<double>()) : Unused(); };

@@ -70,7 +70,7 @@ class OptimizerStep {
   Unused unused_here() const;
   Unused unused_everywhere(Unused unused, double ranks_that_lack_some) const;
   bool agree_on_scale(double lowered);
-  bool agree_with_stages(double& squared_norm, bool one_scale);
+  bool agree_on_model(double& squared_norm, bool one_scale);
   at::Tensor agree_on_device(const at::Tensor& norm);
   at::Tensor factor_on_device(const at::Tensor& loss_and_norm, bool has_norm, double unscale) const;
   void begin(double grad_scale, const Unused& unused = {}, const at::Tensor& device_grad_scale = {});

@@ -18,6 +18,18 @@ Parts::~Parts() {
   }
 }
 
+bucket::Placement Parts::placement_of(const at::Tensor& parameter) const {
+  if (const auto found = split.find(parameter.unsafeGetTensorImpl()); found != split.end()) {
+    return found->second;
+  }
+  bucket::Placement placement;
+  if (tensor.size() > 1) {
+    placement.reduce_group = parameter.requires_grad() ? whole.group : 0;
+    placement.counts_in_norm = (whole.is_sum && parameter.requires_grad()) || tensor.rank() == 0;
+  }
+  return placement;
+}
+
 LossAndLogits Parts::loss_of(const data::Batch& micro_batch) {
   const std::shared_ptr<void> guard = autocast_guard();
   return loss_function(prepared(micro_batch));

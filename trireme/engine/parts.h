@@ -14,6 +14,7 @@
 #include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/ties.h>
+#include <trireme/parallel/tensor/split_module.h>
 #include <trireme/precision/options.h>
 #include <trireme/zero/parameter_coordinator.h>
 
@@ -24,15 +25,29 @@
 
 namespace trireme::engine {
 
+/// What the ranks of the tensor axis have whole, each of them: which ReduceGroups number adds up its gradients.
+struct WholeParameters {
+  int group = 0;
+  /// The gradients of the tensor ranks are summands (sequence parallelism), not the same.
+  bool is_sum = false;
+};
+
 /// The parts of an engine. initialize() builds them; none is replaced afterwards.
 struct Parts {
   std::shared_ptr<torch::nn::Module> model;
   std::optional<ClaimedModel> claim;
   LossFunction loss_function;
   device::Uploader uploader; // to the device that this rank trains on
-  comm::Group group; // the data axis
+  comm::Group group; // data and context: the ranks that add up gradients
+  comm::Group data;
   comm::Group pipe;
+  comm::Group context;
+  comm::Group tensor;
+  comm::Group model_ranks; // pipe and tensor: the ranks that have one model together
+  comm::Group stage; // data, context and tensor: all that have the same layers
   comm::Group everyone;
+  WholeParameters whole;
+  tensor::Placements split; // of the model's parameters of which each tensor rank has a part
   std::shared_ptr<pipeline::PipelineModule> layers; // null: a model in one piece
   std::unique_ptr<pipeline::Ties> ties;
   std::unique_ptr<pipeline::Executor> executor;
@@ -78,12 +93,14 @@ struct Parts {
   }
   /// All ranks that take a step as one, or skip it.
   const comm::Group& step_ranks() const {
-    return steps_together() ? everyone : pipe;
+    return steps_together() ? everyone : model_ranks;
   }
-  /// Whether this stage computes the loss.
-  bool has_loss() const {
-    return pipe.rank() == pipe.size() - 1;
+  /// Whether this rank tells the others of its model the loss: the last stage computes it, on all tensor ranks.
+  bool tells_loss() const {
+    return pipe.rank() == pipe.size() - 1 && tensor.rank() == 0;
   }
+  /// Which part of the whole model's parameter this rank has, by the model's own word.
+  bucket::Placement placement_of(const at::Tensor& parameter) const;
   /// Seconds of communication that nothing has hidden so far.
   double exposed_seconds() const {
     return reducer->exposed_seconds() + coordinator->exposed_seconds() + sync->exposed_seconds();

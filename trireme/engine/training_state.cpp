@@ -74,10 +74,10 @@ TrainingState::TrainingState(Engine::Impl& engine) : engine_(engine) {
   }
 }
 
-// Parameters that are not trained are replicated.
+// Parameters that are not trained are whole, but for those that the tensor ranks split.
 bucket::TensorInfo TrainingState::info_of(const at::Tensor& tensor) const {
   const auto found = infos_.find(tensor.unsafeGetTensorImpl());
-  return found == infos_.end() ? bucket::TensorInfo{.name = "", .sizes = tensor.sizes().vec()} : *found->second;
+  return found != infos_.end() ? *found->second : bucket::TensorInfo{.name = "", .sizes = tensor.sizes().vec(), .placement = engine_.parts.placement_of(tensor)};
 }
 
 // Visits this rank's shards of sharded parameters; returns which parameters those are.
@@ -98,6 +98,11 @@ std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
   return sharded;
 }
 
+// Not where another rank's copy of the same elements is saved. (Copies of a tied parameter are known by their names.)
+bool TrainingState::is_saved_here(const bucket::TensorInfo& tensor) const {
+  return tensor.placement.counts_in_norm || saved_name(tensor.name) != tensor.name;
+}
+
 std::vector<checkpoint::TensorShard> TrainingState::shards() {
   std::vector<checkpoint::TensorShard> mine;
   std::vector<Balance> balances; // the ranks that have the same tensors share the work of saving them
@@ -108,37 +113,43 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   const auto is_new = [&](const std::string& name, const at::Tensor& tensor) {
     return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
   };
-  const auto add_whole = [&](const std::string& name, const char* kind, const at::Tensor& tensor) {
-    mine.push_back(checkpoint::shard_of(info_of(tensor), name, kind, 0, tensor.detach()));
+  const auto add = [&](const bucket::TensorInfo& tensor, const std::string& name, const char* kind, int64_t begin, const at::Tensor& values) {
+    for (checkpoint::TensorShard& shard : checkpoint::shards_of(tensor, name, kind, begin, values)) {
+      mine.push_back(std::move(shard));
+    }
   };
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    mine.push_back(checkpoint::shard_of(tensor, tensor.name, "parameter", begin, values));
+    if (is_saved_here(tensor)) {
+      add(tensor, tensor.name, "parameter", begin, values);
+    }
   });
   for (const auto& item : engine_.parts.model->named_parameters()) {
-    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && balances[info_of(item.value()).placement.reduce_group].is_mine(item.value())) {
-      add_whole(item.key(), "parameter", item.value());
+    const bucket::TensorInfo info = info_of(item.value());
+    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && is_saved_here(info) &&
+        balances[info.placement.reduce_group].is_mine(item.value())) {
+      add(info, item.key(), "parameter", 0, item.value().detach());
     }
   }
   // Replicas may differ in these.
   for (const auto& item : engine_.parts.model->named_buffers()) {
-    if (is_new(item.key(), item.value()) && engine_.parts.group.rank() == 0) {
-      add_whole(item.key(), "buffer", item.value());
+    if (is_new(item.key(), item.value()) && engine_.parts.group.rank() == 0 && engine_.parts.tensor.rank() == 0) {
+      add(info_of(item.value()), item.key(), "buffer", 0, item.value().detach());
     }
   }
   // Where replicas hold the same states, each tensor's are written by one of them.
   std::map<std::string, bool> is_mine;
   engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    if (saved_name(tensor.name) != tensor.name) {
+    if (saved_name(tensor.name) != tensor.name || !is_saved_here(tensor)) {
       return;
     }
     const std::string name = concat(state, '/', tensor.name);
     if (engine_.parts.optimizer->sharded() || is_mine.try_emplace(name, balances[tensor.placement.reduce_group].is_mine(values)).first->second) {
-      mine.push_back(checkpoint::shard_of(tensor, name, "optimizer", begin, values));
+      add(tensor, name, "optimizer", begin, values);
     }
   }, false);
   engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    if (saved_name(tensor.name) == tensor.name) {
-      mine.push_back(checkpoint::shard_of(tensor, concat(state, '/', tensor.name), "gradient_sync", begin, values));
+    if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
+      add(tensor, concat(state, '/', tensor.name), "gradient_sync", begin, values);
     }
   });
   for (const at::Device device : devices_with_rng(engine_.parts.device())) {
@@ -278,14 +289,14 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
       return;
     }
     const at::Tensor values = tensor.is_contiguous() ? tensor.detach() : at::empty_like(tensor, at::MemoryFormat::Contiguous);
-    saved.read_into(most_exact(name, tensor), checkpoint::region_of(info_of(tensor), 0, tensor.numel()), values);
+    checkpoint::read_placed(saved, most_exact(name, tensor), info_of(tensor), 0, values);
     if (!tensor.is_contiguous()) {
       tensor.detach().copy_(values);
     }
   };
   engine_.parts.coordinator->release_all();
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    saved.read_into(most_exact(tensor.name, values), checkpoint::region_of(tensor, begin, values.numel()), values);
+    checkpoint::read_placed(saved, most_exact(tensor.name, values), tensor, begin, values);
   });
   for (const auto& item : engine_.parts.model->named_parameters()) {
     if (sharded.count(item.value().unsafeGetTensorImpl()) == 0) {
@@ -299,10 +310,10 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     const std::string& name = saved_name(tensor.name);
     const std::string whole = concat(state, '/', name);
     // A run without masters saved their values as its parameters.
-    saved.read_into(state == optim::kMasterState && !saved.has(whole) ? name : whole, checkpoint::region_of(tensor, begin, values.numel()), values);
+    checkpoint::read_placed(saved, state == optim::kMasterState && !saved.has(whole) ? name : whole, tensor, begin, values);
   });
   engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    saved.read_into(concat(state, '/', saved_name(tensor.name)), checkpoint::region_of(tensor, begin, values.numel()), values);
+    checkpoint::read_placed(saved, concat(state, '/', saved_name(tensor.name)), tensor, begin, values);
   });
 }
 
@@ -351,7 +362,7 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   engine_.state.global_samples = state.at("global_samples");
   engine_.clear_step();
   engine_.parts.optimizer->set_steps(state["optimizer"].at("steps"));
-  const int rank = engine_.parts.everyone.rank();
+  const int rank = engine_.parts.everyone.rank() - engine_.parts.tensor.rank(); // tensor ranks, who are neighbours, draw the same numbers
   if (saved.world_size() == engine_.parts.everyone.size()) {
     for (const at::Device device : devices_with_rng(engine_.parts.device())) {
       if (saved.has(rng_name(device, rank))) {

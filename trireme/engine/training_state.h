@@ -32,6 +32,7 @@ class TrainingState {
   using VisitPiece = std::function<void(const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
   std::set<const void*> for_each_sharded(const VisitPiece& visit);
   std::vector<checkpoint::TensorShard> shards();
+  bool is_saved_here(const bucket::TensorInfo& tensor) const;
   nlohmann::json state(const nlohmann::json& client_state) const;
   /// Refuses a checkpoint that lacks a tensor of some rank's model or optimizer, has it in another shape, or has parameters that no rank's
   /// model has: they would be lost with the next save. Collective; throws on every rank, before anything is loaded.

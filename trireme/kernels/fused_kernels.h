@@ -56,8 +56,10 @@ struct LayerNormArgs {
 ///
 /// Forward: lse = log sum exp(logits), loss = lse - logits[target], 0 where target == ignore.
 /// Backward: dlogits = (exp(logits - lse) - onehot(target)) * scale, 0 for ignored rows; may be written over the logits.
-/// Targets must be `ignore` or in [0, columns).
+/// Targets must be `ignore`, in [0, columns), or kElsewhere: the class is among columns that another rank has, so that the loss is lse alone
+/// and nothing is subtracted in backward.
 struct CrossEntropyArgs {
+  static constexpr int64_t kElsewhere = -1;
   const void* logits = nullptr;
   const int64_t* target = nullptr;
   int64_t ignore = -100;

@@ -290,7 +290,7 @@ void cross_entropy_rows(const CrossEntropyArgs& args, int64_t begin, int64_t end
     const float lse = highest + __builtin_logf(sum((sums[0] + sums[1]) + (sums[2] + sums[3])));
     args.lse[row] = lse;
     const int64_t target = args.target[row];
-    args.loss[row] = target == args.ignore ? 0.0f : lse - sum(Wide::load(x + target, 1));
+    args.loss[row] = target == args.ignore ? 0.0f : target < 0 ? lse : lse - sum(Wide::load(x + target, 1));
   }
 }
 
@@ -306,9 +306,11 @@ void cross_entropy_backward_rows(const CrossEntropyArgs& args, int64_t begin, in
       continue;
     }
     const Wide shift = Wide::all(args.lse[row]);
-    const Wide hit = (exp(Wide::load(x + target, 1) - shift) - Wide::all(1)) * scale; // before the row is written over
+    const Wide hit = target < 0 ? Wide::zero() : (exp(Wide::load(x + target, 1) - shift) - Wide::all(1)) * scale; // before the row is written over
     each(args.columns, [&](int64_t j, const auto& at) { at.store(exp(at.load(x + j) - shift) * scale, dx + j); });
-    hit.store(dx + target, 1);
+    if (target >= 0) {
+      hit.store(dx + target, 1);
+    }
   }
 }
 

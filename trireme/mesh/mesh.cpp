@@ -217,4 +217,9 @@ const comm::Group& Mesh::group(const Axes& axes) const {
   return found->second;
 }
 
+Mesh training_mesh(const comm::Group& all, const TrainingAxes& axes) {
+  return Mesh(all, MeshShape::fit(all.size(), {{Axis::pipe, axes.pipe}, {Axis::data, axes.data}, {Axis::context, axes.context}, {Axis::tensor, axes.tensor}}),
+              {{Axis::data, Axis::context}, {Axis::pipe, Axis::tensor}, {Axis::data, Axis::context, Axis::tensor}});
+}
+
 } // namespace trireme::mesh

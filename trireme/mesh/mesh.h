@@ -108,4 +108,16 @@ class Mesh {
   std::map<std::string, comm::Group> groups_;
 };
 
+/// Sizes of the axes that a training has.
+struct TrainingAxes {
+  int pipe = 1;
+  int data = kRest;
+  int context = 1;
+  int tensor = 1;
+};
+
+/// The mesh [pipe, data, context, tensor] that initialize() takes, with the groups of axes that an engine needs together. Make it first, then the model, whose
+/// layers exchange over group(Axis::tensor) and group(Axis::context). Collective over `all`.
+Mesh training_mesh(const comm::Group& all, const TrainingAxes& axes);
+
 } // namespace trireme::mesh

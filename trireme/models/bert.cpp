@@ -3,6 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/models/dropout.h>
 #include <trireme/models/initialize.h>
+#include <trireme/parallel/tensor/exchange.h>
+#include <trireme/parallel/tensor/own_random.h>
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -29,11 +31,12 @@ nn::Module& name_only(nn::Module& parent, const std::string& name) {
 
 } // namespace
 
-BertEmbeddingsImpl::BertEmbeddingsImpl(const BertOptions& options)
+BertEmbeddingsImpl::BertEmbeddingsImpl(const BertOptions& options, const ModelRanks& ranks)
     : position_embeddings(register_module("position_embeddings", nn::Embedding(options.sequence_length, options.hidden))),
       token_type_embeddings(register_module("token_type_embeddings", nn::Embedding(options.segments, options.hidden))),
       LayerNorm(register_module("LayerNorm", bert_norm(options.hidden))),
-      dropout_(options.dropout) {}
+      dropout_(options.dropout),
+      ranks_(ranks) {}
 
 std::pair<at::Tensor, at::Tensor> BertEmbeddingsImpl::forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT) {
   return finish(x_BTH, mask_BT, token_type_embeddings->weight.slice(0, 0, 1));
@@ -41,51 +44,55 @@ std::pair<at::Tensor, at::Tensor> BertEmbeddingsImpl::forward(const at::Tensor& 
 
 std::pair<at::Tensor, at::Tensor> BertEmbeddingsImpl::forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT,
                                                               const at::Tensor& segments_BT) {
-  return finish(x_BTH, mask_BT, token_type_embeddings->forward(segments_BT));
+  const at::Tensor segments = ranks_.tensor.splits_sequence() ? tensor::take_part(segments_BT, ranks_.tensor.group, 1) : segments_BT;
+  return finish(x_BTH, mask_BT, token_type_embeddings->forward(segments));
 }
 
 std::pair<at::Tensor, at::Tensor> BertEmbeddingsImpl::finish(const at::Tensor& x_BTH, const at::Tensor& mask_BT,
                                                              const at::Tensor& segment_embeddings) {
-  const at::Tensor& positions = position_embeddings->weight;
-  const int64_t length = x_BTH.size(1);
-  if (length > positions.size(0)) {
-    throw InputError("bert", concat("a sequence of ", length, " tokens was given to a model of sequence_length ", positions.size(0)));
-  }
-  const at::Tensor x = LayerNorm->forward(x_BTH + positions.slice(0, 0, length) + segment_embeddings);
-  return {drop(x, dropout_, is_training()), mask_BT};
+  const at::Tensor x = LayerNorm->forward(add_positions("bert", x_BTH, position_embeddings->weight, ranks_) + segment_embeddings);
+  return {drop(x, dropout_, is_training(), ranks_), mask_BT};
 }
 
-BertSelfAttentionImpl::BertSelfAttentionImpl(const BertOptions& options)
-    : query(register_module("query", nn::Linear(options.hidden, options.hidden))),
-      key(register_module("key", nn::Linear(options.hidden, options.hidden))),
-      value(register_module("value", nn::Linear(options.hidden, options.hidden))),
-      heads_(options.heads),
-      dropout_(options.dropout) {}
+BertSelfAttentionImpl::BertSelfAttentionImpl(const BertOptions& options, const ModelRanks& ranks)
+    : query(register_module("query", tensor::ColumnParallelLinear(options.hidden, options.hidden, ranks.tensor))),
+      key(register_module("key", tensor::ColumnParallelLinear(options.hidden, options.hidden, ranks.tensor))),
+      value(register_module("value", tensor::ColumnParallelLinear(options.hidden, options.hidden, ranks.tensor))),
+      heads_(heads_of_rank("bert", options.heads, ranks)),
+      dropout_(options.dropout),
+      ranks_(ranks) {}
 
 at::Tensor BertSelfAttentionImpl::forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT) {
-  const int64_t B = x_BTH.size(0);
-  const int64_t T = x_BTH.size(1);
-  const int64_t H = x_BTH.size(2);
-  const auto split_heads = [&](nn::Linear& linear) { return linear->forward(x_BTH).view({B, T, heads_, H / heads_}).transpose(1, 2); };
+  const at::Tensor x = tensor::enter(x_BTH, ranks_.tensor);
+  const int64_t B = x.size(0);
+  const int64_t T = x.size(1);
+  const int64_t H = query->weight.size(0); // of this rank's heads
+  const auto split_heads = [&](tensor::ColumnParallelLinear& linear) {
+    return at::linear(x, linear->weight, linear->bias).view({B, T, heads_, H / heads_}).transpose(1, 2);
+  };
+  const bool drops = dropout_ > 0 && is_training();
+  const tensor::OwnRandom own(ranks_.tensor.group.rank(), drops ? ranks_.tensor.group.size() : 1, x.device()); // other heads, other probabilities
   const at::Tensor allowed = mask_BT.to(at::kBool).view({B, 1, 1, T});
-  const at::Tensor y = at::scaled_dot_product_attention(split_heads(query), split_heads(key), split_heads(value), allowed,
-                                                        is_training() ? dropout_ : 0.0);
+  const at::Tensor y = at::scaled_dot_product_attention(split_heads(query), split_heads(key), split_heads(value), allowed, drops ? dropout_ : 0.0);
   return y.transpose(1, 2).reshape({B, T, H});
 }
 
-BertOutputImpl::BertOutputImpl(int64_t in, int64_t out, double dropout)
-    : dense(register_module("dense", nn::Linear(in, out))), LayerNorm(register_module("LayerNorm", bert_norm(out))), dropout_(dropout) {}
+BertOutputImpl::BertOutputImpl(int64_t in, int64_t out, double dropout, const ModelRanks& ranks)
+    : dense(register_module("dense", tensor::RowParallelLinear(in, out, ranks.tensor))),
+      LayerNorm(register_module("LayerNorm", bert_norm(out))),
+      dropout_(dropout),
+      ranks_(ranks) {}
 
 at::Tensor BertOutputImpl::forward(const at::Tensor& x, const at::Tensor& residual) {
-  return LayerNorm->forward(residual + drop(dense->forward(x), dropout_, is_training()));
+  return LayerNorm->forward(residual + drop(dense->forward(x), dropout_, is_training(), ranks_));
 }
 
-BertBlockImpl::BertBlockImpl(const BertOptions& options) {
+BertBlockImpl::BertBlockImpl(const BertOptions& options, const ModelRanks& ranks) {
   nn::Module& attention = name_only(*this, "attention");
-  self_attention = attention.register_module("self", BertSelfAttention(options));
-  attention_output = attention.register_module("output", BertOutput(options.hidden, options.hidden, options.dropout));
-  intermediate = name_only(*this, "intermediate").register_module("dense", nn::Linear(options.hidden, width_of_mlp(options)));
-  output = register_module("output", BertOutput(width_of_mlp(options), options.hidden, options.dropout));
+  self_attention = attention.register_module("self", BertSelfAttention(options, ranks));
+  attention_output = attention.register_module("output", BertOutput(options.hidden, options.hidden, options.dropout, ranks));
+  intermediate = name_only(*this, "intermediate").register_module("dense", tensor::ColumnParallelLinear(options.hidden, width_of_mlp(options), ranks.tensor));
+  output = register_module("output", BertOutput(width_of_mlp(options), options.hidden, options.dropout, ranks));
 }
 
 std::pair<at::Tensor, at::Tensor> BertBlockImpl::forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT) {
@@ -101,8 +108,15 @@ at::Tensor BertHeadTransformImpl::forward(const at::Tensor& x_BTH, const at::Ten
   return LayerNorm->forward(at::gelu(dense->forward(x_BTH)));
 }
 
-BertDecoderBiasImpl::BertDecoderBiasImpl(const BertOptions& options)
-    : bias(register_parameter("bias", torch::empty({options.vocab_size}))) {}
+BertDecoderBiasImpl::BertDecoderBiasImpl(const BertOptions& options, const ModelRanks& ranks)
+    : bias(register_parameter("bias", torch::empty({tensor::part_of(options.vocab_size, ranks.tensor).size()}))), vocabulary_(options.vocab_size), ranks_(ranks) {}
+
+std::map<std::string, bucket::Placement> BertDecoderBiasImpl::placements() const {
+  if (ranks_.tensor.alone()) {
+    return {};
+  }
+  return {{"bias", {.global_shape = {vocabulary_}, .box_offset = {tensor::part_of(vocabulary_, ranks_.tensor).begin}}}};
+}
 
 at::Tensor BertDecoderBiasImpl::forward(const at::Tensor& logits_BTV) {
   return logits_BTV + bias;

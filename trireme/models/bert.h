@@ -1,6 +1,8 @@
 #pragma once
 
 #include <trireme/models/options.h>
+#include <trireme/models/ranks.h>
+#include <trireme/parallel/tensor/layers.h>
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -8,16 +10,18 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 
 // B batch, T tokens, H hidden, A heads, V vocabulary. Masks [B, T] are true where there is a token and false in the padding.
+// Where ModelRanks split sequences, hidden values between the split layers have a part of the T tokens, masks have all.
 namespace trireme::models {
 
 /// What follows the word embedding: adds positions and segments, normalises, drops. Passes the mask on.
 class BertEmbeddingsImpl : public torch::nn::Module {
  public:
-  explicit BertEmbeddingsImpl(const BertOptions& options);
+  explicit BertEmbeddingsImpl(const BertOptions& options, const ModelRanks& ranks = {});
   /// All tokens are of segment 0.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT, const at::Tensor& segments_BT);
@@ -30,36 +34,41 @@ class BertEmbeddingsImpl : public torch::nn::Module {
   std::pair<at::Tensor, at::Tensor> finish(const at::Tensor& x_BTH, const at::Tensor& mask_BT, const at::Tensor& segment_embeddings);
 
   double dropout_;
+  ModelRanks ranks_;
 };
 TORCH_MODULE(BertEmbeddings);
 
 /// Bidirectional self-attention that does not look at the padding: [B, T, H] -> [B, T, H], before the residual.
 class BertSelfAttentionImpl : public torch::nn::Module {
  public:
-  explicit BertSelfAttentionImpl(const BertOptions& options);
+  /// Errors: InputError when the tensor ranks do not divide the heads.
+  BertSelfAttentionImpl(const BertOptions& options, const ModelRanks& ranks);
+  /// Returns this rank's heads: [B, T, H of these].
   at::Tensor forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
 
-  torch::nn::Linear query{nullptr};
-  torch::nn::Linear key{nullptr};
-  torch::nn::Linear value{nullptr};
+  tensor::ColumnParallelLinear query{nullptr};
+  tensor::ColumnParallelLinear key{nullptr};
+  tensor::ColumnParallelLinear value{nullptr};
 
  private:
-  int64_t heads_;
+  int64_t heads_; // of this rank
   double dropout_;
+  ModelRanks ranks_;
 };
 TORCH_MODULE(BertSelfAttention);
 
 /// LayerNorm(residual + dropout(dense(x))): how each half of a block ends.
 class BertOutputImpl : public torch::nn::Module {
  public:
-  BertOutputImpl(int64_t in, int64_t out, double dropout);
+  BertOutputImpl(int64_t in, int64_t out, double dropout, const ModelRanks& ranks);
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual);
 
-  torch::nn::Linear dense{nullptr};
+  tensor::RowParallelLinear dense{nullptr};
   torch::nn::LayerNorm LayerNorm{nullptr};
 
  private:
   double dropout_;
+  ModelRanks ranks_;
 };
 TORCH_MODULE(BertOutput);
 
@@ -67,12 +76,12 @@ TORCH_MODULE(BertOutput);
 /// The parts below it carry Hugging Face's names: attention.self.query, attention.output.dense, intermediate.dense, output.dense.
 class BertBlockImpl : public torch::nn::Module {
  public:
-  explicit BertBlockImpl(const BertOptions& options);
+  explicit BertBlockImpl(const BertOptions& options, const ModelRanks& ranks = {});
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
 
   BertSelfAttention self_attention{nullptr};
   BertOutput attention_output{nullptr};
-  torch::nn::Linear intermediate{nullptr};
+  tensor::ColumnParallelLinear intermediate{nullptr};
   BertOutput output{nullptr};
 };
 TORCH_MODULE(BertBlock);
@@ -88,13 +97,18 @@ class BertHeadTransformImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BertHeadTransform);
 
-/// Adds the decoder's bias to the logits [B, T, V].
-class BertDecoderBiasImpl : public torch::nn::Module {
+/// Adds the decoder's bias to the logits [B, T, V], or to this rank's part of them.
+class BertDecoderBiasImpl : public torch::nn::Module, public tensor::SplitModule {
  public:
-  explicit BertDecoderBiasImpl(const BertOptions& options);
+  explicit BertDecoderBiasImpl(const BertOptions& options, const ModelRanks& ranks = {});
   at::Tensor forward(const at::Tensor& logits_BTV);
+  std::map<std::string, bucket::Placement> placements() const override;
 
-  at::Tensor bias; ///< [V]
+  at::Tensor bias; ///< [V], or this rank's part
+
+ private:
+  int64_t vocabulary_;
+  ModelRanks ranks_;
 };
 TORCH_MODULE(BertDecoderBias);
 

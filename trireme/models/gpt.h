@@ -1,6 +1,8 @@
 #pragma once
 
 #include <trireme/models/options.h>
+#include <trireme/models/ranks.h>
+#include <trireme/parallel/tensor/layers.h>
 #include <trireme/zero/sharded.h>
 
 #include <torch/nn/modules/embedding.h>
@@ -11,7 +13,7 @@
 #include <filesystem>
 #include <string>
 
-// B batch, T tokens, H hidden, A heads, V vocabulary.
+// B batch, T tokens, H hidden, A heads, V vocabulary. Where ModelRanks split sequences, tensors between the split layers have a part of the T tokens.
 namespace trireme::models {
 
 class GptValues;
@@ -21,45 +23,49 @@ class GptEmbeddingImpl : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& tokens_BT);
 
-  zero::Sharded<torch::nn::Embedding> wte{nullptr};
+  zero::Sharded<tensor::VocabParallelEmbedding> wte{nullptr};
   zero::Sharded<torch::nn::Embedding> wpe{nullptr};
   double dropout = 0;
+  ModelRanks ranks;
 };
 TORCH_MODULE(GptEmbedding);
 
 /// Causal self-attention: [B, T, H] -> [B, T, H].
 class GptAttentionImpl : public torch::nn::Module {
  public:
-  explicit GptAttentionImpl(const GptOptions& options);
+  /// Errors: InputError when the tensor ranks do not divide the heads.
+  GptAttentionImpl(const GptOptions& options, const ModelRanks& ranks);
   at::Tensor forward(const at::Tensor& x_BTH);
-  /// What c_proj is applied to: every head's mixed values, [B, T, H].
+  /// What c_proj is applied to: the mixed values of this rank's heads, [B, T, H of these].
   at::Tensor mix(const at::Tensor& x_BTH);
 
-  torch::nn::Linear c_attn{nullptr};
-  torch::nn::Linear c_proj{nullptr};
-  int64_t heads;
+  tensor::ColumnParallelLinear c_attn{nullptr};
+  tensor::RowParallelLinear c_proj{nullptr};
+  int64_t heads; ///< of this rank
   double dropout;
+  ModelRanks ranks;
 };
 TORCH_MODULE(GptAttention);
 
 /// H -> 4H -> H with the tanh form of GELU.
 class GptMlpImpl : public torch::nn::Module {
  public:
-  explicit GptMlpImpl(const GptOptions& options);
+  GptMlpImpl(const GptOptions& options, const ModelRanks& ranks);
   at::Tensor forward(const at::Tensor& x_BTH);
-  /// What c_proj is applied to: [B, T, 4H].
+  /// What c_proj is applied to: [B, T, this rank's part of 4H].
   at::Tensor activate(const at::Tensor& x_BTH);
 
-  torch::nn::Linear c_fc{nullptr};
-  torch::nn::Linear c_proj{nullptr};
+  tensor::ColumnParallelLinear c_fc{nullptr};
+  tensor::RowParallelLinear c_proj{nullptr};
   double dropout;
+  ModelRanks ranks;
 };
 TORCH_MODULE(GptMlp);
 
 /// Pre-norm transformer block. The projections' biases are added by what follows them (fused/fused.h).
 class GptBlockImpl : public torch::nn::Module {
  public:
-  explicit GptBlockImpl(const GptOptions& options);
+  explicit GptBlockImpl(const GptOptions& options, const ModelRanks& ranks = {});
   at::Tensor forward(const at::Tensor& x_BTH);
 
   torch::nn::LayerNorm ln_1{nullptr};
@@ -73,18 +79,19 @@ TORCH_MODULE(GptBlock);
 /// Adds the learned positions: [B, T, H] -> [B, T, H]. In GptTrunk a part of GptEmbedding.
 class GptPositionsImpl : public torch::nn::Module {
  public:
-  explicit GptPositionsImpl(const GptOptions& options);
+  explicit GptPositionsImpl(const GptOptions& options, const ModelRanks& ranks = {});
   at::Tensor forward(const at::Tensor& x_BTH);
 
   at::Tensor weight; ///< [sequence_length, H]
   double dropout;
+  ModelRanks ranks;
 };
 TORCH_MODULE(GptPositions);
 
 /// Everything below the head, under Hugging Face's name "transformer".
 class GptTrunkImpl : public torch::nn::Module {
  public:
-  GptTrunkImpl(const GptOptions& options, const GptValues& values);
+  GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const GptValues& values);
   at::Tensor forward(const at::Tensor& tokens_BT);
 
   GptEmbedding embedding; ///< registered as wte and wpe
@@ -99,13 +106,14 @@ TORCH_MODULE(GptTrunk);
 /// torch's Linear layout; save_gpt2/load_gpt2 turn them into GPT-2's [in, out] layout and back.
 /// First values: GptValues. Embeddings, blocks and head are units of ZeRO stage 3 (zero::Sharded), and never on a rank together
 /// when it is built under zero::Init.
+/// Among tensor-parallel ranks heads, MLPs and vocabulary are split; every rank gets the same tokens, and the same losses and logits.
 /// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 class GptImpl : public torch::nn::Module {
  public:
-  /// Errors: InputError for sizes that do not fit each other.
-  explicit GptImpl(const GptOptions& options);
+  /// Errors: InputError for sizes that do not fit each other or the ranks.
+  explicit GptImpl(const GptOptions& options, const ModelRanks& ranks = {});
   at::Tensor forward(const at::Tensor& tokens_BT);
-  /// Mean cross-entropy in nats a token against targets [B, T].
+  /// Mean cross-entropy in nats a token against targets [B, T]. No rank has the logits of the whole vocabulary.
   at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT);
 
   const GptOptions& options() const {
@@ -113,10 +121,14 @@ class GptImpl : public torch::nn::Module {
   }
 
   GptTrunk transformer{nullptr};
-  zero::Sharded<torch::nn::Linear> lm_head{nullptr}; ///< absent when tied to the token embedding
+  zero::Sharded<tensor::ColumnParallelLinear> lm_head{nullptr}; ///< absent when tied to the token embedding
 
  private:
+  /// [B, T, this rank's part of V].
+  at::Tensor local_logits(const at::Tensor& tokens_BT);
+
   GptOptions options_;
+  ModelRanks ranks_;
 };
 TORCH_MODULE(Gpt);
 

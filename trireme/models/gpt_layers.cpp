@@ -3,9 +3,9 @@
 #include <trireme/fused/fused.h>
 #include <trireme/models/gpt.h>
 #include <trireme/models/gpt_values.h>
+#include <trireme/parallel/tensor/cross_entropy.h>
+#include <trireme/parallel/tensor/layers.h>
 
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
 namespace trireme::models {
@@ -18,27 +18,27 @@ using pipeline::TiedLayerSpec;
 
 } // namespace
 
-pipeline::LayerList gpt_layers(const GptOptions& options) {
+pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& ranks) {
   const auto values = std::make_shared<const GptValues>(options);
-  const TiedLayerSpec<nn::Embedding> tied("wte", options.vocab_size, options.hidden);
+  const TiedLayerSpec<tensor::VocabParallelEmbedding> tied("wte", options.vocab_size, options.hidden, ranks.tensor);
   const auto layer_of = [&](GptPart::Kind kind) -> Layer {
     switch (kind) {
       case GptPart::Kind::tokens:
-        return options.tie_embeddings ? Layer(tied) : Layer(LayerSpec<nn::Embedding>(options.vocab_size, options.hidden));
+        return options.tie_embeddings ? Layer(tied) : Layer(LayerSpec<tensor::VocabParallelEmbedding>(options.vocab_size, options.hidden, ranks.tensor));
       case GptPart::Kind::positions:
-        return LayerSpec<GptPositions>(options);
+        return LayerSpec<GptPositions>(options, ranks);
       case GptPart::Kind::block:
-        return LayerSpec<GptBlock>(options);
+        return LayerSpec<GptBlock>(options, ranks);
       case GptPart::Kind::norm:
         return LayerSpec<nn::LayerNorm>(nn::LayerNormOptions({options.hidden}).eps(1e-5));
       case GptPart::Kind::head:
         break;
     }
     if (!options.tie_embeddings) {
-      return LayerSpec<nn::Linear>(nn::LinearOptions(options.hidden, options.vocab_size).bias(false));
+      return LayerSpec<tensor::ColumnParallelLinear>(options.hidden, options.vocab_size, ranks.tensor, /*bias=*/false);
     }
-    TiedLayerSpec<nn::Embedding> head = tied;
-    head.forward_fn([](nn::Embedding& embedding, const at::Tensor& x_BTH) { return at::linear(x_BTH, embedding->weight); });
+    TiedLayerSpec<tensor::VocabParallelEmbedding> head = tied;
+    head.forward_fn([](tensor::VocabParallelEmbedding& embedding, const at::Tensor& x_BTH) { return embedding->logits(x_BTH); });
     return head;
   };
   std::vector<Layer> layers;
@@ -53,6 +53,16 @@ pipeline::LayerList gpt_layers(const GptOptions& options) {
 at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
   const at::Tensor& logits = outputs.at(0);
   return fused::cross_entropy(logits.reshape({-1, logits.size(-1)}), targets.at(0).reshape({-1}), at::Reduction::Mean);
+}
+
+std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> gpt_loss(const GptOptions& options, const ModelRanks& ranks) {
+  if (ranks.tensor.alone()) {
+    return token_loss;
+  }
+  return [classes = options.vocab_size, ranks](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+    const at::Tensor& logits = outputs.at(0);
+    return tensor::cross_entropy(logits.reshape({-1, logits.size(-1)}), targets.at(0).reshape({-1}), classes, ranks.tensor);
+  };
 }
 
 } // namespace trireme::models

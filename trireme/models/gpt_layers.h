@@ -1,7 +1,10 @@
 #pragma once
 
 #include <trireme/models/options.h>
+#include <trireme/models/ranks.h>
 #include <trireme/parallel/pipeline/module.h>
+
+#include <functional>
 
 namespace trireme::models {
 
@@ -9,9 +12,12 @@ namespace trireme::models {
 /// Same parameter names, same first values and the same function as Gpt, so that checkpoints
 /// of either fit the other. The tied head is a TiedLayerSpec on the token embedding.
 /// With init_from each stage reads its own layers from the file.
-pipeline::LayerList gpt_layers(const GptOptions& options);
+/// Among tensor-parallel ranks its outputs are the logits of this rank's part of the vocabulary.
+pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& ranks = {});
 
 /// Mean cross-entropy of logits [B, T, V] against targets [B, T], in nats a token.
 at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets);
+/// The same for the outputs of gpt_layers() among these ranks.
+std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> gpt_loss(const GptOptions& options, const ModelRanks& ranks);
 
 } // namespace trireme::models

@@ -5,8 +5,7 @@
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/gpt2_weights.h>
 #include <trireme/models/initialize.h>
-
-#include <torch/nn/module.h>
+#include <trireme/models/split_values.h>
 
 #include <cmath>
 
@@ -39,15 +38,16 @@ GptValues::GptValues(const GptOptions& options) : options_(options) {
 }
 
 void GptValues::fill(const std::string& prefix, const torch::nn::Module& module) const {
-  for (const auto& item : module.named_parameters()) {
-    const std::string name = concat(prefix, '.', item.key());
-    if (checkpoint_) {
-      load_parameter(*checkpoint_, name, item.value());
-    } else if (files_) {
-      load_gpt2_parameter(name, item.value(), *files_, options_.init_from);
-    } else {
-      fill_one(name, item.value());
-    }
+  fill_values(prefix, module, [&](const std::string& name, const at::Tensor& parameter) { fill_whole(name, parameter); });
+}
+
+void GptValues::fill_whole(const std::string& name, const at::Tensor& parameter) const {
+  if (checkpoint_) {
+    load_parameter(*checkpoint_, name, parameter);
+  } else if (files_) {
+    load_gpt2_parameter(name, parameter, *files_, options_.init_from);
+  } else {
+    fill_one(name, parameter);
   }
 }
 

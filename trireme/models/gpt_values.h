@@ -34,6 +34,7 @@ class GptValues {
   void fill(const std::string& prefix, const torch::nn::Module& module) const;
 
  private:
+  void fill_whole(const std::string& name, const at::Tensor& parameter) const;
   void fill_one(const std::string& name, const at::Tensor& parameter) const;
 
   GptOptions options_;

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -91,6 +92,18 @@ bool read_whole(const json& object, const char* key, std::optional<int64_t>& int
   return true;
 }
 
+bool read_wholes(const json& object, const char* key, std::map<std::string, int64_t>& into) {
+  const auto found = object.find(key);
+  if (found == object.end() || found->is_null()) {
+    return true;
+  }
+  if (!found->is_object() || !std::all_of(found->begin(), found->end(), is_int64)) {
+    return false;
+  }
+  into = found->get<std::map<std::string, int64_t>>();
+  return true;
+}
+
 } // namespace
 
 std::string metrics_line(const StepMetrics& metrics) {
@@ -112,6 +125,9 @@ std::string metrics_line(const StepMetrics& metrics) {
     if (metrics.*member) {
       object[key] = *(metrics.*member);
     }
+  }
+  if (!metrics.comm_bytes_by.empty()) {
+    object["comm_bytes_by"] = metrics.comm_bytes_by;
   }
   return object.dump();
 }
@@ -136,6 +152,9 @@ std::optional<StepMetrics> parse_metrics_line(std::string_view line) {
     if (!read_whole(object, key, metrics.*member)) {
       return std::nullopt;
     }
+  }
+  if (!read_wholes(object, "comm_bytes_by", metrics.comm_bytes_by)) {
+    return std::nullopt;
   }
   return metrics;
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,6 +29,7 @@ struct StepMetrics {
   std::optional<int64_t> peak_rss_bytes;  ///< of the largest rank so far
   std::optional<int64_t> device_peak_bytes; ///< the same of a device's memory, where ranks train on one
   std::optional<int64_t> comm_bytes;      ///< sent by one rank during this step
+  std::map<std::string, int64_t> comm_bytes_by; ///< the same by the axes of the mesh that were used; empty: one axis
   std::optional<int64_t> host_syncs;      ///< how often the host waited for its device during this step, on rank 0; where ranks train on one
 };
 

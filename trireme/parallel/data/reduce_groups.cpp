@@ -30,6 +30,15 @@ const comm::Group& ReduceGroups::at(int number) const {
   return groups_[number];
 }
 
+int ReduceGroups::add(comm::Group group) {
+  groups_.push_back(std::move(group));
+  return static_cast<int>(groups_.size()) - 1;
+}
+
+int ReduceGroups::largest() const {
+  return std::max_element(groups_.begin(), groups_.end(), [](const comm::Group& a, const comm::Group& b) { return a.size() < b.size(); })->size();
+}
+
 bool ReduceGroups::alone() const {
   return std::all_of(groups_.begin(), groups_.end(), [](const comm::Group& group) { return group.size() == 1; });
 }

@@ -25,6 +25,10 @@ class ReduceGroups {
     return at(buffer.reduce_group());
   }
   const comm::Group& at(int number) const;
+  /// Appends a group, of any ranks, and returns its number.
+  int add(comm::Group group);
+  /// Ranks of the largest group.
+  int largest() const;
   /// Whether no rank has anybody to exchange with.
   bool alone() const;
 

@@ -1,0 +1,280 @@
+// Layers split among tensor ranks, with pipelines, replicas and ZeRO: losses and gradient norms are those of one process and plain libtorch, and
+// checkpoints of any layout continue in any other.
+#include "small_run.h"
+
+#include <tests/support/run_ranks.h>
+
+#include <trireme/models/gpt_layers.h>
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <unistd.h>
+
+namespace trireme::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using mesh::Axis;
+using test::run_ranks;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr int64_t kBatch = 8;
+constexpr int kSteps = 20;
+
+struct Layout {
+  int pipe = 1;
+  int data = 1;
+  int tensor = 1;
+  bool sequence_parallel = false;
+  int zero_stage = 0;
+  int64_t accumulation = 1;
+  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
+  int chunks = 1;
+
+  int ranks() const {
+    return pipe * data * tensor;
+  }
+  std::string describe() const {
+    return concat("pipe ", pipe, ", data ", data, ", tensor ", tensor, sequence_parallel ? " with sequence parallelism" : "", ", ZeRO ", zero_stage, ", ", accumulation,
+                  " micro-batches, schedule ", static_cast<int>(schedule), ", ", chunks, " chunks");
+  }
+};
+
+/// A vocabulary that no number of ranks divides.
+models::GptOptions split_gpt() {
+  models::GptOptions options = small_gpt();
+  options.layers = 4;
+  options.heads = 4;
+  return options;
+}
+
+class SplitRun {
+ public:
+  SplitRun(comm::World& world, const Layout& layout, const models::GptOptions& shape = split_gpt(), const std::function<void(InitializeOptions&)>& change = nullptr) {
+    InitializeOptions options;
+    options.mesh = mesh::training_mesh(world.group(), {.pipe = layout.pipe, .data = layout.data, .tensor = layout.tensor});
+    options.sequence_parallel = layout.sequence_parallel;
+    models::ModelRanks ranks;
+    ranks.tensor = {options.mesh->group(Axis::tensor), layout.sequence_parallel};
+    options.config = small_config(kBatch, layout.accumulation);
+    options.config.zero.stage = layout.zero_stage;
+    options.config.zero.param_persistence_threshold = 0;
+    options.training_data = std::make_shared<Counting>();
+    options.shuffle = false;
+    if (layout.pipe > 1) {
+      pipeline::PipelineOptions pipeline;
+      pipeline.stages = layout.pipe;
+      pipeline.schedule = layout.schedule;
+      pipeline.chunks = layout.chunks;
+      options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(shape, ranks), models::gpt_loss(shape, ranks), pipeline);
+    } else {
+      gpt_ = models::Gpt(shape, ranks);
+      options.model = gpt_.ptr();
+      options.loss = [gpt = gpt_](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
+    }
+    if (change) {
+      change(options);
+    }
+    made_ = initialize(world, options);
+  }
+  Engine& engine() {
+    return *made_.engine;
+  }
+  models::Gpt& gpt() {
+    return gpt_;
+  }
+  double step() {
+    return made_.engine->train_batch().item<double>();
+  }
+
+ private:
+  models::Gpt gpt_{nullptr};
+  Initialized made_;
+};
+
+void expect_losses_of_one_process(const Layout& layout) {
+  std::vector<double> norms;
+  EXPECT_THAT(run_ranks(layout.ranks(),
+                        [&](comm::World& world) {
+                          std::vector<double> norms;
+                          const std::vector<double> losses = plain_losses(kBatch, kSteps, 1.0, &norms, split_gpt());
+                          SplitRun run(world, layout);
+                          for (int step = 0; step < kSteps; ++step) {
+                            ASSERT_NEAR(run.step(), losses[step], 1e-5 * losses[step]) << "step " << step;
+                            ASSERT_NEAR(run.engine().get_global_grad_norm().value(), norms[step], 1e-5 * norms[step]) << "step " << step;
+                          }
+                        }),
+              IsEmpty())
+      << layout.describe();
+}
+
+using Kind = pipeline::ScheduleKind;
+
+TEST(SplitLayoutsTest, TensorRanksAlone) {
+  for (const int tensor : {2, 4}) {
+    for (const bool sequence_parallel : {false, true}) {
+      expect_losses_of_one_process({.tensor = tensor, .sequence_parallel = sequence_parallel});
+    }
+  }
+}
+
+TEST(SplitLayoutsTest, WithReplicasAndZero) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const bool sequence_parallel : {false, true}) {
+      expect_losses_of_one_process({.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage, .accumulation = stage == 1 ? 2 : 1});
+    }
+  }
+}
+
+TEST(SplitLayoutsTest, WithPipelines) {
+  expect_losses_of_one_process({.pipe = 2, .tensor = 2, .accumulation = 4});
+  expect_losses_of_one_process({.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4, .schedule = Kind::gpipe});
+  expect_losses_of_one_process({.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4, .schedule = Kind::zero_bubble});
+  expect_losses_of_one_process({.pipe = 2, .tensor = 2, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
+}
+
+TEST(SplitLayoutsTest, ThreeAxesAtOnce) {
+  expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .accumulation = 2});
+  expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 1, .accumulation = 4, .schedule = Kind::zero_bubble});
+  expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 2, .accumulation = 2, .schedule = Kind::gpipe});
+  expect_losses_of_one_process({.pipe = 2, .data = 1, .tensor = 4, .sequence_parallel = true, .accumulation = 4});
+}
+
+TEST(SplitLayoutsTest, CheckpointsOfAnyLayoutContinueInAnyOther) {
+  const std::vector<Layout> layouts = {{.data = 2}, {.data = 2, .tensor = 2, .zero_stage = 1}, {.tensor = 2, .sequence_parallel = true},
+                                       {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2}, {.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3}};
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_layouts_", ::getpid());
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const Layout& before = layouts[i];
+    const Layout& after = layouts[(i + 1) % layouts.size()];
+    const fs::path saved = folder / std::to_string(i);
+    EXPECT_THAT(run_ranks(before.ranks(),
+                          [&](comm::World& world) {
+                            SplitRun run(world, before);
+                            for (int step = 0; step < 4; ++step) {
+                              run.step();
+                            }
+                            run.engine().save_checkpoint(saved);
+                          }),
+                IsEmpty())
+        << before.describe();
+    EXPECT_THAT(run_ranks(after.ranks(),
+                          [&](comm::World& world) {
+                            const std::vector<double> losses = plain_losses(kBatch, 8, 1.0, nullptr, split_gpt());
+                            SplitRun run(world, after);
+                            ASSERT_TRUE(run.engine().load_checkpoint(saved));
+                            for (int step = 4; step < 8; ++step) {
+                              EXPECT_NEAR(run.step(), losses[step], 1e-5 * losses[step]) << "step " << step;
+                            }
+                          }),
+                IsEmpty())
+        << before.describe() << ", then " << after.describe();
+  }
+  fs::remove_all(folder);
+}
+
+TEST(SplitLayoutsTest, ResumedIsUninterrupted) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_resumed_", ::getpid());
+  models::GptOptions shape = split_gpt();
+  shape.dropout = 0.2; // random numbers inside and outside of what is split
+  for (const bool sequence_parallel : {false, true}) {
+    const Layout layout{.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = 1};
+    EXPECT_THAT(run_ranks(layout.ranks(),
+                          [&](comm::World& world) {
+                            torch::manual_seed(10 + world.rank() / 2);
+                            SplitRun whole(world, layout, shape);
+                            for (int step = 0; step < 3; ++step) {
+                              whole.step();
+                            }
+                            whole.engine().save_checkpoint(folder / (sequence_parallel ? "parts" : "whole"));
+                            const double next = whole.step();
+                            const double last = whole.step();
+                            SplitRun resumed(world, layout, shape);
+                            torch::manual_seed(99);
+                            ASSERT_TRUE(resumed.engine().load_checkpoint(folder / (sequence_parallel ? "parts" : "whole")));
+                            EXPECT_EQ(resumed.step(), next);
+                            EXPECT_EQ(resumed.step(), last);
+                          }),
+                IsEmpty());
+  }
+  fs::remove_all(folder);
+}
+
+TEST(SplitLayoutsTest, BytesOnTheTensorAxisAreThoseOfTheFormula) {
+  for (const bool sequence_parallel : {false, true}) {
+    EXPECT_THAT(run_ranks(4,
+                          [&](comm::World& world) {
+                            const models::GptOptions shape = split_gpt();
+                            SplitRun run(world, {.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel});
+                            run.step();
+                            const int64_t before = run.engine().bytes_sent_by_axes().at("tensor");
+                            run.step();
+                            const int64_t sent = run.engine().bytes_sent_by_axes().at("tensor") - before;
+                            const int64_t rows = kBatch / 2 * shape.sequence_length;
+                            const int64_t P = rows * shape.hidden * 4;
+                            // An all-reduce of P sends 2P(N-1)/N, gathers and reduce-scatters P(N-1)/N. Four exchanges a block, one for the embedding, one for the head.
+                            const int64_t activations = sequence_parallel ? (4 * shape.layers + 1) * 2 * (P / 2) + 2 * (P / 2) - P / 2 * 0 : (4 * shape.layers + 2) * P;
+                            const int64_t losses = rows * 2 * 4; // two numbers a row to each other rank
+                            const int64_t agreement = 5 * 8;     // loss and gradient norm
+                            EXPECT_EQ(sent, activations + losses + agreement);
+                          }),
+                IsEmpty());
+  }
+}
+
+TEST(SplitLayoutsTest, TheWholeModelIsCounted) {
+  const auto count = [&](comm::World& world, const Layout& layout) { return SplitRun(world, layout).engine().num_parameters(); };
+  int64_t expected = 0;
+  for (const models::GptPart& part : models::gpt_parts(split_gpt())) {
+    for (const auto& parameter : part.parameters) {
+      expected += part.kind == models::GptPart::Kind::head ? 0 : c10::multiply_integers(parameter.sizes); // tied
+    }
+  }
+  for (const Layout& layout : {Layout{.tensor = 2}, Layout{.data = 2, .tensor = 2, .sequence_parallel = true}, Layout{.pipe = 2, .tensor = 2, .accumulation = 2}}) {
+    EXPECT_THAT(run_ranks(layout.ranks(), [&](comm::World& world) { EXPECT_EQ(count(world, layout), expected) << layout.describe(); }), IsEmpty());
+  }
+}
+
+TEST(SplitLayoutsTest, EvaluationAndLogitsAreThoseOfOneProcess) {
+  for (const Layout& layout : {Layout{.data = 2, .tensor = 2}, Layout{.tensor = 4, .sequence_parallel = true}, Layout{.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2}}) {
+    EXPECT_THAT(run_ranks(layout.ranks(),
+                          [&](comm::World& world) {
+                            models::Gpt whole(split_gpt());
+                            const std::vector<int64_t> indices = {3, 4, 5, 6};
+                            const data::Batch batch = Counting().get(indices);
+                            const torch::NoGradGuard no_grad;
+                            const at::Tensor expected = whole->forward(batch.input());
+                            SplitRun run(world, layout);
+                            EXPECT_NEAR(run.engine().eval_batch(batch).item<double>(), whole->loss(batch.input(), batch.target()).item<double>(), 1e-5);
+                            if (layout.pipe == 1) {
+                              EXPECT_TRUE(run.gpt()->forward(batch.input()).allclose(expected, 1e-4, 1e-5));
+                            }
+                          }),
+                IsEmpty())
+        << layout.describe();
+  }
+}
+
+TEST(SplitLayoutsTest, WhatDoesNotFitIsRefused) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const auto refused = [&](const auto& f, const char* what) { EXPECT_THAT(f, testing::ThrowsMessage<InputError>(HasSubstr(what))); };
+                          models::GptOptions three = split_gpt();
+                          three.heads = 1;
+                          refused([&] { SplitRun(world, {.tensor = 2}, three); }, "the 2 tensor-parallel ranks must divide the 1 heads");
+                          models::GptOptions odd = split_gpt();
+                          odd.sequence_length = 8;
+                          refused([&] { SplitRun(world, {.tensor = 2}, odd, [&](InitializeOptions& options) { options.mesh = mesh::training_mesh(world.group(), {.pipe = 2}); }); },
+                                  "InitializeOptions::mesh has 2 pipeline stages and the model 1");
+                          refused([&] {
+                            SplitRun(world, {.tensor = 2}, odd, [](InitializeOptions& options) { options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}}; });
+                          }, "lamb needs the norm of the whole parameter");
+                        }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::engine

@@ -1,0 +1,151 @@
+// Each tensor-parallel layer equals torch's layer in one process: outputs, gradients of the input and of every parameter.
+#include <trireme/parallel/tensor/exchange.h>
+#include <trireme/parallel/tensor/layers.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <trireme/base/error.h>
+
+#include <gmock/gmock.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
+namespace trireme::tensor {
+namespace {
+
+namespace nn = torch::nn;
+using test::run_ranks;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::ThrowsMessage;
+
+void expect_close(const at::Tensor& mine, const at::Tensor& expected, const char* what) {
+  ASSERT_TRUE(mine.defined()) << what;
+  ASSERT_EQ(mine.sizes(), expected.sizes()) << what;
+  EXPECT_TRUE(mine.allclose(expected, 1e-5, 1e-6)) << what << ": differs by " << (mine - expected).abs().max().item<double>();
+}
+
+/// What `placements` say this rank has of `whole`; the whole where they say nothing.
+at::Tensor part_of_whole(const at::Tensor& whole, const SplitModule& module, const std::string& name, const at::Tensor& mine) {
+  const auto placements = module.placements();
+  const auto found = placements.find(name);
+  return found == placements.end() ? whole : box_of(whole, found->second, mine.sizes());
+}
+
+at::Tensor input(int64_t tokens, int64_t features) {
+  return torch::cos(torch::arange(2 * tokens * features).to(torch::kFloat32)).reshape({2, tokens, features});
+}
+
+constexpr int64_t kIn = 5;
+constexpr int64_t kOut = 7;
+
+/// Two layers, the first split by columns and the second by rows; widths that do not divide by the ranks.
+void check_pair(comm::World& world, bool sequence_parallel, int64_t parts) {
+  const int64_t tokens = 3 * world.size();
+  const int64_t middle = parts * 7;
+  const Ranks ranks{world.group(), sequence_parallel};
+  torch::manual_seed(11);
+  ColumnParallelLinear column(kIn, middle, ranks, true, parts);
+  RowParallelLinear row(middle, kOut, ranks);
+  torch::manual_seed(11);
+  nn::Linear first(kIn, middle);
+  nn::Linear second(middle, kOut);
+  expect_close(column->weight, part_of_whole(first->weight, *column, "weight", column->weight), "first values of the column");
+  expect_close(column->bias, part_of_whole(first->bias, *column, "bias", column->bias), "first bias of the column");
+  if (parts > 1) { // the row's inputs are this rank's features of each block, which are not neighbours: compare with rows taken likewise
+    const torch::NoGradGuard no_grad;
+    const bucket::Placement box{.global_shape = {middle, kOut}, .box_offset = {part_of(middle / parts, ranks).begin, 0}, .parts = parts};
+    row->weight.set_data(box_of(second->weight.t().contiguous(), box, {column->weight.size(0), kOut}).t().contiguous());
+  } else {
+    expect_close(row->weight, part_of_whole(second->weight, *row, "weight", row->weight), "first values of the row");
+  }
+  expect_close(row->bias, second->bias, "first bias of the row");
+
+  const at::Tensor whole = input(tokens, kIn).requires_grad_(true);
+  const at::Tensor expected = second->forward(torch::tanh(first->forward(whole)));
+  const at::Tensor weights = input(tokens, kOut).add(0.3);
+  (expected * weights).sum().backward();
+
+  const auto mine_of = [&](const at::Tensor& x) { return sequence_parallel ? x.chunk(world.size(), 1)[world.rank()] : x; };
+  const at::Tensor x = mine_of(input(tokens, kIn)).clone().set_requires_grad(true);
+  const at::Tensor y = row->forward(torch::tanh(column->forward(x)));
+  expect_close(y, mine_of(expected), "output");
+  (y * mine_of(weights)).sum().backward();
+  expect_close(x.grad(), mine_of(whole.grad()), "gradient of the input");
+  expect_close(column->weight.grad(), part_of_whole(first->weight.grad(), *column, "weight", column->weight), "gradient of the column");
+  expect_close(column->bias.grad(), part_of_whole(first->bias.grad(), *column, "bias", column->bias), "gradient of the column's bias");
+  if (parts == 1) {
+    expect_close(row->weight.grad(), part_of_whole(second->weight.grad(), *row, "weight", row->weight), "gradient of the row");
+  }
+  at::Tensor bias = row->bias.grad().clone();
+  if (sequence_parallel) { // each rank has the summand of its tokens
+    world.group().all_reduce(bias).wait();
+  }
+  expect_close(bias, second->bias.grad(), "gradient of the row's bias");
+}
+
+TEST(TensorLayersTest, ColumnThenRowEqualsTwoLinearLayers) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const bool sequence_parallel : {false, true}) {
+      for (const int64_t parts : {1, 3}) {
+        EXPECT_THAT(run_ranks(ranks, [&](comm::World& world) { check_pair(world, sequence_parallel, parts); }), IsEmpty())
+            << ranks << " ranks, sequence_parallel " << sequence_parallel << ", " << parts << " parts";
+      }
+    }
+  }
+}
+
+/// The embedding and the output layer that uses its weight; a vocabulary that does not divide by the ranks.
+void check_embedding(comm::World& world, bool sequence_parallel) {
+  constexpr int64_t kVocabulary = 13;
+  const int64_t tokens = 2 * world.size();
+  const Ranks ranks{world.group(), sequence_parallel};
+  torch::manual_seed(3);
+  VocabParallelEmbedding mine(kVocabulary, kIn, ranks);
+  torch::manual_seed(3);
+  nn::Embedding whole(kVocabulary, kIn);
+  const at::Tensor numbers = (torch::arange(2 * tokens) * 5 % kVocabulary).reshape({2, tokens});
+  const at::Tensor expected = whole->forward(numbers);
+  const at::Tensor logits = at::linear(torch::tanh(expected), whole->weight);
+  const at::Tensor weights = input(tokens, kVocabulary);
+  (logits * weights).sum().backward();
+
+  const auto mine_of = [&](const at::Tensor& x) { return sequence_parallel ? x.chunk(world.size(), 1)[world.rank()] : x; };
+  const at::Tensor x = mine->forward(numbers);
+  expect_close(x, mine_of(expected), "embedding");
+  const at::Tensor local = mine->logits(torch::tanh(x));
+  const Part part = part_of(kVocabulary, ranks);
+  expect_close(local, logits.slice(2, part.begin, part.end), "logits");
+  (local * weights.slice(2, part.begin, part.end)).sum().backward();
+  expect_close(mine->weight.grad(), whole->weight.grad().slice(0, part.begin, part.end), "gradient of the weight");
+
+  const torch::NoGradGuard no_grad;
+  expect_close(join_last_dim(local, kVocabulary, ranks), logits, "all logits");
+}
+
+TEST(TensorLayersTest, VocabularyEqualsAnEmbeddingAndATiedHead) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const bool sequence_parallel : {false, true}) {
+      EXPECT_THAT(run_ranks(ranks, [&](comm::World& world) { check_embedding(world, sequence_parallel); }), IsEmpty())
+          << ranks << " ranks, sequence_parallel " << sequence_parallel;
+    }
+  }
+}
+
+TEST(TensorLayersTest, LayersThatAreTooNarrowAreRefused) {
+  EXPECT_THAT(run_ranks(3,
+                        [](comm::World& world) {
+                          const Ranks ranks{world.group()};
+                          const auto narrow = [](const char* what) { return ThrowsMessage<InputError>(HasSubstr(concat("a layer has 2 ", what, ", fewer than the 3 tensor-parallel ranks"))); };
+                          EXPECT_THAT([&] { ColumnParallelLinear(5, 2, ranks); }, narrow("outputs"));
+                          EXPECT_THAT([&] { ColumnParallelLinear(5, 6, ranks, true, 3); }, narrow("outputs"));
+                          EXPECT_THAT([&] { RowParallelLinear(2, 5, ranks); }, narrow("inputs"));
+                          EXPECT_THAT([&] { VocabParallelEmbedding(2, 5, ranks); }, narrow("rows"));
+                          EXPECT_THAT([&] { ColumnParallelLinear(5, 8, ranks, true, 3); }, ThrowsMessage<InputError>(HasSubstr("8 outputs cannot be 3 equal blocks")));
+                        }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::tensor

@@ -1,0 +1,137 @@
+#include <trireme/parallel/tensor/cross_entropy.h>
+
+#include <trireme/base/error.h>
+#include <trireme/fused/fused.h>
+#include <trireme/fused/rows.h>
+#include <trireme/kernels/fused_kernels.h>
+
+#include <ATen/ATen.h>
+#include <torch/autograd.h>
+
+namespace trireme::tensor {
+namespace {
+
+using kernels::CrossEntropyArgs;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kElsewhere = CrossEntropyArgs::kElsewhere;
+/// What an ignored row's target is among the local ones: no class, nor kElsewhere.
+constexpr int64_t kIgnored = -2;
+
+/// The targets as columns of this rank.
+at::Tensor local_targets(const at::Tensor& target, const Part& part, int64_t ignore_index) {
+  const at::Tensor inside = target.ge(part.begin).logical_and_(target.lt(part.end));
+  const at::Tensor column = at::where(inside, target - part.begin, at::full_like(target, kElsewhere));
+  return at::where(target.eq(ignore_index), at::full_like(target, kIgnored), column).contiguous();
+}
+
+CrossEntropyArgs kernel_args(const at::Tensor& logits, const at::Tensor& column, const at::Tensor& lse) {
+  CrossEntropyArgs args;
+  args.logits = logits.const_data_ptr();
+  args.target = column.const_data_ptr<int64_t>();
+  args.ignore = kIgnored;
+  args.lse = const_cast<float*>(lse.const_data_ptr<float>());
+  args.columns = logits.size(1);
+  args.element = fused::element_of(logits);
+  return args;
+}
+
+/// {log sum exp, logit of the target or 0} over this rank's columns: [2, R].
+at::Tensor local_terms(const at::Tensor& logits, const at::Tensor& column) {
+  const int64_t rows = logits.size(0);
+  if (fused::usable({logits}) && logits.size(1) > 0) {
+    const at::Tensor lse = at::empty({rows}, at::kFloat);
+    const at::Tensor losses = at::empty({rows}, at::kFloat);
+    CrossEntropyArgs args = kernel_args(logits, column, lse);
+    args.loss = losses.mutable_data_ptr<float>();
+    fused::parallel_rows(rows, args.columns, [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().cross_entropy(args, begin, end); });
+    return at::stack({lse, at::where(column.ge(0), lse - losses, at::zeros_like(lse))});
+  }
+  const at::ScalarType type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor x = logits.to(type);
+  const at::Tensor found = logits.size(1) == 0 ? at::zeros({rows}, x.options()) : x.gather(1, column.clamp_min(0).unsqueeze(1)).squeeze(1);
+  const at::Tensor lse = logits.size(1) == 0 ? at::full({rows}, -std::numeric_limits<double>::infinity(), x.options()) : at::logsumexp(x, 1);
+  return at::stack({lse, at::where(column.ge(0), found, at::zeros_like(found))});
+}
+
+/// (softmax - one-hot) * factor, written over the logits.
+void write_gradient(const at::Tensor& logits, const at::Tensor& column, const at::Tensor& lse, const at::Tensor& factor) {
+  if (fused::usable({logits}) && logits.size(1) > 0) {
+    CrossEntropyArgs args = kernel_args(logits, column, lse);
+    args.dlogits = logits.mutable_data_ptr();
+    args.scale = static_cast<float>(factor.item<double>());
+    fused::parallel_rows(logits.size(0), args.columns,
+                         [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().cross_entropy_backward(args, begin, end); });
+    return;
+  }
+  if (logits.size(1) == 0) {
+    return;
+  }
+  const at::Tensor softmax = logits.to(lse.scalar_type()).sub_(lse.unsqueeze(1)).exp_();
+  softmax.scatter_add_(1, column.clamp_min(0).unsqueeze(1), column.ge(0).to(softmax.scalar_type()).neg_().unsqueeze(1));
+  logits.copy_(softmax.mul_(column.ne(kIgnored).unsqueeze(1)).mul_(factor));
+}
+
+struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_logits, const at::Tensor& target, const Part& part, const comm::Group& ranks, bool mean,
+                            int64_t ignore_index) {
+    const at::Tensor logits = any_logits.contiguous();
+    const at::Tensor column = local_targets(target, part, ignore_index);
+    const at::Tensor mine = local_terms(logits, column);
+    const at::Tensor all = at::empty({ranks.size(), 2, mine.size(1)}, mine.options());
+    ranks.all_gather(all.view({-1}), mine.view({-1}), "terms of the cross-entropy").wait();
+    const at::Tensor lse = at::logsumexp(all.select(1, 0), 0);
+    const at::Tensor counts = target.ne(ignore_index);
+    const at::Tensor losses = at::where(counts, lse - all.select(1, 1).sum(0), at::zeros_like(lse));
+    const at::Tensor sum = losses.sum(0, false, at::kDouble);
+    const at::Tensor share = mean ? counts.sum().to(at::kDouble).reciprocal() : at::ones({}, sum.options());
+    context->save_for_backward({logits, column, lse, share});
+    context->saved_data["gone"] = false;
+    return sum.mul(share).to(lse.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    fused::refuse_create_graph("cross_entropy");
+    if (context->saved_data["gone"].toBool()) {
+      throw Error("tensor parallel", "cross_entropy is differentiated a second time, but its logits were overwritten by their gradient the first time.",
+                  "Compute the loss again for a second backward; retain_graph does not keep the logits.");
+    }
+    context->saved_data["gone"] = true;
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor logits = saved[0].detach();
+    write_gradient(logits, saved[1], saved[2], grads[0].to(at::kDouble).mul(saved[3]));
+    saved[0].unsafeGetTensorImpl()->bump_version(); // other code that keeps them for backward gets an error
+    return {logits, {}, {}, {}, {}, {}};
+  }
+};
+
+void check(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const Part& part, int64_t ignore_index) {
+  if (logits.dim() != 2 || target.dim() != 1 || target.size(0) != logits.size(0) || target.scalar_type() != at::kLong || logits.size(1) != part.size()) {
+    throw InputError("tensor parallel", concat("cross_entropy: expected logits [rows, ", part.size(), "], this rank's part of ", classes, " classes, and int64 targets [rows], got ",
+                                               logits.sizes(), " and ", target.sizes(), " of type ", target.scalar_type()));
+  }
+  if (target.is_cpu()) { // a device would have to be waited for
+    const at::Tensor wrong = target.ne(ignore_index).logical_and_(target.lt(0).logical_or_(target.ge(classes)));
+    if (wrong.any().item<bool>()) {
+      throw InputError("tensor parallel", concat("cross_entropy: target ", target.masked_select(wrong)[0].item<int64_t>(), " is outside [0, ", classes, ")"),
+                       "The data hold a class (a token) that the model's last layer does not have.");
+    }
+  }
+}
+
+} // namespace
+
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const Ranks& ranks, int64_t reduction, int64_t ignore_index) {
+  if (reduction != at::Reduction::Mean && reduction != at::Reduction::Sum) {
+    throw InputError("tensor parallel", "cross_entropy: the reduction must be mean or sum.");
+  }
+  const Part part = part_of(classes, ranks);
+  check(logits, target, classes, part, ignore_index);
+  if (ranks.alone()) {
+    return fused::cross_entropy(logits, target, reduction, ignore_index, fused::Logits::overwrite);
+  }
+  return CrossEntropy::apply(logits, target, part, ranks.group, reduction == at::Reduction::Mean, ignore_index);
+}
+
+} // namespace trireme::tensor

@@ -1,0 +1,131 @@
+#include <trireme/parallel/tensor/exchange.h>
+
+#include <trireme/base/error.h>
+#include <trireme/fused/rows.h>
+
+#include <ATen/ATen.h>
+#include <torch/autograd.h>
+#include <torch/custom_class.h>
+
+namespace trireme::tensor {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// What is done with a tensor, forward or backward.
+enum class Op : int64_t { nothing, sum, part, join, sum_to_part };
+
+at::Tensor allocate(const comm::Group& ranks, at::IntArrayRef sizes, const at::Tensor& like) {
+  return ranks.allocate(c10::multiply_integers(sizes), like.scalar_type(), like.device()).view(sizes);
+}
+
+/// The sizes of x with dim `dim` cut into [ranks, part] and `ranks` in front: what travels as one block a rank lies together.
+at::Tensor blocks_first(const at::Tensor& x, int64_t ranks, int64_t dim) {
+  return x.unflatten(dim, {ranks, x.size(dim) / ranks}).movedim(dim, 0);
+}
+
+at::Tensor sum(const at::Tensor& x, const comm::Group& ranks) {
+  const at::Tensor y = allocate(ranks, x.sizes(), x);
+  y.copy_(x);
+  ranks.all_reduce(y, comm::ReduceOp::sum, "sum of a layer").wait();
+  return y;
+}
+
+at::Tensor join(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
+  at::DimVector sizes(x.sizes());
+  sizes.insert(sizes.begin(), ranks.size());
+  const at::Tensor all = allocate(ranks, sizes, x);
+  const at::Tensor mine = all[ranks.rank()];
+  mine.copy_(x);
+  ranks.all_gather(all.view({-1}), mine.view({-1}), "parts of a layer").wait();
+  return all.movedim(0, dim).flatten(dim, dim + 1); // copies unless it is the outermost dim
+}
+
+at::Tensor sum_to_part(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
+  const at::Tensor blocks = blocks_first(x, ranks.size(), dim);
+  const at::Tensor all = allocate(ranks, blocks.sizes(), x);
+  all.copy_(blocks);
+  const at::Tensor mine = allocate(ranks, blocks[0].sizes(), x);
+  ranks.reduce_scatter(mine.view({-1}), all.view({-1}), comm::ReduceOp::sum, "sum of a layer, in parts").wait();
+  return mine;
+}
+
+at::Tensor run(Op op, const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
+  switch (op) {
+    case Op::nothing:
+      break;
+    case Op::sum:
+      return sum(x, ranks);
+    case Op::part:
+      return x.narrow(dim, ranks.rank() * (x.size(dim) / ranks.size()), x.size(dim) / ranks.size());
+    case Op::join:
+      return join(x, ranks, dim);
+    case Op::sum_to_part:
+      return sum_to_part(x, ranks, dim);
+  }
+  return x;
+}
+
+struct HeldGroup : torch::CustomClassHolder {
+  explicit HeldGroup(comm::Group group) : group(std::move(group)) {}
+  comm::Group group;
+};
+
+struct Exchange : torch::autograd::Function<Exchange> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const comm::Group& ranks, int64_t dim, Op forward, Op backward) {
+    context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<HeldGroup>(ranks));
+    context->saved_data["dim"] = dim;
+    context->saved_data["backward"] = static_cast<int64_t>(backward);
+    return run(forward, x, ranks, dim);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    fused::refuse_create_graph("an exchange between tensor-parallel ranks");
+    const auto ranks = c10::static_intrusive_pointer_cast<HeldGroup>(context->saved_data["ranks"].toCapsule());
+    return {run(static_cast<Op>(context->saved_data["backward"].toInt()), grads[0], ranks->group, context->saved_data["dim"].toInt()), {}, {}, {}, {}};
+  }
+};
+
+at::Tensor exchange(const at::Tensor& x, const comm::Group& ranks, int64_t dim, Op forward, Op backward) {
+  if (ranks.size() == 1) {
+    return x;
+  }
+  return Exchange::apply(x, ranks, dim, forward, backward);
+}
+
+void check_divides(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
+  if (x.size(dim) % ranks.size() != 0) {
+    throw InputError("tensor parallel", concat("dim ", dim, " of a tensor of sizes ", x.sizes(), " does not divide by the ", ranks.size(), " ranks of ", ranks.name()),
+                     "With sequence_parallel the tokens of a sample divide by the tensor ranks: choose another sequence_length, or switch it off.");
+  }
+}
+
+} // namespace
+
+at::Tensor copy_to_ranks(const at::Tensor& x, const comm::Group& ranks) {
+  return exchange(x, ranks, 0, Op::nothing, Op::sum);
+}
+
+at::Tensor sum_over_ranks(const at::Tensor& x, const comm::Group& ranks) {
+  return exchange(x, ranks, 0, Op::sum, Op::nothing);
+}
+
+at::Tensor take_part(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
+  check_divides(x, ranks, dim);
+  return exchange(x, ranks, dim, Op::part, Op::join);
+}
+
+at::Tensor join_parts(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
+  return exchange(x, ranks, dim, Op::join, Op::part);
+}
+
+at::Tensor gather_parts(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
+  return exchange(x, ranks, dim, Op::join, Op::sum_to_part);
+}
+
+at::Tensor sum_to_parts(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
+  check_divides(x, ranks, dim);
+  return exchange(x, ranks, dim, Op::sum_to_part, Op::join);
+}
+
+} // namespace trireme::tensor

@@ -1,0 +1,137 @@
+#include <trireme/parallel/tensor/layers.h>
+
+#include <trireme/base/error.h>
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <torch/nn/options/embedding.h>
+#include <torch/nn/options/linear.h>
+#include <torch/utils.h>
+
+#include <mutex>
+
+namespace trireme::tensor {
+namespace {
+
+int64_t split(const char* what, int64_t size, const Ranks& ranks) {
+  if (size < ranks.group.size()) {
+    throw InputError("tensor parallel", concat("a layer has ", size, ' ', what, ", fewer than the ", ranks.group.size(), " tensor-parallel ranks"),
+                     "Use fewer tensor ranks (parallel.tensor), or a wider layer.");
+  }
+  return part_of(size, ranks).size();
+}
+
+/// Keeps this rank's part of a whole layer's first values.
+template <typename Module>
+void take_values(Module& mine, const Module& whole, const std::map<std::string, bucket::Placement>& placements) {
+  const torch::NoGradGuard no_grad;
+  for (auto& item : mine.named_parameters(/*recurse=*/false)) {
+    const at::Tensor values = whole.named_parameters(/*recurse=*/false)[item.key()];
+    const auto placed = placements.find(item.key());
+    item.value().copy_(placed == placements.end() ? values : box_of(values, placed->second, item.value().sizes()));
+  }
+}
+
+int64_t columns(int64_t out, const Ranks& ranks, int64_t parts) {
+  if (parts < 1 || out % parts != 0) {
+    throw InputError("tensor parallel", concat("a layer of ", out, " outputs cannot be ", parts, " equal blocks"));
+  }
+  return parts * split("outputs", out / parts, ranks);
+}
+
+} // namespace
+
+BeforeFirstValues::BeforeFirstValues(const Ranks& ranks) {
+  if (!ranks.alone()) {
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    state_ = generator.get_state();
+  }
+}
+
+void BeforeFirstValues::restore() const {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state_);
+}
+
+ColumnParallelLinearImpl::ColumnParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias, int64_t parts)
+    : BeforeFirstValues(ranks), LinearImpl(torch::nn::LinearOptions(in, columns(out, ranks, parts)).bias(bias)), ranks_(ranks), in_(in), out_(out), parts_(parts) {
+  if (!ranks_.alone()) {
+    take_values<LinearImpl>(*this, whole<LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias)), placements());
+  }
+}
+
+at::Tensor ColumnParallelLinearImpl::project(const at::Tensor& x) {
+  return at::linear(enter(x, ranks_), weight);
+}
+
+at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) {
+  return at::linear(enter(x, ranks_), weight, bias);
+}
+
+std::map<std::string, bucket::Placement> ColumnParallelLinearImpl::placements() const {
+  if (ranks_.alone()) {
+    return {};
+  }
+  const int64_t begin = part_of(out_ / parts_, ranks_).begin;
+  return {{"weight", {.global_shape = {out_, in_}, .box_offset = {begin, 0}, .parts = parts_}},
+          {"bias", {.global_shape = {out_}, .box_offset = {begin}, .parts = parts_}}};
+}
+
+RowParallelLinearImpl::RowParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias)
+    : BeforeFirstValues(ranks), LinearImpl(torch::nn::LinearOptions(split("inputs", in, ranks), out).bias(bias)), ranks_(ranks), in_(in), out_(out) {
+  if (!ranks_.alone()) {
+    take_values<LinearImpl>(*this, whole<LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias)), placements());
+  }
+}
+
+at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) {
+  return leave(at::linear(x, weight), ranks_);
+}
+
+at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
+  if (ranks_.alone()) {
+    return LinearImpl::forward(x);
+  }
+  const at::Tensor y = project(x);
+  return bias.defined() ? y + bias : y;
+}
+
+std::map<std::string, bucket::Placement> RowParallelLinearImpl::placements() const {
+  if (ranks_.alone()) {
+    return {};
+  }
+  return {{"weight", {.global_shape = {out_, in_}, .box_offset = {0, part_of(in_, ranks_).begin}}}};
+}
+
+VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(int64_t vocabulary, int64_t hidden, const Ranks& ranks)
+    : BeforeFirstValues(ranks), EmbeddingImpl(torch::nn::EmbeddingOptions(split("rows", vocabulary, ranks), hidden)), ranks_(ranks), vocabulary_(vocabulary), hidden_(hidden) {
+  if (!ranks_.alone()) {
+    take_values<EmbeddingImpl>(*this, whole<EmbeddingImpl>(torch::nn::EmbeddingOptions(vocabulary, hidden)), placements());
+  }
+}
+
+at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
+  if (ranks_.alone()) {
+    return EmbeddingImpl::forward(tokens_BT);
+  }
+  const Part part = part_of(vocabulary_, ranks_);
+  const at::Tensor elsewhere = tokens_BT.lt(part.begin).logical_or_(tokens_BT.ge(part.end));
+  at::Tensor x = at::embedding(weight, (tokens_BT - part.begin).masked_fill_(elsewhere, 0));
+  x = x.masked_fill(elsewhere.unsqueeze(-1), 0);
+  return leave(x, ranks_);
+}
+
+at::Tensor VocabParallelEmbeddingImpl::logits(const at::Tensor& x) {
+  return at::linear(enter(x, ranks_), weight);
+}
+
+std::map<std::string, bucket::Placement> VocabParallelEmbeddingImpl::placements() const {
+  if (ranks_.alone()) {
+    return {};
+  }
+  return {{"weight", {.global_shape = {vocabulary_, hidden_}, .box_offset = {part_of(vocabulary_, ranks_).begin, 0}}}};
+}
+
+} // namespace trireme::tensor

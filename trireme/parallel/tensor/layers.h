@@ -1,0 +1,90 @@
+#pragma once
+
+#include <trireme/parallel/tensor/ranks.h>
+#include <trireme/parallel/tensor/split_module.h>
+
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+/// Layers of which each rank has a part. With one rank each is the torch::nn layer it derives from.
+///
+/// First values do not depend on the number of ranks, if all ranks of the group start with the same state of the random generator: each makes the
+/// whole layer's and keeps its part. Source: Shoeybi et al. 2019, arXiv:1909.08053.
+namespace trireme::tensor {
+
+/// The random generator as it was before a layer's own first values were drawn: all ranks draw those of the whole layer instead.
+struct BeforeFirstValues {
+  explicit BeforeFirstValues(const Ranks& ranks);
+  /// Constructs the whole layer as if nothing had been drawn.
+  template <typename Layer, typename Options>
+  Layer whole(const Options& options) const {
+    restore();
+    return Layer(options);
+  }
+
+ private:
+  void restore() const;
+  at::Tensor state_;
+};
+
+/// y = x W^T + b with the output's features split: weight [part of out, in], bias [part of out]. Takes what all ranks have (or parts of the sequence,
+/// Ranks::sequence_parallel) and returns this rank's features.
+class ColumnParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule {
+ public:
+  /// `parts`: the output is so many equal blocks side by side, queries, keys and values for instance, each of which is split.
+  /// Errors: InputError for fewer features than ranks, or an output that does not divide by `parts`.
+  ColumnParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias = true, int64_t parts = 1);
+  at::Tensor forward(const at::Tensor& x);
+  /// Without the bias, for what adds it in the same pass as something else.
+  at::Tensor project(const at::Tensor& x);
+  std::map<std::string, bucket::Placement> placements() const override;
+
+ private:
+  Ranks ranks_;
+  int64_t in_;
+  int64_t out_;
+  int64_t parts_;
+};
+TORCH_MODULE(ColumnParallelLinear);
+
+/// y = x W^T + b with the input's features split: weight [out, part of in], bias [out] whole on every rank. Takes this rank's features and returns the sum
+/// over all ranks (or this rank's part of the sequence of it).
+class RowParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule {
+ public:
+  /// Errors: InputError for fewer features than ranks.
+  RowParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias = true);
+  at::Tensor forward(const at::Tensor& x);
+  /// Without the bias.
+  at::Tensor project(const at::Tensor& x);
+  std::map<std::string, bucket::Placement> placements() const override;
+
+ private:
+  Ranks ranks_;
+  int64_t in_;
+  int64_t out_;
+};
+TORCH_MODULE(RowParallelLinear);
+
+/// An embedding with its rows split: weight [part of the vocabulary, hidden]; any size of the vocabulary of at least as many rows as ranks, without padding.
+/// Takes tokens [B, T] that all ranks have and returns the sum over all ranks, [B, T, hidden] or [B, T/N, hidden].
+class VocabParallelEmbeddingImpl : BeforeFirstValues, public torch::nn::EmbeddingImpl, public SplitModule {
+ public:
+  VocabParallelEmbeddingImpl(int64_t vocabulary, int64_t hidden, const Ranks& ranks);
+  at::Tensor forward(const at::Tensor& tokens_BT);
+  /// As the output layer: x [B, T or T/N, hidden] -> this rank's columns of the logits, [B, T, part of the vocabulary].
+  at::Tensor logits(const at::Tensor& x);
+  std::map<std::string, bucket::Placement> placements() const override;
+
+ private:
+  Ranks ranks_;
+  int64_t vocabulary_;
+  int64_t hidden_;
+};
+TORCH_MODULE(VocabParallelEmbedding);
+
+} // namespace trireme::tensor

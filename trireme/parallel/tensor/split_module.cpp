@@ -1,0 +1,41 @@
+#include <trireme/parallel/tensor/split_module.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+namespace trireme::tensor {
+namespace {
+
+// Module::modules() wants a shared_ptr to the first one, which is not there while it is built.
+void add_placements(const torch::nn::Module& module, Placements& found) {
+  if (const auto* const split = dynamic_cast<const SplitModule*>(&module)) {
+    const auto own = module.named_parameters(/*recurse=*/false);
+    for (const auto& [name, placement] : split->placements()) {
+      if (const at::Tensor* const parameter = own.find(name); parameter != nullptr && parameter->defined()) {
+        found.emplace(parameter->unsafeGetTensorImpl(), placement);
+      }
+    }
+  }
+  for (const auto& child : module.children()) {
+    add_placements(*child, found);
+  }
+}
+
+} // namespace
+
+Placements placements_of(const torch::nn::Module& model) {
+  Placements found;
+  add_placements(model, found);
+  return found;
+}
+
+at::Tensor box_of(const at::Tensor& whole, const bucket::Placement& placement, at::IntArrayRef sizes) {
+  at::Tensor box = whole.unflatten(0, {placement.parts, whole.size(0) / placement.parts});
+  for (int64_t dim = 0; dim < whole.dim(); ++dim) {
+    const int64_t size = dim == 0 ? sizes[0] / placement.parts : sizes[dim];
+    box = box.narrow(dim + 1, placement.box_offset[dim], size);
+  }
+  return placement.parts == 1 ? box.squeeze(0) : box.flatten(0, 1);
+}
+
+} // namespace trireme::tensor
