@@ -36,12 +36,15 @@ TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
   EXPECT_EQ(steps, 20);
 }
 
-// Data parallel, pipelines, and both; the order of the samples and their batches is the same in all.
+// Data parallel, tensor parallel, pipelines, and all at once; the order of the samples and their batches is the same in all.
 INSTANTIATE_TEST_SUITE_P(
     Ranks, CurveTest,
     testing::Values("-n 1", "-n 2", "-n 4", "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4",
                     "-n 4 --set parallel.pipe=2 --set parallel.schedule=zero-bubble --set engine.gradient_accumulation_steps=2",
                     "-n 2 --set parallel.pipe=2 --set parallel.schedule=interleaved --set engine.gradient_accumulation_steps=4",
+                    "-n 2 --set parallel.tensor=2", "-n 4 --set parallel.tensor=4 --set parallel.sequence_parallel=true",
+                    "-n 4 --set parallel.tensor=2 --set parallel.sequence_parallel=true --set engine.zero_optimization.stage=3",
+                    "-n 8 --set parallel.pipe=2 --set parallel.tensor=2 --set engine.gradient_accumulation_steps=2 --set engine.zero_optimization.stage=1",
                     "-n 3 --set parallel.pipe=3 --set parallel.schedule=gpipe --set engine.gradient_accumulation_steps=2 "
                     "--set engine.pipeline.activation_checkpoint_interval=1"),
     [](const auto& info) {
