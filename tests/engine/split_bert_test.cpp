@@ -88,20 +88,24 @@ Curve of_one_process() {
 struct Layout {
   int pipe = 1;
   int data = 1;
+  int context = 1;
   int tensor = 1;
   bool sequence_parallel = false;
   int zero_stage = 0;
+  context::Kind context_kind = context::Kind::ring;
 };
 
 void expect_losses_of_one_process(const Layout& layout) {
-  EXPECT_THAT(test::run_ranks(layout.pipe * layout.data * layout.tensor,
+  EXPECT_THAT(test::run_ranks(layout.pipe * layout.data * layout.context * layout.tensor,
                               [&](comm::World& world) {
                                 const Curve expected = of_one_process();
                                 InitializeOptions options;
-                                options.mesh = mesh::training_mesh(world.group(), {.pipe = layout.pipe, .data = layout.data, .tensor = layout.tensor});
+                                options.mesh = mesh::training_mesh(world.group(), {.pipe = layout.pipe, .data = layout.data, .context = layout.context, .tensor = layout.tensor});
                                 options.sequence_parallel = layout.sequence_parallel;
                                 models::ModelRanks ranks;
                                 ranks.tensor = {options.mesh->group(Axis::tensor), layout.sequence_parallel};
+                                ranks.context = options.mesh->group(Axis::context);
+                                ranks.context_kind = layout.context_kind;
                                 pipeline::PipelineOptions pipeline;
                                 pipeline.stages = layout.pipe;
                                 options.pipeline = std::make_shared<PipelineModule>(models::bert_layers(small_bert(), ranks), models::bert_loss(small_bert(), ranks), pipeline);
@@ -130,6 +134,14 @@ void expect_losses_of_one_process(const Layout& layout) {
 TEST(SplitBertTest, TensorRanks) {
   expect_losses_of_one_process({.tensor = 2});
   expect_losses_of_one_process({.tensor = 4, .sequence_parallel = true});
+}
+
+TEST(SplitBertTest, TokensOfEachSample) {
+  expect_losses_of_one_process({.context = 2});
+  expect_losses_of_one_process({.context = 3});
+  expect_losses_of_one_process({.context = 4, .context_kind = context::Kind::ulysses});
+  expect_losses_of_one_process({.data = 2, .context = 2, .zero_stage = 2});
+  expect_losses_of_one_process({.pipe = 2, .context = 2, .tensor = 2, .sequence_parallel = true});
 }
 
 TEST(SplitBertTest, WithReplicasPipelinesAndZero) {

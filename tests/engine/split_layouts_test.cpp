@@ -27,18 +27,20 @@ constexpr int kSteps = 20;
 struct Layout {
   int pipe = 1;
   int data = 1;
+  int context = 1;
   int tensor = 1;
   bool sequence_parallel = false;
   int zero_stage = 0;
   int64_t accumulation = 1;
   pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
   int chunks = 1;
+  context::Kind context_kind = context::Kind::ring;
 
   int ranks() const {
-    return pipe * data * tensor;
+    return pipe * data * context * tensor;
   }
   std::string describe() const {
-    return concat("pipe ", pipe, ", data ", data, ", tensor ", tensor, sequence_parallel ? " with sequence parallelism" : "", ", ZeRO ", zero_stage, ", ", accumulation,
+    return concat("pipe ", pipe, ", data ", data, ", context ", context, context_kind == context::Kind::ring ? " (ring)" : " (Ulysses)", ", tensor ", tensor, sequence_parallel ? " with sequence parallelism" : "", ", ZeRO ", zero_stage, ", ", accumulation,
                   " micro-batches, schedule ", static_cast<int>(schedule), ", ", chunks, " chunks");
   }
 };
@@ -55,10 +57,12 @@ class SplitRun {
  public:
   SplitRun(comm::World& world, const Layout& layout, const models::GptOptions& shape = split_gpt(), const std::function<void(InitializeOptions&)>& change = nullptr) {
     InitializeOptions options;
-    options.mesh = mesh::training_mesh(world.group(), {.pipe = layout.pipe, .data = layout.data, .tensor = layout.tensor});
+    options.mesh = mesh::training_mesh(world.group(), {.pipe = layout.pipe, .data = layout.data, .context = layout.context, .tensor = layout.tensor});
     options.sequence_parallel = layout.sequence_parallel;
     models::ModelRanks ranks;
     ranks.tensor = {options.mesh->group(Axis::tensor), layout.sequence_parallel};
+    ranks.context = options.mesh->group(Axis::context);
+    ranks.context_kind = layout.context_kind;
     options.config = small_config(kBatch, layout.accumulation);
     options.config.zero.stage = layout.zero_stage;
     options.config.zero.param_persistence_threshold = 0;
@@ -136,6 +140,22 @@ TEST(SplitLayoutsTest, WithPipelines) {
   expect_losses_of_one_process({.pipe = 2, .tensor = 2, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
 }
 
+constexpr context::Kind kUlysses = context::Kind::ulysses;
+
+TEST(SplitLayoutsTest, TokensOfEachSample) {
+  for (const int ranks : {2, 4}) {
+    expect_losses_of_one_process({.context = ranks});
+    expect_losses_of_one_process({.context = ranks, .context_kind = kUlysses});
+  }
+  expect_losses_of_one_process({.data = 2, .context = 2, .zero_stage = 1, .accumulation = 2});
+  expect_losses_of_one_process({.data = 2, .context = 2, .zero_stage = 3, .context_kind = kUlysses});
+  expect_losses_of_one_process({.context = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 2});
+  expect_losses_of_one_process({.context = 2, .tensor = 2, .context_kind = kUlysses});
+  expect_losses_of_one_process({.pipe = 2, .context = 2, .accumulation = 4});
+  expect_losses_of_one_process({.data = 2, .context = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 1});
+  expect_losses_of_one_process({.pipe = 2, .context = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2, .schedule = Kind::zero_bubble, .context_kind = kUlysses});
+}
+
 TEST(SplitLayoutsTest, ThreeAxesAtOnce) {
   expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .accumulation = 2});
   expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 1, .accumulation = 4, .schedule = Kind::zero_bubble});
@@ -145,7 +165,7 @@ TEST(SplitLayoutsTest, ThreeAxesAtOnce) {
 
 TEST(SplitLayoutsTest, CheckpointsOfAnyLayoutContinueInAnyOther) {
   const std::vector<Layout> layouts = {{.data = 2}, {.data = 2, .tensor = 2, .zero_stage = 1}, {.tensor = 2, .sequence_parallel = true},
-                                       {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2}, {.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3}};
+                                       {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2}, {.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3}, {.data = 2, .context = 2, .tensor = 2, .zero_stage = 1}};
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_layouts_", ::getpid());
   for (size_t i = 0; i < layouts.size(); ++i) {
     const Layout& before = layouts[i];
@@ -239,7 +259,7 @@ TEST(SplitLayoutsTest, TheWholeModelIsCounted) {
 }
 
 TEST(SplitLayoutsTest, EvaluationAndLogitsAreThoseOfOneProcess) {
-  for (const Layout& layout : {Layout{.data = 2, .tensor = 2}, Layout{.tensor = 4, .sequence_parallel = true}, Layout{.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2}}) {
+  for (const Layout& layout : {Layout{.data = 2, .tensor = 2}, Layout{.context = 2, .tensor = 2}, Layout{.data = 2, .context = 2, .context_kind = kUlysses}, Layout{.tensor = 4, .sequence_parallel = true}, Layout{.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2}}) {
     EXPECT_THAT(run_ranks(layout.ranks(),
                           [&](comm::World& world) {
                             models::Gpt whole(split_gpt());

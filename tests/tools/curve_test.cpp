@@ -42,7 +42,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("-n 1", "-n 2", "-n 4", "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4",
                     "-n 4 --set parallel.pipe=2 --set parallel.schedule=zero-bubble --set engine.gradient_accumulation_steps=2",
                     "-n 2 --set parallel.pipe=2 --set parallel.schedule=interleaved --set engine.gradient_accumulation_steps=4",
-                    "-n 2 --set parallel.tensor=2", "-n 4 --set parallel.tensor=4 --set parallel.sequence_parallel=true",
+                    "-n 2 --set parallel.tensor=2", "-n 2 --set parallel.context=2",
+                    "-n 4 --set parallel.context=2 --set parallel.context_kind=ulysses --set parallel.tensor=2", "-n 4 --set parallel.tensor=4 --set parallel.sequence_parallel=true",
                     "-n 4 --set parallel.tensor=2 --set parallel.sequence_parallel=true --set engine.zero_optimization.stage=3",
                     "-n 8 --set parallel.pipe=2 --set parallel.tensor=2 --set engine.gradient_accumulation_steps=2 --set engine.zero_optimization.stage=1",
                     "-n 3 --set parallel.pipe=3 --set parallel.schedule=gpipe --set engine.gradient_accumulation_steps=2 "

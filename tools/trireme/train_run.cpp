@@ -169,6 +169,8 @@ Task TrainRun::build_task() {
   check_samples(run_, datasets_);
   models::ModelRanks ranks;
   ranks.tensor = {mesh_.group(mesh::Axis::tensor), run_.parallel.sequence_parallel};
+  ranks.context = mesh_.group(mesh::Axis::context);
+  ranks.context_kind = run_.parallel.context_kind;
   return make_task(run_, datasets_, ranks);
 }
 

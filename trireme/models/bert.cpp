@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/models/dropout.h>
 #include <trireme/models/initialize.h>
+#include <trireme/parallel/context/attention.h>
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/parallel/tensor/own_random.h>
 
@@ -44,7 +45,8 @@ std::pair<at::Tensor, at::Tensor> BertEmbeddingsImpl::forward(const at::Tensor& 
 
 std::pair<at::Tensor, at::Tensor> BertEmbeddingsImpl::forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT,
                                                               const at::Tensor& segments_BT) {
-  const at::Tensor segments = ranks_.tensor.splits_sequence() ? tensor::take_part(segments_BT, ranks_.tensor.group, 1) : segments_BT;
+  at::Tensor segments = own_tokens(segments_BT, ranks_);
+  segments = ranks_.tensor.splits_sequence() ? tensor::take_part(segments, ranks_.tensor.group, 1) : segments;
   return finish(x_BTH, mask_BT, token_type_embeddings->forward(segments));
 }
 
@@ -72,6 +74,11 @@ at::Tensor BertSelfAttentionImpl::forward(const at::Tensor& x_BTH, const at::Ten
   };
   const bool drops = dropout_ > 0 && is_training();
   const tensor::OwnRandom own(ranks_.tensor.group.rank(), drops ? ranks_.tensor.group.size() : 1, x.device()); // other heads, other probabilities
+  if (ranks_.shares_tokens()) {
+    const context::AttentionOptions options{ranks_.context_kind, /*causal=*/false, drops ? dropout_ : 0.0};
+    const at::Tensor y = context::attention(split_heads(query), split_heads(key), split_heads(value), ranks_.context, options, own_tokens(mask_BT.to(at::kBool), ranks_));
+    return y.transpose(1, 2).reshape({B, T, H});
+  }
   const at::Tensor allowed = mask_BT.to(at::kBool).view({B, 1, 1, T});
   const at::Tensor y = at::scaled_dot_product_attention(split_heads(query), split_heads(key), split_heads(value), allowed, drops ? dropout_ : 0.0);
   return y.transpose(1, 2).reshape({B, T, H});

@@ -15,7 +15,7 @@
 #include <utility>
 
 // B batch, T tokens, H hidden, A heads, V vocabulary. Masks [B, T] are true where there is a token and false in the padding.
-// Where ModelRanks split sequences, hidden values between the split layers have a part of the T tokens, masks have all.
+// Where ModelRanks share tokens or split sequences, hidden values have this rank's part of the T tokens; masks have all.
 namespace trireme::models {
 
 /// What follows the word embedding: adds positions and segments, normalises, drops. Passes the mask on.

@@ -18,7 +18,7 @@ inline constexpr int64_t kIgnoredTarget = -100;
 /// TiedLayerSpec on the word embedding. Parameters have Hugging Face's names ("bert.encoder.layer.0.attention.self.query.weight",
 /// "cls.predictions.transform.dense.weight") and first values that depend on `seed` and name only.
 /// Source: Devlin et al. 2018, arXiv:1810.04805. Errors: InputError for heads that do not divide hidden.
-/// Among tensor-parallel ranks its outputs are the logits of this rank's part of the vocabulary.
+/// Its outputs are the logits of this rank's part of the vocabulary and of its tokens.
 pipeline::LayerList bert_layers(const BertOptions& options, const ModelRanks& ranks = {});
 
 /// Mean cross-entropy of logits [B, T, V] over the positions whose target [B, T] is not kIgnoredTarget, in nats; 0 when there is none.

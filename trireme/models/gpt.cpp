@@ -3,6 +3,8 @@
 #include <trireme/fused/fused.h>
 #include <trireme/models/dropout.h>
 #include <trireme/models/gpt_values.h>
+#include <trireme/parallel/context/attention.h>
+#include <trireme/parallel/context/sequence.h>
 #include <trireme/parallel/tensor/cross_entropy.h>
 #include <trireme/parallel/tensor/own_random.h>
 
@@ -12,6 +14,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace trireme::models {
 namespace {
@@ -47,11 +50,16 @@ GptAttentionImpl::GptAttentionImpl(const GptOptions& options, const ModelRanks& 
 
 at::Tensor GptAttentionImpl::mix(const at::Tensor& x_BTH) {
   const at::Tensor qkv = c_attn->project(x_BTH);
-  if (dropout == 0 || !is_training()) {
-    return fused::causal_attention(qkv, c_attn->bias, heads);
+  const bool drops = dropout > 0 && is_training();
+  const tensor::OwnRandom own(ranks.tensor.group.rank(), drops ? ranks.tensor.group.size() : 1, qkv.device()); // other heads, other probabilities
+  if (!ranks.shares_tokens()) {
+    return fused::causal_attention(qkv, c_attn->bias, heads, drops ? dropout : 0.0);
   }
-  const tensor::OwnRandom own(ranks.tensor.group.rank(), ranks.tensor.group.size(), qkv.device()); // other heads, other probabilities
-  return fused::causal_attention(qkv, c_attn->bias, heads, dropout);
+  const std::vector<int64_t> sizes = {qkv.size(0), qkv.size(1), 3, heads, qkv.size(2) / (3 * heads)};
+  const at::Tensor qkv_BTSAD = (qkv + c_attn->bias).view(sizes);
+  const auto part = [&](int64_t which) { return qkv_BTSAD.select(2, which).transpose(1, 2); };
+  const at::Tensor y = context::attention(part(0), part(1), part(2), ranks.context, {ranks.context_kind, /*causal=*/true, drops ? dropout : 0.0});
+  return y.transpose(1, 2).reshape({sizes[0], sizes[1], heads * sizes[4]});
 }
 
 at::Tensor GptAttentionImpl::forward(const at::Tensor& x_BTH) {
@@ -142,18 +150,19 @@ GptImpl::GptImpl(const GptOptions& options, const ModelRanks& ranks) : options_(
 }
 
 at::Tensor GptImpl::local_logits(const at::Tensor& tokens_BT) {
-  const at::Tensor x = transformer->forward(tokens_BT);
+  const at::Tensor x = transformer->forward(own_tokens(tokens_BT, ranks_));
   auto& wte = transformer->embedding->wte;
   return options_.tie_embeddings ? wte->use([&] { return wte->logits(x); }) : lm_head->forward(x);
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
-  return tensor::join_last_dim(local_logits(tokens_BT), options_.vocab_size, ranks_.tensor);
+  const at::Tensor logits = tensor::join_last_dim(local_logits(tokens_BT), options_.vocab_size, ranks_.tensor);
+  return ranks_.shares_tokens() ? context::join_tokens(logits, ranks_.context, ranks_.context_kind, 1) : logits;
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
   const at::Tensor logits = local_logits(tokens_BT);
-  return tensor::cross_entropy(logits.view({-1, logits.size(-1)}), targets_BT.reshape({-1}), options_.vocab_size, ranks_.tensor);
+  return tensor::cross_entropy(logits.view({-1, logits.size(-1)}), own_tokens(targets_BT, ranks_).reshape({-1}), options_.vocab_size, ranks_.tensor);
 }
 
 } // namespace trireme::models

@@ -13,7 +13,7 @@
 #include <filesystem>
 #include <string>
 
-// B batch, T tokens, H hidden, A heads, V vocabulary. Where ModelRanks split sequences, tensors between the split layers have a part of the T tokens.
+// B batch, T tokens, H hidden, A heads, V vocabulary. Where ModelRanks share tokens or split sequences, hidden values have this rank's part of the T tokens.
 namespace trireme::models {
 
 class GptValues;
@@ -106,7 +106,8 @@ TORCH_MODULE(GptTrunk);
 /// torch's Linear layout; save_gpt2/load_gpt2 turn them into GPT-2's [in, out] layout and back.
 /// First values: GptValues. Embeddings, blocks and head are units of ZeRO stage 3 (zero::Sharded), and never on a rank together
 /// when it is built under zero::Init.
-/// Among tensor-parallel ranks heads, MLPs and vocabulary are split; every rank gets the same tokens, and the same losses and logits.
+/// Among tensor-parallel ranks heads, MLPs and vocabulary are split, among context-parallel ranks the tokens. Every rank gets the same batch and
+/// the same logits; loss() is the same among tensor ranks, and among context ranks the mean is that of all tokens.
 /// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 class GptImpl : public torch::nn::Module {
  public:
@@ -124,7 +125,7 @@ class GptImpl : public torch::nn::Module {
   zero::Sharded<tensor::ColumnParallelLinear> lm_head{nullptr}; ///< absent when tied to the token embedding
 
  private:
-  /// [B, T, this rank's part of V].
+  /// [B, T or this rank's tokens, this rank's part of V].
   at::Tensor local_logits(const at::Tensor& tokens_BT);
 
   GptOptions options_;

@@ -20,11 +20,13 @@ using pipeline::TiedLayerSpec;
 
 pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& ranks) {
   const auto values = std::make_shared<const GptValues>(options);
-  const TiedLayerSpec<tensor::VocabParallelEmbedding> tied("wte", options.vocab_size, options.hidden, ranks.tensor);
+  const auto embed = [ranks](tensor::VocabParallelEmbedding& embedding, const at::Tensor& tokens_BT) { return embedding->forward(own_tokens(tokens_BT, ranks)); };
+  TiedLayerSpec<tensor::VocabParallelEmbedding> tied("wte", options.vocab_size, options.hidden, ranks.tensor);
+  tied.forward_fn(embed);
   const auto layer_of = [&](GptPart::Kind kind) -> Layer {
     switch (kind) {
       case GptPart::Kind::tokens:
-        return options.tie_embeddings ? Layer(tied) : Layer(LayerSpec<tensor::VocabParallelEmbedding>(options.vocab_size, options.hidden, ranks.tensor));
+        return options.tie_embeddings ? Layer(tied) : Layer(LayerSpec<tensor::VocabParallelEmbedding>(options.vocab_size, options.hidden, ranks.tensor).forward_fn(embed));
       case GptPart::Kind::positions:
         return LayerSpec<GptPositions>(options, ranks);
       case GptPart::Kind::block:
@@ -56,12 +58,12 @@ at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors&
 }
 
 std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> gpt_loss(const GptOptions& options, const ModelRanks& ranks) {
-  if (ranks.tensor.alone()) {
+  if (ranks.tensor.alone() && !ranks.shares_tokens()) {
     return token_loss;
   }
   return [classes = options.vocab_size, ranks](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
     const at::Tensor& logits = outputs.at(0);
-    return tensor::cross_entropy(logits.reshape({-1, logits.size(-1)}), targets.at(0).reshape({-1}), classes, ranks.tensor);
+    return tensor::cross_entropy(logits.reshape({-1, logits.size(-1)}), own_tokens(targets.at(0), ranks).reshape({-1}), classes, ranks.tensor);
   };
 }
 

@@ -12,7 +12,7 @@ namespace trireme::models {
 /// Same parameter names, same first values and the same function as Gpt, so that checkpoints
 /// of either fit the other. The tied head is a TiedLayerSpec on the token embedding.
 /// With init_from each stage reads its own layers from the file.
-/// Among tensor-parallel ranks its outputs are the logits of this rank's part of the vocabulary.
+/// Its outputs are the logits of this rank's part of the vocabulary and of its tokens.
 pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& ranks = {});
 
 /// Mean cross-entropy of logits [B, T, V] against targets [B, T], in nats a token.

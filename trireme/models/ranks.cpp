@@ -1,10 +1,15 @@
 #include <trireme/models/ranks.h>
 
 #include <trireme/base/error.h>
+#include <trireme/parallel/context/sequence.h>
 
 #include <ATen/ATen.h>
 
 namespace trireme::models {
+
+at::Tensor own_tokens(const at::Tensor& x_BT, const ModelRanks& ranks) {
+  return ranks.shares_tokens() ? context::take_tokens(x_BT, ranks.context, ranks.context_kind, 1) : x_BT;
+}
 
 int64_t heads_of_rank(const char* model, int64_t heads, const ModelRanks& ranks) {
   if (heads % ranks.tensor.group.size() != 0) {
@@ -17,11 +22,25 @@ int64_t heads_of_rank(const char* model, int64_t heads, const ModelRanks& ranks)
 at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::Tensor& positions, const ModelRanks& ranks) {
   const int64_t tokens = x_BTH.size(1);
   const int64_t parts = ranks.tensor.splits_sequence() ? ranks.tensor.group.size() : 1;
-  if (tokens * parts > positions.size(0)) {
-    throw InputError(model, concat("a sequence of ", tokens * parts, " tokens was given to a model of sequence_length ", positions.size(0)));
+  const int64_t length = tokens * parts * ranks.context.size();
+  if (length > positions.size(0)) {
+    throw InputError(model, concat("a sequence of ", length, " tokens was given to a model of sequence_length ", positions.size(0)));
   }
   const int64_t begin = parts > 1 ? ranks.tensor.group.rank() * tokens : 0;
-  return x_BTH + positions.slice(0, begin, begin + tokens);
+  if (!ranks.shares_tokens()) {
+    return x_BTH + positions.slice(0, begin, begin + tokens);
+  }
+  const at::Tensor places = context::positions(length, ranks.context, ranks.context_kind, x_BTH.device());
+  return x_BTH + positions.index_select(0, places.slice(0, begin, begin + tokens));
+}
+
+at::Tensor mean_over_tokens(const at::Tensor& sum, const at::Tensor& count, const ModelRanks& ranks) {
+  if (!ranks.shares_tokens()) {
+    return sum / count.clamp_min(1);
+  }
+  const at::Tensor all = count.to(at::kDouble).reshape({1}).clone();
+  ranks.context.all_reduce(all, comm::ReduceOp::sum, "tokens that count").wait();
+  return sum * (static_cast<double>(ranks.context.size()) / all.squeeze(0).clamp_min(1)).to(sum.scalar_type());
 }
 
 } // namespace trireme::models

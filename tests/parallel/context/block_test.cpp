@@ -1,0 +1,93 @@
+#include <trireme/parallel/context/block.h>
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <torch/utils.h>
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+namespace trireme::context {
+namespace {
+
+/// Both forms of the block, flash and matrix products, against softmax written out with a matrix of all scores.
+class ContextBlockTest : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    at::globalContext().setSDPUseFlash(GetParam());
+  }
+  void TearDown() override {
+    at::globalContext().setSDPUseFlash(true);
+  }
+};
+
+TEST_P(ContextBlockTest, EqualsSoftmaxWrittenOut) {
+  torch::manual_seed(3);
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16}) {
+    for (const auto& [queries, keys, causal, padded] : {std::tuple(7, 7, true, false), std::tuple(5, 9, false, false), std::tuple(5, 9, false, true), std::tuple(1, 1, true, false)}) {
+      for (const int64_t kv_heads : {4, 2, 1}) {
+        const auto random = [&](int64_t heads, int64_t tokens) { return at::randn({3, heads, tokens, 6}, at::kDouble).to(type); };
+        Block block{.q = random(4, queries), .k = random(kv_heads, keys), .v = random(kv_heads, keys), .causal = causal};
+        if (padded) {
+          block.key_padding = at::arange(keys).unsqueeze(0) < at::tensor({9, 4, 0}).unsqueeze(1); // the last sample has no key at all
+        }
+        const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).detach().requires_grad_(); };
+        const at::Tensor q = leaf(block.q), k = leaf(block.k), v = leaf(block.v);
+        const auto repeat = [&](const at::Tensor& x) { return x.repeat_interleave(4 / kv_heads, 1); };
+        at::Tensor scores = at::matmul(q, repeat(k).transpose(2, 3)) / std::sqrt(6.0);
+        const double never = -std::numeric_limits<double>::infinity();
+        if (causal) {
+          scores = scores.masked_fill(at::ones({queries, keys}, at::kBool).triu(1), never);
+        }
+        if (padded) {
+          scores = scores.masked_fill(block.key_padding.logical_not().view({3, 1, 1, keys}), never);
+        }
+        const at::Tensor lse = at::logsumexp(scores.detach(), {-1});
+        const at::Tensor out = at::matmul(at::softmax(scores, -1).nan_to_num(0), repeat(v));
+        const at::Tensor dout = random(4, queries);
+        out.backward(dout.to(at::kDouble));
+
+        const double tolerance = type == at::kDouble ? 1e-12 : type == at::kFloat ? 1e-5 : 3e-2;
+        const BlockResult result = forward(block);
+        const auto near = [&](const at::Tensor& found, const at::Tensor& wanted, const char* what) {
+          const double off = (found.to(at::kDouble) - wanted.detach()).abs().nan_to_num(0).max().item<double>(); // -inf - -inf
+          EXPECT_LE(off, tolerance * std::max(1.0, wanted.detach().nan_to_num(0, 0, 0).abs().max().item<double>())) << what << " " << c10::toString(type) << " " << queries << "x" << keys;
+          EXPECT_TRUE(found.to(at::kDouble).isneginf().equal(wanted.detach().isneginf())) << what;
+          EXPECT_FALSE(found.isnan().any().item<bool>()) << what;
+        };
+        near(result.out, out, "out");
+        near(result.lse, lse, "lse");
+        EXPECT_EQ(result.lse.scalar_type(), type_of_sums(block.q));
+        const BlockGradients grads = backward(block, dout, result.out, result.lse);
+        near(grads.q, q.grad().nan_to_num(0), "dq");
+        near(grads.k, k.grad().nan_to_num(0), "dk");
+        near(grads.v, v.grad().nan_to_num(0), "dv");
+      }
+    }
+  }
+}
+
+// More scores than the plain form holds at a time, and dropout, which always takes it: pieces of queries must fit together.
+TEST_P(ContextBlockTest, ManyPieces) {
+  torch::manual_seed(4);
+  Block block{.q = at::randn({1, 8, 1500, 4}), .k = at::randn({1, 8, 1500, 4}), .v = at::randn({1, 8, 1500, 4}), .causal = true}; // 18 M scores
+  const BlockResult found = forward(block);
+  const at::Tensor wanted = at::scaled_dot_product_attention(block.q, block.k, block.v, {}, 0.0, true);
+  EXPECT_LT((found.out - wanted).abs().max().item<float>(), 1e-5);
+  const BlockResult part = forward({.q = block.q.narrow(2, 0, 700), .k = block.k.narrow(2, 0, 700), .v = block.v.narrow(2, 0, 700), .causal = true});
+  EXPECT_LT((found.out.narrow(2, 0, 700) - part.out).abs().max().item<float>(), 1e-5);
+  block.dropout = 0.5;
+  block.seed = 5;
+  const at::Tensor once = forward(block).out;
+  EXPECT_TRUE(once.equal(forward(block).out)) << "the seed says what is dropped";
+  block.seed = 6;
+  EXPECT_FALSE(once.equal(forward(block).out));
+  block.dropout = 1;
+  EXPECT_EQ(forward(block).out.abs().max().item<float>(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, ContextBlockTest, testing::Bool(), [](const auto& info) { return info.param ? "flash" : "products"; });
+
+} // namespace
+} // namespace trireme::context

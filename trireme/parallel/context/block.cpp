@@ -1,0 +1,249 @@
+#include <trireme/parallel/context/block.h>
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+namespace trireme::context {
+namespace {
+
+constexpr double kNever = -std::numeric_limits<double>::infinity();
+/// Scores that the plain form holds at a time.
+constexpr int64_t kScores = int64_t{4} << 20;
+/// at::_fused_sdp_choice()'s word for its flash kernel.
+constexpr int64_t kFlashChosen = 1;
+
+double scale_of(const Block& block) {
+  return 1 / std::sqrt(static_cast<double>(block.q.size(3)));
+}
+
+bool flash_fits(const Block& block) {
+  if (block.dropout > 0 || !at::globalContext().userEnabledFlashSDP() || block.q.size(3) == 0) {
+    return false;
+  }
+  const at::ScalarType type = block.q.scalar_type();
+  const bool half = type == at::kHalf || type == at::kBFloat16;
+  if (block.q.is_cpu()) {
+    return half || type == at::kFloat || type == at::kDouble;
+  }
+  return block.q.is_cuda() && half && !block.key_padding.defined() && block.q.size(3) % 8 == 0 &&
+         at::_fused_sdp_choice(block.q, block.k, block.v, {}, 0.0, block.causal) == kFlashChosen;
+}
+
+/// As kernels want it.
+at::Tensor unit_stride(const at::Tensor& x) {
+  return x.stride(-1) == 1 ? x : x.contiguous();
+}
+
+std::optional<at::Tensor> added_mask(const Block& block) {
+  if (!block.key_padding.defined()) {
+    return std::nullopt;
+  }
+  return at::zeros(block.key_padding.sizes(), block.q.options()).masked_fill_(block.key_padding.logical_not(), kNever).view({block.k.size(0), 1, 1, block.k.size(2)});
+}
+
+BlockResult flash_forward(const Block& block) {
+  if (block.q.is_cuda()) {
+    auto result = at::_scaled_dot_product_flash_attention(block.q, block.k, block.v, 0.0, block.causal);
+    return {std::get<0>(result), std::get<1>(result)};
+  }
+  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(block.q, block.k, block.v, 0.0, block.causal, added_mask(block));
+  if (block.key_padding.defined()) { // the kernel says 0 where there is no key
+    lse.masked_fill_(block.key_padding.any(-1).logical_not().view({-1, 1, 1}), kNever);
+  }
+  return {out, lse};
+}
+
+BlockGradients flash_backward(const Block& block, const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse) {
+  const at::Tensor same = out.to(block.q.scalar_type());
+  if (block.q.is_cuda()) {
+    const at::Tensor unused = at::empty({}, at::TensorOptions(at::kLong));
+    auto [q, k, v] = at::_scaled_dot_product_flash_attention_backward(dout, block.q, block.k, block.v, same, lse.contiguous(), {}, {}, block.q.size(2), block.k.size(2), 0.0,
+                                                                      block.causal, unused, unused);
+    return {q, k, v};
+  }
+  // exp(-inf - 0) is a weight of 0, exp(-inf + inf) none.
+  const at::Tensor finite = block.key_padding.defined() ? lse.masked_fill(lse == kNever, 0) : lse;
+  auto [q, k, v] =
+      at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, block.q, block.k, block.v, same, finite, 0.0, block.causal, added_mask(block));
+  return {q, k, v};
+}
+
+/// The plain form: some queries at a time.
+class Plain {
+ public:
+  explicit Plain(const Block& block)
+      : block_(block), type_(type_of_sums(block.q)), keys_(block.k.to(type_)), values_(block.v.to(type_)), scale_(scale_of(block)) {
+    const int64_t row = std::max<int64_t>(1, block.q.size(0) * block.q.size(1) * block.k.size(2));
+    rows_ = std::clamp<int64_t>(kScores / row, 1, std::max<int64_t>(1, block.q.size(2)));
+    if (block.dropout > 0) {
+      const at::Generator& known = at::globalContext().defaultGenerator(block.q.device());
+      generator_ = known.clone();
+      generator_.set_current_seed(block.seed);
+    }
+  }
+
+  /// One piece: queries [begin, end), and the keys that they may see.
+  struct Piece {
+    int64_t begin, end, seen;
+    at::Tensor q, k, v;
+    at::Tensor scores;
+    at::Tensor kept; ///< factor of each weight; undefined without dropout
+  };
+
+  template <class F>
+  void each(const F& f) {
+    const int64_t count = block_.q.size(2);
+    for (int64_t begin = 0; begin < count; begin += rows_) {
+      const int64_t end = std::min(count, begin + rows_);
+      Piece piece{.begin = begin, .end = end, .seen = block_.causal ? end : block_.k.size(2), .q = {}, .k = {}, .v = {}, .scores = {}, .kept = {}};
+      piece.q = rows(block_.q, piece).to(type_);
+      piece.k = keys_.narrow(2, 0, piece.seen);
+      piece.v = values_.narrow(2, 0, piece.seen);
+      piece.scores = at::matmul(piece.q, piece.k.transpose(2, 3)).mul_(scale_);
+      if (block_.causal) {
+        const at::TensorOptions places = block_.q.options().dtype(at::kLong);
+        piece.scores.masked_fill_(at::arange(piece.seen, places) > at::arange(begin, end, places).unsqueeze(1), kNever);
+      }
+      if (block_.key_padding.defined()) {
+        piece.scores.masked_fill_(block_.key_padding.logical_not().view({block_.k.size(0), 1, 1, -1}), kNever);
+      }
+      if (block_.dropout > 0) {
+        piece.kept = at::rand(piece.scores.sizes(), generator_, piece.scores.options()).ge_(block_.dropout).mul_(block_.dropout < 1 ? 1 / (1 - block_.dropout) : 0);
+      }
+      f(piece);
+    }
+  }
+
+  static at::Tensor rows(const at::Tensor& x, const Piece& piece) {
+    return x.narrow(2, piece.begin, piece.end - piece.begin);
+  }
+  /// The softmax's weights, over the scores.
+  static at::Tensor weights(const Piece& piece, const at::Tensor& lse) {
+    return piece.scores.sub_(lse.masked_fill(lse == kNever, 0).unsqueeze(-1)).exp_();
+  }
+
+  BlockResult forward() {
+    std::vector<int64_t> shape = block_.q.sizes().vec();
+    BlockResult result{at::empty(shape, block_.q.options().dtype(type_)), {}};
+    shape.pop_back();
+    result.lse = at::empty(shape, block_.q.options().dtype(type_));
+    each([&](const Piece& piece) {
+      const at::Tensor lse = at::logsumexp(piece.scores, {-1});
+      at::Tensor p = weights(piece, lse);
+      if (piece.kept.defined()) {
+        p.mul_(piece.kept);
+      }
+      rows(result.lse, piece).copy_(lse);
+      rows(result.out, piece).copy_(at::matmul(p, piece.v));
+    });
+    return result;
+  }
+
+  BlockGradients backward(const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse) {
+    BlockGradients grads{at::empty(block_.q.sizes(), block_.q.options().dtype(type_)), at::zeros_like(keys_), at::zeros_like(values_)};
+    each([&](const Piece& piece) {
+      const at::Tensor d = rows(dout, piece).to(type_);
+      const at::Tensor delta = (d * rows(out, piece)).sum(-1, /*keepdim=*/true);
+      const at::Tensor p = weights(piece, rows(lse, piece));
+      at::Tensor dp = at::matmul(d, piece.v.transpose(2, 3));
+      if (piece.kept.defined()) {
+        dp.mul_(piece.kept);
+        grads.v.narrow(2, 0, piece.seen).add_(at::matmul((p * piece.kept).transpose(2, 3), d));
+      } else {
+        grads.v.narrow(2, 0, piece.seen).add_(at::matmul(p.transpose(2, 3), d));
+      }
+      const at::Tensor ds = dp.sub_(delta).mul_(p).mul_(scale_);
+      rows(grads.q, piece).copy_(at::matmul(ds, piece.k));
+      grads.k.narrow(2, 0, piece.seen).add_(at::matmul(ds.transpose(2, 3), piece.q));
+    });
+    return grads;
+  }
+
+ private:
+  const Block& block_;
+  at::ScalarType type_;
+  at::Tensor keys_, values_;
+  double scale_;
+  int64_t rows_ = 1;
+  at::Generator generator_;
+};
+
+/// Heads of `x` that share keys with none of the others: head `index` of each group of `count`.
+at::Tensor heads_of(const at::Tensor& x, int64_t index, int64_t count) {
+  return x.unflatten(1, {x.size(1) / count, count}).select(2, index);
+}
+
+Block member_of_groups(const Block& block, int64_t index, int64_t count) {
+  Block member = block;
+  member.q = heads_of(block.q, index, count);
+  member.seed += static_cast<uint64_t>(index) * 0x9E3779B97F4A7C15u;
+  return member;
+}
+
+Block prepared(const Block& block) {
+  Block ready = block;
+  ready.q = unit_stride(block.q);
+  ready.k = unit_stride(block.k);
+  ready.v = unit_stride(block.v);
+  return ready;
+}
+
+} // namespace
+
+at::ScalarType type_of_sums(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Grouped queries: one call for each member of a group, so that keys are not repeated.
+
+BlockResult forward(const Block& any) {
+  const Block block = prepared(any);
+  const auto one = [](const Block& b) { return flash_fits(b) ? flash_forward(b) : Plain(b).forward(); };
+  const int64_t count = block.q.size(1) / block.k.size(1);
+  if (count == 1) {
+    return one(block);
+  }
+  std::vector<at::Tensor> out, lse;
+  for (int64_t index = 0; index < count; ++index) {
+    const BlockResult result = one(member_of_groups(block, index, count));
+    out.push_back(result.out);
+    lse.push_back(result.lse);
+  }
+  return {at::stack(out, 2).flatten(1, 2), at::stack(lse, 2).flatten(1, 2)};
+}
+
+BlockGradients backward(const Block& any, const at::Tensor& any_dout, const at::Tensor& out, const at::Tensor& lse) {
+  const Block block = prepared(any);
+  const at::Tensor dout = unit_stride(any_dout);
+  const auto one = [](const Block& b, const at::Tensor& d, const at::Tensor& o, const at::Tensor& l) {
+    return flash_fits(b) ? flash_backward(b, d, o, l) : Plain(b).backward(d, o, l);
+  };
+  const int64_t count = block.q.size(1) / block.k.size(1);
+  if (count == 1) {
+    return one(block, dout, out, lse);
+  }
+  std::vector<at::Tensor> dq;
+  BlockGradients sum;
+  for (int64_t index = 0; index < count; ++index) {
+    const BlockGradients grads = one(member_of_groups(block, index, count), heads_of(dout, index, count), heads_of(out, index, count), heads_of(lse, index, count));
+    dq.push_back(grads.q);
+    if (index == 0) {
+      sum.k = grads.k.to(type_of_sums(block.k));
+      sum.v = grads.v.to(type_of_sums(block.v));
+    } else {
+      sum.k.add_(grads.k);
+      sum.v.add_(grads.v);
+    }
+  }
+  sum.q = at::stack(dq, 2).flatten(1, 2);
+  return sum;
+}
+
+} // namespace trireme::context

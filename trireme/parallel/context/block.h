@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace trireme::context {
+
+/// Some queries and some keys of one attention: q [B, A, t, D], k and v [B, K, s, D], K divides A.
+struct Block {
+  at::Tensor q, k, v;
+  /// Query i sees keys 0 to i; then s == t.
+  bool causal = false;
+  /// [B, s] bool, true where there is a key to see, or undefined.
+  at::Tensor key_padding = {};
+  double dropout = 0;
+  /// Which weights are dropped follows from it.
+  uint64_t seed = 0;
+};
+
+/// Softmax over this block's keys alone. out [B, A, t, D] in q's type or the type of sums (fp32, fp64 for double), lse [B, A, t] in the latter: log sum exp of the scores, -inf
+/// where a query sees no key (out is 0 there).
+struct BlockResult {
+  at::Tensor out, lse;
+};
+BlockResult forward(const Block& block);
+
+/// What a block adds to the gradients of the whole attention; `out` and `lse` are the whole's for these queries, dout is its gradient. In q's type or that of sums.
+struct BlockGradients {
+  at::Tensor q, k, v;
+};
+BlockGradients backward(const Block& block, const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse);
+
+/// fp64 for double, else fp32.
+at::ScalarType type_of_sums(const at::Tensor& x);
+
+} // namespace trireme::context

@@ -1,0 +1,154 @@
+#include <trireme/parallel/context/ulysses.h>
+
+#include <trireme/base/error.h>
+#include <trireme/parallel/context/closed_forms.h>
+#include <trireme/parallel/context/ring.h>
+
+#include <ATen/ATen.h>
+#include <torch/autograd.h>
+
+#include <optional>
+#include <vector>
+
+namespace trireme::context {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// at::_fused_sdp_choice()'s word for products with a T x T matrix.
+constexpr int64_t kMatrixChosen = 0;
+
+/// Heads of all tensors together.
+int64_t heads_of(const variable_list& tensors) {
+  int64_t heads = 0;
+  for (const at::Tensor& x : tensors) {
+    heads += x.size(1);
+  }
+  return heads;
+}
+
+at::Tensor exchange(const comm::Group& ranks, const at::Tensor& in, const char* what) {
+  at::Tensor out = ranks.allocate(in.numel(), in.scalar_type(), in.device());
+  ranks.all_to_all(out, in.view(-1), what).wait();
+  return out;
+}
+
+/// [B, H_i, t, D] each -> [B, H_i/N, T, D]: this rank's heads of all tokens, as views of one buffer [T, B, sum of H_i/N, D].
+variable_list heads_from_tokens(const comm::Group& ranks, const variable_list& tensors) {
+  const int64_t N = ranks.size(), B = tensors[0].size(0), t = tensors[0].size(2), D = tensors[0].size(3), H = heads_of(tensors) / N;
+  const at::Tensor in = ranks.allocate(N * t * B * H * D, tensors[0].scalar_type(), tensors[0].device()).view({N, t, B, H, D});
+  int64_t begin = 0;
+  for (const at::Tensor& x : tensors) {
+    const int64_t h = x.size(1) / N;
+    in.narrow(3, begin, h).copy_(x.unflatten(1, {N, h}).permute({1, 3, 0, 2, 4}));
+    begin += h;
+  }
+  const at::Tensor out = exchange(ranks, in, "tokens of heads").view({N * t, B, H, D});
+  variable_list parts;
+  begin = 0;
+  for (const at::Tensor& x : tensors) {
+    const int64_t h = x.size(1) / N;
+    parts.push_back(out.narrow(2, begin, h).permute({1, 2, 0, 3}));
+    begin += h;
+  }
+  return parts;
+}
+
+/// The way back: [B, H_i/N, T, D] each -> [B, H_i, t, D], in memory [B, t, H_i, D].
+variable_list tokens_from_heads(const comm::Group& ranks, const variable_list& tensors) {
+  const int64_t N = ranks.size(), B = tensors[0].size(0), T = tensors[0].size(2), D = tensors[0].size(3), H = heads_of(tensors);
+  const at::Tensor in = ranks.allocate(T * B * H * D, tensors[0].scalar_type(), tensors[0].device()).view({T, B, H, D});
+  int64_t begin = 0;
+  for (const at::Tensor& x : tensors) {
+    in.narrow(2, begin, x.size(1)).copy_(x.permute({2, 0, 1, 3}));
+    begin += x.size(1);
+  }
+  const at::Tensor out = exchange(ranks, in, "heads of tokens").view({N, T / N, B, H, D});
+  variable_list wholes;
+  begin = 0;
+  for (const at::Tensor& x : tensors) {
+    const int64_t h = x.size(1);
+    const at::Tensor whole = at::empty({B, T / N, N * h, D}, x.options());
+    whole.unflatten(2, {N, h}).copy_(out.narrow(3, begin, h).permute({2, 1, 0, 3, 4}));
+    wholes.push_back(whole.transpose(1, 2));
+    begin += h;
+  }
+  return wholes;
+}
+
+struct Ranks : torch::CustomClassHolder {
+  explicit Ranks(const comm::Group& group) : group(group) {}
+  comm::Group group;
+};
+
+void keep(AutogradContext* context, const comm::Group& ranks) {
+  context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<Ranks>(ranks));
+}
+comm::Group kept(AutogradContext* context) {
+  if (at::GradMode::is_enabled()) {
+    throw Error("context", "attention over several ranks cannot be differentiated twice (backward with create_graph).", "Leave create_graph out.");
+  }
+  return c10::static_intrusive_pointer_cast<Ranks>(context->saved_data["ranks"].toCapsule())->group;
+}
+
+struct HeadsFromTokens : torch::autograd::Function<HeadsFromTokens> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks) {
+    keep(context, ranks);
+    return heads_from_tokens(ranks, {q, k, v});
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    variable_list back = tokens_from_heads(kept(context), grads);
+    back.emplace_back();
+    return back;
+  }
+};
+
+struct TokensFromHeads : torch::autograd::Function<TokensFromHeads> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const comm::Group& ranks) {
+    keep(context, ranks);
+    return tokens_from_heads(ranks, {x})[0];
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    return {heads_from_tokens(kept(context), grads)[0], {}};
+  }
+};
+
+at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
+  if (heads == x.size(1)) {
+    return x;
+  }
+  const int64_t times = heads / x.size(1);
+  return x.unsqueeze(2).expand({-1, -1, times, -1, -1}).flatten(1, 2);
+}
+
+} // namespace
+
+at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options, const at::Tensor& key_padding) {
+  const std::optional<at::Tensor> mask = key_padding.defined() ? std::optional(key_padding.view({k.size(0), 1, 1, k.size(2)})) : std::nullopt;
+  if (options.dropout == 0 && q.size(1) == k.size(1) && (q.is_cpu() || q.is_cuda()) && at::_fused_sdp_choice(q, k, v, mask, 0.0, options.causal) != kMatrixChosen) {
+    return at::scaled_dot_product_attention(q, k, v, mask, 0.0, options.causal);
+  }
+  return ring_attention(q, k, v, comm::Group(), options, key_padding);
+}
+
+at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks, const AttentionOptions& options,
+                             const at::Tensor& key_padding) {
+  const int N = ranks.size();
+  if (q.size(1) % N != 0) {
+    throw InputError("context", concat("Ulysses gives each of ", N, " ranks an equal number of heads, but there are ", q.size(1), "."),
+                     "Choose a number of context ranks that divides the heads, or ring attention.");
+  }
+  const int64_t kv_heads = exchanged_kv_heads(q.size(1), k.size(1), N);
+  const variable_list here = HeadsFromTokens::apply(q, repeat_heads(k, kv_heads), repeat_heads(v, kv_heads), ranks);
+  at::Tensor padding;
+  if (key_padding.defined()) {
+    const at::Tensor mine = key_padding.contiguous().view(at::kByte);
+    const at::Tensor all = ranks.allocate(N * mine.numel(), at::kByte, mine.device()).view({N, mine.size(0), mine.size(1)});
+    ranks.all_gather(all, mine, "key padding").wait();
+    padding = all.transpose(0, 1).flatten(1, 2).to(at::kBool);
+  }
+  return TokensFromHeads::apply(local_attention(here[0], here[1], here[2], options, padding), ranks);
+}
+
+} // namespace trireme::context
