@@ -127,7 +127,7 @@ void expect_losses_of_one_process(const Layout& layout) {
                                 }
                               }),
               IsEmpty())
-      << "pipe " << layout.pipe << ", data " << layout.data << ", tensor " << layout.tensor << (layout.sequence_parallel ? " with sequence parallelism" : "") << ", ZeRO "
+      << "pipe " << layout.pipe << ", data " << layout.data << ", context " << layout.context << ", tensor " << layout.tensor << (layout.sequence_parallel ? " with sequence parallelism" : "") << ", ZeRO "
       << layout.zero_stage;
 }
 

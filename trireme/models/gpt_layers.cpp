@@ -26,7 +26,7 @@ pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& rank
   const auto layer_of = [&](GptPart::Kind kind) -> Layer {
     switch (kind) {
       case GptPart::Kind::tokens:
-        return options.tie_embeddings ? Layer(tied) : Layer(LayerSpec<tensor::VocabParallelEmbedding>(options.vocab_size, options.hidden, ranks.tensor).forward_fn(embed));
+        return tied; // without a second one there is nothing tied
       case GptPart::Kind::positions:
         return LayerSpec<GptPositions>(options, ranks);
       case GptPart::Kind::block:
