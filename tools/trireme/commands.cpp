@@ -48,6 +48,7 @@ struct Parser {
   std::optional<Command> result;
   TrainCommand train;
   EstimateCommand estimate;
+  PlanCommand plan;
   LaunchCommand launch;
   GenerateCommand generate;
   InspectCommand inspect;
@@ -64,6 +65,7 @@ struct Parser {
     app.footer("Exit status: 0 done, 2 the input is wrong, 1 anything else; train and launch also 128 + signal, or that of the rank that failed first.\nHelp for one command: trireme COMMAND --help");
     add_train();
     add_estimate();
+    add_plan();
     add_launch();
     add_generate();
     add_schedule();
@@ -116,6 +118,17 @@ struct Parser {
         ->type_name("STEPS")
         ->check(CLI::Range(int64_t{2}, int64_t{1'000'000}));
     c->add_flag("--json", estimate.json, "One JSON object instead of tables");
+  }
+
+  void add_plan() {
+    CLI::App* c = add(app, result, plan, "plan", "Find the fastest layouts of a run on a described cluster, without starting it", "trireme plan examples/plan/trillion.json --cluster examples/plan/cluster.json");
+    c->add_option("run_file", plan.run_file, "The run file (JSON) with the model and the batch; its \"parallel\" is not used")->required()->type_name("RUN.json");
+    c->add_option("--cluster", plan.cluster, "Description of the cluster (JSON, docs/plan.md); with --calibrate it is written")->required()->type_name("FILE");
+    c->add_option("--set", plan.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->take_all()->allow_extra_args(false);
+    c->add_flag("--calibrate", plan.calibrate, "Measure this machine for the run's model, write the description, then plan with it");
+    c->add_option("-n,--ranks", plan.ranks, "Ranks of this machine, with --calibrate")->check(count_from(1))->capture_default_str();
+    c->add_option("--best", plan.best, "Layouts to show")->check(count_from(1))->capture_default_str();
+    c->add_flag("--json", plan.json, "One JSON object a line for every layout that is shown or refused");
   }
 
   void add_launch() {

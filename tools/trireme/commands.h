@@ -43,6 +43,16 @@ struct EstimateCommand {
   bool json = false;
 };
 
+struct PlanCommand {
+  std::filesystem::path run_file;
+  std::vector<std::string> overrides;
+  std::filesystem::path cluster;
+  bool calibrate = false;
+  int64_t ranks = 2; ///< of this machine, to calibrate
+  int64_t best = 10;
+  bool json = false;
+};
+
 struct LaunchCommand {
   int64_t ranks = 0; ///< 0: all slots of the hostfile
   PlacesCommand places;
@@ -119,7 +129,7 @@ struct BenchCommCommand {
 
 using Command =
     std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand,
-                 BenchKernelsCommand, ScheduleCommand>;
+                 BenchKernelsCommand, ScheduleCommand, PlanCommand>;
 
 /// What the arguments ask for. Help and version are printed here and end in ExitNow(0).
 /// Errors: InputError with the words that were wrong and what would be right.

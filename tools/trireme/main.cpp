@@ -4,6 +4,7 @@
 #include "fetch_data.h"
 #include "launch_options.h"
 #include "show_estimate.h"
+#include "show_plan.h"
 #include "show_schedule.h"
 #include "start_bench.h"
 #include "train_job.h"
@@ -59,6 +60,9 @@ int run(int argc, char** argv) {
   }
   if (const auto* estimate_command = std::get_if<EstimateCommand>(&command)) {
     return show_estimate(*estimate_command);
+  }
+  if (const auto* plan_command = std::get_if<PlanCommand>(&command)) {
+    return show_plan(*plan_command);
   }
   if (const auto* launch_command = std::get_if<LaunchCommand>(&command)) {
     return launch_program(*launch_command);

@@ -73,7 +73,7 @@ std::optional<estimate::Need> need_of(const std::filesystem::path& run_file, con
   try {
     const config::RunConfig run = config::read_run_file(run_file, overrides);
     const estimate::Run described = describe_run(run, ranks).run;
-    return estimate::need_of(estimate::memory_of(described), described.data_ranks);
+    return estimate::need_of(estimate::memory_of(described), described.ranks_of_stage());
   } catch (const InputError&) {
     return std::nullopt;
   }
@@ -149,7 +149,7 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
 void check_memory(const config::RunConfig& run, const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
                   const estimate::MemoryAtHand& memory) {
   const estimate::Run described = describe_run(run, ranks).run;
-  const std::string why = estimate::why_too_large(estimate::need_of(estimate::memory_of(described), described.data_ranks), memory, ranks);
+  const std::string why = estimate::why_too_large(estimate::need_of(estimate::memory_of(described), described.ranks_of_stage()), memory, ranks);
   if (why.empty()) {
     return;
   }

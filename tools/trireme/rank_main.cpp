@@ -7,6 +7,7 @@
 #include "commands.h"
 #include "doctor.h"
 #include "generate_text.h"
+#include "measure_machine.h"
 #include "train_run.h"
 
 #include <trireme/base/error.h>
@@ -96,6 +97,9 @@ struct Run {
   int operator()(const EstimateCommand&) const {
     throw Error("trireme-rank", "estimate is done by trireme");
   }
+  int operator()(const PlanCommand&) const {
+    throw Error("trireme-rank", "plan is done by trireme");
+  }
   int operator()(const ScheduleCommand&) const {
     throw Error("trireme-rank", "schedule is done by trireme");
   }
@@ -107,6 +111,9 @@ struct Run {
 int run(int argc, char** argv) {
   if (argc == 3 && std::string_view(argv[1]) == "check-collectives") { // not for people: doctor starts it
     return check_collectives_as_rank(argv[2]);
+  }
+  if (argc == 3 && std::string_view(argv[1]) == "measure-machine") { // plan --calibrate starts it
+    return measure_machine_as_rank(argv[2]);
   }
   return std::visit(Run(), parse(argc, argv));
 }

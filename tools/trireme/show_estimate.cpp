@@ -66,8 +66,8 @@ double deviation(int64_t estimated, int64_t measured) {
 // Ranks of a stage: replicas follow each other.
 std::vector<int64_t> ranks_of_stage(const Shown& shown, int64_t stage) {
   std::vector<int64_t> ranks;
-  for (int64_t replica = 0; replica < shown.run.data_ranks; ++replica) {
-    ranks.push_back(stage * shown.run.data_ranks + replica);
+  for (int64_t replica = 0; replica < shown.run.ranks_of_stage(); ++replica) {
+    ranks.push_back(stage * shown.run.ranks_of_stage() + replica);
   }
   return ranks;
 }
@@ -92,7 +92,7 @@ ordered_json stage_json(const Shown& shown, const StageMemory& memory) {
   }
   ordered_json wire = ordered_json::array();
   for (const estimate::Item& item : traffic.items) {
-    ordered_json entry = {{"what", item.name}};
+    ordered_json entry = {{"what", item.name}, {"axis", item.axis}};
     entry.update(as_json(item));
     wire.push_back(std::move(entry));
   }
@@ -113,6 +113,8 @@ ordered_json as_json(const Shown& shown) {
   ordered_json object = {{"ranks", shown.ranks},
                          {"stages", run.stages},
                          {"data_ranks", run.data_ranks},
+                         {"context_ranks", run.context_ranks},
+                         {"tensor_ranks", run.tensor_ranks},
                          {"zero_stage", run.zero_stage},
                          {"type", estimate::type_name(run.compute)},
                          {"optimizer", run.optimizer},
@@ -126,7 +128,7 @@ ordered_json as_json(const Shown& shown) {
   if (shown.is_gpt()) {
     object["textbook"] = textbook(shown);
   }
-  const estimate::Need need = estimate::need_of(shown.memory, run.data_ranks);
+  const estimate::Need need = estimate::need_of(shown.memory, run.ranks_of_stage());
   object["peak_bytes"] = need.peak_of_a_rank;
   object["peak_bytes_of_all"] = need.peak_of_all;
   object["memory_at_hand_bytes"] = shown.at_hand.bytes == estimate::MemoryAtHand::kUnlimited ? ordered_json(nullptr) : ordered_json(shown.at_hand.bytes);
@@ -177,8 +179,9 @@ std::string spoken(std::string name) {
 void print_heading(const Shown& shown) {
   const estimate::Run& run = shown.run;
   std::cout << concat(format_count(static_cast<double>(run.model.parameters())), " parameters, ", shown.ranks, shown.ranks == 1 ? " rank" : " ranks");
-  if (run.stages > 1) {
-    std::cout << concat(" = ", run.stages, " stages x ", run.data_ranks, " data-parallel");
+  if (run.stages * run.context_ranks * run.tensor_ranks > 1) {
+    std::cout << concat(" = ", run.stages, run.stages == 1 ? " stage x " : " stages x ", run.data_ranks, " data-parallel",
+                        run.context_ranks > 1 ? concat(" x ", run.context_ranks, " context") : "", run.tensor_ranks > 1 ? concat(" x ", run.tensor_ranks, " tensor") : "");
   }
   std::cout << concat(", ZeRO ", run.zero_stage, ", ", estimate::type_name(run.compute), ", ", run.optimizer, ", micro-batches of ", run.micro_batch, " x ",
                       run.accumulation, "\n\n");
@@ -220,7 +223,7 @@ void print_memory(const Shown& shown) {
   add("peak", [](const StageMemory& m) { return m.peak(); }, "the larger of the two");
   print(rows, 1, columns.size());
   std::cout << concat("P ", largest.parameters, " parameters", shown.run.stages > 1 ? concat(" of stage ", largest.stage) : "", ", F ", largest.flat,
-                      " with the gaps of the flat buffer, N ", shown.run.data_ranks, " data-parallel ranks\n\n");
+                      " with the gaps of the flat buffer, N ", shown.run.gradient_ranks(), " data-parallel ranks\n\n");
 }
 
 void print_traffic(const Shown& shown) {
@@ -250,7 +253,7 @@ void print_rest(const Shown& shown) {
     std::cout << concat("textbook: model 4nh(13+12h) = ", bytes(book.at("model_bytes").get<int64_t>()), ", activations nblh(67+9ml/h) = ",
                         bytes(book.at("activations_bytes").get<int64_t>()), " (fp32, without embeddings; docs/memory.md)\n");
   }
-  const estimate::Need need = estimate::need_of(shown.memory, shown.run.data_ranks);
+  const estimate::Need need = estimate::need_of(shown.memory, shown.run.ranks_of_stage());
   std::cout << concat(shown.ranks == 1 ? "the rank" : "all ranks together", ": ", bytes(need.peak_of_all));
   if (shown.at_hand.bytes != estimate::MemoryAtHand::kUnlimited) {
     std::cout << concat("; ", shown.at_hand.source, ' ', bytes(shown.at_hand.bytes), estimate::fits(need, shown.at_hand) ? "" : ": may not fit");

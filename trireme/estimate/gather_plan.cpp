@@ -30,13 +30,19 @@ std::vector<int64_t> visits(const Run& run) {
   return order;
 }
 
+// Elements of a unit in this layout, which may have a part of the parameters only.
+int64_t size_of(const std::map<int64_t, int64_t>& sizes, int64_t unit) {
+  const auto found = sizes.find(unit);
+  return found == sizes.end() ? 0 : found->second;
+}
+
 // What is gathered ahead while visit `now` is under way.
 std::set<int64_t> ahead(const Run& run, const std::vector<int64_t>& order, size_t now, const std::map<int64_t, int64_t>& sizes) {
   std::set<int64_t> next;
   int64_t elements = 0;
   for (size_t i = now + 1; i < order.size(); ++i) {
     const bool fresh = order[i] != order[now] && next.count(order[i]) == 0;
-    elements += fresh ? sizes.at(order[i]) : 0;
+    elements += fresh ? size_of(sizes, order[i]) : 0;
     if (run.prefetch_elements && elements > *run.prefetch_elements) {
       break;
     }
@@ -52,6 +58,9 @@ std::set<int64_t> ahead(const Run& run, const std::vector<int64_t>& order, size_
 } // namespace
 
 int64_t gathered_elements(const Run& run, const bucket::FlatLayout& layout) {
+  if (run.stages > 1) { // kept from the first micro-batch to the last
+    return unit_elements(layout);
+  }
   std::map<int64_t, int64_t> sizes;
   for (const bucket::Bucket& bucket : layout.buckets()) {
     sizes[bucket.unit] += bucket.numel();
@@ -63,7 +72,7 @@ int64_t gathered_elements(const Run& run, const bucket::FlatLayout& layout) {
     std::set<int64_t> kept = ahead(run, order, i, sizes);
     kept.insert(order[i]);
     for (const int64_t unit : kept) {
-      gathered += live.count(unit) == 0 ? sizes.at(unit) : 0;
+      gathered += live.count(unit) == 0 ? size_of(sizes, unit) : 0;
     }
     live = std::move(kept);
   }

@@ -8,7 +8,7 @@
 namespace trireme::estimate {
 
 /// Elements that one step of ZeRO stage 3 gathers when the order of units is known from the step before: every unit for its forward and
-/// for its backward, less what is still there (zero::ParameterCoordinator).
+/// for its backward, less what is still there (zero::ParameterCoordinator). In a pipeline every unit of `layout` once.
 int64_t gathered_elements(const Run& run, const bucket::FlatLayout& layout);
 
 } // namespace trireme::estimate

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <initializer_list>
 #include <numeric>
 #include <set>
 
@@ -15,45 +16,83 @@ struct Sizes {
   Sizes(const models::GptOptions& options, const Conditions& conditions)
       : element(bytes_of(conditions.type)),
         product(conditions.autocast ? 2 : element),
-        rows(conditions.samples * options.sequence_length),
+        tensor(conditions.tensor_ranks),
+        context(conditions.context_ranks),
+        between(conditions.sequence_parallel ? tensor : 1),
+        gathered(conditions.sequence_parallel && conditions.gathers_again ? tensor : 1),
+        vocabulary((options.vocab_size + tensor - 1) / tensor),
+        rows(conditions.samples * options.sequence_length / context),
         hidden(rows * options.hidden),
-        scores(conditions.samples * options.heads * options.sequence_length * options.sequence_length) {}
+        scores(rows * options.heads * options.sequence_length / tensor) {}
 
   int64_t element; // bytes of the residual stream
   int64_t product; // bytes of what a matrix product takes and makes
-  int64_t rows; // tokens of a micro-batch
+  int64_t tensor; // ranks
+  int64_t context;
+  int64_t between; // ranks that share what lies between the divided matrices
+  int64_t gathered; // ranks that share what a column-parallel matrix keeps of its input
+  int64_t vocabulary; // of the rank that has most
+  int64_t rows; // tokens of a micro-batch here
   int64_t hidden; // elements of the residual stream
   int64_t scores; // of attention
 };
 
-void token_embedding(Layer& layer, const models::GptOptions& options, const Sizes& s) {
+// An all-reduce is two passes over the tensor. With sequence parallelism it is an all-gather before and a reduce-scatter behind the divided part.
+void over_tensor_axis(Layer& layer, const Conditions& conditions, const Sizes& s, int forward, int backward, int gathered_again) {
+  if (s.tensor > 1) {
+    layer.tensor_bytes = s.product * s.hidden;
+    layer.tensor_passes_forward = forward;
+    layer.tensor_passes_backward = backward + (conditions.sequence_parallel && conditions.gathers_again ? gathered_again : 0);
+  }
+}
+
+// What a rank sends so that its queries meet all keys, X being the bytes of its own keys (or values, queries, results). Ring: keys and values go on
+// to the next rank C - 1 times, in backward once more, with their gradients, which make one step more to come home. Ulysses: all-to-all of queries, keys, values
+// and results, and of their gradients.
+void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& s) {
+  const int64_t c = s.context;
+  const int64_t x = s.product * s.hidden / s.tensor;
+  if (conditions.context_kind == ContextKind::ring) {
+    layer.context_bytes_forward = 2 * x * (c - 1);
+    layer.context_bytes_backward = c > 1 ? 2 * x * (c - 1) + 2 * x * c : 0;
+  } else {
+    layer.context_bytes_forward = layer.context_bytes_backward = 4 * x * (c - 1) / c;
+  }
+}
+
+void token_embedding(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   layer.type = "Embedding";
   layer.reads_parameters_in_backward = false;
   layer.input = kIndexBytes * s.rows;
-  layer.working = s.element * (s.hidden + options.vocab_size * options.hidden);
+  layer.working = s.element * (s.hidden + s.vocabulary * options.hidden);
+  over_tensor_axis(layer, conditions, s, conditions.sequence_parallel ? 1 : 2, conditions.sequence_parallel ? 1 : 0, 0);
 }
 
 void positions(Layer& layer, const models::GptOptions& options, const Sizes& s) {
   layer.type = "GptPositions";
-  layer.kept = options.dropout > 0 ? s.element * s.hidden : 0;
-  layer.working = s.element * (2 * s.hidden + options.sequence_length * options.hidden);
+  layer.kept = options.dropout > 0 ? s.element * s.hidden / s.between : 0;
+  layer.working = s.element * (2 * s.hidden / s.between + options.sequence_length * options.hidden);
 }
 
 void block(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   const int64_t h = options.hidden;
   layer.type = "GptBlock";
-  // The input and the sum after attention belong to the residual stream, the other 14 to matrix products.
-  layer.kept = (2 * s.element + 14 * s.product) * s.hidden + 4 * kFloat * s.rows;
+  // The input and the sum after attention belong to the residual stream, two are what column-parallel matrices take, the other 12 lie inside.
+  layer.kept = 2 * s.element * s.hidden / s.between + 2 * s.product * s.hidden / s.gathered + 12 * s.product * s.hidden / s.tensor +
+               4 * kFloat * s.rows / s.between;
   if (options.dropout > 0) {
-    layer.kept += 3 * s.product * s.scores + 2 * s.product * s.hidden;
+    layer.kept += 3 * s.product * s.scores + 2 * s.product * s.hidden / s.between;
   } else {
-    layer.kept += kFloat * s.rows * options.heads;
+    layer.kept += kFloat * s.rows * options.heads / s.tensor;
   }
   if (conditions.autocast) { // weights in the products' type
-    layer.kept += s.product * 12 * h * h;
+    layer.kept += s.product * 12 * h * h / s.tensor;
   }
-  // GELU's gradients of output and input beside the residual's, when GELU's output is gone; and the largest weight's.
-  layer.working = s.element * s.hidden + 4 * s.product * s.hidden + s.element * 4 * h * h;
+  // GELU's gradients of output and input beside the residual's, when GELU's output is gone; and the largest weight's. With a tensor axis also what
+  // is gathered or added up for a moment.
+  layer.working = s.element * s.hidden / s.between + 4 * s.product * s.hidden / s.tensor + s.element * 4 * h * h / s.tensor + (s.tensor > 1 ? s.product * s.hidden : 0);
+  over_tensor_axis(layer, conditions, s, 4, 4, 2);
+  over_context_axis(layer, conditions, s);
   if (options.dropout > 0) {
     layer.working = std::max(layer.working, s.product * s.scores);
   }
@@ -62,30 +101,49 @@ void block(Layer& layer, const models::GptOptions& options, const Conditions& co
 void last_norm(Layer& layer, const Sizes& s) {
   layer.type = "LayerNorm";
   layer.is_unit = false;
-  layer.kept = s.element * s.hidden + 2 * s.element * s.rows;
-  layer.working = 2 * s.element * s.hidden;
+  layer.kept = (s.element * s.hidden + 2 * s.element * s.rows) / s.between;
+  layer.working = 2 * s.element * s.hidden / s.between;
 }
 
 void head(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
-  const int64_t weight = options.vocab_size * options.hidden;
+  const int64_t weight = s.vocabulary * options.hidden;
   layer.type = options.tie_embeddings ? "Embedding" : "Linear";
-  layer.output = s.product * s.rows * options.vocab_size;
-  layer.kept = s.product * s.hidden + (conditions.autocast ? s.product * weight : 0);
+  layer.output = s.product * s.rows * s.vocabulary;
+  layer.kept = s.product * s.hidden / s.gathered + (conditions.autocast ? s.product * weight : 0);
   layer.working = s.element * (s.hidden + weight);
+  over_tensor_axis(layer, conditions, s, conditions.sequence_parallel ? 1 : 0, conditions.sequence_parallel ? 1 : 2, 1);
+}
+
+bool starts_with_any(const std::string& name, std::initializer_list<const char*> beginnings) {
+  return std::any_of(beginnings.begin(), beginnings.end(), [&](const char* beginning) { return name.starts_with(beginning); });
+}
+
+// Adds a parameter with as much of it as a rank of the tensor axis holds.
+void add_parameter(Layer& layer, const models::GptPart& part, const models::GptPart::Parameter& parameter, const Sizes& s) {
+  using Kind = models::GptPart::Kind;
+  const auto& sizes = parameter.sizes;
+  const int64_t numel = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  if (part.kind == Kind::tokens || part.kind == Kind::head) {
+    layer.parameters.push_back({parameter.name, s.vocabulary * sizes.back()});
+  } else if (part.kind == Kind::block && starts_with_any(parameter.name, {"attn.c_attn.", "attn.c_proj.weight", "mlp.c_fc.", "mlp.c_proj.weight"})) {
+    layer.parameters.push_back({parameter.name, numel / s.tensor});
+  } else {
+    layer.parameters.push_back({parameter.name, numel, /*whole=*/true});
+  }
 }
 
 Layer layer_of(const models::GptPart& part, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   using Kind = models::GptPart::Kind;
   Layer layer{part.name, ""};
-  for (const auto& [name, sizes] : part.parameters) {
-    layer.parameters.push_back({name, std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>())});
+  for (const auto& parameter : part.parameters) {
+    add_parameter(layer, part, parameter, s);
   }
   layer.tie = options.tie_embeddings && (part.kind == Kind::tokens || part.kind == Kind::head) ? "wte" : "";
   layer.is_unit = true;
-  layer.input = layer.output = s.element * s.hidden;
+  layer.input = layer.output = s.element * s.hidden / s.between;
   switch (part.kind) {
     case Kind::tokens:
-      token_embedding(layer, options, s);
+      token_embedding(layer, options, conditions, s);
       break;
     case Kind::positions:
       positions(layer, options, s);
@@ -122,8 +180,9 @@ Model gpt(const models::GptOptions& options, const Conditions& conditions) {
   for (const models::GptPart& part : models::gpt_parts(options)) {
     model.layers.push_back(layer_of(part, options, conditions, sizes));
   }
-  const int64_t logits = sizes.product * sizes.rows * options.vocab_size;
+  const int64_t logits = sizes.product * sizes.rows * sizes.vocabulary;
   model.loss_kept = logits + kFloat * sizes.rows;
+  model.loss_tensor_bytes = sizes.tensor > 1 ? 3 * kFloat * sizes.rows : 0;
   model.loss_working = conditions.layer_list ? logits : 0;
   return model;
 }

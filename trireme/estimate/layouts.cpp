@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
 
 namespace trireme::estimate {
 namespace {
@@ -50,7 +51,10 @@ std::vector<std::vector<int64_t>> layers_of(const Run& run, int64_t stage) {
   return chunks;
 }
 
-bucket::FlatLayout layout_of(const Run& run, int64_t stage) {
+namespace {
+
+// Of the parameters that are whole on the tensor axis, of the others, or of all.
+bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> whole, int64_t ranks) {
   std::vector<int64_t> all;
   for (const auto& chunk : layers_of(run, stage)) {
     all.insert(all.end(), chunk.begin(), chunk.end());
@@ -66,6 +70,9 @@ bucket::FlatLayout layout_of(const Run& run, int64_t stage) {
         continue;
       }
       for (const Parameter& parameter : described.parameters) {
+        if (whole && parameter.whole != *whole) {
+          continue;
+        }
         tensors.push_back({described.name + '.' + parameter.name, {parameter.numel}, layer});
         parameters.push_back(&parameter);
         in_unit.push_back(run.shards(3) && (run.layer_list || described.is_unit));
@@ -83,8 +90,18 @@ bucket::FlatLayout layout_of(const Run& run, int64_t stage) {
   options.element_bytes = bytes_of(run.compute);
   options.bucket_bytes = run.bucket_bytes;
   options.first_bucket_bytes = std::min(run.first_bucket_bytes, run.bucket_bytes);
-  options.shards = run.data_ranks;
+  options.shards = ranks;
   return bucket::FlatLayout(std::move(tensors), std::move(order), options);
+}
+
+} // namespace
+
+bucket::FlatLayout layout_of(const Run& run, int64_t stage) {
+  return layout(run, stage, {}, run.gradient_ranks());
+}
+
+bucket::FlatLayout layout_of(const Run& run, int64_t stage, bool whole, int64_t ranks) {
+  return layout(run, stage, whole, ranks);
 }
 
 std::vector<int64_t> units_of(const Run& run) {

@@ -35,12 +35,12 @@ Item parameters(const Run& run, const bucket::FlatLayout& layout) {
   const int64_t sharded = unit_elements(layout);
   const int64_t whole = whole_elements(layout);
   return {"", concat(e, " (U / N + F - U): of units a share, the rest whole"),
-          concat(e, " x (", sharded, " / ", run.data_ranks, " + ", whole, ')'), e * (sharded / run.data_ranks + whole)};
+          concat(e, " x (", sharded, " / ", run.gradient_ranks(), " + ", whole, ')'), e * (sharded / run.gradient_ranks() + whole)};
 }
 
 Item gradients(const Run& run, const bucket::FlatLayout& layout) {
   const int64_t g = bytes_of(run.gradients());
-  const int64_t ranks = run.shards(2) ? run.data_ranks : 1;
+  const int64_t ranks = run.shards(2) ? run.gradient_ranks() : 1;
   return {"", concat(g, " F", divided(ranks)), concat(g, " x ", layout.numel(), over(ranks)), g * layout.numel() / ranks};
 }
 
@@ -109,9 +109,10 @@ Item buffers(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
   }
   if (run.shards(3)) {
     const int64_t units = run.prefetch_elements == 0 ? 1 : kGatheredUnits;
-    sum.add(concat("the ", units, " largest units"), bytes_of(run.compute) * largest_buckets(layout, units, true));
+    sum.add(run.stages > 1 ? "all units" : concat("the ", units, " largest units"),
+            bytes_of(run.compute) * (run.stages > 1 ? unit_elements(layout) : largest_buckets(layout, units, true)));
   }
-  if (run.data_ranks > 1 && run.travel != run.gradients()) {
+  if (run.gradient_ranks() > 1 && run.travel != run.gradients()) {
     const int64_t elements = run.shards(2) ? largest_buckets(layout, kGradientBuckets) : layout.numel();
     sum.add(concat("gradients on their way in ", type_name(run.travel)), bytes_of(run.travel) * elements);
   }

@@ -22,6 +22,8 @@ struct Item {
   std::string formula = {};
   std::string numbers = {};
   int64_t bytes = 0;
+  /// Of traffic: the axis of the mesh along which it runs, "pipe", "data" (with context, for gradients), "context" or "tensor".
+  std::string axis = {};
 };
 
 /// A rank's memory while it trains. All ranks of a pipeline stage need the same.

@@ -23,7 +23,10 @@ constexpr const char* type_name(Type type) {
 
 struct Parameter {
   std::string name;
+  /// Numbers that one rank holds: of a matrix that the tensor axis divides, its part (of an uneven division the largest).
   int64_t numel = 0;
+  /// All ranks of the tensor axis hold the same.
+  bool whole = false;
 };
 
 /// One layer of a model that is cut into layers. Bytes are those of one micro-batch.
@@ -48,6 +51,15 @@ struct Layer {
   int64_t output = 0;
   /// The most that backward holds beside what is kept: gradients of activations and fresh gradients of parameters.
   int64_t working = 0;
+
+  /// What the tensor axis moves for this layer. A pass over `tensor_bytes` is an all-gather or a reduce-scatter of them, an all-reduce is
+  /// two; recomputation repeats the forward ones.
+  int64_t tensor_bytes = 0;
+  int tensor_passes_forward = 0;
+  int tensor_passes_backward = 0;
+  /// Bytes that a rank sends along the context axis.
+  int64_t context_bytes_forward = 0;
+  int64_t context_bytes_backward = 0;
 };
 
 struct Model {
@@ -55,12 +67,17 @@ struct Model {
   /// What the loss keeps for backward (the logits and a number a row), and holds beside that.
   int64_t loss_kept = 0;
   int64_t loss_working = 0;
+  /// Bytes that the loss adds up over the tensor axis in forward: of every token the maximum, the sum and the target's logit.
+  int64_t loss_tensor_bytes = 0;
 
   /// Numbers in all parameters, shared ones once.
   int64_t parameters() const;
 };
 
 /// How a model is run, as far as its activations depend on it.
+/// How attention sees the tokens of other ranks of the context axis: their keys and values go around, or heads are exchanged for tokens.
+enum class ContextKind { ring, ulysses };
+
 struct Conditions {
   /// Samples of a micro-batch.
   int64_t samples = 1;
@@ -70,12 +87,25 @@ struct Conditions {
   bool autocast = false;
   /// The model is a list of layers: its loss keeps the logits as they are instead of writing their gradient over them.
   bool layer_list = false;
+
+  /// Ranks that share every matrix, and ranks that share every sequence.
+  int64_t tensor_ranks = 1;
+  int64_t context_ranks = 1;
+  ContextKind context_kind = ContextKind::ring;
+  /// What lies between the divided matrices (norms, residual stream) is divided by tokens over the tensor axis.
+  bool sequence_parallel = false;
+  /// With sequence_parallel: a column-parallel matrix keeps its part of the input, and gathers it again in backward.
+  bool gathers_again = true;
 };
 
-/// Describes models::Gpt. For a block with B samples of T tokens, H hidden and A heads backward keeps, in elements of BTH: the input,
+/// Describes models::Gpt, as one rank of the tensor and the context axis has it. For a block with B samples of T tokens, H hidden and A heads backward keeps, in elements of BTH: the input,
 /// both LayerNorms' outputs, queries, keys and values (3), the attention's output, the sum after it, and GELU's input and output (4
 /// each): 16. Beside that 4 BAT bytes for the softmax and 16 BT for the LayerNorms. With dropout attention keeps three
 /// [B, A, T, T], and each dropout its noise.
+///
+/// Tensor axis (Shoeybi et al. 2019, arXiv:1909.08053): c_attn and c_fc are divided by columns, both c_proj by rows, embedding and head by the
+/// vocabulary; everything else is whole. Of the 16, queries to attention's output (4) and GELU's (8) are divided; with sequence_parallel (Korthikanti
+/// et al. 2022, arXiv:2205.05198) the input and the sum too, and the norms' outputs if they are gathered again. Context axis: all is divided.
 Model gpt(const models::GptOptions& options, const Conditions& conditions);
 
 /// Describes models::Cnn.

@@ -19,6 +19,10 @@ struct Run {
   int64_t stages = 1;
   int64_t chunks = 1;
   int64_t data_ranks = 1;
+  /// `model` is described for these; they are repeated here for what concerns gradients.
+  int64_t tensor_ranks = 1;
+  int64_t context_ranks = 1;
+  bool sequence_parallel = false;
   /// Part p, layers [bounds[p], bounds[p + 1]), is on stage p % stages; stages * chunks + 1 numbers.
   std::vector<int64_t> bounds;
   /// Micro-batches that each stage keeps the activations of, for each of its chunks, when it keeps the most: what the schedule says.
@@ -56,13 +60,20 @@ struct Run {
   /// What the data set and its loader hold.
   int64_t data_bytes = 0;
 
+  /// Ranks that hold the same parameters, learn from other samples or tokens, and add up their gradients: data and context axis together.
+  int64_t gradient_ranks() const {
+    return data_ranks * context_ranks;
+  }
+  int64_t ranks_of_stage() const {
+    return gradient_ranks() * tensor_ranks;
+  }
   /// Whether ranks share gradients or more.
   bool shards(int stage) const {
-    return zero_stage >= stage && data_ranks > 1;
+    return zero_stage >= stage && gradient_ranks() > 1;
   }
   /// Ranks among which optimizer states are divided.
   int64_t shard_ranks() const {
-    return shards(1) ? data_ranks : 1;
+    return shards(1) ? gradient_ranks() : 1;
   }
   Type gradients() const {
     return compute == Type::fp32 ? Type::fp32 : accumulation > 1 ? grad_accumulation : travel;

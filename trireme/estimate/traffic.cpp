@@ -17,34 +17,51 @@ int64_t share(int64_t bytes, int64_t ranks) {
   return bytes * (ranks - 1) / ranks;
 }
 
-// Gradients, small sums and parameters between the replicas of a stage.
-void add_data(const Run& run, const bucket::FlatLayout& layout, std::vector<Item>& items) {
-  const int64_t n = run.data_ranks;
+// Gradients and parameters between the `n` ranks that hold the same ones. `of` says which, after a comma; empty: all.
+void add_gradients(const Run& run, const bucket::FlatLayout& layout, int64_t n, const std::string& of, std::vector<Item>& items) {
   const int64_t t = bytes_of(run.travel);
   const int64_t e = bytes_of(run.compute);
-  const bool reduces_whole = !run.shards(1);
+  const auto shards = [&](int stage) { return run.zero_stage >= stage && n > 1; };
+  const bool reduces_whole = !shards(1);
   // A pipeline's micro-batches are in flight together: their gradients are added up before they are reduced.
-  const int64_t reductions = run.shards(2) && run.stages == 1 ? run.accumulation : 1;
+  const int64_t reductions = shards(2) && run.stages == 1 ? run.accumulation : 1;
   const std::string times = reductions > 1 ? concat(reductions, " x ") : "";
   int64_t reduced = 0;
   int64_t gathered = 0;
   for (const bucket::Bucket& bucket : layout.buckets()) {
     const int64_t bytes = t * bucket.numel();
     reduced += reduces_whole ? 2 * share(bytes, n) : share(bytes, n);
-    gathered += run.shards(1) && bucket.unit == bucket::TensorInfo::kNoUnit ? share(e * bucket.numel(), n) : 0;
+    gathered += shards(1) && bucket.unit == bucket::TensorInfo::kNoUnit ? share(e * bucket.numel(), n) : 0;
   }
   const std::string whole = concat(t, " x ", layout.numel(), " x ", n - 1, " / ", n);
-  items.push_back({reduces_whole ? "gradients, all-reduce" : "gradients, reduce-scatter",
+  items.push_back({(reduces_whole ? "gradients, all-reduce" : "gradients, reduce-scatter") + of,
                    concat(times.empty() ? "" : "A ", reduces_whole ? "2 " : "", t, " F (N - 1) / N"),
                    concat(times, reduces_whole ? "2 x " : "", whole), reductions * reduced});
-  if (run.shards(3)) {
+  if (shards(3)) {
     const int64_t elements = gathered_elements(run, layout);
-    items.push_back({"units, all-gather", concat(e, " U' (N - 1) / N, U': units for every forward and backward, less what is still there"),
+    items.push_back({"units, all-gather" + of, concat(e, " U' (N - 1) / N, U': units for every forward and backward, less what is still there"),
                      concat(e, " x ", elements, " x ", n - 1, " / ", n), share(e * elements, n)});
   }
-  if (run.shards(1)) {
-    items.push_back({"parameters, all-gather", concat(e, run.shards(3) ? " (F - U) (N - 1) / N" : " F (N - 1) / N"),
+  if (shards(1)) {
+    items.push_back({"parameters, all-gather" + of, concat(e, shards(3) ? " (F - U) (N - 1) / N" : " F (N - 1) / N"),
                      concat(e, " x ", whole_elements(layout), " x ", n - 1, " / ", n), gathered});
+  }
+}
+
+// Gradients, small sums and parameters between the replicas of a stage.
+void add_data(const Run& run, int64_t stage, std::vector<Item>& items) {
+  const int64_t n = run.gradient_ranks();
+  const bucket::FlatLayout layout = layout_of(run, stage);
+  if (run.sequence_parallel && run.tensor_ranks > 1) {
+    if (n > 1) {
+      add_gradients(run, layout_of(run, stage, /*whole=*/false, n), n, "", items);
+    }
+    add_gradients(run, layout_of(run, stage, /*whole=*/true, n * run.tensor_ranks), n * run.tensor_ranks, ", of what the tensor axis holds whole", items);
+  } else if (n > 1) {
+    add_gradients(run, layout, n, "", items);
+  }
+  if (n == 1) {
+    return;
   }
   items.push_back({"loss", "2 x 24 (N - 1) / N", concat("2 x 24 x ", n - 1, " / ", n), 2 * share(kLossBytes, n)});
   if (run.parameter_norms && run.shards(1)) {
@@ -54,6 +71,48 @@ void add_data(const Run& run, const bucket::FlatLayout& layout, std::vector<Item
   if (!run.steps_in_backward) {
     items.push_back({"gradient norm", "2 x 24 (N - 1) / N", concat("2 x 24 x ", n - 1, " / ", n), 2 * share(kNormBytes, n)});
   }
+}
+
+// What the layers of this stage move along an axis in a micro-batch; recomputation does forward twice.
+template <typename Forward, typename Backward>
+int64_t of_layers(const Run& run, int64_t stage, const Forward& forward, const Backward& backward) {
+  int64_t sum = 0;
+  for (const auto& chunk : layers_of(run, stage)) {
+    for (const int64_t index : chunk) {
+      const Layer& layer = run.model.layers[index];
+      sum += (run.recompute_interval > 0 ? 2 : 1) * forward(layer) + backward(layer);
+    }
+  }
+  return sum;
+}
+
+// Sums of partial results, or their halves, along the tensor axis.
+void add_tensor(const Run& run, int64_t stage, std::vector<Item>& items) {
+  const int64_t n = run.tensor_ranks;
+  if (n == 1) {
+    return;
+  }
+  const auto pass = [&](const Layer& layer) { return share(layer.tensor_bytes, n); };
+  const int64_t bytes = of_layers(
+      run, stage, [&](const Layer& layer) { return layer.tensor_passes_forward * pass(layer); },
+      [&](const Layer& layer) { return layer.tensor_passes_backward * pass(layer); });
+  const char* what = run.sequence_parallel ? "tensor axis, all-gather and reduce-scatter" : "tensor axis, all-reduce";
+  items.push_back({what, "A p e B L H (N - 1) / N, N: tensor ranks, p: passes of all layers, two an all-reduce", concat(run.accumulation, " x ", bytes), run.accumulation * bytes});
+  if (stage == run.stages - 1 && run.model.loss_tensor_bytes > 0) {
+    const int64_t loss = 2 * share(run.model.loss_tensor_bytes, n);
+    items.push_back({"tensor axis, loss", "A 2 x 12 B L (N - 1) / N: maximum, sum and target's logit of every token", concat(run.accumulation, " x ", loss), run.accumulation * loss});
+  }
+}
+
+// Keys, values and their gradients along the context axis.
+void add_context(const Run& run, int64_t stage, std::vector<Item>& items) {
+  if (run.context_ranks == 1) {
+    return;
+  }
+  const int64_t bytes = of_layers(
+      run, stage, [](const Layer& layer) { return layer.context_bytes_forward; }, [](const Layer& layer) { return layer.context_bytes_backward; });
+  items.push_back({"context axis, keys and values", "A k X, X: bytes of a rank's keys; ring: k = 6 C - 4, Ulysses: k = 8 (C - 1) / C", concat(run.accumulation, " x ", bytes),
+                   run.accumulation * bytes});
 }
 
 // Activations and their gradients between stages.
@@ -121,12 +180,21 @@ std::vector<StageTraffic> traffic_of(const Run& run) {
   for (int64_t stage = 0; stage < run.stages; ++stage) {
     StageTraffic& traffic = stages.emplace_back();
     traffic.stage = stage;
-    if (run.data_ranks > 1) {
-      add_data(run, layout_of(run, stage), traffic.items);
+    const auto along = [&](const char* axis, const auto& add) {
+      const size_t before = traffic.items.size();
+      add();
+      for (size_t i = before; i < traffic.items.size(); ++i) {
+        traffic.items[i].axis = axis;
+      }
+    };
+    if (run.ranks_of_stage() > 1) {
+      along("data", [&] { add_data(run, stage, traffic.items); });
       traffic.step_time_bytes = share(run.data_ranks * kStepTimes, run.data_ranks);
     }
+    along("context", [&] { add_context(run, stage, traffic.items); });
+    along("tensor", [&] { add_tensor(run, stage, traffic.items); });
     if (run.stages > 1) {
-      add_pipeline(run, stage, traffic.items);
+      along("pipe", [&] { add_pipeline(run, stage, traffic.items); });
       traffic.tied_bytes = tied_bytes(run, stage);
     }
   }

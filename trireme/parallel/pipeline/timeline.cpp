@@ -47,7 +47,11 @@ class Simulation {
     return values[size_t(virtual_stage) * shape_.micro_batches + micro_batch];
   }
 
-  double cost(Op op) const {
+  double cost(Op op, int virtual_stage) const {
+    if (!costs_.parts.empty()) {
+      const PartCosts& part = costs_.parts[virtual_stage];
+      return op == Op::forward ? part.forward : op == Op::backward ? part.backward : op == Op::backward_input ? part.backward_input : part.backward_weight;
+    }
     switch (op) {
       case Op::forward: return costs_.forward / shape_.chunks;
       case Op::backward: return costs_.backward / shape_.chunks;
@@ -55,6 +59,13 @@ class Simulation {
       case Op::backward_weight: return costs_.backward_weight / shape_.chunks;
       default: return 0;
     }
+  }
+
+  double transfer(Op op, int from) const {
+    if (costs_.parts.empty()) {
+      return costs_.transfer;
+    }
+    return op == Op::recv_activation ? costs_.parts[from].send_activation : costs_.parts[from].send_grad;
   }
 
   // Runs the next instruction of stage s unless its input does not exist yet.
@@ -69,10 +80,10 @@ class Simulation {
       if (made == kNotYet) {
         return false;
       }
-      now_[s] = std::max(now_[s], made + costs_.transfer);
+      now_[s] = std::max(now_[s], made + transfer(op, from));
     } else if (op == Op::forward || op == Op::backward || op == Op::backward_input || op == Op::backward_weight) {
       const double begin = now_[s];
-      now_[s] += cost(op);
+      now_[s] += cost(op, v);
       spans_.push_back({s, op, micro_batch, chunk, begin, now_[s]});
       if (op == Op::forward) {
         cell(activation_, v, micro_batch) = now_[s];
@@ -137,6 +148,9 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
         throw InputError("schedule", concat("there is no place for ", describe(instruction)), "check_schedule() says more.");
       }
     }
+  }
+  if (!costs.parts.empty() && costs.parts.size() != static_cast<size_t>(shape.virtual_stages())) {
+    throw InputError("schedule", concat("there are costs of ", costs.parts.size(), " parts for ", shape.virtual_stages(), " parts"));
   }
   Timeline timeline;
   timeline.shape = shape;

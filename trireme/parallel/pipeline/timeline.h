@@ -30,6 +30,17 @@ struct Timeline {
   std::vector<double> peak_in_flight;
 };
 
+/// Durations of what one part of the model does for one micro-batch.
+struct PartCosts {
+  double forward = 1;
+  double backward = 2;
+  double backward_input = 1;
+  double backward_weight = 1;
+  /// From the end of a computation to the arrival of its result at the next part, and at the one before.
+  double send_activation = 0;
+  double send_grad = 0;
+};
+
 /// Durations of computations. A stage's forward takes `forward`, so one of its chunks takes 1/chunks of that.
 struct Costs {
   double forward = 1;
@@ -37,6 +48,8 @@ struct Costs {
   double backward_input = 1;
   double backward_weight = 1;
   double transfer = 0; ///< from the end of a computation to the arrival of its result; overlaps computation
+  /// Of every part by its virtual stage, in place of all numbers above; empty: parts are equal.
+  std::vector<PartCosts> parts = {};
 };
 
 /// Simulates the programs: results are sent when they are made, receives wait, everything else takes no time.

@@ -1,0 +1,1 @@
+#include <trireme/plan/search.h>

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme::plan {
+
+/// Speed of matrix products by their size, (m n k)^(1/3): points by size, on a straight line over the logarithm between them, the nearest
+/// point's outside.
+struct SpeedCurve {
+  struct Point {
+    double size = 0;
+    double flops = 0; ///< a second
+  };
+  std::vector<Point> points;
+
+  double at(double size) const;
+};
+
+/// A kind of link, from the inside of a host outwards. Units of `ranks` neighbours are connected by it; the next level connects these units.
+struct Level {
+  std::string name;
+  int64_t ranks = 1;
+  /// Bytes a second that a rank sends, and receives at the same time, while all ranks of the unit do.
+  double bandwidth = 0;
+  /// Seconds of one message.
+  double latency = 0;
+};
+
+/// What a run can be planned for: equal hosts with equal ranks. Ranks are numbered host by host.
+struct Cluster {
+  std::string name;
+  int64_t hosts = 1;
+  int64_t ranks_per_host = 1;
+
+  /// Of one rank.
+  int64_t memory_bytes = 0;
+  /// What the run's own memory does not include: a card's context, say.
+  int64_t reserved_bytes = 0;
+  /// Ranks compute on the host: its memory holds data and libtorch too.
+  bool on_host = false;
+  /// Arithmetic operations a second, at most and in matrix products.
+  double peak_flops = 0;
+  SpeedCurve products;
+  /// Of attention; empty: those of a product of its size.
+  SpeedCurve attention;
+  /// Bytes a second of a loop over memory (an optimizer), and of the passes between matrix products (norms, activations).
+  double memory_bandwidth = 0;
+  double pass_bandwidth = 0;
+  /// Seconds that a layer costs beside its work, forward and again backward.
+  double layer_seconds = 0;
+  /// Share of communication that may hide behind computation: 1 where a card sends by itself, 0 where the same cores do both.
+  double overlap = 1;
+  /// Ranks of a host that compute at the same time at the speeds above: fewer than ranks_per_host where ranks share cores.
+  int64_t processors = 1;
+
+  /// The last one connects all.
+  std::vector<Level> levels;
+
+  int64_t ranks() const {
+    return hosts * ranks_per_host;
+  }
+};
+
+/// Reads a description; docs/plan.md lists its keys. Errors: InputError with file, line, column and key.
+Cluster read_cluster(const std::filesystem::path& file);
+Cluster parse_cluster(const std::string& text, const std::string& source);
+
+/// Writes a description that read_cluster() reads.
+std::string write_cluster(const Cluster& cluster);
+
+} // namespace trireme::plan

@@ -1,0 +1,198 @@
+#include <trireme/base/error.h>
+#include <trireme/base/json.h>
+#include <trireme/plan/cluster.h>
+
+#include <nlohmann/json.hpp>
+
+namespace trireme::plan {
+namespace {
+
+constexpr int64_t kMostRanks = 1 << 20;
+
+double positive(ObjectReader& reader, const std::string& key) {
+  const JsonNode& node = reader.require(key);
+  const double value = node.as_real();
+  if (!(value > 0)) {
+    node.fail(concat("must be above 0, found ", value));
+  }
+  return value;
+}
+
+double not_negative(ObjectReader& reader, const std::string& key, double default_value) {
+  const double value = reader.get(key, default_value);
+  if (!(value >= 0)) {
+    reader.find(key)->fail(concat("must not be negative, found ", value));
+  }
+  return value;
+}
+
+int64_t count(ObjectReader& reader, const std::string& key, int64_t default_value) {
+  const int64_t value = reader.get(key, default_value);
+  if (value < 1 || value > kMostRanks) {
+    reader.find(key)->fail(concat("must be from 1 to ", kMostRanks, ", found ", value));
+  }
+  return value;
+}
+
+// A fraction of `peak`, or pairs of a size and a fraction.
+SpeedCurve read_curve(const JsonNode& node, double peak) {
+  SpeedCurve curve;
+  const auto add = [&](double size, const JsonNode& fraction) {
+    const double value = fraction.as_real();
+    if (!(value > 0) || value > 1) {
+      fraction.fail(concat("is a fraction of \"flops\", above 0 and at most 1, found ", value));
+    }
+    curve.points.push_back({size, value * peak});
+  };
+  if (node.kind() != JsonNode::Kind::array) {
+    add(1, node);
+    return curve;
+  }
+  for (const JsonNode& pair : node.elements()) {
+    if (pair.elements().size() != 2) {
+      pair.fail("must be [size, fraction]");
+    }
+    const double size = pair.elements()[0].as_real();
+    if (!(size > 0) || (!curve.points.empty() && size <= curve.points.back().size)) {
+      pair.elements()[0].fail(concat("sizes must be above 0 and grow, found ", size));
+    }
+    add(size, pair.elements()[1]);
+  }
+  if (curve.points.empty()) {
+    node.fail("has no point", "Write one fraction, or pairs [size, fraction].");
+  }
+  return curve;
+}
+
+Level read_link(const std::string& name, int64_t ranks, ObjectReader& reader) {
+  Level level{name, ranks, positive(reader, "bandwidth"), not_negative(reader, "latency", 0)};
+  reader.finish();
+  return level;
+}
+
+void read_rank(const JsonNode& node, Cluster& out) {
+  ObjectReader reader(node);
+  out.on_host = reader.word("device", "card", {"card", "host"}) == "host";
+  out.memory_bytes = static_cast<int64_t>(positive(reader, "memory_bytes"));
+  out.reserved_bytes = static_cast<int64_t>(not_negative(reader, "reserved_bytes", 0));
+  out.peak_flops = positive(reader, "flops");
+  out.products = read_curve(reader.require("achieved"), out.peak_flops);
+  if (const JsonNode* attention = reader.find("attention_achieved")) {
+    out.attention = read_curve(*attention, out.peak_flops);
+  }
+  out.memory_bandwidth = positive(reader, "memory_bandwidth");
+  out.pass_bandwidth = reader.find("pass_bandwidth") == nullptr ? out.memory_bandwidth : positive(reader, "pass_bandwidth");
+  out.layer_seconds = not_negative(reader, "layer_seconds", 0);
+  reader.finish();
+}
+
+void read_links(const JsonNode& node, Cluster& out) {
+  ObjectReader links(node);
+  const auto link = [&](const char* key, int64_t ranks) {
+    const JsonNode& found = links.require(key);
+    ObjectReader reader(found);
+    out.levels.push_back(read_link(key, ranks, reader));
+  };
+  if (out.ranks_per_host > 1) {
+    link("inside_host", out.ranks_per_host);
+  } else if (links.find("inside_host") != nullptr) {
+    link("inside_host", 1);
+    out.levels.clear(); // nobody to talk to
+  }
+  int64_t hosts = 1;
+  if (const JsonNode* groups = links.find("host_groups")) {
+    for (const JsonNode& group : groups->elements()) {
+      ObjectReader reader(group);
+      const std::string name = reader.get("name", std::string("host group"));
+      const int64_t size = count(reader, "hosts", 0);
+      if (size % hosts != 0 || size <= hosts || out.hosts % size != 0) {
+        reader.find("hosts")->fail(concat(size, " must be a multiple of ", hosts, ", larger, and divide the ", out.hosts, " hosts"));
+      }
+      hosts = size;
+      out.levels.push_back(read_link(name, hosts * out.ranks_per_host, reader));
+    }
+  }
+  if (hosts < out.hosts) {
+    link("between_hosts", out.ranks());
+  } else if (links.find("between_hosts") != nullptr) {
+    ObjectReader reader(*links.find("between_hosts"));
+    read_link("", 1, reader);
+  }
+  links.finish();
+}
+
+Cluster read(const JsonNode& root) {
+  Cluster out;
+  ObjectReader reader(root);
+  out.name = reader.get("name", std::string("cluster"));
+  out.hosts = count(reader, "hosts", 1);
+  out.ranks_per_host = count(reader, "ranks_per_host", 1);
+  if (out.ranks() > kMostRanks) {
+    root.fail(concat(out.ranks(), " ranks are more than ", kMostRanks));
+  }
+  out.processors = count(reader, "processors", out.ranks_per_host);
+  out.overlap = not_negative(reader, "overlap", 1);
+  if (out.overlap > 1) {
+    reader.find("overlap")->fail(concat("is a share from 0 to 1, found ", out.overlap));
+  }
+  read_rank(reader.require("rank"), out);
+  read_links(reader.require("links"), out);
+  reader.finish();
+  return out;
+}
+
+nlohmann::ordered_json curve_json(const SpeedCurve& curve, double peak) {
+  if (curve.points.size() == 1) {
+    return curve.points.front().flops / peak;
+  }
+  nlohmann::ordered_json out = nlohmann::ordered_json::array();
+  for (const SpeedCurve::Point& point : curve.points) {
+    out.push_back({point.size, point.flops / peak});
+  }
+  return out;
+}
+
+} // namespace
+
+Cluster parse_cluster(const std::string& text, const std::string& source) {
+  return read(JsonNode::parse(text, source));
+}
+
+Cluster read_cluster(const std::filesystem::path& file) {
+  return read(JsonNode::parse_file(file));
+}
+
+std::string write_cluster(const Cluster& cluster) {
+  using nlohmann::ordered_json;
+  ordered_json rank = {{"device", cluster.on_host ? "host" : "card"},
+                       {"memory_bytes", cluster.memory_bytes},
+                       {"reserved_bytes", cluster.reserved_bytes},
+                       {"flops", cluster.peak_flops},
+                       {"achieved", curve_json(cluster.products, cluster.peak_flops)}};
+  if (!cluster.attention.points.empty()) {
+    rank["attention_achieved"] = curve_json(cluster.attention, cluster.peak_flops);
+  }
+  rank.update({{"memory_bandwidth", cluster.memory_bandwidth}, {"pass_bandwidth", cluster.pass_bandwidth}, {"layer_seconds", cluster.layer_seconds}});
+  ordered_json links = ordered_json::object();
+  ordered_json groups = ordered_json::array();
+  for (const Level& level : cluster.levels) {
+    const ordered_json link = {{"bandwidth", level.bandwidth}, {"latency", level.latency}};
+    if (level.ranks == cluster.ranks_per_host) {
+      links["inside_host"] = link;
+    } else if (level.ranks == cluster.ranks()) {
+      links["between_hosts"] = link;
+    } else {
+      groups.push_back({{"name", level.name}, {"hosts", level.ranks / cluster.ranks_per_host}});
+      groups.back().update(link);
+    }
+  }
+  if (!groups.empty()) {
+    links["host_groups"] = groups;
+  }
+  return ordered_json{{"name", cluster.name},           {"hosts", cluster.hosts},     {"ranks_per_host", cluster.ranks_per_host},
+                      {"processors", cluster.processors}, {"overlap", cluster.overlap}, {"rank", rank}, {"links", links}}
+             .dump(2) +
+         "\n";
+}
+
+} // namespace trireme::plan

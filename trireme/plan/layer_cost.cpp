@@ -1,0 +1,160 @@
+#include <trireme/plan/layer_cost.h>
+
+#include <trireme/plan/link_time.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme::plan {
+namespace {
+
+// Passes over a tensor of the residual stream's size: reads and writes, forward; backward has twice as many.
+constexpr double kPassesInside = 12; // queries, keys, values and results of attention (4); GELU (8)
+constexpr double kPassesOutside = 9; // both norms and the additions
+constexpr double kPassesOfDropout = 5; // two of them
+// Passes over attention's matrix where it is written.
+constexpr double kMatrixForward = 6.5;
+constexpr double kMatrixBackward = 9.5;
+
+class Costs {
+ public:
+  Costs(const Cluster& cluster, const Job& job, const Layout& layout)
+      : cluster_(cluster),
+        job_(job),
+        layout_(layout),
+        gpt_(job.gpt),
+        tensor_(static_cast<double>(layout.tensor)),
+        between_(layout.sequence_parallel ? tensor_ : 1),
+        element_(static_cast<double>(estimate::bytes_of(job.base.compute))),
+        product_(job.autocast ? 2 : element_),
+        rows_(static_cast<double>(layout.micro_batch * gpt_.sequence_length) / static_cast<double>(layout.context)),
+        h_(static_cast<double>(gpt_.hidden)),
+        stream_(rows_ * h_),
+        vocabulary_(std::ceil(static_cast<double>(gpt_.vocab_size) / tensor_)) {}
+
+  LayerCost of(models::GptPart::Kind kind, const estimate::Layer& layer) const {
+    LayerCost cost;
+    switch (kind) {
+      case models::GptPart::Kind::tokens:
+        cost.forward = passes(2 * stream_);
+        cost.backward_weight = passes(2 * stream_ + 2 * vocabulary_ * h_);
+        break;
+      case models::GptPart::Kind::positions:
+        cost.forward = passes(2 * stream_ / between_);
+        cost.backward_weight = passes(2 * stream_ / between_);
+        break;
+      case models::GptPart::Kind::block:
+        add_block(cost, layer);
+        break;
+      case models::GptPart::Kind::norm:
+        cost.forward = passes(2 * stream_ / between_);
+        cost.backward_input = passes(4 * stream_ / between_);
+        break;
+      case models::GptPart::Kind::head:
+        add_product(cost, h_, vocabulary_);
+        cost.forward += passes(rows_ * vocabulary_) + layer_loss();
+        cost.backward_input += passes(2 * rows_ * vocabulary_);
+        break;
+    }
+    const AxisGroup tensor{layout_.tensor, 1};
+    const double pass = gather_seconds(cluster_, tensor, static_cast<double>(layer.tensor_bytes));
+    cost.forward += layer.tensor_passes_forward * pass + cluster_.layer_seconds;
+    cost.backward_input += layer.tensor_passes_backward * pass + cluster_.layer_seconds;
+    if (layout_.recompute > 0) {
+      cost.backward_input += cost.forward;
+    }
+    return cost;
+  }
+
+ private:
+  double passes(double elements) const {
+    return elements * product_ / cluster_.pass_bandwidth;
+  }
+  double product(double inner, double outer) const {
+    return 2 * rows_ * inner * outer / cluster_.products.at(std::cbrt(rows_ * inner * outer));
+  }
+  void add_product(LayerCost& cost, double inner, double outer) const {
+    const double once = product(inner, outer);
+    cost.forward += once;
+    cost.backward_input += once;
+    cost.backward_weight += once;
+    cost.flops += 6 * rows_ * inner * outer;
+  }
+  // Of the tensor axis: three small sums.
+  double layer_loss() const {
+    return layout_.tensor == 1 ? 0 : 3 * 2 * gather_seconds(cluster_, {layout_.tensor, 1}, 4 * rows_);
+  }
+
+  void add_block(LayerCost& cost, const estimate::Layer& layer) const {
+    add_product(cost, h_, 3 * h_ / tensor_);
+    add_product(cost, h_ / tensor_, h_);
+    add_product(cost, h_, 4 * h_ / tensor_);
+    add_product(cost, 4 * h_ / tensor_, h_);
+    const bool writes_matrix = gpt_.dropout > 0;
+    const auto length = static_cast<double>(gpt_.sequence_length);
+    // One product of queries and keys; half of it where what lies above the diagonal is left out.
+    const double once = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? 1 : 0.5);
+    const SpeedCurve& speed = cluster_.attention.points.empty() ? cluster_.products : cluster_.attention;
+    const double attention = once / speed.at(std::cbrt(length * length * h_ / static_cast<double>(gpt_.heads)));
+    const double matrix = writes_matrix ? rows_ * static_cast<double>(gpt_.heads) * length / tensor_ : 0;
+    const double stream = kPassesInside * stream_ / tensor_ + (kPassesOutside + (writes_matrix ? kPassesOfDropout : 0)) * stream_ / between_;
+    cost.forward += 2 * attention + passes(stream + kMatrixForward * matrix);
+    cost.backward_input += (writes_matrix ? 4 : 5) * attention + passes(2 * stream + kMatrixBackward * matrix);
+    cost.flops += 6 * once;
+    cost.forward += over_context(layer.context_bytes_forward, layer.context_bytes_forward, 2 * attention);
+    cost.backward_input += over_context(layer.context_bytes_backward, layer.context_bytes_forward, 5 * attention);
+  }
+
+  // Rings pass keys and values on while attention works on those at hand. Ulysses waits.
+  double over_context(int64_t bytes, int64_t forward_bytes, double attention) const {
+    const AxisGroup group{layout_.context, layout_.tensor};
+    const auto c = static_cast<double>(layout_.context);
+    if (layout_.context == 1) {
+      return 0;
+    }
+    if (job_.context_kind == estimate::ContextKind::ulysses) {
+      return exchange_seconds(cluster_, group, static_cast<double>(bytes) * c / (c - 1));
+    }
+    const double steps = (c - 1) * static_cast<double>(bytes) / static_cast<double>(forward_bytes); // of the forward's size
+    const double step = ring_message_seconds(cluster_, group, static_cast<double>(forward_bytes) / (c - 1));
+    return std::max(0.0, steps * step - cluster_.overlap * attention);
+  }
+
+  const Cluster& cluster_;
+  const Job& job_;
+  const Layout& layout_;
+  const models::GptOptions& gpt_;
+  double tensor_;
+  double between_; // ranks that share what lies between the divided matrices
+  double element_;
+  double product_; // bytes of a number that a matrix product takes and makes
+  double rows_; // tokens of a micro-batch here
+  double h_;
+  double stream_; // elements of the residual stream
+  double vocabulary_;
+};
+
+} // namespace
+
+std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const Layout& layout) {
+  models::GptOptions one = job.gpt;
+  one.layers = 1;
+  const estimate::Model model = model_of(job, layout, 1);
+  const std::vector<models::GptPart> parts = models::gpt_parts(one);
+  const Costs costs(cluster, job, layout);
+  std::vector<LayerCost> out;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const int64_t times = parts[i].kind == models::GptPart::Kind::block ? job.gpt.layers : 1;
+    out.insert(out.end(), static_cast<size_t>(times), costs.of(parts[i].kind, model.layers[i]));
+  }
+  return out;
+}
+
+double published_flops(const models::GptOptions& gpt, int64_t batch) {
+  const auto l = static_cast<double>(gpt.layers);
+  const auto h = static_cast<double>(gpt.hidden);
+  const auto length = static_cast<double>(gpt.sequence_length);
+  return 96 * static_cast<double>(batch) * length * l * h * h * (1 + length / (6 * h) + static_cast<double>(gpt.vocab_size) / (16 * l * h));
+}
+
+} // namespace trireme::plan

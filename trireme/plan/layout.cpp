@@ -1,0 +1,133 @@
+#include <trireme/plan/layout.h>
+
+#include <trireme/base/error.h>
+#include <trireme/parallel/pipeline/balance.h>
+
+namespace trireme::plan {
+namespace {
+
+// Layers of a GPT: two embeddings, the blocks, norm and head.
+int64_t layers_of(const Job& job) {
+  return job.gpt.layers + 4;
+}
+
+std::string does_not_divide(const char* what, int64_t number, const char* by, int64_t divisor) {
+  return concat(what, ' ', number, " cannot be divided by ", by, ' ', divisor);
+}
+
+} // namespace
+
+std::string describe(const Layout& layout, const Job& job) {
+  return concat("pipe ", layout.pipe, ", data ", layout.data, ", context ", layout.context, ", tensor ", layout.tensor, layout.sequence_parallel ? " with sequence parallelism" : "",
+                ", ZeRO ", layout.zero_stage, ", micro-batch ", layout.micro_batch, " x ", layout.accumulation(job), ", ", pipeline::schedule_name(layout.schedule),
+                layout.chunks > 1 ? concat(" (", layout.chunks, " chunks)") : "", layout.recompute > 0 ? concat(", recompute ", layout.recompute) : "");
+}
+
+std::string why_impossible(const Job& job, const Layout& layout) {
+  const models::GptOptions& gpt = job.gpt;
+  if (gpt.heads % layout.tensor != 0) {
+    return does_not_divide("heads", gpt.heads, "tensor", layout.tensor);
+  }
+  if (gpt.vocab_size < layout.tensor) {
+    return concat("vocabulary ", gpt.vocab_size, " has no token for each of tensor ", layout.tensor);
+  }
+  const bool ring = job.context_kind == estimate::ContextKind::ring;
+  const int64_t pieces = layout.context == 1 ? 1 : (ring ? 2 : 1) * layout.context; // zig-zag: a piece from the front and one from the end
+  if (gpt.sequence_length % pieces != 0) {
+    return does_not_divide("sequence", gpt.sequence_length, ring ? "two pieces for each of context" : "context", ring ? pieces : layout.context);
+  }
+  if (!ring && gpt.heads / layout.tensor % layout.context != 0) {
+    return does_not_divide("heads of a tensor rank", gpt.heads / layout.tensor, "context", layout.context);
+  }
+  if (layout.sequence_parallel && gpt.sequence_length / layout.context % layout.tensor != 0) {
+    return does_not_divide("sequence of a context rank", gpt.sequence_length / layout.context, "tensor", layout.tensor);
+  }
+  if (job.batch % layout.data != 0) {
+    return does_not_divide("batch", job.batch, "data", layout.data);
+  }
+  if (job.batch / layout.data % layout.micro_batch != 0) {
+    return does_not_divide("batch of a replica", job.batch / layout.data, "micro-batch", layout.micro_batch);
+  }
+  if (layout.pipe * layout.chunks > layers_of(job)) {
+    return concat("pipe ", layout.pipe, layout.chunks > 1 ? concat(" x ", layout.chunks, " chunks") : "", " is more than the ", layers_of(job), " layers");
+  }
+  return "";
+}
+
+pipeline::ScheduleShape shape_of(const Job& job, const Layout& layout) {
+  return {static_cast<int>(layout.pipe), static_cast<int>(layout.accumulation(job)), static_cast<int>(layout.chunks)};
+}
+
+pipeline::ScheduleKind schedule_of(const Layout& layout) {
+  return layout.pipe == 1 ? pipeline::ScheduleKind::naive : layout.schedule;
+}
+
+const std::vector<std::vector<int64_t>>& Shared::in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape) {
+  pipeline::ScheduleShape few = shape;
+  if (shape.micro_batches > 4 * shape.stages && kind != pipeline::ScheduleKind::gpipe) {
+    few.micro_batches = 3 * shape.stages + shape.micro_batches % shape.stages;
+  }
+  auto& found = in_flight_[{static_cast<int>(kind), few.stages, few.micro_batches, few.chunks}];
+  if (found.empty()) {
+    for (const pipeline::Program& program : pipeline::make_programs(kind, few)) {
+      found.push_back(pipeline::most_in_flight(program, few.chunks));
+    }
+  }
+  return found;
+}
+
+const std::vector<int64_t>& Shared::bounds(const estimate::Model& model, int64_t parts, int64_t tensor) {
+  auto& found = bounds_[{parts, tensor}];
+  if (found.empty() && job_.partition == "uniform") {
+    found = pipeline::uniform(std::ssize(model.layers), parts);
+  } else if (found.empty()) {
+    std::vector<double> costs;
+    for (const estimate::Layer& layer : model.layers) {
+      double& cost = costs.emplace_back(0);
+      for (const estimate::Parameter& parameter : layer.parameters) {
+        cost += static_cast<double>(parameter.numel);
+      }
+    }
+    found = pipeline::balance(costs, parts);
+  }
+  return found;
+}
+
+estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks) {
+  models::GptOptions gpt = job.gpt;
+  gpt.layers = blocks > 0 ? blocks : gpt.layers;
+  estimate::Conditions conditions;
+  conditions.samples = layout.micro_batch;
+  conditions.type = job.base.compute;
+  conditions.autocast = job.autocast;
+  conditions.layer_list = layout.is_layer_list();
+  conditions.tensor_ranks = layout.tensor;
+  conditions.context_ranks = layout.context;
+  conditions.context_kind = job.context_kind;
+  conditions.sequence_parallel = layout.sequence_parallel;
+  return estimate::gpt(gpt, conditions);
+}
+
+estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared) {
+  if (const std::string why = why_impossible(job, layout); !why.empty()) {
+    throw Error("plan", why);
+  }
+  estimate::Run run = job.base;
+  run.layer_list = layout.is_layer_list();
+  run.model = model_of(job, layout);
+  run.stages = layout.pipe;
+  run.chunks = layout.chunks;
+  run.data_ranks = layout.data;
+  run.context_ranks = layout.context;
+  run.tensor_ranks = layout.tensor;
+  run.sequence_parallel = layout.sequence_parallel;
+  run.zero_stage = layout.zero_stage;
+  run.micro_batch = layout.micro_batch;
+  run.accumulation = layout.accumulation(job);
+  run.recompute_interval = layout.recompute;
+  run.bounds = shared.bounds(run.model, layout.pipe * layout.chunks, layout.tensor);
+  run.in_flight = shared.in_flight(schedule_of(layout), shape_of(job, layout));
+  return run;
+}
+
+} // namespace trireme::plan

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <trireme/estimate/run.h>
+#include <trireme/parallel/pipeline/schedule.h>
+#include <trireme/plan/cluster.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trireme::plan {
+
+/// What is to be trained, whatever the layout.
+struct Job {
+  models::GptOptions gpt;
+  /// Samples of a step, all ranks together.
+  int64_t batch = 1;
+  /// Types, optimizer, ZeRO's thresholds and buckets; the rest is replaced.
+  estimate::Run base;
+  bool autocast = false;
+  /// The norm of all gradients is needed before the first step.
+  bool clips = true;
+  estimate::ContextKind context_kind = estimate::ContextKind::ring;
+  /// As pipeline::PipelineOptions: "parameters" or "uniform"; others count as "parameters".
+  std::string partition = "parameters";
+};
+
+/// One way to use the ranks.
+struct Layout {
+  int64_t pipe = 1;
+  int64_t data = 1;
+  int64_t context = 1;
+  int64_t tensor = 1;
+  int zero_stage = 0;
+  int64_t micro_batch = 1;
+  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
+  int64_t chunks = 1;
+  /// Layers recomputed together; 0: none.
+  int64_t recompute = 0;
+  bool sequence_parallel = false;
+
+  int64_t ranks() const {
+    return pipe * data * context * tensor;
+  }
+  int64_t accumulation(const Job& job) const {
+    return job.batch / (data * micro_batch);
+  }
+  /// Groups of the axes; gradients are reduced over data and context together.
+  int64_t gradient_ranks() const {
+    return data * context;
+  }
+  /// The model is built as a list of layers (config::RunConfig::builds_layers).
+  bool is_layer_list() const {
+    return pipe > 1 || recompute > 0;
+  }
+  bool operator==(const Layout&) const = default;
+};
+
+/// "pipe 8, data 4, context 1, tensor 8, ZeRO 1, micro-batch 2 x 64, interleaved (2 chunks), recompute 1"
+std::string describe(const Layout& layout, const Job& job);
+
+/// Why the layout cannot be built, whatever the memory; empty: it can. One sentence: heads, vocabulary, sequence, batch, layers.
+std::string why_impossible(const Job& job, const Layout& layout);
+
+/// The model as a rank of the layout has it, or one like it with `blocks` blocks.
+estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks = 0);
+
+/// What many layouts of a job have in common, worked out once.
+class Shared {
+ public:
+  explicit Shared(const Job& job) : job_(job) {}
+  /// Micro-batches that each stage keeps, by chunk (estimate::Run::in_flight). Beyond four micro-batches a stage it depends on their remainder only,
+  /// so few are laid out.
+  const std::vector<std::vector<int64_t>>& in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
+  /// Where the parts of the model begin (estimate::Run::bounds).
+  const std::vector<int64_t>& bounds(const estimate::Model& model, int64_t parts, int64_t tensor);
+
+ private:
+  const Job& job_;
+  std::map<std::array<int, 4>, std::vector<std::vector<int64_t>>> in_flight_;
+  std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> bounds_;
+};
+
+/// The run on the ranks of a layout. Errors: Error where why_impossible() says something.
+estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared);
+
+/// The pipeline's size. With one stage micro-batches follow each other as in naive.
+pipeline::ScheduleShape shape_of(const Job& job, const Layout& layout);
+pipeline::ScheduleKind schedule_of(const Layout& layout);
+
+} // namespace trireme::plan

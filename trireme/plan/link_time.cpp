@@ -1,0 +1,86 @@
+#include <trireme/plan/link_time.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace trireme::plan {
+namespace {
+
+int64_t members(const AxisGroup& group, int64_t unit) {
+  return std::clamp<int64_t>(unit / group.stride, 1, group.ranks);
+}
+
+double steps(int64_t units) {
+  return static_cast<double>(std::bit_width(static_cast<uint64_t>(units - 1)));
+}
+
+// Calls visit(level, members of a unit below, units) for every level that the group crosses.
+template <typename Visit>
+void for_each_level(const Cluster& cluster, const AxisGroup& group, const Visit& visit) {
+  int64_t below = 1;
+  for (const Level& level : cluster.levels) {
+    const int64_t here = members(group, level.ranks);
+    const int64_t units = (here + below - 1) / below;
+    if (units > 1) {
+      visit(level, below, units);
+    }
+    below = here;
+  }
+}
+
+// The first level that has both ranks in one unit.
+const Level& level_between(const Cluster& cluster, int64_t first, int64_t second) {
+  for (const Level& level : cluster.levels) {
+    if (first / level.ranks == second / level.ranks) {
+      return level;
+    }
+  }
+  return cluster.levels.back();
+}
+
+} // namespace
+
+double gather_seconds(const Cluster& cluster, const AxisGroup& group, double bytes) {
+  double slowest = 0;
+  double latency = 0;
+  for_each_level(cluster, group, [&](const Level& level, int64_t below, int64_t units) {
+    const double arriving = bytes * (1 - 1 / static_cast<double>(units)) / static_cast<double>(below);
+    slowest = std::max(slowest, arriving / level.bandwidth);
+    latency += steps(units) * level.latency;
+  });
+  return slowest + latency;
+}
+
+double exchange_seconds(const Cluster& cluster, const AxisGroup& group, double bytes) {
+  double slowest = 0;
+  double latency = 0;
+  for_each_level(cluster, group, [&](const Level& level, int64_t below, int64_t units) {
+    (void)below; // every rank exchanges with every other: nothing is passed on
+    slowest = std::max(slowest, bytes * (1 - 1 / static_cast<double>(units)) / level.bandwidth);
+    latency += steps(units) * level.latency;
+  });
+  return slowest + latency;
+}
+
+double message_seconds(const Cluster& cluster, int64_t first, int64_t second, int64_t count, double bytes) {
+  double slowest = 0;
+  for (int64_t i = 0; i < count && !cluster.levels.empty(); ++i) {
+    const Level& level = level_between(cluster, first + i, second + i);
+    slowest = std::max(slowest, level.latency + bytes / level.bandwidth);
+  }
+  return slowest;
+}
+
+double ring_message_seconds(const Cluster& cluster, const AxisGroup& group, double bytes) {
+  double slowest = 0;
+  for_each_level(cluster, group, [&](const Level& level, int64_t, int64_t) { slowest = std::max(slowest, level.latency + bytes / level.bandwidth); });
+  return slowest;
+}
+
+std::string level_name(const Cluster& cluster, const AxisGroup& group) {
+  std::string name;
+  for_each_level(cluster, group, [&](const Level& level, int64_t, int64_t) { name = level.name; });
+  return name;
+}
+
+} // namespace trireme::plan

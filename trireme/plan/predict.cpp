@@ -1,0 +1,255 @@
+#include <trireme/plan/predict.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/units.h>
+#include <trireme/estimate/gather_plan.h>
+#include <trireme/estimate/layouts.h>
+#include <trireme/estimate/traffic.h>
+#include <trireme/parallel/pipeline/timeline.h>
+#include <trireme/plan/link_time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace trireme::plan {
+namespace {
+
+constexpr double kSmallSum = 40; // bytes of loss, norm and counts
+
+std::string bytes(int64_t number) {
+  return format_bytes(static_cast<double>(number));
+}
+
+int64_t needed(const Cluster& cluster, const estimate::StageMemory& memory) {
+  return (cluster.on_host ? memory.peak() : memory.peak_on_device()) + cluster.reserved_bytes;
+}
+
+// Time of `communication` that is left when `overlap` of the computation beside it hides it.
+double exposed(double communication, double overlap, double computation) {
+  return std::max(0.0, communication - overlap * computation);
+}
+
+class Step {
+ public:
+  Step(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run)
+      : cluster_(cluster),
+        job_(job),
+        layout_(layout),
+        run_(run),
+        shape_(shape_of(job, layout)),
+        replicas_{run_.gradient_ranks(), run_.tensor_ranks},
+        gathering_{layout.pipe > 1 ? 0 : gather_pass()} {}
+
+  void into(Prediction& out) const {
+    pipeline::Costs costs;
+    costs.parts = part_costs();
+    const pipeline::Timeline timeline = pipeline::simulate(pipeline::make_programs(schedule_of(layout_), shape_), shape_, costs);
+    out.bubble = timeline.bubble;
+    out.pipeline_seconds = std::max(timeline.total, over_processors(timeline));
+
+    std::vector<double> end(static_cast<size_t>(run_.stages), 0); // of the last backward
+    std::vector<double> last(end.size(), 0); // its time
+    for (const pipeline::TimelineSpan& span : timeline.spans) {
+      const auto stage = static_cast<size_t>(span.stage);
+      end[stage] = std::max(end[stage], span.end);
+      if (span.op != pipeline::Op::forward && span.micro_batch == shape_.micro_batches - 1) {
+        last[stage] += span.end - span.begin;
+      }
+    }
+    double reduced = 0;
+    for (int64_t stage = 0; stage < run_.stages; ++stage) {
+      const bucket::FlatLayout flat = estimate::layout_of(run_, stage);
+      const auto s = static_cast<size_t>(stage);
+      reduced = std::max(reduced, end[s] + tied(stage) + reduction(flat, last[s]));
+      out.optimizer_seconds = std::max(out.optimizer_seconds, optimizer(flat));
+    }
+    out.reduce_seconds = std::max(0.0, reduced - timeline.total) + small_sums();
+    out.step_seconds = out.pipeline_seconds + out.reduce_seconds + out.optimizer_seconds;
+  }
+
+ private:
+  // Seconds of gathering the units of stage 3 for a forward, or a backward.
+  double gather_pass() const {
+    if (!run_.shards(3)) {
+      return 0;
+    }
+    const int64_t elements = estimate::gathered_elements(run_, estimate::layout_of(run_, 0));
+    return gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.compute) * elements)) / static_cast<double>(2 * run_.accumulation);
+  }
+
+  std::vector<pipeline::PartCosts> part_costs() const {
+    const std::vector<LayerCost> layers = layer_costs(cluster_, job_, layout_);
+    std::vector<pipeline::PartCosts> parts;
+    const int64_t count = run_.stages * run_.chunks;
+    for (int64_t p = 0; p < count; ++p) {
+      pipeline::PartCosts& part = parts.emplace_back();
+      part = {0, 0, 0, 0, 0, 0};
+      for (int64_t i = run_.bounds[p]; i < run_.bounds[p + 1]; ++i) {
+        const LayerCost& layer = layers[i];
+        part.forward += layer.forward;
+        part.backward_input += layer.backward_input;
+        part.backward_weight += layer.backward_weight;
+      }
+      part.backward = part.backward_input + part.backward_weight;
+      if (run_.stages > 1) {
+        part.send_activation = p + 1 < count ? message(p, p + 1, run_.bounds[p + 1] - 1) : 0;
+        part.send_grad = p > 0 ? message(p, p - 1, run_.bounds[p] - 1) : 0;
+      }
+    }
+    if (run_.stages == 1) {
+      parts.front().forward += exposed(gathering_, cluster_.overlap, parts.front().forward);
+      const double travelling = gathering_ + (run_.shards(2) ? reduce_all(estimate::layout_of(run_, 0)) : 0);
+      parts.front().backward += exposed(travelling, cluster_.overlap, parts.front().backward);
+    }
+    return parts;
+  }
+
+  double message(int64_t from, int64_t to, int64_t layer) const {
+    const int64_t ranks = run_.ranks_of_stage();
+    return message_seconds(cluster_, from % run_.stages * ranks, to % run_.stages * ranks, ranks,
+                           static_cast<double>(estimate::message_bytes(run_.model.layers[layer].output)));
+  }
+
+  // All ranks' work over all processors.
+  double over_processors(const pipeline::Timeline& timeline) const {
+    double busy = 0;
+    for (const pipeline::TimelineSpan& span : timeline.spans) {
+      busy += span.end - span.begin;
+    }
+    return busy * static_cast<double>(run_.ranks_of_stage()) / static_cast<double>(cluster_.hosts * cluster_.processors);
+  }
+
+  double reduce_all(const bucket::FlatLayout& flat) const {
+    const double once = gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.travel) * flat.numel()));
+    return run_.shards(1) ? once : 2 * once;
+  }
+
+  // What is left of the sums of gradients behind a stage's last backward.
+  double reduction(const bucket::FlatLayout& flat, double last_backward) const {
+    if (run_.gradient_ranks() == 1 || (run_.stages == 1 && run_.shards(2))) {
+      return 0;
+    }
+    const double all = reduce_all(flat);
+    const double last_bucket = all / static_cast<double>(std::max<int64_t>(1, std::ssize(flat.buckets())));
+    return std::max(last_bucket, exposed(all, cluster_.overlap, last_backward));
+  }
+
+  // A parameter on the first and the last stage.
+  double tied(int64_t stage) const {
+    if (!job_.gpt.tie_embeddings || run_.stages == 1 || (stage > 0 && stage < run_.stages - 1)) {
+      return 0;
+    }
+    const auto numel = static_cast<double>(run_.model.layers.front().parameters.front().numel);
+    return 2 * gather_seconds(cluster_, {2, (run_.stages - 1) * run_.ranks_of_stage()}, estimate::bytes_of(run_.compute) * numel);
+  }
+
+  // A pass over gradients, states, masters and parameters, and the gathers of parameters beside it.
+  double optimizer(const bucket::FlatLayout& flat) const {
+    const auto owned = static_cast<double>(flat.numel() / run_.shard_ranks());
+    const double g = estimate::bytes_of(run_.gradients());
+    const double e = estimate::bytes_of(run_.compute);
+    const double states = 2.0 * static_cast<double>(run_.states * run_.state_bytes);
+    const double masters = run_.compute == estimate::Type::fp32 ? e : 8; // read before the parameter is written
+    const double sharing = std::max(1.0, static_cast<double>(cluster_.ranks_per_host) / static_cast<double>(cluster_.processors));
+    const double pass = sharing * owned * (g + states + masters + e) / cluster_.memory_bandwidth;
+    const double norm = job_.clips ? sharing * owned * g / cluster_.memory_bandwidth : 0;
+    const double gathers =
+        run_.shards(1) ? gather_seconds(cluster_, replicas_, e * static_cast<double>(estimate::whole_elements(flat))) : 0;
+    const double hidden = cluster_.overlap * std::min(pass, gathers) * (1 - 1 / static_cast<double>(std::max<int64_t>(1, std::ssize(flat.buckets()))));
+    return norm + pass + gathers - hidden;
+  }
+
+  // Loss and norm, over replicas and stages.
+  double small_sums() const {
+    const AxisGroup stages{run_.stages, run_.ranks_of_stage()};
+    return 4 * gather_seconds(cluster_, replicas_, kSmallSum) + 2 * gather_seconds(cluster_, stages, kSmallSum);
+  }
+
+  const Cluster& cluster_;
+  const Job& job_;
+  const Layout& layout_;
+  const estimate::Run& run_;
+  pipeline::ScheduleShape shape_;
+  AxisGroup replicas_;
+  double gathering_;
+};
+
+std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, const estimate::Run& run) {
+  const int64_t t = layout.tensor;
+  std::vector<AxisBytes> out = {{"pipe", level_name(cluster, {layout.pipe, t * layout.context * layout.data})},
+                                {"data", level_name(cluster, {layout.gradient_ranks(), t})},
+                                {"context", level_name(cluster, {layout.context, t})},
+                                {"tensor", level_name(cluster, {t, 1})}};
+  for (const estimate::StageTraffic& stage : estimate::traffic_of(run)) {
+    for (AxisBytes& axis : out) {
+      int64_t sum = 0;
+      for (const estimate::Item& item : stage.items) {
+        sum += item.axis == axis.axis ? item.bytes : 0;
+      }
+      axis.bytes = std::max(axis.bytes, sum);
+    }
+  }
+  std::erase_if(out, [](const AxisBytes& axis) { return axis.link.empty(); });
+  return out;
+}
+
+std::string too_large(const Cluster& cluster, const Prediction& prediction) {
+  const auto largest = std::max_element(prediction.memory.begin(), prediction.memory.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+  std::string name = largest->name;
+  std::replace(name.begin(), name.end(), '_', ' ');
+  return concat("a rank needs ", bytes(prediction.memory_bytes), " of its ", bytes(cluster.memory_bytes), ": ", bytes(prediction.memory_bytes - cluster.memory_bytes),
+                " too much, most for ", name, " (", bytes(largest->bytes), ')');
+}
+
+} // namespace
+
+Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout) {
+  Shared shared(job);
+  return predict(cluster, job, layout, shared);
+}
+
+Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared) {
+  Prediction out;
+  out.layout = layout;
+  out.refused = why_impossible(job, layout);
+  if (out.refused.empty() && layout.ranks() != cluster.ranks()) {
+    out.refused = concat("the axes have ", layout.ranks(), " ranks, the cluster ", cluster.ranks());
+  }
+  if (!out.refused.empty()) {
+    return out;
+  }
+  const estimate::Run run = run_of(job, layout, shared);
+  const std::vector<estimate::StageMemory> memory = estimate::memory_of(run);
+  const auto largest = std::max_element(memory.begin(), memory.end(), [&](const auto& a, const auto& b) { return needed(cluster, a) < needed(cluster, b); });
+  out.memory = largest->items;
+  out.memory_bytes = needed(cluster, *largest);
+  if (out.memory_bytes > cluster.memory_bytes) {
+    out.refused = too_large(cluster, out);
+    return out;
+  }
+  Step(cluster, job, layout, run).into(out);
+  out.traffic = traffic_of(cluster, layout, run);
+  return out;
+}
+
+double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs) {
+  const double all = std::accumulate(costs.begin(), costs.end(), 0.0, [](double sum, const LayerCost& cost) { return sum + cost.forward + cost.backward(); });
+  const double sharing = std::max(1.0, static_cast<double>(cluster.ranks_per_host) / static_cast<double>(cluster.processors));
+  return sharing * all * static_cast<double>(layout.accumulation(job)) / static_cast<double>(layout.pipe);
+}
+
+int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept) {
+  const double share = layout.zero_stage >= 1 ? 1.0 / static_cast<double>(layout.gradient_ranks()) : 1.0;
+  const double e = estimate::bytes_of(job.base.compute);
+  const double states = static_cast<double>(job.base.states * job.base.state_bytes) + (job.base.compute == estimate::Type::fp32 ? 0 : 4);
+  const double a_number = e * (layout.zero_stage >= 3 ? share : 1) + e * (layout.zero_stage >= 2 ? share : 1) + states * share;
+  // Embeddings take the place of some blocks.
+  const double blocks = std::max(0.0, static_cast<double>(job.gpt.layers) / static_cast<double>(layout.pipe) -
+                                          static_cast<double>(job.gpt.vocab_size + job.gpt.sequence_length) / (12 * static_cast<double>(job.gpt.hidden)) - 1);
+  const double in_flight = static_cast<double>(std::min(layout.pipe, layout.accumulation(job)));
+  return static_cast<int64_t>(a_number * static_cast<double>(parameters) / static_cast<double>(layout.pipe * layout.tensor) +
+                              in_flight * std::ceil(blocks) * static_cast<double>(block_kept));
+}
+
+} // namespace trireme::plan

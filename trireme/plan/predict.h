@@ -1,0 +1,53 @@
+#pragma once
+
+#include <trireme/estimate/memory.h>
+#include <trireme/plan/cluster.h>
+#include <trireme/plan/layer_cost.h>
+#include <trireme/plan/layout.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::plan {
+
+/// What a rank sends in a step along an axis of the mesh, on the stage where it is most, and the slowest kind of link that the axis crosses.
+struct AxisBytes {
+  std::string axis;
+  std::string link;
+  int64_t bytes = 0;
+};
+
+struct Prediction {
+  Layout layout;
+  /// Why the layout cannot run; empty: it can. Then the times are 0.
+  std::string refused = {};
+  /// Of the rank that needs most, by category (estimate::kCategories), and all of it; empty for layouts that cannot be built.
+  std::vector<estimate::Item> memory = {};
+  int64_t memory_bytes = 0;
+  /// Share of the pipeline's time in which a stage computes nothing.
+  double bubble = 0;
+  double step_seconds = 0;
+  /// What the step consists of: computation with the collectives between layers and the bubble; sums of gradients that hide behind nothing;
+  /// the optimizer with the gathers of parameters.
+  double pipeline_seconds = 0;
+  double reduce_seconds = 0;
+  double optimizer_seconds = 0;
+  std::vector<AxisBytes> traffic = {};
+};
+
+/// Simulates one step. The programs of the pipeline's stages run with the costs of their layers and messages (pipeline::simulate). In a stage's last
+/// backward its gradients begin to travel; what does not hide there is added, the last bucket never hides. ZeRO stage 2 without a pipeline reduces in every
+/// micro-batch, stage 3 gathers for every forward and backward. The slowest stage decides when the optimizer begins. Where a host has fewer
+/// processors than ranks a step takes at least all their work over the processors.
+/// Cost: proportional to stages x micro-batches x chunks.
+Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared);
+Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout);
+
+/// Seconds that no schedule can beat: the work of all layers divided evenly. `costs` are layer_costs() of the layout.
+double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs);
+
+/// Bytes that a rank needs at least: model states divided evenly over the stages. Activations: what blocks of the first stage keep with 1f1b; no schedule that is searched keeps less.
+int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept);
+
+} // namespace trireme::plan

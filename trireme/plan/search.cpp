@@ -1,0 +1,186 @@
+#include <trireme/plan/search.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/units.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+namespace trireme::plan {
+namespace {
+
+using pipeline::ScheduleKind;
+
+constexpr size_t kBlock = 2; // behind two embeddings
+
+std::vector<int64_t> divisors(int64_t number) {
+  std::vector<int64_t> out;
+  for (int64_t d = 1; d <= number; ++d) {
+    if (number % d == 0) {
+      out.push_back(d);
+    }
+  }
+  return out;
+}
+
+struct Candidate {
+  Layout layout;
+  double least = 0; ///< seconds
+  int64_t block_kept = 0; ///< bytes that a block keeps of a micro-batch
+};
+
+using Axes = std::tuple<int64_t, int64_t, int64_t, int64_t>; ///< pipe, data, context, tensor
+
+Axes axes_of(const Layout& layout) {
+  return {layout.pipe, layout.data, layout.context, layout.tensor};
+}
+
+// Schedules, with their chunks, for a number of stages.
+std::vector<std::pair<ScheduleKind, int64_t>> schedules(const Job& job, int64_t pipe) {
+  std::vector<std::pair<ScheduleKind, int64_t>> out = {{ScheduleKind::one_f_one_b, 1}};
+  if (pipe > 1) {
+    out.emplace_back(ScheduleKind::zero_bubble, 1);
+    for (int64_t chunks = 2; chunks <= 8 && pipe * chunks <= job.gpt.layers; ++chunks) {
+      if (job.gpt.layers % (pipe * chunks) == 0 || chunks == 2) {
+        out.emplace_back(ScheduleKind::interleaved, chunks);
+      }
+    }
+  }
+  return out;
+}
+
+class Search {
+ public:
+  Search(const Cluster& cluster, const Job& job, const SearchOptions& options)
+      : cluster_(cluster), job_(job), options_(options), shared_(job), parameters_(estimate::gpt(job.gpt, {}).parameters()) {}
+
+  Plan run() {
+    for (const int64_t tensor : divisors(cluster_.ranks())) {
+      for (const int64_t context : divisors(cluster_.ranks() / tensor)) {
+        for (const int64_t pipe : divisors(cluster_.ranks() / tensor / context)) {
+          add_axes({.pipe = pipe, .data = cluster_.ranks() / tensor / context / pipe, .context = context, .tensor = tensor});
+        }
+      }
+    }
+    std::stable_sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) { return a.least < b.least; });
+    plan_.candidates += std::ssize(candidates_);
+    for (const Candidate& candidate : candidates_) {
+      consider(candidate);
+    }
+    for (auto& [axes, prediction] : refused_) {
+      if (fitting_.count(axes) + slow_.count(axes) == 0) {
+        plan_.refused.push_back(std::move(prediction));
+      }
+    }
+    // Those that cannot be built behind those that only need more memory.
+    std::stable_sort(plan_.refused.begin(), plan_.refused.end(), [](const Prediction& a, const Prediction& b) {
+      return std::pair(a.memory_bytes == 0, a.memory_bytes) < std::pair(b.memory_bytes == 0, b.memory_bytes);
+    });
+    return std::move(plan_);
+  }
+
+ private:
+  // Every layout with these numbers of ranks.
+  void add_axes(Layout layout) {
+    if (const std::string why = why_impossible(job_, layout); !why.empty()) {
+      ++plan_.candidates;
+      refused_[axes_of(layout)] = {layout, why};
+      return;
+    }
+    const int64_t of_replica = job_.batch / layout.data;
+    for (int64_t micro = 1; micro <= std::min(of_replica, options_.most_micro_batch); ++micro) {
+      if (of_replica % micro != 0) {
+        continue;
+      }
+      layout.micro_batch = micro;
+      for (const bool sequence_parallel : {false, true}) {
+        layout.sequence_parallel = sequence_parallel;
+        if (sequence_parallel && layout.tensor == 1) {
+          continue;
+        }
+        for (const int64_t recompute : {0, 1}) {
+          layout.recompute = recompute;
+          add_schedules(layout);
+        }
+      }
+    }
+  }
+
+  void add_schedules(Layout layout) {
+    if (!why_impossible(job_, layout).empty()) {
+      return;
+    }
+    const estimate::Layer block = model_of(job_, layout, 1).layers.at(kBlock);
+    const int64_t kept = layout.recompute > 0 ? block.input : block.kept;
+    const double least = least_seconds(cluster_, job_, layout, layer_costs(cluster_, job_, layout));
+    for (const auto& [kind, chunks] : schedules(job_, layout.pipe)) {
+      layout.schedule = kind;
+      layout.chunks = chunks;
+      for (const int zero_stage : {0, 1, 2, 3}) {
+        layout.zero_stage = zero_stage;
+        if (zero_stage == 0 || layout.gradient_ranks() > 1) {
+          candidates_.push_back({layout, least, kept});
+        }
+      }
+    }
+  }
+
+  void consider(const Candidate& candidate) {
+    const Axes axes = axes_of(candidate.layout);
+    if (const int64_t least = least_memory(job_, candidate.layout, parameters_, candidate.block_kept) + cluster_.reserved_bytes; least > cluster_.memory_bytes) {
+      note({candidate.layout,
+            concat("parameters, gradients, optimizer states and what blocks keep need at least ", format_bytes(static_cast<double>(least)), " of a rank's ",
+                   format_bytes(static_cast<double>(cluster_.memory_bytes)), ": ", format_bytes(static_cast<double>(least - cluster_.memory_bytes)), " too much"),
+            {}, least});
+      return;
+    }
+    if (std::ssize(plan_.best) == options_.best && candidate.least >= plan_.best.back().step_seconds) {
+      slow_.insert(axes);
+      return;
+    }
+    Prediction prediction = predict(cluster_, job_, candidate.layout, shared_);
+    ++plan_.estimated;
+    if (!prediction.refused.empty()) {
+      note(std::move(prediction));
+      return;
+    }
+    ++plan_.simulated;
+    fitting_.insert(axes);
+    const auto place = std::upper_bound(plan_.best.begin(), plan_.best.end(), prediction,
+                                        [](const Prediction& a, const Prediction& b) { return a.step_seconds < b.step_seconds; });
+    plan_.best.insert(place, std::move(prediction));
+    if (std::ssize(plan_.best) > options_.best) {
+      plan_.best.pop_back();
+    }
+  }
+
+  // Keeps what needs least of every division of the ranks.
+  void note(Prediction prediction) {
+    const Axes axes = axes_of(prediction.layout);
+    const auto found = refused_.find(axes);
+    if (found == refused_.end() || prediction.memory_bytes < found->second.memory_bytes) {
+      refused_[axes] = std::move(prediction);
+    }
+  }
+
+  const Cluster& cluster_;
+  const Job& job_;
+  const SearchOptions& options_;
+  Shared shared_;
+  int64_t parameters_;
+  std::vector<Candidate> candidates_;
+  std::map<Axes, Prediction> refused_;
+  std::set<Axes> fitting_;
+  std::set<Axes> slow_; // with layouts that were left out because they cannot be among the best
+  Plan plan_;
+};
+
+} // namespace
+
+Plan search(const Cluster& cluster, const Job& job, const SearchOptions& options) {
+  return Search(cluster, job, options).run();
+}
+
+} // namespace trireme::plan
