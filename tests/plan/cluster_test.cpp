@@ -1,1 +1,74 @@
-#include <trireme/plan/search.h>
+#include <trireme/base/error.h>
+#include <trireme/plan/cluster.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::plan {
+namespace {
+
+using testing::HasSubstr;
+
+const char* const kText = R"({
+  "name": "two racks", "hosts": 8, "ranks_per_host": 4, "overlap": 0.5,
+  "rank": {"memory_bytes": 16e9, "flops": 1e12, "achieved": [[100, 0.2], [10000, 0.6]], "attention_achieved": 0.3, "memory_bandwidth": 1e11},
+  "links": {"inside_host": {"bandwidth": 1e10, "latency": 1e-6}, "host_groups": [{"name": "rack", "hosts": 4, "bandwidth": 2e9}],
+            "between_hosts": {"bandwidth": 1e9, "latency": 5e-6}}
+})";
+
+std::string refusal(const std::string& from, const std::string& to) {
+  std::string text = kText;
+  EXPECT_NE(text.find(from), std::string::npos) << from;
+  text.replace(text.find(from), from.size(), to);
+  try {
+    parse_cluster(text, "cluster.json");
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(ClusterTest, IsRead) {
+  const Cluster cluster = parse_cluster(kText, "cluster.json");
+  EXPECT_EQ(cluster.ranks(), 32);
+  EXPECT_EQ(cluster.processors, 4) << "every rank has its own";
+  EXPECT_EQ(cluster.pass_bandwidth, cluster.memory_bandwidth);
+  ASSERT_EQ(cluster.levels.size(), 3u);
+  EXPECT_EQ(cluster.levels[0].ranks, 4);
+  EXPECT_EQ(cluster.levels[1].ranks, 16);
+  EXPECT_EQ(cluster.levels[2].ranks, 32);
+  EXPECT_EQ(cluster.levels[1].latency, 0);
+  EXPECT_FALSE(cluster.on_host);
+}
+
+TEST(ClusterTest, SpeedLiesBetweenThePoints) {
+  const SpeedCurve& curve = parse_cluster(kText, "cluster.json").products;
+  EXPECT_DOUBLE_EQ(curve.at(10), 2e11);
+  EXPECT_DOUBLE_EQ(curve.at(100), 2e11);
+  EXPECT_NEAR(curve.at(1000), 4e11, 1) << "in the middle of the logarithm";
+  EXPECT_DOUBLE_EQ(curve.at(1e6), 6e11);
+}
+
+TEST(ClusterTest, WhatIsWrittenIsRead) {
+  const std::string written = write_cluster(parse_cluster(kText, "cluster.json"));
+  const Cluster again = parse_cluster(written, "again.json");
+  EXPECT_EQ(write_cluster(again), written);
+  EXPECT_EQ(again.levels.size(), 3u);
+  EXPECT_EQ(again.products.at(1000), parse_cluster(kText, "cluster.json").products.at(1000));
+}
+
+TEST(ClusterTest, MistakesAreNamedWithTheirPlace) {
+  EXPECT_THAT(refusal("\"hosts\": 8", "\"hosts\": 0"), HasSubstr("cluster.json:2:33: hosts: must be from 1"));
+  EXPECT_THAT(refusal("16e9", "-1"), HasSubstr("rank.memory_bytes: must be above 0"));
+  EXPECT_THAT(refusal("\"achieved\": [[100, 0.2], [10000, 0.6]]", "\"achieved\": 1.5"), HasSubstr("rank.achieved: is a fraction"));
+  EXPECT_THAT(refusal("[10000, 0.6]", "[50, 0.6]"), HasSubstr("sizes must be above 0 and grow, found 50"));
+  EXPECT_THAT(refusal("[100, 0.2]", "[100]"), HasSubstr("must be [size, fraction]"));
+  EXPECT_THAT(refusal("\"hosts\": 4", "\"hosts\": 3"), HasSubstr("3 must be a multiple of 1, larger, and divide the 8 hosts"));
+  EXPECT_THAT(refusal("\"overlap\": 0.5", "\"overlap\": 2"), HasSubstr("overlap: is a share from 0 to 1"));
+  EXPECT_THAT(refusal("\"flops\": 1e12", "\"flop\": 1e12"), HasSubstr("\"flops\" is missing"));
+  EXPECT_THAT(refusal("\"latency\": 1e-6", "\"latencies\": 1e-6"), HasSubstr("Did you mean \"latency\"?"));
+  EXPECT_THAT(refusal("\"inside_host\": {\"bandwidth\": 1e10, \"latency\": 1e-6}, ", ""), HasSubstr("\"inside_host\" is missing"));
+  EXPECT_THAT(refusal("\"memory_bandwidth\"", "\"device\": \"gpu\", \"memory_bandwidth\""), HasSubstr("\"gpu\" is not one of the choices"));
+}
+
+} // namespace
+} // namespace trireme::plan

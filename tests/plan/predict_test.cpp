@@ -1,1 +1,244 @@
-#include <trireme/plan/search.h>
+// The simulated step against numbers worked out by hand and against the pipelines' formulas.
+#include <trireme/base/error.h>
+#include <trireme/plan/predict.h>
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+namespace trireme::plan {
+namespace {
+
+using pipeline::ScheduleKind;
+using testing::HasSubstr;
+
+constexpr double kInfinite = 1e30;
+
+// Ranks that only multiply matrices, at 1e9 operations a second; links of 1e6 bytes a second.
+Cluster multiplying(int64_t ranks, double overlap = 1) {
+  Cluster out;
+  out.ranks_per_host = out.processors = ranks;
+  out.memory_bytes = int64_t{1} << 50;
+  out.peak_flops = 1e9;
+  out.products.points = {{1, 1e9}};
+  out.attention.points = {{1, kInfinite}};
+  out.memory_bandwidth = out.pass_bandwidth = kInfinite;
+  out.overlap = overlap;
+  if (ranks > 1) {
+    out.levels = {{"inside_host", ranks, 1e6, 0}};
+  }
+  return out;
+}
+
+Job job(int64_t layers = 4, int64_t batch = 8) {
+  Job out;
+  out.gpt.layers = layers;
+  out.gpt.hidden = 64;
+  out.gpt.heads = 4;
+  out.gpt.sequence_length = 16;
+  out.gpt.vocab_size = 100;
+  out.batch = batch;
+  out.clips = false;
+  return out;
+}
+
+constexpr double kBlock = 2 * 16 * 12 * 64 * 64; // operations of a block's products for a sample, forward
+constexpr double kHead = 2 * 16 * 64 * 100;
+
+TEST(PredictTest, OneRankMultiplies) {
+  const Prediction p = predict(multiplying(1), job(), {});
+  EXPECT_EQ(p.refused, "");
+  EXPECT_NEAR(p.step_seconds, 8 * 3 * (4 * kBlock + kHead) / 1e9, 1e-12);
+  EXPECT_EQ(p.bubble, 0);
+  EXPECT_TRUE(p.traffic.empty());
+}
+
+TEST(PredictTest, RecomputationIsAnotherForward) {
+  Layout layout;
+  layout.recompute = 1;
+  EXPECT_NEAR(predict(multiplying(1), job(), layout).step_seconds, 8 * 4 * (4 * kBlock + kHead) / 1e9, 1e-12);
+}
+
+TEST(PredictTest, AnAllReduceWithoutOverlapIsAdded) {
+  const Prediction p = predict(multiplying(2, 0), job(), {.data = 2});
+  const double compute = 4 * 3 * (4 * kBlock + kHead) / 1e9;
+  EXPECT_NEAR(p.pipeline_seconds, compute, 1e-12);
+  // Parameters of four blocks (12 H^2 + 13 H), embeddings and the last norm; with the gaps of the flat buffer a little more.
+  const double parameters = 4 * (12 * 64 * 64 + 13 * 64) + (100 + 16 + 2) * 64;
+  EXPECT_NEAR(p.reduce_seconds, 2 * 4 * parameters / 2 / 1e6, 0.01 * p.reduce_seconds);
+  ASSERT_EQ(p.traffic.size(), 1u);
+  EXPECT_EQ(p.traffic[0].axis, "data");
+  EXPECT_EQ(p.traffic[0].link, "inside_host");
+  EXPECT_NEAR(static_cast<double>(p.traffic[0].bytes), 4 * parameters, 0.01 * 4 * parameters);
+}
+
+TEST(PredictTest, OverlapHidesAllButTheLastBucket) {
+  Job small = job();
+  small.base.bucket_bytes = 100'000;
+  small.base.first_bucket_bytes = 100'000;
+  Cluster fast = multiplying(2);
+  fast.levels[0].bandwidth = 1e9; // all gradients travel in a part of a backward
+  const double hidden = predict(fast, small, {.data = 2}).reduce_seconds;
+  fast.overlap = 0;
+  const double open = predict(fast, small, {.data = 2}).reduce_seconds;
+  EXPECT_GT(hidden, 0);
+  EXPECT_LT(hidden, 0.3 * open);
+}
+
+// Four blocks on two stages; the embeddings' stage has no products beside its blocks', the last one has the head too.
+TEST(PredictTest, TwoStagesWaitForEachOther) {
+  Cluster cluster = multiplying(2);
+  cluster.levels[0].bandwidth = kInfinite;
+  const Prediction p = predict(cluster, job(4, 8), {.pipe = 2});
+  const double a = 3 * 2 * kBlock / 1e9;
+  const double b = a + 3 * kHead / 1e9;
+  EXPECT_NEAR(p.pipeline_seconds, 8 * b + a, 1e-9) << "the first forward and the last backward of stage 0 are before and after";
+  EXPECT_NEAR(p.bubble, 1 - 8 * (a + b) / (2 * (8 * b + a)), 1e-9);
+}
+
+TEST(PredictTest, TheBubbleIsTheTimelines) {
+  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::one_f_one_b, 1), {ScheduleKind::interleaved, 2}, {ScheduleKind::zero_bubble, 1}}) {
+    Cluster cluster = multiplying(4);
+    cluster.levels[0].bandwidth = kInfinite;
+    Job even = job(2 * 4 * 32, 16); // so many blocks that embeddings and head hardly count
+    const Layout layout{.pipe = 4, .schedule = kind, .chunks = chunks};
+    const double papers = kind == ScheduleKind::zero_bubble ? 3.0 / (3 * 16 + 3) : 3.0 / (chunks * 16 + 3);
+    EXPECT_NEAR(predict(cluster, even, layout).bubble, papers, 0.02) << pipeline::schedule_name(kind);
+  }
+}
+
+TEST(PredictTest, MessagesBetweenStagesTakeTime) {
+  Cluster cluster = multiplying(2);
+  const Prediction slow = predict(cluster, job(4, 1), {.pipe = 2});
+  cluster.levels[0].bandwidth = kInfinite;
+  const Prediction fast = predict(cluster, job(4, 1), {.pipe = 2});
+  EXPECT_NEAR(slow.pipeline_seconds - fast.pipeline_seconds, 2 * (64 + 4 * 16 * 64) / 1e6, 1e-9) << "one each way";
+}
+
+TEST(PredictTest, TheTensorAxisDividesProductsAndAddsSums) {
+  Cluster cluster = multiplying(2);
+  cluster.levels[0].bandwidth = kInfinite;
+  const double compute = predict(cluster, job(), {.tensor = 2}).step_seconds;
+  EXPECT_NEAR(compute, 8 * 3 * (4 * kBlock + kHead) / 2 / 1e9, 1e-9);
+  cluster.levels[0].bandwidth = 1e6;
+  cluster.overlap = 0;
+  // Two all-reduces forward and two backward of every block, one of the embedding and one of the head, and three small ones of the loss.
+  const double stream = 4.0 * 16 * 64;
+  const double pass = stream / 2 / 1e6;
+  const double loss = 3 * 2 * 4 * 16.0 / 2 / 1e6;
+  EXPECT_NEAR(predict(cluster, job(), {.tensor = 2}).step_seconds - compute, 8 * ((4 * 8 + 4) * pass + loss), 1e-9);
+}
+
+TEST(PredictTest, RingsHideBehindAttention) {
+  Cluster cluster = multiplying(2);
+  const double open = predict(cluster, job(), {.context = 2}).pipeline_seconds;
+  cluster.attention.points = {{1, 1e3}}; // attention takes seconds
+  const double slow_attention = predict(cluster, job(), {.context = 2}).pipeline_seconds;
+  cluster.levels[0].bandwidth = kInfinite;
+  EXPECT_DOUBLE_EQ(predict(cluster, job(), {.context = 2}).pipeline_seconds, slow_attention);
+  cluster.attention.points = {{1, kInfinite}};
+  EXPECT_LT(predict(cluster, job(), {.context = 2}).pipeline_seconds, 0.9 * open);
+}
+
+TEST(PredictTest, RanksThatShareCoresTakeTurns) {
+  Cluster cluster = multiplying(4, 0);
+  cluster.levels[0].bandwidth = kInfinite;
+  const double alone = predict(cluster, job(), {.data = 4}).pipeline_seconds;
+  cluster.processors = 2;
+  EXPECT_NEAR(predict(cluster, job(), {.data = 4}).pipeline_seconds, 2 * alone, 1e-9);
+}
+
+TEST(PredictTest, TheOptimizerIsAPassOverWhatARankOwns) {
+  Cluster cluster = multiplying(4);
+  cluster.memory_bandwidth = 1e6;
+  cluster.levels[0].bandwidth = kInfinite;
+  const double parameters = 4 * (12 * 64 * 64 + 13 * 64) + (100 + 16 + 2) * 64;
+  const double whole = predict(cluster, job(), {.data = 4}).optimizer_seconds;
+  EXPECT_NEAR(whole, 28 * parameters / 1e6, 0.01 * whole);
+  EXPECT_NEAR(predict(cluster, job(), {.data = 4, .zero_stage = 1}).optimizer_seconds, whole / 4, 0.01 * whole);
+}
+
+TEST(PredictTest, MoreOfAnythingIsNeverSlower) {
+  const Layout layout{.pipe = 2, .data = 2, .context = 1, .tensor = 2, .zero_stage = 1};
+  Cluster cluster = multiplying(8);
+  cluster.memory_bandwidth = cluster.pass_bandwidth = 1e8;
+  Job buckets = job();
+  buckets.base.bucket_bytes = buckets.base.first_bucket_bytes = 50'000;
+  const double before = predict(cluster, buckets, layout).step_seconds;
+  const auto faster = [&](const auto& change) {
+    Cluster changed = cluster;
+    change(changed);
+    return predict(changed, buckets, layout).step_seconds;
+  };
+  EXPECT_LT(faster([](Cluster& c) { c.products.points[0].flops *= 2; }), before);
+  EXPECT_LT(faster([](Cluster& c) { c.levels[0].bandwidth *= 2; }), before);
+  EXPECT_LT(faster([](Cluster& c) { c.memory_bandwidth *= 2; }), before);
+  EXPECT_LT(faster([](Cluster& c) { c.pass_bandwidth *= 2; }), before);
+  EXPECT_GT(faster([](Cluster& c) { c.levels[0].latency = 1e-3; }), before);
+  EXPECT_GT(faster([](Cluster& c) { c.layer_seconds = 1e-3; }), before);
+  EXPECT_GT(faster([](Cluster& c) { c.overlap = 0; }), before);
+}
+
+TEST(PredictTest, ZeroThreeGathersForEveryPass) {
+  Job one = job();
+  one.base.param_persistence_threshold = 0;
+  const Cluster cluster = multiplying(2, 0);
+  const double second = predict(cluster, one, {.data = 2, .zero_stage = 2, .micro_batch = 4}).step_seconds;
+  const double third = predict(cluster, one, {.data = 2, .zero_stage = 3, .micro_batch = 4}).step_seconds;
+  // Instead of one gather of the parameters at the end one for forward and nearly one for backward.
+  const double gather = 4 * (4.0 * (12 * 64 * 64 + 13 * 64) + (100 + 16 + 2) * 64) / 2 / 1e6;
+  EXPECT_GT(third - second, 0.5 * gather);
+  EXPECT_LT(third - second, 1.05 * gather);
+}
+
+TEST(PredictTest, RefusalsAreOneSentence) {
+  const auto why = [](const Job& j, const Layout& layout) { return predict(multiplying(layout.ranks()), j, layout).refused; };
+  EXPECT_EQ(why(job(), {.tensor = 3}), "heads 4 cannot be divided by tensor 3");
+  EXPECT_EQ(why(job(), {.data = 3}), "batch 8 cannot be divided by data 3");
+  EXPECT_EQ(why(job(), {.data = 2, .micro_batch = 3}), "batch of a replica 4 cannot be divided by micro-batch 3");
+  EXPECT_EQ(why(job(), {.pipe = 9}), "pipe 9 is more than the 8 layers");
+  EXPECT_EQ(why(job(), {.context = 3}), "sequence 16 cannot be divided by two pieces for each of context 6");
+  Job exchanging = job();
+  exchanging.context_kind = estimate::ContextKind::ulysses;
+  EXPECT_EQ(why(exchanging, {.context = 8}), "heads of a tensor rank 4 cannot be divided by context 8");
+  Job few = job();
+  few.gpt.vocab_size = 3;
+  EXPECT_EQ(why(few, {.tensor = 4}), "vocabulary 3 has no token for each of tensor 4");
+  Job odd = job();
+  odd.gpt.vocab_size = 101;
+  EXPECT_EQ(why(odd, {.tensor = 2}), "") << "an uneven vocabulary is fine";
+  EXPECT_EQ(predict(multiplying(4), job(), {.data = 2}).refused, "the axes have 2 ranks, the cluster 4");
+}
+
+TEST(PredictTest, MemoryIsRefusedByHowMuch) {
+  Cluster cluster = multiplying(2);
+  const Prediction fits = predict(cluster, job(), {.data = 2});
+  cluster.memory_bytes = fits.memory_bytes;
+  EXPECT_EQ(predict(cluster, job(), {.data = 2}).refused, "");
+  cluster.memory_bytes = fits.memory_bytes - 1000;
+  const Prediction refused = predict(cluster, job(), {.data = 2});
+  EXPECT_THAT(refused.refused, HasSubstr("1.00 kB too much, most for"));
+  EXPECT_EQ(refused.memory_bytes, fits.memory_bytes);
+  EXPECT_EQ(refused.step_seconds, 0);
+}
+
+// In flight for few micro-batches is what it is for many.
+TEST(PredictTest, FewMicroBatchesTellWhatManyKeep) {
+  const Job any = job(64, 1);
+  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::one_f_one_b, 1), {ScheduleKind::interleaved, 2}, {ScheduleKind::interleaved, 4}, {ScheduleKind::zero_bubble, 1}, {ScheduleKind::naive, 1}}) {
+    for (const int p : {2, 3, 4, 8}) {
+      for (const int m : {4 * p + 1, 5 * p, 8 * p, 11 * p + 1}) {
+        Shared shared(any);
+        const pipeline::ScheduleShape shape{p, m, chunks};
+        std::vector<std::vector<int64_t>> all;
+        for (const pipeline::Program& program : pipeline::make_programs(kind, shape)) {
+          all.push_back(pipeline::most_in_flight(program, chunks));
+        }
+        EXPECT_EQ(shared.in_flight(kind, shape), all) << pipeline::schedule_name(kind) << ' ' << p << ' ' << m << ' ' << chunks;
+      }
+    }
+  }
+}
+
+} // namespace
+} // namespace trireme::plan

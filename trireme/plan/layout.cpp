@@ -76,13 +76,14 @@ const std::vector<std::vector<int64_t>>& Shared::in_flight(pipeline::ScheduleKin
   return found;
 }
 
-const std::vector<int64_t>& Shared::bounds(const estimate::Model& model, int64_t parts, int64_t tensor) {
-  auto& found = bounds_[{parts, tensor}];
+const std::vector<int64_t>& Shared::bounds(const Layout& layout) {
+  const int64_t parts = layout.pipe * layout.chunks;
+  auto& found = bounds_[{parts, layout.tensor}];
   if (found.empty() && job_.partition == "uniform") {
-    found = pipeline::uniform(std::ssize(model.layers), parts);
+    found = pipeline::uniform(layers_of(job_), parts);
   } else if (found.empty()) {
     std::vector<double> costs;
-    for (const estimate::Layer& layer : model.layers) {
+    for (const estimate::Layer& layer : model_of(job_, layout).layers) {
       double& cost = costs.emplace_back(0);
       for (const estimate::Parameter& parameter : layer.parameters) {
         cost += static_cast<double>(parameter.numel);
@@ -91,6 +92,18 @@ const std::vector<int64_t>& Shared::bounds(const estimate::Model& model, int64_t
     found = pipeline::balance(costs, parts);
   }
   return found;
+}
+
+const pipeline::Timeline& Shared::timeline(const Layout& layout, const pipeline::Costs& costs) {
+  Layout same = layout;
+  same.zero_stage = 0;
+  if (last_costs_.empty() || !(same == last_layout_) || last_costs_ != costs.parts) {
+    const pipeline::ScheduleShape shape = shape_of(job_, layout);
+    last_ = pipeline::simulate(pipeline::make_programs(schedule_of(layout), shape), shape, costs);
+    last_layout_ = same;
+    last_costs_ = costs.parts;
+  }
+  return last_;
 }
 
 estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks) {
@@ -125,7 +138,7 @@ estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared) {
   run.micro_batch = layout.micro_batch;
   run.accumulation = layout.accumulation(job);
   run.recompute_interval = layout.recompute;
-  run.bounds = shared.bounds(run.model, layout.pipe * layout.chunks, layout.tensor);
+  run.bounds = shared.bounds(layout);
   run.in_flight = shared.in_flight(schedule_of(layout), shape_of(job, layout));
   return run;
 }

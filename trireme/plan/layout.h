@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/estimate/run.h>
-#include <trireme/parallel/pipeline/schedule.h>
+#include <trireme/parallel/pipeline/timeline.h>
 #include <trireme/plan/cluster.h>
 
 #include <array>
@@ -76,12 +76,17 @@ class Shared {
   /// so few are laid out.
   const std::vector<std::vector<int64_t>>& in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
   /// Where the parts of the model begin (estimate::Run::bounds).
-  const std::vector<int64_t>& bounds(const estimate::Model& model, int64_t parts, int64_t tensor);
+  const std::vector<int64_t>& bounds(const Layout& layout);
+  /// The pipeline's step with these costs; kept until other costs are asked for, because ZeRO's stages have the same.
+  const pipeline::Timeline& timeline(const Layout& layout, const pipeline::Costs& costs);
 
  private:
   const Job& job_;
   std::map<std::array<int, 4>, std::vector<std::vector<int64_t>>> in_flight_;
   std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> bounds_;
+  Layout last_layout_;
+  std::vector<pipeline::PartCosts> last_costs_;
+  pipeline::Timeline last_;
 };
 
 /// The run on the ranks of a layout. Errors: Error where why_impossible() says something.

@@ -5,12 +5,10 @@
 #include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/traffic.h>
-#include <trireme/parallel/pipeline/timeline.h>
 #include <trireme/plan/link_time.h>
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace trireme::plan {
 namespace {
@@ -32,19 +30,19 @@ double exposed(double communication, double overlap, double computation) {
 
 class Step {
  public:
-  Step(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run)
+  Step(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run, Shared& shared)
       : cluster_(cluster),
         job_(job),
         layout_(layout),
         run_(run),
-        shape_(shape_of(job, layout)),
+        shared_(shared),
         replicas_{run_.gradient_ranks(), run_.tensor_ranks},
         gathering_{layout.pipe > 1 ? 0 : gather_pass()} {}
 
   void into(Prediction& out) const {
     pipeline::Costs costs;
     costs.parts = part_costs();
-    const pipeline::Timeline timeline = pipeline::simulate(pipeline::make_programs(schedule_of(layout_), shape_), shape_, costs);
+    const pipeline::Timeline& timeline = shared_.timeline(layout_, costs);
     out.bubble = timeline.bubble;
     out.pipeline_seconds = std::max(timeline.total, over_processors(timeline));
 
@@ -53,7 +51,7 @@ class Step {
     for (const pipeline::TimelineSpan& span : timeline.spans) {
       const auto stage = static_cast<size_t>(span.stage);
       end[stage] = std::max(end[stage], span.end);
-      if (span.op != pipeline::Op::forward && span.micro_batch == shape_.micro_batches - 1) {
+      if (span.op != pipeline::Op::forward && span.micro_batch == run_.accumulation - 1) {
         last[stage] += span.end - span.begin;
       }
     }
@@ -170,7 +168,7 @@ class Step {
   const Job& job_;
   const Layout& layout_;
   const estimate::Run& run_;
-  pipeline::ScheduleShape shape_;
+  Shared& shared_;
   AxisGroup replicas_;
   double gathering_;
 };
@@ -202,6 +200,14 @@ std::string too_large(const Cluster& cluster, const Prediction& prediction) {
                 " too much, most for ", name, " (", bytes(largest->bytes), ')');
 }
 
+void add_memory(const Cluster& cluster, const estimate::Run& run, Prediction& out) {
+  const std::vector<estimate::StageMemory> memory = estimate::memory_of(run);
+  const auto largest = std::max_element(memory.begin(), memory.end(), [&](const auto& a, const auto& b) { return needed(cluster, a) < needed(cluster, b); });
+  out.memory = largest->items;
+  out.memory_bytes = needed(cluster, *largest);
+  out.refused = out.memory_bytes > cluster.memory_bytes ? too_large(cluster, out) : "";
+}
+
 } // namespace
 
 Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout) {
@@ -209,34 +215,51 @@ Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout)
   return predict(cluster, job, layout, shared);
 }
 
-Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared) {
+Prediction memory_only(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared) {
   Prediction out;
   out.layout = layout;
   out.refused = why_impossible(job, layout);
   if (out.refused.empty() && layout.ranks() != cluster.ranks()) {
     out.refused = concat("the axes have ", layout.ranks(), " ranks, the cluster ", cluster.ranks());
   }
-  if (!out.refused.empty()) {
-    return out;
+  if (out.refused.empty()) {
+    add_memory(cluster, run_of(job, layout, shared), out);
   }
-  const estimate::Run run = run_of(job, layout, shared);
-  const std::vector<estimate::StageMemory> memory = estimate::memory_of(run);
-  const auto largest = std::max_element(memory.begin(), memory.end(), [&](const auto& a, const auto& b) { return needed(cluster, a) < needed(cluster, b); });
-  out.memory = largest->items;
-  out.memory_bytes = needed(cluster, *largest);
-  if (out.memory_bytes > cluster.memory_bytes) {
-    out.refused = too_large(cluster, out);
-    return out;
-  }
-  Step(cluster, job, layout, run).into(out);
-  out.traffic = traffic_of(cluster, layout, run);
   return out;
 }
 
-double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs) {
-  const double all = std::accumulate(costs.begin(), costs.end(), 0.0, [](double sum, const LayerCost& cost) { return sum + cost.forward + cost.backward(); });
-  const double sharing = std::max(1.0, static_cast<double>(cluster.ranks_per_host) / static_cast<double>(cluster.processors));
-  return sharing * all * static_cast<double>(layout.accumulation(job)) / static_cast<double>(layout.pipe);
+Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared) {
+  Prediction out = memory_only(cluster, job, layout, shared);
+  if (out.refused.empty()) {
+    const estimate::Run run = run_of(job, layout, shared);
+    Step(cluster, job, layout, run, shared).into(out);
+    out.traffic = traffic_of(cluster, layout, run);
+  }
+  return out;
+}
+
+double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs, Shared& shared) {
+  const std::vector<int64_t>& bounds = shared.bounds(layout);
+  const auto micro_batches = static_cast<double>(layout.accumulation(job));
+  double before = 0; // the first forward on its way to a stage, and the last backward on its way back
+  double least = 0;
+  double all = 0;
+  for (int64_t stage = 0; stage < layout.pipe; ++stage) {
+    double work = 0;
+    double way = 0;
+    for (int64_t chunk = 0; chunk < layout.chunks; ++chunk) {
+      const int64_t part = chunk * layout.pipe + stage;
+      for (int64_t i = bounds[part]; i < bounds[part + 1]; ++i) {
+        work += costs[i].forward + costs[i].backward();
+        way += chunk == 0 ? costs[i].forward + (layout.schedule == pipeline::ScheduleKind::one_f_one_b ? costs[i].backward() : 0) : 0;
+      }
+    }
+    least = std::max(least, before + micro_batches * work);
+    before += way;
+    all += micro_batches * work;
+  }
+  const double sharing = static_cast<double>(cluster.ranks_per_host) / static_cast<double>(cluster.processors);
+  return std::max(least, sharing * all / static_cast<double>(layout.pipe));
 }
 
 int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept) {

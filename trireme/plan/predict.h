@@ -44,8 +44,12 @@ struct Prediction {
 Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared);
 Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout);
 
-/// Seconds that no schedule can beat: the work of all layers divided evenly. `costs` are layer_costs() of the layout.
-double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs);
+/// The same without times and traffic.
+Prediction memory_only(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared);
+
+/// Seconds that the layout needs at least: a stage begins when the first micro-batch has come through those before it, does all its work, and with 1f1b
+/// its last backward then goes back through them. `costs` are layer_costs() of the layout.
+double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs, Shared& shared);
 
 /// Bytes that a rank needs at least: model states divided evenly over the stages. Activations: what blocks of the first stage keep with 1f1b; no schedule that is searched keeps less.
 int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept);

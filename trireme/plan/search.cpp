@@ -69,8 +69,11 @@ class Search {
     for (const Candidate& candidate : candidates_) {
       consider(candidate);
     }
+    for (const Axes& axes : slow_) {
+      look_for_memory(axes);
+    }
     for (auto& [axes, prediction] : refused_) {
-      if (fitting_.count(axes) + slow_.count(axes) == 0) {
+      if (fitting_.count(axes) == 0) {
         plan_.refused.push_back(std::move(prediction));
       }
     }
@@ -114,10 +117,11 @@ class Search {
     }
     const estimate::Layer block = model_of(job_, layout, 1).layers.at(kBlock);
     const int64_t kept = layout.recompute > 0 ? block.input : block.kept;
-    const double least = least_seconds(cluster_, job_, layout, layer_costs(cluster_, job_, layout));
+    const std::vector<LayerCost> costs = layer_costs(cluster_, job_, layout);
     for (const auto& [kind, chunks] : schedules(job_, layout.pipe)) {
       layout.schedule = kind;
       layout.chunks = chunks;
+      const double least = least_seconds(cluster_, job_, layout, costs, shared_);
       for (const int zero_stage : {0, 1, 2, 3}) {
         layout.zero_stage = zero_stage;
         if (zero_stage == 0 || layout.gradient_ranks() > 1) {
@@ -153,6 +157,26 @@ class Search {
     plan_.best.insert(place, std::move(prediction));
     if (std::ssize(plan_.best) > options_.best) {
       plan_.best.pop_back();
+    }
+  }
+
+  // Layouts of this division were left out because they are slow. Whether any fits: what needs least memory does.
+  void look_for_memory(const Axes& axes) {
+    if (fitting_.count(axes) > 0) {
+      return;
+    }
+    Layout layout{.pipe = std::get<0>(axes), .data = std::get<1>(axes), .context = std::get<2>(axes), .tensor = std::get<3>(axes), .recompute = 1};
+    layout.sequence_parallel = layout.tensor > 1;
+    layout.sequence_parallel = layout.sequence_parallel && why_impossible(job_, layout).empty();
+    for (const int zero_stage : {2, 3}) { // in a pipeline stage 3 holds a whole stage's parameters while it works
+      layout.zero_stage = layout.gradient_ranks() > 1 ? zero_stage : 0;
+      ++plan_.estimated;
+      Prediction prediction = memory_only(cluster_, job_, layout, shared_);
+      if (prediction.refused.empty()) {
+        fitting_.insert(axes);
+        return;
+      }
+      note(std::move(prediction));
     }
   }
 

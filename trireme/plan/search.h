@@ -18,7 +18,7 @@ struct Plan {
   /// The fastest layouts that fit, the fastest first.
   std::vector<Prediction> best;
   /// For every division of the ranks among the axes without a layout that fits, the one that needs least memory; the smallest need first. Behind them
-  /// those that cannot be built. Divisions that would be slower than the best ones in any case are in neither list.
+  /// those that cannot be built.
   std::vector<Prediction> refused;
   /// Layouts that the axes, ZeRO, micro-batches, recomputation and schedules make; whose memory was worked out; whose step was simulated.
   int64_t candidates = 0;

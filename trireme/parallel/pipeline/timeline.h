@@ -39,6 +39,8 @@ struct PartCosts {
   /// From the end of a computation to the arrival of its result at the next part, and at the one before.
   double send_activation = 0;
   double send_grad = 0;
+
+  bool operator==(const PartCosts&) const = default;
 };
 
 /// Durations of computations. A stage's forward takes `forward`, so one of its chunks takes 1/chunks of that.
