@@ -1,7 +1,6 @@
 #include <trireme/plan/search.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/units.h>
 
 #include <algorithm>
 #include <map>
@@ -69,7 +68,7 @@ class Search {
     for (const Candidate& candidate : candidates_) {
       consider(candidate);
     }
-    for (const Axes& axes : slow_) {
+    for (const Axes& axes : left_out_) {
       look_for_memory(axes);
     }
     for (auto& [axes, prediction] : refused_) {
@@ -133,15 +132,10 @@ class Search {
 
   void consider(const Candidate& candidate) {
     const Axes axes = axes_of(candidate.layout);
-    if (const int64_t least = least_memory(job_, candidate.layout, parameters_, candidate.block_kept) + cluster_.reserved_bytes; least > cluster_.memory_bytes) {
-      note({candidate.layout,
-            concat("parameters, gradients, optimizer states and what blocks keep need at least ", format_bytes(static_cast<double>(least)), " of a rank's ",
-                   format_bytes(static_cast<double>(cluster_.memory_bytes)), ": ", format_bytes(static_cast<double>(least - cluster_.memory_bytes)), " too much"),
-            {}, least});
-      return;
-    }
-    if (std::ssize(plan_.best) == options_.best && candidate.least >= plan_.best.back().step_seconds) {
-      slow_.insert(axes);
+    const bool too_large = least_memory(job_, candidate.layout, parameters_, candidate.block_kept) + cluster_.reserved_bytes > cluster_.memory_bytes;
+    const bool too_slow = std::ssize(plan_.best) == options_.best && candidate.least >= plan_.best.back().step_seconds;
+    if (too_large || too_slow) {
+      left_out_.insert(axes);
       return;
     }
     Prediction prediction = predict(cluster_, job_, candidate.layout, shared_);
@@ -160,7 +154,7 @@ class Search {
     }
   }
 
-  // Layouts of this division were left out because they are slow. Whether any fits: what needs least memory does.
+  // Whether any layout of this division fits: what needs least memory does.
   void look_for_memory(const Axes& axes) {
     if (fitting_.count(axes) > 0) {
       return;
@@ -197,7 +191,7 @@ class Search {
   std::vector<Candidate> candidates_;
   std::map<Axes, Prediction> refused_;
   std::set<Axes> fitting_;
-  std::set<Axes> slow_; // with layouts that were left out because they cannot be among the best
+  std::set<Axes> left_out_; // with layouts that were not worked out
   Plan plan_;
 };
 
