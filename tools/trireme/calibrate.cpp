@@ -78,12 +78,30 @@ plan::Level fitted(const json& rows, int ranks, const std::string& name) {
   return {name, ranks, 1 / std::max(inverse, 1e-13), latency};
 }
 
-// What the cost of a block leaves out, forward and backward each.
-double layer_seconds(const plan::Cluster& cluster, const plan::Job& job, double block) {
-  plan::Job one = job;
-  one.batch = 1;
-  const plan::LayerCost cost = plan::layer_costs(cluster, one, {}).at(2);
-  return std::max(0.0, (block - cost.forward - cost.backward()) / 2);
+// Makes the cost of a block what was measured for two numbers of samples: a factor on all speeds, and seconds forward and backward each.
+void fit_block(const json& blocks, const plan::Job& job, plan::Cluster& cluster) {
+  std::vector<double> found, planned;
+  for (const json& block : blocks) {
+    const plan::Layout layout{.micro_batch = block.at(0)};
+    const plan::LayerCost cost = plan::layer_costs(cluster, job, layout).at(2); // behind two embeddings
+    planned.push_back(cost.forward + cost.backward());
+    found.push_back(block.at(1));
+  }
+  double factor = (found[1] - found[0]) / (planned[1] - planned[0]);
+  double rest = found[0] - factor * planned[0];
+  if (factor <= 0 || rest < 0) {
+    factor = found[1] / planned[1];
+    rest = 0;
+  }
+  cluster.layer_seconds = rest / 2;
+  cluster.peak_flops /= factor;
+  cluster.pass_bandwidth /= factor;
+  for (plan::SpeedCurve* curve : {&cluster.products, &cluster.attention}) {
+    for (plan::SpeedCurve::Point& point : curve->points) {
+      point.flops /= factor;
+    }
+  }
+  log::info("a block of 1 and ", blocks.at(1).at(0), " samples takes ", found[0] * 1e3, " and ", found[1] * 1e3, " ms; its parts together ", planned[0] * 1e3, " and ", planned[1] * 1e3, " ms");
 }
 
 } // namespace
@@ -126,7 +144,7 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   const double attention = std::max(compute.at("attention_s").get<double>() - beside, 0.3 * compute.at("attention_s").get<double>());
   const double speed = std::min(out.peak_flops, products * 2 * length * stream / attention);
   out.attention.points = {{1, speed}};
-  out.layer_seconds = layer_seconds(out, job, compute.at("block_s"));
+  fit_block(compute.at("blocks"), job, out);
   if (ranks > 1) {
     for (const char* backend : {"gloo", "shm"}) { // shared memory is what ranks of one host use: it stays
       const json rows = measured({{"bytes", {4 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20}}, {"backend", backend}}, ranks, {{"TRIREME_BACKEND", backend}}).at("all_reduce");

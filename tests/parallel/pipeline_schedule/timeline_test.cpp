@@ -100,6 +100,22 @@ TEST(TimelineTest, CostsCount) {
   EXPECT_NEAR(timeline_of(ScheduleKind::naive, {2, 1, 2}, costs).total, 2 * 3 + 2 * 5 + 6 * 0.5, 1e-12);
 }
 
+// Two stages, two micro-batches: stage 1 takes three times as long, messages forward 1 and backward 2.
+TEST(TimelineTest, PartsHaveTheirOwnCosts) {
+  Costs costs;
+  costs.parts = {{1, 2, 1, 1, 1, 0}, {3, 6, 3, 3, 0, 2}};
+  const Timeline timeline = timeline_of(ScheduleKind::one_f_one_b, {2, 2, 1}, costs);
+  // Stage 1: forward 2 to 5, backward to 11, forward to 14, backward to 20; stage 0's last backward begins at 22.
+  EXPECT_DOUBLE_EQ(timeline.total, 24);
+  EXPECT_DOUBLE_EQ(timeline.bubble, 1 - (2 * 3 + 2 * 9) / 48.0);
+  const ScheduleShape chunked{2, 4, 2};
+  Costs even;
+  even.parts.assign(4, {0.5, 1, 0.5, 0.5, 0, 0});
+  EXPECT_DOUBLE_EQ(timeline_of(ScheduleKind::interleaved, chunked, even).total, timeline_of(ScheduleKind::interleaved, chunked).total);
+  even.parts.pop_back();
+  EXPECT_THROW(timeline_of(ScheduleKind::interleaved, chunked, even), InputError);
+}
+
 TEST(TimelineTest, ProgramsThatDoNotFitAreRefusedNotSimulated) {
   const ScheduleShape shape{2, 1, 1};
   EXPECT_THROW(simulate({{}}, shape), InputError);
