@@ -1,0 +1,144 @@
+"""`benchmarks/run plan`: layouts that `trireme train` measures beside what `trireme plan` says of them. Standard library only."""
+import array
+import json
+import random
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+from engines import TIMEOUT_S
+from tables import number, print_checks, print_table
+
+MODEL = {"type": "gpt", "layers": 4, "hidden": 256, "heads": 8, "sequence_length": 128, "vocab_size": 2048}
+BATCH = 16
+WARMUP = 3  # steps left out of the medians
+
+
+def layout(ranks, micro, zero=0, pipe=1, tensor=1, context=1, schedule="1f1b", sequence_parallel=False):
+    return dict(ranks=ranks, pipe=pipe, data=ranks // (pipe * tensor * context), context=context, tensor=tensor, zero_stage=zero, micro_batch=micro, schedule=schedule,
+                chunks=2 if schedule == "interleaved" else 1, sequence_parallel=sequence_parallel)
+
+
+LAYOUTS = [
+    layout(1, 16), layout(1, 4), layout(1, 1),
+    layout(2, 8), layout(2, 4), layout(2, 1), layout(2, 8, zero=1), layout(2, 2, zero=2), layout(2, 8, zero=3),
+    layout(2, 1, pipe=2), layout(2, 4, pipe=2), layout(2, 8, pipe=2), layout(2, 2, pipe=2, schedule="zero-bubble"), layout(2, 4, pipe=2, schedule="interleaved"),
+    layout(2, 8, tensor=2), layout(2, 8, tensor=2, sequence_parallel=True), layout(2, 8, context=2),
+    layout(4, 4), layout(4, 4, zero=1), layout(4, 2, pipe=2, zero=1), layout(4, 2, pipe=2, tensor=2), layout(4, 4, tensor=2),
+]
+
+
+def name_of(row):
+    text = f"{row['pipe']} x {row['data']} x {row['context']} x {row['tensor']}, ZeRO {row['zero_stage']}, micro {row['micro_batch']}"
+    text += f", {row['schedule']}" if row["pipe"] > 1 else ""
+    return text + (", sequence parallel" if row["sequence_parallel"] else "")
+
+
+def overrides(row):
+    """--set for `trireme train`; keys that have their default are left out, so that programs without an axis run the others."""
+    values = {"parallel.data": row["data"], "engine.train_micro_batch_size_per_gpu": row["micro_batch"], "engine.zero_optimization.stage": row["zero_stage"]}
+    if row["pipe"] > 1:
+        values.update({"parallel.pipe": row["pipe"], "parallel.schedule": row["schedule"]})
+    if row["chunks"] > 1:
+        values["parallel.chunks"] = row["chunks"]
+    for axis in ("tensor", "context"):
+        if row[axis] > 1:
+            values[f"parallel.{axis}"] = row[axis]
+    if row["sequence_parallel"]:
+        values["parallel.sequence_parallel"] = "true"
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+def write_run(folder, steps):
+    random.seed(1)
+    (folder / "tokens.bin").write_bytes(array.array("H", [random.randrange(MODEL["vocab_size"]) for _ in range(BATCH * (MODEL["sequence_length"] + 1) * 40)]).tobytes())
+    run = {"model": MODEL, "data": {"type": "tokens", "train": ["tokens.bin"]}, "training": {"steps": steps, "keep_checkpoints": 1},
+           "engine": {"train_batch_size": BATCH, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}}
+    (folder / "run.json").write_text(json.dumps(run))
+
+
+def planned(trireme, folder, ranks):
+    """All rows of the plan for so many ranks of this machine, which is measured for it."""
+    cluster = folder / f"cluster-{ranks}.json"
+    command = [str(trireme), "plan", str(folder / "run.json"), "--cluster", str(cluster), "--calibrate", "-n", str(ranks), "--best", "100000", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode != 0:
+        raise RuntimeError(f"trireme plan -n {ranks}: {done.stderr.strip().splitlines()[-1:]}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def row_of(rows, wanted):
+    """The planned row of a layout without recomputation."""
+    keys = [key for key in wanted if key not in ("ranks", "schedule") or (key == "schedule" and wanted["pipe"] > 1)]
+    return next((row for row in rows if row["recompute"] == 0 and row["offload"] is None and row["refused"] is None and all(row[key] == wanted[key] for key in keys)), None)
+
+
+def measured(trireme, folder, row, number_of_run):
+    """Median step and largest resident memory; or why the run could not be."""
+    out = folder / f"out-{number_of_run}"
+    command = [str(trireme), "train", str(folder / "run.json"), "-n", str(row["ranks"]), "--out", str(out)] + overrides(row)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode != 0:
+        return None, (done.stderr.strip().splitlines() or ["no output"])[-1]
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    times = [step["step_ms"] for step in steps if step["step"] > WARMUP]
+    return dict(step_ms=statistics.median(times), memory_bytes=max(step.get("peak_rss_bytes", 0) for step in steps[:-1])), None  # the last step also saves
+
+
+def ranks_of(values):
+    """Places in order, equal values sharing theirs."""
+    order = sorted(values)
+    return [order.index(value) + (order.count(value) - 1) / 2 for value in values]
+
+
+def spearman(a, b):
+    a, b = ranks_of(a), ranks_of(b)
+    mean_a, mean_b = statistics.mean(a), statistics.mean(b)
+    below = (sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b)) ** 0.5
+    return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b)) / below if below else float("nan")
+
+
+def plan(installed, args, record):
+    layouts = [row for row in LAYOUTS if row["ranks"] in args.ranks]
+    with tempfile.TemporaryDirectory(prefix="trireme-plan-") as name:
+        folder = Path(name)
+        write_run(folder, args.steps + WARMUP)
+        plans = {ranks: planned(installed.trireme, folder, ranks) for ranks in args.ranks}
+        found = {i: [] for i in range(len(layouts))}
+        refused = {}
+        for round_number in range(args.rounds):
+            for i, row in enumerate(layouts):
+                if i in refused:
+                    continue
+                result, why = measured(installed.trireme, folder, row, f"{round_number}-{i}")
+                if why:
+                    refused[i] = why
+                else:
+                    found[i].append(result)
+    lines, pairs = [], []
+    for i, row in enumerate(layouts):
+        said = row_of(plans[row["ranks"]], row)
+        if i in refused or said is None:
+            print(f"NOT MEASURED {name_of(row)}: {refused.get(i, 'the plan has no such layout')}")
+            continue
+        step = statistics.median(result["step_ms"] for result in found[i])
+        memory = max(result["memory_bytes"] for result in found[i])
+        pair = dict(benchmark="plan", layout=name_of(row), planned_ms=said["step_ms"], measured_ms=step, step_error=said["step_ms"] / step - 1,
+                    planned_bytes=said["memory_bytes"], measured_bytes=memory, memory_error=said["memory_bytes"] / memory - 1)
+        record(pair)
+        pairs.append(pair)
+        lines.append([name_of(row), str(row["ranks"]), number(said["step_ms"]), number(step), f"{100 * pair['step_error']:+.1f} %", number(said["memory_bytes"], 0, 1e6),
+                      number(memory, 0, 1e6), f"{100 * pair['memory_error']:+.1f} %"])
+    print_table(["pipe x data x context x tensor", "ranks", "planned ms", "measured ms", "", "planned MB a rank", "measured MB", ""], lines)
+    if len(pairs) > 1:
+        order = spearman([pair["planned_ms"] for pair in pairs], [pair["measured_ms"] for pair in pairs])
+        row = dict(check=f"rank correlation of {len(pairs)} layouts", value=order, target=0.9, held=order >= 0.9, at_least=True)
+        checks = [([row["check"], f"{order:.3f}", "", ">= 0.9", "held" if row["held"] else "MISSED"], row)]
+        for key, limit in (("step_error", 0.2), ("memory_error", 0.1)):
+            worst = max(abs(pair[key]) for pair in pairs)
+            inside = sum(abs(pair[key]) <= limit for pair in pairs)
+            checks.append(([f"{key}, farthest", f"{worst:.3f}", f"{inside} of {len(pairs)} within", f"<= {limit:g}", "held" if worst <= limit else "MISSED"],
+                           dict(check=f"{key}, farthest", value=worst, target=limit, held=worst <= limit)))
+        for checked in print_checks(checks):
+            record(dict(checked, benchmark="plan"))

@@ -1,0 +1,142 @@
+#include "shell.h"
+
+#include <tests/support/sanitized.h>
+
+#include <trireme/base/text.h>
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+namespace trireme::tools {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+class PlanCommandTest : public RunFolder {
+ protected:
+  PlanCommandTest() {
+    write_run("run.json", R"({"type": "gpt", "layers": 4, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50})");
+    write_cluster(1e9);
+  }
+  void write_cluster(double memory, const std::string& more = "") {
+    write_file_atomically(folder / "cluster.json", concat(R"({"hosts": 2, "ranks_per_host": 2, "rank": {"memory_bytes": )", memory, R"(, "flops": 1e12, "achieved": 0.5, "memory_bandwidth": 1e11)", more, R"(},
+      "links": {"inside_host": {"bandwidth": 1e10, "latency": 1e-6}, "between_hosts": {"bandwidth": 1e9, "latency": 1e-5}}})"));
+  }
+  Finished plan(const std::string& rest = "", const std::string& run = "run.json", int seconds = 30) const {
+    return sh(concat(kTrireme, " plan ", path(run), " --cluster ", path("cluster.json"), ' ', rest), seconds);
+  }
+  static std::vector<json> rows(const std::string& output) {
+    std::vector<json> out;
+    for (const std::string& line : split(output, '\n')) {
+      if (line.starts_with("{")) {
+        out.push_back(json::parse(line));
+      }
+    }
+    return out;
+  }
+};
+
+// Scripts rely on these names.
+TEST_F(PlanCommandTest, RowsAsJson) {
+  const Finished finished = plan("--json");
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  int best = 0;
+  double before = 0;
+  bool offload = false;
+  for (const json& row : rows(finished.output)) {
+    EXPECT_EQ(row.at("pipe").get<int>() * row.at("data").get<int>() * row.at("context").get<int>() * row.at("tensor").get<int>(), 4) << row;
+    for (const char* key : {"zero_stage", "micro_batch", "schedule", "memory_bytes", "bubble", "step_ms", "sequence_parallel", "recompute", "offload", "accumulation"}) {
+      EXPECT_TRUE(row.contains(key)) << key;
+    }
+    offload = offload || (!row.at("offload").is_null() && row.at("refused").get<std::string>().find("not built yet") != std::string::npos);
+    if (!row.at("refused").is_null()) {
+      EXPECT_TRUE(row.at("step_ms").is_null()) << row;
+      continue;
+    }
+    ++best;
+    EXPECT_GE(row.at("step_ms").get<double>(), before) << "the fastest first";
+    before = row.at("step_ms");
+    EXPECT_NEAR(before, row.at("pipeline_ms").get<double>() + row.at("reduce_ms").get<double>() + row.at("optimizer_ms").get<double>(), 1e-9 * before);
+    EXPECT_EQ(row.at("data").get<int>() * row.at("micro_batch").get<int>() * row.at("accumulation").get<int>(), 12) << row;
+    int64_t memory = 0;
+    for (const auto& [category, bytes] : row.at("memory").items()) {
+      memory += category == "baseline" || category == "data" ? 0 : bytes.get<int64_t>(); // a card's memory has neither
+    }
+    EXPECT_LE(memory, row.at("memory_bytes").get<int64_t>());
+    EXPECT_FALSE(row.at("sent").empty());
+  }
+  EXPECT_EQ(best, 10);
+  EXPECT_TRUE(offload);
+}
+
+TEST_F(PlanCommandTest, ATable) {
+  const Finished finished = plan("--best 3");
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  for (const char* words : {"parameters, 12 samples of 16 tokens a step", "2 hosts x 2 ranks", "optimizer_states", "between_hosts", "looked at", "offload of optimizer states"}) {
+    EXPECT_THAT(finished.output, HasSubstr(words));
+  }
+  EXPECT_THAT(finished.output, HasSubstr("heads 2 cannot be divided by tensor 4"));
+}
+
+TEST_F(PlanCommandTest, NothingFits) {
+  write_cluster(1e4);
+  const Finished finished = plan();
+  EXPECT_EQ(finished.status, 1) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("too much, most for"));
+  EXPECT_THAT(finished.output, HasSubstr("no layout of 4 ranks fits this run"));
+}
+
+TEST_F(PlanCommandTest, BadInputIsNamed) {
+  const auto refused = [](const Finished& finished, const std::string& words) {
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    EXPECT_THAT(finished.output, HasSubstr(words));
+  };
+  refused(sh(kTrireme + " plan " + path("run.json")), "--cluster");
+  refused(sh(kTrireme + " plan " + path("run.json") + " --cluster " + path("absent.json")), "absent.json");
+  refused(plan("", "absent.json"), "absent.json");
+  refused(plan("--best 0"), "--best");
+  refused(plan("--set model.layerz=3"), "layers");
+  write_cluster(1e9, R"(, "speed": 3)");
+  refused(plan(), "cluster.json:1:134: rank.speed: unknown key");
+  write_cluster(-1);
+  refused(plan(), "rank.memory_bytes: must be above 0, found -1");
+  write_file_atomically(folder / "cluster.json", "[1]");
+  refused(plan(), "cluster.json:1:1");
+}
+
+TEST_F(PlanCommandTest, HelpHasAnExample) {
+  const Finished finished = sh(kTrireme + " plan --help");
+  EXPECT_EQ(finished.status, 0);
+  EXPECT_THAT(finished.output, HasSubstr("trireme plan examples/plan/trillion.json --cluster examples/plan/cluster.json"));
+}
+
+TEST_F(PlanCommandTest, TheExamplesArePlanned) {
+  const std::string examples = TRIREME_SOURCE_DIR "/examples/plan/";
+  for (const char* cluster : {"cluster.json", "selene.json"}) {
+    const Finished finished = sh(concat(kTrireme, " plan ", examples, "trillion.json --cluster ", examples, cluster, " --json --best 2"), 100);
+    EXPECT_EQ(finished.status, 0) << finished.output;
+    const std::vector<json> all = rows(finished.output);
+    ASSERT_GT(all.size(), 2u);
+    EXPECT_LE(all[0].at("memory_bytes").get<int64_t>(), 80'000'000'000);
+    EXPECT_GT(all[0].at("tensor").get<int>() * all[0].at("pipe").get<int>(), 8) << "a trillion parameters need many cards a replica";
+  }
+}
+
+// Measures the machine, and what it wrote is a description to plan with.
+TEST_F(PlanCommandTest, CalibrationWritesADescription) {
+  const Finished measured = plan("--calibrate -n 2 --json", "run.json", 200);
+  EXPECT_EQ(measured.status, 0) << measured.output;
+  const json written = json::parse(read_file(folder / "cluster.json"));
+  EXPECT_EQ(written.at("name"), "localhost");
+  EXPECT_EQ(written.at("ranks_per_host"), 2);
+  EXPECT_GT(written.at("rank").at("flops").get<double>(), 1e7);
+  EXPECT_GT(written.at("rank").at("memory_bandwidth").get<double>(), 1e7);
+  EXPECT_GT(written.at("links").at("inside_host").at("bandwidth").get<double>(), 1e6);
+  const Finished again = plan("--json");
+  EXPECT_EQ(again.status, 0) << again.output;
+  EXPECT_EQ(rows(again.output).front(), rows(measured.output).front()) << "the same layouts from the file";
+}
+
+} // namespace
+} // namespace trireme::tools
