@@ -30,6 +30,14 @@ TEST(LinkTimeTest, BetweenHosts) {
   EXPECT_EQ(level_name(cluster(), {16, 2}), "between_hosts");
 }
 
+TEST(LinkTimeTest, AFlatRingPassesEveryLink) {
+  Cluster flat = cluster();
+  flat.hierarchical = false;
+  EXPECT_DOUBLE_EQ(gather_seconds(flat, {32, 1}, 800), 800.0 * 31 / 32 / 2);
+  EXPECT_DOUBLE_EQ(gather_seconds(flat, {8, 1}, 800), 800.0 * 7 / 8 / 10);
+  EXPECT_DOUBLE_EQ(gather_seconds(flat, {4, 8}, 800), gather_seconds(cluster(), {4, 8}, 800)) << "one rank on each host";
+}
+
 TEST(LinkTimeTest, LatencyGrowsWithTheLogarithm) {
   EXPECT_DOUBLE_EQ(gather_seconds(cluster(1), {8, 1}, 0), 3);
   EXPECT_DOUBLE_EQ(gather_seconds(cluster(1), {32, 1}, 0), 3 + 2 * 2);

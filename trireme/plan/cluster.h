@@ -56,6 +56,9 @@ struct Cluster {
   /// Ranks of a host that compute at the same time at the speeds above: fewer than ranks_per_host where ranks share cores.
   int64_t processors = 1;
 
+  /// Whether collectives use the links of all their members on a host together. Else they are one ring over all ranks.
+  bool hierarchical = true;
+
   /// The last one connects all.
   std::vector<Level> levels;
 

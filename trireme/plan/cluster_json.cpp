@@ -135,6 +135,7 @@ Cluster read(const JsonNode& root) {
   if (out.overlap > 1) {
     reader.find("overlap")->fail(concat("is a share from 0 to 1, found ", out.overlap));
   }
+  out.hierarchical = reader.word("collectives", "hierarchical", {"hierarchical", "flat"}) == "hierarchical";
   read_rank(reader.require("rank"), out);
   read_links(reader.require("links"), out);
   reader.finish();
@@ -190,7 +191,8 @@ std::string write_cluster(const Cluster& cluster) {
     links["host_groups"] = groups;
   }
   return ordered_json{{"name", cluster.name},           {"hosts", cluster.hosts},     {"ranks_per_host", cluster.ranks_per_host},
-                      {"processors", cluster.processors}, {"overlap", cluster.overlap}, {"rank", rank}, {"links", links}}
+                      {"processors", cluster.processors}, {"overlap", cluster.overlap}, {"collectives", cluster.hierarchical ? "hierarchical" : "flat"},
+                      {"rank", rank},                   {"links", links}}
              .dump(2) +
          "\n";
 }

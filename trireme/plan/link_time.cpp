@@ -44,7 +44,8 @@ double gather_seconds(const Cluster& cluster, const AxisGroup& group, double byt
   double slowest = 0;
   double latency = 0;
   for_each_level(cluster, group, [&](const Level& level, int64_t below, int64_t units) {
-    const double arriving = bytes * (1 - 1 / static_cast<double>(units)) / static_cast<double>(below);
+    const double arriving = cluster.hierarchical ? bytes * (1 - 1 / static_cast<double>(units)) / static_cast<double>(below)
+                                                 : bytes * (1 - 1 / static_cast<double>(group.ranks));
     slowest = std::max(slowest, arriving / level.bandwidth);
     latency += steps(units) * level.latency;
   });

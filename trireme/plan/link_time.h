@@ -16,7 +16,8 @@ struct AxisGroup {
 /// Seconds of an all-gather that leaves `bytes` with every rank, or of a reduce-scatter of as many; an all-reduce takes two.
 ///
 /// With g units of m members below a level, a unit receives bytes (1 - 1/g), divided among its members' links. The levels work at the same
-/// time in chunks, so the slowest counts; every level adds its latency log2(g) times.
+/// time in chunks, so the slowest counts; every level adds its latency log2(g) times. In a flat ring of n ranks bytes (1 - 1/n)
+/// pass every link.
 double gather_seconds(const Cluster& cluster, const AxisGroup& group, double bytes);
 
 /// Seconds of an all-to-all in which every rank holds `bytes` before and after.
