@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <tuple>
 #include <vector>
 
 namespace trireme::kernels {
@@ -170,31 +171,81 @@ Bytes run_cross_entropy(const FusedKernelSet& set, const Shape& s) {
 
 Bytes run_attention(const FusedKernelSet& set, Element element, int64_t length, int64_t head_size) {
   constexpr int64_t kBatch = 2, kHeads = 2;
-  const int64_t n = kBatch * length * kHeads * head_size;
-  Array qkv(element, random_values(3 * n, 1, 1)), out(element, n), dout(element, random_values(n, 2)), dqkv(element, 3 * n);
-  const std::vector<float> bias = random_values(3 * kHeads * head_size, 3, 1);
-  std::vector<float> lse(static_cast<size_t>(kBatch * kHeads * length)), dbias(static_cast<size_t>(kBatch * 3 * kHeads * head_size));
+  const int64_t hidden = kHeads * head_size;
+  const int64_t n = kBatch * length * hidden;
+  Array q(element, random_values(n, 1, 1)), k(element, random_values(n, 4, 1)), v(element, random_values(n, 5, 1)), out(element, n), dout(element, random_values(n, 2)), dq(element, n),
+      dk(element, n), dv(element, n);
+  const std::vector<float> bias = random_values(3 * hidden, 3, 1);
+  std::vector<float> lse(static_cast<size_t>(kBatch * kHeads * length)), dbias(static_cast<size_t>(kBatch * 3 * hidden));
   // What an earlier call left there must not matter.
-  std::vector<float> space(static_cast<size_t>(set.attention_workspace(length, head_size, true)), std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> space(static_cast<size_t>(set.attention_workspace(length, length, head_size, true)), std::numeric_limits<float>::quiet_NaN());
   AttentionArgs args;
-  args.qkv = qkv.data();
+  args.q = q.data();
+  args.k = k.data();
+  args.v = v.data();
   args.bias = bias.data();
   args.out = out.data();
   args.lse = lse.data();
   args.dout = dout.data();
-  args.dqkv = dqkv.data();
+  args.dq = dq.data();
+  args.dk = dk.data();
+  args.dv = dv.data();
   args.dbias = dbias.data();
+  args.q_at = args.k_at = args.v_at = args.out_at = args.dout_at = args.dq_at = args.dk_at = args.dv_at = {length * hidden, head_size, hidden};
   args.scale = 0.3f;
-  args.length = length;
+  args.queries = args.keys = length;
   args.heads = kHeads;
   args.head_size = head_size;
-  args.element = element;
+  args.element = args.result = element;
   set.attention(args, 0, kBatch * kHeads, space.data());
   set.attention_backward(args, 0, kBatch * kHeads, space.data());
   Bytes all = out.bytes();
-  append(all, dqkv.bytes());
+  for (const Array* grad : {&dq, &dk, &dv}) {
+    append(all, grad->bytes());
+  }
   append(all, lse);
   append(all, dbias);
+  return all;
+}
+
+/// Queries that see all of other keys, the rest of whose softmax is elsewhere; results in fp32.
+Bytes run_attention_block(const FusedKernelSet& set, Element element, int64_t queries, int64_t keys, int64_t head_size) {
+  constexpr int64_t kBatch = 2, kHeads = 3;
+  const int64_t hidden = kHeads * head_size;
+  const int64_t n = kBatch * queries * hidden, m = kBatch * keys * hidden, rows = kBatch * kHeads * queries;
+  Array q(element, random_values(n, 1, 1)), k(element, random_values(m, 4, 1)), v(element, random_values(m, 5, 1)), dout(element, random_values(n, 2));
+  std::vector<float> out(static_cast<size_t>(n)), dq(out), dk(static_cast<size_t>(m)), dv(dk), lse(static_cast<size_t>(rows));
+  const std::vector<float> delta = random_values(rows, 6);
+  std::vector<float> space(static_cast<size_t>(set.attention_workspace(queries, keys, head_size, true)), std::numeric_limits<float>::quiet_NaN());
+  AttentionArgs args;
+  args.q = q.data();
+  args.k = k.data();
+  args.v = v.data();
+  args.out = out.data();
+  args.lse = lse.data();
+  args.dout = dout.data();
+  args.delta = delta.data();
+  args.dq = dq.data();
+  args.dk = dk.data();
+  args.dv = dv.data();
+  args.q_at = args.out_at = args.dout_at = args.dq_at = {queries * hidden, head_size, hidden};
+  args.k_at = args.v_at = args.dk_at = args.dv_at = {keys * hidden, keys * head_size, head_size}; // heads outside
+  args.scale = 0.3f;
+  args.queries = queries;
+  args.keys = keys;
+  args.heads = kHeads;
+  args.head_size = head_size;
+  args.causal = false;
+  args.element = element;
+  set.attention(args, 0, kBatch * kHeads, space.data());
+  for (float& x : lse) {
+    x += 0.5f; // other keys too
+  }
+  set.attention_backward(args, 0, kBatch * kHeads, space.data());
+  Bytes all;
+  for (const std::vector<float>* result : {&out, &dq, &dk, &dv, &lse}) {
+    append(all, *result);
+  }
   return all;
 }
 
@@ -229,6 +280,10 @@ TEST_P(FusedKernelsTest, EveryInstructionSetGivesTheSameAttention) {
   for (const auto& [length, size] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {48, 16}, {49, 33}, {131, 64}}) {
     SCOPED_TRACE(testing::Message() << length << " x " << size);
     expect_same_bits([&, length = length, size = size](const FusedKernelSet& set) { return run_attention(set, GetParam(), length, size); });
+  }
+  for (const auto& [queries, keys, size] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {50, 7, 5}, {7, 50, 16}, {49, 131, 33}}) {
+    SCOPED_TRACE(testing::Message() << queries << " x " << keys << " x " << size);
+    expect_same_bits([&, queries = queries, keys = keys, size = size](const FusedKernelSet& set) { return run_attention_block(set, GetParam(), queries, keys, size); });
   }
 }
 

@@ -4,6 +4,7 @@
 #include <torch/autograd.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -36,21 +37,39 @@ float* workspace(int64_t floats) {
   return area.get();
 }
 
+kernels::HeadStrides strides_of(const at::Tensor& x_BATD) {
+  return {x_BATD.stride(0), x_BATD.stride(1), x_BATD.stride(2)};
+}
+
+/// Self-attention of a projection's result, [batch, length, 3 * heads * head_size].
 kernels::AttentionArgs shape_of(const at::Tensor& qkv, int64_t heads) {
   kernels::AttentionArgs args;
-  args.qkv = qkv.const_data_ptr();
-  args.length = qkv.size(1);
+  const int64_t hidden = qkv.size(2) / 3;
+  const auto bytes = static_cast<const std::byte*>(qkv.const_data_ptr());
+  const auto part = [&](int64_t which) { return bytes + which * hidden * static_cast<int64_t>(qkv.element_size()); };
+  args.queries = args.keys = qkv.size(1);
   args.heads = heads;
-  args.head_size = qkv.size(2) / (3 * heads);
+  args.head_size = hidden / heads;
+  args.q = part(0);
+  args.k = part(1);
+  args.v = part(2);
+  args.q_at = args.k_at = args.v_at = args.dq_at = args.dk_at = args.dv_at = {qkv.size(1) * 3 * hidden, args.head_size, 3 * hidden};
+  args.out_at = args.dout_at = {qkv.size(1) * hidden, args.head_size, hidden};
   args.scale = 1.0f / std::sqrt(static_cast<float>(args.head_size));
-  args.element = element_of(qkv);
+  args.element = args.result = element_of(qkv);
   return args;
 }
 
 template <class F>
-void parallel_heads(const at::Tensor& qkv, const kernels::AttentionArgs& args, bool backward, const F& f) {
-  const int64_t floats = kernels::active_fused_kernels().attention_workspace(args.length, args.head_size, backward);
-  at::parallel_for(0, args.length == 0 ? 0 : qkv.size(0) * args.heads, 1, [&](int64_t begin, int64_t end) { f(begin, end, workspace(floats)); });
+void parallel_heads(int64_t batch, const kernels::AttentionArgs& args, bool backward, const F& f) {
+  const int64_t floats = kernels::active_fused_kernels().attention_workspace(args.queries, args.keys, args.head_size, backward);
+  at::parallel_for(0, args.queries == 0 ? 0 : batch * args.heads, 1, [&](int64_t begin, int64_t end) { f(begin, end, workspace(floats)); });
+}
+void run_forward(int64_t batch, const kernels::AttentionArgs& args) {
+  parallel_heads(batch, args, false, [&](int64_t begin, int64_t end, float* area) { kernels::active_fused_kernels().attention(args, begin, end, area); });
+}
+void run_backward(int64_t batch, const kernels::AttentionArgs& args) {
+  parallel_heads(batch, args, true, [&](int64_t begin, int64_t end, float* area) { kernels::active_fused_kernels().attention_backward(args, begin, end, area); });
 }
 
 struct CausalAttention : torch::autograd::Function<CausalAttention> {
@@ -64,8 +83,7 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
     args.bias = floats_or_null(floats);
     args.out = out.mutable_data_ptr();
     args.lse = lse.mutable_data_ptr<float>();
-    parallel_heads(qkv, args, false,
-                   [&](int64_t begin, int64_t end, float* area) { kernels::active_fused_kernels().attention(args, begin, end, area); });
+    run_forward(qkv.size(0), args);
     context->save_for_backward({qkv, bias, lse});
     context->saved_data["heads"] = heads;
     return out;
@@ -85,15 +103,78 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
     args.bias = floats_or_null(floats);
     args.lse = const_cast<float*>(saved[2].const_data_ptr<float>());
     args.dout = dout.const_data_ptr();
-    args.dqkv = dqkv.mutable_data_ptr();
+    const auto bytes = static_cast<std::byte*>(dqkv.mutable_data_ptr());
+    const int64_t part = qkv.size(2) / 3 * static_cast<int64_t>(qkv.element_size());
+    args.dq = bytes;
+    args.dk = bytes + part;
+    args.dv = bytes + 2 * part;
     args.dbias = wants_bias ? dbias.mutable_data_ptr<float>() : nullptr;
-    parallel_heads(qkv, args, true,
-                   [&](int64_t begin, int64_t end, float* area) { kernels::active_fused_kernels().attention_backward(args, begin, end, area); });
+    run_backward(qkv.size(0), args);
     return {dqkv, wants_bias ? add_up(dbias).to(bias.scalar_type()) : at::Tensor(), {}};
   }
 };
 
+kernels::AttentionArgs shape_of(const AttentionBlock& block) {
+  kernels::AttentionArgs args;
+  args.queries = block.q.size(2);
+  args.keys = block.k.size(2);
+  args.heads = block.q.size(1);
+  args.head_size = block.q.size(3);
+  args.q = block.q.const_data_ptr();
+  args.k = block.k.const_data_ptr();
+  args.v = block.v.const_data_ptr();
+  args.q_at = strides_of(block.q);
+  args.k_at = strides_of(block.k);
+  args.v_at = strides_of(block.v);
+  args.scale = 1.0f / std::sqrt(static_cast<float>(args.head_size));
+  args.causal = block.causal;
+  args.element = element_of(block.q);
+  return args;
+}
+
+/// fp32 [B, A, rows, D], in memory [B, rows, A, D].
+at::Tensor rows_like(const at::Tensor& x) {
+  return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, at::kFloat).transpose(1, 2);
+}
+
 } // namespace
+
+bool usable(const AttentionBlock& block) {
+  const auto rows = [](const at::Tensor& x) { return x.dim() == 4 && x.stride(3) == 1; };
+  return usable({block.q, block.k, block.v}) && rows(block.q) && rows(block.k) && rows(block.v) && block.k.size(2) > 0;
+}
+
+std::pair<at::Tensor, at::Tensor> attention_block(const AttentionBlock& block) {
+  kernels::AttentionArgs args = shape_of(block);
+  const at::Tensor out = rows_like(block.q);
+  const at::Tensor lse = at::empty({block.q.size(0), args.heads, args.queries}, at::kFloat);
+  args.out = out.mutable_data_ptr();
+  args.out_at = strides_of(out);
+  args.lse = lse.mutable_data_ptr<float>();
+  run_forward(block.q.size(0), args);
+  return {out, lse};
+}
+
+std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, const at::Tensor& any_dout, const at::Tensor& any_lse, const at::Tensor& any_delta) {
+  kernels::AttentionArgs args = shape_of(block);
+  const at::Tensor same = any_dout.to(block.q.scalar_type());
+  const at::Tensor dout = same.stride(3) == 1 ? same : same.contiguous();
+  const at::Tensor lse = any_lse.contiguous();
+  const at::Tensor delta = any_delta.contiguous();
+  const std::array<at::Tensor, 3> grads{rows_like(block.q), rows_like(block.k), rows_like(block.v)};
+  args.dout = dout.const_data_ptr();
+  args.dout_at = strides_of(dout);
+  args.lse = const_cast<float*>(lse.const_data_ptr<float>());
+  args.delta = delta.const_data_ptr<float>();
+  args.dq = grads[0].mutable_data_ptr();
+  args.dk = grads[1].mutable_data_ptr();
+  args.dv = grads[2].mutable_data_ptr();
+  args.dq_at = strides_of(grads[0]);
+  args.dk_at = strides_of(grads[1]);
+  args.dv_at = strides_of(grads[2]);
+  run_backward(block.q.size(0), args);
+  return grads;
+}
 
 at::Tensor causal_attention(const at::Tensor& qkv, const at::Tensor& bias, int64_t heads, double dropout) {
   if (qkv.dim() != 3 || heads < 1 || qkv.size(2) % (3 * heads) != 0) {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <utility>
 
@@ -44,6 +45,19 @@ at::Tensor add_bias(const at::Tensor& x, const at::Tensor& residual, const at::T
 /// (6 D + 100) T floats. In fp32 whatever the type, products above the diagonal left out. Source: Dao 2023, arXiv:2307.08691.
 /// A dropout of the probabilities above 0 takes ATen's operations. Errors: InputError for sizes that do not fit.
 at::Tensor causal_attention(const at::Tensor& qkv, const at::Tensor& bias, int64_t heads, double dropout = 0);
+
+/// Some queries and some keys of an attention whose other keys are elsewhere: q [B, A, t, D], k and v [B, A, s, D], any strides but the last, which is 1; causal: query
+/// i sees keys 0 to i, t == s.
+struct AttentionBlock {
+  at::Tensor q, k, v;
+  bool causal = false;
+};
+/// Whether the two functions below take it: they have no other form, and no gradient.
+bool usable(const AttentionBlock& block);
+/// softmax(Q K^T / sqrt(D)) V over these keys alone, fp32 [B, A, t, D] (in memory [B, t, A, D]), and log sum exp of the scores, fp32 [B, A, t].
+std::pair<at::Tensor, at::Tensor> attention_block(const AttentionBlock& block);
+/// What these keys add to the gradients of q, k and v, fp32: lse [B, A, t] and delta [B, A, t] (the sum over D of dout * out) are those of all keys.
+std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, const at::Tensor& dout, const at::Tensor& lse, const at::Tensor& delta);
 
 /// Whether backward may overwrite the logits.
 enum class Logits {

@@ -90,20 +90,20 @@ void multiply(int rows, int64_t columns, int64_t depth, const float* a, int64_t 
 /// The workspace of one head.
 struct HeadSpace {
   /// base: nullptr to count only.
-  HeadSpace(int64_t length, int64_t head_size, bool backward, float* base)
-      : width(round_up(head_size, Wide::kCount)), padded(round_up(length, kPanel)), score_width(padded + Wide::kCount) {
+  HeadSpace(int64_t queries, int64_t keys, int64_t head_size, bool backward, float* base)
+      : width(round_up(head_size, Wide::kCount)), padded(round_up(keys, kPanel)), score_width(padded + Wide::kCount) {
     const auto take = [&](int64_t n) {
       float* here = base != nullptr ? base + floats : nullptr;
       floats += n;
       return here;
     };
-    q = take(length * width);
-    k = backward ? take(length * width) : nullptr;
-    v = backward ? nullptr : take(length * width);
+    q = take(queries * width);
+    k = backward ? take(keys * width) : nullptr;
+    v = backward ? nullptr : take(keys * width);
     k_panels = take(padded * head_size);
     v_panels = backward ? take(padded * head_size) : nullptr;
-    dk = backward ? take(length * width) : nullptr;
-    dv = backward ? take(length * width) : nullptr;
+    dk = backward ? take(keys * width) : nullptr;
+    dv = backward ? take(keys * width) : nullptr;
     d_out = backward ? take(kBlockRows * width) : nullptr;
     rows_out = take(kBlockRows * width);
     scores = take(kBlockRows * score_width);
@@ -164,14 +164,19 @@ inline void transpose_panels(const float* from, int64_t width, int64_t rows, int
   }
 }
 
+/// Keys that the queries before `end` see.
+inline int64_t seen_before(const AttentionArgs& args, int64_t end) {
+  return args.causal ? end : args.keys;
+}
+
 /// scores[m][j] = a[m] . panels[j] for the rows of a block that starts at query q0, as far as a group of rows can see.
-inline void block_scores(const float* a, int64_t width, const float* panels, int64_t head_size, int64_t q0, int64_t rows, float* scores, int64_t ld) {
-  for (int64_t first = 0; first < q0 + rows; first += kPanel) {
+inline void block_scores(const AttentionArgs& args, const float* a, int64_t width, const float* panels, int64_t q0, int64_t rows, float* scores, int64_t ld) {
+  for (int64_t first = 0; first < seen_before(args, q0 + rows); first += kPanel) {
     for (int64_t m = 0; m < rows; m += kTileRows) {
       const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
-      const int64_t seen = round_up(q0 + m + group, Wide::kCount) - first;
+      const int64_t seen = round_up(seen_before(args, q0 + m + group), Wide::kCount) - first;
       if (seen > 0) {
-        multiply<false>(static_cast<int>(group), seen < kPanel ? seen : kPanel, head_size, a + m * width, width, 1, panels + first * head_size, kPanel,
+        multiply<false>(static_cast<int>(group), seen < kPanel ? seen : kPanel, args.head_size, a + m * width, width, 1, panels + first * args.head_size, kPanel,
                         scores + m * ld + first, ld);
       }
     }
@@ -216,44 +221,47 @@ inline float softmax_row(float* row, int64_t seen, float& scale) {
 }
 
 template <class T>
+T* head_at(T* data, const HeadStrides& at, int64_t sample, int64_t head) {
+  return data + sample * at.sample + head * at.head;
+}
+
+template <class T, class R>
 void attention_task(const AttentionArgs& args, int64_t task, float* workspace) {
-  const int64_t length = args.length;
   const int64_t size = args.head_size;
   const int64_t hidden = args.heads * size;
   const int64_t sample = task / args.heads;
   const int64_t head = task % args.heads;
-  const HeadSpace space(length, size, false, workspace);
-  const T* qkv = static_cast<const T*>(args.qkv) + sample * length * 3 * hidden + head * size;
+  const HeadSpace space(args.queries, args.keys, size, false, workspace);
   const float* bias = args.bias != nullptr ? args.bias + head * size : nullptr;
-  const auto part = [&](int64_t which, float scale, float* to) {
-    widen(qkv + which * hidden, 3 * hidden, bias != nullptr ? bias + which * hidden : nullptr, scale, length, size, to, space.width);
+  const auto part = [&](const void* from, const HeadStrides& at, int64_t rows, int64_t which, float scale, float* to) {
+    widen(head_at(static_cast<const T*>(from), at, sample, head), at.row, bias != nullptr ? bias + which * hidden : nullptr, scale, rows, size, to, space.width);
   };
-  part(1, 1, space.v);
-  transpose_panels(space.v, space.width, length, size, space.k_panels);
-  part(2, 1, space.v);
-  part(0, args.scale, space.q);
-  T* out = static_cast<T*>(args.out) + sample * length * hidden + head * size;
-  float* lse = args.lse + task * length;
-  for (int64_t q0 = 0; q0 < length; q0 += kBlockRows) {
-    const int64_t rows = length - q0 < kBlockRows ? length - q0 : kBlockRows;
-    block_scores(space.q + q0 * space.width, space.width, space.k_panels, size, q0, rows, space.scores, space.score_width);
+  part(args.k, args.k_at, args.keys, 1, 1, space.v);
+  transpose_panels(space.v, space.width, args.keys, size, space.k_panels);
+  part(args.v, args.v_at, args.keys, 2, 1, space.v);
+  part(args.q, args.q_at, args.queries, 0, args.scale, space.q);
+  R* out = head_at(static_cast<R*>(args.out), args.out_at, sample, head);
+  float* lse = args.lse + task * args.queries;
+  for (int64_t q0 = 0; q0 < args.queries; q0 += kBlockRows) {
+    const int64_t rows = args.queries - q0 < kBlockRows ? args.queries - q0 : kBlockRows;
+    block_scores(args, space.q + q0 * space.width, space.width, space.k_panels, q0, rows, space.scores, space.score_width);
     float scale[kBlockRows];
     for (int64_t m = 0; m < rows; ++m) {
-      lse[q0 + m] = softmax_row(space.scores + m * space.score_width, q0 + m + 1, scale[m]);
+      lse[q0 + m] = softmax_row(space.scores + m * space.score_width, seen_before(args, q0 + m + 1), scale[m]);
     }
     for (int64_t m = 0; m < rows; m += kTileRows) {
       const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
-      multiply<false>(static_cast<int>(group), space.width, q0 + m + group, space.scores + m * space.score_width, space.score_width, 1, space.v, space.width,
+      multiply<false>(static_cast<int>(group), space.width, seen_before(args, q0 + m + group), space.scores + m * space.score_width, space.score_width, 1, space.v, space.width,
                       space.rows_out + m * space.width, space.width);
     }
     for (int64_t m = 0; m < rows; ++m) {
-      narrow(space.rows_out + m * space.width, space.width, scale[m], 1, size, out + (q0 + m) * hidden, hidden);
+      narrow(space.rows_out + m * space.width, space.width, scale[m], 1, size, out + (q0 + m) * args.out_at.row, args.out_at.row);
     }
   }
 }
 
-/// P and dP of a row become P and dS = P (dP - sum P dP).
-inline void backward_row(float* p, float* dp, int64_t seen, float lse) {
+/// P and dP of a row become P and dS = P (dP - delta), delta = sum P dP where it is not given.
+inline void backward_row(float* p, float* dp, int64_t seen, float lse, const float* delta) {
   mask_row(p, seen, kMinusInfinity);
   mask_row(dp, seen, 0);
   const Wide shift = Wide::all(lse);
@@ -263,7 +271,7 @@ inline void backward_row(float* p, float* dp, int64_t seen, float lse) {
     e.store(p + j);
     total = fma(e, Wide::load(dp + j), total);
   }
-  const Wide mean = Wide::all(sum(total));
+  const Wide mean = Wide::all(delta != nullptr ? *delta : sum(total));
   for (int64_t j = 0; j < seen; j += Wide::kCount) {
     (Wide::load(p + j) * (Wide::load(dp + j) - mean)).store(dp + j);
   }
@@ -285,77 +293,83 @@ inline void sum_rows(const float* from, int64_t width, int64_t rows, int64_t col
   }
 }
 
-template <class T>
+template <class T, class R>
 void attention_backward_task(const AttentionArgs& args, int64_t task, float* workspace) {
-  const int64_t length = args.length;
   const int64_t size = args.head_size;
   const int64_t hidden = args.heads * size;
   const int64_t sample = task / args.heads;
   const int64_t head = task % args.heads;
-  const HeadSpace space(length, size, true, workspace);
+  const HeadSpace space(args.queries, args.keys, size, true, workspace);
   const int64_t width = space.width;
   const int64_t ld = space.score_width;
-  const T* qkv = static_cast<const T*>(args.qkv) + sample * length * 3 * hidden + head * size;
-  const T* dout = static_cast<const T*>(args.dout) + sample * length * hidden + head * size;
-  T* dqkv = static_cast<T*>(args.dqkv) + sample * length * 3 * hidden + head * size;
+  const T* dout = head_at(static_cast<const T*>(args.dout), args.dout_at, sample, head);
+  R* dq = head_at(static_cast<R*>(args.dq), args.dq_at, sample, head);
   const float* bias = args.bias != nullptr ? args.bias + head * size : nullptr;
   float* dbias = args.dbias != nullptr ? args.dbias + sample * 3 * hidden + head * size : nullptr;
-  const float* lse = args.lse + task * length;
-  const auto part = [&](int64_t which, float scale, float* to) {
-    widen(qkv + which * hidden, 3 * hidden, bias != nullptr ? bias + which * hidden : nullptr, scale, length, size, to, width);
+  const float* lse = args.lse + task * args.queries;
+  const float* delta = args.delta != nullptr ? args.delta + task * args.queries : nullptr;
+  const auto part = [&](const void* from, const HeadStrides& at, int64_t rows, int64_t which, float scale, float* to) {
+    widen(head_at(static_cast<const T*>(from), at, sample, head), at.row, bias != nullptr ? bias + which * hidden : nullptr, scale, rows, size, to, width);
   };
-  part(2, 1, space.k);
-  transpose_panels(space.k, width, length, size, space.v_panels);
-  part(1, 1, space.k);
-  transpose_panels(space.k, width, length, size, space.k_panels);
-  part(0, args.scale, space.q);
-  std::memset(space.dk, 0, static_cast<size_t>(length * width) * sizeof(float));
-  std::memset(space.dv, 0, static_cast<size_t>(length * width) * sizeof(float));
-  for (int64_t q0 = 0; q0 < length; q0 += kBlockRows) {
-    const int64_t rows = length - q0 < kBlockRows ? length - q0 : kBlockRows;
+  part(args.v, args.v_at, args.keys, 2, 1, space.k);
+  transpose_panels(space.k, width, args.keys, size, space.v_panels);
+  part(args.k, args.k_at, args.keys, 1, 1, space.k);
+  transpose_panels(space.k, width, args.keys, size, space.k_panels);
+  part(args.q, args.q_at, args.queries, 0, args.scale, space.q);
+  std::memset(space.dk, 0, static_cast<size_t>(args.keys * width) * sizeof(float));
+  std::memset(space.dv, 0, static_cast<size_t>(args.keys * width) * sizeof(float));
+  for (int64_t q0 = 0; q0 < args.queries; q0 += kBlockRows) {
+    const int64_t rows = args.queries - q0 < kBlockRows ? args.queries - q0 : kBlockRows;
+    const int64_t seen = seen_before(args, q0 + rows);
     const float* q = space.q + q0 * width;
-    widen(dout + q0 * hidden, hidden, nullptr, 1, rows, size, space.d_out, width);
-    block_scores(q, width, space.k_panels, size, q0, rows, space.scores, ld);
-    block_scores(space.d_out, width, space.v_panels, size, q0, rows, space.d_scores, ld);
+    widen(dout + q0 * args.dout_at.row, args.dout_at.row, nullptr, 1, rows, size, space.d_out, width);
+    block_scores(args, q, width, space.k_panels, q0, rows, space.scores, ld);
+    block_scores(args, space.d_out, width, space.v_panels, q0, rows, space.d_scores, ld);
     for (int64_t m = 0; m < rows; ++m) {
-      backward_row(space.scores + m * ld, space.d_scores + m * ld, q0 + m + 1, lse[q0 + m]);
+      backward_row(space.scores + m * ld, space.d_scores + m * ld, seen_before(args, q0 + m + 1), lse[q0 + m], delta != nullptr ? delta + q0 + m : nullptr);
     }
     for (int64_t m = 0; m < rows; m += kTileRows) {
       const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
-      multiply<false>(static_cast<int>(group), width, q0 + m + group, space.d_scores + m * ld, ld, 1, space.k, width, space.rows_out + m * width, width);
+      multiply<false>(static_cast<int>(group), width, seen_before(args, q0 + m + group), space.d_scores + m * ld, ld, 1, space.k, width, space.rows_out + m * width, width);
     }
-    narrow(space.rows_out, width, args.scale, rows, size, dqkv + q0 * 3 * hidden, 3 * hidden);
+    narrow(space.rows_out, width, args.scale, rows, size, dq + q0 * args.dq_at.row, args.dq_at.row);
     if (dbias != nullptr) {
       sum_rows(space.rows_out, width, rows, size, args.scale, q0 > 0, space.sums, dbias);
     }
-    for (int64_t j = 0; j < q0 + rows; j += kTileRows) { // keys; queries before the first of them do not see them
-      const int group = static_cast<int>(q0 + rows - j < kTileRows ? q0 + rows - j : kTileRows);
-      const int64_t skip = j > q0 ? j - q0 : 0;
+    for (int64_t j = 0; j < seen; j += kTileRows) { // keys; of causal queries those before the first of them do not see them
+      const int group = static_cast<int>(seen - j < kTileRows ? seen - j : kTileRows);
+      const int64_t skip = args.causal && j > q0 ? j - q0 : 0;
       multiply<true>(group, width, rows - skip, space.scores + skip * ld + j, 1, ld, space.d_out + skip * width, width, space.dv + j * width, width);
       multiply<true>(group, width, rows - skip, space.d_scores + skip * ld + j, 1, ld, q + skip * width, width, space.dk + j * width, width);
     }
   }
-  narrow(space.dk, width, 1, length, size, dqkv + hidden, 3 * hidden);
-  narrow(space.dv, width, 1, length, size, dqkv + 2 * hidden, 3 * hidden);
+  narrow(space.dk, width, 1, args.keys, size, head_at(static_cast<R*>(args.dk), args.dk_at, sample, head), args.dk_at.row);
+  narrow(space.dv, width, 1, args.keys, size, head_at(static_cast<R*>(args.dv), args.dv_at, sample, head), args.dv_at.row);
   if (dbias != nullptr) {
-    sum_rows(space.dk, width, length, size, 1, false, space.sums, dbias + hidden);
-    sum_rows(space.dv, width, length, size, 1, false, space.sums, dbias + 2 * hidden);
+    sum_rows(space.dk, width, args.keys, size, 1, false, space.sums, dbias + hidden);
+    sum_rows(space.dv, width, args.keys, size, 1, false, space.sums, dbias + 2 * hidden);
   }
 }
 
-int64_t attention_workspace(int64_t length, int64_t head_size, bool backward) {
-  return HeadSpace(length, head_size, backward, nullptr).floats;
+int64_t attention_workspace(int64_t queries, int64_t keys, int64_t head_size, bool backward) {
+  return HeadSpace(queries, keys, head_size, backward, nullptr).floats;
 }
 
 void attention(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace) {
+  const auto one = args.element != Element::bf16  ? &attention_task<float, float>
+                   : args.result == Element::bf16 ? &attention_task<Bf16, Bf16>
+                                                  : &attention_task<Bf16, float>;
   for (int64_t task = begin; task < end; ++task) {
-    args.element == Element::bf16 ? attention_task<Bf16>(args, task, workspace) : attention_task<float>(args, task, workspace);
+    one(args, task, workspace);
   }
 }
 
 void attention_backward(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace) {
+  const auto one = args.element != Element::bf16  ? &attention_backward_task<float, float>
+                   : args.result == Element::bf16 ? &attention_backward_task<Bf16, Bf16>
+                                                  : &attention_backward_task<Bf16, float>;
   for (int64_t task = begin; task < end; ++task) {
-    args.element == Element::bf16 ? attention_backward_task<Bf16>(args, task, workspace) : attention_backward_task<float>(args, task, workspace);
+    one(args, task, workspace);
   }
 }
 

@@ -89,26 +89,40 @@ struct AddBiasArgs {
   Element element = Element::f32;
 };
 
-/// Causal self-attention of all heads, straight from the projection's layout: qkv [batch, length, 3 * heads * head_size]
-/// (queries, keys, values side by side, heads inside), out [batch, length, heads * head_size].
+/// Distances in elements from sample to sample, head to head and row to row of a tensor [batch, heads, rows, head_size]; the columns of a row lie side by side.
+struct HeadStrides {
+  int64_t sample = 0, head = 0, row = 0;
+};
+
+/// Attention of all heads, from and to wherever their rows lie, as in a projection's [batch, length, 3 * heads * head_size].
 ///
-/// out = softmax(mask(Q K^T * scale)) V with Q, K, V the columns of qkv + bias. Backward recomputes the probabilities from lse.
-/// A task is one head of one sample, in the order batch-major. Products above the diagonal are left out.
-/// Cost of a task: about length^2 head_size multiply-adds forward, 2.5 times that backward; all in fp32.
+/// out = softmax(Q K^T * scale) V with Q, K, V with bias added; `causal`: query i sees keys 0 to i, and products above the diagonal are left out (keys == queries then).
+/// Backward recomputes the probabilities from lse. For attention to these keys alone lse is what forward wrote; where they are some of all keys, lse and
+/// `delta` are those of all, and dq, dk, dv these keys' part of the gradients.
+/// A task is one head of one sample, in the order batch-major. All in fp32.
+/// Cost of a task: about 2 queries keys head_size multiply-adds forward (causal half of it), 2.5 times that backward.
 /// Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691 (recomputation from lse).
 struct AttentionArgs {
-  const void* qkv = nullptr;
-  const float* bias = nullptr; ///< [3 * heads * head_size], or nullptr
+  const void *q = nullptr, *k = nullptr, *v = nullptr;
+  HeadStrides q_at, k_at, v_at;
+  const float* bias = nullptr; ///< [3 * heads * head_size] for q, k and v, or nullptr
   void* out = nullptr;         ///< forward
-  float* lse = nullptr;        ///< [batch, heads, length], written forward, read backward
+  HeadStrides out_at;
+  float* lse = nullptr;        ///< [batch, heads, queries], written forward, read backward
   const void* dout = nullptr;  ///< backward
-  void* dqkv = nullptr;
+  HeadStrides dout_at;
+  const float* delta = nullptr; ///< [batch, heads, queries], sum over columns of dout * out; nullptr: worked out from these keys
+  void *dq = nullptr, *dk = nullptr, *dv = nullptr;
+  HeadStrides dq_at, dk_at, dv_at;
   float* dbias = nullptr; ///< [batch, 3 * heads * head_size]: each sample's own sum; or nullptr
   float scale = 1;
-  int64_t length = 0;
+  int64_t queries = 0;
+  int64_t keys = 0;
   int64_t heads = 0;
   int64_t head_size = 0;
-  Element element = Element::f32;
+  bool causal = true;
+  Element element = Element::f32; ///< of q, k, v and dout
+  Element result = Element::f32;  ///< of out, dq, dk and dv; f32 or `element`
 };
 
 /// The kernels of one instruction set. Ranges are rows, for attention tasks.
@@ -122,7 +136,7 @@ struct FusedKernelSet {
   void (*column_sum)(const ColumnSumArgs& args, int64_t begin, int64_t end);
   void (*add_bias)(const AddBiasArgs& args, int64_t begin, int64_t end);
   /// Floats that the last argument of the two functions below must point at, one such area for each thread; best 64-byte aligned.
-  int64_t (*attention_workspace)(int64_t length, int64_t head_size, bool backward);
+  int64_t (*attention_workspace)(int64_t queries, int64_t keys, int64_t head_size, bool backward);
   void (*attention)(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace);
   void (*attention_backward)(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace);
 };

@@ -27,7 +27,8 @@ struct AttentionOptions {
 /// are repeated (closed_forms.h), which costs bytes and memory. Its dropout draws from the default generator, which must differ between the ranks.
 /// Bytes sent: closed_forms.h. A group of one computes alone.
 ///
-/// The blocks are computed by ATen's flash kernels where there are some for this device and type, else by matrix products over at most 4 Mi scores at a time; never is there a T x T matrix.
+/// The blocks are computed by fused/'s kernels (CPU, fp32 and bf16, no key padding), else by ATen's flash kernels where there are some for this device and type, else, and with dropout,
+/// by matrix products over at most 4 Mi scores at a time; never is there a T x T matrix.
 /// Forward may run again (recomputation). Errors: InputError for shapes or types that do not fit; Error for derivatives of derivatives (create_graph).
 /// Sources: Liu et al. 2023, arXiv:2310.01889 (ring); Jacobs et al. 2023, arXiv:2309.14509 (Ulysses); Milakov & Gimelshein 2018, arXiv:1805.02867 (merging softmax).
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks, const AttentionOptions& options,

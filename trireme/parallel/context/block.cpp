@@ -1,5 +1,7 @@
 #include <trireme/parallel/context/block.h>
 
+#include <trireme/fused/fused.h>
+
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 
@@ -23,17 +25,27 @@ double scale_of(const Block& block) {
   return 1 / std::sqrt(static_cast<double>(block.q.size(3)));
 }
 
-bool flash_fits(const Block& block) {
+enum class Form {
+  ours,  ///< fused/'s, on the CPU
+  flash, ///< ATen's
+  plain, ///< matrix products
+};
+
+Form form_of(const Block& block) {
   if (block.dropout > 0 || !at::globalContext().userEnabledFlashSDP() || block.q.size(3) == 0) {
-    return false;
+    return Form::plain;
+  }
+  if (!block.key_padding.defined() && fused::usable(fused::AttentionBlock{block.q, block.k, block.v, block.causal})) {
+    return Form::ours;
   }
   const at::ScalarType type = block.q.scalar_type();
   const bool half = type == at::kHalf || type == at::kBFloat16;
   if (block.q.is_cpu()) {
-    return half || type == at::kFloat || type == at::kDouble;
+    return half || type == at::kFloat || type == at::kDouble ? Form::flash : Form::plain;
   }
-  return block.q.is_cuda() && half && !block.key_padding.defined() && block.q.size(3) % 8 == 0 &&
-         at::_fused_sdp_choice(block.q, block.k, block.v, {}, 0.0, block.causal) == kFlashChosen;
+  const bool flash = block.q.is_cuda() && half && !block.key_padding.defined() && block.q.size(3) % 8 == 0 &&
+                     at::_fused_sdp_choice(block.q, block.k, block.v, {}, 0.0, block.causal) == kFlashChosen;
+  return flash ? Form::flash : Form::plain;
 }
 
 /// As kernels want it.
@@ -175,6 +187,32 @@ class Plain {
   at::Generator generator_;
 };
 
+BlockResult one_forward(const Block& block) {
+  switch (form_of(block)) {
+    case Form::ours: {
+      auto [out, lse] = fused::attention_block({block.q, block.k, block.v, block.causal});
+      return {out, lse};
+    }
+    case Form::flash:
+      return flash_forward(block);
+    default:
+      return Plain(block).forward();
+  }
+}
+
+BlockGradients one_backward(const Block& block, const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse) {
+  switch (form_of(block)) {
+    case Form::ours: {
+      auto [q, k, v] = fused::attention_block_backward({block.q, block.k, block.v, block.causal}, dout, lse, (dout.to(at::kFloat) * out).sum(-1));
+      return {q, k, v};
+    }
+    case Form::flash:
+      return flash_backward(block, dout, out, lse);
+    default:
+      return Plain(block).backward(dout, out, lse);
+  }
+}
+
 /// Heads of `x` that share keys with none of the others: head `index` of each group of `count`.
 at::Tensor heads_of(const at::Tensor& x, int64_t index, int64_t count) {
   return x.unflatten(1, {x.size(1) / count, count}).select(2, index);
@@ -205,14 +243,13 @@ at::ScalarType type_of_sums(const at::Tensor& x) {
 
 BlockResult forward(const Block& any) {
   const Block block = prepared(any);
-  const auto one = [](const Block& b) { return flash_fits(b) ? flash_forward(b) : Plain(b).forward(); };
   const int64_t count = block.q.size(1) / block.k.size(1);
   if (count == 1) {
-    return one(block);
+    return one_forward(block);
   }
   std::vector<at::Tensor> out, lse;
   for (int64_t index = 0; index < count; ++index) {
-    const BlockResult result = one(member_of_groups(block, index, count));
+    const BlockResult result = one_forward(member_of_groups(block, index, count));
     out.push_back(result.out);
     lse.push_back(result.lse);
   }
@@ -222,17 +259,14 @@ BlockResult forward(const Block& any) {
 BlockGradients backward(const Block& any, const at::Tensor& any_dout, const at::Tensor& out, const at::Tensor& lse) {
   const Block block = prepared(any);
   const at::Tensor dout = unit_stride(any_dout);
-  const auto one = [](const Block& b, const at::Tensor& d, const at::Tensor& o, const at::Tensor& l) {
-    return flash_fits(b) ? flash_backward(b, d, o, l) : Plain(b).backward(d, o, l);
-  };
   const int64_t count = block.q.size(1) / block.k.size(1);
   if (count == 1) {
-    return one(block, dout, out, lse);
+    return one_backward(block, dout, out, lse);
   }
   std::vector<at::Tensor> dq;
   BlockGradients sum;
   for (int64_t index = 0; index < count; ++index) {
-    const BlockGradients grads = one(member_of_groups(block, index, count), heads_of(dout, index, count), heads_of(out, index, count), heads_of(lse, index, count));
+    const BlockGradients grads = one_backward(member_of_groups(block, index, count), heads_of(dout, index, count), heads_of(out, index, count), heads_of(lse, index, count));
     dq.push_back(grads.q);
     if (index == 0) {
       sum.k = grads.k.to(type_of_sums(block.k));

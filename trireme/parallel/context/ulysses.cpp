@@ -1,6 +1,7 @@
 #include <trireme/parallel/context/ulysses.h>
 
 #include <trireme/base/error.h>
+#include <trireme/fused/fused.h>
 #include <trireme/parallel/context/closed_forms.h>
 #include <trireme/parallel/context/ring.h>
 
@@ -125,8 +126,9 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
 } // namespace
 
 at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options, const at::Tensor& key_padding) {
+  const bool ours = !key_padding.defined() && fused::usable(fused::AttentionBlock{q, k, v, options.causal});
   const std::optional<at::Tensor> mask = key_padding.defined() ? std::optional(key_padding.view({k.size(0), 1, 1, k.size(2)})) : std::nullopt;
-  if (options.dropout == 0 && q.size(1) == k.size(1) && (q.is_cpu() || q.is_cuda()) && at::_fused_sdp_choice(q, k, v, mask, 0.0, options.causal) != kMatrixChosen) {
+  if (!ours && options.dropout == 0 && q.size(1) == k.size(1) && (q.is_cpu() || q.is_cuda()) && at::_fused_sdp_choice(q, k, v, mask, 0.0, options.causal) != kMatrixChosen) {
     return at::scaled_dot_product_attention(q, k, v, mask, 0.0, options.causal);
   }
   return ring_attention(q, k, v, comm::Group(), options, key_padding);

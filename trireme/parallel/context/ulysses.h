@@ -11,7 +11,7 @@ namespace trireme::context {
 at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks, const AttentionOptions& options,
                              const at::Tensor& key_padding);
 
-/// Attention over tokens that are all here, contiguous in order: ATen's where that has no T x T matrix, else the ring's blocks.
+/// Attention over tokens that are all here, in order: the ring's block where that is fused/'s kernel or ATen's attention has a T x T matrix, else ATen's.
 at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options, const at::Tensor& key_padding);
 
 } // namespace trireme::context
