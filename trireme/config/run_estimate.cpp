@@ -28,6 +28,10 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
   conditions.type = type_of(run.engine.precision.compute);
   conditions.autocast = run.engine.precision.autocast;
   conditions.layer_list = layer_list;
+  conditions.tensor_ranks = run.parallel.tensor;
+  conditions.context_ranks = run.parallel.context;
+  conditions.context_kind = run.parallel.context_kind == context::Kind::ring ? estimate::ContextKind::ring : estimate::ContextKind::ulysses;
+  conditions.sequence_parallel = run.parallel.sequence_parallel;
   if (run.model.kind == ModelConfig::Kind::cnn) {
     return estimate::cnn(run.model.cnn, conditions);
   }
@@ -138,6 +142,9 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
     throw InputError("estimate", concat(ranks, " ranks cannot be divided among the ", run.parallel.ranks_of_replica(), " ranks of a replica (pipe * context * tensor)"));
   }
   e.data_ranks = ranks / run.parallel.ranks_of_replica();
+  e.tensor_ranks = run.parallel.tensor;
+  e.context_ranks = run.parallel.context;
+  e.sequence_parallel = run.parallel.sequence_parallel && run.parallel.tensor > 1;
   const BatchTriple batch = run.engine.batch_for(e.data_ranks);
   e.micro_batch = batch.micro;
   e.accumulation = batch.accumulation;

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/fused/rows.h>
+#include <trireme/parallel/tensor/transfer.h>
 
 #include <ATen/ATen.h>
 #include <torch/autograd.h>
@@ -16,39 +17,10 @@ using torch::autograd::variable_list;
 /// What is done with a tensor, forward or backward.
 enum class Op : int64_t { nothing, sum, part, join, sum_to_part };
 
-at::Tensor allocate(const comm::Group& ranks, at::IntArrayRef sizes, const at::Tensor& like) {
-  return ranks.allocate(c10::multiply_integers(sizes), like.scalar_type(), like.device()).view(sizes);
-}
-
-/// The sizes of x with dim `dim` cut into [ranks, part] and `ranks` in front: what travels as one block a rank lies together.
-at::Tensor blocks_first(const at::Tensor& x, int64_t ranks, int64_t dim) {
-  return x.unflatten(dim, {ranks, x.size(dim) / ranks}).movedim(dim, 0);
-}
-
 at::Tensor sum(const at::Tensor& x, const comm::Group& ranks) {
   const at::Tensor y = allocate(ranks, x.sizes(), x);
   y.copy_(x);
-  ranks.all_reduce(y, comm::ReduceOp::sum, "sum of a layer").wait();
-  return y;
-}
-
-at::Tensor join(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
-  at::DimVector sizes(x.sizes());
-  sizes.insert(sizes.begin(), ranks.size());
-  const at::Tensor all = allocate(ranks, sizes, x);
-  const at::Tensor mine = all[ranks.rank()];
-  mine.copy_(x);
-  ranks.all_gather(all.view({-1}), mine.view({-1}), "parts of a layer").wait();
-  return all.movedim(0, dim).flatten(dim, dim + 1); // copies unless it is the outermost dim
-}
-
-at::Tensor sum_to_part(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
-  const at::Tensor blocks = blocks_first(x, ranks.size(), dim);
-  const at::Tensor all = allocate(ranks, blocks.sizes(), x);
-  all.copy_(blocks);
-  const at::Tensor mine = allocate(ranks, blocks[0].sizes(), x);
-  ranks.reduce_scatter(mine.view({-1}), all.view({-1}), comm::ReduceOp::sum, "sum of a layer, in parts").wait();
-  return mine;
+  return start_sum(y, ranks).wait();
 }
 
 at::Tensor run(Op op, const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
@@ -60,9 +32,9 @@ at::Tensor run(Op op, const at::Tensor& x, const comm::Group& ranks, int64_t dim
     case Op::part:
       return x.narrow(dim, ranks.rank() * (x.size(dim) / ranks.size()), x.size(dim) / ranks.size());
     case Op::join:
-      return join(x, ranks, dim);
+      return start_join(x, ranks, dim).wait();
     case Op::sum_to_part:
-      return sum_to_part(x, ranks, dim);
+      return start_sum_to_part(x, ranks, dim).wait();
   }
   return x;
 }

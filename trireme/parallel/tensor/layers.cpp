@@ -1,6 +1,7 @@
 #include <trireme/parallel/tensor/layers.h>
 
 #include <trireme/base/error.h>
+#include <trireme/parallel/tensor/linear.h>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -63,11 +64,11 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(int64_t in, int64_t out, cons
 }
 
 at::Tensor ColumnParallelLinearImpl::project(const at::Tensor& x) {
-  return at::linear(enter(x, ranks_), weight);
+  return column_linear(x, weight, {}, ranks_);
 }
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) {
-  return at::linear(enter(x, ranks_), weight, bias);
+  return column_linear(x, weight, bias, ranks_);
 }
 
 std::map<std::string, bucket::Placement> ColumnParallelLinearImpl::placements() const {
@@ -87,7 +88,7 @@ RowParallelLinearImpl::RowParallelLinearImpl(int64_t in, int64_t out, const Rank
 }
 
 at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) {
-  return leave(at::linear(x, weight), ranks_);
+  return row_linear(x, weight, ranks_);
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
@@ -124,7 +125,7 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
 }
 
 at::Tensor VocabParallelEmbeddingImpl::logits(const at::Tensor& x) {
-  return at::linear(enter(x, ranks_), weight);
+  return column_linear(x, weight, {}, ranks_);
 }
 
 std::map<std::string, bucket::Placement> VocabParallelEmbeddingImpl::placements() const {

@@ -1,0 +1,157 @@
+#include <trireme/parallel/tensor/linear.h>
+
+#include <trireme/base/error.h>
+#include <trireme/fused/rows.h>
+#include <trireme/parallel/tensor/exchange.h>
+#include <trireme/parallel/tensor/transfer.h>
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <torch/autograd.h>
+#include <torch/custom_class.h>
+
+#include <optional>
+#include <vector>
+
+namespace trireme::tensor {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kSequenceDim = 1;
+/// The pieces of a result that is computed while others travel.
+constexpr int64_t kPieceBytes = 8 << 20;
+
+struct HeldRanks : torch::CustomClassHolder {
+  explicit HeldRanks(Ranks ranks) : ranks(std::move(ranks)) {}
+  Ranks ranks;
+};
+
+Ranks ranks_in(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<HeldRanks>(context->saved_data["ranks"].toCapsule())->ranks;
+}
+
+at::Tensor rows_of(const at::Tensor& x) {
+  return x.reshape({-1, x.size(-1)});
+}
+
+/// x W, into memory that the ranks read where it is.
+at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const comm::Group& ranks) {
+  at::DimVector sizes(x.sizes());
+  sizes.back() = weight.size(1);
+  at::Tensor y = allocate(ranks, sizes, x);
+  at::Tensor flat = rows_of(y);
+  at::mm_out(flat, rows_of(x), weight);
+  return y;
+}
+
+struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Ranks& ranks) {
+    context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<HeldRanks>(ranks));
+    context->saved_data["bias"] = bias.has_value();
+    context->save_for_backward({x, weight});
+    return at::linear(ranks.splits_sequence() ? start_join(x, ranks.group, kSequenceDim).wait() : x, weight, bias);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    fused::refuse_create_graph("column_linear");
+    const Ranks ranks = ranks_in(context);
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor dy = grads[0].contiguous();
+    const bool wants_weight = context->needs_input_grad(1);
+    const bool splits = ranks.splits_sequence();
+    std::optional<Transfer> gathering;
+    if (splits && wants_weight) {
+      gathering.emplace(start_join(saved[0], ranks.group, kSequenceDim));
+    }
+    const at::Tensor dx_whole = product(dy, saved[1].to(dy.scalar_type()), ranks.group);
+    Transfer dx = splits ? start_sum_to_part(dx_whole, ranks.group, kSequenceDim) : start_sum(dx_whole, ranks.group);
+    at::Tensor dweight, dbias;
+    if (wants_weight) {
+      const at::Tensor x = gathering ? gathering->wait() : saved[0];
+      dweight = rows_of(dy).t().mm(rows_of(x).to(dy.scalar_type())).to(saved[1].scalar_type());
+    }
+    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) {
+      dbias = rows_of(dy).sum(0);
+    }
+    return {dx.wait().to(saved[0].scalar_type()), dweight, dbias, {}};
+  }
+};
+
+struct RowLinear : torch::autograd::Function<RowLinear> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x, const at::Tensor& weight, const Ranks& ranks) {
+    const bool autocast = at::autocast::is_autocast_enabled(any_x.device().type());
+    const at::ScalarType type = autocast ? at::autocast::get_autocast_dtype(any_x.device().type()) : any_x.scalar_type();
+    const at::Tensor x = any_x.to(type).contiguous();
+    const at::Tensor w = weight.to(type);
+    context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<HeldRanks>(ranks));
+    context->saved_data["type"] = static_cast<int64_t>(any_x.scalar_type());
+    context->save_for_backward({x, weight});
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    if (ranks.splits_sequence()) {
+      return start_sum_to_part(product(x, w.t(), ranks.group), ranks.group, kSequenceDim).wait();
+    }
+    at::DimVector sizes(x.sizes());
+    sizes.back() = w.size(0);
+    const at::Tensor y = allocate(ranks.group, sizes, x);
+    const at::Tensor from = rows_of(x);
+    const at::Tensor to = rows_of(y);
+    const int64_t row_bytes = to.size(1) * static_cast<int64_t>(to.element_size());
+    const int64_t rows = std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(row_bytes, 1));
+    std::vector<Transfer> sums;
+    for (int64_t begin = 0; begin < to.size(0); begin += rows) {
+      at::Tensor piece = to.slice(0, begin, begin + rows);
+      at::mm_out(piece, from.slice(0, begin, begin + rows), w.t());
+      sums.push_back(start_sum(piece, ranks.group));
+    }
+    for (Transfer& sum : sums) {
+      sum.wait();
+    }
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    fused::refuse_create_graph("row_linear");
+    const Ranks ranks = ranks_in(context);
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& x = saved[0];
+    const at::Tensor dy = (ranks.splits_sequence() ? start_join(grads[0].contiguous(), ranks.group, kSequenceDim).wait() : grads[0]).to(x.scalar_type());
+    at::Tensor dx, dweight;
+    if (context->needs_input_grad(0)) {
+      dx = at::matmul(dy, saved[1].to(x.scalar_type())).to(static_cast<at::ScalarType>(context->saved_data["type"].toInt()));
+    }
+    if (context->needs_input_grad(1)) {
+      dweight = rows_of(dy).t().mm(rows_of(x)).to(saved[1].scalar_type());
+    }
+    return {dx, dweight, {}};
+  }
+};
+
+void check_split(const at::Tensor& x, const Ranks& ranks, int64_t parts) {
+  if (x.dim() < 2 || (ranks.splits_sequence() && (x.dim() < 3 || x.size(kSequenceDim) % parts != 0))) {
+    throw InputError("tensor parallel", concat("a split linear layer got a tensor of sizes ", x.sizes(), ", whose tokens (dim 1) cannot be shared by the ", ranks.group.size(), " ranks of ",
+                                               ranks.group.name()),
+                     "With sequence_parallel it takes [samples, tokens, features], and the tokens divide by the tensor ranks: choose another sequence_length, or switch it off.");
+  }
+}
+
+} // namespace
+
+at::Tensor column_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Ranks& ranks) {
+  if (ranks.alone()) {
+    return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+  }
+  check_split(x, ranks, 1);
+  return ColumnLinear::apply(x, weight, fused::if_defined(bias), ranks);
+}
+
+at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const Ranks& ranks) {
+  if (ranks.alone()) {
+    return at::linear(x, weight);
+  }
+  check_split(x, ranks, ranks.group.size());
+  return RowLinear::apply(x, weight, ranks);
+}
+
+} // namespace trireme::tensor
