@@ -242,7 +242,7 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"parallel", R"({"context": 3})", {"parallel.context: 3 ranks need a model.sequence_length that divides by 6, it is "}},
       {"parallel", R"({"context": 3, "context_kind": "ulysses"})", {"parallel.context: 3 ranks need a model.sequence_length that divides by 3, it is "}},
       {"parallel", R"({"context": 8, "context_kind": "ulysses"})", {"parallel.context: 8 ranks need a model.heads that divides by 8, it is "}},
-      {"parallel", R"({"context_kind": "loop"})", {"parallel.context_kind: \"loop\" is not one of the choices", "\"ring\""}},
+      {"parallel", R"({"context_kind": "loop"})", {"parallel.context_kind: \"loop\" is not one of the choices", "ring, ulysses"}},
       {"parallel", R"({"data": 0})", {"parallel.data: must be a whole number >= 1 or \"auto\", found 0"}},
       {"parallel", R"({"data": "all"})", {"parallel.data: must be a whole number"}},
       {"parallel", R"({"data": 3})", {"the batch sizes do not fit 3 data ranks", "9 = 3 * 1 * 3", "run.json:"}},
