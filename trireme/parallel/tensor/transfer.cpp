@@ -1,6 +1,7 @@
 #include <trireme/parallel/tensor/transfer.h>
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
 namespace trireme::tensor {
 namespace {
@@ -31,7 +32,9 @@ at::Tensor Transfer::wait() {
   return result_;
 }
 
+// Not a view to autograd: ordinary layers add a bias in place to what they get.
 at::Tensor allocate(const comm::Group& ranks, at::IntArrayRef sizes, const at::Tensor& like) {
+  const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
   return ranks.allocate(c10::multiply_integers(sizes), like.scalar_type(), like.device()).view(sizes);
 }
 
