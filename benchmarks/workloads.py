@@ -109,6 +109,8 @@ def write_run_file(path, spec):
         run["parallel"] = {"pipe": spec["stages"], "schedule": spec["schedule"]}
         if spec["partition"]:
             run["engine"]["pipeline"] = {"partition": spec["partition"]}
+    if "tensor" in spec:
+        run["parallel"] = {"tensor": spec["tensor"], "sequence_parallel": spec["sequence_parallel"]}
     path.write_text(json.dumps(run, indent=1))
 
 
