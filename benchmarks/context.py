@@ -64,11 +64,11 @@ def measure(program, python, ranks, causal, args, record):
 
 
 def report(results, ranks, causal, record):
-    print(f"\n## {ranks} ranks, {'causal' if causal else 'every token sees all'}; forward and backward, ms (sent MB a rank)\n")
+    print(f"\n## {ranks} ranks, {'causal' if causal else 'every token sees all'}; forward and backward, ms (CPU time of all ranks; MB sent by a rank)\n")
     lines, checks = [], []
     for name in ENGINES:
         rows = {length: result.of(name) for length, result in results.items()}
-        lines.append([name] + [number(median_of(r, "ms"), 1) + (f" ({r[0]['sent_bytes'] / 1e6:.1f})" if r and "sent_bytes" in r[0] else "") for r in rows.values()])
+        lines.append([name] + [f"{number(median_of(r, 'ms'), 1)} ({number(median_of(r, 'cpu_ms'), 1)}" + (f"; {r[0]['sent_bytes'] / 1e6:.1f})" if r and "sent_bytes" in r[0] else ")") for r in rows.values()])
     print_table(["", *(f"T = {length}" for length in results)], lines)
     for length, result in results.items():
         sums = [row["checksum"] for name in ENGINES for row in result.of(name)[:1]]
@@ -81,6 +81,7 @@ def report(results, ranks, causal, record):
         for name in ENGINES:
             if name not in PEERS:
                 checks.append(check(f"T = {length}, {ranks} ranks{' causal' if causal else ''}: {name} / {best}", result.pairs(lambda a, b: a["ms"] / b["ms"], name, best), 1.0))
+                checks.append(check("  the same, CPU time", result.pairs(lambda a, b: a["cpu_ms"] / b["cpu_ms"], name, best), None))
     for row in print_checks(checks):
         record(dict(row, benchmark="context", ranks=ranks, causal=causal))
 

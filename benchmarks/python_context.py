@@ -4,7 +4,7 @@ torch.distributed.tensor.experimental.context_parallel knows CUDA's kernels alon
 aten._scaled_dot_product_flash_attention_for_cpu.default does not have a sharding strategy registered" (torch 2.13). So this calls what stands behind it, with the CPU's
 kernel: _templated_ring_attention and its backward, over gloo, which is what the context manager would run. SPEC's "rotate" is its set_rotate_method().
 With "context_parallel" as its kind it runs the context manager itself, to see whether that works meanwhile.
-Usage: python_context.py SPEC. Rank 0 prints one JSON line a size: length, ms, ms_min, checksum, peak_rss_bytes."""
+Usage: python_context.py SPEC. Rank 0 prints one JSON line a size: length, ms, ms_min, cpu_ms, checksum, peak_rss_bytes."""
 import json
 import os
 import resource
@@ -72,20 +72,23 @@ for size in spec["sizes"]:
     q, k, v, dout = (mine(torch.randn(size["batch"], size["heads"], size["length"], size["head_size"])) for _ in range(4))
     for x in (q, k, v):
         x.requires_grad_()
-    ms = []
+    ms, cpu_ms = [], []
     for repeat in range(-1, spec["repeats"]):  # the first does not count
         for x in (q, k, v):
             x.grad = None
         dist.barrier()
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         out = call(q, k, v, dout)
+        cpu = torch.tensor([(time.process_time() - cpu_start) * 1e3], dtype=torch.float64)
         seconds = largest(time.perf_counter() - start)
         if repeat >= 0:
+            dist.all_reduce(cpu)
             ms.append(seconds * 1e3)
+            cpu_ms.append(cpu.item())
     checksum = (out.detach().abs().sum() + sum(x.grad.abs().sum() for x in (q, k, v))).double().view(1)
     dist.all_reduce(checksum)
     peak = largest(float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
     if RANK == 0:
-        print(json.dumps(dict(length=size["length"], ms=statistics.median(ms), ms_min=min(ms), checksum=checksum.item(), peak_rss_bytes=int(peak))), flush=True)
+        print(json.dumps(dict(length=size["length"], ms=statistics.median(ms), ms_min=min(ms), cpu_ms=statistics.median(cpu_ms), checksum=checksum.item(), peak_rss_bytes=int(peak))), flush=True)
 dist.barrier()
 dist.destroy_process_group()
