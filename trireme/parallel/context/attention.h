@@ -16,12 +16,13 @@ struct AttentionOptions {
 
 /// softmax(Q K^T / sqrt(D)) V over the whole sequence, whose tokens the ranks share as sequence.h says: q [B, A, t, D], k and v [B, K, t, D] with K dividing A
 /// (grouped queries), t = T/N this rank's tokens -> [B, A, t, D]. Collective: every rank of the group calls it with the same shapes and options, and its
-/// backward too. Any strides; on the CPU the result lies in memory as [B, t, A, D], as the next projection wants it.
+/// backward too. Any strides; on the CPU, without dropout, the result lies in memory as [B, t, A, D], as the next projection wants it. On a card the group must have
+/// been opened for messages (Group::open with Neighbours::ring).
 ///
 /// key_padding [B, t] bool, true where there is a token, of this rank's tokens: other keys get no weight; not with `causal`. A query that sees no key gives 0.
 ///
 /// ring: keys and values go round, the next block on its way while the present one is computed; blocks that the causal mask empties are left out, so that
-/// every rank computes (T/N)^2 (N + 1/N) / 2 scores a head. Sums are fp32 (fp64 for double). Kept for backward: q, k, v, the result, a float a query and head. Beside that
+/// every rank computes T^2 / (2N) scores a head (T^2 / N where all tokens see all). Sums are fp32 (fp64 for double). Kept for backward: q, k, v, the result, a float a query and head. Beside that
 /// it holds up to three blocks of K and V, in backward also of their gradients: O(T/N), however long the sequence.
 /// Ulysses: each rank gets A/N heads of all tokens, for one all-to-all before and one after; N must divide A. Heads of keys and values that N does not divide
 /// are repeated (closed_forms.h), which costs bytes and memory. Its dropout draws from the default generator, which must differ between the ranks.
