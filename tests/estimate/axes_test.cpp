@@ -74,12 +74,12 @@ TEST(AxesTest, TensorRanksHoldTheModelTogether) {
 TEST(AxesTest, ActivationsFallAsKorthikantiSays) {
   EXPECT_EQ(kept(conditions(1)), 16 * kStream + kStatistics + kSoftmax);
   EXPECT_EQ(kept(conditions(4)), 4 * kStream + 12 * kStream / 4 + kStatistics + kSoftmax / 4);
-  EXPECT_EQ(kept(conditions(4, true)), 16 * kStream / 4 + kStatistics / 4 + kSoftmax / 4) << "all is divided";
-  Conditions keeps = conditions(4, true);
-  keeps.gathers_again = false;
-  EXPECT_EQ(kept(keeps), (2 + 12) * kStream / 4 + 2 * kStream + kStatistics / 4 + kSoftmax / 4);
+  EXPECT_EQ(kept(conditions(4, true)), (2 + 12) * kStream / 4 + 2 * kStream + kStatistics / 4 + kSoftmax / 4) << "what a matrix takes is kept gathered";
+  Conditions again = conditions(4, true);
+  again.gathers_again = true;
+  EXPECT_EQ(kept(again), 16 * kStream / 4 + kStatistics / 4 + kSoftmax / 4) << "all is divided";
   EXPECT_EQ(kept(conditions(1, false, 4)), kept(conditions(1)) / 4) << "every token is somewhere else";
-  EXPECT_EQ(kept(conditions(2, true, 4)), kept(conditions(1)) / 8);
+  EXPECT_EQ(kept(conditions(2, true, 4)), kept(conditions(2, true)) / 4);
 }
 
 TEST(AxesTest, LogitsAreDividedByTheVocabulary) {
@@ -99,17 +99,16 @@ TEST(AxesTest, MemoryFallsWithTheAxes) {
   EXPECT_LT(activations(run_of(conditions(4, true, 2))), activations(run_of(conditions(4, true))));
 }
 
-// Two all-reduces forward and two backward of a block, one of the embedding forward, one of the head backward, small ones of the loss.
+// Two all-reduces forward and two backward of a block, one of the embedding forward, one of the head backward; two numbers of a token for the loss.
 TEST(AxesTest, BytesOfTheTensorAxis) {
   for (const int64_t t : {2, 4}) {
     const int64_t all_reduce = 2 * (kStream * (t - 1) / t);
-    const int64_t loss = 2 * (12 * kSamples * kLength * (t - 1) / t);
+    const int64_t loss = 8 * kSamples * kLength * (t - 1);
     EXPECT_EQ(along(run_of(conditions(t)), "tensor"), 3 * ((4 * kLayers + 2) * all_reduce + loss)) << t;
-    // The same bytes as halves; what is gathered again adds two a block and one for the head.
-    EXPECT_EQ(along(run_of(conditions(t, true)), "tensor"), 3 * ((4 * kLayers + 2) * all_reduce + (2 * kLayers + 1) * all_reduce / 2 + loss)) << t;
-    Conditions keeps = conditions(t, true);
-    keeps.gathers_again = false;
-    EXPECT_EQ(along(run_of(keeps), "tensor"), along(run_of(conditions(t)), "tensor")) << t;
+    EXPECT_EQ(along(run_of(conditions(t, true)), "tensor"), along(run_of(conditions(t)), "tensor")) << t << ", as halves";
+    Conditions again = conditions(t, true);
+    again.gathers_again = true; // two more a block and one for the head
+    EXPECT_EQ(along(run_of(again), "tensor"), 3 * ((4 * kLayers + 2) * all_reduce + (2 * kLayers + 1) * all_reduce / 2 + loss)) << t;
   }
   EXPECT_EQ(along(run_of(conditions(1)), "tensor"), 0);
   estimate::Run again = run_of(conditions(2));
@@ -122,7 +121,7 @@ TEST(AxesTest, BytesOfTheTensorAxisByStage) {
   run.stages = 2;
   run.bounds = {0, 4, 7};
   run.in_flight = {{2}, {1}};
-  const int64_t loss = 12 * kSamples * kLength;
+  const int64_t loss = 8 * kSamples * kLength;
   EXPECT_EQ(along(run, "tensor", 0), 3 * (4 * 2 + 1) * kStream) << "embedding and two blocks";
   EXPECT_EQ(along(run, "tensor", 1), 3 * ((4 + 1) * kStream + loss)) << "a block, the head and the loss";
   run.model = gpt(shape(), conditions(2, true));
@@ -134,9 +133,9 @@ TEST(AxesTest, BytesOfTheTensorAxisByStage) {
 TEST(AxesTest, BytesOfTheContextAxis) {
   for (const int64_t c : {2, 4}) {
     const int64_t x = kStream / c; // a rank's keys
-    EXPECT_EQ(along(run_of(conditions(1, false, c)), "context"), 3 * kLayers * (6 * c - 4) * x) << "ring of " << c;
+    EXPECT_EQ(along(run_of(conditions(1, false, c)), "context"), 3 * kLayers * 6 * (c - 1) * x) << "ring of " << c;
     EXPECT_EQ(along(run_of(conditions(1, false, c, ContextKind::ulysses)), "context"), 3 * kLayers * 8 * x * (c - 1) / c) << "Ulysses of " << c;
-    EXPECT_EQ(along(run_of(conditions(2, false, c)), "context"), 3 * kLayers * (6 * c - 4) * x / 2) << "half of the heads each";
+    EXPECT_EQ(along(run_of(conditions(2, false, c)), "context"), 3 * kLayers * 6 * (c - 1) * x / 2) << "half of the heads each";
   }
 }
 
@@ -149,12 +148,12 @@ TEST(AxesTest, GradientsAreSummedOverDataAndContext) {
 // With sequence parallelism every tensor rank has seen a part of the tokens: what is whole is summed over the tensor axis too.
 TEST(AxesTest, SequenceParallelGradientsOfWholeParameters) {
   const estimate::Run run = run_of(conditions(2, true), 2);
-  const int64_t whole = layout_of(run, 0, true, 4).numel();
-  const int64_t divided = layout_of(run, 0, false, 2).numel();
+  const int64_t whole = layout_of(run, 0, true).numel();
+  const int64_t divided = layout_of(run, 0, false).numel();
   EXPECT_NEAR(static_cast<double>(whole), 3 * 6 * 64 + 32 * 64 + 2 * 64, 200);
   EXPECT_NEAR(static_cast<double>(along(run, "data")), 4.0 * static_cast<double>(divided) + 2 * 4 * 0.75 * static_cast<double>(whole), 200);
   const estimate::Run alone = run_of(conditions(2, true), 1);
-  EXPECT_NEAR(static_cast<double>(along(alone, "data")), 4.0 * static_cast<double>(layout_of(alone, 0, true, 2).numel()), 10) << "no replica, still two tensor ranks";
+  EXPECT_NEAR(static_cast<double>(along(alone, "data")), 4.0 * static_cast<double>(layout_of(alone, 0, true).numel()), 10) << "no replica, still two tensor ranks";
   EXPECT_EQ(along(run_of(conditions(2), 1), "data"), 0);
 }
 

@@ -47,14 +47,14 @@ void over_tensor_axis(Layer& layer, const Conditions& conditions, const Sizes& s
 }
 
 // What a rank sends so that its queries meet all keys, X being the bytes of its own keys (or values, queries, results). Ring: keys and values go on
-// to the next rank C - 1 times, in backward once more, with their gradients, which make one step more to come home. Ulysses: all-to-all of queries, keys, values
+// to the next rank C - 1 times, in backward once more, and their gradients in fp32 behind them. Ulysses: all-to-all of queries, keys, values
 // and results, and of their gradients.
 void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& s) {
   const int64_t c = s.context;
   const int64_t x = s.product * s.hidden / s.tensor;
   if (conditions.context_kind == ContextKind::ring) {
     layer.context_bytes_forward = 2 * x * (c - 1);
-    layer.context_bytes_backward = c > 1 ? 2 * x * (c - 1) + 2 * x * c : 0;
+    layer.context_bytes_backward = 2 * (x + std::max(kFloat, s.product) * s.hidden / s.tensor) * (c - 1);
   } else {
     layer.context_bytes_forward = layer.context_bytes_backward = 4 * x * (c - 1) / c;
   }
@@ -182,7 +182,7 @@ Model gpt(const models::GptOptions& options, const Conditions& conditions) {
   }
   const int64_t logits = sizes.product * sizes.rows * sizes.vocabulary;
   model.loss_kept = logits + kFloat * sizes.rows;
-  model.loss_tensor_bytes = sizes.tensor > 1 ? 3 * kFloat * sizes.rows : 0;
+  model.loss_tensor_bytes = sizes.tensor > 1 ? sizes.tensor * 2 * kFloat * sizes.rows : 0;
   model.loss_working = conditions.layer_list ? logits : 0;
   return model;
 }

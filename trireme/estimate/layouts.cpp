@@ -54,7 +54,7 @@ std::vector<std::vector<int64_t>> layers_of(const Run& run, int64_t stage) {
 namespace {
 
 // Of the parameters that are whole on the tensor axis, of the others, or of all.
-bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> whole, int64_t ranks) {
+bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> whole) {
   std::vector<int64_t> all;
   for (const auto& chunk : layers_of(run, stage)) {
     all.insert(all.end(), chunk.begin(), chunk.end());
@@ -90,18 +90,18 @@ bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> who
   options.element_bytes = bytes_of(run.compute);
   options.bucket_bytes = run.bucket_bytes;
   options.first_bucket_bytes = std::min(run.first_bucket_bytes, run.bucket_bytes);
-  options.shards = ranks;
+  options.shards = run.whole_ranks(); // of the largest group
   return bucket::FlatLayout(std::move(tensors), std::move(order), options);
 }
 
 } // namespace
 
 bucket::FlatLayout layout_of(const Run& run, int64_t stage) {
-  return layout(run, stage, {}, run.gradient_ranks());
+  return layout(run, stage, {});
 }
 
-bucket::FlatLayout layout_of(const Run& run, int64_t stage, bool whole, int64_t ranks) {
-  return layout(run, stage, whole, ranks);
+bucket::FlatLayout layout_of(const Run& run, int64_t stage, bool whole) {
+  return layout(run, stage, whole);
 }
 
 std::vector<int64_t> units_of(const Run& run) {

@@ -15,9 +15,8 @@ std::vector<std::vector<int64_t>> layers_of(const Run& run, int64_t stage);
 /// the layers; a shared one comes once.
 bucket::FlatLayout layout_of(const Run& run, int64_t stage);
 
-/// The part of it that is whole on every rank of the tensor axis, or the part that is divided. With sequence parallelism these are two
-/// flat buffers, because gradients of what is whole are summed over the tensor axis too: over `ranks`.
-bucket::FlatLayout layout_of(const Run& run, int64_t stage, bool whole, int64_t ranks);
+/// The part of it that is whole on every rank of the tensor axis, or the part that is divided: with a tensor axis these are two flat buffers.
+bucket::FlatLayout layout_of(const Run& run, int64_t stage, bool whole);
 
 /// The unit of ZeRO stage 3 that every layer of a model in one stage uses: that of the first layer that shares its parameters; -1 where
 /// there is none, because the layer is not a unit or all its parameters are small enough to stay whole.

@@ -22,7 +22,8 @@ struct Item {
   std::string formula = {};
   std::string numbers = {};
   int64_t bytes = 0;
-  /// Of traffic: the axis of the mesh along which it runs, "pipe", "data" (with context, for gradients), "context" or "tensor".
+  /// Of traffic: the axis of the mesh along which it runs, "pipe", "data" (with context, for gradients), "context", "tensor" or
+  /// "pipe+tensor".
   std::string axis = {};
 };
 

@@ -67,7 +67,7 @@ struct Model {
   /// What the loss keeps for backward (the logits and a number a row), and holds beside that.
   int64_t loss_kept = 0;
   int64_t loss_working = 0;
-  /// Bytes that the loss adds up over the tensor axis in forward: of every token the maximum, the sum and the target's logit.
+  /// Bytes that the loss gathers over the tensor axis in forward: of every rank and token the logarithm of the sum, and the target's logit.
   int64_t loss_tensor_bytes = 0;
 
   /// Numbers in all parameters, shared ones once.
@@ -95,7 +95,7 @@ struct Conditions {
   /// What lies between the divided matrices (norms, residual stream) is divided by tokens over the tensor axis.
   bool sequence_parallel = false;
   /// With sequence_parallel: a column-parallel matrix keeps its part of the input, and gathers it again in backward.
-  bool gathers_again = true;
+  bool gathers_again = false;
 };
 
 /// Describes models::Gpt, as one rank of the tensor and the context axis has it. For a block with B samples of T tokens, H hidden and A heads backward keeps, in elements of BTH: the input,

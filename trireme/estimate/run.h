@@ -64,6 +64,10 @@ struct Run {
   int64_t gradient_ranks() const {
     return data_ranks * context_ranks;
   }
+  /// Ranks over which gradients of what the tensor axis holds whole are summed: with sequence parallelism each has seen a part of the tokens.
+  int64_t whole_ranks() const {
+    return gradient_ranks() * (sequence_parallel ? tensor_ranks : 1);
+  }
   int64_t ranks_of_stage() const {
     return gradient_ranks() * tensor_ranks;
   }

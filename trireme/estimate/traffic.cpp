@@ -21,7 +21,7 @@ int64_t share(int64_t bytes, int64_t ranks) {
 void add_gradients(const Run& run, const bucket::FlatLayout& layout, int64_t n, const std::string& of, std::vector<Item>& items) {
   const int64_t t = bytes_of(run.travel);
   const int64_t e = bytes_of(run.compute);
-  const auto shards = [&](int stage) { return run.zero_stage >= stage && n > 1; };
+  const auto shards = [&](int stage) { return run.shards(stage); };
   const bool reduces_whole = !shards(1);
   // A pipeline's micro-batches are in flight together: their gradients are added up before they are reduced.
   const int64_t reductions = shards(2) && run.stages == 1 ? run.accumulation : 1;
@@ -52,13 +52,11 @@ void add_gradients(const Run& run, const bucket::FlatLayout& layout, int64_t n, 
 void add_data(const Run& run, int64_t stage, std::vector<Item>& items) {
   const int64_t n = run.gradient_ranks();
   const bucket::FlatLayout layout = layout_of(run, stage);
-  if (run.sequence_parallel && run.tensor_ranks > 1) {
-    if (n > 1) {
-      add_gradients(run, layout_of(run, stage, /*whole=*/false, n), n, "", items);
-    }
-    add_gradients(run, layout_of(run, stage, /*whole=*/true, n * run.tensor_ranks), n * run.tensor_ranks, ", of what the tensor axis holds whole", items);
-  } else if (n > 1) {
-    add_gradients(run, layout, n, "", items);
+  if (n > 1) {
+    add_gradients(run, run.tensor_ranks > 1 ? layout_of(run, stage, /*whole=*/false) : layout, n, "", items);
+  }
+  if (run.tensor_ranks > 1 && run.whole_ranks() > 1) {
+    add_gradients(run, layout_of(run, stage, /*whole=*/true), run.whole_ranks(), ", of what the tensor axis holds whole", items);
   }
   if (n == 1) {
     return;
@@ -99,8 +97,8 @@ void add_tensor(const Run& run, int64_t stage, std::vector<Item>& items) {
   const char* what = run.sequence_parallel ? "tensor axis, all-gather and reduce-scatter" : "tensor axis, all-reduce";
   items.push_back({what, "A p e B L H (N - 1) / N, N: tensor ranks, p: passes of all layers, two an all-reduce", concat(run.accumulation, " x ", bytes), run.accumulation * bytes});
   if (stage == run.stages - 1 && run.model.loss_tensor_bytes > 0) {
-    const int64_t loss = 2 * share(run.model.loss_tensor_bytes, n);
-    items.push_back({"tensor axis, loss", "A 2 x 12 B L (N - 1) / N: maximum, sum and target's logit of every token", concat(run.accumulation, " x ", loss), run.accumulation * loss});
+    const int64_t loss = share(run.model.loss_tensor_bytes, n);
+    items.push_back({"tensor axis, loss, all-gather", "A 8 B L (N - 1): the sum's logarithm and the target's logit of every token", concat(run.accumulation, " x ", loss), run.accumulation * loss});
   }
 }
 
@@ -111,7 +109,7 @@ void add_context(const Run& run, int64_t stage, std::vector<Item>& items) {
   }
   const int64_t bytes = of_layers(
       run, stage, [](const Layer& layer) { return layer.context_bytes_forward; }, [](const Layer& layer) { return layer.context_bytes_backward; });
-  items.push_back({"context axis, keys and values", "A k X, X: bytes of a rank's keys; ring: k = 6 C - 4, Ulysses: k = 8 (C - 1) / C", concat(run.accumulation, " x ", bytes),
+  items.push_back({"context axis, keys and values", "A k X, X: bytes of a rank's keys; ring: k = 6 (C - 1) with fp32, Ulysses: k = 8 (C - 1) / C", concat(run.accumulation, " x ", bytes),
                    run.accumulation * bytes});
 }
 
@@ -137,8 +135,12 @@ void add_pipeline(const Run& run, int64_t stage, std::vector<Item>& items) {
   if (backwards > 0) {
     items.push_back({"gradients of activations, send", formula, concat(run.accumulation, " x ", backwards / run.accumulation), backwards});
   }
-  items.push_back({"loss and norm of all stages", "2 x 40 (S - 1) / S", concat("2 x 40 x ", run.stages - 1, " / ", run.stages),
-                   2 * share(kStageSums, run.stages)});
+}
+
+// The ranks of a replica, stages and tensor ranks, add up what each has of loss and norm.
+void add_model(const Run& run, std::vector<Item>& items) {
+  const int64_t n = run.stages * run.tensor_ranks;
+  items.push_back({"loss and norm of a replica", "2 x 40 (S - 1) / S, S: stages x tensor ranks", concat("2 x 40 x ", n - 1, " / ", n), 2 * share(kStageSums, n)});
 }
 
 // A shared parameter's gradients are summed over the stages that have it.
@@ -196,6 +198,9 @@ std::vector<StageTraffic> traffic_of(const Run& run) {
     if (run.stages > 1) {
       along("pipe", [&] { add_pipeline(run, stage, traffic.items); });
       traffic.tied_bytes = tied_bytes(run, stage);
+    }
+    if (run.stages * run.tensor_ranks > 1) {
+      along(run.tensor_ranks > 1 ? "pipe+tensor" : "pipe", [&] { add_model(run, traffic.items); });
     }
   }
   return stages;

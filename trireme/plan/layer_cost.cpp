@@ -80,9 +80,9 @@ class Costs {
     cost.backward_weight += once;
     cost.flops += 6 * rows_ * inner * outer;
   }
-  // Of the tensor axis: three small sums.
+  // Two numbers of every token and tensor rank.
   double layer_loss() const {
-    return layout_.tensor == 1 ? 0 : 3 * 2 * gather_seconds(cluster_, {layout_.tensor, 1}, 4 * rows_);
+    return gather_seconds(cluster_, {layout_.tensor, 1}, 8 * tensor_ * rows_);
   }
 
   void add_block(LayerCost& cost, const estimate::Layer& layer) const {
