@@ -1,54 +1,142 @@
 #include "device_check.h"
 
 #include <trireme/base/error.h>
+#include <trireme/base/text.h>
 #include <trireme/device/host_scalars.h>
 #include <trireme/device/upload.h>
-#include <trireme/optim/optimizer.h>
+#include <trireme/engine/resolve_precision.h>
+#include <trireme/optim/aten_kernels.h>
 
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
 
 namespace trireme::tools {
 namespace {
 
 constexpr int64_t kNumel = 1000;
+constexpr int64_t kNormNumel = 3 * optim::kBlock + 17;
 constexpr int kSteps = 3;
-constexpr double kTolerance = 1e-5; // of the largest parameter, after kSteps
+constexpr double kLr = 0.01;
+constexpr double kTolerance = 1e-5; // of a parameter, after kSteps
+// bf16 and 8-bit states are rounded with random bits, the same on every device. Where two fp32 numbers are an ulp apart, one may be rounded up and the other down.
+constexpr double kRoundedApart = 0.02; // of all parameters
 
-at::Tensor numbers(double factor, at::Device device) {
-  return torch::sin(torch::arange(kNumel) * factor).to(at::kFloat).to(device);
+/// In which types an optimizer steps.
+struct Types {
+  const char* name;
+  at::ScalarType grad; ///< and of the copy of the parameters, if it is not fp32
+  optim::StateType states;
+};
+
+constexpr Types kTypes[] = {{"fp32", at::kFloat, optim::StateType::fp32},
+                            {"bf16 with masters", at::kBFloat16, optim::StateType::fp32},
+                            {"fp16 with masters", at::kHalf, optim::StateType::fp32},
+                            {"states in bf16", at::kFloat, optim::StateType::bf16},
+                            {"states in 8 bits", at::kBFloat16, optim::StateType::int8}};
+
+at::Tensor numbers(double factor, at::Device device, int64_t numel = kNumel) {
+  return torch::sin(torch::arange(numel) * factor).to(at::kFloat).to(device);
 }
 
-// The parameters after some steps.
-at::Tensor stepped(const optim::Optimizer& rule, at::Device device) {
+struct Stepped {
+  at::Tensor param;
+  at::Tensor copy; ///< undefined with gradients in fp32
+};
+
+// The parameters after some steps, on the CPU.
+Stepped stepped(const optim::Optimizer& rule, at::ScalarType grad, at::Device device) {
   const std::vector<optim::Segment> segments = {{0, kNumel, 0}};
   optim::ShardStep shard;
   shard.param = numbers(0.3, device);
+  if (grad != at::kFloat) {
+    shard.param_copy = shard.param.to(grad);
+  }
   for (const optim::StateInfo& state : rule.states()) {
-    shard.states.push_back(torch::full({kNumel}, state.initial, shard.param.options()));
+    const at::Tensor values = torch::full({kNumel}, state.initial, shard.param.options());
+    shard.states.push_back(values.to(optim::scalar_type(rule.state_type())));
+    if (rule.state_type() == optim::StateType::int8) {
+      shard.scales.push_back(torch::empty({(kNumel + optim::kStateBlock - 1) / optim::kStateBlock}, values.options()));
+      optim::encode_states(values, shard.states.back(), shard.scales.back(), state.is_signed);
+    }
   }
   shard.segments = segments;
-  shard.lr = 0.01;
+  shard.lr = kLr;
   shard.weight_decay = 0.1;
   for (int step = 1; step <= kSteps; ++step) {
     shard.step = step;
-    shard.grad = numbers(0.7 * step, device);
+    shard.grad = numbers(0.7 * step, device).to(grad);
     if (rule.needs_norms()) {
       shard.norms = torch::zeros({2}, shard.param.options().dtype(at::kDouble));
       rule.prepare(shard, shard.norms);
     }
     rule.step(shard);
   }
-  return shard.param.cpu();
+  return {shard.param.cpu(), shard.param_copy.defined() ? shard.param_copy.cpu() : at::Tensor()};
 }
 
-DeviceFinding check_rule(const optim::OptimizerOptions& options, at::Device device) {
-  const auto rule = optim::make_optimizer(options);
-  const std::string what = concat(rule->name(), " on ", device);
+/// What is wrong; "" where nothing is.
+std::string difference(const optim::Optimizer& rule, at::ScalarType grad, at::Device device) {
+  const Stepped there = stepped(rule, grad, device);
+  const at::Tensor off = (there.param - stepped(rule, grad, at::kCPU).param).abs();
+  const double largest = off.max().item<double>();
+  const double apart = off.gt(kTolerance).to(at::kDouble).mean().item<double>();
+  const bool rounds = rule.state_type() != optim::StateType::fp32;
+  if (!(largest <= (rounds ? kSteps * kLr : kTolerance)) || apart > (rounds ? kRoundedApart : 0)) {
+    return concat("differs from the CPU by ", largest, ", ", std::lround(100 * apart), " % of it by more than ", kTolerance);
+  }
+  return there.copy.defined() && !there.copy.equal(there.param.to(grad)) ? "the copy of the parameters is not what its masters round to" : "";
+}
+
+DeviceFinding check_rule(const decltype(optim::OptimizerOptions::rule)& options, at::Device device) {
+  std::string what = concat("optimizer on ", device);
+  const char* now = "";
+  std::vector<std::string> good;
   try {
-    const double off = (stepped(*rule, device) - stepped(*rule, at::kCPU)).abs().max().item<double>();
-    return {what, off <= kTolerance ? "as on the CPU" : concat("differs from the CPU by ", off), off <= kTolerance};
+    for (const Types& types : kTypes) {
+      const auto rule = optim::make_optimizer({.rule = options, .state_type = types.states});
+      what = concat(rule->name(), " on ", device);
+      now = types.name;
+      if (types.states == optim::StateType::int8 && &optim::kernels_for(torch::empty({0}, at::TensorOptions(device))) == &optim::kAtenKernels) {
+        continue; // FlatOptimizer refuses them there
+      }
+      if (const std::string wrong = difference(*rule, types.grad, device); !wrong.empty()) {
+        return {what, concat(types.name, ": ", wrong), false};
+      }
+      good.emplace_back(types.name);
+    }
+    return {what, concat("as on the CPU: ", join(good, ", ")), true};
+  } catch (const std::exception& error) {
+    return {what, concat(now, ": ", error.what()), false};
+  }
+}
+
+DeviceFinding check_norm(at::Device device) {
+  const std::string what = concat("norm on ", device);
+  try {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      const auto norm_on = [&](at::Device on, bool infinite) {
+        at::Tensor grad = numbers(0.3, at::kCPU, kNormNumel).to(type);
+        if (infinite) {
+          grad[kNormNumel - 1] = std::numeric_limits<float>::infinity();
+        }
+        const at::Tensor sum = torch::zeros({1}, at::TensorOptions(at::kDouble).device(on));
+        optim::add_squared_norm(grad.to(on), sum);
+        return sum.item<double>();
+      };
+      const double there = norm_on(device, false);
+      const double here = norm_on(at::kCPU, false);
+      if (!(std::abs(there - here) <= 1e-9 * here)) {
+        return {what, concat("the squares of ", kNormNumel, " numbers of type ", type, " add up to ", there, ", on the CPU to ", here), false};
+      }
+      if (std::isfinite(norm_on(device, true))) {
+        return {what, concat("does not see an infinite number of type ", type), false};
+      }
+    }
+    return {what, "as on the CPU: fp32, bf16, fp16", true};
   } catch (const std::exception& error) {
     return {what, error.what(), false};
   }
@@ -71,12 +159,24 @@ DeviceFinding check_copies(at::Device device) {
 
 } // namespace
 
+DeviceFinding check_bf16(c10::Device device) {
+  try {
+    const engine::StepSeconds step = engine::time_small_gpt(device);
+    const auto milliseconds = [](double seconds) { return concat(std::lround(1e3 * seconds), " ms"); };
+    const std::string where = device.is_cpu() ? concat(", with ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads") : concat(" on ", device);
+    return {"bf16", concat(step.bf16_is_faster() ? "faster than fp32" : "not faster than fp32", ": a small step takes ", milliseconds(step.bf16), ", in fp32 ",
+                           milliseconds(step.fp32), where), true};
+  } catch (const std::exception& error) {
+    return {"bf16", concat("no small model can be trained on ", device, ": ", error.what()), false};
+  }
+}
+
 std::vector<DeviceFinding> check_device(c10::Device device) {
   const torch::NoGradGuard no_grad;
-  std::vector<DeviceFinding> found = {check_copies(device)};
+  std::vector<DeviceFinding> found = {check_copies(device), check_norm(device)};
   for (const auto& rule : std::vector<decltype(optim::OptimizerOptions::rule)>{optim::AdamOptions{}, optim::SgdOptions{.momentum = 0.9}, optim::LambOptions{}, optim::LionOptions{},
                                                                                  optim::AdagradOptions{}, optim::RmspropOptions{}}) {
-    found.push_back(check_rule({.rule = rule}, device));
+    found.push_back(check_rule(rule, device));
   }
   return found;
 }

@@ -9,7 +9,6 @@
 #include <trireme/comm/nccl/nccl_backend.h>
 #include <trireme/device/cards.h>
 #include <trireme/device/choose.h>
-#include <trireme/engine/resolve_precision.h>
 #include <trireme/kernels/simd.h>
 #include <trireme/monitor/resources.h>
 
@@ -18,7 +17,6 @@
 #include <torch/types.h>
 #include <torch/version.h>
 
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -61,14 +59,8 @@ bool libtorch_works() {
   return torch::ones({64, 64}).matmul(torch::ones({64, 64})).eq(64).all().item<bool>();
 }
 
-// What "bf16": {"enabled": "auto"} would choose with this process's threads.
-std::string bf16_speed() {
-  const auto gpu = device::accelerator();
-  const at::Device device = gpu ? at::Device(*gpu, 0) : at::Device(at::kCPU);
-  const engine::StepSeconds step = engine::time_small_gpt(device);
-  const auto milliseconds = [](double seconds) { return std::to_string(std::lround(1e3 * seconds)) + " ms"; };
-  return concat(step.bf16_is_faster() ? "faster than fp32" : "not faster than fp32", ": a small step takes ", milliseconds(step.bf16), ", in fp32 ",
-                milliseconds(step.fp32), gpu ? concat(" on ", device) : concat(", with ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads"));
+Line line(const DeviceFinding& found) {
+  return {found.what, found.found, found.good ? Mark::ok : Mark::bad};
 }
 
 void add_cards(std::vector<Line>& lines) {
@@ -92,14 +84,14 @@ std::vector<Line> examine() {
   lines.push_back({"cores", std::to_string(usable_cores())});
   lines.push_back({"memory", format_bytes(static_cast<double>(total_memory()))});
   lines.push_back({"kernels", kernels::name(kernels::active_simd())});
-  lines.push_back({"bf16", bf16_speed()});
   const auto gpus = device::accelerator();
   const int count = gpus ? device::count(*gpus) : 0;
   lines.push_back({"gpus", gpus ? concat(count, count == 1 ? " device of " : " devices of ", c10::DeviceTypeName(*gpus)) : "none that libtorch sees", gpus ? Mark::ok : Mark::absent});
   add_cards(lines);
+  lines.push_back(line(check_bf16(gpus ? at::Device(*gpus, 0) : at::Device(at::kCPU)))); // a card that fails is in the list by now
   for (int index = 0; index < count; ++index) {
     for (const DeviceFinding& found : check_device({*gpus, static_cast<c10::DeviceIndex>(index)})) {
-      lines.push_back({found.what, found.found, found.good ? Mark::ok : Mark::bad});
+      lines.push_back(line(found));
     }
   }
   for (const comm::BackendEntry& backend : comm::backends()) {
@@ -107,7 +99,7 @@ std::vector<Line> examine() {
     lines.push_back({concat("backend ", backend.name), there ? backend.description : concat("not available here. ", backend.needs), there ? Mark::ok : Mark::absent});
   }
   for (const DeviceFinding& found : check_all_collectives(device::count(c10::kCUDA))) {
-    lines.push_back({found.what, found.found, found.good ? Mark::ok : Mark::bad});
+    lines.push_back(line(found));
   }
   std::error_code error;
   const auto space = std::filesystem::space(".", error);
