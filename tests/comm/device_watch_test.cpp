@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 namespace trireme::comm {
@@ -36,11 +37,16 @@ using std::chrono::milliseconds;
 
 /// What a test says about an operation of its device.
 struct FakeMark : public DeviceMark {
+  explicit FakeMark(std::function<void(FakeMark&)> before_return = nullptr) : before_return_(std::move(before_return)) {}
   bool finished() override {
     if (lost) {
       throw std::runtime_error("the card fell off the bus");
     }
-    return ready;
+    const bool now = ready;
+    if (before_return_ && std::this_thread::get_id() == made_by_) {
+      before_return_(*this);
+    }
+    return now;
   }
   int64_t steps() const override {
     return at;
@@ -48,6 +54,10 @@ struct FakeMark : public DeviceMark {
   std::atomic<bool> ready{false};
   std::atomic<bool> lost{false};
   std::atomic<int64_t> at{0};
+
+ private:
+  const std::function<void(FakeMark&)> before_return_; // when the thread that made it asks
+  const std::thread::id made_by_ = std::this_thread::get_id();
 };
 
 OpTicket collective(int64_t number) {
@@ -182,10 +192,11 @@ class FakeBackend : public Backend {
 
   std::vector<std::shared_ptr<FakeMark>> marks;
   std::atomic<bool> interrupted{false};
+  std::function<void(FakeMark&)> before_answers; ///< of the marks made from now on
 
  private:
   std::shared_ptr<Pending> enqueue() {
-    marks.push_back(std::make_shared<FakeMark>());
+    marks.push_back(std::make_shared<FakeMark>(before_answers));
     return std::make_shared<Enqueued>(marks.back());
   }
   const int rank_;
@@ -354,6 +365,25 @@ TEST_P(DeviceWatchTest, WhatIsFinishedLaterIsNoHang) {
               }),
               IsEmpty());
   EXPECT_THAT(printed(), Not(HasSubstr("hang report")));
+}
+
+// The device comes to the end when the waiting thread has just been told that it is not there.
+TEST_P(DeviceWatchTest, WhatTheWatchSeesMeanwhileIsRemembered) {
+  EXPECT_THAT(run([&](WatchedRank& rank) {
+                const auto state = rank.open("data", kNever);
+                const Group group(state);
+                rank.fake->before_answers = [&](FakeMark& mark) {
+                  mark.ready = true;
+                  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+                  while (!state->progress().last()->done && std::chrono::steady_clock::now() < end) {
+                    std::this_thread::sleep_for(milliseconds(10)); // the watch's thread looks
+                  }
+                };
+                group.all_reduce(on_fake(), ReduceOp::sum, "x").wait();
+                EXPECT_TRUE(state->progress().last()->done);
+                EXPECT_EQ(Recorder::process().records().back().state, OpState::done);
+              }),
+              IsEmpty());
 }
 
 TEST_P(DeviceWatchTest, WhatIsDroppedIsForgotten) {

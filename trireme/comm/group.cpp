@@ -51,11 +51,12 @@ class TrackedPending : public Pending {
     }
     follow();
     inner_.reset();
+    if (on_device_) { // before it is asked: the watch may see the end at any time, and what it writes must be the last
+      state_->on_device(ticket_);
+    }
     if (finished()) {
       forget();
       state_->succeeded(ticket_);
-    } else {
-      state_->on_device(ticket_); // the watch sees the end
     }
   }
 
