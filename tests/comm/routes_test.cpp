@@ -1,4 +1,5 @@
 // Which backend moves a tensor: by where it lies.
+#include <trireme/comm/backends.h>
 #include <trireme/comm/group_state.h>
 
 #include "tests/support/peer_error.h"
@@ -143,6 +144,29 @@ TEST_F(RoutesTest, AGroupThatWasInterruptedOpensNothing) {
   const Group group(all);
   all->interrupt();
   EXPECT_THAT(error_of([&] { group.all_reduce(on(at::kMeta)); }), HasSubstr("interrupted"));
+}
+
+// A row as NCCL's, without NCCL.
+const BackendEntry kOfCards{.name = "cards", .description = "", .device = at::kCUDA, .available = nullptr, .suits = nullptr, .connect = nullptr, .needs = "",
+                            .card = [](at::Device device) { return concat("card", device.index()); }};
+const BackendEntry kOfHosts{.name = "hosts", .description = "", .device = std::nullopt, .available = nullptr, .suits = nullptr, .connect = nullptr};
+
+TEST(SuitsAllTest, EachMemberNeedsTheBackendAndACardOfItsOwn) {
+  const GroupSetup setup{.name = "data", .store = Store(nullptr), .rank = 0, .size = 3, .members = {2, 5, 7}, .hosts = {0, 0, 1}};
+  const auto said = [](const BackendEntry& entry, int card) { return announcement(entry, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(card))); };
+  EXPECT_EQ(said(kOfCards, 1), "cards card1");
+  EXPECT_TRUE(suits_all(kOfCards, true, setup, {said(kOfCards, 0), said(kOfCards, 1), said(kOfCards, 0)})) << "the third is on another host";
+  EXPECT_FALSE(suits_all(kOfCards, false, setup, {said(kOfCards, 1), said(kOfCards, 1), said(kOfCards, 0)}));
+  EXPECT_FALSE(suits_all(kOfCards, false, setup, {said(kOfCards, 0), said(kOfHosts, 1), said(kOfCards, 0)}));
+  EXPECT_TRUE(suits_all(kOfHosts, true, setup, {said(kOfHosts, 1), said(kOfHosts, 1), said(kOfHosts, 1)}));
+  EXPECT_FALSE(suits_all(kOfHosts, true, setup, {said(kOfCards, 1), said(kOfHosts, 1), said(kOfHosts, 1)})) << "and goes through the host all the same";
+}
+
+TEST(SuitsAllTest, WhatWasAskedForByNameIsRefused) {
+  const GroupSetup setup{.name = "data", .store = Store(nullptr), .rank = 0, .size = 2, .members = {2, 5}, .hosts = {0, 0}};
+  EXPECT_THAT(error_of([&] { suits_all(kOfCards, true, setup, {"cards card1", "cards card1"}); }),
+              AllOf(HasSubstr("group \"data\" cannot use cards, which was asked for: ranks 2 and 5 are on one GPU (card1)."), HasSubstr("Give each rank a GPU of its own")));
+  EXPECT_THAT(error_of([&] { suits_all(kOfCards, true, setup, {"cards card1", "staged "}); }), HasSubstr("rank 5 does not use it"));
 }
 
 } // namespace

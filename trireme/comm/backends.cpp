@@ -10,6 +10,9 @@
 #include <trireme/comm/shm/shm_backend.h>
 #include <trireme/comm/staged/staged_backend.h>
 
+#include <map>
+#include <utility>
+
 namespace trireme::comm {
 namespace {
 
@@ -70,6 +73,28 @@ const BackendEntry& find_backend(const std::string& name) {
   }
   throw InputError("comm", concat("there is no backend \"", name, "\"."),
                    concat(did_you_mean(name, names), " It comes from TRIREME_BACKEND or WorldOptions::backend."));
+}
+
+std::string announcement(const BackendEntry& choice, at::Device device) {
+  return concat(choice.name, ' ', choice.card != nullptr ? choice.card(device) : "");
+}
+
+bool suits_all(const BackendEntry& choice, bool required, const GroupSetup& setup, const std::vector<std::string>& announced) {
+  std::string why;
+  std::map<std::pair<int, std::string>, size_t> first_on; // by host and card
+  for (size_t member = 0; member < announced.size() && why.empty(); ++member) {
+    const auto [before, own] = first_on.try_emplace({setup.hosts[member], announced[member]}, member);
+    if (announced[member].substr(0, announced[member].find(' ')) != choice.name) {
+      why = concat("rank ", setup.members[member], " does not use it");
+    } else if (!own && choice.card != nullptr) {
+      why = concat("ranks ", setup.members[before->second], " and ", setup.members[member], " are on one GPU (", announced[member].substr(announced[member].find(' ') + 1), ')');
+    }
+  }
+  if (required && choice.card != nullptr && !why.empty()) {
+    throw InputError("comm", concat("group \"", setup.name, "\" cannot use ", choice.name, ", which was asked for: ", why, '.'),
+                     "Give each rank a GPU of its own, or set TRIREME_BACKEND (or WorldOptions::backend) to \"auto\", which goes through host memory then.");
+  }
+  return why.empty();
 }
 
 } // namespace trireme::comm

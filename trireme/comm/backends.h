@@ -34,4 +34,11 @@ const std::vector<BackendEntry>& backends();
 /// The row of that name. Errors: InputError listing the names, or saying that it is not available here.
 const BackendEntry& find_backend(const std::string& name);
 
+/// What a member says of its choice for a device: "nccl 0000:65:00.0".
+std::string announcement(const BackendEntry& choice, at::Device device);
+/// Whether all members can use `choice`: whether each has announced it, and for a device that no other member has where the backend serves each
+/// of them to one rank only. The same on every member that chose it.
+/// Errors: InputError naming the ranks, where it is `required` (asked for by name).
+bool suits_all(const BackendEntry& choice, bool required, const GroupSetup& setup, const std::vector<std::string>& announced);
+
 } // namespace trireme::comm

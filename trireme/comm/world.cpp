@@ -178,15 +178,9 @@ class World::Impl {
   }
 
   /// The backend that all members can use for their devices: another member may lack this one's choice, or be on the same device, which
-  /// that backend may refuse. It also tells a member that does not come from one that cannot connect.
+  /// that backend may refuse: an error where it was asked for by name. It also tells a member that does not come from one that cannot connect.
   const BackendEntry* agree(GroupSetup& setup, const BackendEntry* choice) {
-    std::vector<std::string> choices = exchange(setup, "come", concat(choice->name, ' ', choice->card != nullptr ? choice->card(setup.device) : ""));
-    bool fits = true;
-    std::set<std::pair<int, std::string>> cards;
-    for (size_t member = 0; member < choices.size(); ++member) {
-      fits = fits && choices[member].substr(0, choices[member].find(' ')) == choice->name;
-      fits = (cards.emplace(setup.hosts[member], choices[member]).second || choice->card == nullptr) && fits;
-    }
+    const bool fits = suits_all(*choice, backend_ == choice->name, setup, exchange(setup, "come", announcement(*choice, setup.device)));
     if (!fits && setup.rank == 0 && choice->card != nullptr && reported_.insert(concat(choice->name, " does not fit")).second) {
       log::warning("group \"", setup.name, "\" goes through host memory (staged): ", choice->name, " needs a device of its own for each rank, and is not there for every rank");
     }
