@@ -14,11 +14,12 @@
 namespace trireme::device {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
-std::string refusal(const std::string& asked, int local_size = 1) {
+std::string refusal(const std::string& asked, int local_size = 1, int gpus = count(at::kCUDA)) {
   try {
-    choose(asked, 0, local_size);
+    choose_among(gpus, asked, 0, local_size);
   } catch (const InputError& error) {
     return error.what();
   }
@@ -61,6 +62,40 @@ TEST(ChooseTest, AGpuOnlyWhereThereIsOne) {
     EXPECT_EQ(choose("auto", gpus - 1, gpus), at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpus - 1)));
     EXPECT_THAT(refusal("auto", gpus + 1), HasSubstr("ranks and libtorch sees"));
   }
+}
+
+at::Device gpu(int index) {
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+TEST(ChooseTest, EachRankOfAHostHasAGpuOfItsOwn) {
+  ::unsetenv("TRIREME_DEVICE");
+  for (const char* word : {"auto", "cuda"}) {
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(choose_among(4, word, rank, 4), gpu(rank)) << word;
+    }
+    EXPECT_EQ(choose_among(4, word, 1, 2), gpu(1)) << "GPUs may be left over";
+    EXPECT_THAT(refusal(word, 5, 4), AllOf(HasSubstr("this host has 5 ranks and libtorch sees 4 GPUs"), HasSubstr("Start at most 4 ranks on it"))) << word;
+    EXPECT_THAT(refusal(word, 2, 1), AllOf(HasSubstr("this host has 2 ranks and libtorch sees 1 GPU"), HasSubstr("Start at most 1 rank on it"))) << word;
+  }
+  EXPECT_TRUE(choose_among(4, "cpu", 1, 9).is_cpu());
+}
+
+TEST(ChooseTest, AGpuThatIsNamedIsForAllRanks) {
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(choose_among(2, "cuda:1", rank, 3), gpu(1));
+  }
+  EXPECT_THAT(refusal("cuda:2", 1, 2), AllOf(HasSubstr("device \"cuda:2\" was asked for"), HasSubstr("libtorch sees 2 GPUs")));
+  EXPECT_THAT(refusal("cuda:1", 1, 1), HasSubstr("libtorch sees 1 GPU."));
+}
+
+TEST(ChooseTest, AutoFollowsTheEnvironmentWhereThereAreGpus) {
+  ::setenv("TRIREME_DEVICE", "cuda:1", 1);
+  EXPECT_EQ(choose_among(2, "auto", 0, 4), gpu(1));
+  EXPECT_EQ(choose_among(2, "cuda", 0, 2), gpu(0)) << "a word of the run goes first";
+  ::setenv("TRIREME_DEVICE", "cpu", 1);
+  EXPECT_TRUE(choose_among(2, "auto", 0, 4).is_cpu());
+  ::unsetenv("TRIREME_DEVICE");
 }
 
 TEST(UploaderTest, LeavesWhatBelongsOnTheCpu) {

@@ -31,11 +31,14 @@ std::optional<c10::DeviceType> accelerator() noexcept {
 }
 
 c10::Device choose(const std::string& wanted, int local_rank, int local_size) {
+  return choose_among(count(c10::kCUDA), wanted, local_rank, local_size);
+}
+
+c10::Device choose_among(int gpus, const std::string& wanted, int local_rank, int local_size) {
   const std::string asked = wanted == "auto" ? env::text("TRIREME_DEVICE").value_or(wanted) : wanted;
   if (!is_choice(asked)) {
     throw InputError("device", concat('"', asked, "\" is not a device that can be asked for"), kChoices);
   }
-  const int gpus = count(c10::kCUDA);
   if (asked == "cpu" || (asked == "auto" && gpus == 0)) {
     return c10::kCPU;
   }

@@ -23,5 +23,7 @@ std::optional<c10::DeviceType> accelerator() noexcept;
 ///
 /// Errors: InputError for another word, for a GPU that is not there, and where a host has more ranks than GPUs.
 c10::Device choose(const std::string& wanted, int local_rank, int local_size);
+/// The same on a host where libtorch sees `gpus` GPUs.
+c10::Device choose_among(int gpus, const std::string& wanted, int local_rank, int local_size);
 
 } // namespace trireme::device
