@@ -77,7 +77,7 @@ TEST_F(ConfiguredTest, ATieBySharedMemoryIsRefusedByName) {
                           listed.pipeline = std::make_shared<pipeline::PipelineModule>(pipeline::LayerList{pipeline::LayerSpec<Tied>()}, nullptr,
                                                                                        pipeline::PipelineOptions{});
                           EXPECT_THAT(refusal([&] { initialize(world, listed); }), names_both);
-                          const zero::Init init(world.group());
+                          const zero::Init init(world);
                           EXPECT_THAT(refusal([&] { const zero::Sharded<Tied> unit; }), names_both);
                         }),
               IsEmpty());

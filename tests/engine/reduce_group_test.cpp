@@ -299,7 +299,7 @@ TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
                           {
                             std::unique_ptr<Experts> early;
                             {
-                              const zero::Init init(world.group());
+                              const zero::Init init(world);
                               early = std::make_unique<Experts>(2, world.rank(), world.rank() + 1);
                             }
                             EXPECT_THAT(refusal([&](auto& options) {

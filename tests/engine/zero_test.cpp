@@ -144,7 +144,7 @@ TEST(ZeroTest, InitBuildsTheSameModel) {
                           [stage](comm::World& world) {
                             config::EngineConfig config = zero_config(stage);
                             SmallRun plain(world, config);
-                            std::optional<zero::Init> init(std::in_place, world.group());
+                            std::optional<zero::Init> init(std::in_place, world);
                             models::Gpt model(small_gpt());
                             EXPECT_FALSE(bucket::has_memory(model->transformer->h[0]->parameters()[0]));
                             init.reset();
@@ -167,14 +167,14 @@ TEST(ZeroTest, RanksWithAnotherSeedTakeRankZerosValues) {
   EXPECT_THAT(run_ranks(3,
                         [](comm::World& world) {
                           torch::manual_seed(world.rank());
-                          const zero::Init init(world.group());
+                          const zero::Init init(world);
                           const zero::Sharded<torch::nn::Linear> linear(8, 8);
                           torch::manual_seed(0);
                           const torch::nn::Linear of_rank_0(8, 8);
                           const torch::NoGradGuard no_grad;
                           const at::Tensor x = torch::ones({2, 8});
                           EXPECT_TRUE(zero::Sharded<torch::nn::Linear>(linear)->forward(x).equal(torch::nn::Linear(of_rank_0)->forward(x)));
-                          EXPECT_THROW(zero::Init(world.group()), Error);
+                          EXPECT_THROW(const zero::Init another(world), Error);
                         }),
               IsEmpty());
 }

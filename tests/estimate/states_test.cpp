@@ -48,7 +48,7 @@ engine::Initialized start(comm::World& world, const config::RunConfig& run) {
   options.training_data = std::make_shared<OneToken>();
   std::optional<zero::Init> init;
   if (run.engine.zero.stage == 3 && world.size() > 1) {
-    init.emplace(world.group(), run.engine.precision.compute);
+    init.emplace(world, run.engine.precision.compute);
   }
   models::Gpt gpt_module(run.model.gpt);
   init.reset();

@@ -4,12 +4,15 @@
 #include <tests/support/run_ranks.h>
 
 #include <trireme/bucket/parameter_shards.h>
+#include <trireme/device/choose.h>
 #include <trireme/zero/init.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <functional>
+#include <type_traits>
 
 namespace trireme::engine {
 namespace {
@@ -102,6 +105,53 @@ TEST(SimDeviceZeroInitMemory, AModelOfAnotherDeviceIsRefused) {
                             ADD_FAILURE() << "made";
                           } catch (const InputError& error) {
                             EXPECT_THAT(error.what(), testing::HasSubstr("is sharded on sim:0, and the engine trains on sim:1"));
+                          }
+                        }),
+              IsEmpty());
+}
+
+static_assert(!std::is_constructible_v<zero::Init, comm::Group>, "of some ranks only the caller knows the device");
+
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Init and initialize() that are told nothing choose alike.
+TEST(SimDeviceZeroInitDefault, IsThatOfInitialize) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          start();
+                          const Case one{.name = "", .zero_stage = 3};
+                          const auto options = [&] {
+                            InitializeOptions made = options_of(one, at::kCPU);
+                            made.device.reset();
+                            return made;
+                          };
+                          ::unsetenv("TRIREME_DEVICE");
+                          EXPECT_EQ(zero::Init(world, one.type).device(), device::choose("auto", world.local_rank(), world.local_size()));
+                          ::setenv("TRIREME_DEVICE", "cpu", 1);
+                          const Seen expected = train(*initialize(world, options()).engine);
+                          InitializeOptions early = options();
+                          {
+                            const zero::Init init(world);
+                            EXPECT_TRUE(init.device().is_cpu());
+                            models::Gpt model(small_gpt());
+                            early.model = model.ptr();
+                            early.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                          }
+                          expect_same(train(*initialize(world, early).engine), expected);
+                          ::setenv("TRIREME_DEVICE", "cuda:127", 1); // a GPU that is not there
+                          const std::string words = refusal([&] { const zero::Init init(world); });
+                          EXPECT_THAT(words, testing::HasSubstr("device \"cuda:127\" was asked for"));
+                          EXPECT_THAT(refusal([&] { initialize(world, options()); }), testing::HasSubstr("device \"cuda:127\" was asked for"));
+                          { // named, it does not matter what the environment says
+                            const zero::Init init(world, one.type, sim::device());
+                            EXPECT_EQ(init.device(), sim::device());
                           }
                         }),
               IsEmpty());

@@ -1,6 +1,7 @@
 #include <trireme/zero/init.h>
 
 #include <trireme/base/error.h>
+#include <trireme/device/choose.h>
 
 #include <utility>
 
@@ -10,6 +11,9 @@ namespace {
 thread_local const Init* the_active = nullptr;
 
 } // namespace
+
+Init::Init(const comm::World& world, precision::Type type, std::optional<c10::Device> device)
+    : Init(world.group(), type, device ? *device : device::choose("auto", world.local_rank(), world.local_size())) {}
 
 Init::Init(comm::Group group, precision::Type type, c10::Device device) : group_(std::move(group)), type_(type), device_(device) {
   if (the_active != nullptr) {

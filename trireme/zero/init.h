@@ -1,26 +1,32 @@
 #pragma once
 
-#include <trireme/comm/group.h>
+#include <trireme/comm/world.h>
 #include <trireme/precision/options.h>
 
 #include <c10/core/Device.h>
+
+#include <optional>
 
 namespace trireme::zero {
 
 /// While it lives, a module that is Sharded keeps only this rank's part of its parameters as soon as it has been built (and
 /// initialised): no rank ever holds the whole model. Afterwards initialize() takes over, at any ZeRO stage.
 ///
-///   zero::Init init(world.group());
+///   zero::Init init(world);
 ///   Net net(options); // its blocks are Sharded<Block>
 ///
-/// Every rank of `group`, the data-parallel ranks, builds the same modules in the same order. One at a time.
+/// Every rank of the group, the data-parallel ranks, builds the same modules in the same order. One at a time.
 /// What is built outside of Sharded modules stays whole.
 class Init {
  public:
+  /// All ranks of the world are data-parallel.
   /// `type`: what the parameters are converted to as well, as the configuration will ask for ("bf16": {"enabled": true}).
-  /// `device`: where the engine will train (InitializeOptions::device); each module is moved there as it is built.
-  /// Errors: Error when another one lives.
-  explicit Init(comm::Group group, precision::Type type = precision::Type::fp32, c10::Device device = c10::kCPU);
+  /// `device`: where the engine will train; each module is moved there as it is built. Default: as InitializeOptions::device, which is
+  /// device::choose("auto").
+  /// Errors: Error when another one lives; those of device::choose().
+  explicit Init(const comm::World& world, precision::Type type = precision::Type::fp32, std::optional<c10::Device> device = std::nullopt);
+  /// Among some of the ranks, whose device only the caller knows.
+  Init(comm::Group group, precision::Type type, c10::Device device);
   ~Init();
   Init(const Init&) = delete;
   Init& operator=(const Init&) = delete;
