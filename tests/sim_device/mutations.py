@@ -5,6 +5,7 @@ Each mutation leaves one statement out. All are built in at once, behind an envi
 
   tests/sim_device/mutations.py              # some minutes on 2 cores
   tests/sim_device/mutations.py send_ready   # some of them
+  tests/sim_device/mutations.py --check      # only whether each has its place in the sources, as ./test does
 """
 import os
 import pathlib
@@ -81,6 +82,9 @@ def main():
     wanted = sys.argv[1:]
     files = sorted({one[1] for one in LEFT_OUT + REPLACED})
     before = {file: (ROOT / file).read_text() for file in files}
+    if wanted == ["--check"]:
+        mutated(dict(before))
+        return
     missed = []
     try:
         for file, text in mutated(dict(before)).items():
