@@ -27,7 +27,7 @@ std::vector<Section> pipeline_and_memory() {
       {"number_checkpoints", N, "int >= 1", "null", "it is the size of a buffer that does not exist; pipeline.activation_checkpoint_interval says what is recomputed."},
       {"contiguous_memory_optimization", N, "bool", "false", "inputs of recomputed layers stay where they are, they are not copied together."},
       {"cpu_checkpointing", L, "bool", "false", "activations stay where the model is."},
-      {"synchronize_checkpoint_boundary", N, "bool", "false", "there is no device to wait for at the edge of a recomputed layer."},
+      {"synchronize_checkpoint_boundary", N, "bool", "false", "nothing is waited for at the edge of a recomputed layer."},
       {"profile", N, "bool", "false", "forward and backward are timed with \"wall_clock_breakdown\"; trireme train --trace draws them."},
     }},
     {"engine.aio", "", "Asynchronous file access for offload to NVMe.", false, {

@@ -16,8 +16,9 @@ struct StagedOptions {
 ///
 /// An operation begins after what is on the current stream when it is called. Copies run on two streams of the backend's own; threads of
 /// the backend run the host's operations: one the collectives, in order, one hands over messages. Receives are posted at
-/// once, and copied to the device by whoever waits or asks. Work::wait() blocks until the copy back is launched
-/// and makes the current stream wait for it: the device is never waited for by the caller. Work::done() asks whether the copy back is done.
+/// once, and copied to the device by whoever waits or asks. Work::wait() holds the host until the device has come to the tensor and the host's
+/// operation is done; only the copy back is not waited for: the current stream is ordered after it. device::host_waits() does not count that.
+/// Work::done() asks whether the copy back is done.
 /// Results are the bits of `host` for the same data where the tensor is one piece, over shared memory always.
 /// Cost: twice the tensor over the device's link beside the host's operation; pinned memory of `ahead` + 2 pieces, and of messages as large
 /// as those under way. `type` may be the CPU, for tests.
