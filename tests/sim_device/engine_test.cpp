@@ -4,8 +4,6 @@
 
 #include <tests/support/run_ranks.h>
 
-#include <tools/trireme/device_check.h>
-
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/device/move.h>
 #include <trireme/generate/sample.h>
@@ -233,26 +231,6 @@ TEST_F(SimDeviceParts, ModuleBuffers) {
               IsEmpty());
 }
 
-// `trireme doctor` with the CPU's kernels and with ATen's.
-TEST_F(SimDeviceParts, TheDoctorStepsEveryOptimizer) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World&) {
-                          sim::start();
-                          for (const bool own : {false, true}) {
-                            if (own) {
-                              sim::use_cpu_optimizer_kernels();
-                            }
-                            const auto found = tools::check_device(sim::device());
-                            EXPECT_EQ(found.size(), 7U);
-                            for (const tools::DeviceFinding& one : found) {
-                              EXPECT_TRUE(one.good) << one.what << ": " << one.found;
-                            }
-                          }
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
-}
-
 TEST_F(SimDeviceParts, GeneratedText) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World&) {
@@ -288,7 +266,34 @@ TEST_F(SimDeviceParts, RanksOnDifferentKindsOfDeviceAreRefused) {
               IsEmpty());
 }
 
-// A gradient that is not finite is found without another wait, on all ranks.
+// Losses are near those of the CPU with autocast or without it, so the types are looked at.
+TEST_F(SimDeviceParts, AutocastLowersActivationsOnTheDevice) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          start();
+                          for (const at::Device device : {at::Device(at::kCPU), sim::device()}) {
+                            for (const bool autocast : {true, false}) {
+                              InitializeOptions options = options_of({.name = "", .autocast = autocast}, device);
+                              models::Gpt model(small_gpt());
+                              std::vector<at::ScalarType> types;
+                              options.model = model.ptr();
+                              options.loss = [&, model](const data::Batch& batch) mutable {
+                                const at::Tensor logits = model->forward(batch.input());
+                                types.push_back(logits.scalar_type());
+                                EXPECT_EQ(logits.device(), device);
+                                return models::token_loss({logits}, {batch.target()});
+                              };
+                              const auto engine = initialize(world, options).engine;
+                              engine->train_batch();
+                              EXPECT_THAT(types, testing::AllOf(testing::SizeIs(2), testing::Each(autocast ? at::kBFloat16 : at::kFloat))) << device;
+                              EXPECT_EQ(engine->module().parameters().front().scalar_type(), at::kFloat);
+                            }
+                          }
+                        }),
+              IsEmpty());
+}
+
+// A loss that is not finite on one rank: both skip the step, without another wait.
 TEST_F(SimDeviceParts, AStepThatIsNotFiniteIsSkipped) {
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
@@ -305,10 +310,10 @@ TEST_F(SimDeviceParts, AStepThatIsNotFiniteIsSkipped) {
                           };
                           options.training_data = std::make_shared<Counting>();
                           const auto engine = initialize(world, options).engine;
-                          for (int step = 0; step < 3; ++step) {
-                            engine->train_batch();
+                          for (int i = 0; i < 3; ++i) {
+                            step(*engine, [&] { engine->train_batch(); });
+                            EXPECT_EQ(engine->skipped_steps(), i == 0 ? 0 : 1);
                           }
-                          EXPECT_EQ(engine->skipped_steps(), 1);
                           EXPECT_TRUE(std::isfinite(engine->loss()));
                         }),
               IsEmpty());

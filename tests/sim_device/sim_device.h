@@ -23,22 +23,14 @@ c10::Device device(int index = 0);
 std::vector<std::string> problems();
 void clear_problems();
 
-/// How often a thread of the host has waited for a device, and for what; those in a Transport scope, or of a thread with "staged" in its name, are not counted.
+/// How often a thread of the host has blocked until a device came past some work, and for what. Asking an event again and again is not
+/// counted: what Work::wait() over the staged backend costs is not seen here.
 int64_t host_synchronisations();
 std::vector<std::string> host_synchronisation_names();
 void reset_host_synchronisations();
 
 /// Kernels and copies that were ever launched on the streams of a device.
 int64_t launches(int device);
-
-/// Marks this thread as one that moves data between ranks while it lives: its waits are part of the message.
-class Transport {
- public:
-  Transport();
-  ~Transport();
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
-};
 
 /// An event is ready when it was asked this many times (default 1), or the host has waited for later work: polling code has to go on.
 void set_polls(int polls);

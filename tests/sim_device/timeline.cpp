@@ -4,24 +4,10 @@
 
 #include <trireme/base/error.h>
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstring>
 
 namespace trireme::sim {
-namespace {
-
-thread_local int transports = 0;
-
-// Threads of a backend that carries messages between ranks say so by their name.
-bool carries_messages() {
-  char name[16] = {};
-  ::pthread_getname_np(::pthread_self(), name, sizeof name);
-  return transports > 0 || std::strstr(name, "staged") != nullptr;
-}
-
-} // namespace
 
 void join(Clock& a, const Clock& b) {
   for (size_t i = 0; i < a.size(); ++i) {
@@ -90,7 +76,7 @@ void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uin
 void Timeline::host_waits(const Clock& done, const std::string& what, bool counts) {
   join(host(), done);
   arrive(host());
-  if (counts && !carries_messages()) {
+  if (counts) {
     synchronisations.push_back(what);
   }
 }
@@ -241,12 +227,6 @@ int64_t launches(int device) {
     all += timeline().now(stream)[static_cast<size_t>(stream)];
   }
   return all;
-}
-Transport::Transport() {
-  ++transports;
-}
-Transport::~Transport() {
-  --transports;
 }
 void set_polls(int polls) {
   const std::lock_guard lock(timeline().mutex);

@@ -1,5 +1,6 @@
 #include <trireme/device/host_scalars.h>
 
+#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/core/grad_mode.h>
 
@@ -39,6 +40,13 @@ const std::vector<double>& ScalarsToHost::wait() {
 
 std::vector<double> read_scalars(const std::vector<at::Tensor>& scalars) {
   return ScalarsToHost(scalars).wait();
+}
+
+at::Tensor scalar_on(at::Device device, const at::Tensor& scalar) {
+  if (scalar.device() == device) {
+    return scalar;
+  }
+  return scalar.is_cpu() ? at::full(scalar.sizes(), scalar.item(), scalar.options().device(device)) : scalar.to(device, /*non_blocking=*/true);
 }
 
 void add_scalar(at::Tensor& sum, const at::Tensor& value) {

@@ -28,7 +28,11 @@ class ScalarsToHost {
 /// Both at once: one wait of the host.
 std::vector<double> read_scalars(const std::vector<at::Tensor>& scalars);
 
-/// Adds a loss (one element, any type) to a float64 sum on its device, without waiting for it. The sum may be undefined before.
+/// The scalar on this device, without a wait of the host: one that lies on the host is passed to a kernel by its value.
+at::Tensor scalar_on(at::Device device, const at::Tensor& scalar);
+
+/// Adds a loss (one element, any type) to a float64 sum, without waiting for it. The sum may be undefined before; it lies on the device as soon as
+/// one of its losses does.
 void add_scalar(at::Tensor& sum, const at::Tensor& value);
 
 } // namespace trireme::device

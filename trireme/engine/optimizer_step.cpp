@@ -23,10 +23,10 @@ bool any(const std::vector<std::vector<bool>>& flags) {
 void OptimizerStep::send_loss(const at::Tensor& sum) {
   sent_ = true;
   const at::Device device = parts_.device();
-  if (device.is_cpu() || parts_.may_step_in_backward) {
+  if (device.is_cpu() || (parts_.may_step_in_backward && !norm_wanted_)) {
     send_to_ranks(device::read_scalars({sum}).front());
   } else {
-    loss_ = sum.defined() ? sum : torch::zeros({}, at::TensorOptions(torch::kFloat64).device(device));
+    loss_ = sum.defined() ? device::scalar_on(device, sum) : torch::zeros({}, at::TensorOptions(torch::kFloat64).device(device));
     send_to_ranks(0); // the hosts exchange the rest
   }
 }
@@ -109,7 +109,7 @@ at::Tensor OptimizerStep::agree_on_device(const at::Tensor& norm) {
   const comm::Group& losses = sync.ranks_meet() ? sync.group() : sync.step_group();
   const comm::Group& norms = sync.step_group();
   const at::Tensor loss = std::exchange(loss_, at::Tensor()).reshape({1}).div(static_cast<double>(parts_.batch.accumulation));
-  at::Tensor sums = torch::cat({loss, norm.defined() && norm.device() == loss.device() ? norm : torch::zeros_like(loss)});
+  at::Tensor sums = torch::cat({loss, norm.defined() ? device::scalar_on(loss.device(), norm) : torch::zeros_like(loss)});
   const auto add_up = [](const comm::Group& ranks, at::Tensor numbers) {
     if (ranks.size() > 1) {
       ranks.all_reduce(numbers, comm::ReduceOp::sum, "loss and gradient norm").wait();
@@ -212,6 +212,7 @@ void OptimizerStep::run() {
     parts_.reducer->finish();
     if (steps_ahead) { // and changed nothing
       parts_.optimizer->cancel_step();
+      begun_ = false;
       lr_ = lr_before;
     }
     skip();
@@ -268,7 +269,7 @@ void OptimizerStep::step_bucket(int64_t buffer, int64_t bucket) {
 
 // The loss was sent before backward, so it arrives before the first bucket: a skipped step changes nothing.
 void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
-  if (norm_wanted_ || !state_.at_boundary(parts_.batch.accumulation)) {
+  if (norm_wanted_ || loss_.defined() || !state_.at_boundary(parts_.batch.accumulation)) {
     return;
   }
   if (!begun_ && stepped_.empty()) {
