@@ -205,7 +205,7 @@ TEST(DeepSpeedJsonTest, WhatIsNotBuiltSaysNotYet) {
       {R"({"activation_checkpointing": {"cpu_checkpointing": true}})", "1:52: activation_checkpointing.cpu_checkpointing:", "not yet: ", ""},
       {R"({"sparse_attention": {"mode": "fixed"}})", "1:22: sparse_attention:", "not yet: attention is dense", "Leave it out."},
       {R"({"flops_profiler": {"enabled": true}})", "1:32: flops_profiler.enabled:", "not yet: ", "wall_clock_breakdown"},
-      {R"({"tensor_parallel": {"autotp_size": 2}})", "1:37: tensor_parallel.autotp_size:", "not yet: ", ""},
+      {R"({"tensor_parallel": {"preset_model": "llama"}})", "1:38: tensor_parallel.preset_model:", "not yet: ", "partition_config"},
       {R"({"elasticity": {"enabled": true}})", "1:28: elasticity.enabled:", "not yet: ", "train_batch_size"},
       {R"({"curriculum_learning": {"enabled": true}})", "1:25: curriculum_learning:", "not yet: ", ""},
       {R"({"sparse_gradients": true})", "1:22: sparse_gradients:", "not yet: ", "write false"},

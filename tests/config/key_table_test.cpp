@@ -36,6 +36,8 @@ json base_for(const Section& section) {
     run["model"]["vocab_size"] = 300;
   } else if (section.path == "training") {
     run["data"]["validation"] = "v.txt";
+  } else if (section.path.starts_with("engine.tensor_parallel")) {
+    run["engine"]["tensor_parallel"]["partition_config"]["layer_specs"] = {{"patterns", "a"}};
   } else if (section.path == "engine.optimizer.params") {
     run["engine"]["optimizer"]["type"] = type;
     if (type == "SGD") {
@@ -101,8 +103,11 @@ json another_value(const Section& section, const Key& key, const json& current) 
     case Kind::paths:
       return key.name == "partition" ? "uniform" : key.name == "device" ? "cpu" : "other";
     case Kind::reals:
-      return {0.5, 0.25};
+      return key.name == "shape" ? json{3, -1} : json{0.5, 0.25};
     case Kind::integer:
+      if (key.name == "partition_dim") { // 1 is an error with the type of the base
+        return 0;
+      }
       if (type.most) {
         return number + 1 <= *type.most ? number + 1 : number - 1;
       }
@@ -133,6 +138,7 @@ json another_value(const Section& section, const Key& key, const json& current) 
     case Kind::switch_:
       return {{"enabled", true}};
     case Kind::object:
+    case Kind::objects:
     case Kind::object_or_path:
       return {{"anything", 1}};
   }
@@ -142,7 +148,7 @@ json another_value(const Section& section, const Key& key, const json& current) 
 bool is_object_with_section(const Section& section, const Key& key) {
   const std::string path = section.path.empty() ? std::string(key.name) : concat(section.path, '.', key.name);
   const ValueType::Kind kind = ValueType::parse(key.type).kind;
-  return (kind == ValueType::Kind::object || kind == ValueType::Kind::object_or_path) &&
+  return (kind == ValueType::Kind::object || kind == ValueType::Kind::objects || kind == ValueType::Kind::object_or_path) &&
          find_section(path, "") != nullptr;
 }
 

@@ -50,7 +50,7 @@ void collect(const ordered_json& schema, const std::string& path, std::set<std::
         out.insert(inner);
         collect(below, inner, out);
       }
-    } else if (word == "anyOf" || word == "allOf" || word == "then") {
+    } else if (word == "anyOf" || word == "allOf" || word == "then" || word == "items") {
       collect(value, path, out);
     }
   }

@@ -5,6 +5,7 @@
 #include <trireme/config/key_check.h>
 #include <trireme/config/optimizer_json.h>
 #include <trireme/config/precision_json.h>
+#include <trireme/config/tensor_parallel_json.h>
 
 #include <algorithm>
 #include <limits>
@@ -163,6 +164,7 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   out.schedule = read_schedule(values.find("scheduler"), out.optimizer, out.notes);
   out.data_parallel = read_data_parallel(values, out.notes);
   out.pipeline = read_pipeline(values.section("pipeline"));
+  out.tensor_parallel = read_tensor_parallel(values.section("tensor_parallel"));
   out.zero = read_zero(values.section("zero_optimization"));
   out.precision = read_precision(values);
   if (bf16_section(values).get("bf16_optimizer_states", false)) {

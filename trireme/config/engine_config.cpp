@@ -19,6 +19,21 @@ ordered_json to_json(const MonitorSection& section) {
   return {{"enabled", section.enabled}, {"output_path", section.output_path}, {"job_name", section.job_name}};
 }
 
+// A rule each, with what tp_grain_size and shape made of it.
+ordered_json layer_specs(const tensor::TensorParallelKeys& keys) {
+  using Kind = tensor::SplitRule::Kind;
+  ordered_json out = ordered_json::array();
+  for (const tensor::SplitRule& rule : keys.rules) {
+    const bool gathers = rule.kind == Kind::column_gathered;
+    ordered_json spec = {{"patterns", {rule.pattern}}, {"partition_type", tensor::kind_name(gathers ? Kind::column : rule.kind)}, {"gather_output", gathers}};
+    if (rule.blocks > 1) {
+      spec["shape"] = {rule.blocks, -1};
+    }
+    out.push_back(spec);
+  }
+  return out;
+}
+
 const char* tag_validation_name(checkpoint::TagValidation value) {
   switch (value) {
     case checkpoint::TagValidation::ignore:
@@ -48,6 +63,7 @@ ordered_json to_json(const EngineConfig& config) {
         {"partition", pipeline.partition},
         {"seed_layers", pipeline.seed_layers},
         {"activation_checkpoint_interval", pipeline.activation_checkpoint_interval}}},
+      {"tensor_parallel", {{"autotp_size", config.tensor_parallel.size}, {"tp_grain_size", config.tensor_parallel.rules.empty() ? 1 : config.tensor_parallel.rules.front().grain}, {"partition_config", {{"layer_specs", layer_specs(config.tensor_parallel)}}}}},
       {"step_in_backward", config.step_in_backward},
       {"zero_optimization", {{"stage", config.zero.stage},
          {"reduce_bucket_size", data.bucket_bytes / 4},

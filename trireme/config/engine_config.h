@@ -5,6 +5,7 @@
 #include <trireme/optim/options.h>
 #include <trireme/parallel/data/options.h>
 #include <trireme/parallel/pipeline/options.h>
+#include <trireme/parallel/tensor/split_rules.h>
 #include <trireme/precision/options.h>
 #include <trireme/zero/options.h>
 
@@ -50,6 +51,9 @@ struct EngineConfig {
   precision::PrecisionOptions precision;
   /// For a model that is a list of layers: replaces the options of its PipelineModule.
   pipeline::PipelineKeys pipeline;
+
+  /// For a model in one piece whose layers know nothing of ranks: initialize() splits it.
+  tensor::TensorParallelKeys tensor_parallel;
 
   bool dataloader_drop_last = false;
   /// Not in the JSON; a run file sets it from training.seed.

@@ -71,6 +71,19 @@ bool holds_text(const ValueType& type) {
   return type.kind == Type::text || type.kind == Type::texts || type.kind == Type::path || type.kind == Type::paths;
 }
 
+// What a value of type "objects" holds.
+std::vector<const JsonNode*> objects_of(const JsonNode& node) {
+  std::vector<const JsonNode*> out;
+  if (node.is_object()) {
+    out.push_back(&node);
+    return out;
+  }
+  for (const JsonNode& element : node.elements()) {
+    out.push_back(&element);
+  }
+  return out;
+}
+
 void check_value(const JsonNode& node, const ValueType& type, const std::string& path, Verdict verdict) {
   using Type = ValueType::Kind;
   if (has_text(node, "auto") && !holds_text(type)) {
@@ -106,6 +119,11 @@ void check_value(const JsonNode& node, const ValueType& type, const std::string&
     case Type::object:
     case Type::switch_:
       node.members();
+      break;
+    case Type::objects:
+      for (const JsonNode* element : objects_of(node)) {
+        element->members();
+      }
       break;
     case Type::integer:
     case Type::real:
@@ -203,6 +221,10 @@ void check_key(const JsonNode& object, const JsonNode& value, const Key& key, st
     const std::string own = type_of(value);
     check_type(value, own, below);
     check_keys(value, below, own.empty() ? type_of(object) : own, notes);
+  } else if (type.kind == ValueType::Kind::objects) {
+    for (const JsonNode* element : objects_of(value)) {
+      check_keys(*element, below, "", notes);
+    }
   } else if (verdict_counts && !asks_for_nothing(value, key, type)) {
     apply_verdict(value, key, notes);
   }

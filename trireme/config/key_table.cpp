@@ -89,7 +89,7 @@ ValueType ValueType::parse(std::string_view text) {
       {"bool", Kind::boolean},  {"text", Kind::text},
       {"texts", Kind::texts},   {"path", Kind::path},
       {"paths", Kind::paths},   {"reals", Kind::reals},
-      {"object", Kind::object}, {"object_or_path", Kind::object_or_path},
+      {"object", Kind::object}, {"objects", Kind::objects}, {"object_or_path", Kind::object_or_path},
       {"int", Kind::integer},   {"real", Kind::real},
       {"word", Kind::word},     {"choice", Kind::choice},
       {"switch", Kind::switch_}};
@@ -123,6 +123,8 @@ std::string ValueType::describe() const {
     case Kind::object:
     case Kind::switch_:
       return "an object";
+    case Kind::objects:
+      return "an object or an array of objects";
     case Kind::object_or_path:
       return "an object or a path";
     case Kind::word:

@@ -65,6 +65,7 @@ bool depends_on_type(std::string_view path);
 /// A value's type, parsed from the table's short form:
 ///
 ///   "bool"  "text"  "texts"  "path"  "paths"  "reals"  "object"  "object_or_path"
+///   "objects"   an object, or an array of them, with the section of this path
 ///   "int >= 1"  "real 0..1"  "real 0..<1"   a number and its range
 ///   "word a|b|c"    one of these strings, compared exactly
 ///   "choice"        one of the keys of the section with this path, whatever the case
@@ -80,6 +81,7 @@ struct ValueType {
     paths,
     reals,
     object,
+    objects,
     object_or_path,
     integer,
     real,

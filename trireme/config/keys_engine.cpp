@@ -42,7 +42,7 @@ Section top_level() {
     {"comms_logger", L, "object", "null", "A log of the collectives."},
     {"timers", N, "object", "null", "Timers."},
     {"elasticity", L, "object", "null", "Batch sizes that fit many numbers of ranks."},
-    {"tensor_parallel", L, "object", "null", "Layers cut across ranks."},
+    {"tensor_parallel", H, "object", "null", "Layers of a program's own model split over ranks."},
     {"curriculum_learning", L, "switch", "null", "every step sees the full sequence length."},
     {"disable_allgather", N, "bool", "false", "DeepSpeed reads it and never uses it."},
     {"comms_config", N, "object", "null", "DeepSpeed does not read it; its section is called \"comms_logger\"."},

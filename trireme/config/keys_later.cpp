@@ -39,14 +39,30 @@ std::vector<Section> pipeline_and_memory() {
       {"overlap_events", N, "bool", "true", kNvme},
       {"use_gds", R, "bool", "false", "GPUDirect Storage is not used. Leave it out."},
     }},
-    {"engine.tensor_parallel", "", "Layers cut across ranks. Shoeybi et al. 2019, arXiv:1909.08053.", false, {
-      {"autotp_size", L, "int >= 0", "0", "each rank holds whole layers.", "[1]"},
-      {"tp_size", L, "int >= 1", "1", "each rank holds whole layers."},
-      {"tp_grain_size", N, "int >= 1", "1", kTensor},
+    {"engine.tensor_parallel", "", "Splits the weights of a program's own model, whose layers know nothing of ranks, over ranks. The gpt and bert of a run file are split by parallel.tensor. Shoeybi et al. 2019, arXiv:1909.08053.", false, {
+      {"autotp_size", H, "int >= 0", "0", "Ranks that share each layer; 0 and 1: each has whole layers. More need partition_config.", "[1]"},
+      {"tp_size", H, "int >= 1", "1", "Another name of autotp_size."},
+      {"tp_grain_size", H, "int >= 1", "1", "Parts by column and row are multiples of so many features. The width of a head keeps heads whole."},
       {"dtype", N, "text", "\"fp16\"", kTensor},
       {"tp_overlap_comm", N, "bool", "false", kTensor},
-      {"partition_config", L, "object", "null", "each rank holds whole layers."},
-      {"preset_model", L, "text", "null", "each rank holds whole layers."},
+      {"partition_config", H, "object", "null", "Which weights are split, and how."},
+      {"preset_model", L, "text", "null", "there are no rules for models of other libraries; partition_config has the program's."},
+    }},
+    {"engine.tensor_parallel.partition_config", "", "", false, {
+      {"layer_specs", H, "objects", "[]", "The rules. Of several that match a parameter the first counts; one that matches nothing, or always too late, is an error."},
+      {"use_default_specs", N, "bool", "false", "there are no rules but those of layer_specs."},
+      {"strict_mode", L, "bool", "false", "parameters without a rule are whole on every rank."},
+      {"tp_size", N, "int >= 1", "1", "autotp_size says it."},
+      {"embedding_partition_dim", N, "int 0..1", "0", "an embedding is split by a rule of type vocabulary, and by rows."},
+      {"lm_head_patterns", N, "texts", "null", "a head is split by a rule with gather_output, or with the embedding that it shares its weight with."},
+    }},
+    {"engine.tensor_parallel.partition_config.layer_specs", "", "", false, {
+      {"patterns", H, "texts", "required", "Regular expressions that match from the beginning of a parameter's name (block.0.query.weight) or, for a weight, of its module's (block.0.query); end them with $ if nothing may follow. A module's bias goes with its weight."},
+      {"partition_type", H, "word column|row|vocabulary|skip", "\"column\"", "column: rows of a weight [out, in]; its output stays split, for a row layer. row: its columns; takes what a column layer gives, and sums over the ranks. vocabulary: rows of an embedding, and of the head that shares it. skip: stays whole. DeepSpeed has no vocabulary."},
+      {"gather_output", H, "bool", "false", "A column layer's output is joined on every rank: for a head whose logits go into an ordinary loss."},
+      {"shape", H, "reals", "null", "[N, -1], column only: the rows are N equal blocks, each of which is split (3: queries, keys and values of one projection)."},
+      {"partition_dim", N, "int 0..1", "null", "column splits dim 0 of a weight [out, in] and row dim 1; another one is an error."},
+      {"model_types", L, "texts", "null", "a model has no type here."},
     }},
   };
 }

@@ -75,6 +75,8 @@ ordered_json type_schema(const ValueType& type, const std::string& path) {
     case Kind::object:
       return find_section(path, "") != nullptr && !depends_on_type(path) ? object_schema(path)
                                                                          : ordered_json{{"type", "object"}};
+    case Kind::objects:
+      return {{"anyOf", {object_schema(path), {{"type", "array"}, {"items", object_schema(path)}}}}};
     case Kind::object_or_path: // what is said of objects does not concern strings
       out = object_schema(path);
       out["type"] = {"object", "string"};

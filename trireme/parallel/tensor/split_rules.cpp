@@ -67,22 +67,6 @@ struct RuleMatches::Rule {
   std::string earlier = {};
 };
 
-std::string_view kind_name(SplitRule::Kind kind) {
-  switch (kind) {
-    case SplitRule::Kind::column:
-      return "column";
-    case SplitRule::Kind::column_gathered:
-      return "column, gathered";
-    case SplitRule::Kind::row:
-      return "row";
-    case SplitRule::Kind::vocabulary:
-      return "vocabulary";
-    case SplitRule::Kind::skip:
-      return "skip";
-  }
-  return "?";
-}
-
 RuleMatches::RuleMatches(const std::vector<SplitRule>& rules) {
   for (const SplitRule& rule : rules) {
     rules_.push_back({rule.pattern, compile(rule.pattern)});

@@ -34,7 +34,21 @@ struct SplitRule {
 };
 
 /// "column", "column, gathered", "row", "vocabulary", "skip".
-std::string_view kind_name(SplitRule::Kind kind);
+constexpr std::string_view kind_name(SplitRule::Kind kind) {
+  switch (kind) {
+    case SplitRule::Kind::column:
+      return "column";
+    case SplitRule::Kind::column_gathered:
+      return "column, gathered";
+    case SplitRule::Kind::row:
+      return "row";
+    case SplitRule::Kind::vocabulary:
+      return "vocabulary";
+    case SplitRule::Kind::skip:
+      return "skip";
+  }
+  return "?";
+}
 
 /// DeepSpeed's section tensor_parallel.
 struct TensorParallelKeys {
