@@ -3,6 +3,7 @@
 
 #include <tests/support/run_ranks.h>
 
+#include <trireme/checkpoint/checkpoint.h>
 #include <trireme/zero/init.h>
 
 #include <gmock/gmock.h>
