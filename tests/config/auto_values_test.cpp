@@ -76,7 +76,7 @@ TEST(AutoValuesTest, OneSentenceSaysWhatEachBecame) {
 }
 
 TEST(AutoValuesTest, KeysWithoutEffectMayKeepIt) {
-  EXPECT_THAT(understood(R"({"zero_optimization": {"stage": 3, "sub_group_size": "auto", "stage3_max_live_parameters": "auto", "stage3_gather_16bit_weights_on_model_save": "auto",
+  EXPECT_THAT(understood(R"({"zero_optimization": {"stage": 3, "sub_group_size": "auto", "stage3_gather_16bit_weights_on_model_save": "auto",
     "offload_param": {"device": "auto", "nvme_path": "auto"}}, "checkpoint": {"use_node_local_storage": "auto"}})").notes, IsEmpty());
 }
 

@@ -87,6 +87,7 @@ std::vector<KeyObserver> top_level() {
 
 std::vector<KeyObserver> zero_and_pipeline() {
   const json sharded = engine(R"({"gradient_clipping": 0, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})");
+  const json accumulated = engine(R"({"gradient_clipping": 0, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})");
   const json whole = engine(R"({"gradient_clipping": 0, "zero_optimization": {"stage": 3}})");
   const std::string_view zero = "engine.zero_optimization";
   const std::string_view pipeline = "engine.pipeline";
@@ -95,6 +96,8 @@ std::vector<KeyObserver> zero_and_pipeline() {
       {zero, "", "reduce_bucket_size", nullptr, 500, observe::operations, {}, 2},
       {zero, "", "stage3_prefetch_bucket_size", nullptr, 0, observe::operations, sharded, 2},
       {zero, "", "prefetch_bucket_size", nullptr, 0, observe::operations, sharded, 2},
+      {zero, "", "stage3_max_live_parameters", nullptr, 1'000'000, observe::operations, accumulated, 2},
+      {zero, "", "max_live_parameters", nullptr, 1'000'000, observe::operations, accumulated, 2},
       {zero, "", "stage3_param_persistence_threshold", 0, 100'000, observe::operations, whole, 2},
       {zero, "", "param_persistence_threshold", 0, 100'000, observe::operations, whole, 2},
       {zero, "", "stage3_model_persistence_threshold", 0, 100'000, observe::operations, whole, 2},

@@ -70,6 +70,17 @@ std::vector<Case> cases() {
   all.push_back({4, {"parallel.pipe=2", "engine.gradient_accumulation_steps=4", "engine.zero_optimization.stage=1"}});
   all.push_back({4, {"parallel.pipe=2", "engine.gradient_accumulation_steps=4", "engine.zero_optimization.stage=2"}});
   all.push_back({4, {"parallel.pipe=2", "engine.gradient_accumulation_steps=4", "engine.zero_optimization.stage=2", "model.tie_embeddings=false"}});
+  for (const char* schedule : {"naive", "1f1b", "gpipe", "interleaved", "zero-bubble"}) {
+    all.push_back({4, {"parallel.pipe=2", three, low, concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=4"}});
+  }
+  all.push_back({4, {"parallel.pipe=2", three, low, "engine.gradient_accumulation_steps=4", "engine.zero_optimization.stage3_max_live_parameters=0"}});
+  all.push_back({4, {"parallel.pipe=2", three, low, "engine.gradient_accumulation_steps=4", "engine.zero_optimization.stage3_max_live_parameters=1000000000"}});
+  all.push_back({4, {"parallel.pipe=2", three, low, "engine.gradient_accumulation_steps=4", "engine.zero_optimization.stage3_prefetch_bucket_size=0"}});
+  all.push_back({4, {"parallel.pipe=2", three, low, "engine.gradient_accumulation_steps=4", "engine.bf16.enabled=true", "model.tie_embeddings=false"}});
+  for (const char* schedule : {"1f1b", "zero-bubble"}) {
+    all.push_back({4, {"parallel.pipe=2", three, low, concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=4", "engine.pipeline.activation_checkpoint_interval=2"}});
+  }
+  all.push_back({2, {three, low, "engine.gradient_accumulation_steps=4", "engine.zero_optimization.stage3_max_live_parameters=60000"}});
   return all;
 }
 

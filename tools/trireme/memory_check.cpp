@@ -20,8 +20,7 @@ struct Change {
 
 std::vector<Change> zero_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
-  const int highest = run.parallel.pipe > 1 ? 2 : 3; // stage 3 is for models in one stage
-  for (int stage = run.engine.zero.stage + 1; stage <= highest && ranks > ranks_of_replica(run); ++stage) {
+  for (int stage = run.engine.zero.stage + 1; stage <= 3 && ranks > ranks_of_replica(run); ++stage) {
     changes.push_back({{concat("engine.zero_optimization.stage=", stage)}, ranks});
   }
   return changes;

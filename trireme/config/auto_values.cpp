@@ -96,6 +96,8 @@ class Filler {
     of_width("prefetch_bucket_size", 0.9, true);
     of_width("stage3_param_persistence_threshold", 10, false);
     of_width("param_persistence_threshold", 10, false);
+    fill("zero_optimization.stage3_max_live_parameters", kAbsent);
+    fill("zero_optimization.max_live_parameters", kAbsent);
   }
 
   JsonNode& engine_;

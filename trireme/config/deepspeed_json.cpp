@@ -142,6 +142,7 @@ zero::ZeroOptions read_zero(const Values& zero) {
   out.param_persistence_threshold = zero.get(name_of(zero, "stage3_param_persistence_threshold", "param_persistence_threshold"), out.param_persistence_threshold);
   out.model_persistence_threshold = zero.get("stage3_model_persistence_threshold", out.model_persistence_threshold);
   out.prefetch_elements = zero.maybe<int64_t>(name_of(zero, "stage3_prefetch_bucket_size", "prefetch_bucket_size"));
+  out.max_live_elements = zero.maybe<int64_t>(name_of(zero, "stage3_max_live_parameters", "max_live_parameters"));
   return out;
 }
 

@@ -68,6 +68,7 @@ ordered_json to_json(const EngineConfig& config) {
       {"zero_optimization", {{"stage", config.zero.stage},
          {"reduce_bucket_size", data.bucket_bytes / 4},
          {"stage3_prefetch_bucket_size", config.zero.prefetch_elements ? nlohmann::ordered_json(*config.zero.prefetch_elements) : nlohmann::ordered_json(nullptr)},
+         {"stage3_max_live_parameters", config.zero.max_live_elements ? nlohmann::ordered_json(*config.zero.max_live_elements) : nlohmann::ordered_json(nullptr)},
          {"stage3_param_persistence_threshold", config.zero.param_persistence_threshold},
          {"stage3_model_persistence_threshold", config.zero.model_persistence_threshold}}},
       {"prescale_gradients", data.prescale_gradients},

@@ -88,6 +88,21 @@ std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& mode
   return pipeline::balance(costs, parts, options.allow_empty_stages);
 }
 
+std::vector<Run::Computation> computations_of(const pipeline::Program& program) {
+  using Kind = Run::Computation::Kind;
+  std::vector<Run::Computation> computations;
+  for (const pipeline::Instruction& instruction : program) {
+    switch (instruction.op) {
+      case pipeline::Op::forward: computations.push_back({Kind::forward, instruction.chunk}); break;
+      case pipeline::Op::backward: computations.push_back({Kind::backward, instruction.chunk}); break;
+      case pipeline::Op::backward_input: computations.push_back({Kind::backward_input, instruction.chunk}); break;
+      case pipeline::Op::backward_weight: computations.push_back({Kind::backward_weight, instruction.chunk}); break;
+      default: break;
+    }
+  }
+  return computations;
+}
+
 void set_pipeline(const RunConfig& run, RunEstimate& out) {
   const pipeline::PipelineOptions& options = run.pipeline;
   Run& e = out.run;
@@ -102,7 +117,11 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   const pipeline::ScheduleShape shape{static_cast<int>(e.stages), static_cast<int>(e.accumulation), static_cast<int>(e.chunks)};
   e.in_flight.clear();
   for (int stage = 0; stage < e.stages; ++stage) {
-    e.in_flight.push_back(pipeline::most_in_flight(pipeline::make_program(options.schedule, shape, stage), shape.chunks));
+    const pipeline::Program program = pipeline::make_program(options.schedule, shape, stage);
+    e.in_flight.push_back(pipeline::most_in_flight(program, shape.chunks));
+    if (run.engine.zero.stage >= 3 && e.data_ranks > 1) {
+      e.programs.push_back(computations_of(program));
+    }
   }
 }
 
@@ -162,14 +181,12 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.param_persistence_threshold = run.engine.zero.param_persistence_threshold;
   e.model_persistence_threshold = run.engine.zero.model_persistence_threshold;
   e.prefetch_elements = run.engine.zero.prefetch_elements;
+  e.max_live_elements = run.engine.zero.max_live_elements;
   e.bucket_bytes = run.engine.data_parallel.bucket_bytes;
   e.first_bucket_bytes = run.engine.data_parallel.first_bucket_bytes;
   set_optimizer(run.engine.optimizer_or_adamw(), e);
   e.steps_in_backward = run.engine.step_in_backward;
   e.data_bytes = data_bytes(run, e);
-  if (e.zero_stage >= 3 && e.stages > 1) {
-    out.notes.push_back("ZeRO stage 3 with pipeline stages is estimated, but refused by the engine");
-  }
   return out;
 }
 

@@ -38,10 +38,6 @@ void build_layers(Parts& parts, const config::EngineConfig& config, zero::ModelU
     parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.stage);
     return;
   }
-  if (parts.pipe.size() > 1) {
-    throw InputError("engine", concat("ZeRO stage 3 with ", parts.pipe.size(), " pipeline stages"),
-                     "Every micro-batch would gather every layer twice. Use \"stage\": 2 in the pipeline, or one stage (parallel.pipe 1).");
-  }
   hooks.built = [&](torch::nn::Module& layer) {
     move_and_cast(layer, parts);
     units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group));
@@ -52,18 +48,36 @@ void build_layers(Parts& parts, const config::EngineConfig& config, zero::ModelU
       parts.coordinator->gather_for_backward(layer, output);
     }
   };
+  hooks.schedule = [&parts](std::vector<int> computations) { parts.coordinator->begin(std::move(computations)); };
+  hooks.computation = [&parts] { parts.coordinator->next_stretch(); };
   parts.layers->set_hooks(hooks);
   parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.stage);
   hooks.built = nullptr; // `units` ends with initialize()
   parts.layers->set_hooks(hooks);
-  if (!parts.layers->ties().empty()) {
-    throw InputError("engine", concat("ZeRO stage 3 with layers that share some of their parameters (\"", parts.layers->ties().front().name, "\")"),
-                     "Share the whole module (TiedLayerSpec without attributes()), or use \"stage\": 2.");
+  for (const pipeline::TiedParameter& tied : parts.layers->ties()) {
+    if (tied.copies.size() > 1) {
+      throw InputError("engine", concat("ZeRO stage 3 with layers of one stage that share some of their parameters (\"", tied.name, "\")"),
+                       "Share the whole module (TiedLayerSpec without attributes()), or use \"stage\": 2.");
+    }
+  }
+}
+
+// Each stage would gather only its own layers, and the group of zero::Init waits for all ranks.
+void refuse_early_shards_in_stages(const Parts& parts) {
+  for (int64_t i = 0; i < parts.layers->layers().size() && parts.pipe.size() > 1; ++i) {
+    const auto module = parts.layers->layers()[i].given_module();
+    for (const at::Tensor& parameter : module ? module->parameters() : std::vector<at::Tensor>()) {
+      if (!bucket::has_memory(parameter)) {
+        throw InputError("engine", concat("layer ", i, " was made under zero::Init, and the pipeline has ", parts.pipe.size(), " stages"),
+                         "Make the layers with LayerSpec: each stage builds its own, and at ZeRO stage 3 shards each as soon as it is built.");
+      }
+    }
   }
 }
 
 void build_pipeline(Parts& parts, const StepState& state, const InitializeOptions& options, zero::ModelUnits& units) {
   parts.layers = options.pipeline;
+  refuse_early_shards_in_stages(parts);
   build_layers(parts, options.config, units);
   parts.model = parts.layers;
   parts.loss_function = [&parts, &state](const data::Batch& batch) {
@@ -183,6 +197,7 @@ at::ScalarType gradient_type(const Parts& parts) {
 
 zero::ModelUnits build_model(Parts& parts, const StepState& state, const InitializeOptions& options) {
   zero::ModelUnits units;
+  parts.shards_parameters = shards_parameters(parts, options.config);
   if (options.pipeline) {
     build_pipeline(parts, state, options, units);
     return units;
@@ -250,6 +265,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   parts.coordinator = std::make_shared<zero::ParameterCoordinator>(all, parts.sync->groups(), config.zero.prefetch_elements);
   if (sharding.shard_parameters) {
     units.move_into(all, parts.sync->groups(), config.data_parallel.broadcast_at_start, parts.coordinator);
+    parts.coordinator->keep(config.zero.live_elements(parts.coordinator->unit_elements(), parts.pipe.size()));
   }
   if (config.data_parallel.broadcast_at_start) {
     parallel::broadcast_parameters(parts.buffers, parts.sync->groups());
@@ -257,7 +273,11 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     parallel::broadcast_untrained(*parts.model, parts.group);
   }
   if (parts.ties) {
-    parts.ties->broadcast_weights();
+    pipeline::Tensors tied;
+    for (const pipeline::TiedParameter& parameter : parts.layers->ties()) {
+      tied.insert(tied.end(), parameter.copies.begin(), parameter.copies.end());
+    }
+    parts.coordinator->rewrite(tied, [&] { parts.ties->broadcast_weights(); });
   }
   return pointers(parts.buffers);
 }

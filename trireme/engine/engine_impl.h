@@ -80,6 +80,8 @@ class Engine::Impl {
 
   /// `logits`: where those of the last micro-batch go, if they are wanted.
   void evaluate(const data::Batch& micro_batch, LossSum& sum, pipeline::Tensors* logits = nullptr);
+  int64_t batches_to_evaluate(data::DataLoader& loader) const;
+  static void next_or_padding(data::DataLoader& loader, data::Batch& batch);
   LossSum evaluate_together(data::DataLoader& loader, int64_t max_batches);
   void evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, LossSum& sum, pipeline::Tensors* logits = nullptr);
   double mean_over_ranks(const LossSum& sum) const;

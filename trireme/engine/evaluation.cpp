@@ -46,11 +46,16 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
   loader.start_epoch(0);
   Impl::LossSum sum;
   if (impl_->parts.runs_schedule()) {
-    const int64_t all = loader.batches_per_epoch();
+    const int64_t all = impl_->batches_to_evaluate(loader);
     const int64_t count = max_batches == 0 ? all : std::min(all, max_batches);
+    data::Batch last;
+    const auto next = [&] {
+      impl_->next_or_padding(loader, last);
+      return last;
+    };
     const int64_t at_once = std::max<int64_t>(impl_->parts.batch.accumulation, 4 * impl_->parts.pipe.size()); // to fill the pipeline
     for (int64_t done = 0; done < count; done += at_once) {
-      impl_->evaluate_pipeline(std::min(at_once, count - done), [&loader] { return *loader.next(); }, sum);
+      impl_->evaluate_pipeline(std::min(at_once, count - done), next, sum);
     }
     return impl_->mean_over_ranks(sum);
   }
@@ -67,22 +72,34 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
   return impl_->mean_over_ranks(sum);
 }
 
-// Each rank runs as many forwards as the one with most data: the others need its shards of the parameters.
-Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, int64_t max_batches) {
+// With sharded parameters each rank runs as many forwards as the one with most data: the others need its shards.
+int64_t Engine::Impl::batches_to_evaluate(data::DataLoader& loader) const {
   at::Tensor most = torch::tensor({loader.batches_per_epoch()}, torch::kInt64);
-  parts.group.all_reduce(most, comm::ReduceOp::max, "evaluation length").wait();
-  const int64_t count = max_batches == 0 ? most.item<int64_t>() : std::min(max_batches, most.item<int64_t>());
+  if (parts.shards_parameters) {
+    parts.group.all_reduce(most, comm::ReduceOp::max, "evaluation length").wait();
+  }
+  return most.item<int64_t>();
+}
+
+// After the last batch it comes again, and none of its samples counts.
+void Engine::Impl::next_or_padding(data::DataLoader& loader, data::Batch& batch) {
+  if (auto next = loader.next()) {
+    batch = std::move(*next);
+  } else if (!batch.inputs.empty() || !batch.targets.empty()) {
+    batch.samples = 0;
+  } else {
+    throw InputError("engine", "this rank has nothing to evaluate, and with ZeRO stage 3 every rank takes part in every forward",
+                     "Give each rank at least one micro-batch.");
+  }
+}
+
+Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, int64_t max_batches) {
+  const int64_t most = batches_to_evaluate(loader);
+  const int64_t count = max_batches == 0 ? most : std::min(max_batches, most);
   LossSum sum;
   data::Batch batch;
   for (int64_t i = 0; i < count; ++i) {
-    if (auto next = loader.next()) {
-      batch = std::move(*next);
-    } else if (i > 0) {
-      batch.samples = 0;
-    } else {
-      throw InputError("engine", "this rank has nothing to evaluate, and with ZeRO stage 3 every rank takes part in every forward",
-                       "Give each rank at least one micro-batch.");
-    }
+    next_or_padding(loader, batch);
     evaluate(batch, sum);
   }
   return sum;

@@ -56,6 +56,7 @@ struct Parts {
   precision::PrecisionOptions precision;
   bool may_step_in_backward = false;
   bool several_reduce_groups = false; // on any rank
+  bool shards_parameters = false; // ZeRO stage 3 among several data ranks
   parallel::FlatBuffers buffers;
   parallel::FlatBuffers frozen; // sharded parameters that are not trained
   std::optional<parallel::ModuleBuffers> module_buffers; // absent: ranks keep their own
@@ -80,9 +81,9 @@ struct Parts {
   bool parameters_are_sharded() const {
     return !buffers.empty() && buffers.front()->parameters_are_sharded();
   }
-  /// Whether the executor runs the step; sharded parameters are for models in one stage, which need none.
+  /// Whether the executor runs the step. One stage with sharded parameters needs none.
   bool runs_schedule() const {
-    return executor && !parameters_are_sharded();
+    return executor && (pipe.size() > 1 || !parameters_are_sharded());
   }
   bool looks_for_overflow() const {
     return precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);

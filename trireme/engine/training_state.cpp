@@ -119,7 +119,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
     }
   };
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    if (is_saved_here(tensor)) {
+    if (is_saved_here(tensor) && saved_name(tensor.name) == tensor.name) {
       add(tensor, tensor.name, "parameter", begin, values);
     }
   });

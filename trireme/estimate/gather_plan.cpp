@@ -2,33 +2,82 @@
 
 #include <trireme/estimate/layouts.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
 namespace trireme::estimate {
 namespace {
 
-// The units that a step enters, one after the other.
-std::vector<int64_t> visits(const Run& run) {
-  const std::vector<int64_t> units = units_of(run);
-  std::vector<int64_t> order;
-  const auto enter = [&](int64_t unit) {
-    if (unit != bucket::TensorInfo::kNoUnit && (order.empty() || order.back() != unit)) {
-      order.push_back(unit);
+using Kind = Run::Computation::Kind;
+
+// Writes down the units that a step enters, one after the other.
+class Visits {
+ public:
+  Visits(const Run& run, int64_t stage, const bucket::FlatLayout& layout) : run_(run), units_(units_of(run, stage, layout)), chunks_(layers_of(run, stage)) {
+    if (run.programs.empty()) {
+      for (int64_t micro_batch = 0; micro_batch < run.accumulation; ++micro_batch) {
+        forward(chunks_.front());
+        backward(chunks_.front());
+      }
+      return;
     }
-  };
-  for (int64_t micro_batch = 0; micro_batch < run.accumulation; ++micro_batch) {
-    for (const int64_t unit : units) {
-      enter(unit);
-    }
-    for (auto layer = std::ssize(units) - 1; layer >= 0; --layer) {
-      if (run.model.layers[layer].reads_parameters_in_backward) {
-        enter(units[layer]);
+    for (const Run::Computation& computation : run.programs.at(stage)) {
+      last_ = bucket::TensorInfo::kNoUnit; // a computation notes its first unit in any case
+      const std::vector<int64_t>& layers = chunks_.at(computation.chunk);
+      const bool first = stage == 0 && computation.chunk == 0; // its inputs need no gradient: backward is not split
+      if (computation.kind == Kind::forward) {
+        forward(layers);
+      } else if (computation.kind != Kind::backward_weight) {
+        backward(layers);
+      } else if (!first && run.recompute_interval == 0) {
+        weights(layers);
       }
     }
   }
-  return order;
-}
+
+  const std::vector<int64_t>& order() const {
+    return order_;
+  }
+
+ private:
+  void enter(int64_t layer) {
+    const int64_t unit = units_[layer];
+    if (unit != bucket::TensorInfo::kNoUnit && last_ != unit) {
+      order_.push_back(unit);
+      last_ = unit;
+    }
+  }
+  void forward(const std::vector<int64_t>& layers) {
+    std::for_each(layers.begin(), layers.end(), [&](int64_t layer) { enter(layer); });
+  }
+  // Each group of layers that is recomputed runs forward once more.
+  void backward(const std::vector<int64_t>& layers) {
+    const int64_t count = std::ssize(layers);
+    const int64_t interval = run_.recompute_interval > 0 ? run_.recompute_interval : std::max<int64_t>(1, count);
+    for (int64_t group = (count - 1) / interval; group >= 0 && count > 0; --group) {
+      const int64_t begin = group * interval;
+      const int64_t end = std::min(begin + interval, count);
+      for (int64_t i = begin; run_.recompute_interval > 0 && i < end; ++i) {
+        enter(layers[i]);
+      }
+      for (int64_t i = end - 1; i >= begin; --i) {
+        if (run_.model.layers[layers[i]].reads_parameters_in_backward) {
+          enter(layers[i]);
+        }
+      }
+    }
+  }
+  void weights(const std::vector<int64_t>& layers) {
+    std::for_each(layers.rbegin(), layers.rend(), [&](int64_t layer) { enter(layer); });
+  }
+
+  const Run& run_;
+  std::vector<int64_t> units_; // by layer
+  std::vector<std::vector<int64_t>> chunks_;
+  std::vector<int64_t> order_;
+  int64_t last_ = bucket::TensorInfo::kNoUnit;
+};
 
 // Elements of a unit in this layout, which may have a part of the parameters only.
 int64_t size_of(const std::map<int64_t, int64_t>& sizes, int64_t unit) {
@@ -55,28 +104,56 @@ std::set<int64_t> ahead(const Run& run, const std::vector<int64_t>& order, size_
   return next;
 }
 
-} // namespace
+struct Plan {
+  int64_t gathered = 0;
+  int64_t most_live = 0;
+};
 
-int64_t gathered_elements(const Run& run, const bucket::FlatLayout& layout) {
-  if (run.stages > 1) { // kept from the first micro-batch to the last
-    return unit_elements(layout);
-  }
+Plan plan_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
   std::map<int64_t, int64_t> sizes;
   for (const bucket::Bucket& bucket : layout.buckets()) {
     sizes[bucket.unit] += bucket.numel();
   }
-  const std::vector<int64_t> order = visits(run);
+  const int64_t most_kept = run.live_elements(unit_elements(layout));
+  const std::vector<int64_t> order = Visits(run, stage, layout).order();
   std::set<int64_t> live;
-  int64_t gathered = 0;
+  Plan plan;
   for (size_t i = 0; i < order.size(); ++i) {
     std::set<int64_t> kept = ahead(run, order, i, sizes);
     kept.insert(order[i]);
+    int64_t elements = 0;
     for (const int64_t unit : kept) {
-      gathered += live.count(unit) == 0 ? size_of(sizes, unit) : 0;
+      plan.gathered += live.count(unit) == 0 ? size_of(sizes, unit) : 0;
+      elements += size_of(sizes, unit);
     }
+    int64_t whole = elements;
+    auto open = std::count_if(live.begin(), live.end(), [&](int64_t unit) { return kept.count(unit) == 0; });
+    for (size_t next = i + 1; next < order.size() && open > 0; ++next) {
+      if (live.count(order[next]) == 0 || kept.count(order[next]) != 0) {
+        continue;
+      }
+      elements += size_of(sizes, order[next]);
+      if (elements > most_kept) {
+        break;
+      }
+      whole = elements;
+      kept.insert(order[next]);
+      --open;
+    }
+    plan.most_live = std::max(plan.most_live, whole);
     live = std::move(kept);
   }
-  return gathered;
+  return plan;
+}
+
+} // namespace
+
+int64_t gathered_elements(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
+  return plan_of(run, stage, layout).gathered;
+}
+
+int64_t live_elements(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
+  return plan_of(run, stage, layout).most_live;
 }
 
 } // namespace trireme::estimate

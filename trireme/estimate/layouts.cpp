@@ -53,12 +53,17 @@ std::vector<std::vector<int64_t>> layers_of(const Run& run, int64_t stage) {
 
 namespace {
 
-// Of the parameters that are whole on the tensor axis, of the others, or of all.
-bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> whole) {
+std::vector<int64_t> all_layers_of(const Run& run, int64_t stage) {
   std::vector<int64_t> all;
   for (const auto& chunk : layers_of(run, stage)) {
     all.insert(all.end(), chunk.begin(), chunk.end());
   }
+  return all;
+}
+
+// Of the parameters that are whole on the tensor axis, of the others, or of all.
+bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> whole) {
+  const std::vector<int64_t> all = all_layers_of(run, stage);
   // As the engine lists them: parameters that stages share are final late, so they are in front of the list that is reversed.
   std::vector<TensorInfo> tensors;
   std::vector<const Parameter*> parameters;
@@ -104,15 +109,13 @@ bucket::FlatLayout layout_of(const Run& run, int64_t stage, bool whole) {
   return layout(run, stage, whole);
 }
 
-std::vector<int64_t> units_of(const Run& run) {
-  const bucket::FlatLayout layout = layout_of(run, 0);
-  std::vector<int64_t> all(run.model.layers.size());
-  std::iota(all.begin(), all.end(), 0);
-  std::vector<int64_t> units;
+std::vector<int64_t> units_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
+  const std::vector<int64_t> all = all_layers_of(run, stage);
+  std::vector<int64_t> units(run.model.layers.size(), TensorInfo::kNoUnit);
   for (const int64_t layer : all) {
     const int64_t owner = owner_of(run, all, layer);
     const auto is_its = [&](const TensorInfo& tensor) { return tensor.unit == owner; };
-    units.push_back(std::any_of(layout.tensors().begin(), layout.tensors().end(), is_its) ? owner : TensorInfo::kNoUnit);
+    units[layer] = std::any_of(layout.tensors().begin(), layout.tensors().end(), is_its) ? owner : TensorInfo::kNoUnit;
   }
   return units;
 }

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/estimate/activations.h>
+#include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
 
 #include <algorithm>
@@ -109,8 +110,9 @@ Item buffers(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
   }
   if (run.shards(3)) {
     const int64_t units = run.prefetch_elements == 0 ? 1 : kGatheredUnits;
-    sum.add(run.stages > 1 ? "all units" : concat("the ", units, " largest units"),
-            bytes_of(run.compute) * (run.stages > 1 ? unit_elements(layout) : largest_buckets(layout, units, true)));
+    const int64_t ahead = largest_buckets(layout, units, true);
+    const int64_t kept = live_elements(run, stage, layout); // also what is kept for a later micro-batch
+    sum.add(kept > ahead ? "units that are whole at a time" : concat("the ", units, " largest units"), bytes_of(run.compute) * std::max(ahead, kept));
   }
   if (run.gradient_ranks() > 1 && run.travel != run.gradients()) {
     const int64_t elements = run.shards(2) ? largest_buckets(layout, kGradientBuckets) : layout.numel();

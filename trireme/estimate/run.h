@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/estimate/model.h>
+#include <trireme/zero/options.h>
 
 #include <cstdint>
 #include <limits>
@@ -27,6 +28,13 @@ struct Run {
   std::vector<int64_t> bounds;
   /// Micro-batches that each stage keeps the activations of, for each of its chunks, when it keeps the most: what the schedule says.
   std::vector<std::vector<int64_t>> in_flight = {{1}};
+  /// What each stage computes in a step, in order, where a pipeline gathers parameters (ZeRO stage 3); else empty.
+  struct Computation {
+    enum class Kind { forward, backward, backward_input, backward_weight };
+    Kind kind = Kind::forward;
+    int64_t chunk = 0;
+  };
+  std::vector<std::vector<Computation>> programs;
   /// Layers that are recomputed together; 0: none is.
   int64_t recompute_interval = 0;
 
@@ -39,6 +47,7 @@ struct Run {
   int64_t param_persistence_threshold = 100000;
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
   std::optional<int64_t> prefetch_elements;
+  std::optional<int64_t> max_live_elements;
 
   /// Types of parameters, of gradients in communication, and of accumulated gradients. Parameters that are not fp32 have fp32 masters.
   Type compute = Type::fp32;
@@ -60,6 +69,10 @@ struct Run {
   /// What the data set and its loader hold.
   int64_t data_bytes = 0;
 
+  /// Elements that are whole at a time while units of a stage that has so many are kept for later.
+  int64_t live_elements(int64_t unit_elements) const {
+    return zero::ZeroOptions{.max_live_elements = max_live_elements}.live_elements(unit_elements, stages);
+  }
   /// Ranks that hold the same parameters, learn from other samples or tokens, and add up their gradients: data and context axis together.
   int64_t gradient_ranks() const {
     return data_ranks * context_ranks;

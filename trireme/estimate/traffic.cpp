@@ -18,7 +18,7 @@ int64_t share(int64_t bytes, int64_t ranks) {
 }
 
 // Gradients and parameters between the `n` ranks that hold the same ones. `of` says which, after a comma; empty: all.
-void add_gradients(const Run& run, const bucket::FlatLayout& layout, int64_t n, const std::string& of, std::vector<Item>& items) {
+void add_gradients(const Run& run, int64_t stage, const bucket::FlatLayout& layout, int64_t n, const std::string& of, std::vector<Item>& items) {
   const int64_t t = bytes_of(run.travel);
   const int64_t e = bytes_of(run.compute);
   const auto shards = [&](int stage) { return run.shards(stage); };
@@ -38,7 +38,7 @@ void add_gradients(const Run& run, const bucket::FlatLayout& layout, int64_t n, 
                    concat(times.empty() ? "" : "A ", reduces_whole ? "2 " : "", t, " F (N - 1) / N"),
                    concat(times, reduces_whole ? "2 x " : "", whole), reductions * reduced});
   if (shards(3)) {
-    const int64_t elements = gathered_elements(run, layout);
+    const int64_t elements = gathered_elements(run, stage, layout);
     items.push_back({"units, all-gather" + of, concat(e, " U' (N - 1) / N, U': units for every forward and backward, less what is still there"),
                      concat(e, " x ", elements, " x ", n - 1, " / ", n), share(e * elements, n)});
   }
@@ -53,10 +53,10 @@ void add_data(const Run& run, int64_t stage, std::vector<Item>& items) {
   const int64_t n = run.gradient_ranks();
   const bucket::FlatLayout layout = layout_of(run, stage);
   if (n > 1) {
-    add_gradients(run, run.tensor_ranks > 1 ? layout_of(run, stage, /*whole=*/false) : layout, n, "", items);
+    add_gradients(run, stage, run.tensor_ranks > 1 ? layout_of(run, stage, /*whole=*/false) : layout, n, "", items);
   }
   if (run.tensor_ranks > 1 && run.whole_ranks() > 1) {
-    add_gradients(run, layout_of(run, stage, /*whole=*/true), run.whole_ranks(), ", of what the tensor axis holds whole", items);
+    add_gradients(run, stage, layout_of(run, stage, /*whole=*/true), run.whole_ranks(), ", of what the tensor axis holds whole", items);
   }
   if (n == 1) {
     return;

@@ -5,23 +5,62 @@
 namespace trireme::zero {
 
 void AccessOrder::begin(Pass pass) {
-  trace_ = &traces_[pass == Pass::training ? 0 : 1];
-  if (!trace_->now.empty()) {
-    std::swap(trace_->before, trace_->now);
-    trace_->now.clear();
+  begin({pass == Pass::training ? -1 : -2});
+  next_stretch();
+}
+
+void AccessOrder::begin(std::vector<int> stretches) {
+  end_stretch();
+  stretches_ = std::move(stretches);
+  begun_ = 0;
+}
+
+void AccessOrder::next_stretch() {
+  end_stretch();
+  if (begun_ < stretches_.size()) {
+    running_ = stretches_[begun_++];
   }
-  trace_->as_before = true;
+}
+
+// One that used nothing is known to use nothing, unless it has been cut short.
+void AccessOrder::end_stretch() {
+  if (running_ && (!now_.empty() || known_.count(*running_) == 0)) {
+    known_[*running_] = std::move(now_);
+  }
+  running_.reset();
+  now_.clear();
+  as_before_ = true;
 }
 
 void AccessOrder::note(const void* unit) {
-  Trace& trace = *trace_;
-  const size_t at = trace.now.size();
-  trace.as_before = trace.as_before && at < trace.before.size() && trace.before[at] == unit;
-  trace.now.push_back(unit);
+  if (!running_) {
+    return;
+  }
+  const auto before = known_.find(*running_);
+  const size_t at = now_.size();
+  as_before_ = as_before_ && before != known_.end() && at < before->second.size() && before->second[at] == unit;
+  now_.push_back(unit);
 }
 
-std::span<const void* const> AccessOrder::upcoming() const {
-  return trace_->as_before ? std::span(trace_->before).subspan(trace_->now.size()) : std::span<const void* const>();
+void AccessOrder::for_each_upcoming(const std::function<bool(const void* unit)>& visit) const {
+  // Whether the units of this stretch from the given one on are known and were visited to the end.
+  const auto visit_from = [&](int stretch, size_t first) {
+    const auto before = known_.find(stretch);
+    if (before == known_.end()) {
+      return false;
+    }
+    for (size_t i = first; i < before->second.size(); ++i) {
+      if (!visit(before->second[i])) {
+        return false;
+      }
+    }
+    return true;
+  };
+  if (running_ && (!as_before_ || !visit_from(*running_, now_.size()))) {
+    return;
+  }
+  for (size_t i = begun_; i < stretches_.size() && visit_from(stretches_[i], 0); ++i) {
+  }
 }
 
 } // namespace trireme::zero

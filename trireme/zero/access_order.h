@@ -1,32 +1,40 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
+#include <functional>
+#include <map>
+#include <optional>
 #include <vector>
 
 namespace trireme::zero {
 
 enum class Pass { training, evaluation };
 
-/// Remembers in which order a pass used the units, and tells the next pass what comes next.
-/// After the first difference nothing is told until the pass is over.
+/// Remembers in which order units were used, and tells what comes next. A pass is one stretch, or several whose order is known before: the
+/// computations of a pipeline's schedule. Stretches of one number use the same units in the same order, so one that has run once
+/// is known wherever it comes again.
+/// After the first difference nothing is told until the stretch is over.
 class AccessOrder {
  public:
+  /// A pass of one stretch begins.
   void begin(Pass pass);
-  /// The pass has come to `unit`.
+  /// A pass of these stretches (numbers from 0 on) begins; next_stretch() begins each of them.
+  void begin(std::vector<int> stretches);
+  void next_stretch();
+  /// The stretch has come to `unit`.
   void note(const void* unit);
-  /// Units that come after the last one noted, the next one first.
-  std::span<const void* const> upcoming() const;
+  /// Calls visit(unit) for the units that come after the last one noted, the next one first, as far as they are known and until it returns false.
+  void for_each_upcoming(const std::function<bool(const void* unit)>& visit) const;
 
  private:
-  struct Trace {
-    std::vector<const void*> before;
-    std::vector<const void*> now;
-    bool as_before = true;
-  };
+  void end_stretch();
 
-  Trace traces_[2];
-  Trace* trace_ = &traces_[0];
+  std::map<int, std::vector<const void*>> known_; // by stretch
+  std::vector<int> stretches_;
+  size_t begun_ = 0; // of stretches_
+  std::optional<int> running_;
+  std::vector<const void*> now_;
+  bool as_before_ = true;
 };
 
 } // namespace trireme::zero

@@ -17,6 +17,14 @@ struct ZeroOptions {
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
   /// Stage 3: elements that may be gathered ahead of time; absent: the next unit.
   std::optional<int64_t> prefetch_elements = std::nullopt;
+  /// Stage 3: elements that are whole at a time, as far as units that the step uses again are kept for it; absent: in one pipeline stage
+  /// nothing is kept, in several half of what a stage's units have.
+  std::optional<int64_t> max_live_elements = std::nullopt;
+
+  /// The same where it is absent, for units of so many elements on a stage of so many.
+  int64_t live_elements(int64_t unit_elements, int64_t stages) const {
+    return max_live_elements.value_or(stages > 1 ? unit_elements / 2 : 0);
+  }
 };
 
 } // namespace trireme::zero

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 namespace trireme::zero {
 namespace {
@@ -53,7 +54,7 @@ int64_t ParameterCoordinator::numel(const Part& part) const {
 ParameterCoordinator::Parts ParameterCoordinator::expected(const Parts& needed) const {
   Parts next;
   int64_t elements = 0;
-  for (const void* unit : order_.upcoming()) {
+  order_.for_each_upcoming([&](const void* unit) {
     Parts fresh;
     for (const Part& part : units_.at(static_cast<const torch::nn::Module*>(unit))) {
       if (!contains(needed, part) && !contains(next, part)) {
@@ -62,14 +63,50 @@ ParameterCoordinator::Parts ParameterCoordinator::expected(const Parts& needed) 
       }
     }
     if (ahead_ && elements > *ahead_) {
-      break;
+      return false;
     }
     next.insert(next.end(), fresh.begin(), fresh.end());
-    if (!ahead_ && !fresh.empty()) {
-      break;
+    return ahead_ || fresh.empty();
+  });
+  return next;
+}
+
+int64_t ParameterCoordinator::unit_elements() const {
+  std::set<Part> parts;
+  int64_t elements = 0;
+  for (const auto& [module, of_unit] : units_) {
+    for (const Part& part : of_unit) {
+      elements += parts.insert(part).second ? numel(part) : 0;
     }
   }
-  return next;
+  return elements;
+}
+
+// Adds units that are there and come again, whole units only, until the next one has no room.
+void ParameterCoordinator::add_kept_for_later(Parts& kept) const {
+  int64_t elements = 0;
+  for (const Part& part : kept) {
+    elements += numel(part);
+  }
+  auto open = std::count_if(live_.begin(), live_.end(), [&](const auto& item) { return !contains(kept, item.first); });
+  if (elements >= keep_ || open == 0) {
+    return;
+  }
+  order_.for_each_upcoming([&](const void* unit) {
+    Parts there;
+    for (const Part& part : units_.at(static_cast<const torch::nn::Module*>(unit))) {
+      if (live_.count(part) != 0 && !contains(kept, part)) {
+        there.push_back(part);
+        elements += numel(part);
+      }
+    }
+    if (elements > keep_) {
+      return false;
+    }
+    kept.insert(kept.end(), there.begin(), there.end());
+    open -= std::ssize(there);
+    return open > 0;
+  });
 }
 
 void ParameterCoordinator::enter(const torch::nn::Module& module) {
@@ -82,6 +119,7 @@ void ParameterCoordinator::enter(const torch::nn::Module& module) {
   const Parts& needed = unit->second;
   Parts kept = expected(needed);
   kept.insert(kept.begin(), needed.begin(), needed.end());
+  add_kept_for_later(kept);
   release_except(kept);
   for (const Part& part : kept) {
     start(part);
@@ -151,6 +189,15 @@ void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters, bool t
       finish(part);
     }
   }
+}
+
+void ParameterCoordinator::rewrite(const std::vector<at::Tensor>& parameters, const std::function<void()>& f) {
+  pin(parameters);
+  f();
+  for (const Part& part : parts_of(parameters)) {
+    buffers_[part.buffer]->update_shard(part.bucket);
+  }
+  unpin(parameters, std::nullopt);
 }
 
 void ParameterCoordinator::forget_buffers() {

@@ -21,11 +21,16 @@ namespace trireme::zero {
 ///
 /// One rule for forward, backward and recomputation: entering a unit lets go of every other that is not expected next. So the
 /// last unit of forward is still there for its backward, and a recomputed one for the backward that follows.
-/// What is next is what came next in the pass before; the first pass gathers nothing ahead.
+/// What is next is what came next in the pass before; the first pass gathers nothing ahead. Of a pipeline's schedule each computation is
+/// known from the first of its kind on.
+/// Units that the pass uses again may be kept, those that come first, as long as no more than keep() elements are whole (Belady 1966:
+/// whatever is needed latest has to go).
 /// Every rank enters the same units in the same order.
 ///
-/// Cost: P(N-1)/N bytes sent a rank for the forward and as much for the backward of P bytes of parameters, less what is kept.
-/// Memory: the shards, one unit, and what is gathered ahead. Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 5.3.
+/// Cost: P(N-1)/N bytes sent a rank for the forward and as much for the backward of P bytes of parameters, less what is kept: where M
+/// micro-batches go to and fro over L units of one size, of which K (at least two, where one is gathered ahead) are kept, 2M(L - K) + K units are gathered.
+/// Memory: the shards, one unit, and what is gathered ahead; or, if that is more, what may be kept. Source: Rajbhandari et al. 2020,
+/// arXiv:1910.02054, section 5.3.
 class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordinator> {
  public:
   /// `ahead`: elements that may be gathered ahead; absent: the next unit, whatever its size; 0: nothing.
@@ -37,9 +42,24 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   /// They have been taken in by the buffers.
   void add(const torch::nn::Module& module);
 
+  /// How many elements may be whole at a time with those of units that are used again later in the pass. At first none are kept.
+  void keep(int64_t elements) {
+    keep_ = elements;
+  }
+  /// Elements that belong to units.
+  int64_t unit_elements() const;
+
   /// A forward, a pass of training or evaluation, begins.
   void begin(Pass pass) {
     order_.begin(pass);
+  }
+  /// A pass of these stretches begins; see AccessOrder.
+  void begin(std::vector<int> stretches) {
+    order_.begin(std::move(stretches));
+  }
+  void next_stretch() {
+    order_.next_stretch();
+    current_ = nullptr; // so that every stretch notes its first unit
   }
   /// Returns when the unit's parameters are there. A module that is not a unit: nothing happens.
   void enter(const torch::nn::Module& module);
@@ -60,6 +80,8 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   bool has_pins() const {
     return !pins_.empty();
   }
+  /// Calls f, which gives the parameters new values, the same on every rank, with all of them there.
+  void rewrite(const std::vector<at::Tensor>& parameters, const std::function<void()>& f);
   /// `modifier`: the rank whose values are everybody's from now on.
   void unpin(const std::vector<at::Tensor>& parameters, std::optional<int> modifier);
 
@@ -83,6 +105,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
 
   Parts parts_of(const std::vector<at::Tensor>& parameters) const;
   Parts expected(const Parts& needed) const;
+  void add_kept_for_later(Parts& kept) const;
   int64_t numel(const Part& part) const;
   void start(const Part& part);
   void finish(const Part& part);
@@ -91,6 +114,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   std::vector<bucket::FlatParameters*> buffers_;
   parallel::ReduceGroups groups_;
   std::optional<int64_t> ahead_;
+  int64_t keep_ = 0;
   std::map<const torch::nn::Module*, Parts> units_;
   AccessOrder order_;
   const torch::nn::Module* current_ = nullptr;

@@ -102,6 +102,13 @@ Executor::Executor(PipelineModule& model, comm::Group pipe, int replica, int rep
       accumulators_.insert(kept_accumulators_.back().get());
     }
   }
+  for (const auto& layer : model_.layer_modules()) {
+    for (const at::Tensor& parameter : layer->parameters()) {
+      if (parameter.requires_grad()) {
+        layer_of_.emplace(torch::autograd::impl::grad_accumulator(parameter).get(), layer);
+      }
+    }
+  }
   if (!device.is_cpu()) {
     on_device_.emplace(OnDevice{device::PhaseTimer(device), device::PhaseTimer(device)});
   }
@@ -250,7 +257,36 @@ void Executor::run(const Program& todo) {
   }
 }
 
+namespace {
+
+bool is_computation(Op op) {
+  return op == Op::forward || op == Op::backward || op == Op::backward_input || op == Op::backward_weight;
+}
+
+} // namespace
+
+// Evaluation has numbers of its own: it recomputes nothing.
+void Executor::announce(const Program& todo) const {
+  if (!model_.hooks().schedule) {
+    return;
+  }
+  std::vector<int> computations;
+  for (const Instruction& instruction : todo) {
+    if (is_computation(instruction.op)) {
+      computations.push_back((instruction.chunk * kNumOps + static_cast<int>(instruction.op)) * 2 + (training_ ? 1 : 0));
+    }
+  }
+  model_.hooks().schedule(std::move(computations));
+}
+
+void Executor::begin_computation(const Instruction& instruction) const {
+  if (is_computation(instruction.op) && model_.hooks().computation) {
+    model_.hooks().computation();
+  }
+}
+
 void Executor::interpret(const Program& todo) {
+  announce(todo);
   batches_.clear();
   for (auto& flights : flights_) {
     flights.clear();
@@ -267,6 +303,7 @@ void Executor::interpret(const Program& todo) {
     }
   }
   for (const Instruction& instruction : todo) {
+    begin_computation(instruction);
     switch (instruction.op) {
       case Op::load_micro_batch: load(instruction.micro_batch); break;
       case Op::recv_activation: recv_activation(instruction); break;
@@ -487,7 +524,11 @@ void Executor::backward_weight(const Instruction& instruction) {
   callbacks_->before_backward(instruction.chunk, completes_gradients(instruction));
   const Note note("weight gradients of micro-batch", instruction.micro_batch);
   const ComputeSpan span('W', instruction, seconds_.backward, on_device_ ? &on_device_->backward : nullptr);
-  found->second.split->run_weights();
+  found->second.split->run_weights([this](torch::autograd::Node* parameter) {
+    if (const auto layer = layer_of_.find(parameter); layer != layer_of_.end() && model_.hooks().before) {
+      model_.hooks().before(*layer->second);
+    }
+  });
   flights_[instruction.chunk].erase(found);
 }
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -112,6 +113,8 @@ class Executor {
   void finish_forward(const Instruction& instruction, InFlight& flight, const Tensors& outputs);
   void backward(const Instruction& instruction);
   void backward_weight(const Instruction& instruction);
+  void announce(const Program& todo) const;
+  void begin_computation(const Instruction& instruction) const;
   bool completes_gradients(const Instruction& instruction) const;
   void send_grads(const Instruction& instruction, InFlight& flight);
   void check_fingerprint(const Instruction& instruction, uint64_t travelled) const;
@@ -137,6 +140,7 @@ class Executor {
   std::string failure_; // of several stages: what ended them
   std::vector<decltype(torch::autograd::Edge::function)> kept_accumulators_; // parameters only know them weakly
   std::unordered_set<torch::autograd::Node*> accumulators_;
+  std::unordered_map<torch::autograd::Node*, std::shared_ptr<torch::nn::Module>> layer_of_; // that has the accumulator's parameter
   std::map<std::pair<int, bool>, Program> programs_;
 
   // State of the batch that is running.

@@ -37,6 +37,11 @@ struct LayerHooks {
   /// Called around each forward of a layer with a module, also when it is recomputed.
   std::function<void(torch::nn::Module&)> before = nullptr;
   std::function<void(torch::nn::Module&, const Tensors& outputs)> after = nullptr;
+  /// Called before a schedule runs, with a number for each forward, backward and half of a backward that this stage computes, in
+  /// order. Computations of one number use the same layers in the same order.
+  std::function<void(std::vector<int> computations)> schedule = nullptr;
+  /// The next one of them begins.
+  std::function<void()> computation = nullptr;
 };
 
 /// A model as a list of layers; each stage of a pipeline builds only its own.
@@ -73,6 +78,9 @@ class PipelineModule : public torch::nn::Module {
   /// Set `built` before build(); the others apply from the next forward on.
   void set_hooks(LayerHooks hooks) {
     hooks_ = std::move(hooks);
+  }
+  const LayerHooks& hooks() const {
+    return hooks_;
   }
   /// The modules of this stage's layers, in order, each once.
   std::vector<std::shared_ptr<torch::nn::Module>> layer_modules() const;

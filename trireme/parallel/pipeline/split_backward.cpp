@@ -135,7 +135,7 @@ void SplitBackward::run_inputs() {
   }
 }
 
-void SplitBackward::run_weights() {
+void SplitBackward::run_weights(const std::function<void(Node* parameter)>& before) {
   if (whole_) {
     return;
   }
@@ -150,6 +150,9 @@ void SplitBackward::run_weights() {
       }
     }
     if (!roots.empty()) {
+      if (before) {
+        before(joint.parameters.front().function.get());
+      }
       execute(roots, grads, false, joint.parameters);
     }
     joint = {};
