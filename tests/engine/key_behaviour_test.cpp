@@ -93,6 +93,7 @@ std::vector<KeyObserver> zero_and_pipeline() {
   const std::string_view pipeline = "engine.pipeline";
   return {
       {zero, "", "stage", 0, 1, observe::state_bytes, {}, 2},
+      {zero, "", "mics_shard_size", -1, 2, observe::state_bytes, engine(R"({"zero_optimization": {"stage": 1}})"), 4},
       {zero, "", "reduce_bucket_size", nullptr, 500, observe::operations, {}, 2},
       {zero, "", "stage3_prefetch_bucket_size", nullptr, 0, observe::operations, sharded, 2},
       {zero, "", "prefetch_bucket_size", nullptr, 0, observe::operations, sharded, 2},

@@ -80,6 +80,12 @@ std::vector<Case> cases() {
   for (const char* schedule : {"1f1b", "zero-bubble"}) {
     all.push_back({4, {"parallel.pipe=2", three, low, concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=4", "engine.pipeline.activation_checkpoint_interval=2"}});
   }
+  for (const int stage : {1, 2, 3}) {
+    const std::string zero = concat("engine.zero_optimization.stage=", stage);
+    const std::string within = "engine.zero_optimization.mics_shard_size=2";
+    all.push_back({4, {zero, within, low}});
+    all.push_back({4, {zero, within, low, "engine.gradient_accumulation_steps=2", "engine.bf16.enabled=true"}});
+  }
   all.push_back({2, {three, low, "engine.gradient_accumulation_steps=4", "engine.zero_optimization.stage3_max_live_parameters=60000"}});
   return all;
 }

@@ -21,6 +21,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 struct FlatOptions {
   int rank = 0;
   int size = 1;
+  /// Another rank has the same shards, counts them in the norm and saves them.
+  bool is_repeated = false;
   /// Each rank keeps only its shard of the gradients.
   bool shard_gradients = false;
   /// The same for the parameters of units.
@@ -100,6 +102,10 @@ class FlatParameters {
   at::Tensor owned_data(int64_t b, const Range& range) const;
   /// Calls f with them, to be changed.
   void modify_owned_data(int64_t b, const Range& range, const std::function<void(const at::Tensor&)>& f);
+  /// FlatOptions::is_repeated.
+  bool is_repeated() const {
+    return options_.is_repeated;
+  }
   bool parameters_are_sharded() const {
     return data_shards_ != nullptr;
   }

@@ -136,9 +136,25 @@ const char* name_of(const Values& zero, const char* full, const char* without_pr
   return zero.find(full) == nullptr ? without_prefix : full;
 }
 
+std::optional<int64_t> read_shard_size(const Values& zero, int stage) {
+  const int64_t size = zero.get<int64_t>("mics_shard_size", -1);
+  if (size == -1) {
+    return std::nullopt;
+  }
+  const JsonNode& node = *zero.find("mics_shard_size");
+  if (size < 2) {
+    node.fail(concat("so many ranks hold one copy together: at least 2, found ", size), "Leave it out (-1) to shard among all ranks; \"stage\": 0 shards nothing.");
+  }
+  if (stage == 0) {
+    node.fail("nothing is sharded with \"stage\": 0", "Say a stage from 1 to 3, or leave it out.");
+  }
+  return size;
+}
+
 zero::ZeroOptions read_zero(const Values& zero) {
   zero::ZeroOptions out;
   out.stage = static_cast<int>(zero.get<int64_t>("stage", 0));
+  out.shard_size = read_shard_size(zero, out.stage);
   out.param_persistence_threshold = zero.get(name_of(zero, "stage3_param_persistence_threshold", "param_persistence_threshold"), out.param_persistence_threshold);
   out.model_persistence_threshold = zero.get("stage3_model_persistence_threshold", out.model_persistence_threshold);
   out.prefetch_elements = zero.maybe<int64_t>(name_of(zero, "stage3_prefetch_bucket_size", "prefetch_bucket_size"));

@@ -69,6 +69,7 @@ ordered_json to_json(const EngineConfig& config) {
          {"reduce_bucket_size", data.bucket_bytes / 4},
          {"stage3_prefetch_bucket_size", config.zero.prefetch_elements ? nlohmann::ordered_json(*config.zero.prefetch_elements) : nlohmann::ordered_json(nullptr)},
          {"stage3_max_live_parameters", config.zero.max_live_elements ? nlohmann::ordered_json(*config.zero.max_live_elements) : nlohmann::ordered_json(nullptr)},
+         {"mics_shard_size", config.zero.shard_size.value_or(-1)},
          {"stage3_param_persistence_threshold", config.zero.param_persistence_threshold},
          {"stage3_model_persistence_threshold", config.zero.model_persistence_threshold}}},
       {"prescale_gradients", data.prescale_gradients},

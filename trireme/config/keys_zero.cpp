@@ -5,7 +5,7 @@ namespace trireme::config {
 namespace {
 
 constexpr std::string_view kPlusPlus = "ZeRO++ is not part of this engine. Leave it out.";
-constexpr std::string_view kMics = "MiCS is not part of this engine. Leave it out.";
+constexpr std::string_view kMics = "parameters are gathered within \"mics_shard_size\" ranks by one collective. Leave it out.";
 constexpr std::string_view kOffloadOnly = "it belongs to the offload.";
 
 } // namespace
@@ -60,7 +60,7 @@ std::vector<Section> zero_sections() {
       {"zero_quantized_nontrainable_weights", R, "bool", "false", kPlusPlus},
       {"zero_quantized_gradients", R, "bool", "false", kPlusPlus},
       {"zeropp_loco_param", R, "object", "null", kPlusPlus},
-      {"mics_shard_size", R, "int", "-1", kMics},
+      {"mics_shard_size", H, "int >= -1", "-1", "Stages 1 to 3: so many neighbouring data ranks hold one copy of what is sharded, and the others hold copies of it; -1: all ranks hold one copy together. Zhang et al. 2022, arXiv:2205.00119."},
       {"mics_hierarchical_params_gather", R, "bool", "false", kMics},
       {"save_muon_momentum_buffer_in_memory", R, "bool", "false", "there is no Muon. Leave it out."},
       {"zenflow", R, "object", "null", "ZenFlow is not part of this engine. Leave it out."},

@@ -178,6 +178,12 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
     out.notes.push_back("bf16 is \"auto\": estimated in fp32, which needs about as much");
   }
   e.zero_stage = run.engine.zero.stage;
+  if (const auto size = run.engine.zero.shard_size; size && e.zero_stage > 0 && *size != e.data_ranks) {
+    if (e.data_ranks % *size != 0) {
+      throw InputError("estimate", concat("zero_optimization.mics_shard_size is ", *size, ", and there are ", e.data_ranks, " data ranks"), "It has to divide their number.");
+    }
+    e.shard_size = size;
+  }
   e.param_persistence_threshold = run.engine.zero.param_persistence_threshold;
   e.model_persistence_threshold = run.engine.zero.model_persistence_threshold;
   e.prefetch_elements = run.engine.zero.prefetch_elements;

@@ -180,6 +180,7 @@ void Engine::Impl::backward(const at::Tensor& loss) {
     const bool reduces = at_boundary() || parts.buffers.front()->gradients_are_sharded();
     parts.reducer->set_synchronising(reduces);
     if (reduces) {
+      parts.sync->backward_begins(at_boundary());
       parts.reducer->begin();
     }
     const double scale = state.scale.root_gradient(root.scalar_type(), parts.batch.accumulation);
@@ -366,7 +367,7 @@ std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
     add(parts.group.size() > 1 ? "data+tensor" : "tensor", parts.stage);
     add("pipe+tensor", parts.model_ranks);
   }
-  for (const comm::Group& group : parts.sync->groups().all()) {
+  for (const comm::Group& group : parts.sync->groups().every()) {
     add("data", group);
   }
   return bytes;

@@ -129,8 +129,24 @@ bool shards_states(const Parts& parts, const config::EngineConfig& config) {
   return config.zero.stage >= 1 && parts.group.size() > 1;
 }
 
+// Hybrid sharding: neighbours hold one copy together.
+void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& options) {
+  const comm::Group& data = groups.data();
+  if (!options.shard_size || options.stage == 0 || *options.shard_size == data.size()) {
+    return;
+  }
+  if (*options.shard_size > data.size() || data.size() % *options.shard_size != 0) {
+    throw InputError("engine", concat("zero_optimization.mics_shard_size is ", *options.shard_size, ", and there are ", data.size(), " data ranks"),
+                     "So many ranks hold one copy of what ZeRO shards: it has to divide their number. Without it all of them hold one.");
+  }
+  const auto shards = static_cast<int>(*options.shard_size);
+  const mesh::Mesh mesh(data, mesh::MeshShape::fit(data.size(), {{"replicas", mesh::kRest}, {"shards", shards}}));
+  groups.shard_within(mesh.group("shards"), mesh.group("replicas"));
+}
+
 std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options) {
   parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
+  shard_within(groups, options.config.zero);
   if (parts.tensor.size() > 1) {
     // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend on the place in a buffer.
     parts.whole.is_sum = options.sequence_parallel;
@@ -192,7 +208,8 @@ void open_groups(const Parts& parts) {
     return;
   }
   std::vector<comm::Group> groups = {parts.everyone, parts.group, parts.pipe, parts.tensor, parts.model_ranks, parts.sync->step_group()};
-  groups.insert(groups.end(), parts.sync->groups().all().begin(), parts.sync->groups().all().end());
+  const std::vector<comm::Group> of_sync = parts.sync->groups().every();
+  groups.insert(groups.end(), of_sync.begin(), of_sync.end());
   for (const comm::Group& group : groups) {
     group.open(parts.device());
   }
@@ -333,7 +350,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
                                                            options.state_store ? options.state_store() : nullptr);
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
-    groups.at(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
+    groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });
   parts.coordinator->on_modified([optimizer = std::weak_ptr(parts.optimizer)] {
     if (const auto alive = optimizer.lock()) {

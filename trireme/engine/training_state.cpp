@@ -109,6 +109,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   for (const comm::Group& group : engine_.parts.sync->groups().all()) {
     balances.emplace_back(group);
   }
+  const auto has_first_copy = [&](const bucket::TensorInfo& tensor) { return engine_.parts.sync->groups().replicas(tensor.placement.reduce_group).rank() == 0; };
   std::set<const void*> seen; // a tied weight is saved once, under its first name
   const auto is_new = [&](const std::string& name, const at::Tensor& tensor) {
     return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
@@ -119,7 +120,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
     }
   };
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    if (is_saved_here(tensor) && saved_name(tensor.name) == tensor.name) {
+    if (is_saved_here(tensor) && saved_name(tensor.name) == tensor.name && has_first_copy(tensor)) {
       add(tensor, tensor.name, "parameter", begin, values);
     }
   });
@@ -143,7 +144,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       return;
     }
     const std::string name = concat(state, '/', tensor.name);
-    if (engine_.parts.optimizer->sharded() || is_mine.try_emplace(name, balances[tensor.placement.reduce_group].is_mine(values)).first->second) {
+    if (engine_.parts.optimizer->sharded() ? has_first_copy(tensor) : is_mine.try_emplace(name, balances[tensor.placement.reduce_group].is_mine(values)).first->second) {
       add(tensor, name, "optimizer", begin, values);
     }
   }, false);

@@ -95,7 +95,7 @@ bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> who
   options.element_bytes = bytes_of(run.compute);
   options.bucket_bytes = run.bucket_bytes;
   options.first_bucket_bytes = std::min(run.first_bucket_bytes, run.bucket_bytes);
-  options.shards = run.whole_ranks(); // of the largest group
+  options.shards = run.shards(1) && run.shard_size ? run.shard_ranks() : run.whole_ranks(); // of the largest group
   return bucket::FlatLayout(std::move(tensors), std::move(order), options);
 }
 

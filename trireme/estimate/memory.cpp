@@ -36,12 +36,12 @@ Item parameters(const Run& run, const bucket::FlatLayout& layout) {
   const int64_t sharded = unit_elements(layout);
   const int64_t whole = whole_elements(layout);
   return {"", concat(e, " (U / N + F - U): of units a share, the rest whole"),
-          concat(e, " x (", sharded, " / ", run.gradient_ranks(), " + ", whole, ')'), e * (sharded / run.gradient_ranks() + whole)};
+          concat(e, " x (", sharded, " / ", run.shard_ranks(), " + ", whole, ')'), e * (sharded / run.shard_ranks() + whole)};
 }
 
 Item gradients(const Run& run, const bucket::FlatLayout& layout) {
   const int64_t g = bytes_of(run.gradients());
-  const int64_t ranks = run.shards(2) ? run.gradient_ranks() : 1;
+  const int64_t ranks = run.shards(2) ? run.shard_ranks() : 1;
   return {"", concat(g, " F", divided(ranks)), concat(g, " x ", layout.numel(), over(ranks)), g * layout.numel() / ranks};
 }
 

@@ -44,6 +44,7 @@ struct Run {
 
   /// ZeRO's.
   int zero_stage = 0;
+  std::optional<int64_t> shard_size; // ranks that hold one copy of what is sharded; absent: all data ranks
   int64_t param_persistence_threshold = 100000;
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
   std::optional<int64_t> prefetch_elements;
@@ -90,7 +91,7 @@ struct Run {
   }
   /// Ranks among which optimizer states are divided.
   int64_t shard_ranks() const {
-    return shards(1) ? gradient_ranks() : 1;
+    return shards(1) ? shard_size.value_or(gradient_ranks()) : 1;
   }
   Type gradients() const {
     return compute == Type::fp32 ? Type::fp32 : accumulation > 1 ? grad_accumulation : travel;

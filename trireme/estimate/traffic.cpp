@@ -17,8 +17,8 @@ int64_t share(int64_t bytes, int64_t ranks) {
   return bytes * (ranks - 1) / ranks;
 }
 
-// Gradients and parameters between the `n` ranks that hold the same ones. `of` says which, after a comma; empty: all.
-void add_gradients(const Run& run, int64_t stage, const bucket::FlatLayout& layout, int64_t n, const std::string& of, std::vector<Item>& items) {
+// Gradients and parameters between the `all` ranks that have the same parameters, of which `n` hold one copy of what is sharded. `of` says which, after a comma; empty: all.
+void add_gradients(const Run& run, int64_t stage, const bucket::FlatLayout& layout, int64_t all, int64_t n, const std::string& of, std::vector<Item>& items) {
   const int64_t t = bytes_of(run.travel);
   const int64_t e = bytes_of(run.compute);
   const auto shards = [&](int stage) { return run.shards(stage); };
@@ -27,16 +27,22 @@ void add_gradients(const Run& run, int64_t stage, const bucket::FlatLayout& layo
   const int64_t reductions = shards(2) && run.stages == 1 ? run.accumulation : 1;
   const std::string times = reductions > 1 ? concat(reductions, " x ") : "";
   int64_t reduced = 0;
+  int64_t between = 0;
   int64_t gathered = 0;
   for (const bucket::Bucket& bucket : layout.buckets()) {
     const int64_t bytes = t * bucket.numel();
     reduced += reduces_whole ? 2 * share(bytes, n) : share(bytes, n);
+    between += all > n ? 2 * share(bytes / n, all / n) : 0;
     gathered += shards(1) && bucket.unit == bucket::TensorInfo::kNoUnit ? share(e * bucket.numel(), n) : 0;
   }
   const std::string whole = concat(t, " x ", layout.numel(), " x ", n - 1, " / ", n);
   items.push_back({(reduces_whole ? "gradients, all-reduce" : "gradients, reduce-scatter") + of,
                    concat(times.empty() ? "" : "A ", reduces_whole ? "2 " : "", t, " F (N - 1) / N"),
                    concat(times, reduces_whole ? "2 x " : "", whole), reductions * reduced});
+  if (all > n) {
+    items.push_back({"gradients of the copies, all-reduce" + of, concat("2 ", t, " F / N (R - 1) / R, R copies"),
+                     concat("2 x ", t, " x ", layout.numel(), " / ", n, " x ", all / n - 1, " / ", all / n), between});
+  }
   if (shards(3)) {
     const int64_t elements = gathered_elements(run, stage, layout);
     items.push_back({"units, all-gather" + of, concat(e, " U' (N - 1) / N, U': units for every forward and backward, less what is still there"),
@@ -50,24 +56,25 @@ void add_gradients(const Run& run, int64_t stage, const bucket::FlatLayout& layo
 
 // Gradients, small sums and parameters between the replicas of a stage.
 void add_data(const Run& run, int64_t stage, std::vector<Item>& items) {
-  const int64_t n = run.gradient_ranks();
+  const int64_t all = run.gradient_ranks();
+  const int64_t n = run.shards(1) ? run.shard_ranks() : all; // that hold one copy
   const bucket::FlatLayout layout = layout_of(run, stage);
-  if (n > 1) {
-    add_gradients(run, stage, run.tensor_ranks > 1 ? layout_of(run, stage, /*whole=*/false) : layout, n, "", items);
+  if (all > 1) {
+    add_gradients(run, stage, run.tensor_ranks > 1 ? layout_of(run, stage, /*whole=*/false) : layout, all, n, "", items);
   }
   if (run.tensor_ranks > 1 && run.whole_ranks() > 1) {
-    add_gradients(run, stage, layout_of(run, stage, /*whole=*/true), run.whole_ranks(), ", of what the tensor axis holds whole", items);
+    add_gradients(run, stage, layout_of(run, stage, /*whole=*/true), run.whole_ranks(), run.whole_ranks(), ", of what the tensor axis holds whole", items);
   }
-  if (n == 1) {
+  if (all == 1) {
     return;
   }
-  items.push_back({"loss", "2 x 24 (N - 1) / N", concat("2 x 24 x ", n - 1, " / ", n), 2 * share(kLossBytes, n)});
+  items.push_back({"loss", "2 x 24 (N - 1) / N", concat("2 x 24 x ", all - 1, " / ", all), 2 * share(kLossBytes, all)});
   if (run.parameter_norms && run.shards(1)) {
     const int64_t bytes = 2 * 8 * std::ssize(layout.tensors());
     items.push_back({"norms of parameters", "2 x 16 (N - 1) / N for each parameter", concat("2 x ", bytes, " x ", n - 1, " / ", n), 2 * share(bytes, n)});
   }
   if (!run.steps_in_backward) {
-    items.push_back({"gradient norm", "2 x 24 (N - 1) / N", concat("2 x 24 x ", n - 1, " / ", n), 2 * share(kNormBytes, n)});
+    items.push_back({"gradient norm", "2 x 24 (N - 1) / N", concat("2 x 24 x ", all - 1, " / ", all), 2 * share(kNormBytes, all)});
   }
 }
 

@@ -289,7 +289,7 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
 at::Tensor FlatOptimizer::squared_grad_norm() const {
   at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
   for (const Shard& shard : shards_) {
-    for (size_t b = 0; b < shard.buffer->layout().buckets().size(); ++b) {
+    for (size_t b = 0; b < shard.buffer->layout().buckets().size() && !shard.buffer->is_repeated(); ++b) {
       const bucket::Range range = shard.buffer->plan().mine(static_cast<int64_t>(b));
       int64_t begin = range.begin;
       for (const bucket::Slot& slot : shard.uncounted) {

@@ -72,7 +72,7 @@ class Step {
     if (!run_.shards(3)) {
       return 0;
     }
-    const int64_t elements = estimate::gathered_elements(run_, estimate::layout_of(run_, 0));
+    const int64_t elements = estimate::gathered_elements(run_, 0, estimate::layout_of(run_, 0));
     return gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.compute) * elements)) / static_cast<double>(2 * run_.accumulation);
   }
 

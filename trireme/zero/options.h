@@ -21,7 +21,10 @@ struct ZeroOptions {
   /// nothing is kept, in several half of what a stage's units have.
   std::optional<int64_t> max_live_elements = std::nullopt;
 
-  /// The same where it is absent, for units of so many elements on a stage of so many.
+  /// Stages 1 to 3: so many neighbouring data ranks hold one copy of what is sharded, and the copies are kept equal; absent: all together.
+  std::optional<int64_t> shard_size = std::nullopt;
+
+  /// max_live_elements, also where it is absent, for units of so many elements on a stage of so many.
   int64_t live_elements(int64_t unit_elements, int64_t stages) const {
     return max_live_elements.value_or(stages > 1 ? unit_elements / 2 : 0);
   }

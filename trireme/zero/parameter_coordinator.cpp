@@ -144,7 +144,7 @@ void ParameterCoordinator::start(const Part& part) {
   if (live_.count(part) != 0) {
     return;
   }
-  live_[part].work = gather_bucket(groups_.of(*buffers_[part.buffer]), *buffers_[part.buffer], part.bucket);
+  live_[part].work = gather_bucket(groups_.shards_of(*buffers_[part.buffer]), *buffers_[part.buffer], part.bucket);
 }
 
 void ParameterCoordinator::finish(const Part& part) {

@@ -76,7 +76,7 @@ void AllReduceSync::gradients_alone(bucket::FlatParameters& buffer, int64_t buck
 
 comm::Work AllReduceSync::reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to) {
   apply_pre_scale(buffer, bucket);
-  return reduce_bucket(groups().of(buffer), buffer, bucket, to, travel_.value_or(buffer.gradient_type()));
+  return reduce_bucket(to == ReduceTo::shards ? groups().shards_of(buffer) : groups().of(buffer), buffer, bucket, to, travel(buffer));
 }
 
 comm::Work AllReduceSync::gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) {

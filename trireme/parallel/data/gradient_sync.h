@@ -54,6 +54,8 @@ class GradientSync {
 
   /// Says whose gradients will come: once, by the Reducer, before the first backward. The parameters' first values may still change.
   virtual void attach(const std::vector<bucket::FlatParameters*>& buffers);
+  /// A backward begins whose gradients are reduced; `last` of the step's. Where gradients are sharded every micro-batch's are.
+  virtual void backward_begins(bool /*last*/) {}
   /// Starts the reduction of a bucket whose gradients are final on this rank. Not called for a buffer whose group has one rank, unless its
   /// gradients are sharded.
   virtual comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) = 0;
@@ -111,7 +113,12 @@ class AllReduceSync : public GradientSync {
   /// The factor before they are sent: 1 unless asked for.
   double pre_scale() const;
   void apply_pre_scale(bucket::FlatParameters& buffer, int64_t bucket) const;
+  /// To shards: over the ranks that hold one copy.
   comm::Work reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to);
+  /// The type that gradients travel in.
+  at::ScalarType travel(const bucket::FlatParameters& buffer) const {
+    return travel_.value_or(buffer.gradient_type());
+  }
 
  private:
   DataParallelOptions options_;

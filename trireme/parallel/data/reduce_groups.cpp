@@ -39,6 +39,27 @@ int ReduceGroups::largest() const {
   return std::max_element(groups_.begin(), groups_.end(), [](const comm::Group& a, const comm::Group& b) { return a.size() < b.size(); })->size();
 }
 
+void ReduceGroups::shard_within(comm::Group shards, comm::Group replicas) {
+  hybrid_ = Hybrid{std::move(shards), std::move(replicas)};
+}
+
+const comm::Group& ReduceGroups::shards(int number) const {
+  return number == 0 && hybrid_ ? hybrid_->shards : at(number);
+}
+
+const comm::Group& ReduceGroups::replicas(int number) const {
+  return number == 0 && hybrid_ ? hybrid_->replicas : alone_;
+}
+
+std::vector<comm::Group> ReduceGroups::every() const {
+  std::vector<comm::Group> all = groups_;
+  if (hybrid_) {
+    all.push_back(hybrid_->shards);
+    all.push_back(hybrid_->replicas);
+  }
+  return all;
+}
+
 bool ReduceGroups::alone() const {
   return std::all_of(groups_.begin(), groups_.end(), [](const comm::Group& group) { return group.size() == 1; });
 }

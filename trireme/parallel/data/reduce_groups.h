@@ -3,6 +3,7 @@
 #include <trireme/bucket/flat_parameters.h>
 #include <trireme/comm/group.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -32,8 +33,31 @@ class ReduceGroups {
   /// Whether no rank has anybody to exchange with.
   bool alone() const;
 
+  /// Hybrid sharding (MiCS, Zhang et al. 2022, arXiv:2205.00119): what is sharded among the data group is sharded among `shards` instead,
+  /// some of its ranks that hold one copy together, and `replicas` are the ranks that hold the same shards as this one, one of each copy.
+  /// The other reduce groups stay as they are.
+  void shard_within(comm::Group shards, comm::Group replicas);
+  /// The ranks that hold one copy of what is sharded in reduce group `number`: all of it, or those of shard_within().
+  const comm::Group& shards(int number) const;
+  const comm::Group& shards_of(const bucket::FlatParameters& buffer) const {
+    return shards(buffer.reduce_group());
+  }
+  /// The ranks with the same shards as this one: a group of one, unless there is hybrid sharding.
+  const comm::Group& replicas(int number) const;
+  const comm::Group& replicas_of(const bucket::FlatParameters& buffer) const {
+    return replicas(buffer.reduce_group());
+  }
+  /// All of these groups, those of shard_within() included.
+  std::vector<comm::Group> every() const;
+
  private:
+  struct Hybrid {
+    comm::Group shards;
+    comm::Group replicas;
+  };
   std::vector<comm::Group> groups_;
+  std::optional<Hybrid> hybrid_;
+  comm::Group alone_;
 };
 
 } // namespace trireme::parallel

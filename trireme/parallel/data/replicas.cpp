@@ -61,10 +61,12 @@ FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& 
     layout.bucket_bytes = options.bucket_bytes;
     layout.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
     bucket::FlatOptions own = flat_options;
-    layout.shards = divisible ? group.size() : 1;
+    const comm::Group& shards = groups.shards(number);
+    layout.shards = divisible ? shards.size() : 1;
     if (flat_options.size > 1) {
-      own.rank = group.rank();
-      own.size = group.size();
+      own.rank = shards.rank();
+      own.size = shards.size();
+      own.is_repeated = groups.replicas(number).rank() > 0;
     }
     own.places = places;
     bucket::NamedTensors chosen;

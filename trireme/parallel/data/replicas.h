@@ -21,7 +21,7 @@ using bucket::FlatBuffers;
 bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool may_be_empty = false);
 
 /// One flat buffer for each reduce group, dtype and device, in order of first appearance within a group. `divisible`: each bucket
-/// divides by the size of its group. Where flat_options.size is not 1, a buffer's plan() is that of its group.
+/// divides by the number of ranks that hold one copy (ReduceGroups::shards). Where flat_options.size is not 1, a buffer's plan() is theirs.
 FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups, const DataParallelOptions& options, bool divisible = false,
                     const bucket::FlatOptions& flat_options = {});
 
