@@ -74,10 +74,10 @@ struct Model {
   int64_t parameters() const;
 };
 
-/// How a model is run, as far as its activations depend on it.
 /// How attention sees the tokens of other ranks of the context axis: their keys and values go around, or heads are exchanged for tokens.
 enum class ContextKind { ring, ulysses };
 
+/// How a model is run, as far as its activations depend on it.
 struct Conditions {
   /// Samples of a micro-batch.
   int64_t samples = 1;
