@@ -148,7 +148,7 @@ TEST_F(RoutesTest, AGroupThatWasInterruptedOpensNothing) {
 
 // A row as NCCL's, without NCCL.
 const BackendEntry kOfCards{.name = "cards", .description = "", .device = at::kCUDA, .available = nullptr, .suits = nullptr, .connect = nullptr, .needs = "",
-                            .card = [](at::Device device) { return concat("card", device.index()); }};
+                            .card = [](at::Device device) { return concat("card", static_cast<int>(device.index())); }};
 const BackendEntry kOfHosts{.name = "hosts", .description = "", .device = std::nullopt, .available = nullptr, .suits = nullptr, .connect = nullptr};
 
 TEST(SuitsAllTest, EachMemberNeedsTheBackendAndACardOfItsOwn) {

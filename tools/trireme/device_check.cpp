@@ -13,6 +13,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <variant>
 
 namespace trireme::tools {
 namespace {
@@ -21,9 +22,10 @@ constexpr int64_t kNumel = 1000;
 constexpr int64_t kNormNumel = 3 * optim::kBlock + 17;
 constexpr int kSteps = 3;
 constexpr double kLr = 0.01;
-constexpr double kTolerance = 1e-5; // of a parameter, after kSteps
-// bf16 and 8-bit states are rounded with random bits, the same on every device. Where two fp32 numbers are an ulp apart, one may be rounded up and the other down.
-constexpr double kRoundedApart = 0.02; // of all parameters
+constexpr double kTolerance = 1e-5; // of the parameter that is farthest off, after kSteps
+// bf16 and 8-bit states are rounded with random bits that come from the number itself: of two numbers that are an ulp apart, one may be rounded up and the
+// other down. On average over all parameters that is a small part of a step; a step left out is more than kLr.
+constexpr double kRoundedTolerance = kLr / 50;
 
 /// In which types an optimizer steps.
 struct Types {
@@ -82,27 +84,26 @@ Stepped stepped(const optim::Optimizer& rule, at::ScalarType grad, at::Device de
 std::string difference(const optim::Optimizer& rule, at::ScalarType grad, at::Device device) {
   const Stepped there = stepped(rule, grad, device);
   const at::Tensor off = (there.param - stepped(rule, grad, at::kCPU).param).abs();
-  const double largest = off.max().item<double>();
-  const double apart = off.gt(kTolerance).to(at::kDouble).mean().item<double>();
   const bool rounds = rule.state_type() != optim::StateType::fp32;
-  if (!(largest <= (rounds ? kSteps * kLr : kTolerance)) || apart > (rounds ? kRoundedApart : 0)) {
-    return concat("differs from the CPU by ", largest, ", ", std::lround(100 * apart), " % of it by more than ", kTolerance);
+  const double found = (rounds ? off.mean() : off.max()).item<double>();
+  if (!(found <= (rounds ? kRoundedTolerance : kTolerance))) {
+    return concat("differs from the CPU by ", found, rounds ? " on average" : "");
   }
   return there.copy.defined() && !there.copy.equal(there.param.to(grad)) ? "the copy of the parameters is not what its masters round to" : "";
 }
 
 DeviceFinding check_rule(const decltype(optim::OptimizerOptions::rule)& options, at::Device device) {
-  std::string what = concat("optimizer on ", device);
+  const std::string what = concat(optim::make_optimizer({.rule = options})->name(), " on ", device);
   const char* now = "";
   std::vector<std::string> good;
   try {
     for (const Types& types : kTypes) {
-      const auto rule = optim::make_optimizer({.rule = options, .state_type = types.states});
-      what = concat(rule->name(), " on ", device);
       now = types.name;
-      if (types.states == optim::StateType::int8 && &optim::kernels_for(torch::empty({0}, at::TensorOptions(device))) == &optim::kAtenKernels) {
-        continue; // FlatOptimizer refuses them there
+      const bool aten = &optim::kernels_for(torch::empty({0}, at::TensorOptions(device))) == &optim::kAtenKernels;
+      if (types.states == optim::StateType::int8 && (aten || std::holds_alternative<optim::LambOptions>(options))) {
+        continue; // refused there
       }
+      const auto rule = optim::make_optimizer({.rule = options, .state_type = types.states});
       if (const std::string wrong = difference(*rule, types.grad, device); !wrong.empty()) {
         return {what, concat(types.name, ": ", wrong), false};
       }
