@@ -13,6 +13,7 @@
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/mesh/mesh.h>
+#include <trireme/parallel/tensor/split.h>
 #include <trireme/precision/cast.h>
 #include <trireme/zero/sharded_sync.h>
 
@@ -169,6 +170,24 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
   return std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);
 }
 
+// What engine.tensor_parallel asks of the mesh and the model; the mesh has the tensor axis that it says, or the program's own.
+void check_split(const InitializeOptions& options) {
+  const int64_t size = options.config.tensor_parallel.size;
+  if (size == 1) {
+    return;
+  }
+  if (options.pipeline) {
+    throw InputError("engine", "tensor_parallel splits a model in one piece, and initialize() got a pipeline", "Write its layers with tensor::ColumnParallelLinear and the like, or leave autotp_size out.");
+  }
+  if (options.placement) {
+    throw InputError("engine", "tensor_parallel says where parameters lie, and so does InitializeOptions::placement", "Leave one of them out.");
+  }
+  if (options.mesh && options.mesh->shape().size(mesh::Axis::tensor) != size) {
+    throw InputError("engine", concat("tensor_parallel has ", size, " ranks and the tensor axis of InitializeOptions::mesh ", options.mesh->shape().size(mesh::Axis::tensor)),
+                     "Make them equal, or leave the mesh out. Models that bring their own rules, as a run file's, need no tensor_parallel.");
+  }
+}
+
 void check_mesh(const mesh::Mesh& mesh, int stages) {
   if (const int pipe = mesh.shape().size(mesh::Axis::pipe); pipe != stages) {
     throw InputError("engine", concat("InitializeOptions::mesh has ", pipe, " pipeline stages and the model ", stages),
@@ -299,8 +318,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   check_together(world.group(), [&] { device = current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size())); });
   resolve_precision(options.config.precision, world.group(), device);
   const config::EngineConfig& config = options.config;
+  check_split(options);
   const int stages = options.pipeline ? options.pipeline->options().stages : 1;
-  const mesh::Mesh mesh = options.mesh ? *options.mesh : mesh::training_mesh(world.group(), {.pipe = stages});
+  const mesh::Mesh mesh = options.mesh ? *options.mesh : mesh::training_mesh(world.group(), {.pipe = stages, .tensor = static_cast<int>(config.tensor_parallel.size)});
   check_mesh(mesh, stages);
   auto impl = std::make_unique<Engine::Impl>();
   Parts& parts = impl->parts;
@@ -324,6 +344,13 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
       parts.claim.emplace(*options.model); // before anything of it is changed
     }
   });
+  if (config.tensor_parallel.size > 1) {
+    const tensor::SplitModel split = tensor::SplitModel::split(*options.model, config.tensor_parallel.rules, parts.tensor);
+    parts.split = split.placements();
+    if (world.rank() == 0) {
+      log::info("split over ", parts.tensor.size(), " tensor ranks:\n", split.describe());
+    }
+  }
   impl->clock.measure_on(parts.device());
   check_same_options(parts, options);
   parts.sync = make_sync(parts, options);
