@@ -359,7 +359,7 @@ TEST(PipelineZeroTest, LayersMadeUnderInitAreRefused) {
                         [](comm::World& world) {
                           LayerList layers;
                           {
-                            const zero::Init init(world.group());
+                            const zero::Init init(world);
                             layers = LayerList{[](const at::Tensor& tokens) { return tokens.to(torch::kFloat32) / 31; }, InnerSharded(), InnerSharded()};
                           }
                           try {

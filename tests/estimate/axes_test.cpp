@@ -21,7 +21,7 @@ models::GptOptions shape() {
   return options;
 }
 
-Conditions conditions(int64_t tensor, bool sequence_parallel = false, int64_t context = 1, ContextKind kind = ContextKind::ring) {
+Conditions conditions(int64_t tensor, bool sequence_parallel = false, int64_t context = 1, context::Kind kind = context::Kind::ring) {
   Conditions out;
   out.samples = kSamples;
   out.tensor_ranks = tensor;
@@ -74,10 +74,7 @@ TEST(AxesTest, TensorRanksHoldTheModelTogether) {
 TEST(AxesTest, ActivationsFallAsKorthikantiSays) {
   EXPECT_EQ(kept(conditions(1)), 16 * kStream + kStatistics + kSoftmax);
   EXPECT_EQ(kept(conditions(4)), 4 * kStream + 12 * kStream / 4 + kStatistics + kSoftmax / 4);
-  EXPECT_EQ(kept(conditions(4, true)), (2 + 12) * kStream / 4 + 2 * kStream + kStatistics / 4 + kSoftmax / 4) << "what a matrix takes is kept gathered";
-  Conditions again = conditions(4, true);
-  again.gathers_again = true;
-  EXPECT_EQ(kept(again), 16 * kStream / 4 + kStatistics / 4 + kSoftmax / 4) << "all is divided";
+  EXPECT_EQ(kept(conditions(4, true)), 16 * kStream / 4 + kStatistics / 4 + kSoftmax / 4) << "all is divided: what a matrix takes is gathered again";
   EXPECT_EQ(kept(conditions(1, false, 4)), kept(conditions(1)) / 4) << "every token is somewhere else";
   EXPECT_EQ(kept(conditions(2, true, 4)), kept(conditions(2, true)) / 4);
 }
@@ -105,10 +102,8 @@ TEST(AxesTest, BytesOfTheTensorAxis) {
     const int64_t all_reduce = 2 * (kStream * (t - 1) / t);
     const int64_t loss = 8 * kSamples * kLength * (t - 1);
     EXPECT_EQ(along(run_of(conditions(t)), "tensor"), 3 * ((4 * kLayers + 2) * all_reduce + loss)) << t;
-    EXPECT_EQ(along(run_of(conditions(t, true)), "tensor"), along(run_of(conditions(t)), "tensor")) << t << ", as halves";
-    Conditions again = conditions(t, true);
-    again.gathers_again = true; // two more a block and one for the head
-    EXPECT_EQ(along(run_of(again), "tensor"), 3 * ((4 * kLayers + 2) * all_reduce + (2 * kLayers + 1) * all_reduce / 2 + loss)) << t;
+    EXPECT_EQ(along(run_of(conditions(t, true)), "tensor"), 3 * ((4 * kLayers + 2) * all_reduce + (2 * kLayers + 1) * all_reduce / 2 + loss))
+        << t << ", as halves, and gathered again: two a block and one for the head";
   }
   EXPECT_EQ(along(run_of(conditions(1)), "tensor"), 0);
   estimate::Run again = run_of(conditions(2));
@@ -134,7 +129,7 @@ TEST(AxesTest, BytesOfTheContextAxis) {
   for (const int64_t c : {2, 4}) {
     const int64_t x = kStream / c; // a rank's keys
     EXPECT_EQ(along(run_of(conditions(1, false, c)), "context"), 3 * kLayers * 6 * (c - 1) * x) << "ring of " << c;
-    EXPECT_EQ(along(run_of(conditions(1, false, c, ContextKind::ulysses)), "context"), 3 * kLayers * 8 * x * (c - 1) / c) << "Ulysses of " << c;
+    EXPECT_EQ(along(run_of(conditions(1, false, c, context::Kind::ulysses)), "context"), 3 * kLayers * 8 * x * (c - 1) / c) << "Ulysses of " << c;
     EXPECT_EQ(along(run_of(conditions(2, false, c)), "context"), 3 * kLayers * 6 * (c - 1) * x / 2) << "half of the heads each";
   }
 }

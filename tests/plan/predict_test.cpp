@@ -199,7 +199,7 @@ TEST(PredictTest, RefusalsAreOneSentence) {
   EXPECT_EQ(why(job(), {.pipe = 9}), "pipe 9 is more than the 8 layers");
   EXPECT_EQ(why(job(), {.context = 3}), "sequence 16 cannot be divided by two pieces for each of context 6");
   Job exchanging = job();
-  exchanging.context_kind = estimate::ContextKind::ulysses;
+  exchanging.context_kind = context::Kind::ulysses;
   EXPECT_EQ(why(exchanging, {.context = 8}), "heads of a tensor rank 4 cannot be divided by context 8");
   Job few = job();
   few.gpt.vocab_size = 3;

@@ -40,6 +40,7 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   job.partition = run.pipeline.partition;
   job.autocast = run.engine.precision.autocast;
   job.clips = run.engine.gradient_clipping > 0;
+  job.context_kind = run.parallel.context_kind;
   run.parallel = config::ParallelConfig();
   run.pipeline.stages = 1;
   run.pipeline.chunks = 1;

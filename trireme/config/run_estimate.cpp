@@ -30,7 +30,7 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
   conditions.layer_list = layer_list;
   conditions.tensor_ranks = run.parallel.tensor;
   conditions.context_ranks = run.parallel.context;
-  conditions.context_kind = run.parallel.context_kind == context::Kind::ring ? estimate::ContextKind::ring : estimate::ContextKind::ulysses;
+  conditions.context_kind = run.parallel.context_kind;
   conditions.sequence_parallel = run.parallel.sequence_parallel;
   if (run.model.kind == ModelConfig::Kind::cnn) {
     return estimate::cnn(run.model.cnn, conditions);

@@ -19,7 +19,7 @@ struct Sizes {
         tensor(conditions.tensor_ranks),
         context(conditions.context_ranks),
         between(conditions.sequence_parallel ? tensor : 1),
-        gathered(conditions.sequence_parallel && conditions.gathers_again ? tensor : 1),
+        gathered(conditions.sequence_parallel ? tensor : 1),
         vocabulary((options.vocab_size + tensor - 1) / tensor),
         rows(conditions.samples * options.sequence_length / context),
         hidden(rows * options.hidden),
@@ -42,7 +42,7 @@ void over_tensor_axis(Layer& layer, const Conditions& conditions, const Sizes& s
   if (s.tensor > 1) {
     layer.tensor_bytes = s.product * s.hidden;
     layer.tensor_passes_forward = forward;
-    layer.tensor_passes_backward = backward + (conditions.sequence_parallel && conditions.gathers_again ? gathered_again : 0);
+    layer.tensor_passes_backward = backward + (conditions.sequence_parallel ? gathered_again : 0);
   }
 }
 
@@ -52,7 +52,7 @@ void over_tensor_axis(Layer& layer, const Conditions& conditions, const Sizes& s
 void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& s) {
   const int64_t c = s.context;
   const int64_t x = s.product * s.hidden / s.tensor;
-  if (conditions.context_kind == ContextKind::ring) {
+  if (conditions.context_kind == context::Kind::ring) {
     layer.context_bytes_forward = 2 * x * (c - 1);
     layer.context_bytes_backward = 2 * (x + std::max(kFloat, s.product) * s.hidden / s.tensor) * (c - 1);
   } else {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/models/options.h>
+#include <trireme/parallel/context/options.h>
 
 #include <cstdint>
 #include <string>
@@ -74,9 +75,6 @@ struct Model {
   int64_t parameters() const;
 };
 
-/// How attention sees the tokens of other ranks of the context axis: their keys and values go around, or heads are exchanged for tokens.
-enum class ContextKind { ring, ulysses };
-
 /// How a model is run, as far as its activations depend on it.
 struct Conditions {
   /// Samples of a micro-batch.
@@ -91,11 +89,9 @@ struct Conditions {
   /// Ranks that share every matrix, and ranks that share every sequence.
   int64_t tensor_ranks = 1;
   int64_t context_ranks = 1;
-  ContextKind context_kind = ContextKind::ring;
+  context::Kind context_kind = context::Kind::ring;
   /// What lies between the divided matrices (norms, residual stream) is divided by tokens over the tensor axis.
   bool sequence_parallel = false;
-  /// With sequence_parallel: a column-parallel matrix keeps its part of the input, and gathers it again in backward.
-  bool gathers_again = false;
 };
 
 /// Describes models::Gpt, as one rank of the tensor and the context axis has it. For a block with B samples of T tokens, H hidden and A heads backward keeps, in elements of BTH: the input,
@@ -105,7 +101,7 @@ struct Conditions {
 ///
 /// Tensor axis (Shoeybi et al. 2019, arXiv:1909.08053): c_attn and c_fc are divided by columns, both c_proj by rows, embedding and head by the
 /// vocabulary; everything else is whole. Of the 16, queries to attention's output (4) and GELU's (8) are divided; with sequence_parallel (Korthikanti
-/// et al. 2022, arXiv:2205.05198) the input and the sum too, and the norms' outputs if they are gathered again. Context axis: all is divided.
+/// et al. 2022, arXiv:2205.05198) the input, the sum and the norms' outputs too: what a matrix takes is gathered again in backward. Context axis: all is divided.
 Model gpt(const models::GptOptions& options, const Conditions& conditions);
 
 /// Describes models::Cnn.

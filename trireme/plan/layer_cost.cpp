@@ -112,7 +112,7 @@ class Costs {
     if (layout_.context == 1) {
       return 0;
     }
-    if (job_.context_kind == estimate::ContextKind::ulysses) {
+    if (job_.context_kind == context::Kind::ulysses) {
       return exchange_seconds(cluster_, group, static_cast<double>(bytes) * c / (c - 1));
     }
     const double steps = (c - 1) * static_cast<double>(bytes) / static_cast<double>(forward_bytes); // of the forward's size

@@ -31,7 +31,7 @@ std::string why_impossible(const Job& job, const Layout& layout) {
   if (gpt.vocab_size < layout.tensor) {
     return concat("vocabulary ", gpt.vocab_size, " has no token for each of tensor ", layout.tensor);
   }
-  const bool ring = job.context_kind == estimate::ContextKind::ring;
+  const bool ring = job.context_kind == context::Kind::ring;
   const int64_t pieces = layout.context == 1 ? 1 : (ring ? 2 : 1) * layout.context; // zig-zag: a piece from the front and one from the end
   if (gpt.sequence_length % pieces != 0) {
     return does_not_divide("sequence", gpt.sequence_length, ring ? "two pieces for each of context" : "context", ring ? pieces : layout.context);

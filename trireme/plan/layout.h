@@ -23,7 +23,7 @@ struct Job {
   bool autocast = false;
   /// The norm of all gradients is needed before the first step.
   bool clips = true;
-  estimate::ContextKind context_kind = estimate::ContextKind::ring;
+  context::Kind context_kind = context::Kind::ring;
   /// As pipeline::PipelineOptions: "parameters" or "uniform"; others count as "parameters".
   std::string partition = "parameters";
 };
