@@ -22,7 +22,7 @@ class ParameterShardsTest : public testing::Test {
     torch::manual_seed(5);
     LayoutOptions options;
     options.shards = 2;
-    FlatOptions sharding{1, 2, true, true, [this](const at::Tensor& p) {
+    FlatOptions sharding{.rank = 1, .size = 2, .shard_gradients = true, .shard_parameters = true, .unit_of = [this](const at::Tensor& p) {
                         const auto is = [&](const at::Tensor& q) { return p.is_same(q); };
                         return is(first->weight) || is(first->bias) ? 0 : is(second->weight) || is(second->bias) ? 1 : TensorInfo::kNoUnit;
                       }};
