@@ -234,7 +234,7 @@ TEST(DeepSpeedJsonTest, WhatIsOutsideSaysWhatToDoInstead) {
       {R"({"scheduler": {"type": "StepLR"}})", "1:24: scheduler.type:", "not one of the choices", "Known: WarmupLR"},
       {R"({"fp32_allreduce": true})", "1:20: fp32_allreduce:", "not supported: ", "communication_data_type"},
       {R"({"wandb": {"enabled": true}})", "1:11: wandb:", "not supported: ", "tensorboard"},
-      {R"({"autotuning": {"enabled": true}})", "1:16: autotuning:", "not supported: ", "trireme estimate"},
+      {R"({"autotuning": {"enabled": true}})", "1:16: autotuning:", "not supported: ", "trireme plan"},
       {R"({"compression_training": {"weight_quantization": {}}})", "1:26: compression_training:", "not supported: ", ""},
       {R"({"aio": {"thread_count": 4}})", "1:26: aio.thread_count:", "not supported: ", "intra_op_parallelism"},
       {R"({"bf16": {"enabled": true}, "fp16": {"enabled": true}})", "1:22: bf16.enabled:", "fp16 is enabled as well, at ds.json:1:49", "Enable one"},

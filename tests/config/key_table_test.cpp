@@ -36,6 +36,8 @@ json base_for(const Section& section) {
     run["model"]["vocab_size"] = 300;
   } else if (section.path == "training") {
     run["data"]["validation"] = "v.txt";
+  } else if (section.path == "engine.zero_optimization") {
+    run["engine"]["zero_optimization"]["stage"] = 1;
   } else if (section.path.starts_with("engine.tensor_parallel")) {
     run["engine"]["tensor_parallel"]["partition_config"]["layer_specs"] = {{"patterns", "a"}};
   } else if (section.path == "engine.optimizer.params") {
@@ -107,6 +109,9 @@ json another_value(const Section& section, const Key& key, const json& current) 
     case Kind::integer:
       if (key.name == "partition_dim") { // 1 is an error with the type of the base
         return 0;
+      }
+      if (key.name == "mics_shard_size") { // ranks that hold a copy together: 2 at least
+        return 2;
       }
       if (type.most) {
         return number + 1 <= *type.most ? number + 1 : number - 1;

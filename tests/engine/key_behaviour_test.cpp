@@ -220,8 +220,9 @@ std::vector<KeyObserver> all_observers() {
   return all;
 }
 
+// What engine.tensor_parallel does to a model is in split_ordinary_test.cpp and tests/parallel/tensor: the model here has no rules for it.
 bool is_engine(std::string_view section) {
-  return section.starts_with("engine");
+  return section.starts_with("engine") && !section.starts_with("engine.tensor_parallel");
 }
 
 // A key that is honoured from now on gets an observer above.

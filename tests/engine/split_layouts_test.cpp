@@ -321,6 +321,35 @@ TEST(SplitLayoutsTest, EvaluationAndLogitsAreThoseOfOneProcess) {
   }
 }
 
+// Gradients of one forward and backward as the engine averages them: over the context ranks.
+TEST(SplitLayoutsTest, IgnoredTargetsAndLossesOfOnesOwnCountEveryTokenOnce) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const std::vector<int64_t> indices = {3, 4};
+                          const data::Batch batch = Counting().get(indices);
+                          const at::Tensor targets = batch.target().clone();
+                          targets.slice(1, 5).fill_(-100); // not the same number on both ranks
+                          models::ModelRanks ranks;
+                          ranks.context = world.group();
+                          const auto own = [&](models::Gpt& gpt) { return at::cross_entropy_loss(gpt->forward(batch.input()).flatten(0, 1), targets.flatten()); };
+                          for (const bool of_the_model : {true, false}) {
+                            models::Gpt whole(split_gpt());
+                            models::Gpt mine(split_gpt(), ranks);
+                            const at::Tensor expected = of_the_model ? whole->loss(batch.input(), targets) : own(whole);
+                            const at::Tensor loss = of_the_model ? mine->loss(batch.input(), targets) : own(mine);
+                            expected.backward();
+                            loss.backward();
+                            at::Tensor mean = loss.detach().clone().reshape({1});
+                            at::Tensor grad = mine->transformer->ln_f->weight.grad().clone();
+                            world.group().all_reduce(mean).wait();
+                            world.group().all_reduce(grad).wait();
+                            EXPECT_NEAR(mean.item<double>() / 2, expected.item<double>(), 1e-5);
+                            EXPECT_TRUE((grad / 2).allclose(whole->transformer->ln_f->weight.grad(), 1e-4, 1e-6)) << "loss of the model: " << of_the_model;
+                          }
+                        }),
+              IsEmpty());
+}
+
 TEST(SplitLayoutsTest, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {

@@ -152,23 +152,5 @@ TEST(AxesTest, SequenceParallelGradientsOfWholeParameters) {
   EXPECT_EQ(along(run_of(conditions(2), 1), "data"), 0);
 }
 
-TEST(AxesTest, ZeroThreeInAPipelineGathersEveryUnitOnce) {
-  estimate::Run run = run_of(conditions(1), 2, 3);
-  run.layer_list = true;
-  run.param_persistence_threshold = 0;
-  run.stages = 2;
-  run.bounds = {0, 4, 7};
-  run.in_flight = {{2}, {1}};
-  const auto traffic = traffic_of(run);
-  for (const StageTraffic& stage : traffic) {
-    const bucket::FlatLayout flat = layout_of(run, stage.stage);
-    int64_t gathered = -1;
-    for (const Item& item : stage.items) {
-      gathered = item.name == "units, all-gather" ? item.bytes : gathered;
-    }
-    EXPECT_EQ(gathered, 4 * unit_elements(flat) / 2) << stage.stage;
-  }
-}
-
 } // namespace
 } // namespace trireme::estimate

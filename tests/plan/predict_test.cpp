@@ -191,6 +191,15 @@ TEST(PredictTest, ZeroThreeGathersForEveryPass) {
   EXPECT_LT(third - second, 1.05 * gather);
 }
 
+TEST(PredictTest, ZeroThreeInAPipelineGathersWhatIsNotKept) {
+  Job one = job();
+  one.base.param_persistence_threshold = 0;
+  const Cluster cluster = multiplying(4, 0);
+  const double second = predict(cluster, one, {.pipe = 2, .data = 2, .zero_stage = 2, .micro_batch = 1}).step_seconds;
+  const double third = predict(cluster, one, {.pipe = 2, .data = 2, .zero_stage = 3, .micro_batch = 1}).step_seconds;
+  EXPECT_GT(third, 1.05 * second);
+}
+
 TEST(PredictTest, RefusalsAreOneSentence) {
   const auto why = [](const Job& j, const Layout& layout) { return predict(multiplying(layout.ranks()), j, layout).refused; };
   EXPECT_EQ(why(job(), {.tensor = 3}), "heads 4 cannot be divided by tensor 3");

@@ -100,7 +100,7 @@ TEST_F(ElasticTest, AModelThatNoLongerFitsEndsTheRun) {
   write_hosts({1, 1});
   const Finished run = lose_host(command("--min-nodes 1 --max-restarts 1 --set training.steps=100000 --set parallel.pipe=2 --set engine.train_micro_batch_size_per_gpu=6"), "b", 10);
   EXPECT_EQ(run.status, 2) << run.output;
-  EXPECT_THAT(run.output, HasSubstr("the model needs 2 ranks (pipe * tensor), only 1 slot is left"));
+  EXPECT_THAT(run.output, HasSubstr("the model needs 2 ranks (pipe * context * tensor), only 1 slot is left"));
   EXPECT_THAT(read_file(folder / "out/launch.json"), HasSubstr("\"status\": \"failed\""));
 }
 

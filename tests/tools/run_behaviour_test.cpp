@@ -238,6 +238,10 @@ std::vector<KeyObserver> run_keys() {
   return {
       {"parallel", "", "pipe", 1, 2, training, {}, 2},
       {"parallel", "", "data", 1, 2, ranks_that_start},
+      {"parallel", "", "tensor", 1, 2, operations, {}, 2},
+      {"parallel", "", "context", 1, 2, operations, {}, 2},
+      {"parallel", "", "sequence_parallel", false, true, operations, {{"parallel", {{"tensor", 2}}}}, 2},
+      {"parallel", "", "context_kind", "ring", "ulysses", operations, {{"parallel", {{"context", 2}}}}, 2},
       {"parallel", "", "schedule", "1f1b", "gpipe", operations, staged, 2},
       {"parallel", "", "chunks", nullptr, 2, training, staged, 2},
       {"training", "", "steps", 2, 3, training},

@@ -42,6 +42,7 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   job.clips = run.engine.gradient_clipping > 0;
   job.context_kind = run.parallel.context_kind;
   run.parallel = config::ParallelConfig();
+  run.engine.zero.shard_size.reset(); // hybrid sharding is not planned
   run.pipeline.stages = 1;
   run.pipeline.chunks = 1;
   run.engine.batch = {job.batch, 1, {}, run.engine.batch.where};

@@ -23,7 +23,7 @@ std::vector<Section> pipeline_and_memory() {
       {"use_reentrant", N, "bool", "true", "it is about Python's autograd."},
     }},
     {"engine.activation_checkpointing", "", "How recomputed layers keep their inputs, in DeepSpeed as here once the model recomputes: pipeline.activation_checkpoint_interval, or recompute() in C++. Chen et al. 2016, arXiv:1604.06174.", false, {
-      {"partition_activations", N, "bool", "false", "there is no tensor parallelism whose ranks would hold the same activation twice."},
+      {"partition_activations", N, "bool", "false", "what tensor ranks would hold twice is divided by parallel.sequence_parallel."},
       {"number_checkpoints", N, "int >= 1", "null", "it is the size of a buffer that does not exist; pipeline.activation_checkpoint_interval says what is recomputed."},
       {"contiguous_memory_optimization", N, "bool", "false", "inputs of recomputed layers stay where they are, they are not copied together."},
       {"cpu_checkpointing", L, "bool", "false", "activations stay where the model is."},
@@ -39,7 +39,7 @@ std::vector<Section> pipeline_and_memory() {
       {"overlap_events", N, "bool", "true", kNvme},
       {"use_gds", R, "bool", "false", "GPUDirect Storage is not used. Leave it out."},
     }},
-    {"engine.tensor_parallel", "", "Splits the weights of a program's own model, whose layers know nothing of ranks, over ranks. The gpt and bert of a run file are split by parallel.tensor. Shoeybi et al. 2019, arXiv:1909.08053.", false, {
+    {"engine.tensor_parallel", "", "Splits the weights of a program's own model, whose layers know nothing of ranks, over ranks. The gpt of a run file is split by parallel.tensor. Shoeybi et al. 2019, arXiv:1909.08053.", false, {
       {"autotp_size", H, "int >= 0", "0", "Ranks that share each layer; 0 and 1: each has whole layers. More need partition_config.", "[1]"},
       {"tp_size", H, "int >= 1", "1", "Another name of autotp_size."},
       {"tp_grain_size", H, "int >= 1", "1", "Parts by column and row are multiples of so many features. The width of a head keeps heads whole."},

@@ -119,7 +119,7 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   for (int stage = 0; stage < e.stages; ++stage) {
     const pipeline::Program program = pipeline::make_program(options.schedule, shape, stage);
     e.in_flight.push_back(pipeline::most_in_flight(program, shape.chunks));
-    if (run.engine.zero.stage >= 3 && e.data_ranks > 1) {
+    if (run.engine.zero.stage >= 3 && e.gradient_ranks() > 1) {
       e.programs.push_back(computations_of(program));
     }
   }
@@ -178,9 +178,9 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
     out.notes.push_back("bf16 is \"auto\": estimated in fp32, which needs about as much");
   }
   e.zero_stage = run.engine.zero.stage;
-  if (const auto size = run.engine.zero.shard_size; size && e.zero_stage > 0 && *size != e.data_ranks) {
-    if (e.data_ranks % *size != 0) {
-      throw InputError("estimate", concat("zero_optimization.mics_shard_size is ", *size, ", and there are ", e.data_ranks, " data ranks"), "It has to divide their number.");
+  if (const auto size = run.engine.zero.shard_size; size && e.zero_stage > 0 && *size != e.gradient_ranks()) {
+    if (e.gradient_ranks() % *size != 0) {
+      throw InputError("estimate", concat("zero_optimization.mics_shard_size is ", *size, ", and there are ", e.gradient_ranks(), " data ranks"), "It has to divide their number.");
     }
     e.shard_size = size;
   }

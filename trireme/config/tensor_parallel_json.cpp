@@ -81,7 +81,7 @@ tensor::TensorParallelKeys read_tensor_parallel(const Values& values) {
   }
   if (out.size > 1 && out.rules.empty()) {
     values.find(autotp > 1 ? "autotp_size" : "tp_size")
-        ->fail("nothing says which weights are split", "Write partition_config.layer_specs for a model of your own; the gpt and bert of a run file are split by parallel.tensor.");
+        ->fail("nothing says which weights are split", "Write partition_config.layer_specs for a model of your own; the gpt of a run file is split by parallel.tensor.");
   }
   return out;
 }

@@ -81,7 +81,7 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
   build_layers(parts, options.config, units);
   parts.model = parts.layers;
   parts.loss_function = [&parts, &state](const data::Batch& batch) {
-    const int64_t count = state.micro_steps * parts.data.size() + parts.data.rank();
+    const int64_t count = state.micro_steps * parts.group.size() + parts.group.rank(); // context ranks, who have other tokens, draw other numbers
     const pipeline::Tensors outputs = parts.layers->forward_chunk(0, batch.inputs, count);
     return LossAndLogits(parts.layers->loss(outputs, batch.targets), parts.layers->logits(outputs));
   };
@@ -89,7 +89,7 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
     log::info(parts.layers->describe());
   }
   parts.ties = std::make_unique<pipeline::Ties>(parts.pipe, *parts.layers);
-  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.data.rank(), parts.data.size(), parts.device());
+  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.group.rank(), parts.group.size(), parts.device());
 }
 
 // A list of layers registers the tensors of its modules, not the modules.
@@ -237,7 +237,9 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   }
   sharding.placement_of = [&](const std::string& name, const at::Tensor& parameter) {
     bucket::Placement placement = options.placement ? options.placement(name, parameter) : parts.placement_of(parameter);
-    check_placement(name, parameter, placement);
+    if (options.placement) {
+      check_placement(name, parameter, placement);
+    }
     if (parts.layers && parts.layers->saved_name(name) != name) {
       placement.counts_in_norm = false;
     }

@@ -4,6 +4,7 @@
 #include <trireme/base/fault.h>
 #include <trireme/base/json.h>
 #include <trireme/base/log.h>
+#include <trireme/bucket/shared_memory.h>
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/device/choose.h>
 #include <trireme/device/stream.h>
@@ -179,6 +180,15 @@ void check_split(const InitializeOptions& options) {
   if (options.pipeline) {
     throw InputError("engine", "tensor_parallel splits a model in one piece, and initialize() got a pipeline", "Write its layers with tensor::ColumnParallelLinear and the like, or leave autotp_size out.");
   }
+  if (options.sequence_parallel) {
+    throw InputError("engine", "tensor_parallel splits a model that does not split its sequences, and InitializeOptions::sequence_parallel is set",
+                     "It would add up gradients that are the same on all tensor ranks: leave it out.");
+  }
+  for (const at::Tensor& parameter : options.model->parameters()) {
+    if (!bucket::has_memory(parameter)) {
+      throw InputError("engine", "tensor_parallel with a model made under zero::Init, which has sharded its parameters already", "Build the model after zero::Init has ended.");
+    }
+  }
   if (options.placement) {
     throw InputError("engine", "tensor_parallel says where parameters lie, and so does InitializeOptions::placement", "Leave one of them out.");
   }
@@ -226,12 +236,13 @@ void open_groups(const Parts& parts) {
   if (parts.device().is_cpu()) {
     return;
   }
-  std::vector<comm::Group> groups = {parts.everyone, parts.group, parts.pipe, parts.tensor, parts.model_ranks, parts.sync->step_group()};
+  std::vector<comm::Group> groups = {parts.everyone, parts.group, parts.pipe, parts.context, parts.tensor, parts.model_ranks, parts.sync->step_group()};
   const std::vector<comm::Group> of_sync = parts.sync->groups().every();
   groups.insert(groups.end(), of_sync.begin(), of_sync.end());
   for (const comm::Group& group : groups) {
     group.open(parts.device());
   }
+  parts.context.open(parts.device(), comm::Neighbours::ring); // keys and values go round
 }
 
 bool any_has_several_reduce_groups(const Parts& parts) {

@@ -64,7 +64,8 @@ struct InitializeOptions {
   std::function<bucket::Placement(const std::string& name, const at::Tensor& parameter)> placement = nullptr;
   /// Makes the groups that Placement::reduce_group counts from 1 on, by data.subgroup(): in each the ranks that hold the same elements.
   std::function<std::vector<comm::Group>(const comm::Group& data)> reduce_groups = nullptr;
-  /// The mesh that the model was built for (mesh::training_mesh()). Default: the pipeline's stages, and data-parallel replicas of them.
+  /// The mesh that the model was built for (mesh::training_mesh()). Default: the pipeline's stages, the tensor ranks of
+  /// config.tensor_parallel, and data-parallel replicas.
   std::optional<mesh::Mesh> mesh = std::nullopt;
   /// The model splits sequences between its split layers (tensor::Ranks::sequence_parallel): gradients of what the tensor ranks have whole are summed over them.
   bool sequence_parallel = false;

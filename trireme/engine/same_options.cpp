@@ -38,6 +38,8 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
       {"whether there is a gradient_sync", options.gradient_sync != nullptr},
       {"whether there are reduce_groups", options.reduce_groups != nullptr},
       {"whether there is a placement", options.placement != nullptr},
+      {"sequence_parallel", options.sequence_parallel},
+      {"tensor_parallel.autotp_size", config.tensor_parallel.size},
       {"whether there is an order of the samples", options.order != nullptr},
       {"whether there is training_data", options.training_data != nullptr},
       {"the kind of device", static_cast<int64_t>(parts.device().type())},

@@ -5,7 +5,6 @@
 #include <trireme/models/gpt_values.h>
 #include <trireme/parallel/context/attention.h>
 #include <trireme/parallel/context/sequence.h>
-#include <trireme/parallel/tensor/cross_entropy.h>
 #include <trireme/parallel/tensor/own_random.h>
 
 #include <torch/nn/modules/linear.h>
@@ -157,12 +156,19 @@ at::Tensor GptImpl::local_logits(const at::Tensor& tokens_BT) {
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
   const at::Tensor logits = tensor::join_last_dim(local_logits(tokens_BT), options_.vocab_size, ranks_.tensor);
-  return ranks_.shares_tokens() ? context::join_tokens(logits, ranks_.context, ranks_.context_kind, 1) : logits;
+  if (!ranks_.shares_tokens()) {
+    return logits;
+  }
+  const at::Tensor whole = context::join_tokens(logits, ranks_.context, ranks_.context_kind, 1);
+  if (whole.requires_grad()) { // the engine takes the mean over the context ranks, of which each has the gradient of its tokens
+    whole.register_hook([ranks = ranks_.context.size()](const at::Tensor& grad) { return grad * ranks; });
+  }
+  return whole;
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
   const at::Tensor logits = local_logits(tokens_BT);
-  return tensor::cross_entropy(logits.view({-1, logits.size(-1)}), own_tokens(targets_BT, ranks_).reshape({-1}), options_.vocab_size, ranks_.tensor);
+  return split_token_loss(logits, targets_BT, options_.vocab_size, ranks_);
 }
 
 } // namespace trireme::models

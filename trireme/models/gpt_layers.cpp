@@ -3,7 +3,6 @@
 #include <trireme/fused/fused.h>
 #include <trireme/models/gpt.h>
 #include <trireme/models/gpt_values.h>
-#include <trireme/parallel/tensor/cross_entropy.h>
 #include <trireme/parallel/tensor/layers.h>
 
 #include <torch/nn/modules/normalization.h>
@@ -62,8 +61,7 @@ std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> gp
     return token_loss;
   }
   return [classes = options.vocab_size, ranks](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
-    const at::Tensor& logits = outputs.at(0);
-    return tensor::cross_entropy(logits.reshape({-1, logits.size(-1)}), own_tokens(targets.at(0), ranks).reshape({-1}), classes, ranks.tensor);
+    return split_token_loss(outputs.at(0), targets.at(0), classes, ranks);
   };
 }
 

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/parallel/context/sequence.h>
+#include <trireme/parallel/tensor/cross_entropy.h>
 
 #include <ATen/ATen.h>
 
@@ -41,6 +42,17 @@ at::Tensor mean_over_tokens(const at::Tensor& sum, const at::Tensor& count, cons
   const at::Tensor all = count.to(at::kDouble).reshape({1}).clone();
   ranks.context.all_reduce(all, comm::ReduceOp::sum, "tokens that count").wait();
   return sum * (static_cast<double>(ranks.context.size()) / all.squeeze(0).clamp_min(1)).to(sum.scalar_type());
+}
+
+at::Tensor split_token_loss(const at::Tensor& logits, const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks) {
+  constexpr int64_t kIgnored = -100;
+  const at::Tensor rows = logits.reshape({-1, logits.size(-1)});
+  const at::Tensor target = own_tokens(targets_BT, ranks).reshape({-1});
+  if (!ranks.shares_tokens()) {
+    return tensor::cross_entropy(rows, target, vocabulary, ranks.tensor);
+  }
+  const at::Tensor sum = tensor::cross_entropy(rows, target, vocabulary, ranks.tensor, at::Reduction::Sum, kIgnored);
+  return mean_over_tokens(sum, target.ne(kIgnored).sum(), ranks);
 }
 
 } // namespace trireme::models

@@ -36,4 +36,8 @@ at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::T
 /// the number of ranks, since the engine takes the mean over them.
 at::Tensor mean_over_tokens(const at::Tensor& sum, const at::Tensor& count, const ModelRanks& ranks);
 
+/// Mean cross-entropy in nats of logits [B, T, V], this rank's tokens and part of the vocabulary, against targets [B, T], which every rank has whole; those of
+/// -100 do not count. Where ranks share the tokens: as mean_over_tokens(). The logits are overwritten in backward (tensor::cross_entropy()).
+at::Tensor split_token_loss(const at::Tensor& logits, const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks);
+
 } // namespace trireme::models

@@ -104,6 +104,7 @@ void read_links(const JsonNode& node, Cluster& out) {
     for (const JsonNode& group : groups->elements()) {
       ObjectReader reader(group);
       const std::string name = reader.get("name", std::string("host group"));
+      reader.require("hosts");
       const int64_t size = count(reader, "hosts", 0);
       if (size % hosts != 0 || size <= hosts || out.hosts % size != 0) {
         reader.find("hosts")->fail(concat(size, " must be a multiple of ", hosts, ", larger, and divide the ", out.hosts, " hosts"));

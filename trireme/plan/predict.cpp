@@ -76,6 +76,12 @@ class Step {
     return gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.compute) * elements)) / static_cast<double>(2 * run_.accumulation);
   }
 
+  // The same for a part of a pipeline's stage, which keeps half of its units from micro-batch to micro-batch and gathers the others.
+  double gather_rest(int64_t stage) const {
+    const int64_t elements = run_.shards(3) ? estimate::unit_elements(estimate::layout_of(run_, stage)) / 2 / run_.chunks : 0;
+    return elements == 0 ? 0 : gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.compute) * elements));
+  }
+
   std::vector<pipeline::PartCosts> part_costs() const {
     const std::vector<LayerCost> layers = layer_costs(cluster_, job_, layout_);
     std::vector<pipeline::PartCosts> parts;
@@ -93,6 +99,10 @@ class Step {
       if (run_.stages > 1) {
         part.send_activation = p + 1 < count ? message(p, p + 1, run_.bounds[p + 1] - 1) : 0;
         part.send_grad = p > 0 ? message(p, p - 1, run_.bounds[p] - 1) : 0;
+        const double gathering = gather_rest(p % run_.stages);
+        part.forward += exposed(gathering, cluster_.overlap, part.forward);
+        part.backward += exposed(gathering, cluster_.overlap, part.backward);
+        part.backward_input += exposed(gathering, cluster_.overlap, part.backward_input);
       }
     }
     if (run_.stages == 1) {

@@ -133,6 +133,16 @@ TEST(TensorLayersTest, VocabularyEqualsAnEmbeddingAndATiedHead) {
   }
 }
 
+TEST(TensorLayersTest, ATokenOutsideOfTheVocabularyIsAnErrorOnEveryRank) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          VocabParallelEmbedding embedding(6, 4, Ranks{world.group()});
+                          EXPECT_ANY_THROW(embedding->forward(torch::tensor({{1, 6}})));
+                          EXPECT_ANY_THROW(embedding->forward(torch::tensor({{1, -1}})));
+                        }),
+              IsEmpty());
+}
+
 TEST(TensorLayersTest, LayersThatAreTooNarrowAreRefused) {
   EXPECT_THAT(run_ranks(3,
                         [](comm::World& world) {

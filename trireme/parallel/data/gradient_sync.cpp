@@ -49,6 +49,9 @@ AllReduceSync::AllReduceSync(ReduceGroups groups, const DataParallelOptions& opt
     : GradientSync(std::move(groups)), options_(options), travel_(travel) {}
 
 double AllReduceSync::pre_scale() const {
+  if (group().size() == 1) { // as scale() below: what is summed over other ranks is not divided
+    return 1;
+  }
   return options_.prescale_gradients ? 1.0 / group().size() : 1.0 / options_.gradient_predivide_factor;
 }
 

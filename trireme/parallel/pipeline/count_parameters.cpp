@@ -11,8 +11,8 @@
 namespace trireme::pipeline {
 namespace {
 
-// The key that libtorch keeps free for building modules in another way; nothing of its own is registered there.
-constexpr auto kKey = c10::DispatchKey::DeferredInit;
+// A key that acts on every operator of a thread while it is included; libtorch registers nothing there. (DeferredInit marks split weights, parallel/tensor/split_mark.h.)
+constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 bool is_device(const c10::TypePtr& type) {
   if (type->kind() == c10::TypeKind::OptionalType) {
@@ -33,7 +33,7 @@ void redirect(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxed(stack);
 }
 
-TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&redirect>());
 }
 

@@ -5,6 +5,8 @@
 #include <trireme/base/notes.h>
 #include <trireme/device/host_scalars.h>
 #include <trireme/monitor/chrome_trace.h>
+#include <trireme/parallel/pipeline/arrival.h>
+#include <trireme/parallel/pipeline/compute_span.h>
 #include <trireme/parallel/pipeline/schedule_check.h>
 #include <trireme/parallel/pipeline/split_backward.h>
 
@@ -22,57 +24,6 @@ namespace {
 
 using monitor::Lane;
 using monitor::tracer;
-
-// Adds up time of the host, or marks a stretch for the device's; and is a span of the trace named after micro-batch and chunk: "F 3 0".
-class ComputeSpan {
- public:
-  ComputeSpan(char kind, const Instruction& instruction, double& seconds, device::PhaseTimer* on_device)
-      : kind_(kind), instruction_(instruction), seconds_(seconds), on_device_(on_device), begin_(monitor::Tracer::now_ns()) {
-    if (on_device_ != nullptr) {
-      on_device_->begin();
-    }
-  }
-  ~ComputeSpan() {
-    if (on_device_ != nullptr) {
-      on_device_->end();
-    }
-    const int64_t end = monitor::Tracer::now_ns();
-    seconds_ += static_cast<double>(end - begin_) * 1e-9;
-    if (tracer().on()) {
-      tracer().add(Lane::compute, concat(kind_, ' ', instruction_.micro_batch, ' ', instruction_.chunk), begin_, end);
-    }
-  }
-  ComputeSpan(const ComputeSpan&) = delete;
-  ComputeSpan& operator=(const ComputeSpan&) = delete;
-
- private:
-  char kind_;
-  const Instruction& instruction_;
-  double& seconds_;
-  device::PhaseTimer* on_device_;
-  int64_t begin_;
-};
-
-// What arrived is a leaf, and leaves must not be modified in place; a layer such as ReLU(inplace) may
-// want to. The result shares the leaf's memory but is a tensor of its own to autograd.
-class Arrive : public torch::autograd::Function<Arrive> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& leaf) {
-    const at::AutoDispatchBelowADInplaceOrView plain;
-    return leaf.view(leaf.sizes());
-  }
-  static Tensors backward(torch::autograd::AutogradContext*, const Tensors& grads) {
-    return grads;
-  }
-};
-
-Tensors arrive(const Tensors& inputs) {
-  Tensors tensors;
-  for (const at::Tensor& input : inputs) {
-    tensors.push_back(input.defined() && input.requires_grad() && at::GradMode::is_enabled() ? Arrive::apply(input) : input);
-  }
-  return tensors;
-}
 
 // Applies TRIREME_FAULT to the first of these tensors that can be NaN.
 void spoil(Tensors& tensors, fault::Effect effect) {

@@ -119,7 +119,8 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
   }
   const Part part = part_of(vocabulary_, ranks_);
   const at::Tensor elsewhere = tokens_BT.lt(part.begin).logical_or_(tokens_BT.ge(part.end));
-  at::Tensor x = at::embedding(weight, (tokens_BT - part.begin).masked_fill_(elsewhere, 0));
+  const at::Tensor outside = tokens_BT.lt(0).logical_or_(tokens_BT.ge(vocabulary_)); // an error of every rank, as with one rank
+  at::Tensor x = at::embedding(weight, (tokens_BT - part.begin).masked_fill_(elsewhere, 0).masked_fill_(outside, -1));
   x = x.masked_fill(elsewhere.unsqueeze(-1), 0);
   return leave(x, ranks_);
 }

@@ -65,8 +65,11 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
     if (splits && wants_weight) {
       gathering.emplace(start_join(saved[0], ranks.group, kSequenceDim));
     }
-    const at::Tensor dx_whole = product(dy, saved[1].to(dy.scalar_type()), ranks.group);
-    Transfer dx = splits ? start_sum_to_part(dx_whole, ranks.group, kSequenceDim) : start_sum(dx_whole, ranks.group);
+    std::optional<Transfer> dx;
+    if (context->needs_input_grad(0)) { // not where a pipeline computes the gradients of weights alone
+      const at::Tensor whole = product(dy, saved[1].to(dy.scalar_type()), ranks.group);
+      dx.emplace(splits ? start_sum_to_part(whole, ranks.group, kSequenceDim) : start_sum(whole, ranks.group));
+    }
     at::Tensor dweight, dbias;
     if (wants_weight) {
       const at::Tensor x = gathering ? gathering->wait() : saved[0];
@@ -75,7 +78,7 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) {
       dbias = rows_of(dy).sum(0);
     }
-    return {dx.wait().to(saved[0].scalar_type()), dweight, dbias, {}};
+    return {dx ? dx->wait().to(saved[0].scalar_type()) : at::Tensor(), dweight, dbias, {}};
   }
 };
 

@@ -19,17 +19,24 @@ OwnRandom::OwnRandom(int rank, int ranks, at::Device device) {
     const std::lock_guard<std::mutex> lock(host.mutex());
     drawn = at::check_generator<at::CPUGeneratorImpl>(host)->random64();
   }
-  generator_ = at::globalContext().defaultGenerator(device);
-  const std::lock_guard<std::mutex> lock(generator_.mutex());
-  before_ = generator_.get_state();
   // A CPU's generator keeps 32 bits of a seed, so both are mixed first.
-  generator_.set_current_seed(static_cast<uint32_t>(mix64(drawn + kMixStep * static_cast<uint64_t>(rank + 1))));
+  const auto seed = static_cast<uint32_t>(mix64(drawn + kMixStep * static_cast<uint64_t>(rank + 1)));
+  std::vector<at::Device> devices = {at::kCPU};
+  if (!device.is_cpu()) {
+    devices.push_back(device);
+  }
+  for (const at::Device each : devices) {
+    at::Generator generator = at::globalContext().defaultGenerator(each);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generators_.push_back({generator, generator.get_state()});
+    generator.set_current_seed(seed);
+  }
 }
 
 OwnRandom::~OwnRandom() {
-  if (before_.defined()) {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    generator_.set_state(before_);
+  for (Generator& each : generators_) {
+    const std::lock_guard<std::mutex> lock(each.generator.mutex());
+    each.generator.set_state(each.before);
   }
 }
 
