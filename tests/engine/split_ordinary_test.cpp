@@ -5,6 +5,8 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/linear.h>
 
 #include <numeric>
 
@@ -111,6 +113,36 @@ TEST(OrdinarySplit, NamesARuleThatMatchesNothing) {
     config.tensor_parallel.rules.push_back({tensor::SplitRule::Kind::row, ".*attention\\.outt$"});
     EXPECT_THAT([&] { train(world, config); }, ThrowsMessage<InputError>(AllOf(HasSubstr("no parameter of the model matches"), HasSubstr("block.attention.out"))));
   }), IsEmpty());
+}
+
+/// Its activation has one number for all features, of which each rank sees a part.
+struct ScaledImpl : torch::nn::Module {
+  ScaledImpl() : fc1(register_module("fc1", torch::nn::Linear(8, 16))), act(register_module("act", torch::nn::PReLU())), fc2(register_module("fc2", torch::nn::Linear(16, 8))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return fc2->forward(act->forward(fc1->forward(x)));
+  }
+  torch::nn::Linear fc1;
+  torch::nn::PReLU act;
+  torch::nn::Linear fc2;
+};
+TORCH_MODULE(Scaled);
+
+TEST(OrdinarySplit, WholeParametersOnSplitFeaturesAreFound) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          torch::manual_seed(5);
+                          Scaled model;
+                          InitializeOptions options;
+                          options.model = model.ptr();
+                          options.loss = [model](const data::Batch& batch) mutable { return model->forward(batch.input()).square().mean(); };
+                          options.config = split_config(2, 0);
+                          options.config.tensor_parallel.rules = {{.kind = tensor::SplitRule::Kind::column, .pattern = "fc1"}, {.kind = tensor::SplitRule::Kind::row, .pattern = "fc2"}};
+                          const Initialized made = initialize(world, options);
+                          const at::Tensor x = torch::sin(torch::arange(kBatch * 8).to(torch::kFloat32)).reshape({kBatch, 8});
+                          EXPECT_THAT([&] { made.engine->train_batch([&] { return data::Batch{{x}, {x}, kBatch}; }); },
+                                      ThrowsMessage<InputError>(HasSubstr("the gradients of act.weight, which every rank has whole, differ")));
+                        }),
+              IsEmpty());
 }
 
 } // namespace

@@ -356,10 +356,10 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     }
   });
   if (config.tensor_parallel.size > 1) {
-    const tensor::SplitModel split = tensor::SplitModel::split(*options.model, config.tensor_parallel.rules, parts.tensor);
-    parts.split = split.placements();
+    parts.ordinary.emplace(tensor::SplitModel::split(*options.model, config.tensor_parallel.rules, parts.tensor));
+    parts.split = parts.ordinary->placements();
     if (world.rank() == 0) {
-      log::info("split over ", parts.tensor.size(), " tensor ranks:\n", split.describe());
+      log::info("split over ", parts.tensor.size(), " tensor ranks:\n", parts.ordinary->describe());
     }
   }
   impl->clock.measure_on(parts.device());

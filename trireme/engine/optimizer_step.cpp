@@ -144,12 +144,22 @@ at::Tensor OptimizerStep::factor_on_device(const at::Tensor& loss_and_norm, bool
   return torch::where(finite, factor, torch::full_like(factor, std::numeric_limits<double>::quiet_NaN())).to(torch::kFloat32);
 }
 
+// A model that knows nothing of ranks may use what is whole on features that are split; its copies would drift apart. Sharded gradients are
+// gone by now.
+void OptimizerStep::check_split_gradients() {
+  if (parts_.ordinary && !begun_ && !std::exchange(split_gradients_checked_, true)) {
+    parts_.reducer->finish();
+    parts_.ordinary->check_gradients();
+  }
+}
+
 // Every rank has the same loss, norm and scale, so all skip the step or none.
 // Without a norm, buckets are stepped while later ones are still being reduced.
 void OptimizerStep::run() {
   if (!loss_was_sent()) {
     throw InputError("engine", concat("step() of step ", state_.global_steps + 1, " without backward()"), "Call the engine's backward(loss) for each micro-batch, then step().");
   }
+  check_split_gradients();
   const bool needs_norm = parts_.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow();
   const bool looks_for_unused = !parts_.may_step_in_backward; // a bucket is stepped during backward without knowing about other ranks
   const comm::Group& ranks = parts_.sync->step_group();

@@ -70,6 +70,7 @@ class OptimizerStep {
   Unused unused_here() const;
   Unused unused_everywhere(Unused unused, double ranks_that_lack_some) const;
   bool agree_on_scale(double lowered);
+  void check_split_gradients();
   bool agree_on_model(double& squared_norm, bool one_scale);
   at::Tensor agree_on_device(const at::Tensor& norm);
   at::Tensor factor_on_device(const at::Tensor& loss_and_norm, bool has_norm, double unscale) const;
@@ -94,6 +95,7 @@ class OptimizerStep {
   double lr_ = 0;
   bool begun_ = false;
   std::set<std::pair<int64_t, int64_t>> stepped_; // buffer and bucket
+  bool split_gradients_checked_ = false; // in the first step
 };
 
 } // namespace trireme::engine

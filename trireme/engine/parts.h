@@ -14,6 +14,7 @@
 #include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/ties.h>
+#include <trireme/parallel/tensor/split.h>
 #include <trireme/parallel/tensor/split_module.h>
 #include <trireme/precision/options.h>
 #include <trireme/zero/parameter_coordinator.h>
@@ -47,6 +48,7 @@ struct Parts {
   comm::Group stage; // data, context and tensor: all that have the same layers
   comm::Group everyone;
   WholeParameters whole;
+  std::optional<tensor::SplitModel> ordinary; // a model that engine.tensor_parallel has split
   tensor::Placements split; // of the model's parameters of which each tensor rank has a part
   std::shared_ptr<pipeline::PipelineModule> layers; // null: a model in one piece
   std::unique_ptr<pipeline::Ties> ties;
