@@ -11,12 +11,12 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-EngineConfig read(const std::string& text) {
+EngineConfig engine_of(const std::string& text) {
   return read_deepspeed(JsonNode::parse(text, "ds.json"));
 }
 
 TEST(TensorParallelJson, ReadsDeepSpeedsSpecsIntoRules) {
-  const EngineConfig config = read(R"({"train_batch_size": 8, "tensor_parallel": {"autotp_size": 4, "tp_grain_size": 16, "dtype": "fp16", "partition_config": {
+  const EngineConfig config = engine_of(R"({"train_batch_size": 8, "tensor_parallel": {"autotp_size": 4, "tp_grain_size": 16, "dtype": "fp16", "partition_config": {
     "use_default_specs": false,
     "layer_specs": [
       {"patterns": [".*\\.gate$"], "partition_type": "skip"},
@@ -43,9 +43,9 @@ TEST(TensorParallelJson, ReadsDeepSpeedsSpecsIntoRules) {
 
 TEST(TensorParallelJson, IsOffByDefault) {
   for (const char* text : {R"({})", R"({"tensor_parallel": {}})", R"({"tensor_parallel": {"autotp_size": 0}})", R"({"tensor_parallel": {"autotp_size": 1, "tp_size": 1}})"}) {
-    EXPECT_EQ(read(text).tensor_parallel.size, 1) << text;
+    EXPECT_EQ(engine_of(text).tensor_parallel.size, 1) << text;
   }
-  EXPECT_EQ(read(R"({"tensor_parallel": {"tp_size": 2, "partition_config": {"layer_specs": {"patterns": "a", "partition_type": "row"}}}})").tensor_parallel.size, 2);
+  EXPECT_EQ(engine_of(R"({"tensor_parallel": {"tp_size": 2, "partition_config": {"layer_specs": {"patterns": "a", "partition_type": "row"}}}})").tensor_parallel.size, 2);
 }
 
 TEST(TensorParallelJson, SaysWhatIsWrongAndWhere) {
@@ -71,7 +71,7 @@ TEST(TensorParallelJson, SaysWhatIsWrongAndWhere) {
       {specs("3"), "layer_specs[0]", "must be an object", ""},
   };
   for (const std::vector<std::string>& c : cases) {
-    EXPECT_THAT([&] { read(c[0]); }, ThrowsMessage<InputError>(AllOf(HasSubstr(c[1]), HasSubstr(c[2]), HasSubstr(c[3])))) << c[0];
+    EXPECT_THAT([&] { engine_of(c[0]); }, ThrowsMessage<InputError>(AllOf(HasSubstr(c[1]), HasSubstr(c[2]), HasSubstr(c[3])))) << c[0];
   }
 }
 

@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kLayers = 3, kHidden = 64, kHeads = 8, kLength = 32, kVocabulary = 1000, kSamples = 2;
 constexpr int64_t kStream = 4 * kSamples * kLength * kHidden; // bytes of the residual stream
 
-models::GptOptions shape() {
+models::GptOptions gpt_shape() {
   models::GptOptions options;
   options.layers = kLayers;
   options.hidden = kHidden;
@@ -33,7 +33,7 @@ Conditions conditions(int64_t tensor, bool sequence_parallel = false, int64_t co
 
 Run run_of(const Conditions& c, int64_t data = 1, int zero_stage = 0) {
   Run run;
-  run.model = gpt(shape(), c);
+  run.model = gpt(gpt_shape(), c);
   run.bounds = {0, std::ssize(run.model.layers)};
   run.data_ranks = data;
   run.tensor_ranks = c.tensor_ranks;
@@ -54,20 +54,20 @@ int64_t along(const Run& run, const std::string& axis, int64_t stage = 0) {
 }
 
 int64_t kept(const Conditions& c) {
-  return gpt(shape(), c).layers.at(2).kept;
+  return gpt(gpt_shape(), c).layers.at(2).kept;
 }
 
 constexpr int64_t kStatistics = 4 * 4 * kSamples * kLength; // two numbers of a token for both norms
 constexpr int64_t kSoftmax = 4 * kSamples * kLength * kHeads;
 
 TEST(AxesTest, TensorRanksHoldTheModelTogether) {
-  const int64_t whole = gpt(shape(), {}).parameters();
+  const int64_t whole = gpt(gpt_shape(), {}).parameters();
   const int64_t replicated = kLayers * 6 * kHidden + kLength * kHidden + 2 * kHidden; // norms, biases behind sums, positions
   for (const int64_t t : {2, 4, 8}) {
-    EXPECT_EQ(t * (gpt(shape(), conditions(t)).parameters() - replicated) + replicated, whole) << t;
+    EXPECT_EQ(t * (gpt(gpt_shape(), conditions(t)).parameters() - replicated) + replicated, whole) << t;
   }
-  EXPECT_EQ(gpt(shape(), conditions(3)).layers.front().parameters.front().numel, 334 * kHidden) << "1,000 tokens over 3: the largest part";
-  EXPECT_EQ(gpt(shape(), conditions(1, false, 4)).parameters(), whole) << "the context axis divides no parameters";
+  EXPECT_EQ(gpt(gpt_shape(), conditions(3)).layers.front().parameters.front().numel, 334 * kHidden) << "1,000 tokens over 3: the largest part";
+  EXPECT_EQ(gpt(gpt_shape(), conditions(1, false, 4)).parameters(), whole) << "the context axis divides no parameters";
 }
 
 // 16 streams: 12 inside what the axis divides, 2 that column-parallel matrices take, 2 of the residual stream.
@@ -80,8 +80,8 @@ TEST(AxesTest, ActivationsFallAsKorthikantiSays) {
 }
 
 TEST(AxesTest, LogitsAreDividedByTheVocabulary) {
-  EXPECT_EQ(gpt(shape(), conditions(4)).loss_kept, 4 * kSamples * kLength * kVocabulary / 4 + 4 * kSamples * kLength);
-  EXPECT_EQ(gpt(shape(), conditions(1, false, 2)).loss_kept, gpt(shape(), conditions(1)).loss_kept / 2);
+  EXPECT_EQ(gpt(gpt_shape(), conditions(4)).loss_kept, 4 * kSamples * kLength * kVocabulary / 4 + 4 * kSamples * kLength);
+  EXPECT_EQ(gpt(gpt_shape(), conditions(1, false, 2)).loss_kept, gpt(gpt_shape(), conditions(1)).loss_kept / 2);
 }
 
 TEST(AxesTest, MemoryFallsWithTheAxes) {
@@ -119,7 +119,7 @@ TEST(AxesTest, BytesOfTheTensorAxisByStage) {
   const int64_t loss = 8 * kSamples * kLength;
   EXPECT_EQ(along(run, "tensor", 0), 3 * (4 * 2 + 1) * kStream) << "embedding and two blocks";
   EXPECT_EQ(along(run, "tensor", 1), 3 * ((4 + 1) * kStream + loss)) << "a block, the head and the loss";
-  run.model = gpt(shape(), conditions(2, true));
+  run.model = gpt(gpt_shape(), conditions(2, true));
   const int64_t whole_messages = along(run_of(conditions(2)), "pipe");
   EXPECT_EQ(whole_messages, 0);
   EXPECT_EQ(run.model.layers.at(3).output, kStream / 2) << "with sequence parallelism stages send their part";

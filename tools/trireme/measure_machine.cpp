@@ -27,18 +27,18 @@ namespace {
 using nlohmann::json;
 
 constexpr int kRepeats = 11;
-constexpr double kWorthTiming = 5e-3;
+constexpr double kLongEnough = 5e-3;
 constexpr double kEps = 1e-5;
 
 /// Times calls while all ranks of the job make the same one.
-class Clock {
+class Timer {
  public:
-  explicit Clock(const comm::Group& group) : group_(group) {}
+  explicit Timer(const comm::Group& group) : group_(group) {}
 
   /// Least seconds of one call here, after a first one: other programs only make it longer. Every measurement begins on all ranks together.
   double seconds(const std::function<void()>& call) const {
     call();
-    const int rounds = std::max(1, static_cast<int>(kWorthTiming / std::max(1e-7, once(call, 1))));
+    const int rounds = std::max(1, static_cast<int>(kLongEnough / std::max(1e-7, once(call, 1))));
     double least = std::numeric_limits<double>::infinity();
     for (int i = 0; i < kRepeats; ++i) {
       group_.barrier().wait();
@@ -83,7 +83,7 @@ Shape shape_of(const json& spec) {
 }
 
 // Size and speed of products [rows, inner] x [inner, outer], forward and the two of backward.
-json products(const Clock& clock, const Shape& shape) {
+json products(const Timer& clock, const Shape& shape) {
   const at::NoGradGuard no_grad;
   const int64_t h = shape.gpt.hidden;
   json points = json::array();
@@ -109,7 +109,7 @@ json products(const Clock& clock, const Shape& shape) {
 }
 
 // Seconds of an operation forward and backward.
-double both_ways(const Clock& clock, const std::vector<at::Tensor>& inputs, const std::function<std::vector<at::Tensor>()>& forward) {
+double both_ways(const Timer& clock, const std::vector<at::Tensor>& inputs, const std::function<std::vector<at::Tensor>()>& forward) {
   std::vector<at::Tensor> grads;
   for (const at::Tensor& output : forward()) {
     grads.push_back(at::ones_like(output));
@@ -118,7 +118,7 @@ double both_ways(const Clock& clock, const std::vector<at::Tensor>& inputs, cons
 }
 
 // A block's operations that are no matrix products.
-json between_products(const Clock& clock, const Shape& s) {
+json between_products(const Timer& clock, const Shape& s) {
   const int64_t h = s.gpt.hidden;
   const at::Tensor x = s.made({1, s.rows, h});
   const at::Tensor y = s.made({1, s.rows, h});
@@ -140,7 +140,7 @@ json between_products(const Clock& clock, const Shape& s) {
 }
 
 // A whole block forward and backward.
-double block(const Clock& clock, const Shape& s, int64_t samples) {
+double block(const Timer& clock, const Shape& s, int64_t samples) {
   models::GptBlock module(s.gpt);
   module->to(s.type);
   const at::Tensor x = s.made({samples, s.rows, s.gpt.hidden});
@@ -192,7 +192,7 @@ int measure_machine_as_rank(const std::filesystem::path& file) {
   } else {
     torch::manual_seed(1);
     comm::World world = comm::World::connect();
-    const Clock clock(world.group());
+    const Timer clock(world.group());
     const Shape shape = shape_of(spec.at("compute"));
     result = between_products(clock, shape);
     result["products"] = products(clock, shape);

@@ -19,7 +19,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kSequenceDim = 1;
 /// The pieces of a result that is computed while others travel.
 constexpr int64_t kPieceBytes = 8 << 20;
 

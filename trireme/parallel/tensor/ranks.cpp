@@ -8,12 +8,6 @@
 #include <vector>
 
 namespace trireme::tensor {
-namespace {
-
-constexpr int64_t kSequenceDim = 1;
-
-} // namespace
-
 at::Tensor enter(const at::Tensor& x, const Ranks& ranks) {
   return ranks.splits_sequence() ? gather_parts(x, ranks.group, kSequenceDim) : copy_to_ranks(x, ranks.group);
 }

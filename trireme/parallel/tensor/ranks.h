@@ -22,6 +22,9 @@ struct Ranks {
   }
 };
 
+/// The dim of [B, T, H] whose parts the ranks have where the sequence is split.
+inline constexpr int64_t kSequenceDim = 1;
+
 /// What a layer that is split by columns computes with: [B, T, H] from x [B, T, H], or [B, T/N, H] where the sequence is split.
 at::Tensor enter(const at::Tensor& x, const Ranks& ranks);
 /// Turns what a layer that is split by rows computes, [B, T, H], of which each rank has a summand, into the sum: [B, T, H], or [B, T/N, H].

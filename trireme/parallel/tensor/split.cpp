@@ -29,8 +29,6 @@ namespace {
 
 using Kind = SplitRule::Kind;
 
-constexpr std::string_view kPart = "tensor parallel";
-
 /// A parameter under one of its names.
 struct Named {
   std::string name;

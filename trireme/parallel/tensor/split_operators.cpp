@@ -20,8 +20,6 @@ namespace {
 using Kind = SplitRule::Kind;
 using OptionalTensor = std::optional<at::Tensor>;
 
-constexpr std::string_view kPart = "tensor parallel";
-
 std::string name_of(const Mark& mark) {
   return mark.parameter ? mark.parameter->name : "a split parameter";
 }

@@ -9,7 +9,6 @@
 namespace trireme::tensor {
 namespace {
 
-constexpr std::string_view kPart = "tensor parallel";
 constexpr size_t kLongestPattern = 1000; // std::regex calls itself for every bracket
 
 std::regex compile(const std::string& pattern) {

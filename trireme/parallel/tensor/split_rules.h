@@ -8,6 +8,9 @@
 /// Which parameters of an ordinary model are split over tensor-parallel ranks, and how. No torch here: the configuration is read into these.
 namespace trireme::tensor {
 
+/// Who reports the errors of this folder.
+inline constexpr std::string_view kPart = "tensor parallel";
+
 /// One rule. Of several that match a parameter the first counts, as in DeepSpeed's layer_specs.
 struct SplitRule {
   enum class Kind {
