@@ -4,7 +4,7 @@
 #include <trireme/base/fault.h>
 #include <trireme/base/json.h>
 #include <trireme/base/log.h>
-#include <trireme/bucket/shared_memory.h>
+#include <trireme/bucket/parameter_shards.h>
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/device/choose.h>
 #include <trireme/device/stream.h>
@@ -236,7 +236,7 @@ void open_groups(const Parts& parts) {
   if (parts.device().is_cpu()) {
     return;
   }
-  std::vector<comm::Group> groups = {parts.everyone, parts.group, parts.pipe, parts.context, parts.tensor, parts.model_ranks, parts.sync->step_group()};
+  std::vector<comm::Group> groups = {parts.everyone, parts.group, parts.pipe, parts.tensor, parts.model_ranks, parts.sync->step_group()};
   const std::vector<comm::Group> of_sync = parts.sync->groups().every();
   groups.insert(groups.end(), of_sync.begin(), of_sync.end());
   for (const comm::Group& group : groups) {
