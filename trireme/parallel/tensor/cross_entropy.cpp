@@ -126,11 +126,11 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   if (reduction != at::Reduction::Mean && reduction != at::Reduction::Sum) {
     throw InputError("tensor parallel", "cross_entropy: the reduction must be mean or sum.");
   }
-  const Part part = part_of(classes, ranks);
-  check(logits, target, classes, part, ignore_index);
-  if (ranks.alone()) {
+  if (ranks.alone()) { // which checks what it gets
     return fused::cross_entropy(logits, target, reduction, ignore_index, fused::Logits::overwrite);
   }
+  const Part part = part_of(classes, ranks);
+  check(logits, target, classes, part, ignore_index);
   return CrossEntropy::apply(logits, target, part, ranks.group, reduction == at::Reduction::Mean, ignore_index);
 }
 
