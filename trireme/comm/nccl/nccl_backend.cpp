@@ -215,11 +215,11 @@ class NcclMark : public DeviceMark {
    public:
     explicit Copy(const WorkNCCL& work) : WorkNCCL(work) {}
     /// Whether the kernel has ended and not been ended.
-    bool ended() const {
+    bool ended() {
       if (!finishedGPUExecutionInternal()) {
         return false;
       }
-      if (ncclComm_ && ncclComm_->isAborted()) {
+      if (ncclComm_ && checkForNCCLErrors()) { // also once it is aborted; NCCLComm::isAborted() is not exported
         throw Trouble(Trouble::Kind::lost, "NCCL has given up the communicator");
       }
       return true;
