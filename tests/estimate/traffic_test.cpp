@@ -60,6 +60,13 @@ std::vector<Case> cases() {
   all.push_back({2, {three, low}});
   all.push_back({4, {three, low, "engine.zero_optimization.stage3_prefetch_bucket_size=0", "engine.gradient_accumulation_steps=2"}});
   all.push_back({3, {three, low, "engine.zero_optimization.stage3_prefetch_bucket_size=60000", "model.tie_embeddings=false"}});
+  // More micro-batches than are counted one by one.
+  all.push_back({2, {three, low, "engine.gradient_accumulation_steps=6"}});
+  all.push_back({2, {three, low, "engine.gradient_accumulation_steps=12", "engine.zero_optimization.stage3_prefetch_bucket_size=0"}});
+  all.push_back({2, {three, low, "engine.gradient_accumulation_steps=12", "engine.zero_optimization.stage3_prefetch_bucket_size=60000"}});
+  all.push_back({3, {three, low, "engine.gradient_accumulation_steps=8", "engine.zero_optimization.stage3_prefetch_bucket_size=1000000000"}});
+  all.push_back({3, {three, low, "engine.gradient_accumulation_steps=8", "engine.zero_optimization.stage3_max_live_parameters=70000"}});
+  all.push_back({2, {three, low, "engine.gradient_accumulation_steps=12", "engine.zero_optimization.stage3_max_live_parameters=1000000000"}});
   all.push_back({2, {"engine.zero_optimization.stage=1", "engine.bf16.enabled=true"}});
   all.push_back({2, {"engine.bf16.enabled=true", "engine.gradient_accumulation_steps=2"}});
   all.push_back({2, {"engine.bf16.enabled=true", "engine.communication_data_type=fp32"}});

@@ -30,6 +30,17 @@ TEST(LinkTimeTest, BetweenHosts) {
   EXPECT_EQ(level_name(cluster(), {16, 2}), "between_hosts");
 }
 
+// Groups of 6 ranks begin at 0, 6, 12: some have two ranks on a host and four on the next.
+TEST(LinkTimeTest, GroupsThatDoNotFitTheHostsCrossThem) {
+  Cluster uneven = cluster();
+  uneven.hosts = 3;
+  uneven.levels.back().ranks = 24;
+  EXPECT_EQ(level_name(uneven, {6, 1}), "between_hosts");
+  EXPECT_EQ(level_name(uneven, {4, 1}), "inside_host");
+  EXPECT_DOUBLE_EQ(gather_seconds(uneven, {6, 1}, 800), 800.0 * 2 / 3 / 2 / 2) << "as three pairs";
+  EXPECT_DOUBLE_EQ(gather_seconds(uneven, {4, 6}, 800), gather_seconds(uneven, {4, 8}, 800)) << "one rank on each host";
+}
+
 TEST(LinkTimeTest, AFlatRingPassesEveryLink) {
   Cluster flat = cluster();
   flat.hierarchical = false;

@@ -14,9 +14,11 @@ using Kind = Run::Computation::Kind;
 // Writes down the units that a step enters, one after the other.
 class Visits {
  public:
-  Visits(const Run& run, int64_t stage, const bucket::FlatLayout& layout) : run_(run), units_(units_of(run, stage, layout)), chunks_(layers_of(run, stage)) {
+  // `micro_batches`: of a run without programs.
+  Visits(const Run& run, int64_t stage, const bucket::FlatLayout& layout, int64_t micro_batches)
+      : run_(run), units_(units_of(run, stage, layout)), chunks_(layers_of(run, stage)) {
     if (run.programs.empty()) {
-      for (int64_t micro_batch = 0; micro_batch < run.accumulation; ++micro_batch) {
+      for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
         forward(chunks_.front());
         backward(chunks_.front());
       }
@@ -96,7 +98,7 @@ std::set<int64_t> ahead(const Run& run, const std::vector<int64_t>& order, size_
       break;
     }
     next.insert(order[i]);
-    if (!run.prefetch_elements && fresh) {
+    if (next.size() >= sizes.size() || (!run.prefetch_elements && fresh)) { // all there are
       break;
     }
   }
@@ -109,13 +111,7 @@ struct Plan {
   int64_t most_live = 0;
 };
 
-Plan plan_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
-  std::map<int64_t, int64_t> sizes;
-  for (const bucket::Bucket& bucket : layout.buckets()) {
-    sizes[bucket.unit] += bucket.numel();
-  }
-  const int64_t most_kept = run.live_elements(unit_elements(layout));
-  const std::vector<int64_t> order = Visits(run, stage, layout).order();
+Plan walk(const Run& run, const std::vector<int64_t>& order, const std::map<int64_t, int64_t>& sizes, int64_t most_kept) {
   std::set<int64_t> live;
   Plan plan;
   for (size_t i = 0; i < order.size(); ++i) {
@@ -143,6 +139,24 @@ Plan plan_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
     plan.most_live = std::max(plan.most_live, whole);
     live = std::move(kept);
   }
+  return plan;
+}
+
+
+Plan plan_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
+  std::map<int64_t, int64_t> sizes;
+  for (const bucket::Bucket& bucket : layout.buckets()) {
+    sizes[bucket.unit] += bucket.numel();
+  }
+  const int64_t most_kept = run.live_elements(unit_elements(layout));
+  const auto of = [&](int64_t micro_batches) { return walk(run, Visits(run, stage, layout, micro_batches).order(), sizes, most_kept); };
+  // A visit looks no farther than the units go round, so from the third on micro-batches are alike but for the last ones.
+  constexpr int64_t kFew = 5;
+  if (!run.programs.empty() || run.accumulation <= kFew) {
+    return of(run.accumulation);
+  }
+  Plan plan = of(kFew);
+  plan.gathered += (run.accumulation - kFew) * (plan.gathered - of(kFew - 1).gathered);
   return plan;
 }
 

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 namespace trireme::plan {
 namespace {
 
+// Ranks of the group that are always in one unit, for the worst of the axis's groups: those of 6 adjacent ranks in units of 8 begin at 0, 6, 12,
+// and two of the second are in the first unit.
 int64_t members(const AxisGroup& group, int64_t unit) {
-  return std::clamp<int64_t>(unit / group.stride, 1, group.ranks);
+  return std::clamp<int64_t>(std::gcd(unit, group.ranks * group.stride) / group.stride, 1, group.ranks);
 }
 
 double steps(int64_t units) {
