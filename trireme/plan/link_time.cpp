@@ -22,7 +22,7 @@ template <typename Visit>
 void for_each_level(const Cluster& cluster, const AxisGroup& group, const Visit& visit) {
   int64_t below = 1;
   for (const Level& level : cluster.levels) {
-    const int64_t here = members(group, level.ranks);
+    const int64_t here = &level == &cluster.levels.back() ? group.ranks : members(group, level.ranks);
     const int64_t units = (here + below - 1) / below;
     if (units > 1) {
       visit(level, below, units);
