@@ -153,7 +153,7 @@ mesh::Mesh TrainRun::make_mesh() {
 Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), device_, start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
-  if (shards_parameters()) {
+  if (shards_parameters() && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
     // Without it malloc would keep the memory of each unit: it raises this threshold by itself up to 32 MiB.
     ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
   }
