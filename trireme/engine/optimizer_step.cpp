@@ -147,9 +147,9 @@ at::Tensor OptimizerStep::factor_on_device(const at::Tensor& loss_and_norm, bool
 // A model that knows nothing of ranks may use what is whole on features that are split; its copies would drift apart. Sharded gradients are
 // gone by now.
 void OptimizerStep::check_split_gradients() {
-  if (parts_.ordinary && !begun_ && !std::exchange(split_gradients_checked_, true)) {
+  if (parts_.ordinary && !begun_ && !split_gradients_checked_) {
     parts_.reducer->finish();
-    parts_.ordinary->check_gradients();
+    split_gradients_checked_ = parts_.ordinary->check_gradients();
   }
 }
 

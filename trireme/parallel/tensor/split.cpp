@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/hash.h>
+#include <trireme/device/host_scalars.h>
 #include <trireme/parallel/tensor/split_mark.h>
 
 #include <ATen/ATen.h>
@@ -217,11 +218,6 @@ bucket::Placement placement(const SplitParameter& split) {
   return out;
 }
 
-double squares(const at::Tensor& gradient) {
-  const double norm = at::linalg_vector_norm(gradient, 2, {}, false, at::kDouble).item<double>();
-  return norm * norm;
-}
-
 } // namespace
 
 SplitModel::SplitModel(comm::Group ranks, std::vector<Entry> entries) : ranks_(std::move(ranks)), entries_(std::move(entries)) {}
@@ -289,7 +285,7 @@ std::string SplitModel::describe() const {
   return out.str();
 }
 
-void SplitModel::check_gradients() const {
+bool SplitModel::check_gradients() const {
   std::vector<const Entry*> whole;
   for (const Entry& entry : entries_) {
     if (!entry.split && entry.parameter.requires_grad()) {
@@ -297,49 +293,52 @@ void SplitModel::check_gradients() const {
     }
   }
   if (whole.empty() || ranks_.size() == 1) {
-    return;
+    return true;
   }
   const torch::NoGradGuard no_grad;
-  const auto count = static_cast<int64_t>(whole.size());
-  const at::Tensor least = at::zeros({2, count, 2}, at::kDouble); // sums and sums of magnitudes, and the same negated
-  for (int64_t i = 0; i < count; ++i) {
-    const at::Tensor& gradient = whole[i]->parameter.grad();
-    if (gradient.defined()) {
-      const at::Tensor dense = gradient.to_dense();
-      least[0][i][0] = dense.sum(at::kDouble).item<double>();
-      least[0][i][1] = dense.abs().sum(at::kDouble).item<double>();
-    }
+  std::vector<at::Tensor> sums; // of each: the sum, and the sum of magnitudes
+  for (const Entry* const entry : whole) {
+    const at::Tensor& gradient = entry->parameter.grad();
+    const at::Tensor dense = gradient.defined() ? gradient.to_dense() : at::zeros({1}, entry->parameter.options());
+    sums.push_back(at::stack({dense.sum(at::kDouble), dense.abs().sum(at::kDouble)}));
   }
-  least[1].copy_(-least[0]);
+  const at::Tensor mine = at::stack(sums);
+  const at::Tensor least = at::stack({mine, -mine});
   ranks_.all_reduce(least, comm::ReduceOp::min, "gradients of whole parameters").wait();
   const at::Tensor differ = (-least[1] - least[0]).amax(-1);
   const at::Tensor size = -least[1].select(-1, 1);
-  const double noise = 1e-9 * size.sum().item<double>(); // of gradients that are zero but for rounding
-  for (int64_t i = 0; i < count; ++i) {
-    constexpr double kTolerance = 1e-3; // orders of additions, in bf16 too; what is missing is a rank's part
-    if (!(differ[i].item<double>() <= kTolerance * size[i].item<double>() + noise)) {
+  constexpr double kNoise = 1e-9; // of the sizes of all: gradients that are zero but for rounding
+  constexpr double kTolerance = 1e-3; // orders of additions, in bf16 too; what is missing is a rank's part
+  std::vector<at::Tensor> wanted = (differ - kTolerance * size - kNoise * size.sum()).unbind();
+  wanted.push_back(size.sum());
+  const std::vector<double> missing = device::read_scalars(wanted);
+  if (!std::isfinite(missing.back())) {
+    return false;
+  }
+  for (size_t i = 0; i < whole.size(); ++i) {
+    if (!(missing[i] <= 0)) {
       throw InputError(kPart, concat("the gradients of ", whole[i]->name, ", which every rank has whole, differ between the ranks of ", ranks_.name()),
                        "It acts on features that are split by columns, so each rank sees only a part of its gradient, or the ranks draw other random numbers. Split it by a "
                        "rule of its own, use it outside of split layers, or give all ranks the same seed.");
     }
   }
+  return true;
 }
 
 double SplitModel::clip_grad_norm(double max_norm) const {
   const torch::NoGradGuard no_grad;
   std::map<c10::TensorImpl*, const Entry*> once;
-  double parts = 0;
-  double whole = 0;
+  const at::Device device = entries_.empty() ? at::Device(at::kCPU) : entries_.front().parameter.device();
+  const at::Tensor squares = at::zeros({2}, at::TensorOptions(at::kDouble).device(device)); // of what is split, and of what is whole
   for (const Entry& entry : entries_) {
     if (entry.parameter.grad().defined() && once.emplace(entry.parameter.unsafeGetTensorImpl(), &entry).second) {
-      (entry.split ? parts : whole) += squares(entry.parameter.grad());
+      squares[entry.split ? 0 : 1].add_(at::linalg_vector_norm(entry.parameter.grad(), 2, {}, false, at::kDouble).square());
     }
   }
-  const at::Tensor sum = at::full({1}, parts, at::kDouble);
   if (ranks_.size() > 1) {
-    ranks_.all_reduce(sum, comm::ReduceOp::sum, "squares of gradients").wait();
+    ranks_.all_reduce(squares.slice(0, 0, 1), comm::ReduceOp::sum, "squares of gradients").wait();
   }
-  const double norm = std::sqrt(sum.item<double>() + whole);
+  const double norm = std::sqrt(device::read_scalars({squares.sum()}).front());
   const double factor = max_norm / (norm + 1e-6);
   if (factor < 1) {
     for (const auto& [impl, entry] : once) {

@@ -63,8 +63,9 @@ class SplitModel {
   std::string describe() const;
 
   /// After a backward pass: the gradients of parameters that every rank has whole must be equal. Collective. Cost: a read of them and a few bytes each.
+  /// Returns false, without having compared, where some are not finite (fp16's first steps). On a device: one wait of the host.
   /// Errors: InputError naming the parameter whose gradients differ.
-  void check_gradients() const;
+  bool check_gradients() const;
   /// torch::nn::utils::clip_grad_norm_() over the whole model: returns the norm before clipping, the same on all ranks. Collective.
   double clip_grad_norm(double max_norm) const;
 

@@ -27,6 +27,11 @@ void add_mark(c10::TensorImpl& tensor, c10::intrusive_ptr<c10::BackendMeta> meta
   tensor.set_backend_meta(std::move(meta));
 }
 
+// Of the kinds of device that libtorch does not list, only tensors with the same keys may take each other's place: `tensor` gets or loses ours.
+void make_key_fit(c10::TensorImpl& tensor, bool marked) {
+  KeySet::of(tensor) = marked ? KeySet::of(tensor).add(kSplitKey) : KeySet::of(tensor).remove(kSplitKey);
+}
+
 using at::TensorBase;
 
 // libtorch's hooks with one change: set_data() replaces a tensor's keys by those of the data, and a mark must stay.
@@ -39,6 +44,7 @@ class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
     const bool marked = tensor.key_set().has(kSplitKey);
     const bool gets_mark = data.key_set().has(kSplitKey); // the copy of a module
     c10::intrusive_ptr<c10::BackendMeta> meta = (marked ? self : data).unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+    make_key_fit(tensor, gets_mark);
     next_.set_data(self, data);
     if (marked || gets_mark) {
       add_mark(tensor, std::move(meta));
