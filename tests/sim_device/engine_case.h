@@ -3,13 +3,16 @@
 #include "sim_device.h"
 
 #include <tests/engine/small_run.h>
+#include <tests/support/run_ranks.h>
 
+#include <trireme/mesh/mesh.h>
 #include <trireme/models/gpt_layers.h>
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <unistd.h>
 
 // One model, trained on the CPU and on the simulated device.
@@ -31,11 +34,39 @@ struct Case {
   bool step_in_backward = false;
   std::string optimizer = "AdamW";
   optim::StateType states = optim::StateType::fp32;
+  int context = 1;
+  context::Kind context_kind = context::Kind::ring;
+  int tensor = 1;
+  bool sequence_parallel = false;
+  double dropout = 0;
+
+  int ranks_of_one_model() const {
+    return stages * context * tensor;
+  }
 };
 
-inline InitializeOptions options_of(const Case& one, at::Device device) {
+/// The ranks that share tokens and layers.
+inline models::ModelRanks ranks_of(const Case& one, const mesh::Mesh& mesh) {
+  models::ModelRanks ranks;
+  ranks.tensor = {mesh.group(mesh::Axis::tensor), one.sequence_parallel};
+  ranks.context = mesh.group(mesh::Axis::context);
+  ranks.context_kind = one.context_kind;
+  return ranks;
+}
+
+inline mesh::Mesh mesh_of(comm::World& world, const Case& one) {
+  return mesh::training_mesh(world.group(), {.pipe = one.stages, .context = one.context, .tensor = one.tensor});
+}
+
+/// Without a mesh: not split along tensor or context.
+inline InitializeOptions options_of(const Case& one, at::Device device, const std::optional<mesh::Mesh>& mesh = std::nullopt) {
   InitializeOptions options;
   options.device = device;
+  options.mesh = mesh;
+  options.sequence_parallel = one.sequence_parallel;
+  const models::ModelRanks ranks = mesh ? ranks_of(one, *mesh) : models::ModelRanks();
+  models::GptOptions shape = small_gpt(one.dropout);
+  shape.heads = 2 * one.tensor;
   options.config = zero_config(one.zero_stage, one.accumulation, one.clipping);
   options.config.precision.compute = one.type;
   if (one.type == precision::Type::fp16) {
@@ -61,10 +92,10 @@ inline InitializeOptions options_of(const Case& one, at::Device device) {
     stages.schedule = one.schedule;
     stages.chunks = one.chunks;
     stages.activation_checkpoint_interval = one.recompute;
-    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, stages);
+    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(shape, ranks), models::gpt_loss(shape, ranks), stages);
     options.config.pipeline = {};
   } else {
-    models::Gpt model(small_gpt());
+    models::Gpt model(shape, ranks);
     options.model = model.ptr();
     options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
   }
@@ -129,6 +160,21 @@ inline void start(int devices = 1) {
   at::globalContext().setSDPUseFlash(false); // attention is made of the same operations on both
   sim::start(devices);
   sim::use_cpu_optimizer_kernels();
+}
+
+using Run = std::function<Seen(comm::World& world, at::Device device)>;
+
+/// Runs it on the CPU, then on the device.
+inline void on_both(int ranks, const Run& run) {
+  EXPECT_THAT(test::run_ranks(ranks,
+                              [&](comm::World& world) {
+                                start();
+                                const Seen cpu = run(world, at::kCPU);
+                                expect_same(run(world, sim::device()), cpu);
+                                EXPECT_THAT(sim::problems(), testing::IsEmpty());
+                              }),
+              testing::IsEmpty())
+      << ranks << " ranks";
 }
 
 inline std::filesystem::path scratch(const char* name) {

@@ -27,8 +27,9 @@ class SimDeviceEngineTest : public testing::TestWithParam<Case> {};
 
 void compare(comm::World& world, const Case& one) {
   start();
-  const Seen cpu = train(*initialize(world, options_of(one, at::kCPU)).engine);
-  const auto engine = initialize(world, options_of(one, sim::device())).engine;
+  const mesh::Mesh mesh = mesh_of(world, one);
+  const Seen cpu = train(*initialize(world, options_of(one, at::kCPU, mesh)).engine);
+  const auto engine = initialize(world, options_of(one, sim::device(), mesh)).engine;
   EXPECT_EQ(engine->device(), sim::device());
   for (const at::Tensor& parameter : engine->module().parameters()) {
     EXPECT_EQ(parameter.device(), sim::device());
@@ -74,8 +75,8 @@ INSTANTIATE_TEST_SUITE_P(Gloo, SimDeviceRanksTest,
 TEST_P(SimDeviceEngineTest, IsEqualToTheCpu) {
   const Case& one = GetParam();
   for (const int replicas : {1, 2}) {
-    if (one.stages * replicas <= 4) {
-      EXPECT_THAT(run_ranks(one.stages * replicas, [&](comm::World& world) { compare(world, one); }), IsEmpty()) << replicas;
+    if (const int ranks = replicas * one.ranks_of_one_model(); ranks <= 4) {
+      EXPECT_THAT(run_ranks(ranks, [&](comm::World& world) { compare(world, one); }), IsEmpty()) << replicas;
     }
   }
 }
@@ -109,6 +110,22 @@ std::vector<Case> cases() {
   all.push_back({.name = "pipe_zero1", .zero_stage = 1, .accumulation = 4, .stages = 2});
   all.push_back({.name = "pipe_zero2_bf16", .zero_stage = 2, .type = Type::bf16, .accumulation = 4, .stages = 2});
   all.push_back({.name = "pipe_recompute", .accumulation = 4, .stages = 2, .recompute = 1});
+  all.push_back({.name = "tensor", .tensor = 2});
+  all.push_back({.name = "tensor_sequence", .tensor = 2, .sequence_parallel = true});
+  all.push_back({.name = "tensor_sequence_zero1_bf16", .zero_stage = 1, .type = Type::bf16, .tensor = 2, .sequence_parallel = true});
+  all.push_back({.name = "tensor_autocast", .autocast = true, .tensor = 2});
+  all.push_back({.name = "tensor_zero3", .zero_stage = 3, .tensor = 2});
+  all.push_back({.name = "tensor_sequence_recompute_zero3", .zero_stage = 3, .recompute = 1, .tensor = 2, .sequence_parallel = true});
+  all.push_back({.name = "ring", .context = 2});
+  all.push_back({.name = "ring_zero3", .zero_stage = 3, .context = 2});
+  all.push_back({.name = "ulysses", .context = 2, .context_kind = context::Kind::ulysses});
+  all.push_back({.name = "ulysses_zero1_bf16", .zero_stage = 1, .type = Type::bf16, .context = 2, .context_kind = context::Kind::ulysses});
+  all.push_back({.name = "ring_of_four", .zero_stage = 1, .context = 4});
+  all.push_back({.name = "ring_tensor_sequence", .context = 2, .tensor = 2, .sequence_parallel = true});
+  all.push_back({.name = "ulysses_tensor_zero2", .zero_stage = 2, .context = 2, .context_kind = context::Kind::ulysses, .tensor = 2});
+  all.push_back({.name = "pipe_tensor_sequence", .accumulation = 4, .stages = 2, .tensor = 2, .sequence_parallel = true});
+  all.push_back({.name = "pipe_zero_bubble_tensor", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::zero_bubble, .tensor = 2});
+  all.push_back({.name = "pipe_ring", .accumulation = 4, .stages = 2, .context = 2});
   return all;
 }
 
@@ -122,58 +139,79 @@ class SimDeviceParts : public testing::Test {
   fs::path folder_ = scratch("parts");
 };
 
-// Saved on either, loaded by either: the same bits go on.
+// Saved on either, loaded by either: the same bits go on, those of a run that was never saved.
+void expect_the_same_goes_on(int ranks, const Case& one, const fs::path& folder) {
+  EXPECT_THAT(run_ranks(ranks,
+                        [&](comm::World& world) {
+                          start();
+                          const mesh::Mesh mesh = mesh_of(world, one);
+                          const auto engine_on = [&](at::Device device) { return initialize(world, options_of(one, device, mesh)).engine; };
+                          const auto saving = engine_on(sim::device());
+                          train(*saving, 2);
+                          saving->save_checkpoint(folder, "of_device");
+                          const auto on_cpu = engine_on(at::kCPU);
+                          ASSERT_TRUE(on_cpu->load_checkpoint(folder, "of_device"));
+                          on_cpu->save_checkpoint(folder, "of_cpu");
+                          Seen expected = train(*engine_on(sim::device()), 4);
+                          expected.numbers.erase(expected.numbers.begin(), expected.numbers.end() - 4); // two steps' losses and norms
+                          expect_same(train(*saving, 2), expected);
+                          expect_same(train(*on_cpu, 2), expected);
+                          for (const char* tag : {"of_device", "of_cpu"}) {
+                            const auto again = engine_on(sim::device());
+                            ASSERT_TRUE(again->load_checkpoint(folder, tag));
+                            expect_same(train(*again, 2), expected);
+                          }
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty())
+      << one.name;
+}
+
 TEST_F(SimDeviceParts, CheckpointsGoFromDeviceToCpuAndBack) {
-  for (const int stage : {0, 1, 3}) {
-    const Case one{.name = "", .zero_stage = stage, .type = stage == 1 ? Type::bf16 : Type::fp32};
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            start();
-                            const auto saving = initialize(world, options_of(one, sim::device())).engine;
-                            train(*saving, 2);
-                            const fs::path folder = folder_ / concat(stage);
-                            saving->save_checkpoint(folder, "of_device");
-                            const auto on_cpu = initialize(world, options_of(one, at::kCPU)).engine;
-                            ASSERT_TRUE(on_cpu->load_checkpoint(folder, "of_device"));
-                            on_cpu->save_checkpoint(folder, "of_cpu");
-                            const Seen expected = train(*saving, 2);
-                            expect_same(train(*on_cpu, 2), expected);
-                            for (const char* tag : {"of_device", "of_cpu"}) {
-                              const auto again = initialize(world, options_of(one, sim::device())).engine;
-                              ASSERT_TRUE(again->load_checkpoint(folder, tag));
-                              expect_same(train(*again, 2), expected);
-                            }
-                            EXPECT_THAT(sim::problems(), IsEmpty());
-                          }),
-                IsEmpty());
-  }
+  expect_the_same_goes_on(2, {.name = "zero0"}, folder_ / "zero0");
+  expect_the_same_goes_on(2, {.name = "zero1", .zero_stage = 1, .type = Type::bf16}, folder_ / "zero1");
+  expect_the_same_goes_on(2, {.name = "zero3", .zero_stage = 3}, folder_ / "zero3");
+}
+
+TEST_F(SimDeviceParts, CheckpointsOfPipelinesGoFromDeviceToCpuAndBack) {
+  using pipeline::ScheduleKind;
+  expect_the_same_goes_on(2, {.name = "one_f_one_b", .accumulation = 4, .stages = 2}, folder_ / "one_f_one_b");
+  expect_the_same_goes_on(2, {.name = "interleaved", .type = Type::bf16, .accumulation = 4, .stages = 2, .schedule = ScheduleKind::interleaved, .chunks = 2}, folder_ / "interleaved");
+  expect_the_same_goes_on(4, {.name = "zero1", .zero_stage = 1, .accumulation = 4, .stages = 2}, folder_ / "zero1");
+}
+
+TEST_F(SimDeviceParts, CheckpointsOfSplitModelsGoFromDeviceToCpuAndBack) {
+  expect_the_same_goes_on(4, {.name = "tensor", .zero_stage = 1, .tensor = 2, .sequence_parallel = true}, folder_ / "tensor");
+  expect_the_same_goes_on(4, {.name = "context", .zero_stage = 3, .context = 2}, folder_ / "context");
 }
 
 // Dropout on the device draws from the device's generator, which a checkpoint keeps.
 TEST_F(SimDeviceParts, RandomStateOfTheDeviceIsResumed) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          start();
-                          const auto make = [&] {
-                            models::Gpt model(small_gpt(0.3));
-                            InitializeOptions options;
-                            options.device = sim::device();
-                            options.config = small_config(48, 2);
-                            options.model = model.ptr();
-                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
-                            options.training_data = std::make_shared<Counting>();
-                            return initialize(world, options).engine;
-                          };
-                          torch::manual_seed(world.rank());
-                          const auto engine = make();
-                          train(*engine, 2);
-                          engine->save_checkpoint(folder_, "saved");
-                          const Seen expected = train(*engine, 2);
-                          const auto resumed = make();
-                          ASSERT_TRUE(resumed->load_checkpoint(folder_, "saved"));
-                          expect_same(train(*resumed, 2), expected);
-                        }),
-              IsEmpty());
+  const Case cases[] = {{.name = "data", .dropout = 0.3},
+                        {.name = "pipe", .stages = 2, .dropout = 0.3},
+                        {.name = "tensor", .tensor = 2, .dropout = 0.3},
+                        {.name = "tensor_sequence", .tensor = 2, .sequence_parallel = true, .dropout = 0.3},
+                        {.name = "ring", .context = 2, .dropout = 0.3},
+                        {.name = "ulysses", .context = 2, .context_kind = context::Kind::ulysses, .dropout = 0.3}};
+  for (const Case& one : cases) {
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            start();
+                            const mesh::Mesh mesh = mesh_of(world, one);
+                            torch::manual_seed(world.rank() / one.tensor); // outside of split layers tensor ranks drop the same
+                            const auto engine = initialize(world, options_of(one, sim::device(), mesh)).engine;
+                            train(*engine, 2);
+                            engine->save_checkpoint(folder_ / one.name, "saved");
+                            const Seen expected = train(*engine, 2);
+                            torch::manual_seed(99);
+                            const auto resumed = initialize(world, options_of(one, sim::device(), mesh)).engine;
+                            ASSERT_TRUE(resumed->load_checkpoint(folder_ / one.name, "saved"));
+                            expect_same(train(*resumed, 2), expected);
+                            EXPECT_THAT(sim::problems(), IsEmpty());
+                          }),
+                IsEmpty())
+        << one.name;
+  }
 }
 
 TEST_F(SimDeviceParts, EvaluationLogitsAndTheClientsOwnLoop) {

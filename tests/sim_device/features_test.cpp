@@ -21,20 +21,6 @@ using precision::Type;
 using test::run_ranks;
 using testing::IsEmpty;
 
-using Run = std::function<Seen(comm::World& world, at::Device device)>;
-
-void on_both(int ranks, const Run& run) {
-  EXPECT_THAT(run_ranks(ranks,
-                        [&](comm::World& world) {
-                          start();
-                          const Seen cpu = run(world, at::kCPU);
-                          expect_same(run(world, sim::device()), cpu);
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty())
-      << ranks << " ranks";
-}
-
 std::shared_ptr<Engine> engine_of(comm::World& world, const InitializeOptions& options) {
   return initialize(world, options).engine;
 }

@@ -67,5 +67,23 @@ TEST_F(SimDeviceRunTest, ARunIsContinued) {
               testing::IsEmpty());
 }
 
+TEST_F(SimDeviceRunTest, LayersAndTokensAreSplit) {
+  json run = common();
+  run["data"]["validation"] = tokens_file("others.bin", 7);
+  run["training"] = {{"steps", 3}, {"eval_every", 3}};
+  const json splits[] = {{{"tensor", 2}, {"sequence_parallel", true}}, {{"context", 2}}, {{"context", 2}, {"context_kind", "ulysses"}}};
+  EXPECT_THAT(test::run_ranks(2,
+                              [&](comm::World& world) {
+                                sim::start();
+                                for (const json& split : splits) {
+                                  run["parallel"] = split;
+                                  const std::vector<double> cpu = numbers(world, run, std::nullopt);
+                                  expect_near(numbers(world, run, sim::device()), cpu);
+                                }
+                                EXPECT_THAT(sim::problems(), testing::IsEmpty());
+                              }),
+              testing::IsEmpty());
+}
+
 } // namespace
 } // namespace trireme::tools

@@ -66,10 +66,10 @@ inline at::Tensor part(const at::Tensor& x, const comm::Group& ranks, Kind kind,
   return gradient ? mine.requires_grad_() : mine;
 }
 
-inline Results shared_attention(const Inputs& in, const Case& c, const comm::Group& ranks) {
+inline Results shared_attention(const Inputs& in, const Case& c, const comm::Group& ranks, double dropout = 0) {
   const at::Tensor q = part(in.q, ranks, c.kind, true), k = part(in.k, ranks, c.kind, true), v = part(in.v, ranks, c.kind, true);
   const at::Tensor padding = in.padding.defined() ? part(in.padding, ranks, c.kind, false) : at::Tensor();
-  const at::Tensor out = attention(q, k, v, ranks, {.kind = c.kind, .causal = c.causal}, padding);
+  const at::Tensor out = attention(q, k, v, ranks, {.kind = c.kind, .causal = c.causal, .dropout = dropout}, padding);
   out.backward(part(in.dout, ranks, c.kind, false));
   return {out.detach(), q.grad(), k.grad(), v.grad()};
 }
