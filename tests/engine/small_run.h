@@ -9,6 +9,8 @@
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
+#include <functional>
+
 namespace trireme::engine {
 
 /// 192 short sequences that can be learned: counting upwards with a stride.
@@ -70,10 +72,13 @@ inline config::EngineConfig zero_config(int stage, int64_t accumulation = 1, dou
   return config;
 }
 
-/// The same training written with nothing but libtorch: one process, the whole batch, torch's AdamW and clipping.
+/// The same training written with nothing but libtorch: one process, the whole batch, torch's AdamW and clipping. `prepare` may freeze parameters.
 inline std::vector<double> plain_losses(int64_t global_batch, int steps, double clipping, std::vector<double>* norms = nullptr,
-                                        const models::GptOptions& shape = small_gpt()) {
+                                        const models::GptOptions& shape = small_gpt(), const std::function<void(torch::nn::Module&)>& prepare = nullptr) {
   models::Gpt model(shape);
+  if (prepare) {
+    prepare(*model);
+  }
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
   const Counting data;
   std::vector<double> losses;

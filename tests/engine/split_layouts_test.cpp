@@ -1,12 +1,7 @@
 // Layers split among tensor ranks, with pipelines, replicas and ZeRO: losses and gradient norms are those of one process and plain libtorch, and
 // checkpoints of any layout continue in any other.
-#include "small_run.h"
+#include "split_run.h"
 
-#include <tests/support/run_ranks.h>
-
-#include <trireme/models/gpt_layers.h>
-
-#include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
 #include <filesystem>
@@ -16,105 +11,13 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
-using mesh::Axis;
 using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int64_t kBatch = 8;
-constexpr int kSteps = 20;
+constexpr int64_t kBatch = kSplitBatch;
 
-struct Layout {
-  int pipe = 1;
-  int data = 1;
-  int context = 1;
-  int tensor = 1;
-  bool sequence_parallel = false;
-  int zero_stage = 0;
-  int64_t accumulation = 1;
-  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
-  int chunks = 1;
-  context::Kind context_kind = context::Kind::ring;
-
-  int ranks() const {
-    return pipe * data * context * tensor;
-  }
-  std::string describe() const {
-    return concat("pipe ", pipe, ", data ", data, ", context ", context, context_kind == context::Kind::ring ? " (ring)" : " (Ulysses)", ", tensor ", tensor, sequence_parallel ? " with sequence parallelism" : "", ", ZeRO ", zero_stage, ", ", accumulation,
-                  " micro-batches, schedule ", static_cast<int>(schedule), ", ", chunks, " chunks");
-  }
-};
-
-/// A vocabulary that no number of ranks divides.
-models::GptOptions split_gpt() {
-  models::GptOptions options = small_gpt();
-  options.layers = 4;
-  options.heads = 4;
-  return options;
-}
-
-class SplitRun {
- public:
-  SplitRun(comm::World& world, const Layout& layout, const models::GptOptions& shape = split_gpt(), const std::function<void(InitializeOptions&)>& change = nullptr) {
-    InitializeOptions options;
-    options.mesh = mesh::training_mesh(world.group(), {.pipe = layout.pipe, .data = layout.data, .context = layout.context, .tensor = layout.tensor});
-    options.sequence_parallel = layout.sequence_parallel;
-    models::ModelRanks ranks;
-    ranks.tensor = {options.mesh->group(Axis::tensor), layout.sequence_parallel};
-    ranks.context = options.mesh->group(Axis::context);
-    ranks.context_kind = layout.context_kind;
-    options.config = small_config(kBatch, layout.accumulation);
-    options.config.zero.stage = layout.zero_stage;
-    options.config.zero.param_persistence_threshold = 0;
-    options.training_data = std::make_shared<Counting>();
-    options.shuffle = false;
-    if (layout.pipe > 1) {
-      pipeline::PipelineOptions pipeline;
-      pipeline.stages = layout.pipe;
-      pipeline.schedule = layout.schedule;
-      pipeline.chunks = layout.chunks;
-      options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(shape, ranks), models::gpt_loss(shape, ranks), pipeline);
-    } else {
-      gpt_ = models::Gpt(shape, ranks);
-      options.model = gpt_.ptr();
-      options.loss = [gpt = gpt_](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
-    }
-    if (change) {
-      change(options);
-    }
-    made_ = initialize(world, options);
-  }
-  Engine& engine() {
-    return *made_.engine;
-  }
-  models::Gpt& gpt() {
-    return gpt_;
-  }
-  double step() {
-    return made_.engine->train_batch().item<double>();
-  }
-
- private:
-  models::Gpt gpt_{nullptr};
-  Initialized made_;
-};
-
-void expect_losses_of_one_process(const Layout& layout) {
-  std::vector<double> norms;
-  EXPECT_THAT(run_ranks(layout.ranks(),
-                        [&](comm::World& world) {
-                          std::vector<double> norms;
-                          const std::vector<double> losses = plain_losses(kBatch, kSteps, 1.0, &norms, split_gpt());
-                          SplitRun run(world, layout);
-                          for (int step = 0; step < kSteps; ++step) {
-                            ASSERT_NEAR(run.step(), losses[step], 1e-5 * losses[step]) << "step " << step;
-                            ASSERT_NEAR(run.engine().get_global_grad_norm().value(), norms[step], 1e-5 * norms[step]) << "step " << step;
-                          }
-                        }),
-              IsEmpty())
-      << layout.describe();
-}
-
+using Layout = SplitLayout;
 using Kind = pipeline::ScheduleKind;
 
 TEST(SplitLayoutsTest, TensorRanksAlone) {
@@ -205,14 +108,14 @@ TEST(SplitLayoutsTest, ResumedIsUninterrupted) {
     EXPECT_THAT(run_ranks(layout.ranks(),
                           [&](comm::World& world) {
                             torch::manual_seed(10 + world.rank() / 2);
-                            SplitRun whole(world, layout, shape);
+                            SplitRun whole(world, layout, {.shape = shape});
                             for (int step = 0; step < 3; ++step) {
                               whole.step();
                             }
                             whole.engine().save_checkpoint(folder / (sequence_parallel ? "parts" : "whole"));
                             const double next = whole.step();
                             const double last = whole.step();
-                            SplitRun resumed(world, layout, shape);
+                            SplitRun resumed(world, layout, {.shape = shape});
                             torch::manual_seed(99);
                             ASSERT_TRUE(resumed.engine().load_checkpoint(folder / (sequence_parallel ? "parts" : "whole")));
                             EXPECT_EQ(resumed.step(), next);
@@ -236,7 +139,7 @@ TEST(SplitLayoutsTest, LowPrecisionAndRecomputation) {
       EXPECT_THAT(run_ranks(4,
                             [&, change = change](comm::World& world) {
                               const std::vector<double> losses = plain_losses(kBatch, 8, 1.0, nullptr, split_gpt());
-                              SplitRun run(world, {.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = 1}, split_gpt(), change);
+                              SplitRun run(world, {.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = 1}, {.options = change});
                               double last = 0;
                               for (const double loss : losses) {
                                 last = run.step();
@@ -254,8 +157,8 @@ TEST(SplitLayoutsTest, LowPrecisionAndRecomputation) {
   EXPECT_THAT(run_ranks(4,
                         [](comm::World& world) {
                           const std::vector<double> losses = plain_losses(kBatch, 6, 1.0, nullptr, split_gpt());
-                          SplitRun run(world, {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2}, split_gpt(),
-                                       [](InitializeOptions& options) { options.config.pipeline.activation_checkpoint_interval = 1; });
+                          SplitRun run(world, {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2},
+                                       {.options = [](InitializeOptions& options) { options.config.pipeline.activation_checkpoint_interval = 1; }});
                           for (const double loss : losses) {
                             EXPECT_NEAR(run.step(), loss, 1e-5 * loss);
                           }
@@ -356,13 +259,13 @@ TEST(SplitLayoutsTest, WhatDoesNotFitIsRefused) {
                           const auto refused = [&](const auto& f, const char* what) { EXPECT_THAT(f, testing::ThrowsMessage<InputError>(HasSubstr(what))); };
                           models::GptOptions three = split_gpt();
                           three.heads = 1;
-                          refused([&] { SplitRun(world, {.tensor = 2}, three); }, "the 2 tensor-parallel ranks must divide the 1 heads");
+                          refused([&] { SplitRun(world, {.tensor = 2}, {.shape = three}); }, "the 2 tensor-parallel ranks must divide the 1 heads");
                           models::GptOptions odd = split_gpt();
                           odd.sequence_length = 8;
-                          refused([&] { SplitRun(world, {.tensor = 2}, odd, [&](InitializeOptions& options) { options.mesh = mesh::training_mesh(world.group(), {.pipe = 2}); }); },
+                          refused([&] { SplitRun(world, {.tensor = 2}, {.shape = odd, .options = [&](InitializeOptions& options) { options.mesh = mesh::training_mesh(world.group(), {.pipe = 2}); }}); },
                                   "InitializeOptions::mesh has 2 pipeline stages and the model 1");
                           refused([&] {
-                            SplitRun(world, {.tensor = 2}, odd, [](InitializeOptions& options) { options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}}; });
+                            SplitRun(world, {.tensor = 2}, {.shape = odd, .options = [](InitializeOptions& options) { options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}}; }});
                           }, "lamb needs the norm of the whole parameter");
                         }),
               IsEmpty());

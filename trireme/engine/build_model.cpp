@@ -178,13 +178,44 @@ void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units,
   }
 }
 
-// Makes equal what the tensor ranks have whole. (Where its gradients are summed over them, its reduce group has done it.)
-void broadcast_whole(const Parts& parts) {
+// Makes `values` of the buffer those of the first rank: of its reduce group, and of the tensor ranks where each has them whole.
+void agree_on(const Parts& parts, const bucket::FlatParameters& buffer, const at::Tensor& values) {
+  parts.sync->groups().of(buffer).broadcast(values, 0, "parameters").wait();
+  if (parts.tensor.size() > 1 && !parts.whole.is_sum && buffer.reduce_group() == parts.whole.group) { // else the reduce group has done it
+    parts.tensor.broadcast(values, 0, "parameters").wait();
+  }
+}
+
+// The same among the tensor ranks for a frozen parameter, which lies in a buffer with split ones, or in none.
+void agree_on_frozen(const Parts& parts, const at::Tensor& parameter) {
+  if (!parameter.requires_grad() && parts.tensor.size() > 1 && parts.split.count(parameter.unsafeGetTensorImpl()) == 0 && bucket::has_memory(parameter)) {
+    at::Tensor values = parameter.detach().contiguous();
+    parts.tensor.broadcast(values, 0, "frozen parameter").wait();
+    parameter.detach().copy_(values);
+  }
+}
+
+// Of a bucket that is sharded afterwards.
+void agree_on_bucket(const Parts& parts, bucket::FlatParameters& buffer, int64_t b) {
+  const torch::NoGradGuard no_grad;
+  agree_on(parts, buffer, buffer.bucket_data(b));
+  const bucket::Bucket& bucket = buffer.layout().buckets()[b];
+  for (int64_t slot = bucket.first_slot; slot < bucket.last_slot; ++slot) {
+    agree_on_frozen(parts, buffer.parameter(buffer.layout().slots()[slot].tensor));
+  }
+}
+
+// Of everything else.
+void agree_on_whole(const Parts& parts) {
   const torch::NoGradGuard no_grad;
   for (const auto& buffer : parts.buffers) {
-    if (parts.tensor.size() > 1 && !parts.whole.is_sum && buffer->reduce_group() == parts.whole.group && !buffer->parameters_are_sharded()) {
-      parts.tensor.broadcast(buffer->flat_data(), 0, "parameters").wait();
+    if (!buffer->parameters_are_sharded()) {
+      agree_on(parts, *buffer, buffer->flat_data());
     }
+  }
+  parallel::broadcast_untrained(*parts.model, parts.group);
+  for (const at::Tensor& parameter : parts.model->parameters()) {
+    agree_on_frozen(parts, parameter);
   }
 }
 
@@ -219,7 +250,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   refuse_early_shards_of_some_ranks(*parts.model, options);
   if (sharding.shard_parameters) {
     sharding.parameter_store = options.state_store ? options.state_store() : nullptr;
-    units.choose(config.zero);
+    units.choose(config.zero, parts.tensor);
     warn_of_whole_parameters(parts, units, config);
   } else {
     units.make_whole();
@@ -266,13 +297,12 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   parallel::check_same_model(parts.buffers, parts.sync->groups());
   parts.coordinator = std::make_shared<zero::ParameterCoordinator>(all, parts.sync->groups(), config.zero.prefetch_elements);
   if (sharding.shard_parameters) {
-    units.move_into(all, parts.sync->groups(), config.data_parallel.broadcast_at_start, parts.coordinator);
+    const auto agree = [&](bucket::FlatParameters& buffer, int64_t b) { agree_on_bucket(parts, buffer, b); };
+    units.move_into(all, config.data_parallel.broadcast_at_start ? agree : zero::ModelUnits::Agree(), parts.coordinator);
     parts.coordinator->keep(config.zero.live_elements(parts.coordinator->unit_elements(), parts.pipe.size()));
   }
   if (config.data_parallel.broadcast_at_start) {
-    parallel::broadcast_parameters(parts.buffers, parts.sync->groups());
-    broadcast_whole(parts);
-    parallel::broadcast_untrained(*parts.model, parts.group);
+    agree_on_whole(parts);
   }
   if (parts.ties) {
     pipeline::Tensors tied;

@@ -26,16 +26,29 @@ void ModelUnits::add(torch::nn::Module& module, std::unique_ptr<EarlyShards> ear
   items_.push_back(std::move(item));
 }
 
-void ModelUnits::choose(const ZeroOptions& options) {
-  std::vector<at::Tensor> small;
+void ModelUnits::choose(const ZeroOptions& options, const comm::Group& tensor) {
+  std::vector<at::Tensor> all;
+  std::vector<int64_t> sizes;
   for (const Item& item : items_) {
-    std::copy_if(item.parameters.begin(), item.parameters.end(), std::back_inserter(small),
-                 [&](const at::Tensor& parameter) { return parameter.numel() < options.param_persistence_threshold; });
+    for (const at::Tensor& parameter : item.parameters) {
+      all.push_back(parameter);
+      sizes.push_back(parameter.numel());
+    }
   }
-  std::stable_sort(small.begin(), small.end(), [](const at::Tensor& a, const at::Tensor& b) { return a.numel() < b.numel(); });
+  at::Tensor largest = torch::tensor(sizes, torch::kInt64);
+  if (!sizes.empty()) {
+    tensor.all_reduce(largest, comm::ReduceOp::max, "sizes of parameters").wait();
+  }
+  std::vector<std::pair<int64_t, at::Tensor>> small;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (const auto size = largest[static_cast<int64_t>(i)].item<int64_t>(); size < options.param_persistence_threshold) {
+      small.emplace_back(size, all[i]);
+    }
+  }
+  std::stable_sort(small.begin(), small.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   int64_t together = 0;
-  for (const at::Tensor& parameter : small) {
-    together += parameter.numel();
+  for (const auto& [size, parameter] : small) {
+    together += size;
     if (together > options.model_persistence_threshold) {
       break;
     }
@@ -91,13 +104,12 @@ void ModelUnits::drop_early_shards() {
   }
 }
 
-void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, const parallel::ReduceGroups& groups, bool broadcast,
-                           const std::shared_ptr<ParameterCoordinator>& coordinator) {
+void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, const Agree& agree, const std::shared_ptr<ParameterCoordinator>& coordinator) {
   const torch::NoGradGuard no_grad;
   const auto move_in = [&](bucket::FlatParameters& buffer, int64_t b) {
     buffer.move_in(b);
-    if (broadcast) {
-      groups.of(buffer).broadcast(buffer.bucket_data(b), 0, "parameters").wait();
+    if (agree) {
+      agree(buffer, b);
     }
     buffer.update_shard(b);
     buffer.release(b);

@@ -1,13 +1,14 @@
 #pragma once
 
 #include <trireme/bucket/flatten.h>
-#include <trireme/parallel/data/reduce_groups.h>
+#include <trireme/comm/group.h>
 #include <trireme/zero/early_shards.h>
 #include <trireme/zero/options.h>
 #include <trireme/zero/parameter_coordinator.h>
 #include <trireme/zero/unit.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -24,8 +25,9 @@ class ModelUnits {
   /// Adds a module, perhaps with its parameters sharded already.
   void add(torch::nn::Module& module, std::unique_ptr<EarlyShards> early = nullptr, Unit* unit = nullptr);
 
-  /// Decides which small parameters stay whole, as the options say.
-  void choose(const ZeroOptions& options);
+  /// Decides which small parameters stay whole, as the options say. The ranks of `tensor`, whose parts of a parameter may differ in size, decide the same, by
+  /// the largest. Collective over them.
+  void choose(const ZeroOptions& options, const comm::Group& tensor);
   /// The unit that a parameter is gathered with; bucket::TensorInfo::kNoUnit: it stays whole.
   int64_t unit_of(const at::Tensor& parameter) const;
   /// Elements that belong to a unit.
@@ -35,10 +37,11 @@ class ModelUnits {
   /// drop_early_shards().
   void make_whole();
   void drop_early_shards();
-  /// Moves the parameters unit by unit into `buffers`, which were made with unit_of(); rank 0's values become everybody's when
-  /// `broadcast`. From then on `coordinator` looks after them. Collective.
-  void move_into(const std::vector<bucket::FlatParameters*>& buffers, const parallel::ReduceGroups& groups, bool broadcast,
-                 const std::shared_ptr<ParameterCoordinator>& coordinator);
+  /// Makes the values of bucket `b`, which are there, the same on all ranks that have them.
+  using Agree = std::function<void(bucket::FlatParameters& buffer, int64_t b)>;
+  /// Moves the parameters unit by unit into `buffers`, which were made with unit_of(), and calls `agree`, unless it is null, on each bucket before it is sharded. From
+  /// then on `coordinator` looks after them. Collective, as `agree` is.
+  void move_into(const std::vector<bucket::FlatParameters*>& buffers, const Agree& agree, const std::shared_ptr<ParameterCoordinator>& coordinator);
 
  private:
   struct Item {
