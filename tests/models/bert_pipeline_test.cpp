@@ -1,6 +1,7 @@
 #include <trireme/engine/initialize.h>
 #include <trireme/models/bert_layers.h>
 
+#include <tests/support/gaps.h>
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
@@ -16,7 +17,6 @@ constexpr int kSteps = 6;
 constexpr int64_t kBatch = 8;
 constexpr int64_t kMicroBatches = 4;
 constexpr int64_t kLength = 10;
-constexpr int64_t kMaskToken = 30;
 
 BertOptions small() {
   BertOptions options;
@@ -28,37 +28,12 @@ BertOptions small() {
   return options;
 }
 
-// Sequences of different lengths that count upwards; two of their tokens are to be guessed.
-class Gaps : public data::Dataset {
- public:
-  int64_t size() const override {
-    return 64;
-  }
-  data::Batch get(std::span<const int64_t> indices) const override {
-    std::vector<at::Tensor> tokens, masks, targets;
-    for (const int64_t i : indices) {
-      const at::Tensor sample = (torch::arange(kLength) * (1 + i % 3) + i * 7) % kMaskToken;
-      const at::Tensor there = torch::arange(kLength) < kLength - i % 5;
-      at::Tensor asked = torch::zeros({kLength}, torch::kBool);
-      asked[1 + i % 2] = true;
-      asked[4] = true;
-      tokens.push_back(sample.masked_fill(asked, kMaskToken).masked_fill(~there, 0));
-      masks.push_back(there);
-      targets.push_back(sample.masked_fill(~asked, kIgnoredTarget));
-    }
-    return {{torch::stack(tokens), torch::stack(masks)}, {torch::stack(targets)}, static_cast<int64_t>(indices.size())};
-  }
-  std::string describe() const override {
-    return "gaps";
-  }
-};
-
 // Nothing but libtorch: one process, the whole batch at once.
 std::vector<double> plain_losses() {
   pipeline::PipelineModule model(bert_layers(small()), masked_lm_loss);
   model.build();
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));
-  const Gaps data;
+  const test::Gaps data(kLength);
   std::vector<double> losses;
   int64_t position = 0;
   for (int step = 0; step < kSteps; ++step) {
@@ -90,7 +65,7 @@ TEST(BertPipelineTest, TwoStagesThatPassTheMaskOnEqualOneProcess) {
                                 options.config.optimizer.emplace();
                                 std::get<optim::AdamOptions>(options.config.optimizer->rule).lr = 0.01;
                                 std::get<optim::AdamOptions>(options.config.optimizer->rule).weight_decay = 0.01; // torch's default
-                                options.training_data = std::make_shared<Gaps>();
+                                options.training_data = std::make_shared<test::Gaps>(kLength);
                                 options.shuffle = false;
                                 const engine::Initialized made = engine::initialize(world, options);
                                 std::vector<double> losses;
