@@ -315,6 +315,21 @@ TEST_F(RunFileTest, StagesAreSaidInEitherPlace) {
   EXPECT_THAT(error_of(kMinimal, {"parallel.pipe=2", "engine.pipeline.stages=1"}), HasSubstr("pipeline.stages is 1 but parallel.pipe is 2"));
 }
 
+// The keys of a C++ program's own model, which is split by patterns.
+TEST_F(RunFileTest, AModelIsSplitInOnePlace) {
+  const auto splits = [](const char* key) {
+    return concat(R"(engine.tensor_parallel={")", key, R"(": 2, "partition_config": {"layer_specs": {"patterns": ".*fc1$", "partition_type": "column"}}})");
+  };
+  EXPECT_THAT(error_of(kMinimal, {"parallel.tensor=2", splits("autotp_size")}),
+              AllOf(HasSubstr("engine.tensor_parallel.autotp_size: this splits the weights of a C++ program's own model"), HasSubstr("this run's gpt are split already, parallel.tensor at "),
+                    HasSubstr("Leave engine.tensor_parallel out")));
+  EXPECT_THAT(error_of(kMinimal, {"parallel.tensor=4", splits("tp_size")}), HasSubstr("engine.tensor_parallel.tp_size: this splits"));
+  EXPECT_THAT(error_of(kMinimal, {splits("autotp_size")}), AllOf(HasSubstr("the run has a gpt, model.type at "), HasSubstr("say in parallel.tensor how many ranks share each layer")));
+  EXPECT_THAT(error_of(R"({"model": {"type": "cnn"}, "data": {"type": "images", "train": "images", "train_labels": "labels"}, "training": {"steps": 1}, "engine": {"train_batch_size": 8}})", {splits("autotp_size")}),
+              HasSubstr("the run has a cnn, model.type at "));
+  EXPECT_EQ(read(kMinimal, {"parallel.tensor=2", "engine.tensor_parallel={\"autotp_size\": 1}"}).parallel.tensor, 2) << "as without";
+}
+
 // A model in one piece has no layers that could be recomputed or seeded.
 TEST_F(RunFileTest, LayersAreBuiltWhereTheyAreAskedFor) {
   EXPECT_FALSE(read(kMinimal).builds_layers());

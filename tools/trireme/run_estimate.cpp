@@ -13,9 +13,13 @@ int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int6
   const int64_t per_replica = ranks_of_replica(run);
   const int64_t ranks = asked > 0 ? asked : per_replica * run.parallel.data.value_or(replicas);
   if (ranks % per_replica != 0) {
+    const config::ParallelConfig& p = run.parallel;
+    const bool stages = per_replica == p.pipe;
     throw InputError("trireme",
-                     concat("-n ", ranks, " ranks cannot be divided among ", per_replica, per_replica == run.parallel.pipe ? " pipeline stages" : " ranks of a replica (pipe * context * tensor)"),
-                     concat("Use -n ", per_replica, ", ", 2 * per_replica, " or another multiple, or set parallel.pipe to a divisor of ", ranks, '.'));
+                     concat("-n ", ranks, " ranks cannot be divided among ", per_replica,
+                            stages ? " pipeline stages" : concat(" ranks of a replica (pipe * context * tensor = ", p.pipe, " * ", p.context, " * ", p.tensor, ')')),
+                     concat("Use -n ", per_replica, ", ", 2 * per_replica, " or another multiple, or ",
+                            stages ? "set parallel.pipe to a divisor of " : "choose parallel.pipe, context and tensor so that their product divides ", ranks, '.'));
   }
   if (run.parallel.data && ranks != per_replica * *run.parallel.data) {
     throw InputError("trireme",

@@ -105,6 +105,23 @@ void check_split(const JsonNode& root, RunConfig& run) {
   }
 }
 
+// A run file's models are those of models/.
+void check_tensor_parallel(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
+  const int64_t size = run.engine.tensor_parallel.size;
+  if (size == 1) {
+    return;
+  }
+  const JsonNode& keys = *engine.find("tensor_parallel");
+  const JsonNode* const autotp = keys.find("autotp_size");
+  const JsonNode& key = autotp != nullptr && autotp->as_integer() > 1 ? *autotp : *keys.find("tp_size");
+  const bool gpt = run.model.kind == ModelConfig::Kind::gpt;
+  const char* const next = gpt ? "Leave engine.tensor_parallel out, and say in parallel.tensor how many ranks share each layer." : "Leave engine.tensor_parallel out.";
+  if (run.parallel.tensor > 1) {
+    key.fail(concat("this splits the weights of a C++ program's own model, and the layers of this run's gpt are split already, ", named(place(root, "parallel", "tensor"))), next);
+  }
+  key.fail(concat("this splits the weights of a C++ program's own model, and the run has a ", gpt ? "gpt" : "cnn", ", ", named(place(root, "model", "type"))), next);
+}
+
 void check_cnn(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
   const auto count = [&](const char* images, size_t n_images, const char* labels, size_t n_labels) {
     if (n_images != n_labels) {
@@ -246,6 +263,7 @@ ordered_json write_training(const TrainingConfig& training) {
 
 void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
   check_kinds_fit(root, run);
+  check_tensor_parallel(root, engine, run);
   if (run.model.kind == ModelConfig::Kind::gpt) {
     check_gpt(root, run);
     check_split(root, run);
