@@ -1,16 +1,12 @@
 // The code of docs/engine.md, line by line, in programs that run.
 #include "small_run.h"
 
-#include <trireme/base/file.h>
-#include <trireme/base/text.h>
+#include <tests/support/page_code.h>
 
 #include <gmock/gmock.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
-
-#include <filesystem>
-#include <set>
 
 namespace trireme::engine {
 namespace {
@@ -87,21 +83,7 @@ TEST(EnginePageTest, AnOptimizerOfLibtorch) {
 }
 
 TEST(EnginePageTest, ThePageShowsThisCode) {
-  std::set<std::string> here;
-  for (const std::string& line : split(read_file(std::filesystem::path(TRIREME_SOURCE_DIR) / "tests/engine/engine_page_test.cpp"), '\n')) {
-    here.insert(line.substr(std::min(line.find_first_not_of(' '), line.size())));
-  }
-  bool code = false;
-  int lines = 0;
-  for (const std::string& line : split(read_file(std::filesystem::path(TRIREME_SOURCE_DIR) / "docs/engine.md"), '\n')) {
-    if (line.starts_with("```")) {
-      code = !code;
-    } else if (code) {
-      ++lines;
-      EXPECT_EQ(here.count(line.substr(std::min(line.find_first_not_of(' '), line.size()))), 1u) << line;
-    }
-  }
-  EXPECT_GE(lines, 10);
+  EXPECT_GE(test::code_lines_of("docs/engine.md", "tests/engine/engine_page_test.cpp"), 10);
 }
 
 } // namespace
