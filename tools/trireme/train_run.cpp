@@ -33,6 +33,7 @@
 #include <malloc.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <optional>

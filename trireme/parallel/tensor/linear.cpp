@@ -45,39 +45,66 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const comm::Gr
   return y;
 }
 
-struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Ranks& ranks) {
+struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
+  /// `biases`: none, or one for each weight.
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights, at::TensorList biases, const Ranks& ranks) {
     context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<HeldRanks>(ranks));
-    context->saved_data["bias"] = bias.has_value();
-    context->save_for_backward({x, weight});
-    return at::linear(ranks.splits_sequence() ? start_join(x, ranks.group, kSequenceDim).wait() : x, weight, bias);
+    context->saved_data["biases"] = static_cast<int64_t>(biases.size());
+    variable_list saved = {x};
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    context->save_for_backward(std::move(saved));
+    const at::Tensor whole = ranks.splits_sequence() ? start_join(x, ranks.group, kSequenceDim).wait() : x;
+    variable_list y;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      y.push_back(at::linear(whole, weights[i], biases.empty() ? std::nullopt : std::optional<at::Tensor>(biases[i])));
+    }
+    return y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     fused::refuse_create_graph("column_linear");
     const Ranks ranks = ranks_in(context);
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor dy = grads[0].contiguous();
-    const bool wants_weight = context->needs_input_grad(1);
+    const size_t count = grads.size();
+    const auto biases = static_cast<size_t>(context->saved_data["biases"].toInt());
     const bool splits = ranks.splits_sequence();
+    variable_list dy;
+    bool wants_weights = false;
+    for (size_t i = 0; i < count; ++i) {
+      dy.push_back(grads[i].contiguous());
+      wants_weights = wants_weights || context->needs_input_grad(1 + i);
+    }
     std::optional<Transfer> gathering;
-    if (splits && wants_weight) {
+    if (splits && wants_weights) {
       gathering.emplace(start_join(saved[0], ranks.group, kSequenceDim));
     }
     std::optional<Transfer> dx;
     if (context->needs_input_grad(0)) { // not where a pipeline computes the gradients of weights alone
-      const at::Tensor whole = product(dy, saved[1].to(dy.scalar_type()), ranks.group);
+      const at::Tensor whole = product(dy[0], saved[1].to(dy[0].scalar_type()), ranks.group);
+      at::Tensor flat = rows_of(whole);
+      for (size_t i = 1; i < count; ++i) {
+        flat.addmm_(rows_of(dy[i]), saved[1 + i].to(dy[i].scalar_type()));
+      }
       dx.emplace(splits ? start_sum_to_part(whole, ranks.group, kSequenceDim) : start_sum(whole, ranks.group));
     }
-    at::Tensor dweight, dbias;
-    if (wants_weight) {
+    variable_list gradients(1 + count + biases + 1);
+    if (wants_weights) {
       const at::Tensor x = gathering ? gathering->wait() : saved[0];
-      dweight = rows_of(dy).t().mm(rows_of(x).to(dy.scalar_type())).to(saved[1].scalar_type());
+      for (size_t i = 0; i < count; ++i) {
+        if (context->needs_input_grad(1 + i)) {
+          gradients[1 + i] = rows_of(dy[i]).t().mm(rows_of(x).to(dy[i].scalar_type())).to(saved[1 + i].scalar_type());
+        }
+      }
     }
-    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) {
-      dbias = rows_of(dy).sum(0);
+    for (size_t i = 0; i < biases; ++i) {
+      if (context->needs_input_grad(1 + count + i)) {
+        gradients[1 + count + i] = rows_of(dy[i]).sum(0);
+      }
     }
-    return {dx ? dx->wait().to(saved[0].scalar_type()) : at::Tensor(), dweight, dbias, {}};
+    if (dx) {
+      gradients[0] = dx->wait().to(saved[0].scalar_type());
+    }
+    return gradients;
   }
 };
 
@@ -141,11 +168,19 @@ void check_split(const at::Tensor& x, const Ranks& ranks, int64_t parts) {
 } // namespace
 
 at::Tensor column_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Ranks& ranks) {
-  if (ranks.alone()) {
-    return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+  return column_linears(x, {weight}, bias.defined() ? at::TensorList(bias) : at::TensorList(), ranks)[0];
+}
+
+std::vector<at::Tensor> column_linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases, const Ranks& ranks) {
+  if (!ranks.alone()) {
+    check_split(x, ranks, 1);
+    return ColumnLinears::apply(x, weights, biases, ranks);
   }
-  check_split(x, ranks, 1);
-  return ColumnLinear::apply(x, weight, fused::if_defined(bias), ranks);
+  std::vector<at::Tensor> y;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    y.push_back(at::linear(x, weights[i], biases.empty() ? std::nullopt : std::optional<at::Tensor>(biases[i])));
+  }
+  return y;
 }
 
 at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const Ranks& ranks) {
