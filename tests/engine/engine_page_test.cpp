@@ -83,7 +83,7 @@ TEST(EnginePageTest, AnOptimizerOfLibtorch) {
 }
 
 TEST(EnginePageTest, ThePageShowsThisCode) {
-  EXPECT_GE(test::code_lines_of("docs/engine.md", "tests/engine/engine_page_test.cpp"), 10);
+  EXPECT_GE(test::code_lines_of("docs/engine.md", {"tests/engine/engine_page_test.cpp"}), 10);
 }
 
 } // namespace

@@ -4,7 +4,6 @@
 
 #include <tests/support/run_ranks.h>
 
-#include <trireme/base/file.h>
 #include <trireme/parallel/tensor/attention.h>
 #include <trireme/parallel/tensor/cross_entropy.h>
 #include <trireme/parallel/tensor/mlp.h>
@@ -42,7 +41,7 @@ at::Tensor turned(const at::Tensor& x_BATD) {
   return torch::cat({a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()}, 3);
 }
 
-// Begins docs/tensor_parallel.md's code.
+// Shown by docs/tensor_parallel.md.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(int64_t hidden, int64_t kv_heads, const tensor::Ranks& ranks) {
     const tensor::ParallelAttentionOptions attention{.hidden = hidden, .heads = 4, .kv_heads = kv_heads};
@@ -63,7 +62,6 @@ struct BlockImpl : torch::nn::Module {
   torch::nn::LayerNorm input_norm{nullptr}, mlp_norm{nullptr};
 };
 TORCH_MODULE(Block);
-// Ends it.
 
 struct OwnModelImpl : torch::nn::Module {
   OwnModelImpl(int64_t kv_heads, const tensor::Ranks& ranks) : ranks(ranks) {
@@ -237,15 +235,6 @@ TEST(SplitLlamaTest, ACheckpointOfAnyLayoutContinuesInAnyOther) {
 TEST(SplitLlamaTest, HeadsThatDoNotDivideAreRefused) {
   EXPECT_THAT(run_ranks(3, [](comm::World& world) { EXPECT_THAT([&] { OwnRun(world, {.tensor = 3}); }, testing::ThrowsMessage<InputError>(HasSubstr("the 3 tensor-parallel ranks must divide the 4 heads"))); }),
               IsEmpty());
-}
-
-TEST(SplitLlamaTest, ThePageShowsThisCode) {
-  const std::string here = read_file(fs::path(TRIREME_SOURCE_DIR) / "tests/engine/split_llama_test.cpp");
-  const std::string begin = "// Begins docs/tensor_parallel.md's code.\n";
-  const size_t from = here.find(begin) + begin.size();
-  const std::string code = here.substr(from, here.find("// Ends it.\n") - from);
-  EXPECT_GT(code.size(), 500u);
-  EXPECT_THAT(read_file(fs::path(TRIREME_SOURCE_DIR) / "docs/tensor_parallel.md"), HasSubstr("```cpp\n" + code + "```\n"));
 }
 
 } // namespace

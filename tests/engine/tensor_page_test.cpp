@@ -40,7 +40,7 @@ TEST(TensorPageTest, MeshModelAndEngine) {
 }
 
 TEST(TensorPageTest, ThePageShowsThisCode) {
-  EXPECT_GE(test::code_lines_of("docs/tensor_parallel.md", "tests/engine/tensor_page_test.cpp"), 10);
+  EXPECT_GE(test::code_lines_of("docs/tensor_parallel.md", {"tests/engine/tensor_page_test.cpp", "tests/engine/split_llama_test.cpp"}), 30);
 }
 
 } // namespace

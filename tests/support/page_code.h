@@ -7,19 +7,22 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <initializer_list>
 #include <set>
 #include <string>
 
 namespace trireme::test {
 
-/// Expects each line of C++ on a page of the documentation to be a line of a test, which runs it; returns how many there are. Paths start at the source folder.
+/// Expects each line of C++ on a page of the documentation to be a line of one of the tests, which run it; returns how many there are. Paths start at the source folder.
 /// A line "..." stands for code of the reader's.
-inline int code_lines_of(const std::filesystem::path& page, const std::filesystem::path& source) {
+inline int code_lines_of(const std::filesystem::path& page, std::initializer_list<const char*> sources) {
   const std::filesystem::path root = TRIREME_SOURCE_DIR;
   const auto stripped = [](const std::string& line) { return line.substr(std::min(line.find_first_not_of(' '), line.size())); };
   std::set<std::string> here;
-  for (const std::string& line : split(read_file(root / source), '\n')) {
-    here.insert(stripped(line));
+  for (const char* source : sources) {
+    for (const std::string& line : split(read_file(root / source), '\n')) {
+      here.insert(stripped(line));
+    }
   }
   bool code = false;
   int lines = 0;
