@@ -12,6 +12,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <filesystem>
+#include <functional>
 #include <numeric>
 #include <unistd.h>
 
@@ -106,7 +107,7 @@ struct OwnLayout {
 /// Through the engine.
 class OwnRun {
  public:
-  OwnRun(comm::World& world, const OwnLayout& layout) {
+  OwnRun(comm::World& world, const OwnLayout& layout, const std::function<void(config::EngineConfig&)>& change = nullptr) {
     InitializeOptions options;
     options.mesh = mesh::training_mesh(world.group(), {.data = layout.data, .tensor = layout.tensor});
     options.sequence_parallel = layout.sequence_parallel;
@@ -117,6 +118,9 @@ class OwnRun {
     options.config = small_config(kBatch, 1);
     options.config.zero.stage = layout.zero_stage;
     options.config.zero.param_persistence_threshold = 0;
+    if (change) {
+      change(options.config);
+    }
     options.training_data = std::make_shared<Counting>();
     options.shuffle = false;
     made_ = initialize(world, options);
@@ -230,6 +234,30 @@ TEST(SplitLlamaTest, ACheckpointOfAnyLayoutContinuesInAnyOther) {
         << before.describe() << ", then " << after.describe();
   }
   fs::remove_all(folder);
+}
+
+// Rounding differs where sums are split, so the losses are only near those in fp32.
+TEST(SplitLlamaTest, LowPrecision) {
+  using Change = std::function<void(config::EngineConfig&)>;
+  const std::vector<std::pair<const char*, Change>> kinds = {
+      {"bf16", [](config::EngineConfig& config) { config.precision.compute = precision::Type::bf16; }},
+      {"autocast", [](config::EngineConfig& config) { config.precision.autocast = true; }},
+  };
+  for (const auto& [name, change] : kinds) {
+    for (const int64_t kv_heads : {1, 2}) {
+      EXPECT_THAT(run_ranks(2,
+                            [&, change = change](comm::World& world) {
+                              at::set_num_threads(1);
+                              const std::vector<double> losses = alone(kv_heads).losses;
+                              OwnRun run(world, {.tensor = 2, .sequence_parallel = true, .kv_heads = kv_heads}, change);
+                              for (const double loss : losses) {
+                                EXPECT_NEAR(run.step(), loss, 0.03 * loss);
+                              }
+                            }),
+                  IsEmpty())
+          << name << ", " << kv_heads << " heads of keys";
+    }
+  }
 }
 
 TEST(SplitLlamaTest, HeadsThatDoNotDivideAreRefused) {

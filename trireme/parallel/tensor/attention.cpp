@@ -87,7 +87,8 @@ ParallelAttentionImpl::Heads ParallelAttentionImpl::project(const at::Tensor& x)
 at::Tensor ParallelAttentionImpl::mix(const Heads& heads, const at::Tensor& key_padding) {
   const double dropout = is_training() ? options_.dropout : 0;
   const OwnRandom own(ranks_.group.rank(), dropout > 0 ? ranks_.group.size() : 1, heads.q.device()); // other heads, other weights
-  const at::Tensor y = context::attention(heads.q, heads.k, heads.v, options_.context, {options_.context_kind, options_.causal, dropout}, key_padding);
+  const at::ScalarType type = heads.v.scalar_type();
+  const at::Tensor y = context::attention(heads.q.to(type), heads.k.to(type), heads.v, options_.context, {options_.context_kind, options_.causal, dropout}, key_padding);
   return y.transpose(1, 2).flatten(2);
 }
 

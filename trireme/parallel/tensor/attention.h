@@ -54,7 +54,7 @@ class ParallelAttentionImpl : public torch::nn::Module {
   };
   /// The parts of forward(): o_proj(mix(project(x))). In between a model turns q and k by their positions.
   Heads project(const at::Tensor& x);
-  /// [B, T, A/N D].
+  /// [B, T, A/N D]. q and k may have a wider type than v, by factors in fp32: they are converted to v's.
   at::Tensor mix(const Heads& heads, const at::Tensor& key_padding = {});
 
   const ParallelAttentionOptions& options() const {
