@@ -128,9 +128,10 @@ TEST(AxesTest, BytesOfTheTensorAxisByStage) {
 TEST(AxesTest, BytesOfTheContextAxis) {
   for (const int64_t c : {2, 4}) {
     const int64_t x = kStream / c; // a rank's keys
-    EXPECT_EQ(along(run_of(conditions(1, false, c)), "context"), 3 * kLayers * 6 * (c - 1) * x) << "ring of " << c;
-    EXPECT_EQ(along(run_of(conditions(1, false, c, context::Kind::ulysses)), "context"), 3 * kLayers * 8 * x * (c - 1) / c) << "Ulysses of " << c;
-    EXPECT_EQ(along(run_of(conditions(2, false, c)), "context"), 3 * kLayers * 6 * (c - 1) * x / 2) << "half of the heads each";
+    const int64_t tokens = 3 * 2 * 8 * (c - 1) / c; // how many count in the loss
+    EXPECT_EQ(along(run_of(conditions(1, false, c)), "context"), 3 * kLayers * 6 * (c - 1) * x + tokens) << "ring of " << c;
+    EXPECT_EQ(along(run_of(conditions(1, false, c, context::Kind::ulysses)), "context"), 3 * kLayers * 8 * x * (c - 1) / c + tokens) << "Ulysses of " << c;
+    EXPECT_EQ(along(run_of(conditions(2, false, c)), "context"), 3 * kLayers * 6 * (c - 1) * x / 2 + tokens) << "half of the heads each";
   }
 }
 

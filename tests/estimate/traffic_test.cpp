@@ -10,6 +10,8 @@
 #include <gmock/gmock.h>
 #include <torch/utils.h>
 
+#include <map>
+
 namespace trireme::estimate {
 namespace {
 
@@ -97,6 +99,68 @@ std::vector<Case> cases() {
   return all;
 }
 
+// The axes tensor and context: alone, with replicas and ZeRO, and with pipelines.
+std::vector<Case> split_cases() {
+  std::vector<Case> all;
+  const auto add = [&](int ranks, std::vector<std::string> overrides, const std::vector<std::string>& more = {}) {
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    overrides.emplace_back("model.heads=4");
+    overrides.emplace_back("model.vocab_size=76");
+    all.push_back({ranks, std::move(overrides)});
+  };
+  const std::string low = "engine.zero_optimization.stage3_param_persistence_threshold=100";
+  const std::string twice = "engine.gradient_accumulation_steps=2";
+  const auto zero = [](int stage) { return concat("engine.zero_optimization.stage=", stage); };
+  for (const char* sequence_parallel : {"false", "true"}) {
+    const std::vector<std::string> tensor = {"parallel.tensor=2", concat("parallel.sequence_parallel=", sequence_parallel)};
+    add(2, tensor);
+    add(4, {"parallel.tensor=4", tensor[1]}, {twice});
+    add(2, tensor, {"engine.bf16.enabled=true", twice});
+    for (const int stage : {0, 1, 2, 3}) {
+      add(4, tensor, {zero(stage), low, twice});
+    }
+    add(8, tensor, {zero(3), low, "engine.zero_optimization.mics_shard_size=2"});
+    for (const char* schedule : {"1f1b", "gpipe", "interleaved", "zero-bubble"}) {
+      add(4, tensor, {"parallel.pipe=2", concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=4"});
+    }
+    add(4, tensor, {"parallel.pipe=2", "engine.gradient_accumulation_steps=4", "engine.pipeline.activation_checkpoint_interval=1"});
+    add(4, tensor, {"parallel.pipe=2", "parallel.schedule=zero-bubble", "engine.gradient_accumulation_steps=4", "engine.pipeline.activation_checkpoint_interval=1"});
+    for (const int stage : {1, 3}) {
+      add(8, tensor, {"parallel.pipe=2", zero(stage), low, "engine.gradient_accumulation_steps=4"});
+    }
+    add(8, tensor, {"parallel.pipe=2", zero(3), low, "parallel.schedule=zero-bubble", "engine.gradient_accumulation_steps=4"});
+  }
+  for (const char* kind : {"ring", "ulysses"}) {
+    const std::vector<std::string> context = {"parallel.context=2", concat("parallel.context_kind=", kind)};
+    add(2, context);
+    add(4, {"parallel.context=4", context[1], "model.sequence_length=16"}, {twice});
+    add(2, context, {"engine.bf16.enabled=true"});
+    for (const int stage : {1, 2, 3}) {
+      add(4, context, {zero(stage), low, twice});
+    }
+    add(4, context, {"parallel.tensor=2"});
+    add(4, context, {"parallel.tensor=2", "parallel.sequence_parallel=true", zero(1)});
+    add(4, context, {"parallel.pipe=2", "engine.gradient_accumulation_steps=4"});
+    add(4, context, {"parallel.pipe=2", zero(3), low, "engine.gradient_accumulation_steps=4", "parallel.schedule=zero-bubble"});
+    add(4, context, {"parallel.pipe=2", "engine.gradient_accumulation_steps=4", "engine.pipeline.activation_checkpoint_interval=1"});
+    add(8, context, {"parallel.tensor=2", "parallel.sequence_parallel=true", zero(2), twice});
+    add(8, context, {"parallel.pipe=2", "parallel.tensor=2", "parallel.sequence_parallel=true", "engine.gradient_accumulation_steps=4", "parallel.schedule=interleaved"});
+  }
+  return all;
+}
+
+// Whose group the engine counts an item's bytes for: groups of the same ranks are one.
+std::string counted_as(const Item& item, const config::RunConfig& run, int64_t data_ranks) {
+  const bool context = run.parallel.context > 1;
+  if (item.axis == "data" && run.parallel.sequence_parallel && item.name.ends_with("holds whole")) {
+    return data_ranks > 1 || context ? "data+tensor" : "tensor";
+  }
+  if (item.axis == "data" && context) {
+    return data_ranks > 1 ? "data+context" : "context";
+  }
+  return item.axis == "pipe+tensor" && run.parallel.pipe == 1 ? "tensor" : item.axis;
+}
+
 class CountedBytes : public testing::TestWithParam<Case> {};
 
 TEST_P(CountedBytes, AreTheFormulas) {
@@ -108,21 +172,37 @@ TEST_P(CountedBytes, AreTheFormulas) {
                           engine::InitializeOptions options;
                           options.config = run.engine;
                           options.training_data = std::make_shared<Tokens>(run.model.gpt);
+                          options.mesh = mesh::training_mesh(world.group(), {.pipe = static_cast<int>(run.parallel.pipe), .context = static_cast<int>(run.parallel.context), .tensor = static_cast<int>(run.parallel.tensor)});
+                          options.sequence_parallel = run.parallel.sequence_parallel;
+                          models::ModelRanks ranks;
+                          ranks.tensor = {options.mesh->group(mesh::Axis::tensor), run.parallel.sequence_parallel};
+                          ranks.context = options.mesh->group(mesh::Axis::context);
+                          ranks.context_kind = run.parallel.context_kind;
                           if (run.builds_layers()) {
-                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(run.model.gpt), models::token_loss, run.pipeline);
+                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(run.model.gpt, ranks), models::gpt_loss(run.model.gpt, ranks), run.pipeline);
                           } else {
-                            models::Gpt gpt_module(run.model.gpt);
+                            models::Gpt gpt_module(run.model.gpt, ranks);
                             options.model = gpt_module.ptr();
                             options.loss = [gpt_module](const data::Batch& batch) mutable { return gpt_module->loss(batch.input(), batch.target()); };
                           }
                           const auto made = engine::initialize(world, options);
                           const auto sent_in_a_step = [&] {
-                            const int64_t before = made.engine->bytes_sent();
+                            std::map<std::string, int64_t> sent;
+                            const std::map<std::string, int64_t> before = made.engine->bytes_sent_by_axes();
                             made.engine->train_batch();
-                            return made.engine->bytes_sent() - before;
+                            for (const auto& [axes, bytes] : made.engine->bytes_sent_by_axes()) {
+                              sent[axes] = bytes - before.at(axes);
+                            }
+                            return sent;
                           };
-                          const int64_t expected = traffic.at(made.engine->pipe_group().rank()).bytes();
-                          const int64_t first = sent_in_a_step();
+                          std::map<std::string, int64_t> expected = sent_in_a_step();
+                          const std::map<std::string, int64_t> first = expected;
+                          for (auto& [axes, bytes] : expected) { // also those that send nothing
+                            bytes = 0;
+                          }
+                          for (const Item& item : traffic.at(made.engine->pipe_group().rank()).items) {
+                            expected[counted_as(item, run, made.engine->group().size())] += item.bytes;
+                          }
                           if (run.parallel.pipe == 1 && run.engine.zero.stage < 3) { // else it announces shapes, or does not know what to gather ahead
                             EXPECT_EQ(first, expected);
                           }
@@ -133,6 +213,7 @@ TEST_P(CountedBytes, AreTheFormulas) {
       << c.ranks << " ranks, " << testing::PrintToString(c.overrides);
 }
 
+INSTANTIATE_TEST_SUITE_P(Split, CountedBytes, testing::ValuesIn(split_cases()), [](const auto& info) { return concat(info.index); });
 INSTANTIATE_TEST_SUITE_P(All, CountedBytes, testing::ValuesIn(cases()), [](const auto& info) { return concat(info.index); });
 
 } // namespace

@@ -115,6 +115,7 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   }
   e.bounds = bounds_of(run, e.model, e.stages * e.chunks, out.notes);
   const pipeline::ScheduleShape shape{static_cast<int>(e.stages), static_cast<int>(e.accumulation), static_cast<int>(e.chunks)};
+  e.splits_backward = options.schedule == pipeline::ScheduleKind::zero_bubble;
   e.in_flight.clear();
   for (int stage = 0; stage < e.stages; ++stage) {
     const pipeline::Program program = pipeline::make_program(options.schedule, shape, stage);

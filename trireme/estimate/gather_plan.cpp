@@ -98,7 +98,7 @@ std::set<int64_t> ahead(const Run& run, const std::vector<int64_t>& order, size_
       break;
     }
     next.insert(order[i]);
-    if (next.size() >= sizes.size() || (!run.prefetch_elements && fresh)) { // all there are
+    if (!run.prefetch_elements && fresh) {
       break;
     }
   }
@@ -111,7 +111,8 @@ struct Plan {
   int64_t most_live = 0;
 };
 
-Plan walk(const Run& run, const std::vector<int64_t>& order, const std::map<int64_t, int64_t>& sizes, int64_t most_kept) {
+// `counted`: the elements of each unit that are asked about. What is kept follows from `sizes`, those of all its parameters.
+Plan walk(const Run& run, const std::vector<int64_t>& order, const std::map<int64_t, int64_t>& sizes, const std::map<int64_t, int64_t>& counted, int64_t most_kept) {
   std::set<int64_t> live;
   Plan plan;
   for (size_t i = 0; i < order.size(); ++i) {
@@ -119,7 +120,7 @@ Plan walk(const Run& run, const std::vector<int64_t>& order, const std::map<int6
     kept.insert(order[i]);
     int64_t elements = 0;
     for (const int64_t unit : kept) {
-      plan.gathered += live.count(unit) == 0 ? size_of(sizes, unit) : 0;
+      plan.gathered += live.count(unit) == 0 ? size_of(counted, unit) : 0;
       elements += size_of(sizes, unit);
     }
     int64_t whole = elements;
@@ -142,14 +143,29 @@ Plan walk(const Run& run, const std::vector<int64_t>& order, const std::map<int6
   return plan;
 }
 
-
-Plan plan_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
+std::map<int64_t, int64_t> sizes_of(const bucket::FlatLayout& layout) {
   std::map<int64_t, int64_t> sizes;
   for (const bucket::Bucket& bucket : layout.buckets()) {
     sizes[bucket.unit] += bucket.numel();
   }
-  const int64_t most_kept = run.live_elements(unit_elements(layout));
-  const auto of = [&](int64_t micro_batches) { return walk(run, Visits(run, stage, layout, micro_batches).order(), sizes, most_kept); };
+  return sizes;
+}
+
+Plan plan_of(const Run& run, int64_t stage, const std::map<int64_t, int64_t>& counted) {
+  const bucket::FlatLayout layout = layout_of(run, stage);
+  std::map<int64_t, int64_t> sizes = sizes_of(layout);
+  int64_t all = unit_elements(layout);
+  if (run.tensor_ranks > 1) { // two flat buffers, with gaps of their own
+    const bucket::FlatLayout divided = layout_of(run, stage, /*whole=*/false);
+    const bucket::FlatLayout whole = layout_of(run, stage, /*whole=*/true);
+    sizes = sizes_of(divided);
+    for (const auto& [unit, size] : sizes_of(whole)) {
+      sizes[unit] += size;
+    }
+    all = unit_elements(divided) + unit_elements(whole);
+  }
+  const int64_t most_kept = run.live_elements(all);
+  const auto of = [&](int64_t micro_batches) { return walk(run, Visits(run, stage, layout, micro_batches).order(), sizes, counted, most_kept); };
   // A visit looks no farther than the units go round, so from the third on micro-batches are alike but for the last ones.
   constexpr int64_t kFew = 5;
   if (!run.programs.empty() || run.accumulation <= kFew) {
@@ -163,11 +179,11 @@ Plan plan_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
 } // namespace
 
 int64_t gathered_elements(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
-  return plan_of(run, stage, layout).gathered;
+  return plan_of(run, stage, sizes_of(layout)).gathered;
 }
 
-int64_t live_elements(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
-  return plan_of(run, stage, layout).most_live;
+int64_t live_elements(const Run& run, int64_t stage) {
+  return plan_of(run, stage, {}).most_live;
 }
 
 } // namespace trireme::estimate

@@ -62,7 +62,7 @@ void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& 
 
 void token_embedding(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   layer.type = "Embedding";
-  layer.reads_parameters_in_backward = false;
+  layer.reads_parameters_in_backward = s.tensor > 1; // behind a sum over the ranks the engine does not see that an embedding reads indices only
   layer.input = kIndexBytes * s.rows;
   layer.working = s.element * (s.hidden + s.vocabulary * options.hidden);
   over_tensor_axis(layer, conditions, s, conditions.sequence_parallel ? 1 : 2, conditions.sequence_parallel ? 1 : 0, 0);
@@ -92,6 +92,7 @@ void block(Layer& layer, const models::GptOptions& options, const Conditions& co
   // is gathered or added up for a moment.
   layer.working = s.element * s.hidden / s.between + 4 * s.product * s.hidden / s.tensor + s.element * 4 * h * h / s.tensor + (s.tensor > 1 ? s.product * s.hidden : 0);
   over_tensor_axis(layer, conditions, s, 4, 4, 2);
+  layer.tensor_passes_weights = s.tensor > 1 && conditions.sequence_parallel ? 2 : 0;
   over_context_axis(layer, conditions, s);
   if (options.dropout > 0) {
     layer.working = std::max(layer.working, s.product * s.scores);

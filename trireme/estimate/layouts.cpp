@@ -95,7 +95,8 @@ bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> who
   options.element_bytes = bytes_of(run.compute);
   options.bucket_bytes = run.bucket_bytes;
   options.first_bucket_bytes = std::min(run.first_bucket_bytes, run.bucket_bytes);
-  options.shards = run.shards(1) && run.shard_size ? run.shard_ranks() : run.whole_ranks(); // of the largest group
+  // Of the ranks that hold one copy; what the tensor axis holds whole is not subject to hybrid sharding.
+  options.shards = whole.value_or(false) ? run.whole_ranks() : run.shards(1) ? run.shard_ranks() : run.gradient_ranks();
   return bucket::FlatLayout(std::move(tensors), std::move(order), options);
 }
 

@@ -58,6 +58,8 @@ struct Layer {
   int64_t tensor_bytes = 0;
   int tensor_passes_forward = 0;
   int tensor_passes_backward = 0;
+  /// What a split backward needs once more for the gradients of weights: those behind layers that are split by rows, gathered with sequence parallelism.
+  int tensor_passes_weights = 0;
   /// Bytes that a rank sends along the context axis.
   int64_t context_bytes_forward = 0;
   int64_t context_bytes_backward = 0;

@@ -35,6 +35,8 @@ struct Run {
     int64_t chunk = 0;
   };
   std::vector<std::vector<Computation>> programs;
+  /// A zero-bubble pipeline, whose backward computes the gradients of inputs and, later, those of weights.
+  bool splits_backward = false;
   /// Layers that are recomputed together; 0: none is.
   int64_t recompute_interval = 0;
 

@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kLossBytes = 3 * 8; // whether to stop, and of how many replicas
 constexpr int64_t kNormBytes = 3 * 8; // and how many ranks lack a gradient, or have lowered the loss scale
 constexpr int64_t kStageSums = 5 * 8; // loss, norm, whether to stop, the largest loss scale, whether it was one
+constexpr int64_t kTokensBytes = 8; // of a micro-batch, for the mean loss
 constexpr int64_t kStepTimes = 8 * 6 * 8; // of as many steps, six numbers each
 
 // Sent by one of `ranks` when each of the others gets, or passes on, one slice of the whole.
@@ -98,9 +99,10 @@ void add_tensor(const Run& run, int64_t stage, std::vector<Item>& items) {
     return;
   }
   const auto pass = [&](const Layer& layer) { return share(layer.tensor_bytes, n); };
+  const bool split = run.splits_backward && run.recompute_interval == 0 && stage > 0; // the first stage's inputs need no gradient
   const int64_t bytes = of_layers(
       run, stage, [&](const Layer& layer) { return layer.tensor_passes_forward * pass(layer); },
-      [&](const Layer& layer) { return layer.tensor_passes_backward * pass(layer); });
+      [&](const Layer& layer) { return (layer.tensor_passes_backward + (split ? layer.tensor_passes_weights : 0)) * pass(layer); });
   const char* what = run.sequence_parallel ? "tensor axis, all-gather and reduce-scatter" : "tensor axis, all-reduce";
   items.push_back({what, "A p e B L H (N - 1) / N, N: tensor ranks, p: passes of all layers, two an all-reduce", concat(run.accumulation, " x ", bytes), run.accumulation * bytes});
   if (stage == run.stages - 1 && run.model.loss_tensor_bytes > 0) {
@@ -118,6 +120,10 @@ void add_context(const Run& run, int64_t stage, std::vector<Item>& items) {
       run, stage, [](const Layer& layer) { return layer.context_bytes_forward; }, [](const Layer& layer) { return layer.context_bytes_backward; });
   items.push_back({"context axis, keys and values", "A k X, X: bytes of a rank's keys; ring: k = 6 (C - 1) with fp32, Ulysses: k = 8 (C - 1) / C", concat(run.accumulation, " x ", bytes),
                    run.accumulation * bytes});
+  if (stage == run.stages - 1) {
+    const int64_t tokens = 2 * share(kTokensBytes, run.context_ranks);
+    items.push_back({"context axis, tokens that count, all-reduce", "A 2 x 8 (C - 1) / C", concat(run.accumulation, " x ", tokens), run.accumulation * tokens});
+  }
 }
 
 // Activations and their gradients between stages.

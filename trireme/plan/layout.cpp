@@ -138,6 +138,7 @@ estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared) {
   run.micro_batch = layout.micro_batch;
   run.accumulation = layout.accumulation(job);
   run.recompute_interval = layout.recompute;
+  run.splits_backward = schedule_of(layout) == pipeline::ScheduleKind::zero_bubble;
   run.bounds = shared.bounds(layout);
   run.in_flight = shared.in_flight(schedule_of(layout), shape_of(job, layout));
   return run;
