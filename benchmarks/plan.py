@@ -16,15 +16,16 @@ BATCH = 16
 WARMUP = 3  # steps left out of the medians
 
 
-def layout(ranks, micro, zero=0, pipe=1, tensor=1, context=1, schedule="1f1b", sequence_parallel=False):
+def layout(ranks, micro, zero=0, pipe=1, tensor=1, context=1, schedule="1f1b", sequence_parallel=False, recompute=0):
     return dict(ranks=ranks, pipe=pipe, data=ranks // (pipe * tensor * context), context=context, tensor=tensor, zero_stage=zero, micro_batch=micro, schedule=schedule,
-                chunks=2 if schedule == "interleaved" else 1, sequence_parallel=sequence_parallel)
+                chunks=2 if schedule == "interleaved" else 1, sequence_parallel=sequence_parallel, recompute=recompute)
 
 
 LAYOUTS = [
-    layout(1, 16), layout(1, 4), layout(1, 1),
+    layout(1, 16), layout(1, 4), layout(1, 1), layout(1, 4, recompute=1),
     layout(2, 8), layout(2, 4), layout(2, 1), layout(2, 8, zero=1), layout(2, 2, zero=2), layout(2, 8, zero=3),
     layout(2, 1, pipe=2), layout(2, 4, pipe=2), layout(2, 8, pipe=2), layout(2, 2, pipe=2, schedule="zero-bubble"), layout(2, 4, pipe=2, schedule="interleaved"),
+    layout(2, 16, pipe=2), layout(2, 4, pipe=2, recompute=1), layout(2, 4, recompute=1),
     layout(2, 8, tensor=2), layout(2, 8, tensor=2, sequence_parallel=True), layout(2, 8, context=2),
     layout(4, 4), layout(4, 4, zero=1), layout(4, 2, pipe=2, zero=1), layout(4, 2, pipe=2, tensor=2), layout(4, 4, tensor=2),
 ]
@@ -33,6 +34,7 @@ LAYOUTS = [
 def name_of(row):
     text = f"{row['pipe']} x {row['data']} x {row['context']} x {row['tensor']}, ZeRO {row['zero_stage']}, micro {row['micro_batch']}"
     text += f", {row['schedule']}" if row["pipe"] > 1 else ""
+    text += ", recomputed" if row["recompute"] else ""
     return text + (", sequence parallel" if row["sequence_parallel"] else "")
 
 
@@ -43,6 +45,8 @@ def overrides(row):
         values.update({"parallel.pipe": row["pipe"], "parallel.schedule": row["schedule"]})
     if row["chunks"] > 1:
         values["parallel.chunks"] = row["chunks"]
+    if row["recompute"]:
+        values["engine.pipeline.activation_checkpoint_interval"] = row["recompute"]
     for axis in ("tensor", "context"):
         if row[axis] > 1:
             values[f"parallel.{axis}"] = row[axis]
@@ -70,9 +74,9 @@ def planned(trireme, folder, ranks):
 
 
 def row_of(rows, wanted):
-    """The planned row of a layout without recomputation."""
+    """The planned row of a layout."""
     keys = [key for key in wanted if key not in ("ranks", "schedule") or (key == "schedule" and wanted["pipe"] > 1)]
-    return next((row for row in rows if row["recompute"] == 0 and row["offload"] is None and row["refused"] is None and all(row[key] == wanted[key] for key in keys)), None)
+    return next((row for row in rows if row["offload"] is None and row["refused"] is None and all(row[key] == wanted[key] for key in keys)), None)
 
 
 # What `trireme estimate --measure` sets: evaluation and sampling would take memory of their own.
