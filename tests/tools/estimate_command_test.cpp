@@ -84,7 +84,6 @@ TEST_F(EstimateCommandTest, RefusesWhatTrainingWouldRefuse) {
     EXPECT_THAT(finished.output, HasSubstr("Use -n 3, 6 or another multiple, or choose parallel.pipe, context and tensor so that their product divides 4."));
   }
   refused(estimate("-n 6 --set parallel.context=2 --set parallel.tensor=2"), "-n 6 ranks cannot be divided among 4 ranks of a replica (pipe * context * tensor = 1 * 2 * 2)");
-  refused(estimate("-n 8 --set parallel.context=2 --set parallel.tensor=2 --set parallel.data=3"), "pipe * data * context * tensor = 12");
   refused(estimate("-n 5"), "12");
   refused(estimate("-n 0"), "--ranks");
   refused(estimate("--measure 1"), "--measure");
