@@ -47,7 +47,40 @@ void ParameterCoordinator::add(const torch::nn::Module& module) {
 }
 
 int64_t ParameterCoordinator::numel(const Part& part) const {
-  return buffers_[part.buffer]->layout().buckets()[part.bucket].numel();
+  const auto agreed = agreed_.find(part);
+  return agreed == agreed_.end() ? buffers_[part.buffer]->layout().buckets()[part.bucket].numel() : agreed->second;
+}
+
+void ParameterCoordinator::agree_on_sizes(const comm::Group& ranks) {
+  if (ranks.size() == 1) {
+    return;
+  }
+  int64_t units = 0;
+  for (const bucket::FlatParameters* buffer : buffers_) {
+    for (const bucket::Bucket& bucket : buffer->layout().buckets()) {
+      units = std::max(units, bucket.unit + 1);
+    }
+  }
+  if (units == 0) {
+    return;
+  }
+  const at::Tensor sizes = torch::zeros({std::ssize(buffers_), units}, torch::kInt64);
+  const auto for_each_part = [&](const auto& visit) {
+    for (size_t b = 0; b < buffers_.size(); ++b) {
+      const auto& buckets = buffers_[b]->layout().buckets();
+      for (int64_t i = 0; i < std::ssize(buckets); ++i) {
+        if (buckets[i].unit >= 0) {
+          visit(Part{b, i}, sizes[static_cast<int64_t>(b)][buckets[i].unit], buckets[i].numel());
+        }
+      }
+    }
+  };
+  for_each_part([](const Part&, at::Tensor size, int64_t numel) { size += numel; });
+  ranks.all_reduce(sizes, comm::ReduceOp::max, "sizes of units").wait();
+  for_each_part([&](const Part& part, at::Tensor size, int64_t) {
+    agreed_[part] = size.item<int64_t>();
+    size.zero_();
+  });
 }
 
 // The buckets to gather ahead while `needed` is used.

@@ -48,6 +48,9 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   }
   /// Elements that belong to units.
   int64_t unit_elements() const;
+  /// Takes a unit to be as large as it is on the rank that has most of it, on all of these: tensor ranks, whose parts may differ in size. Otherwise they would
+  /// not gather and keep the same units, and what they have whole is gathered among all of them. Collective.
+  void agree_on_sizes(const comm::Group& ranks);
 
   /// A forward, a pass of training or evaluation, begins.
   void begin(Pass pass) {
@@ -106,6 +109,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   Parts parts_of(const std::vector<at::Tensor>& parameters) const;
   Parts expected(const Parts& needed) const;
   void add_kept_for_later(Parts& kept) const;
+  /// Elements that count when it is decided what is gathered ahead and kept.
   int64_t numel(const Part& part) const;
   void start(const Part& part);
   void finish(const Part& part);
@@ -116,6 +120,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   std::optional<int64_t> ahead_;
   int64_t keep_ = 0;
   std::map<const torch::nn::Module*, Parts> units_;
+  std::map<Part, int64_t> agreed_; // on the first bucket that a unit has in a buffer, for all of them
   AccessOrder order_;
   const torch::nn::Module* current_ = nullptr;
   std::map<Part, Live> live_;

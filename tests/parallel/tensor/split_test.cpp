@@ -272,6 +272,7 @@ TEST_P(OrdinaryModelTest, TheSplitStaysThroughOtherTypesCopiesAndNewMemory) {
     auto pair = make_pair(ranks, kMlpRules, at::kFloat, [] { return test::Mlp(16, 25); });
     pair.split->to(at::kDouble); // set_data()
     pair.whole->to(at::kDouble);
+    EXPECT_ANY_THROW(pair.split->fc1->weight.set_data(torch::zeros_like(pair.split->fc1->weight).to_sparse()));
     {
       const torch::NoGradGuard no_grad;
       for (at::Tensor& parameter : pair.split->parameters()) { // as flat buffers take parameters in

@@ -45,7 +45,12 @@ class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
     const bool gets_mark = data.key_set().has(kSplitKey); // the copy of a module
     c10::intrusive_ptr<c10::BackendMeta> meta = (marked ? self : data).unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
     make_key_fit(tensor, gets_mark);
-    next_.set_data(self, data);
+    try {
+      next_.set_data(self, data);
+    } catch (...) { // data of another kind: the tensor stays what it was
+      make_key_fit(tensor, marked);
+      throw;
+    }
     if (marked || gets_mark) {
       add_mark(tensor, std::move(meta));
     }
