@@ -45,20 +45,23 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const comm::Gr
   return y;
 }
 
+// `biases`: none, or one for each weight.
+variable_list linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases) {
+  variable_list y;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    y.push_back(at::linear(x, weights[i], biases.empty() ? std::nullopt : std::optional<at::Tensor>(biases[i])));
+  }
+  return y;
+}
+
 struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
-  /// `biases`: none, or one for each weight.
   static variable_list forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights, at::TensorList biases, const Ranks& ranks) {
     context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<HeldRanks>(ranks));
     context->saved_data["biases"] = static_cast<int64_t>(biases.size());
     variable_list saved = {x};
     saved.insert(saved.end(), weights.begin(), weights.end());
     context->save_for_backward(std::move(saved));
-    const at::Tensor whole = ranks.splits_sequence() ? start_join(x, ranks.group, kSequenceDim).wait() : x;
-    variable_list y;
-    for (size_t i = 0; i < weights.size(); ++i) {
-      y.push_back(at::linear(whole, weights[i], biases.empty() ? std::nullopt : std::optional<at::Tensor>(biases[i])));
-    }
-    return y;
+    return linears(ranks.splits_sequence() ? start_join(x, ranks.group, kSequenceDim).wait() : x, weights, biases);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -176,11 +179,7 @@ std::vector<at::Tensor> column_linears(const at::Tensor& x, at::TensorList weigh
     check_split(x, ranks, 1);
     return ColumnLinears::apply(x, weights, biases, ranks);
   }
-  std::vector<at::Tensor> y;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    y.push_back(at::linear(x, weights[i], biases.empty() ? std::nullopt : std::optional<at::Tensor>(biases[i])));
-  }
-  return y;
+  return linears(x, weights, biases);
 }
 
 at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const Ranks& ranks) {
