@@ -1,6 +1,7 @@
 // Each tensor-parallel layer equals torch's layer in one process: outputs, gradients of the input and of every parameter.
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/parallel/tensor/layers.h>
+#include <trireme/parallel/tensor/transfer.h>
 
 #include <tests/support/run_ranks.h>
 
@@ -10,6 +11,9 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
+
+#include <initializer_list>
+#include <utility>
 
 namespace trireme::tensor {
 namespace {
@@ -92,6 +96,54 @@ TEST(TensorLayersTest, ColumnThenRowEqualsTwoLinearLayers) {
         EXPECT_THAT(run_ranks(ranks, [&](comm::World& world) { check_pair(world, sequence_parallel, parts); }), IsEmpty())
             << ranks << " ranks, sequence_parallel " << sequence_parallel << ", " << parts << " parts";
       }
+    }
+  }
+}
+
+/// Sequences so long that they travel in pieces, some of them smaller than others: `tokens` of a rank, in double.
+void check_long(comm::World& world, int64_t samples, int64_t tokens, bool bias, bool freeze_weights) {
+  constexpr int64_t kWide = 1024;
+  constexpr int64_t kMiddle = 6;
+  const Ranks ranks{world.group(), true};
+  const int64_t all = tokens * world.size();
+  torch::manual_seed(5);
+  ColumnParallelLinear column(kWide, kMiddle, ranks, bias);
+  RowParallelLinear row(kMiddle, kWide, ranks, bias);
+  torch::manual_seed(5);
+  nn::Linear first(nn::LinearOptions(kWide, kMiddle).bias(bias));
+  nn::Linear second(nn::LinearOptions(kMiddle, kWide).bias(bias));
+  for (nn::Module* module : std::initializer_list<nn::Module*>{column.get(), row.get(), first.get(), second.get()}) {
+    module->to(torch::kFloat64);
+  }
+  column->weight.set_requires_grad(!freeze_weights);
+  row->weight.set_requires_grad(!freeze_weights);
+  const at::Tensor whole = torch::cos(torch::arange(samples * all * kWide, torch::kFloat64)).view({samples, all, kWide}).requires_grad_(true);
+  const at::Tensor expected = second->forward(torch::tanh(first->forward(whole)));
+  const at::Tensor weights = torch::sin(torch::arange(samples * all * kWide, torch::kFloat64)).view({samples, all, kWide});
+  (expected * weights).sum().backward();
+
+  const auto mine_of = [&](const at::Tensor& x) { return x.chunk(world.size(), 1)[world.rank()]; };
+  const at::Tensor x = mine_of(whole.detach()).clone().set_requires_grad(true);
+  const int64_t before = world.group().bytes_sent();
+  const at::Tensor y = row->forward(torch::tanh(column->forward(x)));
+  EXPECT_EQ(world.group().bytes_sent() - before, 2 * x.numel() * 8 * (world.size() - 1)); // x gathered, y scattered
+  (y * mine_of(weights)).sum().backward();
+  EXPECT_EQ(world.group().bytes_sent() - before, (freeze_weights ? 4 : 5) * x.numel() * 8 * (world.size() - 1));
+  const auto same = [](const at::Tensor& a, const at::Tensor& b, const char* what) { EXPECT_TRUE(a.allclose(b, 1e-10, 1e-10)) << what << ": differs by " << (a - b).abs().max().item<double>(); };
+  same(y, mine_of(expected), "output");
+  same(x.grad(), mine_of(whole.grad()), "gradient of the input");
+  if (!freeze_weights) {
+    same(column->weight.grad(), part_of_whole(first->weight.grad(), *column, "weight", column->weight), "gradient of the column");
+    same(row->weight.grad(), part_of_whole(second->weight.grad(), *row, "weight", row->weight), "gradient of the row");
+  }
+}
+
+TEST(TensorLayersTest, LongSequencesTravelInPieces) {
+  for (const int ranks : {2, 3}) {
+    const int64_t piece = kPieceBytes / (1024 * 8) / ranks; // tokens of a rank
+    for (const auto& [samples, tokens] : {std::pair<int64_t, int64_t>{1, 2 * piece + 5}, {3, piece / 2}, {2, piece + 1}, {1, 1}}) {
+      EXPECT_THAT(run_ranks(ranks, [&, samples = samples, tokens = tokens](comm::World& world) { check_long(world, samples, tokens, samples != 3, samples == 2); }), IsEmpty())
+          << ranks << " ranks, " << samples << " samples of " << tokens << " tokens a rank";
     }
   }
 }

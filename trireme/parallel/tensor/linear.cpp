@@ -2,7 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/fused/rows.h>
-#include <trireme/parallel/tensor/exchange.h>
+#include <trireme/parallel/tensor/pieces.h>
 #include <trireme/parallel/tensor/transfer.h>
 
 #include <ATen/ATen.h>
@@ -19,9 +19,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The pieces of a result that is computed while others travel.
-constexpr int64_t kPieceBytes = 8 << 20;
-
 struct HeldRanks : torch::CustomClassHolder {
   explicit HeldRanks(Ranks ranks) : ranks(std::move(ranks)) {}
   Ranks ranks;
@@ -35,13 +32,39 @@ at::Tensor rows_of(const at::Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }
 
-/// x W, into memory that the ranks read where it is.
-at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const comm::Group& ranks) {
-  at::DimVector sizes(x.sizes());
-  sizes.back() = weight.size(1);
-  at::Tensor y = allocate(ranks, sizes, x);
+/// What products of `x` are computed in: autocast's type where it is on.
+at::ScalarType product_type(const at::Tensor& x) {
+  const at::DeviceType device = x.device().type();
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
+}
+
+/// Weights [out, in] as products take them, [in, out].
+variable_list transposed(at::TensorList weights, at::ScalarType type) {
+  variable_list result;
+  for (const at::Tensor& weight : weights) {
+    result.push_back(weight.to(type).t());
+  }
+  return result;
+}
+
+variable_list converted(at::TensorList tensors, at::ScalarType type) {
+  variable_list result;
+  for (const at::Tensor& tensor : tensors) {
+    result.push_back(tensor.to(type));
+  }
+  return result;
+}
+
+/// Sum over i of x_i W_i, in memory that the ranks read where it is.
+at::Tensor sum_of_products(at::TensorList xs, at::TensorList weights, const comm::Group& ranks) {
+  at::DimVector sizes(xs[0].sizes());
+  sizes.back() = weights[0].size(1);
+  const at::Tensor y = allocate(ranks, sizes, xs[0]);
   at::Tensor flat = rows_of(y);
-  at::mm_out(flat, rows_of(x), weight);
+  at::mm_out(flat, rows_of(xs[0]), weights[0]);
+  for (size_t i = 1; i < xs.size(); ++i) {
+    flat.addmm_(rows_of(xs[i]), weights[i]);
+  }
   return y;
 }
 
@@ -61,7 +84,12 @@ struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
     variable_list saved = {x};
     saved.insert(saved.end(), weights.begin(), weights.end());
     context->save_for_backward(std::move(saved));
-    return linears(ranks.splits_sequence() ? start_join(x, ranks.group, kSequenceDim).wait() : x, weights, biases);
+    if (!ranks.splits_sequence()) {
+      return linears(x, weights, biases);
+    }
+    const at::ScalarType type = product_type(x);
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return multiply_joined(x, transposed(weights, type), converted(biases, type), ranks.group).results;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -83,12 +111,8 @@ struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
     }
     std::optional<Transfer> dx;
     if (context->needs_input_grad(0)) { // not where a pipeline computes the gradients of weights alone
-      const at::Tensor whole = product(dy[0], saved[1].to(dy[0].scalar_type()), ranks.group);
-      at::Tensor flat = rows_of(whole);
-      for (size_t i = 1; i < count; ++i) {
-        flat.addmm_(rows_of(dy[i]), saved[1 + i].to(dy[i].scalar_type()));
-      }
-      dx.emplace(splits ? start_sum_to_part(whole, ranks.group, kSequenceDim) : start_sum(whole, ranks.group));
+      const variable_list taken = converted(at::TensorList(saved).slice(1, count), dy[0].scalar_type());
+      dx.emplace(splits ? start_multiply_to_part(dy, taken, ranks.group) : start_sum(sum_of_products(dy, taken, ranks.group), ranks.group));
     }
     variable_list gradients(1 + count + biases + 1);
     if (wants_weights) {
@@ -113,8 +137,7 @@ struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
 
 struct RowLinear : torch::autograd::Function<RowLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x, const at::Tensor& weight, const Ranks& ranks) {
-    const bool autocast = at::autocast::is_autocast_enabled(any_x.device().type());
-    const at::ScalarType type = autocast ? at::autocast::get_autocast_dtype(any_x.device().type()) : any_x.scalar_type();
+    const at::ScalarType type = product_type(any_x);
     const at::Tensor x = any_x.to(type).contiguous();
     const at::Tensor w = weight.to(type);
     context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<HeldRanks>(ranks));
@@ -122,7 +145,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     context->save_for_backward({x, weight});
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     if (ranks.splits_sequence()) {
-      return start_sum_to_part(product(x, w.t(), ranks.group), ranks.group, kSequenceDim).wait();
+      return start_multiply_to_part({x}, {w.t()}, ranks.group).wait();
     }
     at::DimVector sizes(x.sizes());
     sizes.back() = w.size(0);
@@ -148,13 +171,24 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     const Ranks ranks = ranks_in(context);
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];
-    const at::Tensor dy = (ranks.splits_sequence() ? start_join(grads[0].contiguous(), ranks.group, kSequenceDim).wait() : grads[0]).to(x.scalar_type());
+    const at::ScalarType type = x.scalar_type();
+    const auto given = static_cast<at::ScalarType>(context->saved_data["type"].toInt());
+    at::Tensor dy = grads[0];
     at::Tensor dx, dweight;
     if (context->needs_input_grad(0)) {
-      dx = at::matmul(dy, saved[1].to(x.scalar_type())).to(static_cast<at::ScalarType>(context->saved_data["type"].toInt()));
+      const at::Tensor weight = saved[1].to(type);
+      if (ranks.splits_sequence()) {
+        const Products products = multiply_joined(dy, {weight}, {}, ranks.group, context->needs_input_grad(1));
+        dx = products.results[0].to(given);
+        dy = products.whole;
+      } else {
+        dx = at::matmul(dy.to(type), weight).to(given);
+      }
+    } else if (ranks.splits_sequence()) {
+      dy = start_join(dy.contiguous(), ranks.group, kSequenceDim).wait();
     }
     if (context->needs_input_grad(1)) {
-      dweight = rows_of(dy).t().mm(rows_of(x)).to(saved[1].scalar_type());
+      dweight = rows_of(dy.to(type)).t().mm(rows_of(x)).to(saved[1].scalar_type());
     }
     return {dx, dweight, {}};
   }

@@ -6,9 +6,6 @@
 namespace trireme::tensor {
 namespace {
 
-/// From so many bytes on a sample travels by itself: what a rank has of it lies together, so that nothing is copied into another order.
-constexpr int64_t kSampleBytes = 1 << 20;
-
 /// Indices of the dims in front of `dim`, as one.
 int64_t samples_of(const at::Tensor& x, int64_t dim) {
   int64_t samples = 1;
