@@ -2,6 +2,8 @@
 #include "small_run.h"
 
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/parallel/tensor/exchange.h>
+#include <trireme/parallel/tensor/layers.h>
 
 #include <tests/support/run_ranks.h>
 
@@ -155,6 +157,94 @@ TEST(ModuleBuffersTest, MayBeLeftToEveryRank) {
                           EXPECT_FALSE(run.are_equal());
                         }),
               IsEmpty());
+}
+
+/// [B, T, 4] -> loss. The tensor ranks share the tokens of a sample, whose running statistics all have, and the eight features between two layers, of whose offsets each has a part.
+struct SplitNormImpl : torch::nn::Module, tensor::SplitModule {
+  explicit SplitNormImpl(const tensor::Ranks& ranks) : ranks(ranks) {
+    norm = register_module("norm", nn::BatchNorm1d(4));
+    fc1 = register_module("fc1", tensor::ColumnParallelLinear(4, 8, ranks));
+    fc2 = register_module("fc2", tensor::RowParallelLinear(8, 1, ranks));
+    offsets = register_buffer("offsets", whole_offsets().narrow(0, 4 * ranks.group.rank(), 4).clone());
+  }
+  static at::Tensor whole_offsets() {
+    return torch::arange(8, torch::kFloat32) / 10;
+  }
+  std::map<std::string, bucket::Placement> placements() const override {
+    return {{"offsets", {.global_shape = {8}, .box_offset = {4 * ranks.group.rank()}}}};
+  }
+  at::Tensor loss(const data::Batch& batch) {
+    const auto own = [&](const at::Tensor& x) { return tensor::take_part(x, ranks.group, tensor::kSequenceDim); };
+    const at::Tensor x = own(batch.input());
+    const at::Tensor y = fc2->forward(torch::tanh(fc1->forward(norm->forward(x.flatten(0, 1)).view_as(x))) + offsets);
+    return tensor::sum_over_ranks((y - own(batch.target())).square().mean() / ranks.group.size(), ranks.group);
+  }
+
+  tensor::Ranks ranks;
+  nn::BatchNorm1d norm{nullptr};
+  tensor::ColumnParallelLinear fc1{nullptr};
+  tensor::RowParallelLinear fc2{nullptr};
+  at::Tensor offsets;
+};
+TORCH_MODULE(SplitNorm);
+
+TEST(ModuleBuffersTest, TensorRanksHaveTheSameUnlessEachHasAPart) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_buffers_", ::getpid());
+  for (const bool broadcast : {true, false}) {
+    EXPECT_THAT(run_ranks(4,
+                          [&](comm::World& world) {
+                            InitializeOptions options;
+                            options.mesh = mesh::training_mesh(world.group(), {.data = 2, .tensor = 2});
+                            options.sequence_parallel = true;
+                            torch::manual_seed(1);
+                            SplitNorm net(tensor::Ranks{options.mesh->group(mesh::Axis::tensor), /*sequence_parallel=*/true});
+                            const at::Tensor offsets = net->offsets.clone();
+                            net->norm->running_mean.add_(world.rank());
+                            net->offsets.add_(options.mesh->group(mesh::Axis::data).rank());
+                            const auto differ = [&] {
+                              at::Tensor first = torch::cat({net->norm->running_mean, net->norm->running_var});
+                              const at::Tensor mine = first.clone();
+                              world.group().broadcast(first, 0).wait();
+                              at::Tensor ranks = torch::tensor({first.equal(mine) ? 0 : 1});
+                              world.group().all_reduce(ranks).wait();
+                              return ranks.item<int64_t>() > 0;
+                            };
+                            std::vector<bool> differed;
+                            options.model = net.ptr();
+                            options.loss = [&](const data::Batch& batch) {
+                              differed.push_back(differ());
+                              return net->loss(batch);
+                            };
+                            options.config = small_config(/*global_batch=*/6, /*accumulation=*/1);
+                            options.config.data_parallel.broadcast_buffers = broadcast;
+                            const Initialized made = initialize(world, options);
+                            EXPECT_FALSE(differ()) << "from the start";
+                            EXPECT_TRUE(net->offsets.equal(offsets)) << "each tensor rank's own, and the first replica's";
+                            const auto batch = [&](int number) {
+                              const at::Tensor x = torch::sin(torch::arange(48, torch::kFloat32).view({3, 4, 4}) * (1.1 + made.engine->group().rank()) + number);
+                              return data::Batch{{x}, {x.sum(2, true)}, 3};
+                            };
+                            for (int step = 0; step < 3; ++step) {
+                              made.engine->train_batch([&] { return batch(step); });
+                              EXPECT_TRUE(differ()) << "each has its own data and tokens";
+                            }
+                            made.engine->eval_batch(batch(7));
+                            EXPECT_EQ(differ(), !broadcast);
+                            EXPECT_THAT(differed, testing::ElementsAre(false, !broadcast, !broadcast, !broadcast)) << "in three steps and an evaluation";
+                            EXPECT_TRUE(net->offsets.equal(offsets));
+                            made.engine->save_checkpoint(folder);
+                            if (world.rank() == 0) {
+                              const auto saved = checkpoint::Checkpoint::open(folder);
+                              EXPECT_TRUE(saved.read("norm.running_mean").equal(net->norm->running_mean));
+                              EXPECT_TRUE(saved.read("offsets").equal(SplitNormImpl::whole_offsets()));
+                            }
+                            net->offsets.zero_();
+                            ASSERT_TRUE(made.engine->load_checkpoint(folder));
+                            EXPECT_TRUE(net->offsets.equal(offsets));
+                          }),
+                IsEmpty());
+    fs::remove_all(folder);
+  }
 }
 
 TEST(ModuleBuffersTest, ACheckpointHasThoseOfTheFirstReplica) {

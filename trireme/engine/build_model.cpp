@@ -186,12 +186,12 @@ void agree_on(const Parts& parts, const bucket::FlatParameters& buffer, const at
   }
 }
 
-// The same among the tensor ranks for a frozen parameter, which lies in a buffer with split ones, or in none.
-void agree_on_frozen(const Parts& parts, const at::Tensor& parameter) {
-  if (!parameter.requires_grad() && parts.tensor.size() > 1 && parts.split.count(parameter.unsafeGetTensorImpl()) == 0 && bucket::has_memory(parameter)) {
-    at::Tensor values = parameter.detach().contiguous();
-    parts.tensor.broadcast(values, 0, "frozen parameter").wait();
-    parameter.detach().copy_(values);
+// The same among the tensor ranks for what is not trained: a frozen parameter, which lies in a flat buffer with split ones or in none, or a module buffer.
+void agree_on_untrained(const Parts& parts, const at::Tensor& tensor) {
+  if (!tensor.requires_grad() && parts.tensor.size() > 1 && parts.split.count(tensor.unsafeGetTensorImpl()) == 0 && bucket::has_memory(tensor)) {
+    at::Tensor values = tensor.detach().contiguous();
+    parts.tensor.broadcast(values, 0, "frozen parameter or module buffer").wait();
+    tensor.detach().copy_(values);
   }
 }
 
@@ -201,7 +201,7 @@ void agree_on_bucket(const Parts& parts, bucket::FlatParameters& buffer, int64_t
   agree_on(parts, buffer, buffer.bucket_data(b));
   const bucket::Bucket& bucket = buffer.layout().buckets()[b];
   for (int64_t slot = bucket.first_slot; slot < bucket.last_slot; ++slot) {
-    agree_on_frozen(parts, buffer.parameter(buffer.layout().slots()[slot].tensor));
+    agree_on_untrained(parts, buffer.parameter(buffer.layout().slots()[slot].tensor));
   }
 }
 
@@ -214,8 +214,10 @@ void agree_on_whole(const Parts& parts) {
     }
   }
   parallel::broadcast_untrained(*parts.model, parts.group);
-  for (const at::Tensor& parameter : parts.model->parameters()) {
-    agree_on_frozen(parts, parameter);
+  for (const auto& tensors : {parts.model->parameters(), parts.model->buffers()}) {
+    for (const at::Tensor& tensor : tensors) {
+      agree_on_untrained(parts, tensor);
+    }
   }
 }
 

@@ -67,10 +67,11 @@ void Engine::Impl::start_step() {
 }
 
 void Engine::Impl::broadcast_module_buffers() {
-  if (parts.module_buffers && module_buffers_differ_) {
-    parts.module_buffers->broadcast();
+  if (std::exchange(module_buffers_differ_, false)) {
+    for (parallel::ModuleBuffers& buffers : parts.module_buffers) {
+      buffers.broadcast();
+    }
   }
-  module_buffers_differ_ = false;
 }
 
 void Engine::Impl::drop_step(const char* why) noexcept {

@@ -75,7 +75,7 @@ class Engine::Impl {
   void check_whole(const char* wanted) const;
   /// The step would leave what gather_parameters() holds behind. Errors: InputError.
   void check_released() const;
-  /// Makes every replica's module buffers those of the first, if they may differ. Collective.
+  /// Makes module buffers those of the first replica, and of its first tensor rank where these have them whole, if they may differ. Collective.
   void broadcast_module_buffers();
 
   /// `logits`: where those of the last micro-batch go, if they are wanted.

@@ -281,6 +281,13 @@ data::DataLoader make_loader(const Parts& parts, const InitializeOptions& option
   return loader;
 }
 
+// The module buffers that all tensor ranks have.
+std::vector<at::Tensor> whole_buffers(const Parts& parts) {
+  std::vector<at::Tensor> whole = parts.model->buffers();
+  std::erase_if(whole, [&](const at::Tensor& buffer) { return parts.split.count(buffer.unsafeGetTensorImpl()) != 0; });
+  return whole;
+}
+
 // The ranks that have a parameter's elements count equal shares of them.
 int64_t count_parameters(const Parts& parts) {
   std::map<const void*, double> trained;
@@ -376,7 +383,8 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   });
   const std::vector<bucket::FlatParameters*> buffers = flatten(parts, options, units);
   if (config.data_parallel.broadcast_buffers) {
-    parts.module_buffers.emplace(*parts.model, parts.group);
+    parts.module_buffers.emplace_back(parts.model->buffers(), parts.group);
+    parts.module_buffers.emplace_back(whole_buffers(parts), parts.tensor);
   }
   for (const bucket::FlatParameters* buffer : buffers) {
     log::debug("flat buffer of ", at::toString(buffer->scalar_type()), ": ", buffer->layout().numel(), " elements in ",

@@ -23,6 +23,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace trireme::engine {
 
@@ -49,7 +50,7 @@ struct Parts {
   comm::Group everyone;
   WholeParameters whole;
   std::optional<tensor::SplitModel> ordinary; // a model that engine.tensor_parallel has split
-  tensor::Placements split; // of the model's parameters of which each tensor rank has a part
+  tensor::Placements split; // of the model's parameters and buffers of which each tensor rank has a part
   std::shared_ptr<pipeline::PipelineModule> layers; // null: a model in one piece
   std::unique_ptr<pipeline::Ties> ties;
   std::unique_ptr<pipeline::Executor> executor;
@@ -61,7 +62,7 @@ struct Parts {
   bool shards_parameters = false; // ZeRO stage 3 among several data ranks
   parallel::FlatBuffers buffers;
   parallel::FlatBuffers frozen; // sharded parameters that are not trained
-  std::optional<parallel::ModuleBuffers> module_buffers; // absent: ranks keep their own
+  std::vector<parallel::ModuleBuffers> module_buffers; // of replicas, then of tensor ranks; empty: ranks keep their own
   std::unique_ptr<parallel::GradientSync> sync;
   std::unique_ptr<parallel::Reducer> reducer;
   std::shared_ptr<optim::FlatOptimizer> optimizer;

@@ -133,8 +133,9 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   }
   // Replicas may differ in these.
   for (const auto& item : engine_.parts.model->named_buffers()) {
-    if (is_new(item.key(), item.value()) && engine_.parts.group.rank() == 0 && engine_.parts.tensor.rank() == 0) {
-      add(info_of(item.value()), item.key(), "buffer", 0, item.value().detach());
+    const bucket::TensorInfo info = info_of(item.value());
+    if (is_new(item.key(), item.value()) && engine_.parts.group.rank() == 0 && is_saved_here(info)) {
+      add(info, item.key(), "buffer", 0, item.value().detach());
     }
   }
   // Where replicas hold the same states, each tensor's are written by one of them.

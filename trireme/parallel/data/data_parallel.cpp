@@ -31,7 +31,7 @@ class DataParallel::Impl : public AllReduceSync {
       broadcast_untrained(model, group());
     }
     if (options.broadcast_buffers) {
-      module_buffers_.emplace(model, group());
+      module_buffers_.emplace(model.buffers(), group());
     }
     std::vector<bucket::FlatParameters*> pointers;
     for (const auto& buffer : buffers_) {

@@ -1,8 +1,6 @@
 #include <trireme/parallel/data/module_buffers.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <numeric>
@@ -10,12 +8,12 @@
 
 namespace trireme::parallel {
 
-ModuleBuffers::ModuleBuffers(const torch::nn::Module& model, comm::Group group) : group_(std::move(group)) {
+ModuleBuffers::ModuleBuffers(const std::vector<at::Tensor>& buffers, comm::Group group) : group_(std::move(group)) {
   if (group_.size() == 1) {
     return;
   }
   std::set<const void*> seen;
-  for (const at::Tensor& buffer : model.buffers()) {
+  for (const at::Tensor& buffer : buffers) {
     if (!buffer.defined() || buffer.numel() == 0 || !seen.insert(buffer.unsafeGetTensorImpl()).second) {
       continue;
     }

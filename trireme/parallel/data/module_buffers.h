@@ -7,18 +7,15 @@
 #include <cstdint>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace trireme::parallel {
 
-/// The buffers of a module, as they are registered at construction, each once.
+/// Buffers of a module that are the same on the ranks of a group, or should be; each once.
 ///
 /// Memory: a copy of them. A buffer that is registered or replaced later is not seen.
 class ModuleBuffers {
  public:
-  ModuleBuffers(const torch::nn::Module& model, comm::Group group);
+  /// `buffers`: Module::buffers(), or some of them.
+  ModuleBuffers(const std::vector<at::Tensor>& buffers, comm::Group group);
 
   /// Makes every rank's buffers those of `root`, with one broadcast for each type. Collective. A group of one, and a module without
   /// buffers, have nothing to do.

@@ -9,10 +9,12 @@ namespace {
 // Module::modules() wants a shared_ptr to the first one, which is not there while it is built.
 void add_placements(const torch::nn::Module& module, Placements& found) {
   if (const auto* const split = dynamic_cast<const SplitModule*>(&module)) {
-    const auto own = module.named_parameters(/*recurse=*/false);
+    const auto parameters = module.named_parameters(/*recurse=*/false);
+    const auto buffers = module.named_buffers(/*recurse=*/false);
     for (const auto& [name, placement] : split->placements()) {
-      if (const at::Tensor* const parameter = own.find(name); parameter != nullptr && parameter->defined()) {
-        found.emplace(parameter->unsafeGetTensorImpl(), placement);
+      const at::Tensor* const tensor = parameters.contains(name) ? parameters.find(name) : buffers.find(name);
+      if (tensor != nullptr && tensor->defined()) {
+        found.emplace(tensor->unsafeGetTensorImpl(), placement);
       }
     }
   }
