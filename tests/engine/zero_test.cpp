@@ -192,6 +192,50 @@ TEST(ZeroTest, EvaluationAndAccumulationMixAtStageThree) {
               IsEmpty());
 }
 
+/// An embedding with rows of length one.
+struct UnitRowsImpl : torch::nn::Module {
+  UnitRowsImpl() : weight(register_parameter("weight", torch::randn({64, 8}))) {}
+  at::Tensor forward(const at::Tensor& tokens) {
+    return torch::embedding(weight / weight.norm(2, 1, /*keepdim=*/true), tokens);
+  }
+  at::Tensor weight;
+};
+TORCH_MODULE(UnitRows);
+
+struct UnitRowsModelImpl : torch::nn::Module {
+  at::Tensor loss(const data::Batch& batch) {
+    return torch::cross_entropy_loss(head->forward(rows->forward(batch.input())).flatten(0, 1), batch.target().flatten());
+  }
+  zero::Sharded<UnitRows> rows = register_module("rows", zero::Sharded<UnitRows>());
+  zero::Sharded<torch::nn::Linear> head = register_module("head", zero::Sharded<torch::nn::Linear>(8, 64));
+};
+TORCH_MODULE(UnitRowsModel);
+
+TEST(ZeroTest, AnEmbeddingOfAComputedWeightIsThereForItsBackward) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const auto losses_at = [&](int stage) {
+                            torch::manual_seed(1);
+                            UnitRowsModel model;
+                            InitializeOptions options;
+                            options.model = model.ptr();
+                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch); };
+                            options.config = zero_config(stage);
+                            options.config.zero.prefetch_elements = 0;
+                            options.training_data = std::make_shared<Counting>();
+                            options.shuffle = false;
+                            const auto made = initialize(world, options);
+                            std::vector<double> losses;
+                            for (int step = 0; step < 4; ++step) {
+                              losses.push_back(made.engine->train_batch().item<double>());
+                            }
+                            return losses;
+                          };
+                          EXPECT_EQ(losses_at(3), losses_at(2));
+                        }),
+              IsEmpty());
+}
+
 /// A model that is a list of layers: each layer is a unit, also when it is recomputed.
 TEST(ZeroTest, LayersOfAListAreUnits) {
   for (const int64_t interval : {0, 1, 2}) {

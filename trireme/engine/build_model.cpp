@@ -5,6 +5,7 @@
 #include <trireme/bucket/parameter_shards.h>
 #include <trireme/bucket/shared_memory.h>
 #include <trireme/device/move.h>
+#include <trireme/parallel/tensor/exchange.h>
 #include <trireme/precision/cast.h>
 
 #include <torch/nn/module.h>
@@ -297,7 +298,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     }
   }
   parallel::check_same_model(parts.buffers, parts.sync->groups());
-  parts.coordinator = std::make_shared<zero::ParameterCoordinator>(all, parts.sync->groups(), config.zero.prefetch_elements);
+  parts.coordinator = std::make_shared<zero::ParameterCoordinator>(all, parts.sync->groups(), config.zero.prefetch_elements, tensor::is_exchange);
   if (sharding.shard_parameters) {
     const auto agree = [&](bucket::FlatParameters& buffer, int64_t b) { agree_on_bucket(parts, buffer, b); };
     units.move_into(all, config.data_parallel.broadcast_at_start ? agree : zero::ModelUnits::Agree(), parts.coordinator);

@@ -62,7 +62,7 @@ void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& 
 
 void token_embedding(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   layer.type = "Embedding";
-  layer.reads_parameters_in_backward = s.tensor > 1; // behind a sum over the ranks the engine does not see that an embedding reads indices only
+  layer.reads_parameters_in_backward = false;
   layer.input = kIndexBytes * s.rows;
   layer.working = s.element * (s.hidden + s.vocabulary * options.hidden);
   over_tensor_axis(layer, conditions, s, conditions.sequence_parallel ? 1 : 2, conditions.sequence_parallel ? 1 : 0, 0);

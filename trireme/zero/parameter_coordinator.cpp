@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/zero/gather_bucket.h>
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
@@ -17,12 +18,30 @@ bool contains(const auto& parts, const auto& part) {
   return std::find(parts.begin(), parts.end(), part) != parts.end();
 }
 
-// An embedding's backward reads indices only.
-bool reads_parameters_in_backward(const at::Tensor& output) {
-  return output.grad_fn()->name() != "EmbeddingBackward0";
+using torch::autograd::Node;
+
+// What made the only tensor that the node's function got; null where it got several, or nothing that needs a gradient.
+const Node* source_of(const Node& node) {
+  return node.num_outputs() == 1 ? node.next_edge(0).function.get() : nullptr;
 }
 
 } // namespace
+
+// An embedding's backward reads indices only, unless its weight is computed from parameters. Tensor ranks set the rows of others to zero and add up.
+bool ParameterCoordinator::reads_parameters_in_backward(const at::Tensor& output) const {
+  const Node* node = output.grad_fn().get();
+  while (node != nullptr && (node->name() == "MaskedFillBackward0" || is_exchange_(*node))) {
+    node = source_of(*node);
+  }
+  if (node == nullptr || node->name() != "EmbeddingBackward0") {
+    return true;
+  }
+  const Node* weight = source_of(*node);
+  while (weight != nullptr && weight->name() == "AliasBackward0") {
+    weight = source_of(*weight);
+  }
+  return weight == nullptr || weight->num_outputs() > 0; // a leaf has nothing behind it
+}
 
 ParameterCoordinator::Parts ParameterCoordinator::parts_of(const std::vector<at::Tensor>& parameters) const {
   Parts parts;

@@ -14,6 +14,9 @@
 namespace torch::nn {
 class Module;
 }
+namespace torch::autograd {
+struct Node;
+}
 
 namespace trireme::zero {
 
@@ -33,10 +36,12 @@ namespace trireme::zero {
 /// arXiv:1910.02054, section 5.3.
 class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordinator> {
  public:
-  /// `ahead`: elements that may be gathered ahead; absent: the next unit, whatever its size; 0: nothing.
+  /// Whether a node of autograd's graph only exchanges its one tensor with other ranks.
+  using IsExchange = std::function<bool(const torch::autograd::Node&)>;
+  /// `ahead`: elements that may be gathered ahead; absent: the next unit, whatever its size; 0: nothing. `is_exchange`: that of tensor ranks.
   /// The buffers must outlive it, or forget_buffers() comes before their end: what is pinned then needs not be given back.
-  ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, parallel::ReduceGroups groups, std::optional<int64_t> ahead)
-      : buffers_(std::move(buffers)), groups_(std::move(groups)), ahead_(ahead) {}
+  ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, parallel::ReduceGroups groups, std::optional<int64_t> ahead, IsExchange is_exchange)
+      : buffers_(std::move(buffers)), groups_(std::move(groups)), ahead_(ahead), is_exchange_(std::move(is_exchange)) {}
 
   /// Makes a unit of the module: its parameters, those of its children included, are gathered together.
   /// They have been taken in by the buffers.
@@ -106,6 +111,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   };
   using Parts = std::vector<Part>;
 
+  bool reads_parameters_in_backward(const at::Tensor& output) const;
   Parts parts_of(const std::vector<at::Tensor>& parameters) const;
   Parts expected(const Parts& needed) const;
   void add_kept_for_later(Parts& kept) const;
@@ -118,6 +124,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   std::vector<bucket::FlatParameters*> buffers_;
   parallel::ReduceGroups groups_;
   std::optional<int64_t> ahead_;
+  IsExchange is_exchange_;
   int64_t keep_ = 0;
   std::map<const torch::nn::Module*, Parts> units_;
   std::map<Part, int64_t> agreed_; // on the first bucket that a unit has in a buffer, for all of them

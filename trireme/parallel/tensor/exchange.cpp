@@ -100,4 +100,8 @@ at::Tensor sum_to_parts(const at::Tensor& x, const comm::Group& ranks, int64_t d
   return exchange(x, ranks, dim, Op::sum_to_part, Op::join);
 }
 
+bool is_exchange(const torch::autograd::Node& node) {
+  return dynamic_cast<const torch::autograd::CppNode<Exchange>*>(&node) != nullptr;
+}
+
 } // namespace trireme::tensor

@@ -6,6 +6,10 @@
 
 #include <cstdint>
 
+namespace torch::autograd {
+struct Node;
+}
+
 /// What tensor-parallel ranks exchange within a layer, as functions that autograd knows. Where a group has one rank they return their argument.
 ///
 /// Every rank calls them in the same order, forward and backward. Tensors may be on any device. Derivatives
@@ -36,5 +40,8 @@ at::Tensor gather_parts(const at::Tensor& x, const comm::Group& ranks, int64_t d
 /// its output is split by sequence: in place of sum_over_ranks(). Cost: P(N-1)/N, and as much backward. Errors: InputError for a dim that
 /// does not divide.
 at::Tensor sum_to_parts(const at::Tensor& x, const comm::Group& ranks, int64_t dim);
+
+/// Whether a node of autograd's graph is one of these functions. It got one tensor, and its backward reads nothing of the forward.
+bool is_exchange(const torch::autograd::Node& node);
 
 } // namespace trireme::tensor
