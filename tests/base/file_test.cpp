@@ -7,6 +7,8 @@
 #include <fstream>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace trireme {
 namespace {
@@ -97,6 +99,33 @@ TEST_F(FileTest, AFailedWriteLeavesTheOldContent) {
   EXPECT_THAT(message, testing::AllOf(testing::HasSubstr("latest"), testing::HasSubstr("needs 5.00 kB")));
   EXPECT_EQ(read_file(folder_ / "latest"), "old");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+}
+
+TEST_F(FileTest, WhatAKilledProcessLeftIsRemovedAndNothingElse) {
+  write_file_atomically(folder_ / "latest", "old");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::signal(SIGXFSZ, SIG_DFL);
+    const rlimit tight{1000, 1000};
+    setrlimit(RLIMIT_FSIZE, &tight);
+    write_file_atomically(folder_ / "latest", std::string(5000, 'x')); // ends here
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  const std::string left = concat(".latest.tmp.", child);
+  ASSERT_TRUE(is_there(folder_ / left));
+  const std::vector<std::string> others = {".latest.tmp.backup", ".latest.tmp.", ".latest.tmp.1x", ".latest2.tmp.1", "latest.tmp.1", "latest"};
+  for (const std::string& other : others) {
+    std::ofstream(folder_ / other, std::ios::app) << "precious";
+  }
+  remove_unfinished(folder_ / "latest");
+  EXPECT_FALSE(is_there(folder_ / left));
+  for (const std::string& other : others) {
+    EXPECT_TRUE(is_there(folder_ / other)) << other;
+  }
+  remove_unfinished(folder_ / "absent" / "latest"); // nothing to do
 }
 
 } // namespace

@@ -54,18 +54,6 @@ std::string describe_split(const engine::Engine& engine, const config::RunConfig
   return text;
 }
 
-// What a rank was writing when it was killed (write_file_atomically()); of a run's folder there is one writer.
-void remove_unfinished(const std::filesystem::path& folder) {
-  std::error_code ignored;
-  for (std::filesystem::directory_iterator item(folder, ignored), end; !ignored && item != end; item.increment(ignored)) {
-    const std::string name = item->path().filename().string();
-    if (name.starts_with(".report.html.tmp.") || name.starts_with(".run.json.tmp.")) {
-      std::error_code stays;
-      std::filesystem::remove(item->path(), stays);
-    }
-  }
-}
-
 } // namespace
 
 RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
@@ -78,7 +66,9 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
       tensorboard_(folder / "tensorboard", resumed_step),
       started_(monitor::unix_seconds()),
       parameters_(engine.num_parameters()) {
-  remove_unfinished(folder);
+  for (const char* file : {"report.html", "run.json"}) { // this rank is their only writer
+    remove_unfinished(folder / file);
+  }
   write_file_atomically(folder / "run.json", run.resolved.dump(2) + "\n");
   const comm::Group& group = engine.group();
   if (engine.pipe_group().size() > 1) {

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,11 @@ namespace trireme {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Of temporary names of `path`, before the process id.
+std::string temporary_prefix(const fs::path& path) {
+  return concat('.', path.filename().string(), ".tmp.");
+}
 
 Descriptor open_file(const fs::path& path, int flags, mode_t mode = 0) {
   return Descriptor(::open(path.c_str(), flags | O_CLOEXEC, mode));
@@ -94,7 +100,7 @@ void sync_folder(const fs::path& folder) {
 }
 
 void write_file_atomically(const fs::path& path, std::string_view content, mode_t mode) {
-  write_file_atomically(path, content, path.parent_path() / concat('.', path.filename().string(), ".tmp.", ::getpid()), mode);
+  write_file_atomically(path, content, temporary_name(path), mode);
 }
 
 void write_file_atomically(const fs::path& path, std::string_view content, const fs::path& temporary, mode_t mode) {
@@ -130,6 +136,23 @@ void write_file_atomically(const fs::path& path, std::string_view content, const
     fail("replace");
   }
   sync_folder(path.parent_path());
+}
+
+fs::path temporary_name(const fs::path& path) {
+  return path.parent_path() / concat(temporary_prefix(path), ::getpid());
+}
+
+void remove_unfinished(const fs::path& path) {
+  const std::string prefix = temporary_prefix(path);
+  std::error_code ignored;
+  for (fs::directory_iterator item(path.has_parent_path() ? path.parent_path() : fs::path("."), ignored), end; !ignored && item != end; item.increment(ignored)) {
+    const std::string name = item->path().filename().string();
+    const std::string_view process = std::string_view(name).substr(std::min(prefix.size(), name.size()));
+    if (name.starts_with(prefix) && !process.empty() && process.find_first_not_of("0123456789") == std::string_view::npos) {
+      std::error_code stays;
+      fs::remove(item->path(), stays);
+    }
+  }
 }
 
 void make_private_folders(const fs::path& folder, std::error_code& error) {

@@ -24,6 +24,11 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 /// The same with a temporary name from the caller, in the same folder.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content, const std::filesystem::path& temporary, mode_t mode = 0600);
 
+/// The temporary name, beside `path`, under which this process writes what becomes `path`.
+std::filesystem::path temporary_name(const std::filesystem::path& path);
+/// Removes what processes have left of `path` under temporary names because they were killed. None may be writing it now. What cannot be removed stays.
+void remove_unfinished(const std::filesystem::path& path);
+
 /// Like mkdir -p, but new folders are private to this user (0700); existing ones do not change.
 void make_private_folders(const std::filesystem::path& folder, std::error_code& error);
 /// The same. Errors: std::filesystem::filesystem_error.

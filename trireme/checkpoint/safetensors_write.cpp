@@ -25,8 +25,7 @@ constexpr int64_t kDevicePieceBytes = int64_t{64} << 20;
 class NewFile {
  public:
   NewFile(const fs::path& path, uint64_t total_bytes)
-      : path_(path), total_bytes_(total_bytes),
-        temporary_(path.parent_path() / concat('.', path.filename().string(), ".tmp.", ::getpid())),
+      : path_(path), total_bytes_(total_bytes), temporary_(temporary_name(path)),
         fd_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)) {
     if (fd_ < 0) {
       fail("create");
