@@ -302,7 +302,6 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   if (sharding.shard_parameters) {
     const auto agree = [&](bucket::FlatParameters& buffer, int64_t b) { agree_on_bucket(parts, buffer, b); };
     units.move_into(all, config.data_parallel.broadcast_at_start ? agree : zero::ModelUnits::Agree(), parts.coordinator);
-    parts.coordinator->agree_on_sizes(parts.tensor);
     parts.coordinator->keep(config.zero.live_elements(parts.coordinator->unit_elements(), parts.pipe.size()));
   }
   if (config.data_parallel.broadcast_at_start) {

@@ -143,7 +143,8 @@ Plan walk(const Run& run, const std::vector<int64_t>& order, const std::map<int6
   return plan;
 }
 
-std::map<int64_t, int64_t> sizes_of(const bucket::FlatLayout& layout) {
+// With the gaps between parameters, which are gathered too.
+std::map<int64_t, int64_t> gathered_sizes_of(const bucket::FlatLayout& layout) {
   std::map<int64_t, int64_t> sizes;
   for (const bucket::Bucket& bucket : layout.buckets()) {
     sizes[bucket.unit] += bucket.numel();
@@ -153,16 +154,11 @@ std::map<int64_t, int64_t> sizes_of(const bucket::FlatLayout& layout) {
 
 Plan plan_of(const Run& run, int64_t stage, const std::map<int64_t, int64_t>& counted) {
   const bucket::FlatLayout layout = layout_of(run, stage);
-  std::map<int64_t, int64_t> sizes = sizes_of(layout);
-  int64_t all = unit_elements(layout);
-  if (run.tensor_ranks > 1) { // two flat buffers, with gaps of their own
-    const bucket::FlatLayout divided = layout_of(run, stage, /*whole=*/false);
-    const bucket::FlatLayout whole = layout_of(run, stage, /*whole=*/true);
-    sizes = sizes_of(divided);
-    for (const auto& [unit, size] : sizes_of(whole)) {
-      sizes[unit] += size;
-    }
-    all = unit_elements(divided) + unit_elements(whole);
+  std::map<int64_t, int64_t> sizes;
+  int64_t all = 0;
+  for (const bucket::TensorInfo& tensor : layout.tensors()) {
+    sizes[tensor.unit] += tensor.numel();
+    all += tensor.unit == bucket::TensorInfo::kNoUnit ? 0 : tensor.numel();
   }
   const int64_t most_kept = run.live_elements(all);
   const auto of = [&](int64_t micro_batches) { return walk(run, Visits(run, stage, layout, micro_batches).order(), sizes, counted, most_kept); };
@@ -179,7 +175,7 @@ Plan plan_of(const Run& run, int64_t stage, const std::map<int64_t, int64_t>& co
 } // namespace
 
 int64_t gathered_elements(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
-  return plan_of(run, stage, sizes_of(layout)).gathered;
+  return plan_of(run, stage, gathered_sizes_of(layout)).gathered;
 }
 
 int64_t live_elements(const Run& run, int64_t stage) {

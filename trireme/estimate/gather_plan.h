@@ -12,7 +12,7 @@ namespace trireme::estimate {
 /// counted.
 int64_t gathered_elements(const Run& run, int64_t stage, const bucket::FlatLayout& layout);
 
-/// The most that a rank of `stage` has whole at a time of its units.
+/// The most parameters that a rank of `stage` has whole at a time of its units.
 int64_t live_elements(const Run& run, int64_t stage);
 
 } // namespace trireme::estimate

@@ -65,7 +65,7 @@ std::vector<int64_t> all_layers_of(const Run& run, int64_t stage) {
 bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> whole) {
   const std::vector<int64_t> all = all_layers_of(run, stage);
   // As the engine lists them: parameters that stages share are final late, so they are in front of the list that is reversed.
-  std::vector<TensorInfo> tensors;
+  std::vector<TensorInfo> all_tensors;
   std::vector<const Parameter*> parameters;
   std::vector<bool> in_unit;
   for (const bool late : {true, false}) {
@@ -75,18 +75,19 @@ bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> who
         continue;
       }
       for (const Parameter& parameter : described.parameters) {
-        if (whole && parameter.whole != *whole) {
-          continue;
-        }
-        tensors.push_back({described.name + '.' + parameter.name, {parameter.numel}, layer});
+        all_tensors.push_back({described.name + '.' + parameter.name, {parameter.numel}, layer});
         parameters.push_back(&parameter);
         in_unit.push_back(run.shards(3) && (run.layer_list || described.is_unit));
       }
     }
   }
   const std::vector<bool> replicated = are_replicated(run, parameters, in_unit);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    tensors[i].unit = in_unit[i] && !replicated[i] ? tensors[i].unit : TensorInfo::kNoUnit;
+  std::vector<TensorInfo> tensors;
+  for (size_t i = 0; i < all_tensors.size(); ++i) {
+    if (!whole || parameters[i]->whole == *whole) {
+      tensors.push_back(all_tensors[i]);
+      tensors.back().unit = in_unit[i] && !replicated[i] ? all_tensors[i].unit : TensorInfo::kNoUnit;
+    }
   }
   std::vector<int64_t> order(tensors.size());
   std::iota(order.rbegin(), order.rend(), 0);

@@ -41,7 +41,9 @@ void ModelUnits::choose(const ZeroOptions& options, const comm::Group& tensor) {
   }
   std::vector<std::pair<int64_t, at::Tensor>> small;
   for (size_t i = 0; i < all.size(); ++i) {
-    if (const auto size = largest[static_cast<int64_t>(i)].item<int64_t>(); size < options.param_persistence_threshold) {
+    const auto size = largest[static_cast<int64_t>(i)].item<int64_t>();
+    sizes_[all[i].unsafeGetTensorImpl()] = size;
+    if (size < options.param_persistence_threshold) {
       small.emplace_back(size, all[i]);
     }
   }
@@ -136,7 +138,7 @@ void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, 
   }
   move_in_unit(bucket::TensorInfo::kNoUnit);
   for (const Item& item : items_) {
-    coordinator->add(*item.module);
+    coordinator->add(*item.module, [this](const at::Tensor& parameter) { return sizes_.at(parameter.unsafeGetTensorImpl()); });
   }
 }
 

@@ -26,7 +26,7 @@ class ModelUnits {
   void add(torch::nn::Module& module, std::unique_ptr<EarlyShards> early = nullptr, Unit* unit = nullptr);
 
   /// Decides which small parameters stay whole, as the options say. The ranks of `tensor`, whose parts of a parameter may differ in size, decide the same, by
-  /// the largest. Collective over them.
+  /// the largest, and so does the coordinator. Collective over them.
   void choose(const ZeroOptions& options, const comm::Group& tensor);
   /// The unit that a parameter is gathered with; bucket::TensorInfo::kNoUnit: it stays whole.
   int64_t unit_of(const at::Tensor& parameter) const;
@@ -56,6 +56,7 @@ class ModelUnits {
 
   std::vector<Item> items_;
   std::map<const void*, int64_t> unit_of_; // by TensorImpl
+  std::map<const void*, int64_t> sizes_; // of parameters on the rank that has most of each
 };
 
 } // namespace trireme::zero

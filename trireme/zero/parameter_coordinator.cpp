@@ -9,7 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
+#include <numeric>
 
 namespace trireme::zero {
 namespace {
@@ -57,49 +57,21 @@ ParameterCoordinator::Parts ParameterCoordinator::parts_of(const std::vector<at:
   return parts;
 }
 
-void ParameterCoordinator::add(const torch::nn::Module& module) {
+void ParameterCoordinator::add(const torch::nn::Module& module, const SizeOf& size) {
   Parts parts = parts_of(module.parameters());
   std::erase_if(parts, [&](const Part& part) { return buffers_[part.buffer]->is_replicated(part.bucket); });
-  if (!parts.empty()) {
-    units_.emplace(&module, std::move(parts));
-  }
-}
-
-int64_t ParameterCoordinator::numel(const Part& part) const {
-  const auto agreed = agreed_.find(part);
-  return agreed == agreed_.end() ? buffers_[part.buffer]->layout().buckets()[part.bucket].numel() : agreed->second;
-}
-
-void ParameterCoordinator::agree_on_sizes(const comm::Group& ranks) {
-  if (ranks.size() == 1) {
+  if (parts.empty()) {
     return;
   }
-  int64_t units = 0;
-  for (const bucket::FlatParameters* buffer : buffers_) {
-    for (const bucket::Bucket& bucket : buffer->layout().buckets()) {
-      units = std::max(units, bucket.unit + 1);
+  for (const Part& part : parts) {
+    bucket::FlatParameters& buffer = *buffers_[part.buffer];
+    const bucket::Bucket& bucket = buffer.layout().buckets()[part.bucket];
+    int64_t& elements = numel_[part] = 0;
+    for (int64_t slot = bucket.first_slot; slot < bucket.last_slot; ++slot) {
+      elements += size(buffer.parameter(buffer.layout().slots()[slot].tensor));
     }
   }
-  if (units == 0) {
-    return;
-  }
-  const at::Tensor sizes = torch::zeros({std::ssize(buffers_), units}, torch::kInt64);
-  const auto for_each_part = [&](const auto& visit) {
-    for (size_t b = 0; b < buffers_.size(); ++b) {
-      const auto& buckets = buffers_[b]->layout().buckets();
-      for (int64_t i = 0; i < std::ssize(buckets); ++i) {
-        if (buckets[i].unit >= 0) {
-          visit(Part{b, i}, sizes[static_cast<int64_t>(b)][buckets[i].unit], buckets[i].numel());
-        }
-      }
-    }
-  };
-  for_each_part([](const Part&, at::Tensor size, int64_t numel) { size += numel; });
-  ranks.all_reduce(sizes, comm::ReduceOp::max, "sizes of units").wait();
-  for_each_part([&](const Part& part, at::Tensor size, int64_t) {
-    agreed_[part] = size.item<int64_t>();
-    size.zero_();
-  });
+  units_.emplace(&module, std::move(parts));
 }
 
 // The buckets to gather ahead while `needed` is used.
@@ -111,7 +83,7 @@ ParameterCoordinator::Parts ParameterCoordinator::expected(const Parts& needed) 
     for (const Part& part : units_.at(static_cast<const torch::nn::Module*>(unit))) {
       if (!contains(needed, part) && !contains(next, part)) {
         fresh.push_back(part);
-        elements += numel(part);
+        elements += numel_.at(part);
       }
     }
     if (ahead_ && elements > *ahead_) {
@@ -124,21 +96,14 @@ ParameterCoordinator::Parts ParameterCoordinator::expected(const Parts& needed) 
 }
 
 int64_t ParameterCoordinator::unit_elements() const {
-  std::set<Part> parts;
-  int64_t elements = 0;
-  for (const auto& [module, of_unit] : units_) {
-    for (const Part& part : of_unit) {
-      elements += parts.insert(part).second ? numel(part) : 0;
-    }
-  }
-  return elements;
+  return std::accumulate(numel_.begin(), numel_.end(), int64_t{0}, [](int64_t sum, const auto& part) { return sum + part.second; });
 }
 
 // Adds units that are there and come again, whole units only, until the next one has no room.
 void ParameterCoordinator::add_kept_for_later(Parts& kept) const {
   int64_t elements = 0;
   for (const Part& part : kept) {
-    elements += numel(part);
+    elements += numel_.at(part);
   }
   auto open = std::count_if(live_.begin(), live_.end(), [&](const auto& item) { return !contains(kept, item.first); });
   if (elements >= keep_ || open == 0) {
@@ -149,7 +114,7 @@ void ParameterCoordinator::add_kept_for_later(Parts& kept) const {
     for (const Part& part : units_.at(static_cast<const torch::nn::Module*>(unit))) {
       if (live_.count(part) != 0 && !contains(kept, part)) {
         there.push_back(part);
-        elements += numel(part);
+        elements += numel_.at(part);
       }
     }
     if (elements > keep_) {

@@ -43,9 +43,11 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, parallel::ReduceGroups groups, std::optional<int64_t> ahead, IsExchange is_exchange)
       : buffers_(std::move(buffers)), groups_(std::move(groups)), ahead_(ahead), is_exchange_(std::move(is_exchange)) {}
 
+  using SizeOf = std::function<int64_t(const at::Tensor& parameter)>;
   /// Makes a unit of the module: its parameters, those of its children included, are gathered together.
-  /// They have been taken in by the buffers.
-  void add(const torch::nn::Module& module);
+  /// They have been taken in by the buffers. `size`: elements of a parameter when it is decided what is gathered ahead and kept. Tensor ranks, whose parts may
+  /// differ, take the largest: they gather what they have whole among all of them, so they decide the same.
+  void add(const torch::nn::Module& module, const SizeOf& size);
 
   /// How many elements may be whole at a time with those of units that are used again later in the pass. At first none are kept.
   void keep(int64_t elements) {
@@ -53,9 +55,6 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   }
   /// Elements that belong to units.
   int64_t unit_elements() const;
-  /// Takes a unit to be as large as it is on the rank that has most of it, on all of these: tensor ranks, whose parts may differ in size. Otherwise they would
-  /// not gather and keep the same units, and what they have whole is gathered among all of them. Collective.
-  void agree_on_sizes(const comm::Group& ranks);
 
   /// A forward, a pass of training or evaluation, begins.
   void begin(Pass pass) {
@@ -115,8 +114,6 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   Parts parts_of(const std::vector<at::Tensor>& parameters) const;
   Parts expected(const Parts& needed) const;
   void add_kept_for_later(Parts& kept) const;
-  /// Elements that count when it is decided what is gathered ahead and kept.
-  int64_t numel(const Part& part) const;
   void start(const Part& part);
   void finish(const Part& part);
   void release_except(const Parts& kept);
@@ -127,7 +124,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   IsExchange is_exchange_;
   int64_t keep_ = 0;
   std::map<const torch::nn::Module*, Parts> units_;
-  std::map<Part, int64_t> agreed_; // on the first bucket that a unit has in a buffer, for all of them
+  std::map<Part, int64_t> numel_; // as add() was told
   AccessOrder order_;
   const torch::nn::Module* current_ = nullptr;
   std::map<Part, Live> live_;
