@@ -72,34 +72,49 @@ inline config::EngineConfig zero_config(int stage, int64_t accumulation = 1, dou
   return config;
 }
 
-/// The same training written with nothing but libtorch: one process, the whole batch, torch's AdamW and clipping. `prepare` may freeze parameters.
-inline std::vector<double> plain_losses(int64_t global_batch, int steps, double clipping, std::vector<double>* norms = nullptr,
-                                        const models::GptOptions& shape = small_gpt(), const std::function<void(torch::nn::Module&)>& prepare = nullptr) {
-  models::Gpt model(shape);
-  if (prepare) {
-    prepare(*model);
-  }
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
-  const Counting data;
+/// What a run reports of its steps.
+struct Curve {
   std::vector<double> losses;
+  std::vector<double> norms;
+};
+
+/// Training written with nothing but libtorch: one process, the whole batch, torch's AdamW and clipping (0: none).
+inline Curve plain_curve(torch::nn::Module& model, const std::function<at::Tensor(const data::Batch&)>& loss_of, const data::Dataset& data, int64_t global_batch, int steps,
+                         double clipping = 1.0, const torch::optim::AdamWOptions& options = torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1)) {
+  torch::optim::AdamW optimizer(model.parameters(), options);
+  Curve curve;
   int64_t position = 0;
   for (int step = 0; step < steps; ++step) {
     std::vector<int64_t> indices;
     for (int64_t i = 0; i < global_batch; ++i) {
       indices.push_back(position++ % data.size());
     }
-    const data::Batch batch = data.get(indices);
     optimizer.zero_grad();
-    const at::Tensor loss = model->loss(batch.input(), batch.target());
+    const at::Tensor loss = loss_of(data.get(indices));
     loss.backward();
-    const double norm = torch::nn::utils::clip_grad_norm_(model->parameters(), clipping > 0 ? clipping : 1e30);
-    if (norms != nullptr) {
-      norms->push_back(norm);
-    }
+    curve.norms.push_back(torch::nn::utils::clip_grad_norm_(model.parameters(), clipping > 0 ? clipping : 1e30));
     optimizer.step();
-    losses.push_back(loss.item<double>());
+    curve.losses.push_back(loss.item<double>());
   }
-  return losses;
+  return curve;
+}
+
+/// The same of a GPT on Counting. `prepare` may freeze parameters.
+inline Curve plain_gpt_curve(int64_t global_batch, int steps, double clipping, const models::GptOptions& shape, const std::function<void(torch::nn::Module&)>& prepare = nullptr) {
+  models::Gpt model(shape);
+  if (prepare) {
+    prepare(*model);
+  }
+  return plain_curve(*model, [&](const data::Batch& batch) { return model->loss(batch.input(), batch.target()); }, Counting(), global_batch, steps, clipping);
+}
+
+inline std::vector<double> plain_losses(int64_t global_batch, int steps, double clipping, std::vector<double>* norms = nullptr, const models::GptOptions& shape = small_gpt(),
+                                        const std::function<void(torch::nn::Module&)>& prepare = nullptr) {
+  const Curve curve = plain_gpt_curve(global_batch, steps, clipping, shape, prepare);
+  if (norms != nullptr) {
+    norms->insert(norms->end(), curve.norms.begin(), curve.norms.end());
+  }
+  return curve.losses;
 }
 
 struct SmallRun {

@@ -13,8 +13,6 @@ using pipeline::PipelineModule;
 using Kind = pipeline::ScheduleKind;
 using testing::IsEmpty;
 
-constexpr int kSteps = 20;
-constexpr int64_t kBatch = 8;
 constexpr int64_t kLength = 12;
 
 BertOptions small_bert() {
@@ -27,59 +25,28 @@ BertOptions small_bert() {
   return options;
 }
 
-struct Curve {
-  std::vector<double> losses;
-  std::vector<double> norms;
-};
-
 Curve of_one_process() {
   PipelineModule model(models::bert_layers(small_bert()), models::masked_lm_loss);
   model.build();
-  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));
-  const test::Gaps data(kLength);
-  Curve curve;
-  int64_t position = 0;
-  for (int step = 0; step < kSteps; ++step) {
-    std::vector<int64_t> indices;
-    for (int64_t i = 0; i < kBatch; ++i) {
-      indices.push_back(position++ % data.size());
-    }
-    const data::Batch batch = data.get(indices);
-    optimizer.zero_grad();
-    const at::Tensor loss = models::masked_lm_loss(model.forward(batch.inputs), batch.targets);
-    loss.backward();
-    curve.norms.push_back(torch::nn::utils::clip_grad_norm_(model.parameters(), 1.0));
-    optimizer.step();
-    curve.losses.push_back(loss.item<double>());
-  }
-  return curve;
+  const auto loss = [&](const data::Batch& batch) { return models::masked_lm_loss(model.forward(batch.inputs), batch.targets); };
+  return plain_curve(model, loss, test::Gaps(kLength), kSplitBatch, /*steps=*/20, /*clipping=*/1.0, torch::optim::AdamWOptions(0.01));
+}
+
+void build(const SplitLayout& layout, InitializeOptions& options) {
+  const models::ModelRanks ranks = layout.model_ranks(*options.mesh);
+  options.pipeline = std::make_shared<PipelineModule>(models::bert_layers(small_bert(), ranks), models::bert_loss(small_bert(), ranks), layout.pipeline_options());
+  auto& adam = std::get<optim::AdamOptions>(options.config.optimizer.emplace().rule);
+  adam.lr = 0.01;
+  adam.weight_decay = 0.01; // torch's default
+  options.training_data = std::make_shared<test::Gaps>(kLength);
 }
 
 void expect_curve_of_one_process(const SplitLayout& layout) {
   EXPECT_THAT(test::run_ranks(layout.ranks(),
                               [&](comm::World& world) {
                                 const Curve expected = of_one_process();
-                                InitializeOptions options;
-                                options.mesh = layout.make_mesh(world);
-                                options.sequence_parallel = layout.sequence_parallel;
-                                const models::ModelRanks ranks = layout.model_ranks(*options.mesh);
-                                options.pipeline = std::make_shared<PipelineModule>(models::bert_layers(small_bert(), ranks), models::bert_loss(small_bert(), ranks), layout.pipeline_options());
-                                options.config.batch.train = kBatch;
-                                options.config.batch.accumulation = layout.accumulation;
-                                options.config.gradient_clipping = 1;
-                                options.config.zero.stage = layout.zero_stage;
-                                options.config.zero.param_persistence_threshold = 0;
-                                options.config.optimizer.emplace();
-                                std::get<optim::AdamOptions>(options.config.optimizer->rule).lr = 0.01;
-                                std::get<optim::AdamOptions>(options.config.optimizer->rule).weight_decay = 0.01; // torch's default
-                                options.training_data = std::make_shared<test::Gaps>(kLength);
-                                options.shuffle = false;
-                                const Initialized made = initialize(world, options);
-                                for (int step = 0; step < kSteps; ++step) {
-                                  const double loss = made.engine->train_batch().item<double>();
-                                  ASSERT_NEAR(loss, expected.losses[step], 1e-5 * expected.losses[step]) << "step " << step;
-                                  ASSERT_NEAR(made.engine->get_global_grad_norm().value(), expected.norms[step], 1e-5 * expected.norms[step]) << "step " << step;
-                                }
+                                SplitRun run(world, layout, build);
+                                expect_curve(run, expected);
                               }),
               IsEmpty())
       << layout.describe();

@@ -1,19 +1,14 @@
 // A model of one's own made of tensor::ParallelAttention and tensor::ParallelMlp, with replicas and ZeRO: losses and gradient norms are those of one process and plain
 // libtorch, and checkpoints of any layout continue in any other.
-#include "small_run.h"
-
-#include <tests/support/run_ranks.h>
+#include "split_run.h"
 
 #include <trireme/parallel/tensor/attention.h>
 #include <trireme/parallel/tensor/cross_entropy.h>
 #include <trireme/parallel/tensor/mlp.h>
 
-#include <gmock/gmock.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <filesystem>
-#include <functional>
-#include <numeric>
 #include <unistd.h>
 
 namespace trireme::engine {
@@ -25,7 +20,6 @@ using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int64_t kBatch = 8;
 constexpr int kSteps = 10;
 constexpr int64_t kVocabulary = 31;
 constexpr int64_t kHidden = 16;
@@ -89,109 +83,60 @@ struct OwnModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(OwnModel);
 
-struct OwnLayout {
-  int data = 1;
-  int tensor = 1;
-  bool sequence_parallel = false;
-  int zero_stage = 0;
-  int64_t kv_heads = 2;
+OwnModel own_model(int64_t kv_heads, const tensor::Ranks& ranks) {
+  at::manual_seed(5);
+  return OwnModel(kv_heads, ranks);
+}
 
-  int ranks() const {
-    return data * tensor;
-  }
-  std::string describe() const {
-    return concat("data ", data, ", tensor ", tensor, sequence_parallel ? " with sequence parallelism" : "", ", ZeRO ", zero_stage, ", ", kv_heads, " heads of keys");
-  }
-};
-
-/// Through the engine.
-class OwnRun {
- public:
-  OwnRun(comm::World& world, const OwnLayout& layout, const std::function<void(config::EngineConfig&)>& change = nullptr) {
-    InitializeOptions options;
-    options.mesh = mesh::training_mesh(world.group(), {.data = layout.data, .tensor = layout.tensor});
-    options.sequence_parallel = layout.sequence_parallel;
-    at::manual_seed(5);
-    OwnModel model(layout.kv_heads, tensor::Ranks{options.mesh->group(mesh::Axis::tensor), layout.sequence_parallel});
+SplitBuild own_build(int64_t kv_heads, const std::function<void(config::EngineConfig&)>& change = nullptr) {
+  return [=](const SplitLayout& layout, InitializeOptions& options) {
+    OwnModel model = own_model(kv_heads, layout.model_ranks(*options.mesh).tensor);
     options.model = model.ptr();
     options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch); };
-    options.config = small_config(kBatch, 1);
-    options.config.zero.stage = layout.zero_stage;
-    options.config.zero.param_persistence_threshold = 0;
     if (change) {
       change(options.config);
     }
-    options.training_data = std::make_shared<Counting>();
-    options.shuffle = false;
-    made_ = initialize(world, options);
-  }
-  double step() {
-    return made_.engine->train_batch().item<double>();
-  }
-  Engine& engine() {
-    return *made_.engine;
-  }
-
- private:
-  Initialized made_;
-};
-
-struct OwnCurve {
-  std::vector<double> losses, norms;
-  int64_t parameters = 0;
-};
-
-/// Nothing but libtorch: one process, the whole model and batch.
-OwnCurve alone(int64_t kv_heads) {
-  at::manual_seed(5);
-  OwnModel model(kv_heads, tensor::Ranks());
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
-  const Counting data;
-  OwnCurve curve;
-  for (int64_t step = 0; step < kSteps; ++step) {
-    std::vector<int64_t> indices(kBatch);
-    std::iota(indices.begin(), indices.end(), step * kBatch);
-    optimizer.zero_grad();
-    const at::Tensor loss = model->loss(data.get(indices));
-    loss.backward();
-    curve.losses.push_back(loss.item<double>());
-    curve.norms.push_back(torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0));
-    optimizer.step();
-  }
-  for (const at::Tensor& parameter : model->parameters()) {
-    curve.parameters += parameter.numel();
-  }
-  return curve;
+  };
 }
 
-void expect_trained_as_alone(const OwnLayout& layout) {
+Curve alone(OwnModel model) {
+  return plain_curve(*model, [&](const data::Batch& batch) { return model->loss(batch); }, Counting(), kSplitBatch, kSteps);
+}
+
+std::vector<double> losses_alone(int64_t kv_heads) {
+  return alone(own_model(kv_heads, tensor::Ranks())).losses;
+}
+
+void expect_trained_as_alone(const SplitLayout& layout, int64_t kv_heads = 2) {
   EXPECT_THAT(run_ranks(layout.ranks(),
                         [&](comm::World& world) {
                           at::set_num_threads(1);
-                          const OwnCurve expected = alone(layout.kv_heads);
+                          const OwnModel whole = own_model(kv_heads, tensor::Ranks());
+                          const Curve expected = alone(whole);
                           EXPECT_LT(expected.losses.back(), 0.9 * expected.losses.front()) << "it must train";
-                          OwnRun run(world, layout);
-                          EXPECT_EQ(run.engine().num_parameters(), expected.parameters);
-                          for (int step = 0; step < kSteps; ++step) {
-                            ASSERT_NEAR(run.step(), expected.losses[step], 1e-5 * expected.losses[step]) << "step " << step;
-                            ASSERT_NEAR(run.engine().get_global_grad_norm().value(), expected.norms[step], 2e-5 * expected.norms[step]) << "step " << step;
+                          SplitRun run(world, layout, own_build(kv_heads));
+                          int64_t parameters = 0;
+                          for (const at::Tensor& parameter : whole->parameters()) {
+                            parameters += parameter.numel();
                           }
+                          EXPECT_EQ(run.engine().num_parameters(), parameters);
+                          expect_curve(run, expected, /*norm_tolerance=*/2e-5);
                         }),
               IsEmpty())
-      << layout.describe();
+      << layout.describe() << ", " << kv_heads << " heads of keys";
 }
 
 TEST(SplitLlamaTest, TensorRanksAlone) {
   for (const bool sequence_parallel : {false, true}) {
     expect_trained_as_alone({.tensor = 2, .sequence_parallel = sequence_parallel});
-    expect_trained_as_alone({.tensor = 4, .sequence_parallel = sequence_parallel, .kv_heads = 1});
+    expect_trained_as_alone({.tensor = 4, .sequence_parallel = sequence_parallel}, 1);
   }
 }
 
 TEST(SplitLlamaTest, WithReplicasAndZero) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const bool sequence_parallel : {false, true}) {
-      expect_trained_as_alone({.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage, .kv_heads = stage % 3 == 0 ? 1 : 2});
+      expect_trained_as_alone({.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage}, stage % 3 == 0 ? 1 : 2);
     }
   }
   expect_trained_as_alone({.data = 2, .tensor = 2, .zero_stage = 0});
@@ -200,40 +145,42 @@ TEST(SplitLlamaTest, WithReplicasAndZero) {
 
 TEST(SplitLlamaTest, ACheckpointOfAnyLayoutContinuesInAnyOther) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_llama_", ::getpid());
-  const std::vector<std::pair<OwnLayout, OwnLayout>> changes = {
+  struct Change {
+    SplitLayout before, after;
+    int64_t kv_heads = 2;
+  };
+  const std::vector<Change> changes = {
       {{.tensor = 2}, {}},
-      {{.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .kv_heads = 1}, {.data = 2, .kv_heads = 1}},
+      {{.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3}, {.data = 2}, 1},
       {{.tensor = 4}, {.data = 2, .tensor = 2, .zero_stage = 1}},
       {{}, {.tensor = 4, .sequence_parallel = true}},
   };
-  for (size_t i = 0; i < changes.size(); ++i) {
-    const auto& [before, after] = changes[i];
-    const fs::path saved = folder / concat(i);
-    EXPECT_THAT(run_ranks(before.ranks(),
-                          [&, before = before](comm::World& world) {
+  for (const Change& change : changes) {
+    EXPECT_THAT(run_ranks(change.before.ranks(),
+                          [&](comm::World& world) {
                             at::set_num_threads(1);
-                            OwnRun run(world, before);
+                            SplitRun run(world, change.before, own_build(change.kv_heads));
                             for (int step = 0; step < 4; ++step) {
                               run.step();
                             }
-                            run.engine().save_checkpoint(saved);
+                            run.engine().save_checkpoint(folder);
                           }),
                 IsEmpty())
-        << before.describe();
-    EXPECT_THAT(run_ranks(after.ranks(),
-                          [&, after = after](comm::World& world) {
+        << change.before.describe();
+    EXPECT_THAT(run_ranks(change.after.ranks(),
+                          [&](comm::World& world) {
                             at::set_num_threads(1);
-                            const std::vector<double> losses = alone(after.kv_heads).losses;
-                            OwnRun run(world, after);
-                            ASSERT_TRUE(run.engine().load_checkpoint(saved));
+                            const std::vector<double> losses = losses_alone(change.kv_heads);
+                            SplitRun run(world, change.after, own_build(change.kv_heads));
+                            ASSERT_TRUE(run.engine().load_checkpoint(folder));
                             for (int step = 4; step < kSteps; ++step) {
                               EXPECT_NEAR(run.step(), losses[step], 1e-5 * losses[step]) << "step " << step;
                             }
                           }),
                 IsEmpty())
-        << before.describe() << ", then " << after.describe();
+        << change.before.describe() << ", then " << change.after.describe();
+    fs::remove_all(folder);
   }
-  fs::remove_all(folder);
 }
 
 // Rounding differs where sums are split, so the losses are only near those in fp32.
@@ -248,8 +195,8 @@ TEST(SplitLlamaTest, LowPrecision) {
       EXPECT_THAT(run_ranks(2,
                             [&, change = change](comm::World& world) {
                               at::set_num_threads(1);
-                              const std::vector<double> losses = alone(kv_heads).losses;
-                              OwnRun run(world, {.tensor = 2, .sequence_parallel = true, .kv_heads = kv_heads}, change);
+                              const std::vector<double> losses = losses_alone(kv_heads);
+                              SplitRun run(world, {.tensor = 2, .sequence_parallel = true}, own_build(kv_heads, change));
                               for (const double loss : losses) {
                                 EXPECT_NEAR(run.step(), loss, 0.03 * loss);
                               }
@@ -261,7 +208,7 @@ TEST(SplitLlamaTest, LowPrecision) {
 }
 
 TEST(SplitLlamaTest, HeadsThatDoNotDivideAreRefused) {
-  EXPECT_THAT(run_ranks(3, [](comm::World& world) { EXPECT_THAT([&] { OwnRun(world, {.tensor = 3}); }, testing::ThrowsMessage<InputError>(HasSubstr("the 3 tensor-parallel ranks must divide the 4 heads"))); }),
+  EXPECT_THAT(run_ranks(3, [](comm::World& world) { EXPECT_THAT([&] { SplitRun(world, {.tensor = 3}, own_build(2)); }, testing::ThrowsMessage<InputError>(HasSubstr("the 3 tensor-parallel ranks must divide the 4 heads"))); }),
               IsEmpty());
 }
 

@@ -73,20 +73,13 @@ struct SplitChanges {
   std::function<void(torch::nn::Module&, const std::string& prefix)> split = nullptr;
 };
 
-/// A GPT split so, initialized.
-class SplitRun {
- public:
-  SplitRun(comm::World& world, const SplitLayout& layout, const SplitChanges& changes = {}) {
-    InitializeOptions options;
-    options.mesh = layout.make_mesh(world);
-    options.sequence_parallel = layout.sequence_parallel;
+/// Gives `options` a model and its loss, or a pipeline, the same on each rank, and may change the rest, of which the mesh is there.
+using SplitBuild = std::function<void(const SplitLayout&, InitializeOptions& options)>;
+
+inline SplitBuild split_gpt_build(const SplitChanges& changes) {
+  return [=](const SplitLayout& layout, InitializeOptions& options) {
     const models::GptOptions& shape = changes.shape;
     const models::ModelRanks ranks = layout.model_ranks(*options.mesh);
-    options.config = small_config(kSplitBatch, layout.accumulation);
-    options.config.zero.stage = layout.zero_stage;
-    options.config.zero.param_persistence_threshold = 0;
-    options.training_data = std::make_shared<Counting>();
-    options.shuffle = false;
     const auto change = [changes](torch::nn::Module& module, const std::string& prefix) {
       for (const auto& f : {changes.model, changes.split}) {
         if (f) {
@@ -104,42 +97,65 @@ class SplitRun {
           change(module, prefix + '.');
         }));
       }
-      layers_ = std::make_shared<pipeline::PipelineModule>(pipeline::LayerList(std::move(layers)), models::gpt_loss(shape, ranks), layout.pipeline_options());
-      options.pipeline = layers_;
+      options.pipeline = std::make_shared<pipeline::PipelineModule>(pipeline::LayerList(std::move(layers)), models::gpt_loss(shape, ranks), layout.pipeline_options());
     } else {
-      gpt_ = models::Gpt(shape, ranks);
-      change(*gpt_, "");
-      options.model = gpt_.ptr();
-      options.loss = [gpt = gpt_](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
+      models::Gpt gpt(shape, ranks);
+      change(*gpt, "");
+      options.model = gpt.ptr();
+      options.loss = [gpt](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
     }
     if (changes.options) {
       changes.options(options);
     }
+  };
+}
+
+/// A model split so, initialized, on Counting unless its build has other data.
+class SplitRun {
+ public:
+  SplitRun(comm::World& world, const SplitLayout& layout, const SplitBuild& build) {
+    InitializeOptions options;
+    options.mesh = layout.make_mesh(world);
+    options.sequence_parallel = layout.sequence_parallel;
+    options.config = small_config(kSplitBatch, layout.accumulation);
+    options.config.zero.stage = layout.zero_stage;
+    options.config.zero.param_persistence_threshold = 0;
+    options.training_data = std::make_shared<Counting>();
+    options.shuffle = false;
+    build(layout, options);
     made_ = initialize(world, options);
   }
+  /// A GPT.
+  SplitRun(comm::World& world, const SplitLayout& layout, const SplitChanges& changes = {}) : SplitRun(world, layout, split_gpt_build(changes)) {}
   Engine& engine() {
     return *made_.engine;
   }
-  models::Gpt& gpt() {
-    return gpt_;
-  }
-  /// What initialize() got: the Gpt, or the list of its layers.
+  /// What initialize() got: the model, or the list of its layers.
   torch::nn::Module& module() {
-    return layers_ ? static_cast<torch::nn::Module&>(*layers_) : *gpt_;
+    return made_.engine->module();
+  }
+  /// The model, if it is a Gpt in one piece.
+  models::GptImpl* gpt() {
+    return dynamic_cast<models::GptImpl*>(&module());
   }
   double step() {
     return made_.engine->train_batch().item<double>();
   }
 
  private:
-  models::Gpt gpt_{nullptr};
-  std::shared_ptr<pipeline::PipelineModule> layers_;
   Initialized made_;
 };
 
-/// Losses and gradient norms of 20 steps are those of one process and plain libtorch. `then` is called after them.
+/// The run's losses and gradient norms, relative to `expected`.
+inline void expect_curve(SplitRun& run, const Curve& expected, double norm_tolerance = 1e-5) {
+  for (size_t step = 0; step < expected.losses.size(); ++step) {
+    ASSERT_NEAR(run.step(), expected.losses[step], 1e-5 * expected.losses[step]) << "step " << step;
+    ASSERT_NEAR(run.engine().get_global_grad_norm().value(), expected.norms[step], norm_tolerance * expected.norms[step]) << "step " << step;
+  }
+}
+
+/// The same of a GPT for 20 steps, compared with one process and plain libtorch. `then` is called after them.
 inline void expect_losses_of_one_process(const SplitLayout& layout, const SplitChanges& changes = {}, const std::function<void(SplitRun&)>& then = nullptr) {
-  constexpr int kSteps = 20;
   EXPECT_THAT(test::run_ranks(layout.ranks(),
                               [&](comm::World& world) {
                                 const auto change = [&](torch::nn::Module& module) {
@@ -147,13 +163,9 @@ inline void expect_losses_of_one_process(const SplitLayout& layout, const SplitC
                                     changes.model(module, "");
                                   }
                                 };
-                                std::vector<double> norms;
-                                const std::vector<double> losses = plain_losses(kSplitBatch, kSteps, 1.0, &norms, changes.shape, change);
+                                const Curve expected = plain_gpt_curve(kSplitBatch, 20, 1.0, changes.shape, change);
                                 SplitRun run(world, layout, changes);
-                                for (int step = 0; step < kSteps; ++step) {
-                                  ASSERT_NEAR(run.step(), losses[step], 1e-5 * losses[step]) << "step " << step;
-                                  ASSERT_NEAR(run.engine().get_global_grad_norm().value(), norms[step], 1e-5 * norms[step]) << "step " << step;
-                                }
+                                expect_curve(run, expected);
                                 if (then) {
                                   then(run);
                                 }
