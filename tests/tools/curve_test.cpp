@@ -10,7 +10,7 @@
 namespace trireme::tools {
 namespace {
 
-// Same initial weights (safetensors with Hugging Face's names), same tokens: the same losses as Python PyTorch.
+// Same initial weights (safetensors with Hugging Face's names), same tokens: the same losses and gradient norms as Python PyTorch.
 class CurveTest : public RunFolder, public testing::WithParamInterface<const char*> {};
 
 TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
@@ -28,10 +28,12 @@ TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
   std::istringstream expected(reference.output);
   std::istringstream metrics(read_file(folder / "out/metrics.jsonl"));
   int steps = 0;
-  for (double loss; expected >> loss; ++steps) {
+  for (double loss, norm; expected >> loss >> norm; ++steps) {
     std::string line;
     ASSERT_TRUE(std::getline(metrics, line));
-    EXPECT_NEAR(nlohmann::json::parse(line)["loss"].get<double>(), loss, 1e-4) << "step " << steps + 1;
+    const auto step = nlohmann::json::parse(line);
+    EXPECT_NEAR(step.at("loss").get<double>(), loss, 1e-5 * loss) << "step " << steps + 1;
+    EXPECT_NEAR(step.at("grad_norm").get<double>(), norm, 1e-5 * norm) << "step " << steps + 1;
   }
   EXPECT_EQ(steps, 20);
 }

@@ -1,4 +1,4 @@
-"""Trains a small GPT with plain PyTorch: initial weights and tokens go to files, losses to stdout (one a line).
+"""Trains a small GPT with plain PyTorch: initial weights and tokens go to files, loss and gradient norm of each step to stdout.
 Usage: reference_curve.py OUT_DIR STEPS. Everything Trireme does is written out here a second time, independently."""
 import math, sys
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -41,6 +41,6 @@ for step in range(steps):
     for b in m["h"]: h = b(h)
     loss = F.cross_entropy((m["ln_f"](h) @ m["wte"].weight.t()).view(-1, V), y.reshape(-1))
     opt.zero_grad(); loss.backward()
-    torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+    norm = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
     opt.step()
-    print(repr(loss.item()))
+    print(repr(loss.item()), repr(norm.item()))
