@@ -159,7 +159,8 @@ TEST(ModuleBuffersTest, MayBeLeftToEveryRank) {
               IsEmpty());
 }
 
-/// [B, T, 4] -> loss. The tensor ranks share the tokens of a sample, whose running statistics all have, and the eight features between two layers, of whose offsets each has a part.
+/// [B, T, 4] -> loss. The tensor ranks share the tokens of a sample, whose running statistics all have, and the eight features between two layers, of whose
+/// offsets each has a part.
 struct SplitNormImpl : torch::nn::Module, tensor::SplitModule {
   explicit SplitNormImpl(const tensor::Ranks& ranks) : ranks(ranks) {
     norm = register_module("norm", nn::BatchNorm1d(4));
@@ -177,7 +178,8 @@ struct SplitNormImpl : torch::nn::Module, tensor::SplitModule {
     const auto own = [&](const at::Tensor& x) { return tensor::take_part(x, ranks.group, tensor::kSequenceDim); };
     const at::Tensor x = own(batch.input());
     const at::Tensor y = fc2->forward(torch::tanh(fc1->forward(norm->forward(x.flatten(0, 1)).view_as(x))) + offsets);
-    return tensor::sum_over_ranks((y - own(batch.target())).square().mean() / ranks.group.size(), ranks.group);
+    const at::Tensor share = (y - own(batch.target())).square().mean() / ranks.group.size();
+    return tensor::sum_over_ranks(share.reshape({1}), ranks.group)[0];
   }
 
   tensor::Ranks ranks;
@@ -209,7 +211,7 @@ TEST(ModuleBuffersTest, TensorRanksHaveTheSameUnlessEachHasAPart) {
                               world.group().all_reduce(ranks).wait();
                               return ranks.item<int64_t>() > 0;
                             };
-                            std::vector<bool> differed;
+                            std::vector<int> differed;
                             options.model = net.ptr();
                             options.loss = [&](const data::Batch& batch) {
                               differed.push_back(differ());
