@@ -1,6 +1,8 @@
 // The simulated step against numbers worked out by hand and against the pipelines' formulas.
 #include <trireme/base/error.h>
+#include <trireme/estimate/traffic.h>
 #include <trireme/plan/predict.h>
+#include <trireme/plan/programs.h>
 
 #include <gmock/gmock.h>
 
@@ -191,6 +193,76 @@ TEST(PredictTest, ZeroThreeGathersForEveryPass) {
   EXPECT_LT(third - second, 1.05 * gather);
 }
 
+int64_t along_data(const estimate::Run& run) {
+  int64_t most = 0;
+  for (const estimate::StageTraffic& stage : estimate::traffic_of(run)) {
+    int64_t sum = 0;
+    for (const estimate::Item& item : stage.items) {
+      sum += item.axis == "data" ? item.bytes : 0;
+    }
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+// The bytes and the memory of a plan are those of the schedule's whole program.
+TEST(PredictTest, ZeroThreeGathersForAllChunks) {
+  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::interleaved, 2), {ScheduleKind::interleaved, 4}, {ScheduleKind::one_f_one_b, 1}, {ScheduleKind::zero_bubble, 1}}) {
+    for (const int64_t pipe : {2, 3}) {
+      for (const int64_t micro_batches : {2, 9, 20, 33}) {
+        Job one = job(12, 2 * micro_batches);
+        one.base.param_persistence_threshold = 0;
+        const Layout layout{.pipe = pipe, .data = 2, .zero_stage = 3, .schedule = kind, .chunks = chunks};
+        Shared shared(one);
+        estimate::Run run = run_of(one, layout, shared);
+        run.programs.assign(1, estimate::Run::Programs{micro_batches, {}});
+        for (const pipeline::Program& program : pipeline::make_programs(kind, shape_of(one, layout))) {
+          run.programs.front().stages.push_back(phases_of(program));
+        }
+        const Prediction planned = predict(multiplying(2 * pipe), one, layout);
+        const std::string which = concat(pipeline::schedule_name(kind), ' ', chunks, " on ", pipe, " x ", micro_batches);
+        const auto data = std::find_if(planned.traffic.begin(), planned.traffic.end(), [](const AxisBytes& axis) { return axis.axis == "data"; });
+        ASSERT_NE(data, planned.traffic.end());
+        EXPECT_EQ(data->bytes, along_data(run)) << which;
+        int64_t most = 0;
+        for (const estimate::StageMemory& memory : estimate::memory_of(run)) {
+          most = std::max(most, memory.peak_on_device());
+        }
+        EXPECT_EQ(planned.memory_bytes, most) << which;
+        if (chunks > 1) {
+          run.programs.clear();
+          EXPECT_GT(data->bytes, along_data(run)) << which << ": the first chunk alone";
+        }
+      }
+    }
+  }
+}
+
+// Phases say a program again, with few words.
+TEST(PredictTest, PhasesAreTheProgram) {
+  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::interleaved, 3), {ScheduleKind::naive, 2}, {ScheduleKind::gpipe, 2}, {ScheduleKind::one_f_one_b, 1}, {ScheduleKind::zero_bubble, 1}}) {
+    for (const pipeline::Program& program : pipeline::make_programs(kind, {4, 64, chunks})) {
+      std::vector<std::pair<pipeline::Op, int64_t>> expected;
+      for (const pipeline::Instruction& instruction : program) {
+        if (instruction.op >= pipeline::Op::forward && instruction.op <= pipeline::Op::backward_weight) {
+          expected.emplace_back(instruction.op, instruction.chunk);
+        }
+      }
+      std::vector<std::pair<pipeline::Op, int64_t>> said;
+      const std::vector<estimate::Run::Phase> phases = phases_of(program);
+      for (const estimate::Run::Phase& phase : phases) {
+        for (int64_t i = 0; i < phase.repeats; ++i) {
+          for (const auto& [computed, chunk] : phase.computations) {
+            said.emplace_back(static_cast<pipeline::Op>(static_cast<int>(pipeline::Op::forward) + static_cast<int>(computed)), chunk);
+          }
+        }
+      }
+      EXPECT_EQ(said, expected) << pipeline::schedule_name(kind);
+      EXPECT_LT(phases.size(), expected.size() / 3) << pipeline::schedule_name(kind);
+    }
+  }
+}
+
 TEST(PredictTest, ZeroThreeInAPipelineGathersWhatIsNotKept) {
   Job one = job();
   one.base.param_persistence_threshold = 0;
@@ -229,6 +301,35 @@ TEST(PredictTest, MemoryIsRefusedByHowMuch) {
   EXPECT_THAT(refused.refused, HasSubstr("1.00 kB too much, most for"));
   EXPECT_EQ(refused.memory_bytes, fits.memory_bytes);
   EXPECT_EQ(refused.step_seconds, 0);
+}
+
+// With sequence parallelism the weights' half of a backward gathers inputs again, two a block; not on the first stage, nor where layers are recomputed.
+TEST(PredictTest, WeightsThatComeLaterGatherInputsAgain) {
+  const Job what = job(4, 8);
+  const auto work = [&](ScheduleKind kind, bool sequence_parallel, int64_t recompute) { // of both stages
+    const Layout layout{.pipe = 2, .tensor = 2, .schedule = kind, .recompute = recompute, .sequence_parallel = sequence_parallel};
+    const Prediction p = predict(multiplying(4, 0), what, layout);
+    return 2 * p.pipeline_seconds * (1 - p.bubble);
+  };
+  const auto more = [&](bool sequence_parallel, int64_t recompute) {
+    return work(ScheduleKind::zero_bubble, sequence_parallel, recompute) - work(ScheduleKind::one_f_one_b, sequence_parallel, recompute);
+  };
+  Shared shared(what);
+  const auto blocks = static_cast<double>(6 - shared.bounds({.pipe = 2, .tensor = 2})[1]); // of the last stage
+  const double pass = 4.0 * 16 * 64 / 2 / 1e6;
+  EXPECT_NEAR(more(true, 0), 8 * blocks * 2 * pass, 1e-9);
+  EXPECT_NEAR(more(false, 0), 0, 1e-9);
+  EXPECT_NEAR(more(true, 1), 0, 1e-9);
+}
+
+// Where layers are recomputed nothing is left for later, so zero-bubble waits as 1f1b does.
+TEST(PredictTest, RecomputedLayersHaveNoWeightsForLater) {
+  Cluster cluster = multiplying(4);
+  cluster.levels[0].bandwidth = kInfinite;
+  const Job even = job(2 * 4 * 32, 16);
+  const auto bubble = [&](ScheduleKind kind, int64_t recompute) { return predict(cluster, even, {.pipe = 4, .schedule = kind, .recompute = recompute}).bubble; };
+  EXPECT_LT(bubble(ScheduleKind::zero_bubble, 0), 0.6 * bubble(ScheduleKind::one_f_one_b, 0));
+  EXPECT_GT(bubble(ScheduleKind::zero_bubble, 1), 0.8 * bubble(ScheduleKind::one_f_one_b, 1));
 }
 
 // In flight for few micro-batches is what it is for many.

@@ -4,6 +4,7 @@
 #include <trireme/base/overloaded.h>
 #include <trireme/parallel/pipeline/balance.h>
 #include <trireme/parallel/pipeline/schedule.h>
+#include <trireme/plan/programs.h>
 
 #include <algorithm>
 #include <regex>
@@ -88,21 +89,6 @@ std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& mode
   return pipeline::balance(costs, parts, options.allow_empty_stages);
 }
 
-std::vector<Run::Computation> computations_of(const pipeline::Program& program) {
-  using Kind = Run::Computation::Kind;
-  std::vector<Run::Computation> computations;
-  for (const pipeline::Instruction& instruction : program) {
-    switch (instruction.op) {
-      case pipeline::Op::forward: computations.push_back({Kind::forward, instruction.chunk}); break;
-      case pipeline::Op::backward: computations.push_back({Kind::backward, instruction.chunk}); break;
-      case pipeline::Op::backward_input: computations.push_back({Kind::backward_input, instruction.chunk}); break;
-      case pipeline::Op::backward_weight: computations.push_back({Kind::backward_weight, instruction.chunk}); break;
-      default: break;
-    }
-  }
-  return computations;
-}
-
 void set_pipeline(const RunConfig& run, RunEstimate& out) {
   const pipeline::PipelineOptions& options = run.pipeline;
   Run& e = out.run;
@@ -118,11 +104,10 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   e.splits_backward = options.schedule == pipeline::ScheduleKind::zero_bubble;
   e.in_flight.clear();
   for (int stage = 0; stage < e.stages; ++stage) {
-    const pipeline::Program program = pipeline::make_program(options.schedule, shape, stage);
-    e.in_flight.push_back(pipeline::most_in_flight(program, shape.chunks));
-    if (run.engine.zero.stage >= 3 && e.gradient_ranks() > 1) {
-      e.programs.push_back(computations_of(program));
-    }
+    e.in_flight.push_back(pipeline::most_in_flight(pipeline::make_program(options.schedule, shape, stage), shape.chunks));
+  }
+  if (run.engine.zero.stage >= 3 && e.gradient_ranks() > 1) {
+    e.programs = plan::programs_of(options.schedule, shape);
   }
 }
 

@@ -3,51 +3,52 @@
 #include <trireme/estimate/layouts.h>
 
 #include <algorithm>
-#include <map>
-#include <set>
+#include <numeric>
 
 namespace trireme::estimate {
 namespace {
 
 using Kind = Run::Computation::Kind;
 
-// Writes down the units that a step enters, one after the other.
+// Units that computations enter, one after the other, `repeats` times over.
+struct Phase {
+  std::vector<int64_t> visits;
+  int64_t repeats = 1;
+};
+
+// Writes down the units that a stage enters.
 class Visits {
  public:
-  // `micro_batches`: of a run without programs.
-  Visits(const Run& run, int64_t stage, const bucket::FlatLayout& layout, int64_t micro_batches)
-      : run_(run), units_(units_of(run, stage, layout)), chunks_(layers_of(run, stage)) {
-    if (run.programs.empty()) {
-      for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
-        forward(chunks_.front());
-        backward(chunks_.front());
-      }
-      return;
-    }
-    for (const Run::Computation& computation : run.programs.at(stage)) {
-      last_ = bucket::TensorInfo::kNoUnit; // a computation notes its first unit in any case
-      const std::vector<int64_t>& layers = chunks_.at(computation.chunk);
-      const bool first = stage == 0 && computation.chunk == 0; // its inputs need no gradient: backward is not split
-      if (computation.kind == Kind::forward) {
-        forward(layers);
-      } else if (computation.kind != Kind::backward_weight) {
-        backward(layers);
-      } else if (!first && run.recompute_interval == 0) {
-        weights(layers);
-      }
-    }
-  }
+  Visits(const Run& run, int64_t stage, const bucket::FlatLayout& layout) : run_(run), stage_(stage), units_(units_of(run, stage, layout)), chunks_(layers_of(run, stage)) {}
 
-  const std::vector<int64_t>& order() const {
-    return order_;
+  std::vector<Phase> of(const std::vector<Run::Phase>& program) {
+    std::vector<Phase> phases;
+    for (const Run::Phase& phase : program) {
+      visits_.clear();
+      for (const Run::Computation& computation : phase.computations) {
+        add(computation);
+      }
+      if (!visits_.empty()) {
+        phases.push_back({visits_, phase.repeats});
+      }
+    }
+    return phases;
   }
 
  private:
+  void add(const Run::Computation& computation) {
+    const std::vector<int64_t>& layers = chunks_.at(computation.chunk);
+    if (computation.kind == Kind::forward) {
+      forward(layers);
+    } else if (computation.kind != Kind::backward_weight) {
+      backward(layers);
+    } else if (run_.computes_weights_later(stage_)) {
+      std::for_each(layers.rbegin(), layers.rend(), [&](int64_t layer) { enter(layer); });
+    }
+  }
   void enter(int64_t layer) {
-    const int64_t unit = units_[layer];
-    if (unit != bucket::TensorInfo::kNoUnit && last_ != unit) {
-      order_.push_back(unit);
-      last_ = unit;
+    if (units_[layer] != bucket::TensorInfo::kNoUnit) {
+      visits_.push_back(units_[layer]);
     }
   }
   void forward(const std::vector<int64_t>& layers) {
@@ -70,116 +71,176 @@ class Visits {
       }
     }
   }
-  void weights(const std::vector<int64_t>& layers) {
-    std::for_each(layers.rbegin(), layers.rend(), [&](int64_t layer) { enter(layer); });
+
+  const Run& run_;
+  int64_t stage_;
+  std::vector<int64_t> units_; // by layer
+  std::vector<std::vector<int64_t>> chunks_;
+  std::vector<int64_t> visits_;
+};
+
+// Units of a time, in the order in which they were added.
+class UnitSet {
+ public:
+  explicit UnitSet(size_t count) : has_(count, 0) {}
+  bool has(int64_t unit) const {
+    return has_[unit] != 0;
+  }
+  void insert(int64_t unit) {
+    if (!has(unit)) {
+      has_[unit] = 1;
+      units_.push_back(unit);
+    }
+  }
+  const std::vector<int64_t>& units() const {
+    return units_;
+  }
+  bool operator==(const UnitSet& other) const {
+    return has_ == other.has_;
+  }
+
+ private:
+  std::vector<char> has_;
+  std::vector<int64_t> units_;
+};
+
+// Does what zero::ParameterCoordinator does, visit by visit.
+class Walk {
+ public:
+  // `sizes`: elements of every unit. Of what is not in use `most_kept` elements may stay.
+  Walk(const Run& run, const std::vector<Phase>& phases, const std::vector<int64_t>& sizes, int64_t most_kept)
+      : run_(run), phases_(phases), sizes_(sizes), most_kept_(most_kept), live_(sizes.size()) {
+    plan_.times.assign(sizes.size(), 0);
+  }
+
+  GatherPlan run() {
+    for (size_t phase = 0; phase < phases_.size(); ++phase) {
+      const auto& [visits, repeats] = phases_[phase];
+      for (int64_t repeat = 0; repeat < repeats; ++repeat) {
+        const UnitSet before = live_;
+        const std::vector<int64_t> times = plan_.times;
+        const bool again = repeat + 1 < repeats;
+        for (size_t i = 0; i < visits.size(); ++i) {
+          visit(phase, i, again);
+        }
+        if (again && live_ == before) { // so it goes on until the last time, which has other visits behind it
+          for (size_t unit = 0; unit < times.size(); ++unit) {
+            plan_.times[unit] += (repeats - 2 - repeat) * (plan_.times[unit] - times[unit]);
+          }
+          repeat = repeats - 2;
+        }
+      }
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  // Calls look(unit) for the visits behind visit i until it returns false; repeated ones once more only, because a unit that was looked at decides nothing again.
+  template <typename Look>
+  void look_ahead(size_t phase, size_t i, bool again, const Look& look) const {
+    const std::vector<int64_t>& here = phases_[phase].visits;
+    for (size_t next = i + 1; next < here.size(); ++next) {
+      if (!look(here[next])) {
+        return;
+      }
+    }
+    for (size_t next = again ? phase : phase + 1; next < phases_.size(); ++next) {
+      for (const int64_t unit : phases_[next].visits) {
+        if (!look(unit)) {
+          return;
+        }
+      }
+    }
+  }
+
+  // The unit in use and what is gathered ahead while it is.
+  UnitSet needed(size_t phase, size_t i, bool again) const {
+    UnitSet out(sizes_.size());
+    out.insert(phases_[phase].visits[i]);
+    int64_t elements = 0;
+    look_ahead(phase, i, again, [&](int64_t unit) {
+      if (out.has(unit)) {
+        return true;
+      }
+      elements += sizes_[unit];
+      if (run_.prefetch_elements && elements > *run_.prefetch_elements) {
+        return false;
+      }
+      out.insert(unit);
+      return run_.prefetch_elements.has_value();
+    });
+    return out;
+  }
+
+  void visit(size_t phase, size_t i, bool again) {
+    UnitSet kept = needed(phase, i, again);
+    int64_t elements = 0;
+    for (const int64_t unit : kept.units()) {
+      plan_.times[unit] += live_.has(unit) ? 0 : 1;
+      elements += sizes_[unit];
+    }
+    int64_t whole = elements;
+    auto open = std::count_if(live_.units().begin(), live_.units().end(), [&](int64_t unit) { return !kept.has(unit); });
+    if (open > 0) { // those used soonest stay
+      look_ahead(phase, i, again, [&](int64_t unit) {
+        if (!live_.has(unit) || kept.has(unit)) {
+          return true;
+        }
+        elements += sizes_[unit];
+        if (elements > most_kept_) {
+          return false;
+        }
+        whole = elements;
+        kept.insert(unit);
+        return --open > 0;
+      });
+    }
+    plan_.most_live = std::max(plan_.most_live, whole);
+    live_ = std::move(kept);
   }
 
   const Run& run_;
-  std::vector<int64_t> units_; // by layer
-  std::vector<std::vector<int64_t>> chunks_;
-  std::vector<int64_t> order_;
-  int64_t last_ = bucket::TensorInfo::kNoUnit;
+  const std::vector<Phase>& phases_;
+  const std::vector<int64_t>& sizes_;
+  int64_t most_kept_;
+  UnitSet live_;
+  GatherPlan plan_;
 };
-
-// Elements of a unit in this layout, which may have a part of the parameters only.
-int64_t size_of(const std::map<int64_t, int64_t>& sizes, int64_t unit) {
-  const auto found = sizes.find(unit);
-  return found == sizes.end() ? 0 : found->second;
-}
-
-// What is gathered ahead while visit `now` is under way.
-std::set<int64_t> ahead(const Run& run, const std::vector<int64_t>& order, size_t now, const std::map<int64_t, int64_t>& sizes) {
-  std::set<int64_t> next;
-  int64_t elements = 0;
-  for (size_t i = now + 1; i < order.size(); ++i) {
-    const bool fresh = order[i] != order[now] && next.count(order[i]) == 0;
-    elements += fresh ? size_of(sizes, order[i]) : 0;
-    if (run.prefetch_elements && elements > *run.prefetch_elements) {
-      break;
-    }
-    next.insert(order[i]);
-    if (!run.prefetch_elements && fresh) {
-      break;
-    }
-  }
-  next.erase(order[now]);
-  return next;
-}
-
-struct Plan {
-  int64_t gathered = 0;
-  int64_t most_live = 0;
-};
-
-// `counted`: the elements of each unit that are asked about. What is kept follows from `sizes`, those of all its parameters.
-Plan walk(const Run& run, const std::vector<int64_t>& order, const std::map<int64_t, int64_t>& sizes, const std::map<int64_t, int64_t>& counted, int64_t most_kept) {
-  std::set<int64_t> live;
-  Plan plan;
-  for (size_t i = 0; i < order.size(); ++i) {
-    std::set<int64_t> kept = ahead(run, order, i, sizes);
-    kept.insert(order[i]);
-    int64_t elements = 0;
-    for (const int64_t unit : kept) {
-      plan.gathered += live.count(unit) == 0 ? size_of(counted, unit) : 0;
-      elements += size_of(sizes, unit);
-    }
-    int64_t whole = elements;
-    auto open = std::count_if(live.begin(), live.end(), [&](int64_t unit) { return kept.count(unit) == 0; });
-    for (size_t next = i + 1; next < order.size() && open > 0; ++next) {
-      if (live.count(order[next]) == 0 || kept.count(order[next]) != 0) {
-        continue;
-      }
-      elements += size_of(sizes, order[next]);
-      if (elements > most_kept) {
-        break;
-      }
-      whole = elements;
-      kept.insert(order[next]);
-      --open;
-    }
-    plan.most_live = std::max(plan.most_live, whole);
-    live = std::move(kept);
-  }
-  return plan;
-}
-
-// With the gaps between parameters, which are gathered too.
-std::map<int64_t, int64_t> gathered_sizes_of(const bucket::FlatLayout& layout) {
-  std::map<int64_t, int64_t> sizes;
-  for (const bucket::Bucket& bucket : layout.buckets()) {
-    sizes[bucket.unit] += bucket.numel();
-  }
-  return sizes;
-}
-
-Plan plan_of(const Run& run, int64_t stage, const std::map<int64_t, int64_t>& counted) {
-  const bucket::FlatLayout layout = layout_of(run, stage);
-  std::map<int64_t, int64_t> sizes;
-  int64_t all = 0;
-  for (const bucket::TensorInfo& tensor : layout.tensors()) {
-    sizes[tensor.unit] += tensor.numel();
-    all += tensor.unit == bucket::TensorInfo::kNoUnit ? 0 : tensor.numel();
-  }
-  const int64_t most_kept = run.live_elements(all);
-  const auto of = [&](int64_t micro_batches) { return walk(run, Visits(run, stage, layout, micro_batches).order(), sizes, counted, most_kept); };
-  // A visit looks no farther than the units go round, so from the third on micro-batches are alike but for the last ones.
-  constexpr int64_t kFew = 5;
-  if (!run.programs.empty() || run.accumulation <= kFew) {
-    return of(run.accumulation);
-  }
-  Plan plan = of(kFew);
-  plan.gathered += (run.accumulation - kFew) * (plan.gathered - of(kFew - 1).gathered);
-  return plan;
-}
 
 } // namespace
 
-int64_t gathered_elements(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
-  return plan_of(run, stage, gathered_sizes_of(layout)).gathered;
+int64_t GatherPlan::elements(const bucket::FlatLayout& layout) const {
+  int64_t sum = 0;
+  for (const bucket::Bucket& bucket : layout.buckets()) {
+    sum += bucket.unit == bucket::TensorInfo::kNoUnit ? 0 : times[bucket.unit] * bucket.numel();
+  }
+  return sum;
 }
 
-int64_t live_elements(const Run& run, int64_t stage) {
-  return plan_of(run, stage, {}).most_live;
+GatherPlan gather_plan(const Run& run, int64_t stage) {
+  const bucket::FlatLayout layout = layout_of(run, stage);
+  std::vector<int64_t> sizes(run.model.layers.size(), 0);
+  for (const bucket::TensorInfo& tensor : layout.tensors()) { // without the gaps of flat buffers
+    if (tensor.unit != bucket::TensorInfo::kNoUnit) {
+      sizes[tensor.unit] += tensor.numel();
+    }
+  }
+  const int64_t most_kept = run.live_elements(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+  Visits visits(run, stage, layout);
+  const auto of = [&](const std::vector<Run::Phase>& program) { return Walk(run, visits.of(program), sizes, most_kept).run(); };
+  if (run.programs.empty()) {
+    const Run::Phase micro_batches{{{Kind::forward, 0}, {Kind::backward, 0}}, run.accumulation};
+    return of({micro_batches});
+  }
+  GatherPlan plan = of(run.programs.back().stages.at(stage));
+  if (run.programs.size() > 1) {
+    const GatherPlan fewer = of(run.programs.front().stages.at(stage));
+    const int64_t between = run.programs.back().micro_batches - run.programs.front().micro_batches;
+    for (size_t unit = 0; unit < plan.times.size(); ++unit) {
+      plan.times[unit] += (run.accumulation - run.programs.back().micro_batches) / between * (plan.times[unit] - fewer.times[unit]);
+    }
+  }
+  return plan;
 }
 
 } // namespace trireme::estimate

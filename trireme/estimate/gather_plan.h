@@ -4,15 +4,23 @@
 #include <trireme/estimate/run.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace trireme::estimate {
 
-/// Elements that a rank of `stage` gathers in one step of ZeRO stage 3 when the order of units is known from the step before: every unit for
-/// its forward and for its backward, less what is still there (zero::ParameterCoordinator). `layout`: layout_of(run, stage), or one of its two parts, whose elements are
-/// counted.
-int64_t gathered_elements(const Run& run, int64_t stage, const bucket::FlatLayout& layout);
+/// What a rank gathers in one step of ZeRO stage 3 when the order of units is known from the step before: every unit for its forward and for its backward,
+/// less what is still there (zero::ParameterCoordinator).
+struct GatherPlan {
+  /// How often, by unit (units_of()).
+  std::vector<int64_t> times;
+  /// Elements of parameters that are whole at a time, at most.
+  int64_t most_live = 0;
 
-/// The most parameters that a rank of `stage` has whole at a time of its units.
-int64_t live_elements(const Run& run, int64_t stage);
+  /// Elements of a step, counting those of this layout: layout_of(run, stage), or one of its two parts.
+  int64_t elements(const bucket::FlatLayout& layout) const;
+};
+
+/// Works it out for a rank of `stage`. Cost: proportional to the phases of its program, not to what they repeat.
+GatherPlan gather_plan(const Run& run, int64_t stage);
 
 } // namespace trireme::estimate

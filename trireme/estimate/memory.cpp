@@ -111,7 +111,7 @@ Item buffers(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
   if (run.shards(3)) {
     const int64_t units = run.prefetch_elements == 0 ? 1 : kGatheredUnits;
     const int64_t ahead = largest_buckets(layout, units, true);
-    const int64_t kept = live_elements(run, stage); // also what is kept for a later micro-batch
+    const int64_t kept = gather_plan(run, stage).most_live; // also what is kept for a later micro-batch
     sum.add(kept > ahead ? "units that are whole at a time" : concat("the ", units, " largest units"), bytes_of(run.compute) * std::max(ahead, kept));
   }
   if (run.gradient_ranks() > 1 && run.travel != run.gradients()) {

@@ -28,13 +28,25 @@ struct Run {
   std::vector<int64_t> bounds;
   /// Micro-batches that each stage keeps the activations of, for each of its chunks, when it keeps the most: what the schedule says.
   std::vector<std::vector<int64_t>> in_flight = {{1}};
-  /// What each stage computes in a step, in order, where a pipeline gathers parameters (ZeRO stage 3); else empty.
   struct Computation {
     enum class Kind { forward, backward, backward_input, backward_weight };
     Kind kind = Kind::forward;
     int64_t chunk = 0;
+    bool operator==(const Computation&) const = default;
   };
-  std::vector<std::vector<Computation>> programs;
+  /// Computations that follow each other, `repeats` times over.
+  struct Phase {
+    std::vector<Computation> computations;
+    int64_t repeats = 1;
+  };
+  /// What each stage computes in a step of so many micro-batches, in order.
+  struct Programs {
+    int64_t micro_batches = 1;
+    std::vector<std::vector<Phase>> stages;
+  };
+  /// Where a pipeline gathers parameters (ZeRO stage 3): the programs of this step, or of two with fewer micro-batches, the smaller first, beyond which every
+  /// further micro-batch gathers as much. Else empty.
+  std::vector<Programs> programs;
   /// A zero-bubble pipeline, whose backward computes the gradients of inputs and, later, those of weights.
   bool splits_backward = false;
   /// Layers that are recomputed together; 0: none is.
@@ -94,6 +106,10 @@ struct Run {
   /// Ranks among which optimizer states are divided.
   int64_t shard_ranks() const {
     return shards(1) ? shard_size.value_or(gradient_ranks()) : 1;
+  }
+  /// Whether a stage computes gradients of weights apart from those of inputs: not where layers are recomputed, nor on the first stage, whose inputs need none.
+  bool computes_weights_later(int64_t stage) const {
+    return splits_backward && recompute_interval == 0 && stage > 0;
   }
   Type gradients() const {
     return compute == Type::fp32 ? Type::fp32 : accumulation > 1 ? grad_accumulation : travel;

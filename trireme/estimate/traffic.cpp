@@ -19,7 +19,7 @@ int64_t share(int64_t bytes, int64_t ranks) {
 }
 
 // Gradients and parameters between the `all` ranks that have the same parameters, of which `n` hold one copy of what is sharded. `of` says which, after a comma; empty: all.
-void add_gradients(const Run& run, int64_t stage, const bucket::FlatLayout& layout, int64_t all, int64_t n, const std::string& of, std::vector<Item>& items) {
+void add_gradients(const Run& run, const GatherPlan& plan, const bucket::FlatLayout& layout, int64_t all, int64_t n, const std::string& of, std::vector<Item>& items) {
   const int64_t t = bytes_of(run.travel);
   const int64_t e = bytes_of(run.compute);
   const auto shards = [&](int stage) { return run.shards(stage); };
@@ -45,7 +45,7 @@ void add_gradients(const Run& run, int64_t stage, const bucket::FlatLayout& layo
                      concat("2 x ", t, " x ", layout.numel(), " / ", n, " x ", all / n - 1, " / ", all / n), between});
   }
   if (shards(3)) {
-    const int64_t elements = gathered_elements(run, stage, layout);
+    const int64_t elements = plan.elements(layout);
     items.push_back({"units, all-gather" + of, concat(e, " U' (N - 1) / N, U': units for every forward and backward, less what is still there"),
                      concat(e, " x ", elements, " x ", n - 1, " / ", n), share(e * elements, n)});
   }
@@ -60,11 +60,12 @@ void add_data(const Run& run, int64_t stage, std::vector<Item>& items) {
   const int64_t all = run.gradient_ranks();
   const int64_t n = run.shards(1) ? run.shard_ranks() : all; // that hold one copy
   const bucket::FlatLayout layout = layout_of(run, stage);
+  const GatherPlan plan = run.shards(3) ? gather_plan(run, stage) : GatherPlan();
   if (all > 1) {
-    add_gradients(run, stage, run.tensor_ranks > 1 ? layout_of(run, stage, /*whole=*/false) : layout, all, n, "", items);
+    add_gradients(run, plan, run.tensor_ranks > 1 ? layout_of(run, stage, /*whole=*/false) : layout, all, n, "", items);
   }
   if (run.tensor_ranks > 1 && run.whole_ranks() > 1) {
-    add_gradients(run, stage, layout_of(run, stage, /*whole=*/true), run.whole_ranks(), run.whole_ranks(), ", of what the tensor axis holds whole", items);
+    add_gradients(run, plan, layout_of(run, stage, /*whole=*/true), run.whole_ranks(), run.whole_ranks(), ", of what the tensor axis holds whole", items);
   }
   if (all == 1) {
     return;
@@ -99,7 +100,7 @@ void add_tensor(const Run& run, int64_t stage, std::vector<Item>& items) {
     return;
   }
   const auto pass = [&](const Layer& layer) { return share(layer.tensor_bytes, n); };
-  const bool split = run.splits_backward && run.recompute_interval == 0 && stage > 0; // the first stage's inputs need no gradient
+  const bool split = run.computes_weights_later(stage);
   const int64_t bytes = of_layers(
       run, stage, [&](const Layer& layer) { return layer.tensor_passes_forward * pass(layer); },
       [&](const Layer& layer) { return (layer.tensor_passes_backward + (split ? layer.tensor_passes_weights : 0)) * pass(layer); });

@@ -60,6 +60,7 @@ class Costs {
     const double pass = gather_seconds(cluster_, tensor, static_cast<double>(layer.tensor_bytes));
     cost.forward += layer.tensor_passes_forward * pass + cluster_.layer_seconds;
     cost.backward_input += layer.tensor_passes_backward * pass + cluster_.layer_seconds;
+    cost.weights_later = layer.tensor_passes_weights * pass;
     if (layout_.recompute > 0) {
       cost.backward_input += cost.forward;
     }

@@ -13,6 +13,8 @@ struct LayerCost {
   double forward = 0;
   double backward_input = 0;
   double backward_weight = 0;
+  /// Beside backward_weight, where it is computed apart from backward_input: with sequence parallelism a layer's input is gathered once more.
+  double weights_later = 0;
   /// Arithmetic operations of the matrix products and of attention in forward and backward, without recomputation.
   double flops = 0;
 

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/parallel/pipeline/balance.h>
+#include <trireme/plan/programs.h>
 
 namespace trireme::plan {
 namespace {
@@ -63,15 +64,22 @@ pipeline::ScheduleKind schedule_of(const Layout& layout) {
 }
 
 const std::vector<std::vector<int64_t>>& Shared::in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape) {
-  pipeline::ScheduleShape few = shape;
-  if (shape.micro_batches > 4 * shape.stages && kind != pipeline::ScheduleKind::gpipe) {
-    few.micro_batches = 3 * shape.stages + shape.micro_batches % shape.stages;
-  }
+  const pipeline::ScheduleShape few = fewer_micro_batches(kind, shape);
   auto& found = in_flight_[{static_cast<int>(kind), few.stages, few.micro_batches, few.chunks}];
   if (found.empty()) {
     for (const pipeline::Program& program : pipeline::make_programs(kind, few)) {
       found.push_back(pipeline::most_in_flight(program, few.chunks));
     }
+  }
+  return found;
+}
+
+const std::vector<estimate::Run::Programs>& Shared::programs(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape) {
+  const bool whole = fewer_micro_batches(kind, shape) == shape;
+  const int beyond = whole ? shape.micro_batches : -1 - shape.micro_batches % shape.stages; // of many, the remainder tells
+  auto& found = programs_[{static_cast<int>(kind), shape.stages, beyond, shape.chunks}];
+  if (found.empty()) {
+    found = programs_of(kind, shape);
   }
   return found;
 }
@@ -141,6 +149,9 @@ estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared) {
   run.splits_backward = schedule_of(layout) == pipeline::ScheduleKind::zero_bubble;
   run.bounds = shared.bounds(layout);
   run.in_flight = shared.in_flight(schedule_of(layout), shape_of(job, layout));
+  if (run.stages > 1 && run.shards(3)) {
+    run.programs = shared.programs(schedule_of(layout), shape_of(job, layout));
+  }
   return run;
 }
 

@@ -75,6 +75,8 @@ class Shared {
   /// Micro-batches that each stage keeps, by chunk (estimate::Run::in_flight). Beyond four micro-batches a stage it depends on their remainder only,
   /// so few are laid out.
   const std::vector<std::vector<int64_t>>& in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
+  /// What each stage computes (estimate::Run::programs).
+  const std::vector<estimate::Run::Programs>& programs(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
   /// Where the parts of the model begin (estimate::Run::bounds).
   const std::vector<int64_t>& bounds(const Layout& layout);
   /// The pipeline's step with these costs; kept until other costs are asked for, because ZeRO's stages have the same.
@@ -83,6 +85,7 @@ class Shared {
  private:
   const Job& job_;
   std::map<std::array<int, 4>, std::vector<std::vector<int64_t>>> in_flight_;
+  std::map<std::array<int, 4>, std::vector<estimate::Run::Programs>> programs_;
   std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> bounds_;
   Layout last_layout_;
   std::vector<pipeline::PartCosts> last_costs_;

@@ -36,8 +36,7 @@ class Step {
         layout_(layout),
         run_(run),
         shared_(shared),
-        replicas_{run_.gradient_ranks(), run_.tensor_ranks},
-        gathering_{layout.pipe > 1 ? 0 : gather_pass()} {}
+        replicas_{run_.gradient_ranks(), run_.tensor_ranks} {}
 
   void into(Prediction& out) const {
     pipeline::Costs costs;
@@ -67,48 +66,46 @@ class Step {
   }
 
  private:
-  // Seconds of gathering the units of stage 3 for a forward, or a backward.
-  double gather_pass() const {
+  // Seconds that a part of the stage gathers units of stage 3 for a forward, or a backward: what is not kept from before, spread evenly.
+  double gathering(int64_t stage) const {
     if (!run_.shards(3)) {
       return 0;
     }
-    const int64_t elements = estimate::gathered_elements(run_, 0, estimate::layout_of(run_, 0));
-    return gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.compute) * elements)) / static_cast<double>(2 * run_.accumulation);
-  }
-
-  // The same for a part of a pipeline's stage, which keeps half of its units from micro-batch to micro-batch and gathers the others.
-  double gather_rest(int64_t stage) const {
-    const int64_t elements = run_.shards(3) ? estimate::unit_elements(estimate::layout_of(run_, stage)) / 2 / run_.chunks : 0;
-    return elements == 0 ? 0 : gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.compute) * elements));
+    const int64_t bytes = estimate::bytes_of(run_.compute) * estimate::gather_plan(run_, stage).elements(estimate::layout_of(run_, stage));
+    return bytes == 0 ? 0 : gather_seconds(cluster_, replicas_, static_cast<double>(bytes) / static_cast<double>(2 * run_.accumulation * run_.chunks));
   }
 
   std::vector<pipeline::PartCosts> part_costs() const {
     const std::vector<LayerCost> layers = layer_costs(cluster_, job_, layout_);
+    std::vector<double> gathers; // by stage
+    for (int64_t stage = 0; stage < run_.stages; ++stage) {
+      gathers.push_back(gathering(stage));
+    }
     std::vector<pipeline::PartCosts> parts;
     const int64_t count = run_.stages * run_.chunks;
     for (int64_t p = 0; p < count; ++p) {
+      const int64_t stage = p % run_.stages;
       pipeline::PartCosts& part = parts.emplace_back();
       part = {0, 0, 0, 0, 0, 0};
       for (int64_t i = run_.bounds[p]; i < run_.bounds[p + 1]; ++i) {
         const LayerCost& layer = layers[i];
         part.forward += layer.forward;
         part.backward_input += layer.backward_input;
-        part.backward_weight += layer.backward_weight;
+        part.backward_weight += layer.backward_weight + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
       }
       part.backward = part.backward_input + part.backward_weight;
+      if (run_.splits_backward && !run_.computes_weights_later(stage)) {
+        part.backward_input = part.backward;
+        part.backward_weight = 0;
+      }
       if (run_.stages > 1) {
         part.send_activation = p + 1 < count ? message(p, p + 1, run_.bounds[p + 1] - 1) : 0;
         part.send_grad = p > 0 ? message(p, p - 1, run_.bounds[p] - 1) : 0;
-        const double gathering = gather_rest(p % run_.stages);
-        part.forward += exposed(gathering, cluster_.overlap, part.forward);
-        part.backward += exposed(gathering, cluster_.overlap, part.backward);
-        part.backward_input += exposed(gathering, cluster_.overlap, part.backward_input);
       }
-    }
-    if (run_.stages == 1) {
-      parts.front().forward += exposed(gathering_, cluster_.overlap, parts.front().forward);
-      const double travelling = gathering_ + (run_.shards(2) ? reduce_all(estimate::layout_of(run_, 0)) : 0);
-      parts.front().backward += exposed(travelling, cluster_.overlap, parts.front().backward);
+      const double travelling = gathers[stage] + (run_.stages == 1 && run_.shards(2) ? reduce_all(estimate::layout_of(run_, 0)) : 0);
+      part.forward += exposed(gathers[stage], cluster_.overlap, part.forward);
+      part.backward += exposed(travelling, cluster_.overlap, part.backward);
+      part.backward_input += exposed(travelling, cluster_.overlap, part.backward_input);
     }
     return parts;
   }
@@ -180,7 +177,6 @@ class Step {
   const estimate::Run& run_;
   Shared& shared_;
   AxisGroup replicas_;
-  double gathering_;
 };
 
 std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, const estimate::Run& run) {
