@@ -12,6 +12,12 @@ namespace {
 // Bytes of a number of a LayerNorm's statistics, of the softmax and of a loss.
 constexpr int64_t kFloat = 4;
 
+// As tensor::part_of() cuts: all parts but the last are equal.
+int64_t part_of(int64_t size, int64_t rank, int64_t ranks) {
+  const int64_t most = (size + ranks - 1) / ranks;
+  return std::clamp<int64_t>(size - rank * most, 0, most);
+}
+
 struct Sizes {
   Sizes(const models::GptOptions& options, const Conditions& conditions)
       : element(bytes_of(conditions.type)),
@@ -20,7 +26,7 @@ struct Sizes {
         context(conditions.context_ranks),
         between(conditions.sequence_parallel ? tensor : 1),
         gathered(conditions.sequence_parallel ? tensor : 1),
-        vocabulary((options.vocab_size + tensor - 1) / tensor),
+        vocabulary(part_of(options.vocab_size, conditions.tensor_rank, tensor)),
         rows(conditions.samples * options.sequence_length / context),
         hidden(rows * options.hidden),
         scores(rows * options.heads * options.sequence_length / tensor) {}
@@ -31,7 +37,7 @@ struct Sizes {
   int64_t context;
   int64_t between; // ranks that share what lies between the divided matrices
   int64_t gathered; // ranks that share what a column-parallel matrix keeps of its input
-  int64_t vocabulary; // of the rank that has most
+  int64_t vocabulary; // of the rank
   int64_t rows; // tokens of a micro-batch here
   int64_t hidden; // elements of the residual stream
   int64_t scores; // of attention

@@ -91,6 +91,8 @@ struct Conditions {
   /// Ranks that share every matrix, and ranks that share every sequence.
   int64_t tensor_ranks = 1;
   int64_t context_ranks = 1;
+  /// Whose part of the vocabulary is described: the first rank has most of it.
+  int64_t tensor_rank = 0;
   context::Kind context_kind = context::Kind::ring;
   /// What lies between the divided matrices (norms, residual stream) is divided by tokens over the tensor axis.
   bool sequence_parallel = false;

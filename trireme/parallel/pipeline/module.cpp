@@ -60,12 +60,18 @@ void PipelineModule::configure(const PipelineKeys& keys) {
   options_ = keys.over(options_);
 }
 
-// Measured costs differ from rank to rank, the partition must not: the first stage of the first pipeline decides.
+// Measured costs differ from rank to rank, and so do the parameters of tensor ranks with parts of unequal size. The partition must not: the first stage of the first
+// pipeline decides, or of each stage the first rank, which all have the same part.
 void PipelineModule::choose_partition(const comm::Group& pipe, int micro_batches, const comm::Group& replicas) {
   const int parts = stages_ * options_.chunks;
   const bool measures = options_.bounds.empty() && (options_.partition == "profile" || options_.partition == "memory");
   if (!measures) {
     partition_ = make_partition(layers_, options_.partition, options_.bounds, parts, options_.allow_empty_stages);
+    if (options_.bounds.empty() && options_.partition == "parameters") {
+      at::Tensor bounds = torch::tensor(partition_.bounds, torch::kInt64);
+      replicas.broadcast(bounds, 0, "bounds of stages").wait();
+      partition_.bounds.assign(bounds.data_ptr<int64_t>(), bounds.data_ptr<int64_t>() + bounds.numel());
+    }
     return;
   }
   LayerProfile measured;
