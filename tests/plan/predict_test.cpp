@@ -160,6 +160,16 @@ TEST(PredictTest, TheOptimizerIsAPassOverWhatARankOwns) {
   EXPECT_NEAR(predict(cluster, job(), {.data = 4, .zero_stage = 1}).optimizer_seconds, whole / 4, 0.01 * whole);
 }
 
+// Each micro-batch writes all gradients, however few samples it has: a copy moves 8 bytes of each, an addition 12.
+TEST(PredictTest, GradientsAreAddedUpInEveryMicroBatch) {
+  Cluster cluster = multiplying(1);
+  const double parameters = 4 * (12 * 64 * 64 + 13 * 64) + (100 + 16 + 2) * 64 + 100 * 64; // the shared weight gets two
+  const double one = predict(cluster, job(), {.micro_batch = 8}).pipeline_seconds;
+  cluster.memory_bandwidth = 1e6;
+  EXPECT_NEAR(predict(cluster, job(), {.micro_batch = 8}).pipeline_seconds - one, 8 * parameters / 1e6, 1e-6);
+  EXPECT_NEAR(predict(cluster, job(), {.micro_batch = 1}).pipeline_seconds - one, (8 + 7 * 12) * parameters / 1e6, 1e-6);
+}
+
 TEST(PredictTest, MoreOfAnythingIsNeverSlower) {
   const Layout layout{.pipe = 2, .data = 2, .context = 1, .tensor = 2, .zero_stage = 1};
   Cluster cluster = multiplying(8);

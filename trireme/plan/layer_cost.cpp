@@ -60,6 +60,7 @@ class Costs {
     const double pass = gather_seconds(cluster_, tensor, static_cast<double>(layer.tensor_bytes));
     cost.forward += layer.tensor_passes_forward * pass + cluster_.layer_seconds;
     cost.backward_input += layer.tensor_passes_backward * pass + cluster_.layer_seconds;
+    cost.gradients = gradients(layer);
     cost.weights_later = layer.tensor_passes_weights * pass;
     if (layout_.recompute > 0) {
       cost.backward_input += cost.forward;
@@ -70,6 +71,17 @@ class Costs {
  private:
   double passes(double elements) const {
     return elements * product_ / cluster_.pass_bandwidth;
+  }
+  // A copy reads and writes, an addition reads twice; the mean over the micro-batches of a step.
+  double gradients(const estimate::Layer& layer) const {
+    const int64_t times = layout_.accumulation(job_);
+    const estimate::Run& run = job_.base;
+    const estimate::Type kept = run.compute == estimate::Type::fp32 ? run.compute : times > 1 ? run.grad_accumulation : run.travel;
+    double numel = 0;
+    for (const estimate::Parameter& parameter : layer.parameters) {
+      numel += static_cast<double>(parameter.numel);
+    }
+    return numel * (element_ + estimate::bytes_of(kept) * (2 - 1 / static_cast<double>(times))) / cluster_.memory_bandwidth;
   }
   double product(double inner, double outer) const {
     return 2 * rows_ * inner * outer / cluster_.products.at(std::cbrt(rows_ * inner * outer));

@@ -15,6 +15,8 @@ struct LayerCost {
   double backward_weight = 0;
   /// Beside backward_weight, where it is computed apart from backward_input: with sequence parallelism a layer's input is gathered once more.
   double weights_later = 0;
+  /// Beside backward_weight: fresh gradients are copied into their flat buffer by the first micro-batch and added to it by the others.
+  double gradients = 0;
   /// Arithmetic operations of the matrix products and of attention in forward and backward, without recomputation.
   double flops = 0;
 

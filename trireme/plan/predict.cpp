@@ -91,7 +91,7 @@ class Step {
         const LayerCost& layer = layers[i];
         part.forward += layer.forward;
         part.backward_input += layer.backward_input;
-        part.backward_weight += layer.backward_weight + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
+        part.backward_weight += layer.backward_weight + layer.gradients + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
       }
       part.backward = part.backward_input + part.backward_weight;
       if (run_.splits_backward && !run_.computes_weights_later(stage)) {
@@ -256,8 +256,9 @@ double least_seconds(const Cluster& cluster, const Job& job, const Layout& layou
     for (int64_t chunk = 0; chunk < layout.chunks; ++chunk) {
       const int64_t part = chunk * layout.pipe + stage;
       for (int64_t i = bounds[part]; i < bounds[part + 1]; ++i) {
-        work += costs[i].forward + costs[i].backward();
-        way += chunk == 0 ? costs[i].forward + (layout.schedule == pipeline::ScheduleKind::one_f_one_b ? costs[i].backward() : 0) : 0;
+        const double backward = costs[i].backward() + costs[i].gradients;
+        work += costs[i].forward + backward;
+        way += chunk == 0 ? costs[i].forward + (layout.schedule == pipeline::ScheduleKind::one_f_one_b ? backward : 0) : 0;
       }
     }
     least = std::max(least, before + micro_batches * work);
