@@ -250,7 +250,8 @@ TEST(PredictTest, ZeroThreeGathersForAllChunks) {
 
 // Phases say a program again, with few words.
 TEST(PredictTest, PhasesAreTheProgram) {
-  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::interleaved, 3), {ScheduleKind::naive, 2}, {ScheduleKind::gpipe, 2}, {ScheduleKind::one_f_one_b, 1}, {ScheduleKind::zero_bubble, 1}}) {
+  for (const auto& [kind, chunks] :
+       {std::pair(ScheduleKind::interleaved, 3), {ScheduleKind::naive, 2}, {ScheduleKind::gpipe, 2}, {ScheduleKind::one_f_one_b, 1}, {ScheduleKind::zero_bubble, 1}}) {
     for (const pipeline::Program& program : pipeline::make_programs(kind, {4, 64, chunks})) {
       std::vector<std::pair<pipeline::Op, int64_t>> expected;
       for (const pipeline::Instruction& instruction : program) {
