@@ -30,9 +30,11 @@
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/options.h>
 #include <trireme/optim/schedule.h>
+#include <trireme/parallel/data/convert_sync_batch_norm.h>
 #include <trireme/parallel/data/data_parallel.h>
 #include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/data/options.h>
+#include <trireme/parallel/data/sync_batch_norm.h>
 #include <trireme/parallel/pipeline/module.h>
 #include <trireme/parallel/pipeline/options.h>
 #include <trireme/precision/autocast.h>
@@ -59,5 +61,7 @@ using engine::Preemption;
 using engine::read_config;
 using mesh::Mesh;
 using parallel::DataParallel;
+using parallel::SyncBatchNorm;
+using parallel::SyncedBatchNorms;
 
 } // namespace trireme

@@ -186,6 +186,18 @@ json equal_module_buffers(comm::World& world, const json& run) {
   return differ.item<int>() == 0;
 }
 
+json loss_with_norm(comm::World& world, const json& run) {
+  InitializeOptions options;
+  options.config = config_of(run);
+  torch::nn::BatchNorm1d norm(4);
+  options.model = norm.ptr();
+  options.loss = [norm](const data::Batch& batch) mutable { return norm->forward(batch.input()).abs().mean(); };
+  const auto engine = initialize(world, options).engine;
+  const int64_t rows = engine->train_micro_batch_size_per_gpu();
+  const data::Batch batch{{torch::arange(4 * rows, torch::kFloat32).view({rows, 4}).square() + 100 * world.rank()}, {}, rows};
+  return engine->train_batch([&] { return batch; }).item<double>();
+}
+
 json steps_in_backward(comm::World& world, const json& run) {
   SmallRun it = small(world, run);
   const at::Tensor loss = it.engine().forward(it.made.loader->next());

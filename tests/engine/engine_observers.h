@@ -34,6 +34,8 @@ json skips_nan_gradients(comm::World& world, const json& run);
 json input_type(comm::World& world, const json& run);
 /// Whether all ranks evaluate with the same running mean, after training on data of their own.
 json equal_module_buffers(comm::World& world, const json& run);
+/// The first step's loss of a model with BatchNorm, of which each rank has other samples.
+json loss_with_norm(comm::World& world, const json& run);
 /// Whether backward() changes weights.
 json steps_in_backward(comm::World& world, const json& run);
 /// What becomes of a checkpoint to which the ranks give different tags.

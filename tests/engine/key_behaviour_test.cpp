@@ -74,6 +74,7 @@ std::vector<KeyObserver> top_level() {
       {at, "", "dataloader_drop_last", false, true, observe::batches, engine(R"({"train_batch_size": 100})")},
       {at, "", "communication_data_type", nullptr, "bf16", observe::operations, {}, 2},
       {at, "", "broadcast_buffers", true, false, observe::equal_module_buffers, {}, 2},
+      {at, "", "sync_batch_norm", false, true, observe::loss_with_norm, {}, 2},
       {at, "", "step_in_backward", false, true, observe::steps_in_backward, engine(R"({"gradient_clipping": 0})")},
       {"engine.csv_monitor", "", "enabled", false, true, files},
       {"engine.csv_monitor", "", "output_path", "a", "b", files, engine(R"({"csv_monitor": {"enabled": true}})")},

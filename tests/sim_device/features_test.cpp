@@ -6,6 +6,8 @@
 #include <trireme/engine/preemption.h>
 #include <trireme/zero/sharded.h>
 
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <gmock/gmock.h>
@@ -249,6 +251,35 @@ TEST(SimDeviceFeatures, ExpertsOverRanks) {
         add_step(seen, *engine);
       }
       add_weights(seen, *engine);
+      return seen;
+    });
+  }
+}
+
+// Statistics are taken over the ranks without a wait of the host.
+TEST(SimDeviceFeatures, BatchNormOverRanks) {
+  for (const auto type : {Type::fp32, Type::bf16}) {
+    on_both(3, [type](comm::World& world, at::Device device) {
+      torch::manual_seed(1);
+      torch::nn::Sequential net(torch::nn::Linear(4, 8), torch::nn::BatchNorm1d(8), torch::nn::Linear(8, 1));
+      InitializeOptions options;
+      options.device = device;
+      options.config = zero_config(1, 2);
+      options.config.precision.compute = type;
+      options.config.data_parallel.sync_batch_norm = true;
+      options.model = net.ptr();
+      options.loss = [net](const data::Batch& batch) mutable { return net->forward(batch.input()).to(at::kFloat).square().mean(); };
+      const auto engine = engine_of(world, options);
+      Seen seen;
+      for (int i = 0; i < kSteps; ++i) {
+        const at::Tensor x = torch::sin(torch::arange(32, torch::kFloat32).reshape({8, 4}) * (1.0 + i) + 3.0 * world.rank());
+        step(*engine, [&] { engine->train_batch([&] { return data::Batch{{x.to(type == Type::bf16 ? at::kBFloat16 : at::kFloat)}, {}, 8}; }); });
+        add_step(seen, *engine);
+      }
+      add_weights(seen, *engine);
+      for (const at::Tensor& buffer : net->buffers()) {
+        seen.weights.push_back(buffer.cpu().clone());
+      }
       return seen;
     });
   }

@@ -70,6 +70,7 @@ parallel::DataParallelOptions read_data_parallel(const Values& values, std::vect
   parallel::DataParallelOptions out;
   out.prescale_gradients = values.get("prescale_gradients", out.prescale_gradients);
   out.broadcast_buffers = values.get("broadcast_buffers", out.broadcast_buffers);
+  out.sync_batch_norm = values.get("sync_batch_norm", out.sync_batch_norm);
   out.gradient_predivide_factor = values.get("gradient_predivide_factor", out.gradient_predivide_factor);
   const std::string op = values.get<std::string>("gradient_allreduce_op", "mean");
   out.op = op == "sum" ? parallel::DataParallelOptions::Op::sum : parallel::DataParallelOptions::Op::mean;

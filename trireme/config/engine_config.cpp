@@ -74,6 +74,7 @@ ordered_json to_json(const EngineConfig& config) {
          {"stage3_model_persistence_threshold", config.zero.model_persistence_threshold}}},
       {"prescale_gradients", data.prescale_gradients},
       {"broadcast_buffers", data.broadcast_buffers},
+      {"sync_batch_norm", data.sync_batch_norm},
       {"gradient_predivide_factor", data.gradient_predivide_factor},
       {"gradient_allreduce_op", data.op == parallel::DataParallelOptions::Op::sum ? "sum" : "mean"},
       {"dataloader_drop_last", config.dataloader_drop_last},

@@ -49,6 +49,7 @@ Section top_level() {
     {"monitor_config", N, "object", "null", "DeepSpeed does not read it; its sections are called \"tensorboard\" and \"csv_monitor\"."},
     {"vocabulary_size", N, "int >= 1", "null", "it only makes DeepSpeed warn about sizes that are not a multiple of 8."},
     {"broadcast_buffers", H, "bool", "true", "Make buffers of the model (BatchNorm's running_mean) those of the first replica before every step. Ours, as in DistributedDataParallel."},
+    {"sync_batch_norm", H, "bool", "false", "Let BatchNorm layers take their statistics over all replicas. Ours, as PyTorch's SyncBatchNorm."},
     {"step_in_backward", H, "bool", "false", "Step each bucket as soon as its gradients are final, during backward. Ours; for runs without clipping, loss scale and NaN check."},
     {"zero_allow_untested_optimizer", N, "bool", "false", "every optimizer here may be used with every ZeRO stage."},
     {"zero_force_ds_cpu_optimizer", N, "bool", "true", "there is one optimizer of each kind, and it runs wherever its state is."},

@@ -371,6 +371,9 @@ std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
   for (const comm::Group& group : parts.sync->groups().every()) {
     add("data", group);
   }
+  if (parts.synced_norms) {
+    add("data", parts.synced_norms->group());
+  }
   return bytes;
 }
 std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank) {

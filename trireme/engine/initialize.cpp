@@ -288,6 +288,22 @@ std::vector<at::Tensor> whole_buffers(const Parts& parts) {
   return whole;
 }
 
+void synchronise_norms(Parts& parts, const comm::Group& ranks) {
+  std::vector<torch::nn::Module*> modules;
+  if (parts.layers) {
+    for (const auto& layer : parts.layers->layer_modules()) {
+      modules.push_back(layer.get());
+    }
+  } else {
+    modules.push_back(parts.model.get());
+  }
+  check_together(parts.everyone, [&] { parts.synced_norms.emplace(modules, ranks); });
+  parts.synced_norms->group().open(parts.device());
+  if (parts.synced_norms->size() == 0 && ranks.size() > 1 && parts.pipe.size() == 1 && parts.everyone.rank() == 0) {
+    log::warning("\"sync_batch_norm\": the model has no BatchNorm layers");
+  }
+}
+
 // The ranks that have a parameter's elements count equal shares of them.
 int64_t count_parameters(const Parts& parts) {
   std::map<const void*, double> trained;
@@ -385,6 +401,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   if (config.data_parallel.broadcast_buffers) {
     parts.module_buffers.emplace_back(parts.model->buffers(), parts.group);
     parts.module_buffers.emplace_back(whole_buffers(parts), parts.tensor);
+  }
+  if (config.data_parallel.sync_batch_norm) {
+    synchronise_norms(parts, options.sequence_parallel ? parts.stage : parts.group);
   }
   for (const bucket::FlatParameters* buffer : buffers) {
     log::debug("flat buffer of ", at::toString(buffer->scalar_type()), ": ", buffer->layout().numel(), " elements in ",

@@ -8,6 +8,7 @@
 #include <trireme/engine/engine.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
+#include <trireme/parallel/data/convert_sync_batch_norm.h>
 #include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/data/module_buffers.h>
 #include <trireme/parallel/data/reducer.h>
@@ -63,6 +64,7 @@ struct Parts {
   parallel::FlatBuffers buffers;
   parallel::FlatBuffers frozen; // sharded parameters that are not trained
   std::vector<parallel::ModuleBuffers> module_buffers; // of replicas, then of tensor ranks; empty: ranks keep their own
+  std::optional<parallel::SyncedBatchNorms> synced_norms;
   std::unique_ptr<parallel::GradientSync> sync;
   std::unique_ptr<parallel::Reducer> reducer;
   std::shared_ptr<optim::FlatOptimizer> optimizer;

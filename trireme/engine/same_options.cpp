@@ -31,6 +31,7 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
       {"the lr", std::bit_cast<int64_t>(config.optimizer_or_adamw().lr())},
       {"step_in_backward", config.step_in_backward},
       {"broadcast_buffers", config.data_parallel.broadcast_buffers},
+      {"sync_batch_norm", config.data_parallel.sync_batch_norm},
       {"bucket sizes", config.data_parallel.bucket_bytes},
       {"the number of parameter_groups", std::ssize(options.parameter_groups)},
       {"prescale_gradients", config.data_parallel.prescale_gradients},

@@ -1,6 +1,8 @@
 #include <trireme/parallel/data/data_parallel.h>
 
+#include <trireme/base/error.h>
 #include <trireme/bucket/shared_memory.h>
+#include <trireme/parallel/data/convert_sync_batch_norm.h>
 #include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/data/module_buffers.h>
 #include <trireme/parallel/data/reducer.h>
@@ -33,6 +35,9 @@ class DataParallel::Impl : public AllReduceSync {
     if (options.broadcast_buffers) {
       module_buffers_.emplace(model.buffers(), group());
     }
+    if (options.sync_batch_norm) {
+      synced_.emplace(model, group());
+    }
     std::vector<bucket::FlatParameters*> pointers;
     for (const auto& buffer : buffers_) {
       pointers.push_back(buffer.get());
@@ -49,6 +54,10 @@ class DataParallel::Impl : public AllReduceSync {
   void join() {
     if (group().size() == 1) {
       return;
+    }
+    if (synced_ && synced_->size() > 0) {
+      throw InputError("DataParallel", "join() with sync_batch_norm: the others would wait for this rank's part of their statistics",
+                       "Give all ranks the same number of batches, as trireme::TorchSampler does, and leave join() out.");
     }
     joined_ = true;
     for (double active = 1; active != 0;) {
@@ -99,6 +108,7 @@ class DataParallel::Impl : public AllReduceSync {
 
   FlatBuffers buffers_;
   std::optional<ModuleBuffers> module_buffers_;
+  std::optional<SyncedBatchNorms> synced_;
   bool mean_ = true;
   bool joined_ = false; // has run out of data
   int64_t steps_ = 0;

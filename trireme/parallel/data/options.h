@@ -23,6 +23,8 @@ struct DataParallelOptions {
   /// The buffers of a module (BatchNorm's running_mean), which ranks change each in its own way, are made those of rank 0 once a step.
   /// As DistributedDataParallel's option of this name.
   bool broadcast_buffers = true;
+  /// BatchNorm layers take their statistics over all ranks (convert_sync_batch_norm.h). Ranks then need the same number of batches.
+  bool sync_batch_norm = false;
 };
 
 } // namespace trireme::parallel
