@@ -1,0 +1,5 @@
+#pragma once
+
+// Horovod's interface on one page: trireme::horovod, for those who know it as hvd.
+#include <trireme/horovod/distributed_optimizer.h>
+#include <trireme/horovod/horovod.h>

@@ -1,0 +1,207 @@
+#include <trireme/horovod/distributed_optimizer.h>
+
+#include <trireme/base/error.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <set>
+
+namespace trireme::horovod {
+namespace {
+
+class AfterAccumulation : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit AfterAccumulation(std::function<void()> f) : f_(std::move(f)) {}
+  void operator()(const torch::autograd::Variable&) override {
+    f_();
+  }
+
+ private:
+  std::function<void()> f_;
+};
+
+} // namespace
+
+class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(torch::optim::Optimizer& optimizer, std::vector<std::pair<std::string, at::Tensor>> named, const DistributedOptimizerOptions& options) : optimizer_(optimizer), options_(options) {
+    check_options();
+    std::set<std::string> names;
+    std::set<const void*> known;
+    for (auto& [name, tensor] : named) {
+      if (!names.insert(name).second) {
+        throw InputError("horovod", concat("two parameters are called \"", name, "\""), "Name each parameter once, as Module::named_parameters() does.");
+      }
+      if (tensor.requires_grad() && known.insert(tensor.unsafeGetTensorImpl()).second) {
+        parameters_.push_back({name, tensor});
+      }
+    }
+    for (const auto& group : optimizer.param_groups()) {
+      for (const at::Tensor& tensor : group.params()) {
+        if (tensor.requires_grad() && known.count(tensor.unsafeGetTensorImpl()) == 0) {
+          throw InputError("horovod", concat("the optimizer has a parameter of sizes ", tensor.sizes(), " that named_parameters does not name"), "Pass the named parameters of all models that it steps.");
+        }
+      }
+    }
+  }
+
+  // After construction, because hooks hold it weakly.
+  void install_hooks() {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].tensor, std::make_unique<AfterAccumulation>([weak = weak_from_this(), i] {
+                                                       if (const auto self = weak.lock()) {
+                                                         self->gradient_ready(i);
+                                                       }
+                                                     }));
+    }
+  }
+  void remove_hooks() {
+    for (const Parameter& parameter : parameters_) {
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
+    }
+  }
+
+  void step() {
+    if (options_.op == Op::adasum) {
+      step_adasum();
+    } else {
+      if (!synchronized_) {
+        synchronize();
+      }
+      optimizer_.step();
+    }
+    synchronized_ = false;
+    for (Parameter& parameter : parameters_) {
+      parameter.passes = 0;
+    }
+  }
+
+  void synchronize() {
+    if (options_.op == Op::adasum) {
+      throw InputError("horovod", "synchronize() with Op::adasum, which exchanges steps and not gradients", "Call step() alone.");
+    }
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (!parameters_[i].handle) {
+        send(i);
+      }
+    }
+    for (Parameter& parameter : parameters_) {
+      synchronize_all(std::exchange(parameter.handle, nullptr));
+    }
+    synchronized_ = true;
+  }
+
+  void zero_grad() {
+    for (const Parameter& parameter : parameters_) {
+      if (parameter.handle) {
+        throw InputError("horovod", concat("zero_grad() while the gradient of \"", parameter.name, "\" is on its way"), "Call step() or synchronize() first.");
+      }
+    }
+    optimizer_.zero_grad();
+  }
+
+ private:
+  struct Parameter {
+    std::string name;
+    at::Tensor tensor;
+    int64_t passes = 0;
+    Handle handle = nullptr; // of its gradient
+  };
+
+  void check_options() const {
+    if (options_.backward_passes_per_step < 1) {
+      throw InputError("horovod", concat("backward_passes_per_step is ", options_.backward_passes_per_step), "Use 1 or more.");
+    }
+    if (options_.gradient_predivide_factor != 1 && options_.op != Op::average) {
+      throw InputError("horovod", concat("gradient_predivide_factor with ", name_of(options_.op)), "It is for Op::average.");
+    }
+    if (options_.op != Op::average && options_.op != Op::sum && options_.op != Op::adasum) {
+      throw InputError("horovod", concat("a DistributedOptimizer with ", name_of(options_.op)), "Use Op::average, Op::sum or Op::adasum.");
+    }
+  }
+
+  void gradient_ready(size_t i) {
+    Parameter& parameter = parameters_[i];
+    ++parameter.passes;
+    if (options_.op == Op::adasum) {
+      return;
+    }
+    if (parameter.handle || parameter.passes > options_.backward_passes_per_step) {
+      throw InputError("horovod", concat("\"", parameter.name, "\" got a gradient of backward pass ", parameter.passes, " of a step, and ", options_.backward_passes_per_step, " were expected"),
+                       "Call step() after so many backward passes, or set backward_passes_per_step.");
+    }
+    if (parameter.passes == options_.backward_passes_per_step) {
+      send(i);
+    }
+  }
+
+  void send(size_t i) {
+    Parameter& parameter = parameters_[i];
+    at::Tensor& grad = parameter.tensor.mutable_grad();
+    if (!grad.defined()) {
+      grad = at::zeros_like(parameter.tensor);
+    }
+    parameter.handle = allreduce_async_(grad, reduction("gradient." + parameter.name));
+  }
+
+  AllreduceOptions reduction(std::string name) const {
+    AllreduceOptions options;
+    options.name = std::move(name);
+    options.op = options_.op;
+    options.compression = options_.compression;
+    options.process_set = options_.process_set;
+    options.prescale = 1 / options_.gradient_predivide_factor;
+    options.postscale = options_.gradient_predivide_factor;
+    return options;
+  }
+
+  void step_adasum() {
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> before;
+    for (const Parameter& parameter : parameters_) {
+      before.push_back(parameter.tensor.detach().clone());
+    }
+    optimizer_.step();
+    std::vector<Handle> handles;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      const at::Tensor change = parameters_[i].tensor.detach() - before[i];
+      handles.push_back(allreduce_async_(change, reduction("change." + parameters_[i].name)));
+    }
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      parameters_[i].tensor.copy_(before[i] + horovod::synchronize(handles[i]));
+    }
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  DistributedOptimizerOptions options_;
+  std::vector<Parameter> parameters_;
+  bool synchronized_ = false;
+};
+
+DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer, std::vector<std::pair<std::string, at::Tensor>> named_parameters, const DistributedOptimizerOptions& options)
+    : impl_(std::make_shared<Impl>(optimizer, std::move(named_parameters), options)) {
+  impl_->install_hooks();
+}
+DistributedOptimizer::~DistributedOptimizer() {
+  if (impl_) {
+    impl_->remove_hooks();
+  }
+}
+DistributedOptimizer::DistributedOptimizer(DistributedOptimizer&&) noexcept = default;
+DistributedOptimizer& DistributedOptimizer::operator=(DistributedOptimizer&&) noexcept = default;
+
+void DistributedOptimizer::step() {
+  impl_->step();
+}
+void DistributedOptimizer::synchronize() {
+  impl_->synchronize();
+}
+void DistributedOptimizer::zero_grad() {
+  impl_->zero_grad();
+}
+
+} // namespace trireme::horovod
