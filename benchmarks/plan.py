@@ -126,34 +126,35 @@ def plan(installed, args, record):
     with tempfile.TemporaryDirectory(prefix="trireme-plan-") as name:
         folder = Path(name)
         write_run(folder, args.steps + WARMUP)
-        plans = {ranks: planned(installed.trireme, folder, ranks) for ranks in args.ranks}
         found = {i: [] for i in range(len(layouts))}
         refused = {}
         for round_number in range(args.rounds):
+            # What the machine does changes in ten minutes: each round has a calibration of its own.
+            plans = {ranks: planned(installed.trireme, folder, ranks) for ranks in args.ranks}
             for i, row in enumerate(layouts):
                 if i in refused:
                     continue
-                result, why = measured(installed.trireme, folder, row, f"{round_number}-{i}")
+                said = row_of(plans[row["ranks"]], row)
+                result, why = measured(installed.trireme, folder, row, f"{round_number}-{i}") if said else (None, "the plan has no such layout")
                 if why:
                     refused[i] = why
                 else:
-                    found[i].append(result)
+                    found[i].append(dict(result, planned_ms=said["step_ms"], planned_bytes=said["memory_bytes"]))
     lines, pairs = [], []
     for i, row in enumerate(layouts):
-        said = row_of(plans[row["ranks"]], row)
-        if i in refused or said is None:
-            print(f"NOT MEASURED {name_of(row)}: {refused.get(i, 'the plan has no such layout')}")
+        if i in refused:
+            print(f"NOT MEASURED {name_of(row)}: {refused[i]}")
             continue
-        step = statistics.median(result["step_ms"] for result in found[i])
-        memory, allocated = (statistics.median(result[key] for result in found[i]) for key in ("memory_bytes", "allocated_bytes"))
-        planned_bytes = said["memory_bytes"]
-        pair = dict(benchmark="plan", layout=name_of(row), planned_ms=said["step_ms"], measured_ms=step, step_error=said["step_ms"] / step - 1,
+        step, memory, allocated, planned_ms, planned_bytes = (statistics.median(result[key] for result in found[i])
+                                                              for key in ("step_ms", "memory_bytes", "allocated_bytes", "planned_ms", "planned_bytes"))
+        step_error = statistics.median(result["planned_ms"] / result["step_ms"] for result in found[i]) - 1
+        pair = dict(benchmark="plan", layout=name_of(row), planned_ms=planned_ms, measured_ms=step, step_error=step_error,
                     planned_bytes=planned_bytes, allocated_bytes=allocated, allocated_error=planned_bytes / allocated - 1,
                     measured_bytes=memory, memory_error=planned_bytes / memory - 1)
         record(pair)
         pairs.append(pair)
         percent = {key: f"{100 * pair[key]:+.1f} %" for key in ("step_error", "allocated_error", "memory_error")}
-        lines.append([name_of(row), str(row["ranks"]), number(said["step_ms"]), number(step), percent["step_error"], number(planned_bytes, 0, 1e6),
+        lines.append([name_of(row), str(row["ranks"]), number(planned_ms), number(step), percent["step_error"], number(planned_bytes, 0, 1e6),
                       number(allocated, 0, 1e6), percent["allocated_error"], number(memory, 0, 1e6), percent["memory_error"]])
     print_table(["pipe x data x context x tensor", "ranks", "planned ms", "measured ms", "", "planned MB a rank", "allocated MB", "", "resident MB", ""], lines)
     if len(pairs) > 1:

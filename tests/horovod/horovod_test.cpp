@@ -275,6 +275,22 @@ TEST(HorovodErrorTest, AStallEndsWhereAsked) {
   ::unsetenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS");
 }
 
+TEST(HorovodErrorTest, ACycleTimeThatIsNoNumber) {
+  for (const auto& [value, said] : {std::pair{"0.5", "no Error"}, std::pair{"often", "HOROVOD_CYCLE_TIME is \"often\""}, std::pair{"-1", "HOROVOD_CYCLE_TIME is \"-1\""}}) {
+    ::setenv("HOROVOD_CYCLE_TIME", value, 1);
+    EXPECT_THAT(run_ranks(2,
+                          [said = said](comm::World& world) {
+                            EXPECT_THAT(error_of([&] {
+                                          const Job job(world);
+                                          allreduce(torch::ones({1}));
+                                        }),
+                                        HasSubstr(said));
+                          }),
+                IsEmpty());
+  }
+  ::unsetenv("HOROVOD_CYCLE_TIME");
+}
+
 TEST(HorovodTimelineTest, HasNegotiationAndOperationOfEachTensor) {
   const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / concat("trireme_horovod_", ::getpid(), ".json");
   EXPECT_THAT(run_ranks(2,

@@ -19,10 +19,9 @@ const float* floats_or_null(const at::Tensor& parameter) {
   return parameter.defined() ? parameter.const_data_ptr<float>() : nullptr;
 }
 
-void refuse_create_graph(const char* operation) {
+void refuse_create_graph(const char* operation, const char* next) {
   if (at::GradMode::is_enabled()) {
-    throw Error("fused", concat(operation, " cannot be differentiated twice (backward with create_graph)."),
-                "Set TRIREME_SIMD=scalar to run on ATen's operations, which can.");
+    throw Error("fused", concat(operation, " cannot be differentiated twice (backward with create_graph)."), next);
   }
 }
 

@@ -41,7 +41,7 @@ inline int64_t rows_of(const at::Tensor& tensor) {
 }
 
 /// Refuses derivatives of derivatives: called first in every backward.
-void refuse_create_graph(const char* operation);
+void refuse_create_graph(const char* operation, const char* next = "Set TRIREME_SIMD=scalar to run on ATen's operations, which can.");
 
 /// Refuses a parameter that is not [columns].
 void check_parameter(const char* operation, const char* name, const at::Tensor& parameter, int64_t columns);

@@ -145,6 +145,9 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     if (!grad.defined()) {
       grad = at::zeros_like(parameter.tensor);
     }
+    if (grad.is_sparse()) {
+      throw InputError("horovod", concat("parameter \"", parameter.name, "\" has a sparse gradient"), "Build the embedding without sparse(true).");
+    }
     parameter.handle = allreduce_async_(grad, reduction("gradient." + parameter.name));
   }
 

@@ -10,6 +10,11 @@
 #include <torch/serialize.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <cmath>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -69,8 +74,13 @@ Job& started() {
 ExchangeOptions options_of_environment() {
   ExchangeOptions options;
   options.fusion_bytes = env::integer("HOROVOD_FUSION_THRESHOLD").value_or(options.fusion_bytes);
-  if (const auto cycle = env::integer("HOROVOD_CYCLE_TIME")) {
-    options.cycle = std::chrono::milliseconds(*cycle);
+  if (const auto cycle = env::text("HOROVOD_CYCLE_TIME")) { // may be a fraction
+    double milliseconds = 0;
+    const auto [end, error] = std::from_chars(cycle->data(), cycle->data() + cycle->size(), milliseconds);
+    if (error != std::errc() || end != cycle->data() + cycle->size() || !(milliseconds >= 0 && milliseconds < 1e6)) {
+      throw InputError("horovod", concat("HOROVOD_CYCLE_TIME is \"", *cycle, "\""), "Give it milliseconds, for example 1.");
+    }
+    options.cycle = std::chrono::microseconds(std::llround(1000 * milliseconds));
   }
   options.stall_check = std::chrono::seconds(env::flag("HOROVOD_STALL_CHECK_DISABLE") ? 0 : env::integer("HOROVOD_STALL_CHECK_TIME_SECONDS").value_or(60));
   options.stall_shutdown = std::chrono::seconds(env::integer("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS").value_or(0));

@@ -4,6 +4,7 @@
 #include <trireme/fused/fused.h>
 #include <trireme/fused/rows.h>
 #include <trireme/kernels/fused_kernels.h>
+#include <trireme/parallel/tensor/transfer.h>
 
 #include <ATen/ATen.h>
 #include <torch/autograd.h>
@@ -92,7 +93,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    fused::refuse_create_graph("cross_entropy");
+    fused::refuse_create_graph("cross_entropy", kOnOneRank);
     if (context->saved_data["gone"].toBool()) {
       throw Error("tensor parallel", "cross_entropy is differentiated a second time, but its logits were overwritten by their gradient the first time.",
                   "Compute the loss again for a second backward; retain_graph does not keep the logits.");

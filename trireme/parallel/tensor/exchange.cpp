@@ -52,7 +52,7 @@ struct Exchange : torch::autograd::Function<Exchange> {
     return run(forward, x, ranks, dim);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    fused::refuse_create_graph("an exchange between tensor-parallel ranks");
+    fused::refuse_create_graph("an exchange between tensor-parallel ranks", kOnOneRank);
     const auto ranks = c10::static_intrusive_pointer_cast<HeldGroup>(context->saved_data["ranks"].toCapsule());
     return {run(static_cast<Op>(context->saved_data["backward"].toInt()), grads[0], ranks->group, context->saved_data["dim"].toInt()), {}, {}, {}, {}};
   }

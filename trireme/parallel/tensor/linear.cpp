@@ -93,7 +93,7 @@ struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    fused::refuse_create_graph("column_linear");
+    fused::refuse_create_graph("column_linear", kOnOneRank);
     const Ranks ranks = ranks_in(context);
     const variable_list saved = context->get_saved_variables();
     const size_t count = grads.size();
@@ -167,7 +167,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    fused::refuse_create_graph("row_linear");
+    fused::refuse_create_graph("row_linear", kOnOneRank);
     const Ranks ranks = ranks_in(context);
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];

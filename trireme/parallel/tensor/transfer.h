@@ -13,6 +13,8 @@ namespace trireme::tensor {
 inline constexpr int64_t kSampleBytes = 1 << 20;
 /// What of a larger result travels while the next is computed.
 inline constexpr int64_t kPieceBytes = 8 << 20;
+/// What to do where derivatives of derivatives are wanted (fused::refuse_create_graph).
+inline constexpr const char* kOnOneRank = "Use one tensor rank, and TRIREME_SIMD=scalar for ATen's operations.";
 
 /// A collective on its way, and what it will give. Without gradients: exchange.h and linear.h have those.
 class Transfer {
