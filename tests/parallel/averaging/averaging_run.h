@@ -20,12 +20,15 @@ using States = AveragingOptions::States;
 
 inline constexpr int64_t kSamples = 48; // of a step
 inline constexpr double kInnerLr = 0.05;
+inline constexpr double kEps = 1e-4; // of AdamW: the gradient of a bias of keys is nothing but rounding, which a small one would blow up
 
 /// SGD without momentum, or AdamW; clipped at 0.5.
 inline config::EngineConfig averaging_config(const AveragingOptions& averaging, bool adam = false, double clipping = 0.5) {
   config::EngineConfig config = small_config(kSamples, 1, clipping);
   if (!adam) {
     config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = kInnerLr}};
+  } else {
+    std::get<optim::AdamOptions>(config.optimizer->rule).eps = kEps;
   }
   config.averaging = averaging;
   return config;
@@ -143,7 +146,7 @@ class PlainReplicas {
   }
   std::unique_ptr<torch::optim::Optimizer> optimizer_of(const models::Gpt& model) const {
     if (adam_) {
-      return std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
+      return std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).eps(kEps).weight_decay(0.1));
     }
     return std::make_unique<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(kInnerLr));
   }
