@@ -118,6 +118,7 @@ std::vector<KeyObserver> averaging() {
       {at, "", "outer_optimizer", "none", "nesterov", observe::training, section(R"({"every": 2})"), 2},
       {at, "", "outer_lr", 0.7, 0.6, observe::training, nesterov, 2},
       {at, "", "outer_momentum", 0.9, 0.8, observe::training, nesterov, 2},
+      {at, "", "start_step", 0, 3, observe::training, section(R"({"every": 2})"), 2},
       {at, "", "states", "maintain", "reset", observe::training, section(R"({"every": 2})"), 2},
   };
 }

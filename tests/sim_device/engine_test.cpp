@@ -106,6 +106,7 @@ std::vector<Case> cases() {
   all.push_back({.name = "averaging", .averaging = {.every = 2}});
   all.push_back({.name = "averaging_nesterov_bf16", .type = Type::bf16, .averaging = nesterov});
   all.push_back({.name = "averaging_slowmo_int8", .states = optim::StateType::int8, .averaging = {.every = 2, .outer = Averaging::Outer::slowmo, .outer_momentum = 0.5, .states = Averaging::States::average}});
+  all.push_back({.name = "averaging_warm_up", .averaging = {.every = 2, .start_step = 2}});
   all.push_back({.name = "averaging_pipe", .accumulation = 4, .stages = 2, .averaging = nesterov});
   all.push_back({.name = "naive", .stages = 2, .schedule = ScheduleKind::naive});
   all.push_back({.name = "gpipe", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::gpipe});

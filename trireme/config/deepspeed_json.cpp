@@ -154,6 +154,7 @@ parallel::AveragingOptions read_averaging(const Values& values) {
   }
   out.outer_lr = values.get("outer_lr", out.outer_lr);
   out.outer_momentum = values.get("outer_momentum", out.outer_momentum);
+  out.start_step = values.get("start_step", out.start_step);
   const auto states = values.get<std::string>("states", "maintain");
   out.states = states == "average" ? Options::States::average : states == "reset" ? Options::States::reset : Options::States::maintain;
   return out;

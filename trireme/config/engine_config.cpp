@@ -42,7 +42,8 @@ ordered_json averaging_json(const parallel::AveragingOptions& options) {
           {"outer_optimizer", parallel::AveragingOptions::name(options.outer)},
           {"outer_lr", options.outer_lr},
           {"outer_momentum", options.outer_momentum},
-          {"states", parallel::AveragingOptions::name(options.states)}};
+          {"states", parallel::AveragingOptions::name(options.states)},
+          {"start_step", options.start_step}};
 }
 
 const char* tag_validation_name(checkpoint::TagValidation value) {

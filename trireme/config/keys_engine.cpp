@@ -98,6 +98,7 @@ std::vector<Section> engine_sections() {
       {"outer_lr", H, "real > 0", "null", "Outer learning rate: slowmo's alpha, 1 unless said; nesterov's, 0.7 unless said."},
       {"outer_momentum", H, "real 0..<1", "null", "Outer momentum: slowmo's beta, 0.5 unless said; nesterov's, 0.9 unless said."},
       {"states", H, "word maintain|average|reset", "\"maintain\"", "What becomes of the optimizer states at a meeting: each replica keeps its own, all take the mean, or they begin anew."},
+      {"start_step", H, "int >= 0", "0", "Up to this step gradients are added up in every step, as without the section (post-local SGD, Lin et al. 2020, arXiv:1808.07217)."},
     }},
     monitor("engine.csv_monitor", "Metrics as CSV files."),
     monitor("engine.tensorboard", "Metrics as TensorBoard event files."),

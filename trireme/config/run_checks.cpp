@@ -125,7 +125,7 @@ void check_tensor_parallel(const JsonNode& root, const JsonNode& engine, const R
 // The last step is saved, and only what the replicas agree on can be.
 void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
   const int64_t every = run.engine.averaging.every;
-  if (every == 0) {
+  if (every == 0 || run.training.steps <= run.engine.averaging.start_step) {
     return;
   }
   const JsonNode& key = *engine.find("parameter_averaging")->find("every");

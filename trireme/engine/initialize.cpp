@@ -184,7 +184,7 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
     parts.whole.group = groups.add(options.sequence_parallel ? parts.stage : parts.group);
   }
   if (options.config.averaging.on()) {
-    return std::make_unique<parallel::AveragingSync>(groups, options.config.averaging);
+    return std::make_unique<parallel::AveragingSync>(groups, options.config.averaging, precision::scalar_type(parts.precision.communication_type()));
   }
   if (options.gradient_sync) {
     if (parts.tensor.size() > 1) {

@@ -210,7 +210,7 @@ nlohmann::json TrainingState::state_of_replica() const {
 
 nlohmann::json TrainingState::own_state(const checkpoint::Checkpoint& saved) const {
   nlohmann::json own = saved.state();
-  for (int rank = 0; rank < saved.world_size() && !engine_.parts.steps_together(); ++rank) {
+  for (int rank = 0; rank < saved.world_size() && engine_.parts.sync->steps_alone_after(own.at("global_steps")); ++rank) {
     const nlohmann::json& of_rank = saved.rank_state(rank);
     if (of_rank.value("replica", -1) == engine_.parts.group.rank()) {
       own.update(of_rank.at("state"));

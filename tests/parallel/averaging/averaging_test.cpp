@@ -5,6 +5,9 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
+#include <unistd.h>
+
 namespace trireme::engine {
 namespace {
 
@@ -75,6 +78,71 @@ TEST(AveragingEveryStepTest, WithPlainSgdIsDataParallelism) {
                           }),
                 IsEmpty());
   }
+}
+
+// Then as a run that continues data parallelism's checkpoint, which checkpoint_test.cpp compares with the formula.
+TEST(AveragingWarmUpTest, IsDataParallelismUpToStartStep) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / concat("trireme_averaging_warm_up_", ::getpid());
+  for (const auto& [ranks, type] : {std::pair(2, precision::Type::fp32), std::pair(3, precision::Type::fp32), std::pair(2, precision::Type::bf16)}) {
+    EXPECT_THAT(run_ranks(ranks,
+                          [&, type = type](comm::World& world) {
+                            const auto config = [type](const AveragingOptions& options) {
+                              config::EngineConfig made = averaging_config(options, true);
+                              made.precision.compute = type;
+                              return made;
+                            };
+                            AveragingOptions options{.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9};
+                            AveragingRun later(world, config(options));
+                            options.start_step = 5;
+                            AveragingRun run(world, config(options));
+                            AveragingRun together(world, config({}));
+                            const double tolerance = type == precision::Type::fp32 ? 1e-5 : 0; // bf16 hides the last digits of the norm
+                            for (int step = 1; step <= 5; ++step) {
+                              EXPECT_NEAR(run.train(1), together.train(1), tolerance) << "step " << step;
+                              EXPECT_NEAR(*run.engine().get_global_grad_norm(), *together.engine().get_global_grad_norm(), 1e-5) << "step " << step;
+                            }
+                            together.engine().save_checkpoint(folder);
+                            later.engine().load_checkpoint(folder);
+                            for (int step = 6; step <= 12; ++step) {
+                              const int64_t before = run.engine().bytes_sent();
+                              EXPECT_NEAR(run.train(1), later.train(1), type == precision::Type::fp32 ? 3e-5 : 1e-2) << "step " << step;
+                              EXPECT_EQ(run.engine().bytes_sent() == before, step % 3 != 0) << "step " << step;
+                            }
+                          }),
+                IsEmpty());
+    std::filesystem::remove_all(folder);
+  }
+}
+
+// A parameter that one replica does not use has a gradient on the others, and they step it together.
+TEST(AveragingWarmUpTest, AParameterThatOneReplicaDoesNotUseIsTheSameOnAll) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const torch::nn::Linear used(4, 4);
+                          const torch::nn::Linear sometimes(4, 4);
+                          auto model = std::make_shared<torch::nn::Module>();
+                          model->register_module("used", used.ptr());
+                          model->register_module("sometimes", sometimes.ptr());
+                          InitializeOptions options;
+                          options.model = model;
+                          options.loss = [&](const data::Batch& batch) {
+                            const at::Tensor out = used->weight.matmul(batch.input());
+                            return (world.rank() == 0 ? out + sometimes->weight.matmul(batch.input()) : out).square().mean();
+                          };
+                          options.config = averaging_config({.every = 3, .start_step = 4}, true);
+                          options.config.batch = {};
+                          options.config.batch.micro = 1;
+                          const auto engine = initialize(world, options).engine;
+                          for (int step = 1; step <= 4; ++step) {
+                            const at::Tensor start = sometimes->weight.detach().clone();
+                            engine->train_batch([&] { return data::Batch{{torch::ones({4}) + world.rank()}, {}, 1}; });
+                            at::Tensor first = sometimes->weight.detach().clone();
+                            EXPECT_FALSE(first.equal(start));
+                            world.group().broadcast(first, 0).wait();
+                            EXPECT_TRUE(sometimes->weight.equal(first)) << "step " << step;
+                          }
+                        }),
+              IsEmpty());
 }
 
 // Two replicas of two stages, or of two tensor ranks, and replicas alone.

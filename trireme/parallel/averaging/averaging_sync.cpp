@@ -15,7 +15,8 @@ constexpr const char* kOuter = "outer_optimizer";
 
 } // namespace
 
-AveragingSync::AveragingSync(ReduceGroups groups, const AveragingOptions& options) : GradientSync(std::move(groups)), options_(options), outer_(options, group()) {
+AveragingSync::AveragingSync(ReduceGroups groups, const AveragingOptions& options, std::optional<at::ScalarType> travel)
+    : GradientSync(groups), options_(options), summing_(std::move(groups), {}, travel), outer_(options, group()) {
   if (options_.every < 1) {
     throw InputError("parameter averaging", concat("replicas meet every ", options_.every, " steps"), "Say a number of steps from 1 on.");
   }
@@ -37,11 +38,17 @@ void AveragingSync::keep_start(int64_t buffer, int64_t bucket) {
 }
 
 void AveragingSync::step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) {
-  keep_start(std::find(buffers_.begin(), buffers_.end(), &buffer) - buffers_.begin(), bucket);
+  if (!together()) {
+    keep_start(std::find(buffers_.begin(), buffers_.end(), &buffer) - buffers_.begin(), bucket);
+  }
   step();
 }
 
 bool AveragingSync::end_step(bool taken) {
+  if (together()) {
+    ++steps_;
+    return false;
+  }
   if (taken) {
     lr_sum_ += values_->lr();
     ++taken_;

@@ -20,6 +20,8 @@ struct AveragingOptions {
   /// SlowMo's beta; DiLoCo's outer momentum.
   double outer_momentum = 0;
   States states = States::maintain;
+  /// Up to this step the replicas step together, with the mean of their gradients (Lin et al. 2020, arXiv:1808.07217, post-local SGD).
+  int64_t start_step = 0;
 
   bool on() const {
     return every > 0;

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,9 +37,17 @@ class GradientSync {
     return groups_;
   }
   /// Those that take the present step as one: they have one loss and one gradient norm, and all of them step or none does. A group of one
-  /// where each rank steps by itself. The same in every step.
+  /// where each rank steps by itself. It changes in end_step() and load_state() at most.
   virtual const comm::Group& step_group() const {
     return group();
+  }
+  /// Whether the ranks take the step after step number `steps` each by itself.
+  virtual bool steps_alone_after(int64_t /*steps*/) const {
+    return step_group().size() < group().size();
+  }
+  /// Whether they ever do: then each rank has the whole of what it steps, and of its norm.
+  bool ever_alone() const {
+    return steps_alone_after(std::numeric_limits<int64_t>::max());
   }
   /// Whether all ranks of group() exchange something at the end of the present step: the step reports their mean loss, and they may stop after it.
   virtual bool ranks_meet() const {
