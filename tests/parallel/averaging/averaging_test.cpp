@@ -145,6 +145,28 @@ TEST(AveragingWarmUpTest, AParameterThatOneReplicaDoesNotUseIsTheSameOnAll) {
               IsEmpty());
 }
 
+// After the same samples, with 1/50 of the traffic.
+TEST(AveragingConvergenceTest, TheOuterOptimizerKeepsUpWithDataParallelism) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const auto loss_with = [&](const AveragingOptions& options) {
+                            AveragingRun run(world, averaging_config(options, true));
+                            const double first = run.train(1);
+                            run.train(299);
+                            const data::Batch batch = Counting().get(std::vector<int64_t>{3, 17, 40, 77, 101, 150});
+                            const double last = run.engine().eval_batch(batch).item<double>();
+                            EXPECT_LT(last, 0.5 * first);
+                            return last;
+                          };
+                          const double together = loss_with({});
+                          const double outer = loss_with({.every = 50, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9, .start_step = 100});
+                          const double mean = loss_with({.every = 50, .start_step = 100});
+                          EXPECT_LT(outer, 1.05 * together);
+                          EXPECT_LT(outer, mean);
+                        }),
+              IsEmpty());
+}
+
 // Two replicas of two stages, or of two tensor ranks, and replicas alone.
 TEST(AveragingLayoutTest, ReplicasOfSeveralRanksEqualTheFormula) {
   const AveragingOptions options{.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9};
