@@ -39,6 +39,9 @@ json base_for(const Section& section) {
     run["data"]["validation"] = "v.txt";
   } else if (section.path == "engine.zero_optimization") {
     run["engine"]["zero_optimization"]["stage"] = 1;
+  } else if (section.path == "engine.parameter_averaging") {
+    run["engine"]["parameter_averaging"] = {{"every", 2}, {"outer_optimizer", "nesterov"}};
+    run["training"]["steps"] = 8;
   } else if (section.path.starts_with("engine.tensor_parallel")) {
     run["engine"]["tensor_parallel"]["partition_config"]["layer_specs"] = {{"patterns", "a"}};
   } else if (section.path == "engine.optimizer.params") {

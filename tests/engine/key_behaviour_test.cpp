@@ -110,6 +110,20 @@ std::vector<KeyObserver> zero_and_pipeline() {
   };
 }
 
+std::vector<KeyObserver> averaging() {
+  const std::string_view at = "engine.parameter_averaging";
+  const auto section = [](const char* text) { return json{{"engine", {{"parameter_averaging", parsed(text)}}}}; };
+  const json nesterov = section(R"({"every": 2, "outer_optimizer": "nesterov"})");
+  return {
+      {at, "", "every", 2, 3, observe::training, {}, 2},
+      {at, "", "outer_optimizer", "none", "nesterov", observe::training, section(R"({"every": 2})"), 2},
+      {at, "", "outer_lr", 0.7, 0.6, observe::training, nesterov, 2},
+      {at, "", "outer_momentum", 0.9, 0.8, observe::training, nesterov, 2},
+      {at, "", "start_step", 0, 3, observe::training, section(R"({"every": 2})"), 2},
+      {at, "", "states", "maintain", "reset", observe::training, section(R"({"every": 2})"), 2},
+  };
+}
+
 std::vector<KeyObserver> precision() {
   const json fp16 = engine(R"({"fp16": {"enabled": true, "initial_scale_power": 4}})");
   const json one_overflow = engine(R"({"fp16": {"enabled": true, "initial_scale_power": 4, "hysteresis": 1}})");
@@ -215,7 +229,7 @@ std::vector<KeyObserver> schedules() {
 
 std::vector<KeyObserver> all_observers() {
   std::vector<KeyObserver> all;
-  for (const auto& part : {top_level(), zero_and_pipeline(), precision(), optimizers(), schedules()}) {
+  for (const auto& part : {top_level(), zero_and_pipeline(), averaging(), precision(), optimizers(), schedules()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

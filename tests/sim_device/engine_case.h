@@ -39,6 +39,7 @@ struct Case {
   int tensor = 1;
   bool sequence_parallel = false;
   double dropout = 0;
+  parallel::AveragingOptions averaging = {};
 
   int ranks_of_one_model() const {
     return stages * context * tensor;
@@ -77,6 +78,7 @@ inline InitializeOptions options_of(const Case& one, at::Device device, const st
     options.config.precision.autocast_type = precision::Type::bf16;
   }
   options.config.step_in_backward = one.step_in_backward;
+  options.config.averaging = one.averaging;
   if (one.optimizer == "LAMB") {
     options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}, .state_type = one.states};
   } else if (one.optimizer == "SGD") {

@@ -101,6 +101,13 @@ std::vector<Case> cases() {
   all.push_back({.name = "states_int8", .states = optim::StateType::int8});
   all.push_back({.name = "recompute", .recompute = 1});
   all.push_back({.name = "recompute_zero3", .zero_stage = 3, .recompute = 1});
+  using Averaging = parallel::AveragingOptions;
+  const Averaging nesterov{.every = 3, .outer = Averaging::Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9};
+  all.push_back({.name = "averaging", .averaging = {.every = 2}});
+  all.push_back({.name = "averaging_nesterov_bf16", .type = Type::bf16, .averaging = nesterov});
+  all.push_back({.name = "averaging_slowmo_int8", .states = optim::StateType::int8, .averaging = {.every = 2, .outer = Averaging::Outer::slowmo, .outer_momentum = 0.5, .states = Averaging::States::average}});
+  all.push_back({.name = "averaging_warm_up", .averaging = {.every = 2, .start_step = 2}});
+  all.push_back({.name = "averaging_pipe", .accumulation = 4, .stages = 2, .averaging = nesterov});
   all.push_back({.name = "naive", .stages = 2, .schedule = ScheduleKind::naive});
   all.push_back({.name = "gpipe", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::gpipe});
   all.push_back({.name = "one_f_one_b", .accumulation = 4, .stages = 2});

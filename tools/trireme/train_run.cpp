@@ -336,6 +336,7 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     return;
   }
   set_status("evaluating");
+  const auto mean = engine_->mean_of_replicas(); // once for the loss and the accuracy
   metrics.val_loss = engine_->evaluate(*validation_, run_.training.eval_batches) / task_.loss_divisor;
   if (world_.rank() == 0 && !std::isfinite(*metrics.val_loss)) {
     log::warning("the validation loss at step ", engine_->global_steps(), " is not finite: lower the learning rate, or go back to an earlier checkpoint");

@@ -132,6 +132,35 @@ pipeline::PipelineKeys read_pipeline(const Values& values) {
   return out;
 }
 
+parallel::AveragingOptions read_averaging(const Values& values) {
+  using Options = parallel::AveragingOptions;
+  Options out;
+  if (!values.present()) {
+    return out;
+  }
+  out.every = values.get<int64_t>("every", 0);
+  const auto outer = values.get<std::string>("outer_optimizer", "none");
+  out.outer = outer == "slowmo" ? Options::Outer::slowmo : outer == "nesterov" ? Options::Outer::nesterov : Options::Outer::none;
+  if (out.outer == Options::Outer::slowmo) {
+    out.outer_lr = 1;
+    out.outer_momentum = 0.5;
+  } else if (out.outer == Options::Outer::nesterov) {
+    out.outer_lr = 0.7;
+    out.outer_momentum = 0.9;
+  }
+  for (const char* key : {"outer_lr", "outer_momentum"}) {
+    if (const JsonNode* found = values.find(key); found != nullptr && out.outer == Options::Outer::none) {
+      found->fail("there is no outer optimizer that it could be of", "Write \"outer_optimizer\": \"nesterov\" or \"slowmo\", or leave it out.");
+    }
+  }
+  out.outer_lr = values.get("outer_lr", out.outer_lr);
+  out.outer_momentum = values.get("outer_momentum", out.outer_momentum);
+  out.start_step = values.get("start_step", out.start_step);
+  const auto states = values.get<std::string>("states", "maintain");
+  out.states = states == "average" ? Options::States::average : states == "reset" ? Options::States::reset : Options::States::maintain;
+  return out;
+}
+
 // DeepSpeed reads the keys with and without their prefix.
 const char* name_of(const Values& zero, const char* full, const char* without_prefix) {
   return zero.find(full) == nullptr ? without_prefix : full;
@@ -181,6 +210,7 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   out.optimizer = read_optimizer(values.find("optimizer"));
   out.schedule = read_schedule(values.find("scheduler"), out.optimizer, out.notes);
   out.data_parallel = read_data_parallel(values, out.notes);
+  out.averaging = read_averaging(values.section("parameter_averaging"));
   out.pipeline = read_pipeline(values.section("pipeline"));
   out.tensor_parallel = read_tensor_parallel(values.section("tensor_parallel"));
   out.zero = read_zero(values.section("zero_optimization"));

@@ -34,6 +34,18 @@ ordered_json layer_specs(const tensor::TensorParallelKeys& keys) {
   return out;
 }
 
+ordered_json averaging_json(const parallel::AveragingOptions& options) {
+  if (!options.on()) {
+    return nullptr;
+  }
+  return {{"every", options.every},
+          {"outer_optimizer", parallel::AveragingOptions::name(options.outer)},
+          {"outer_lr", options.outer_lr},
+          {"outer_momentum", options.outer_momentum},
+          {"states", parallel::AveragingOptions::name(options.states)},
+          {"start_step", options.start_step}};
+}
+
 const char* tag_validation_name(checkpoint::TagValidation value) {
   switch (value) {
     case checkpoint::TagValidation::ignore:
@@ -65,6 +77,7 @@ ordered_json to_json(const EngineConfig& config) {
         {"activation_checkpoint_interval", pipeline.activation_checkpoint_interval}}},
       {"tensor_parallel", {{"autotp_size", config.tensor_parallel.size}, {"tp_grain_size", config.tensor_parallel.rules.empty() ? 1 : config.tensor_parallel.rules.front().grain}, {"partition_config", {{"layer_specs", layer_specs(config.tensor_parallel)}}}}},
       {"step_in_backward", config.step_in_backward},
+      {"parameter_averaging", averaging_json(config.averaging)},
       {"zero_optimization", {{"stage", config.zero.stage},
          {"reduce_bucket_size", data.bucket_bytes / 4},
          {"stage3_prefetch_bucket_size", config.zero.prefetch_elements ? nlohmann::ordered_json(*config.zero.prefetch_elements) : nlohmann::ordered_json(nullptr)},

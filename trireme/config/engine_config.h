@@ -3,6 +3,7 @@
 #include <trireme/checkpoint/options.h>
 #include <trireme/config/batch_size.h>
 #include <trireme/optim/options.h>
+#include <trireme/parallel/averaging/options.h>
 #include <trireme/parallel/data/options.h>
 #include <trireme/parallel/pipeline/options.h>
 #include <trireme/parallel/tensor/split_rules.h>
@@ -44,6 +45,8 @@ struct EngineConfig {
   /// Kind `constant` when the JSON has no scheduler.
   optim::ScheduleOptions schedule;
   parallel::DataParallelOptions data_parallel;
+  /// Replicas that step by themselves and meet every few steps.
+  parallel::AveragingOptions averaging;
   zero::ZeroOptions zero;
   /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with options that need all gradients first.
   bool step_in_backward = false;

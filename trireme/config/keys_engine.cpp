@@ -51,6 +51,7 @@ Section top_level() {
     {"broadcast_buffers", H, "bool", "true", "Make buffers of the model (BatchNorm's running_mean) those of the first replica before every step. Ours, as in DistributedDataParallel."},
     {"sync_batch_norm", H, "bool", "false", "Let BatchNorm layers take their statistics over all replicas. Ours, as PyTorch's SyncBatchNorm."},
     {"step_in_backward", H, "bool", "false", "Step each bucket as soon as its gradients are final, during backward. Ours; for runs without clipping, loss scale and NaN check."},
+    {"parameter_averaging", H, "object", "null", "Replicas step by themselves and average their parameters every few steps. Ours; docs/parameter_averaging.md."},
     {"zero_allow_untested_optimizer", N, "bool", "false", "every optimizer here may be used with every ZeRO stage."},
     {"zero_force_ds_cpu_optimizer", N, "bool", "true", "there is one optimizer of each kind, and it runs wherever its state is."},
     {"use_node_local_storage", R, "bool", "false", "it belongs in \"checkpoint\", and is not there yet either."},
@@ -92,6 +93,14 @@ Section monitor(std::string_view path, std::string_view text) {
 std::vector<Section> engine_sections() {
   return {
     top_level(),
+    {"engine.parameter_averaging", "", "Replicas step by themselves and average their parameters every few steps: local SGD (Stich 2018, arXiv:1805.09767), SlowMo and DiLoCo. Ours; docs/parameter_averaging.md.", false, {
+      {"every", H, "int >= 1", "required", "Replicas meet after each step whose number divides by this; between two meetings nothing travels among them."},
+      {"outer_optimizer", H, "word none|slowmo|nesterov", "\"none\"", "What is done with the mean: none: it is the model; slowmo: slow momentum (Wang et al. 2019, arXiv:1910.00643); nesterov: SGD with Nesterov's momentum on the way that it has come (DiLoCo, Douillard et al. 2023, arXiv:2311.08105)."},
+      {"outer_lr", H, "real > 0", "null", "Outer learning rate: slowmo's alpha, 1 unless said; nesterov's, 0.7 unless said."},
+      {"outer_momentum", H, "real 0..<1", "null", "Outer momentum: slowmo's beta, 0.5 unless said; nesterov's, 0.9 unless said."},
+      {"states", H, "word maintain|average|reset", "\"maintain\"", "What becomes of the optimizer states at a meeting: each replica keeps its own, all take the mean, or they begin anew."},
+      {"start_step", H, "int >= 0", "0", "Up to this step gradients are added up in every step, as without the section (post-local SGD, Lin et al. 2020, arXiv:1808.07217)."},
+    }},
     monitor("engine.csv_monitor", "Metrics as CSV files."),
     monitor("engine.tensorboard", "Metrics as TensorBoard event files."),
     {"engine.checkpoint", "", "Checkpoints. Every one can be read by any number of ranks.", false, {

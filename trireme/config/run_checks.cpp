@@ -122,6 +122,24 @@ void check_tensor_parallel(const JsonNode& root, const JsonNode& engine, const R
   key.fail(concat("this splits the weights of a C++ program's own model, and the run has a ", gpt ? "gpt" : "cnn", ", ", named(place(root, "model", "type"))), next);
 }
 
+// The last step is saved, and only what the replicas agree on can be.
+void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
+  const int64_t every = run.engine.averaging.every;
+  if (every == 0 || run.training.steps <= run.engine.averaging.start_step) {
+    return;
+  }
+  const JsonNode& key = *engine.find("parameter_averaging")->find("every");
+  const auto meets = [&](const char* name, int64_t steps) {
+    if (steps % every != 0) {
+      place(root, "training", name)
+          .fail(concat(steps, " is not a multiple of ", every, ", ", named(key), ": between two meetings replicas differ and cannot be saved"),
+                concat("Write ", steps > every ? concat(steps / every * every, " or ") : "", (steps / every + 1) * every, '.'));
+    }
+  };
+  meets("steps", run.training.steps);
+  meets("checkpoint_every", run.training.checkpoint_every);
+}
+
 void check_cnn(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
   const auto count = [&](const char* images, size_t n_images, const char* labels, size_t n_labels) {
     if (n_images != n_labels) {
@@ -271,6 +289,7 @@ void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
     check_cnn(root, engine, run);
   }
   check_training(root, engine, run);
+  check_averaging(root, engine, run);
 }
 
 ordered_json write_out(const RunConfig& run) {

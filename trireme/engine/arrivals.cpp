@@ -19,17 +19,20 @@ static_assert(sizeof(monitor::StepShare) == 6 * sizeof(double), "it travels as a
 
 Arrivals::Arrivals(comm::Group group) : group_(std::move(group)), history_(static_cast<size_t>(group_.size())) {}
 
-void Arrivals::step(int64_t number, const monitor::StepShare& share) {
+void Arrivals::step(int64_t number, const monitor::StepShare& share, bool may_travel) {
   if (group_.size() == 1) {
     return;
   }
-  if (travelling_) {
+  if (travelling_ && may_travel) {
     travelling_->wait();
     travelling_.reset();
     compare(number);
   }
-  mine_.push_back(share);
   if (mine_.size() == kWindow) {
+    mine_.erase(mine_.begin());
+  }
+  mine_.push_back(share);
+  if (mine_.size() == kWindow && may_travel) {
     exchange();
   }
 }

@@ -19,8 +19,8 @@ class Arrivals {
  public:
   explicit Arrivals(comm::Group group);
 
-  /// After every optimizer step, on every rank of the group.
-  void step(int64_t number, const monitor::StepShare& share);
+  /// After every optimizer step, on every rank of the group. Ranks exchange only where `may_travel`, the same on all of them.
+  void step(int64_t number, const monitor::StepShare& share, bool may_travel = true);
 
   /// As of the last comparison; the rank is one of the world.
   const std::optional<monitor::Straggler>& straggler() const {

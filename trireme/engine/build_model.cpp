@@ -242,7 +242,11 @@ zero::ModelUnits build_model(Parts& parts, const StepState& state, const Initial
 
 std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   const config::EngineConfig& config = options.config;
-  bucket::FlatOptions sharding{.rank = parts.sync->step_group().rank(), .size = parts.steps_together() ? parts.sync->groups().largest() : 1};
+  bucket::FlatOptions sharding{.rank = 0, .size = 1};
+  if (!parts.sync->ever_alone()) {
+    sharding.rank = parts.sync->step_group().rank();
+    sharding.size = parts.sync->groups().largest();
+  }
   sharding.shard_gradients = parts.group.size() > 1 && config.zero.stage >= 2;
   sharding.shard_parameters = shards_parameters(parts, config);
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };

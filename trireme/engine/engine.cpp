@@ -55,6 +55,10 @@ void Engine::Impl::check_released() const {
     throw InputError("engine", concat("after step ", state.global_steps, ": a step or a load would leave the gathered parameters as they were before it"),
                      "Let go of what gather_parameters() returned, then step or load.");
   }
+  if (!replica_mean_.expired()) {
+    throw InputError("engine", concat("after step ", state.global_steps, ": a step or a load would be undone with the mean of the replicas that is in the model's place"),
+                     "Let go of what mean_of_replicas() returned, then step or load.");
+  }
 }
 
 void Engine::Impl::start_step() {
@@ -67,11 +71,21 @@ void Engine::Impl::start_step() {
 }
 
 void Engine::Impl::broadcast_module_buffers() {
-  if (std::exchange(module_buffers_differ_, false)) {
-    for (parallel::ModuleBuffers& buffers : parts.module_buffers) {
-      buffers.broadcast();
+  for (size_t axis = 0; axis < parts.module_buffers.size(); ++axis) {
+    const bool of_one_replica = axis == 1;
+    if ((of_one_replica || parts.sync->replicas_are_equal()) && std::exchange(module_buffers_differ_[axis], false)) {
+      parts.module_buffers[axis].broadcast();
     }
   }
+}
+
+std::shared_ptr<ReplicaMean> Engine::Impl::replica_mean() {
+  std::shared_ptr<ReplicaMean> mean = replica_mean_.lock();
+  if (!mean && !parts.sync->replicas_are_equal()) {
+    mean = std::make_shared<ReplicaMean>(parts);
+    replica_mean_ = mean;
+  }
+  return mean;
 }
 
 void Engine::Impl::drop_step(const char* why) noexcept {
@@ -129,7 +143,7 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
   if (!parts.model->is_training()) {
     parts.model->train();
   }
-  module_buffers_differ_ = true;
+  module_buffers_differ_.fill(true);
   return spoiled(parts.loss_of(micro_batch).loss, effect);
 }
 
@@ -140,7 +154,7 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   if (!parts.model->is_training()) {
     parts.model->train();
   }
-  module_buffers_differ_ = true;
+  module_buffers_differ_.fill(true);
   const int64_t micro_batches = parts.batch.accumulation;
   const auto send_loss = [&] {
     if (!optimizer_step.loss_was_sent()) {
@@ -211,6 +225,9 @@ void Engine::Impl::step() {
   ++state.global_steps;
   clear_step();
   state.global_samples += parts.batch.train;
+  if (!parts.steps_together()) {
+    broadcast_module_buffers(); // at a meeting, so that nothing travels until the next
+  }
   double schedule_waited = 0;
   if (parts.runs_schedule()) {
     const pipeline::Executor::Seconds seconds = parts.executor->seconds();
@@ -219,7 +236,8 @@ void Engine::Impl::step() {
   }
   clock.end(schedule_waited);
   const StepTimes& times = clock.times();
-  arrivals->step(state.global_steps, {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total});
+  arrivals->step(state.global_steps, {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total},
+                 parts.steps_together() || parts.sync->replicas_are_equal());
 }
 
 at::Tensor Engine::train_batch() {
@@ -378,6 +396,10 @@ std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
 }
 std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank) {
   return std::make_unique<zero::GatheredParameters>(impl_->parts.coordinator, std::move(parameters), modifier_rank);
+}
+std::shared_ptr<void> Engine::mean_of_replicas() {
+  impl_->check_whole("mean_of_replicas()");
+  return impl_->replica_mean();
 }
 torch::nn::Module& Engine::module() {
   return *impl_->parts.model;

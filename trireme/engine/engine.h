@@ -72,7 +72,7 @@ struct StepTimes {
 ///
 /// A step whose loss (or gradient norm, when clipping or in low precision) is not finite on any rank is
 /// skipped on all ranks: weights, states and learning rate stay; skipped_steps() counts. With InitializeOptions::gradient_sync, "all ranks" are
-/// those of GradientSync::step_group(), and all of them in a step in which they meet; losses and norms are theirs too.
+/// those of GradientSync::step_group(), and all of them in a step in which they meet; losses and norms are theirs too. So it is with "parameter_averaging".
 /// An exception of train_batch(), forward(), backward() or step() ends the step that it is a part of. One rank alone drops that step and may go
 /// on with its first micro-batch; samples that were read and buffers that a forward changed stay as they are. With several ranks, the others
 /// get a PeerError that names this one, because they wait for its messages, and the engine cannot go on. Load a checkpoint in a new run.
@@ -103,7 +103,7 @@ class Engine {
   void step();
 
   /// Mean loss of `batch` over its real samples and all ranks, in evaluation mode,
-  /// without gradients; afterwards each module is in the mode it was in (a frozen BatchNorm stays frozen). Collective.
+  /// without gradients, of the mean of the replicas where these differ ("parameter_averaging"); afterwards each module is in the mode it was in (a frozen BatchNorm stays frozen). Collective.
   at::Tensor eval_batch(const data::Batch& batch);
   /// The same, with the logits of this rank's real samples, without gradients: those of the loss function, or a pipeline's last outputs
   /// (without a loss in the PipelineModule those behind the loss). Only the last stage has them; elsewhere there are none.
@@ -167,8 +167,13 @@ class Engine {
   /// at both ends. See zero/gathered_parameters.h.
   std::unique_ptr<zero::GatheredParameters> gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank = std::nullopt);
 
+  /// Where replicas step by themselves ("parameter_averaging") and differ now: makes this rank's model their mean while what it returns lives, with the
+  /// module buffers of the first replica; elsewhere null. For what a program computes with the model between two meetings; evaluate() and eval_batch() do
+  /// it by themselves. Collective at its begin; no step while it lives. See parallel/averaging/mean_parameters.h.
+  std::shared_ptr<void> mean_of_replicas();
+
   /// Saves weights, optimizer, schedule, data position and random state as
-  /// `folder`/`tag` (default global_step<N>). Collective. Errors: Error, the same on every
+  /// `folder`/`tag` (default global_step<N>). Collective. Errors: InputError between two meetings of "parameter_averaging", naming the next; Error, the same on every
   /// rank; training may go on after it and earlier checkpoints are whole.
   void save_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
   /// The same with a state of the client's own, and only the newest `keep_last` checkpoints of the folder stay (0: all).

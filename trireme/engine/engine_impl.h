@@ -5,9 +5,12 @@
 #include <trireme/engine/engine.h>
 #include <trireme/engine/optimizer_step.h>
 #include <trireme/engine/parts.h>
+#include <trireme/engine/replica_mean.h>
 #include <trireme/engine/step_clock.h>
 #include <trireme/engine/step_report.h>
 #include <trireme/engine/step_state.h>
+
+#include <array>
 
 namespace trireme::engine {
 
@@ -75,8 +78,11 @@ class Engine::Impl {
   void check_whole(const char* wanted) const;
   /// The step would leave what gather_parameters() holds behind. Errors: InputError.
   void check_released() const;
-  /// Makes module buffers those of the first replica, and of its first tensor rank where these have them whole, if they may differ. Collective.
+  /// Makes module buffers those of the first replica, and of its first tensor rank where these have them whole, if they may differ. Replicas
+  /// that step alone keep theirs until they meet. Collective.
   void broadcast_module_buffers();
+  /// Where replicas differ now, makes this rank's model their mean while the result lives; else null. Collective.
+  std::shared_ptr<ReplicaMean> replica_mean();
 
   /// `logits`: where those of the last micro-batch go, if they are wanted.
   void evaluate(const data::Batch& micro_batch, LossSum& sum, pipeline::Tensors* logits = nullptr);
@@ -92,7 +98,8 @@ class Engine::Impl {
 
   at::Tensor loss_sum_; // of this step's micro-batches, float64 on the device; undefined: 0
   bool in_step_ = false; // from the first micro-batch on
-  bool module_buffers_differ_ = true; // a forward may have changed them since they were broadcast
+  std::array<bool, 2> module_buffers_differ_ = {true, true}; // of Parts::module_buffers: a forward may have changed them since they were broadcast
+  std::weak_ptr<ReplicaMean> replica_mean_;
   std::string failure_; // of a step on several ranks, which ended their groups
   std::string torn_;
 };

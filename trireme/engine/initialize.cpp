@@ -14,6 +14,7 @@
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/mesh/mesh.h>
+#include <trireme/parallel/averaging/averaging_sync.h>
 #include <trireme/parallel/tensor/split.h>
 #include <trireme/precision/cast.h>
 #include <trireme/zero/sharded_sync.h>
@@ -105,7 +106,8 @@ nlohmann::ordered_json used_config(const InitializeOptions& options) {
 }
 
 void check_step_in_backward(const Parts& parts, const InitializeOptions& options) {
-  const char* const needs_all = options.gradient_sync             ? "a gradient_sync of its own"
+  const char* const needs_all = options.config.averaging.on()     ? "parameter_averaging"
+                                : options.gradient_sync             ? "a gradient_sync of its own"
                                 : parts.clipping > 0              ? "gradient_clipping"
                                 : parts.looks_for_overflow()      ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
                                 : parts.optimizer->needs_norms()  ? "LAMB"
@@ -146,6 +148,33 @@ void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& optio
   groups.shard_within(mesh.group("shards"), mesh.group("replicas"));
 }
 
+// What needs all replicas in every step.
+void check_averaging(const Parts& parts, const InitializeOptions& options) {
+  const config::EngineConfig& config = options.config;
+  const parallel::DataParallelOptions& data = config.data_parallel;
+  const bool changes_sums = data.op != parallel::DataParallelOptions::Op::mean || data.prescale_gradients || data.gradient_predivide_factor != 1;
+  const auto refuse = [](const std::string& what, const char* next) { throw InputError("engine", concat("parameter_averaging with ", what), next); };
+  if (config.zero.stage >= 1) {
+    refuse(concat("ZeRO stage ", config.zero.stage, ", which shards what replicas that step by themselves have whole"), "Use \"stage\": 0, or leave parameter_averaging out.");
+  }
+  if (options.gradient_sync) {
+    refuse("a gradient_sync of its own", "Leave one of them out.");
+  }
+  if (options.reduce_groups || options.placement) {
+    refuse("reduce_groups or a placement: some ranks have parameters that others lack", "Leave one of them out.");
+  }
+  if (parts.context.size() > 1) {
+    refuse(concat(parts.context.size(), " context ranks, who share the tokens of a sample and so step together"), "Use one context rank.");
+  }
+  if (parts.tensor.size() > 1 && options.sequence_parallel) {
+    refuse("sequence_parallel, where what tensor ranks have whole has gradients to be added up in every step", "Switch sequence_parallel off.");
+  }
+  if (changes_sums || config.precision.communication) {
+    refuse(config.precision.communication ? "communication_data_type" : "gradient_allreduce_op, prescale_gradients or gradient_predivide_factor",
+           "They are about gradients that travel. Parameters travel instead, in fp32: leave them out.");
+  }
+}
+
 std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options) {
   parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
   shard_within(groups, options.config.zero);
@@ -153,6 +182,9 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
     // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend on the place in a buffer.
     parts.whole.is_sum = options.sequence_parallel;
     parts.whole.group = groups.add(options.sequence_parallel ? parts.stage : parts.group);
+  }
+  if (options.config.averaging.on()) {
+    return std::make_unique<parallel::AveragingSync>(groups, options.config.averaging, precision::scalar_type(parts.precision.communication_type()));
   }
   if (options.gradient_sync) {
     if (parts.tensor.size() > 1) {
@@ -387,6 +419,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   }
   impl->clock.measure_on(parts.device());
   check_same_options(parts, options);
+  if (config.averaging.on()) {
+    check_averaging(parts, options);
+  }
   parts.sync = make_sync(parts, options);
   check_together(parts.everyone, [&] { check_step_group(*parts.sync); });
   open_groups(parts);
@@ -417,6 +452,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });
+  parts.sync->attach_values(*parts.optimizer);
   parts.coordinator->on_modified([optimizer = std::weak_ptr(parts.optimizer)] {
     if (const auto alive = optimizer.lock()) {
       alive->refresh_masters();

@@ -57,7 +57,7 @@ struct InitializeOptions {
   /// AdamW, Adam (without amsgrad), SGD, RMSprop and Adagrad that have not stepped yet, whose groups differ in lr and weight decay only. It is
   /// read once, here: what is set in it afterwards, an lr for instance, has no effect, and it is not to be stepped.
   std::shared_ptr<const torch::optim::Optimizer> optimizer;
-  /// Makes the GradientSync of the data ranks; default: mean gradients in every step, as `config` says. Not with ZeRO or "step_in_backward".
+  /// Makes the GradientSync of the data ranks; default: mean gradients in every step, as `config` says. Not with ZeRO, "step_in_backward" or "parameter_averaging".
   std::function<std::unique_ptr<parallel::GradientSync>(const parallel::ReduceGroups& groups)> gradient_sync = nullptr;
   /// Says which part of the whole model's parameter this rank holds; default: all of it. For layers that the client spreads over ranks by
   /// itself. The mean over data ranks is taken of every gradient, whatever its group. Not for frozen parameters.

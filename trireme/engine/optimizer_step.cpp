@@ -174,6 +174,9 @@ void OptimizerStep::run() {
   if (needs_norm) {
     parts_.reducer->finish();
     norm = parts_.optimizer->squared_grad_norm();
+    if (parts_.sync->ever_alone() && ranks.size() > 1) { // each of them has all of it
+      norm = norm / ranks.size();
+    }
   }
   const double norm_here = on_device ? 0 : device::read_scalars({norm}).front();
   const Unused unused = unused_here();

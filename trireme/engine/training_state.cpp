@@ -28,6 +28,10 @@ std::string rng_name(at::Device device, int rank) {
   return concat("rng/", c10::DeviceTypeName(device.type(), /*lower_case=*/true), '/', rank);
 }
 
+std::string of_replica(int64_t replica, const std::string& name) {
+  return concat("replica", replica, '/', name);
+}
+
 uint64_t new_seed(int64_t step, int rank) {
   return static_cast<uint64_t>(step * 1000003 + rank);
 }
@@ -103,6 +107,12 @@ bool TrainingState::is_saved_here(const bucket::TensorInfo& tensor) const {
   return tensor.placement.counts_in_norm || saved_name(tensor.name) != tensor.name;
 }
 
+bool TrainingState::is_of_each_replica(const std::string& state) const {
+  using Own = parallel::GradientSync::Own;
+  const Own own = engine_.parts.sync->own_values();
+  return !engine_.parts.steps_together() && (own == Own::masters_and_states || (own == Own::states && state != optim::kMasterState));
+}
+
 std::vector<checkpoint::TensorShard> TrainingState::shards() {
   std::vector<checkpoint::TensorShard> mine;
   std::vector<Balance> balances; // the ranks that have the same tensors share the work of saving them
@@ -145,6 +155,10 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       return;
     }
     const std::string name = concat(state, '/', tensor.name);
+    if (is_of_each_replica(state)) {
+      add(tensor, of_replica(engine_.parts.group.rank(), name), "optimizer", begin, values);
+      return;
+    }
     if (engine_.parts.optimizer->sharded() ? has_first_copy(tensor) : is_mine.try_emplace(name, balances[tensor.placement.reduce_group].is_mine(values)).first->second) {
       add(tensor, name, "optimizer", begin, values);
     }
@@ -175,7 +189,35 @@ nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
   if (engine_.parts.loader) {
     state["loader"] = engine_.parts.loader->state();
   }
+  if (!engine_.parts.steps_together()) {
+    state["replicas"] = engine_.parts.group.size();
+  }
   return state;
+}
+
+// A replica that skips a step alone has a schedule, a loss scale and counts of its own from then on.
+nlohmann::json TrainingState::state_of_replica() const {
+  if (engine_.parts.steps_together()) {
+    return nlohmann::json::object();
+  }
+  nlohmann::json own = {{"replica", engine_.parts.group.rank()}, {"state", nlohmann::json::object()}};
+  const nlohmann::json all = state(nullptr);
+  for (const char* key : {"skipped_steps", "optimizer", "schedule", "loss_scaler"}) {
+    own["state"][key] = all[key];
+  }
+  return own;
+}
+
+nlohmann::json TrainingState::own_state(const checkpoint::Checkpoint& saved) const {
+  nlohmann::json own = saved.state();
+  for (int rank = 0; rank < saved.world_size() && engine_.parts.sync->steps_alone_after(own.at("global_steps")); ++rank) {
+    const nlohmann::json& of_rank = saved.rank_state(rank);
+    if (of_rank.value("replica", -1) == engine_.parts.group.rank()) {
+      own.update(of_rank.at("state"));
+      break;
+    }
+  }
+  return own;
 }
 
 void TrainingState::save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state,
@@ -187,21 +229,19 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
                      "Save after the step at the accumulation boundary.");
   }
   if (!engine_.parts.sync->replicas_are_equal()) {
-    throw InputError("engine", concat("save_checkpoint() after step ", engine_.state.global_steps, ": the ranks have different parameters between two exchanges"),
-                     "Save after a step in which they meet.");
-  }
-  if (!engine_.parts.steps_together() && engine_.parts.optimizer->bytes() > 0) {
-    throw InputError("engine", concat("save_checkpoint(): each rank steps by itself, and the states of ", engine_.parts.optimizer->rule().name(),
-                                      " (or masters of low precision) differ from rank to rank, which a checkpoint cannot hold yet"),
-                     "Use SGD without momentum, in fp32.");
+    const int64_t next = engine_.state.global_steps + engine_.parts.sync->steps_until_equal();
+    throw InputError("engine", concat("save_checkpoint() after step ", engine_.state.global_steps, ": the ranks are between two meetings and have different parameters"),
+                     concat("Save after a step in which they meet, the next is step ", next, '.'));
   }
   std::vector<checkpoint::TensorShard> mine;
   nlohmann::json positions;
+  nlohmann::json own;
   check_together(engine_.parts.everyone, [&] { // a StateStore or GradientSync of the client's may throw on one rank
     mine = shards();
     positions = state(client_state);
+    own = state_of_replica();
   });
-  checkpoint::save(folder, tag, engine_.parts.everyone, mine, positions, nlohmann::json::object(), options, engine_.parts.config);
+  checkpoint::save(folder, tag, engine_.parts.everyone, mine, positions, own, options, engine_.parts.config);
 }
 
 void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
@@ -233,9 +273,11 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
   }
   nlohmann::json sync_states = nlohmann::json::array();
-  engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
-    sync_states.push_back(concat(state, '/', saved_name(tensor.name)));
-  });
+  if (engine_.parts.sync->has_tensors(saved.state().value("gradient_sync", nlohmann::json()))) {
+    engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
+      sync_states.push_back(concat(state, '/', saved_name(tensor.name)));
+    });
+  }
   const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
     std::map<std::string, std::vector<int64_t>> needed;
     std::set<std::string> known;
@@ -255,7 +297,7 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
     for (const nlohmann::json& one : of_ranks) {
       for (const std::string& state : one.at("states").get<std::vector<std::string>>()) {
-        if (!saved.has(state)) {
+        if (!saved.has(state) && !saved.has(of_replica(0, state))) {
           throw InputError("checkpoint", concat(saved.folder().string(), " has no optimizer state \"", state, '"'), kOfTheOptimizer);
         }
       }
@@ -309,20 +351,43 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     read(item.key(), item.value());
   }
   engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    const std::string& name = saved_name(tensor.name);
-    const std::string whole = concat(state, '/', name);
+    load_optimizer_state(saved, state, tensor, begin, values);
+  });
+  if (engine_.parts.sync->has_tensors(saved.state().value("gradient_sync", nlohmann::json()))) {
+    engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+      checkpoint::read_placed(saved, concat(state, '/', saved_name(tensor.name)), tensor, begin, values);
+    });
+  }
+}
+
+// Where each replica saved its own, a new replica, and a run whose ranks step together, begin with the mean.
+void TrainingState::load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin,
+                                         const at::Tensor& values) const {
+  const std::string& name = saved_name(tensor.name);
+  const std::string whole = concat(state, '/', name);
+  if (saved.has(whole) || !saved.has(of_replica(0, whole))) {
     // A run without masters saved their values as its parameters.
     checkpoint::read_placed(saved, state == optim::kMasterState && !saved.has(whole) ? name : whole, tensor, begin, values);
-  });
-  engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    checkpoint::read_placed(saved, concat(state, '/', saved_name(tensor.name)), tensor, begin, values);
-  });
+    return;
+  }
+  const auto replicas = saved.state().at("replicas").get<int64_t>();
+  const int64_t own = engine_.parts.group.rank();
+  if (!engine_.parts.steps_together() && own < replicas) {
+    checkpoint::read_placed(saved, of_replica(own, whole), tensor, begin, values);
+    return;
+  }
+  at::Tensor sum = torch::zeros_like(values, torch::kFloat32);
+  at::Tensor one = torch::empty_like(sum);
+  for (int64_t replica = 0; replica < replicas; ++replica) {
+    checkpoint::read_placed(saved, of_replica(replica, whole), tensor, begin, one);
+    sum.add_(one);
+  }
+  at::Tensor(values).copy_(sum.div_(replicas));
 }
 
 void TrainingState::load_positions(const nlohmann::json& state) {
   const auto put = [this](const nlohmann::json& positions) {
     engine_.parts.schedule->load_state(positions.at("schedule"));
-    engine_.parts.sync->load_state(positions.value("gradient_sync", nlohmann::json()));
     if (positions.contains("loss_scaler")) {
       engine_.state.scale.load_state(positions["loss_scaler"]);
     }
@@ -333,6 +398,7 @@ void TrainingState::load_positions(const nlohmann::json& state) {
   const nlohmann::json before = this->state(nullptr);
   try {
     put(state);
+    engine_.parts.sync->load_state(state.value("gradient_sync", nlohmann::json()), state.at("global_steps"));
   } catch (...) {
     put(before); // a scale that only this rank has lowered still has to be sent
     throw;
@@ -346,7 +412,7 @@ const std::string& TrainingState::saved_name(const std::string& parameter) const
 
 nlohmann::json TrainingState::load(const std::filesystem::path& folder, const std::string& tag) {
   const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.parts.everyone);
-  const nlohmann::json& state = saved.state();
+  const nlohmann::json state = own_state(saved);
   if (state.at("optimizer").at("name") != engine_.parts.optimizer->rule().name()) {
     throw InputError("checkpoint",
                      concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"], ", this run uses \"", engine_.parts.optimizer->rule().name(), '"'),

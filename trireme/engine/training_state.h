@@ -16,7 +16,7 @@ namespace trireme::engine {
 /// how it is put back.
 ///
 /// Tensor names: parameters and buffers as the module names them; "<state>/<parameter>" for the
-/// optimizer ("exp_avg/fc1.weight"); "rng/cpu/<rank>". Buffers are those of the first replica. Earlier versions also saved "order/...",
+/// optimizer ("exp_avg/fc1.weight"), "replica<number>/<state>/<parameter>" where each replica has its own; "rng/cpu/<rank>". Buffers are those of the first replica. Earlier versions also saved "order/...",
 /// which is not read any more.
 /// They do not depend on how many stages the model was cut into.
 /// Source: the layout-free index follows the idea of PyTorch's distributed checkpoint.
@@ -33,13 +33,19 @@ class TrainingState {
   std::set<const void*> for_each_sharded(const VisitPiece& visit);
   std::vector<checkpoint::TensorShard> shards();
   bool is_saved_here(const bucket::TensorInfo& tensor) const;
+  /// Whether each replica saves such a state of the optimizer, because it steps by itself.
+  bool is_of_each_replica(const std::string& state) const;
   nlohmann::json state(const nlohmann::json& client_state) const;
+  /// What is not the same on replicas that step by themselves; and the state in `saved` with what this replica had.
+  nlohmann::json state_of_replica() const;
+  nlohmann::json own_state(const checkpoint::Checkpoint& saved) const;
   /// Refuses a checkpoint that lacks a tensor of some rank's model or optimizer, has it in another shape, or has parameters that no rank's
   /// model has: they would be lost with the next save. Collective; throws on every rank, before anything is loaded.
   void check_model(const checkpoint::Checkpoint& saved);
   /// The schedule, the loss scale and the place in the data. All of them, or an InputError and none.
   void load_positions(const nlohmann::json& state);
   void load_tensors(const checkpoint::Checkpoint& saved);
+  void load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) const;
   const std::string& saved_name(const std::string& parameter) const;
   bucket::TensorInfo info_of(const at::Tensor& tensor) const;
 

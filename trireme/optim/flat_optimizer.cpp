@@ -151,6 +151,47 @@ void FlatOptimizer::refresh_masters() {
   }
 }
 
+void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access, const std::function<void(const Values&)>& f) {
+  const torch::NoGradGuard no_grad;
+  follow_first_values();
+  Shard& shard = shards_[buffer];
+  const auto visit_coded = [&](const BucketStates& kept, size_t i, const auto& visit) { // 8-bit states: f(codes, scales, where in the bucket)
+    for (size_t s = 0; s < shard.segments[bucket].size(); ++s) {
+      const Segment& segment = shard.segments[bucket][s];
+      visit(kept.states[i].slice(0, segment.begin, segment.end), scales_of(shard, kept, i, bucket, s), segment);
+    }
+  };
+  const auto visit = [&](const at::Tensor& data, const BucketStates& kept) {
+    Values values{shard.has_master ? kept.master : data, {}, {}};
+    for (size_t i = 0; access == Access::write_states && i < kept.states.size(); ++i) {
+      values.initial.push_back(rule_->states()[i].initial);
+      values.states.push_back(kept.states[i]);
+      if (!kept.scales.empty()) {
+        at::Tensor& decoded = values.states.back() = torch::zeros_like(kept.states[i], torch::kFloat32);
+        visit_coded(kept, i, [&](const at::Tensor& codes, const at::Tensor& scales, const Segment& segment) {
+          decoded.slice(0, segment.begin, segment.end).copy_(decode_states(codes, scales, rule_->states()[i].is_signed));
+        });
+      }
+    }
+    f(values);
+    if (shard.has_master && access != Access::read) {
+      at::Tensor(data).copy_(kept.master);
+    }
+    for (size_t i = 0; !kept.scales.empty() && i < values.states.size(); ++i) {
+      visit_coded(kept, i, [&](const at::Tensor& codes, const at::Tensor& scales, const Segment& segment) {
+        encode_states(values.states[i].slice(0, segment.begin, segment.end), codes, scales, rule_->states()[i].is_signed);
+      });
+    }
+  };
+  if (access == Access::read) {
+    with_states(shard, bucket, false, [&](const BucketStates& kept) { visit(shard.buffer->owned_data(bucket, owned(shard, bucket)), kept); });
+    return;
+  }
+  shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {
+    with_states(shard, bucket, true, [&](const BucketStates& kept) { visit(data, kept); });
+  });
+}
+
 void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double grad_scale, at::Tensor device_grad_scale) {
   follow_first_values();
   ++steps_;

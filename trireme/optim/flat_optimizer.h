@@ -3,6 +3,7 @@
 #include <trireme/bucket/flat_parameters.h>
 #include <trireme/bucket/shard_plan.h>
 #include <trireme/bucket/state_store.h>
+#include <trireme/bucket/stepped_values.h>
 #include <trireme/optim/optimizer.h>
 
 #include <cstdint>
@@ -34,7 +35,7 @@ struct ParameterOptions {
 /// The bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped. Masters follow changes of
 /// parameters before the first step; later, see refresh_masters().
 /// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
-class FlatOptimizer {
+class FlatOptimizer : public bucket::SteppedValues {
  public:
   /// Calls `options_of` once for each parameter; neighbours with the same options are stepped in one pass. The buffers must outlive
   /// the optimizer. Without a `store` masters and states are in memory, on the parameters' device.
@@ -52,9 +53,13 @@ class FlatOptimizer {
   int64_t steps() const {
     return steps_;
   }
-  void set_steps(int64_t steps) {
+  void set_steps(int64_t steps) override {
     steps_ = steps;
   }
+  double lr() const override {
+    return lr_;
+  }
+  void with_values(int64_t buffer, int64_t bucket, Access access, const std::function<void(const Values&)>& f) override;
 
   /// Starts a step with these values and counts it; call it before step_bucket().
   /// The last two: ShardStep's.

@@ -9,6 +9,8 @@ namespace trireme::parallel {
 
 void GradientSync::attach(const std::vector<bucket::FlatParameters*>&) {}
 
+void GradientSync::attach_values(bucket::SteppedValues&) {}
+
 void GradientSync::step_bucket(bucket::FlatParameters&, int64_t, const std::function<void()>& step) {
   step();
 }
@@ -21,7 +23,7 @@ nlohmann::json GradientSync::state() const {
   return nullptr;
 }
 
-void GradientSync::load_state(const nlohmann::json&) {}
+void GradientSync::load_state(const nlohmann::json&, int64_t) {}
 
 void GradientSync::for_each_state(const Visit&) {}
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/bucket/flat_parameters.h>
+#include <trireme/bucket/stepped_values.h>
 #include <trireme/comm/group.h>
 #include <trireme/parallel/data/options.h>
 #include <trireme/parallel/data/reduce_groups.h>
@@ -9,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,17 +37,33 @@ class GradientSync {
     return groups_;
   }
   /// Those that take the present step as one: they have one loss and one gradient norm, and all of them step or none does. A group of one
-  /// where each rank steps by itself. The same in every step.
+  /// where each rank steps by itself. It changes in end_step() and load_state() at most.
   virtual const comm::Group& step_group() const {
     return group();
+  }
+  /// Whether the ranks take the step after step number `steps` each by itself.
+  virtual bool steps_alone_after(int64_t /*steps*/) const {
+    return step_group().size() < group().size();
+  }
+  /// Whether they ever do: then each rank has the whole of what it steps, and of its norm.
+  bool ever_alone() const {
+    return steps_alone_after(std::numeric_limits<int64_t>::max());
   }
   /// Whether all ranks of group() exchange something at the end of the present step: the step reports their mean loss, and they may stop after it.
   virtual bool ranks_meet() const {
     return true;
   }
-  /// Whether all ranks have the same parameters now, as a checkpoint needs it.
-  virtual bool replicas_are_equal() const {
-    return true;
+  /// Steps from now until all ranks have the same parameters, as a checkpoint needs them; 0: they have.
+  virtual int64_t steps_until_equal() const {
+    return 0;
+  }
+  bool replicas_are_equal() const {
+    return steps_until_equal() == 0;
+  }
+  /// What ranks that step alone have each of their own now, where their parameters are equal: checkpoints hold these of every rank.
+  enum class Own { nothing, states, masters_and_states };
+  virtual Own own_values() const {
+    return Own::masters_and_states;
   }
   /// The factor that turns what gradients_ready() leaves into the gradient of the step.
   virtual double scale() const {
@@ -54,6 +72,8 @@ class GradientSync {
 
   /// Says whose gradients will come: once, by the Reducer, before the first backward. The parameters' first values may still change.
   virtual void attach(const std::vector<bucket::FlatParameters*>& buffers);
+  /// Gives the exact values and states of the same buffers: once, by the engine, before the first backward.
+  virtual void attach_values(bucket::SteppedValues& values);
   /// A backward begins whose gradients are reduced; `last` of the step's. Where gradients are sharded every micro-batch's are.
   virtual void backward_begins(bool /*last*/) {}
   /// Starts the reduction of a bucket whose gradients are final on this rank. Not called for a buffer whose group has one rank, unless its
@@ -78,10 +98,14 @@ class GradientSync {
     return 0;
   }
 
-  /// What a checkpoint keeps: small things here, the same on every rank; tensors by for_each_state().
+  /// What a checkpoint keeps: small things here, the same on every rank; tensors by for_each_state(). A null: nothing.
   virtual nlohmann::json state() const;
-  /// Errors: InputError for the state of another one.
-  virtual void load_state(const nlohmann::json& state);
+  /// Continues after step `steps`, with what state() gave in the run that saved; that may have been one of another kind. Errors: InputError.
+  virtual void load_state(const nlohmann::json& state, int64_t steps);
+  /// Whether a checkpoint of a run with this state has the tensors of for_each_state(); else load_state() has begun them anew.
+  virtual bool has_tensors(const nlohmann::json& /*state*/) const {
+    return true;
+  }
   /// Calls visit(name, tensor, begin, values) for each piece of its tensors on this rank: elements [begin, begin + n) of a tensor with the
   /// shape of parameter `tensor`, saved as "name/parameter". Pieces of two ranks do not overlap. A loader writes into them.
   using Visit = std::function<void(const std::string& name, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values)>;

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <trireme/parallel/averaging/options.h>
+#include <trireme/parallel/averaging/outer_optimizer.h>
+#include <trireme/parallel/data/gradient_sync.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace trireme::parallel {
+
+/// Replicas step by themselves and become one model every H steps: parameter averaging, or local SGD.
+///
+/// Between two meetings nothing travels. At a meeting the exact values are averaged (fp32 masters, where parameters have lower precision), an outer optimizer
+/// may step on what has come of the round, and optimizer states are kept, averaged or reset. A replica that skipped steps of a round counts as the others.
+/// Cost at a meeting for P bytes of fp32 parameters and N ranks: 2P(N-1)/N sent by each rank, so 2P(N-1)/N/H a step; states that are averaged cost the same,
+/// each. It is not overlapped with backward. Up to AveragingOptions::start_step it is an AllReduceSync.
+/// Source: Stich 2018, arXiv:1805.09767; outer_optimizer.h names those of the outer optimizers.
+class AveragingSync final : public GradientSync {
+ public:
+  /// `travel`: AllReduceSync's.
+  AveragingSync(ReduceGroups groups, const AveragingOptions& options, std::optional<at::ScalarType> travel = std::nullopt);
+
+  const comm::Group& step_group() const override {
+    return together() ? group() : alone_;
+  }
+  bool steps_alone_after(int64_t steps) const override {
+    return group().size() > 1 && steps >= options_.start_step;
+  }
+  bool ranks_meet() const override {
+    return together() || (steps_ + 1) % options_.every == 0;
+  }
+  double scale() const override {
+    return together() ? summing_.scale() : 1;
+  }
+  int64_t steps_until_equal() const override {
+    const bool nothing_to_agree_on = group().size() == 1 && !has_outer();
+    return equal_ || nothing_to_agree_on ? 0 : options_.every - steps_ % options_.every;
+  }
+  Own own_values() const override {
+    return options_.states == AveragingOptions::States::maintain ? Own::states : Own::nothing;
+  }
+
+  void attach(const std::vector<bucket::FlatParameters*>& buffers) override;
+  void attach_values(bucket::SteppedValues& values) override {
+    values_ = &values;
+  }
+  comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override {
+    return together() ? summing_.gradients_ready(buffer, bucket) : comm::Work();
+  }
+  void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
+  bool end_step(bool taken) override;
+  double exposed_seconds() const override {
+    return exposed_;
+  }
+
+  nlohmann::json state() const override;
+  void load_state(const nlohmann::json& state, int64_t steps) override;
+  bool has_tensors(const nlohmann::json& state) const override;
+  void for_each_state(const Visit& visit) override;
+
+ private:
+  bool together() const {
+    return steps_ < options_.start_step;
+  }
+  bool has_outer() const {
+    return options_.outer != AveragingOptions::Outer::none;
+  }
+  void keep_start(int64_t buffer, int64_t bucket);
+  void meet();
+  void average(int64_t buffer, int64_t bucket, const at::Tensor& parameters, double lr);
+  void treat_states(const bucket::SteppedValues::Values& values);
+  double lr_of_round();
+
+  AveragingOptions options_;
+  comm::Group alone_;
+  AllReduceSync summing_; // before start_step
+  OuterOptimizer outer_;
+  std::vector<bucket::FlatParameters*> buffers_;
+  bucket::SteppedValues* values_ = nullptr;
+  int64_t steps_ = 0;
+  bool equal_ = true; // the replicas' parameters
+  double lr_sum_ = 0; // of the steps of this round that were taken
+  int64_t taken_ = 0;
+  double exposed_ = 0;
+};
+
+} // namespace trireme::parallel
