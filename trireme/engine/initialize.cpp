@@ -106,6 +106,7 @@ nlohmann::ordered_json used_config(const InitializeOptions& options) {
 
 void check_step_in_backward(const Parts& parts, const InitializeOptions& options) {
   const char* const needs_all = options.gradient_sync             ? "a gradient_sync of its own"
+                              : parts.one_bit != nullptr        ? "OneBitAdam"
                                 : parts.clipping > 0              ? "gradient_clipping"
                                 : parts.looks_for_overflow()      ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
                                 : parts.optimizer->needs_norms()  ? "LAMB"
@@ -146,6 +147,24 @@ void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& optio
   groups.shard_within(mesh.group("shards"), mesh.group("replicas"));
 }
 
+// 1-bit Adam's momenta lie on the rank that exchanges them.
+void check_one_bit_adam(const InitializeOptions& options) {
+  const optim::OptimizerOptions& optimizer = *options.config.optimizer;
+  if (options.gradient_sync) {
+    throw InputError("engine", "OneBitAdam with a gradient_sync of its own", "Use AdamW with that one.");
+  }
+  if (options.config.zero.stage >= 1) {
+    throw InputError("engine", concat("OneBitAdam with ZeRO stage ", options.config.zero.stage, ", which shards the moments that each rank moves by its own gradient"),
+                     "Use \"stage\": 0, or AdamW.");
+  }
+  if (optimizer.state_type != optim::StateType::fp32) {
+    throw InputError("engine", concat("OneBitAdam with moments in ", optim::name(optimizer.state_type)), "Leave OptimizerOptions::state_type at fp32.");
+  }
+  if (const auto steps = std::get<optim::OneBitAdamOptions>(optimizer.rule).freeze_step; steps && *steps < 1) {
+    throw InputError("engine", concat("OneBitAdam's freeze_step is ", *steps), "It needs a second moment, so at least one step of AdamW.");
+  }
+}
+
 std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options) {
   parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
   shard_within(groups, options.config.zero);
@@ -153,6 +172,9 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
     // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend on the place in a buffer.
     parts.whole.is_sum = options.sequence_parallel;
     parts.whole.group = groups.add(options.sequence_parallel ? parts.stage : parts.group);
+  }
+  if (options.config.optimizer && std::holds_alternative<optim::OneBitAdamOptions>(options.config.optimizer->rule)) {
+    check_one_bit_adam(options);
   }
   if (options.gradient_sync) {
     if (parts.tensor.size() > 1) {
@@ -165,6 +187,11 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
     return options.gradient_sync(groups);
   }
   const at::ScalarType travel = precision::scalar_type(parts.precision.communication_type());
+  if (const auto* const one_bit = options.config.optimizer ? std::get_if<optim::OneBitAdamOptions>(&options.config.optimizer->rule) : nullptr) {
+    auto made = std::make_unique<compress::OneBitAdamSync>(groups, options.config.data_parallel, travel, *one_bit, parts.everyone);
+    parts.one_bit = made.get();
+    return made;
+  }
   if (shards_states(parts, options.config)) {
     return std::make_unique<zero::ShardedSync>(groups, options.config.data_parallel, travel);
   }
@@ -395,6 +422,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
                                                            options.state_store ? options.state_store() : nullptr);
+  if (parts.one_bit != nullptr) {
+    parts.one_bit->use(*parts.optimizer);
+  }
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });

@@ -49,6 +49,10 @@ void set_rng_state(at::Device device, const at::Tensor& state) {
   generator.set_state(state);
 }
 
+nlohmann::json sync_state(const nlohmann::json& positions) {
+  return positions.value("gradient_sync", nlohmann::json());
+}
+
 // Hands whole tensors to the ranks of a group so that each writes about the same number of bytes.
 class Balance {
  public:
@@ -96,6 +100,12 @@ std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
     }
   }
   return sharded;
+}
+
+void TrainingState::for_each_sync_state(const nlohmann::json& state, const parallel::GradientSync::Visit& visit) {
+  if (engine_.parts.sync->has_tensors(state)) {
+    engine_.parts.sync->for_each_state(visit);
+  }
 }
 
 // Not where another rank's copy of the same elements is saved. (Copies of a tied parameter are known by their names.)
@@ -149,7 +159,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       add(tensor, name, "optimizer", begin, values);
     }
   }, false);
-  engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+  for_each_sync_state(engine_.parts.sync->state(), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
       add(tensor, concat(state, '/', tensor.name), "gradient_sync", begin, values);
     }
@@ -233,7 +243,7 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
   }
   nlohmann::json sync_states = nlohmann::json::array();
-  engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
+  for_each_sync_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
     sync_states.push_back(concat(state, '/', saved_name(tensor.name)));
   });
   const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
@@ -314,7 +324,7 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     // A run without masters saved their values as its parameters.
     checkpoint::read_placed(saved, state == optim::kMasterState && !saved.has(whole) ? name : whole, tensor, begin, values);
   });
-  engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+  for_each_sync_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     checkpoint::read_placed(saved, concat(state, '/', saved_name(tensor.name)), tensor, begin, values);
   });
 }
@@ -322,7 +332,7 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
 void TrainingState::load_positions(const nlohmann::json& state) {
   const auto put = [this](const nlohmann::json& positions) {
     engine_.parts.schedule->load_state(positions.at("schedule"));
-    engine_.parts.sync->load_state(positions.value("gradient_sync", nlohmann::json()));
+    engine_.parts.sync->load_state(sync_state(positions));
     if (positions.contains("loss_scaler")) {
       engine_.state.scale.load_state(positions["loss_scaler"]);
     }

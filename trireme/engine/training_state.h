@@ -33,6 +33,8 @@ class TrainingState {
   std::set<const void*> for_each_sharded(const VisitPiece& visit);
   std::vector<checkpoint::TensorShard> shards();
   bool is_saved_here(const bucket::TensorInfo& tensor) const;
+  /// Nothing where a checkpoint with this state() of the GradientSync has no tensors of it, or none that fit.
+  void for_each_sync_state(const nlohmann::json& state, const parallel::GradientSync::Visit& visit);
   nlohmann::json state(const nlohmann::json& client_state) const;
   /// Refuses a checkpoint that lacks a tensor of some rank's model or optimizer, has it in another shape, or has parameters that no rank's
   /// model has: they would be lost with the next save. Collective; throws on every rank, before anything is loaded.

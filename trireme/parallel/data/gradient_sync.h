@@ -52,6 +52,13 @@ class GradientSync {
     return 1;
   }
 
+  /// Whether gradients_ready() leaves this rank's own gradients in the present step, because the ranks exchange something else in step_bucket(). The step
+  /// is agreed on before that: its norm is the root of the mean square of the ranks' norms, scale() turns the sum over the ranks into the gradient, and
+  /// gradients that are not finite go nowhere.
+  virtual bool gradients_stay() const {
+    return false;
+  }
+
   /// Says whose gradients will come: once, by the Reducer, before the first backward. The parameters' first values may still change.
   virtual void attach(const std::vector<bucket::FlatParameters*>& buffers);
   /// A backward begins whose gradients are reduced; `last` of the step's. Where gradients are sharded every micro-batch's are.
@@ -82,6 +89,10 @@ class GradientSync {
   virtual nlohmann::json state() const;
   /// Errors: InputError for the state of another one.
   virtual void load_state(const nlohmann::json& state);
+  /// Whether a checkpoint with this state() has the tensors of for_each_state(), and they fit these ranks.
+  virtual bool has_tensors(const nlohmann::json& /*state*/) const {
+    return true;
+  }
   /// Calls visit(name, tensor, begin, values) for each piece of its tensors on this rank: elements [begin, begin + n) of a tensor with the
   /// shape of parameter `tensor`, saved as "name/parameter". Pieces of two ranks do not overlap. A loader writes into them.
   using Visit = std::function<void(const std::string& name, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values)>;

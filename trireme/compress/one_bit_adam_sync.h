@@ -1,0 +1,90 @@
+#pragma once
+
+#include <trireme/comm/compressed/compressed_all_reduce.h>
+#include <trireme/compress/warm_up.h>
+#include <trireme/optim/flat_optimizer.h>
+#include <trireme/parallel/data/gradient_sync.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace trireme::compress {
+
+/// 1-bit Adam. Until the end of the warm-up (WarmUp) the ranks sum gradients, and it is Adam to the bit. After it the second moment stays as it is:
+/// each rank moves the first moment by its own gradient, m + (1 - beta1)(g - m), the ranks agree on the mean of these by
+/// comm::CompressedAllReduce with signs, and all step with it. What compression leaves out goes into the next step's.
+///
+/// Parameters of a kind lie in buckets, as always; a scale belongs to at most 2048 elements of one parameter. Elements that had no gradient in the
+/// whole warm-up (second moment 0) keep their values afterwards. Clipping and the look for NaN see the ranks' own gradients
+/// (GradientSync::gradients_stay): all are scaled by one factor before they enter the moment, so that neither enters the errors.
+/// Memory, besides Adam's: n (1 + 1/N) errors of 4 bytes and n / 4 bytes of messages for n parameters and N ranks, from the end of the warm-up on.
+/// Cost then: 2 (n / 8 + 4 n / 2048)(N - 1)/N bytes sent by each rank in a step, while the buckets before are stepped; not while backward runs.
+/// Source: Tang et al. 2021, arXiv:2102.02888; DeepSpeed's OnebitAdam, whose names and defaults the options have.
+class OneBitAdamSync final : public parallel::AllReduceSync {
+ public:
+  /// `everyone`: all ranks that train the model, for what all of them decide. The rest as AllReduceSync.
+  OneBitAdamSync(parallel::ReduceGroups groups, const parallel::DataParallelOptions& data_parallel, std::optional<at::ScalarType> travel,
+                 const optim::OneBitAdamOptions& options, comm::Group everyone);
+
+  /// The optimizer that steps these buffers: once, before the first step. It must outlive this.
+  void use(optim::FlatOptimizer& optimizer) {
+    optimizer_ = &optimizer;
+  }
+  /// The last step of the warm-up; absent: it is not over.
+  const std::optional<int64_t>& frozen_at() const {
+    return frozen_at_;
+  }
+
+  bool gradients_stay() const override {
+    return frozen_at_.has_value();
+  }
+  void attach(const std::vector<bucket::FlatParameters*>& buffers) override;
+  comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
+  void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
+  bool end_step(bool taken) override;
+
+  nlohmann::json state() const override;
+  void load_state(const nlohmann::json& state) override;
+  bool has_tensors(const nlohmann::json& state) const override;
+  /// "worker_error_R" of rank R of the parameter's group, and "server_error".
+  void for_each_state(const Visit& visit) override;
+
+ private:
+  struct Exchange {
+    bucket::FlatParameters* flat;
+    int64_t buffer; // its number
+    int64_t bucket;
+    std::shared_ptr<comm::CompressedAllReduce> reduce; // of the whole bucket
+    comm::ErrorFeedback errors;
+    at::Tensor dead; // elements whose second moment is 0; undefined: none
+    std::shared_ptr<comm::CompressedAllReduce> round; // of the present step
+    at::Tensor moment; // of the present step
+  };
+
+  const comm::Group& group_of(const Exchange& exchange) const {
+    return groups().of(*exchange.flat);
+  }
+  void freeze(int64_t at);
+  void make_exchanges();
+  double norm_of_second_moments() const;
+  std::shared_ptr<comm::CompressedAllReduce> make_round(const Exchange& exchange) const;
+  bool leaves_some_out(const Exchange& exchange) const;
+  void start(Exchange& exchange);
+  void finish(Exchange& exchange);
+  void report() const;
+
+  optim::OneBitAdamOptions options_;
+  comm::Group everyone_;
+  WarmUp warm_up_;
+  optim::FlatOptimizer* optimizer_ = nullptr;
+  std::optional<int64_t> frozen_at_;
+  std::vector<Exchange> exchanges_; // of all buckets, in the order in which they are stepped
+  bool made_ = false; // what exchanges_ needs after the warm-up
+  size_t started_ = 0; // in the present step
+  int64_t sent_before_ = 0; // bytes, when the present step's first exchange began
+  bool reported_ = false;
+};
+
+} // namespace trireme::compress
