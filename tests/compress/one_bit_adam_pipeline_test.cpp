@@ -74,15 +74,18 @@ TEST(OneBitAdamPipelineTest, ResumedIsUninterruptedBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_one_bit_pipeline_", ::getpid());
   EXPECT_THAT(run_ranks(4,
                         [folder](comm::World& world) {
-                          OneBitPipeline whole(world, 2, one_bit_config(3, 4, 1.0));
-                          whole.train(6);
-                          whole.made.engine->save_checkpoint(folder);
-                          const std::vector<double> losses = whole.train(4);
-                          torch::manual_seed(8);
-                          OneBitPipeline second(world, 2, one_bit_config(3, 4, 1.0));
-                          second.made.engine->load_checkpoint(folder);
-                          EXPECT_EQ(second.train(4), losses);
-                          EXPECT_TRUE(fingerprint(second.made.engine->module()).equal(fingerprint(whole.made.engine->module())));
+                          for (const int stage : {0, 1}) {
+                            const config::EngineConfig config = one_bit_config(3, 4, 1.0, 48, stage);
+                            OneBitPipeline whole(world, 2, config);
+                            whole.train(6);
+                            whole.made.engine->save_checkpoint(folder);
+                            const std::vector<double> losses = whole.train(4);
+                            torch::manual_seed(8);
+                            OneBitPipeline second(world, 2, config);
+                            second.made.engine->load_checkpoint(folder);
+                            EXPECT_EQ(second.train(4), losses) << "ZeRO stage " << stage;
+                            EXPECT_TRUE(fingerprint(second.made.engine->module()).equal(fingerprint(whole.made.engine->module()))) << "ZeRO stage " << stage;
+                          }
                         }),
               IsEmpty());
   fs::remove_all(folder);

@@ -55,9 +55,12 @@ TEST_P(OneBitAdamStateTest, ResumedIsUninterruptedBitForBit) {
                           for (const int save_after : {2, 4, 7}) { // in the warm-up, at its end, after it
                             expect_resumed_equals_uninterrupted(world, one_bit_config(4, 2, 1.0), folder, save_after);
                           }
-                          config::EngineConfig bf16 = one_bit_config(4, 1, 1.0);
-                          bf16.precision.compute = precision::Type::bf16;
-                          expect_resumed_equals_uninterrupted(world, bf16, folder, 7);
+                          for (const int stage : {0, 1}) {
+                            config::EngineConfig bf16 = one_bit_config(4, 1, 1.0, 48, stage);
+                            bf16.precision.compute = precision::Type::bf16;
+                            expect_resumed_equals_uninterrupted(world, bf16, folder, 7);
+                          }
+                          expect_resumed_equals_uninterrupted(world, one_bit_config(4, 2, 1.0, 48, 1), folder, 7);
                         }),
               IsEmpty());
 }
@@ -95,7 +98,7 @@ TEST_F(OneBitAdamStateTest, WithAnotherNumberOfRanksTheErrorsBeginAtZero) {
               IsEmpty());
 }
 
-TEST_F(OneBitAdamStateTest, ContinuesACheckpointOfAdamW) {
+TEST_F(OneBitAdamStateTest, ContinuesACheckpointOfAdamWAndTheOtherWayRound) {
   const fs::path folder = folder_;
   EXPECT_THAT(run_ranks(2,
                         [folder](comm::World& world) {
@@ -115,6 +118,12 @@ TEST_F(OneBitAdamStateTest, ContinuesACheckpointOfAdamW) {
                             EXPECT_FALSE(values.equal(states[0].at(name))) << name; // step 7 is Adam's
                             EXPECT_EQ(values.equal(states[2].at(name)), name.starts_with("exp_avg_sq/")) << name;
                           }
+                          run.engine().save_checkpoint(folder);
+                          adam.engine().load_checkpoint(folder);
+                          adam.engine().train_batch();
+                          for (const auto& [name, values] : states_of(adam)) {
+                            EXPECT_FALSE(values.equal(states[2].at(name))) << name;
+                          }
                         }),
               IsEmpty());
 }
@@ -127,8 +136,8 @@ data::Batch the_batch(const comm::World& world) {
 TEST(OneBitAdamSkipTest, AStepThatIsSkippedLeavesNoTrace) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
-                          for (const bool fp16 : {false, true}) {
-                            config::EngineConfig config = one_bit_config(3, 1, 0, 6);
+                          for (const auto& [fp16, stage] : {std::pair(false, 0), {true, 0}, {false, 1}}) {
+                            config::EngineConfig config = one_bit_config(3, 1, 0, 6, stage);
                             if (fp16) {
                               config.precision.compute = precision::Type::fp16;
                               config.precision.loss_scale.initial_scale_power = 8;
@@ -153,7 +162,7 @@ TEST(OneBitAdamSkipTest, AStepThatIsSkippedLeavesNoTrace) {
                               }
                               return fingerprint(*run.model);
                             };
-                            EXPECT_TRUE(train(true).equal(train(false))) << "fp16 " << fp16;
+                            EXPECT_TRUE(train(true).equal(train(false))) << "fp16 " << fp16 << ", ZeRO stage " << stage;
                           }
                         }),
               IsEmpty());
@@ -178,47 +187,49 @@ struct TwoWeightsImpl : torch::nn::Module {
 TORCH_MODULE(TwoWeights);
 
 // Elements 0 to 9 have no gradient while the second moments move; b has none in the fifth step.
+void expect_unused_values_kept(comm::World& world, int zero_stage) {
+  TwoWeights model;
+  InitializeOptions options;
+  options.model = model.ptr();
+  options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch); };
+  options.config = one_bit_config(3, 1, 0, 2, zero_stage);
+  std::get<optim::OneBitAdamOptions>(options.config.optimizer->rule).weight_decay = 0;
+  const Initialized made = initialize(world, options);
+  const auto step = [&](bool all, bool uses_b) {
+    at::Tensor input = torch::linspace(0.5, 1, 40) + world.rank();
+    if (!all) {
+      input.slice(0, 0, 10).zero_();
+    }
+    made.engine->train_batch([&] { return data::Batch{{input}, {torch::tensor(uses_b ? 1.0 : 0.0)}, 1}; });
+  };
+  for (int i = 0; i < 4; ++i) {
+    step(false, true);
+  }
+  const at::Tensor a = model->a.detach().clone(), b = model->b.detach().clone();
+  const auto moment_of_b = [&] {
+    at::Tensor found = torch::zeros({0}); // this rank may have nothing of it
+    made.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
+      found = state == "exp_avg" && tensor.name == "b" ? values.clone() : found;
+    }, false);
+    return found;
+  };
+  const at::Tensor moment = moment_of_b();
+  step(true, false);
+  EXPECT_TRUE(model->b.equal(b));
+  EXPECT_TRUE(moment_of_b().equal(moment));
+  EXPECT_TRUE(model->a.slice(0, 0, 10).equal(a.slice(0, 0, 10)));
+  EXPECT_TRUE(model->a.slice(0, 10).ne(a.slice(0, 10)).all().item<bool>());
+  step(true, true);
+  EXPECT_TRUE(model->b.slice(0, 10).ne(b.slice(0, 10)).all().item<bool>());
+  EXPECT_TRUE(model->b.slice(0, 0, 10).equal(b.slice(0, 0, 10)));
+  EXPECT_LT(model->a.abs().max().item<double>(), 2);
+  expect_equal_on(world.group(), *model, "after a step that leaves one out");
+}
+
 TEST(OneBitAdamSkipTest, WhatHadNoGradientKeepsItsValues) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          TwoWeights model;
-                          InitializeOptions options;
-                          options.model = model.ptr();
-                          options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch); };
-                          options.config = one_bit_config(3, 1, 0, 2);
-                          std::get<optim::OneBitAdamOptions>(options.config.optimizer->rule).weight_decay = 0;
-                          const Initialized made = initialize(world, options);
-                          const auto step = [&](bool all, bool uses_b) {
-                            at::Tensor input = torch::linspace(0.5, 1, 40) + world.rank();
-                            if (!all) {
-                              input.slice(0, 0, 10).zero_();
-                            }
-                            made.engine->train_batch([&] { return data::Batch{{input}, {torch::tensor(uses_b ? 1.0 : 0.0)}, 1}; });
-                          };
-                          for (int i = 0; i < 4; ++i) {
-                            step(false, true);
-                          }
-                          const at::Tensor a = model->a.detach().clone(), b = model->b.detach().clone();
-                          const auto moment_of_b = [&] {
-                            at::Tensor found;
-                            made.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
-                              found = state == "exp_avg" && tensor.name == "b" ? values.clone() : found;
-                            }, false);
-                            return found;
-                          };
-                          const at::Tensor moment = moment_of_b();
-                          step(true, false);
-                          EXPECT_TRUE(model->b.equal(b));
-                          EXPECT_TRUE(moment_of_b().equal(moment));
-                          EXPECT_TRUE(model->a.slice(0, 0, 10).equal(a.slice(0, 0, 10)));
-                          EXPECT_TRUE(model->a.slice(0, 10).ne(a.slice(0, 10)).all().item<bool>());
-                          step(true, true);
-                          EXPECT_TRUE(model->b.slice(0, 10).ne(b.slice(0, 10)).all().item<bool>());
-                          EXPECT_TRUE(model->b.slice(0, 0, 10).equal(b.slice(0, 0, 10)));
-                          EXPECT_LT(model->a.abs().max().item<double>(), 2);
-                          expect_equal_on(world.group(), *model, "after a step that leaves one out");
-                        }),
-              IsEmpty());
+  for (const int stage : {0, 1}) {
+    EXPECT_THAT(run_ranks(2, [stage](comm::World& world) { expect_unused_values_kept(world, stage); }), IsEmpty()) << "ZeRO stage " << stage;
+  }
 }
 
 } // namespace

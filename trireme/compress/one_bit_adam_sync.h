@@ -12,21 +12,24 @@
 
 namespace trireme::compress {
 
-/// 1-bit Adam. Until the end of the warm-up (WarmUp) the ranks sum gradients, and it is Adam to the bit. After it the second moment stays as it is:
+/// 1-bit Adam. Until the end of the warm-up (WarmUp) another sync does everything, and it is Adam to the bit. After it the second moment stays as it is:
 /// each rank moves the first moment by its own gradient, m + (1 - beta1)(g - m), the ranks agree on the mean of these by
 /// comm::CompressedAllReduce with signs, and all step with it. What compression leaves out goes into the next step's.
+///
+/// ZeRO stage 1: the same, to the bit. Each rank has all of the first moment besides, because it is what moves and travels (gradients, compressed in its
+/// place, made a small GPT learn far worse); second moments and masters stay shared, and stepped parameters travel as ZeRO sends them.
 ///
 /// Parameters of a kind lie in buckets, as always; a scale belongs to at most 2048 elements of one parameter. Elements that had no gradient in the
 /// whole warm-up (second moment 0) keep their values afterwards. Clipping and the look for NaN see the ranks' own gradients
 /// (GradientSync::gradients_stay): all are scaled by one factor before they enter the moment, so that neither enters the errors.
-/// Memory, besides Adam's: n (1 + 1/N) errors of 4 bytes and n / 4 bytes of messages for n parameters and N ranks, from the end of the warm-up on.
+/// Memory, besides Adam's, for n parameters and N ranks, from the end of the warm-up on: n (1 + 1/N) errors of 4 bytes, n / 4 bytes of messages; with
+/// ZeRO n first moments of 4 bytes.
 /// Cost then: 2 (n / 8 + 4 n / 2048)(N - 1)/N bytes sent by each rank in a step, while the buckets before are stepped; not while backward runs.
 /// Source: Tang et al. 2021, arXiv:2102.02888; DeepSpeed's OnebitAdam, whose names and defaults the options have.
-class OneBitAdamSync final : public parallel::AllReduceSync {
+class OneBitAdamSync final : public parallel::GradientSync {
  public:
-  /// `everyone`: all ranks that train the model, for what all of them decide. The rest as AllReduceSync.
-  OneBitAdamSync(parallel::ReduceGroups groups, const parallel::DataParallelOptions& data_parallel, std::optional<at::ScalarType> travel,
-                 const optim::OneBitAdamOptions& options, comm::Group everyone);
+  /// `plain`: the sync of the warm-up. `everyone`: all ranks that train the model, for what all of them decide.
+  OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::OneBitAdamOptions& options, comm::Group everyone);
 
   /// The optimizer that steps these buffers: once, before the first step. It must outlive this.
   void use(optim::FlatOptimizer& optimizer) {
@@ -40,10 +43,28 @@ class OneBitAdamSync final : public parallel::AllReduceSync {
   bool gradients_stay() const override {
     return frozen_at_.has_value();
   }
+  double scale() const override {
+    return plain_->scale();
+  }
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override;
+  void backward_begins(bool last) override {
+    plain_->backward_begins(last);
+  }
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
+  void gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) override {
+    plain_->gradients_alone(buffer, bucket);
+  }
+  void backward_ended() override {
+    plain_->backward_ended();
+  }
   void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
   bool end_step(bool taken) override;
+  void finish() override {
+    plain_->finish();
+  }
+  double exposed_seconds() const override {
+    return plain_->exposed_seconds();
+  }
 
   nlohmann::json state() const override;
   void load_state(const nlohmann::json& state) override;
@@ -56,6 +77,8 @@ class OneBitAdamSync final : public parallel::AllReduceSync {
     bucket::FlatParameters* flat;
     int64_t buffer; // its number
     int64_t bucket;
+    comm::Stretch owned; // elements of the bucket whose moments the optimizer has here
+    at::Tensor first; // the first moments of the bucket, where the optimizer does not have all of them
     std::shared_ptr<comm::CompressedAllReduce> reduce; // of the whole bucket
     comm::ErrorFeedback errors;
     at::Tensor dead; // elements whose second moment is 0; undefined: none
@@ -66,8 +89,15 @@ class OneBitAdamSync final : public parallel::AllReduceSync {
   const comm::Group& group_of(const Exchange& exchange) const {
     return groups().of(*exchange.flat);
   }
+  bool is_sharded(const Exchange& exchange) const {
+    return optimizer_->sharded() && group_of(exchange).size() > 1;
+  }
+  void for_each_slot(const Exchange& exchange, const std::function<void(const bucket::Slot& slot, const comm::Stretch& in_bucket)>& f) const;
   void freeze(int64_t at);
   void make_exchanges();
+  void make_errors(Exchange& exchange);
+  /// The parts of all ranks that share a bucket.
+  at::Tensor gathered(const Exchange& exchange, const at::Tensor& own) const;
   double norm_of_second_moments() const;
   std::shared_ptr<comm::CompressedAllReduce> make_round(const Exchange& exchange) const;
   bool leaves_some_out(const Exchange& exchange) const;
@@ -75,6 +105,7 @@ class OneBitAdamSync final : public parallel::AllReduceSync {
   void finish(Exchange& exchange);
   void report() const;
 
+  std::unique_ptr<parallel::AllReduceSync> plain_;
   optim::OneBitAdamOptions options_;
   comm::Group everyone_;
   WarmUp warm_up_;
@@ -83,7 +114,7 @@ class OneBitAdamSync final : public parallel::AllReduceSync {
   std::vector<Exchange> exchanges_; // of all buckets, in the order in which they are stepped
   bool made_ = false; // what exchanges_ needs after the warm-up
   size_t started_ = 0; // in the present step
-  int64_t sent_before_ = 0; // bytes, when the present step's first exchange began
+  int64_t sent_ = 0; // bytes, in the present step
   bool reported_ = false;
 };
 

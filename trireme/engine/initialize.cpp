@@ -147,15 +147,16 @@ void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& optio
   groups.shard_within(mesh.group("shards"), mesh.group("replicas"));
 }
 
-// 1-bit Adam's momenta lie on the rank that exchanges them.
 void check_one_bit_adam(const InitializeOptions& options) {
   const optim::OptimizerOptions& optimizer = *options.config.optimizer;
   if (options.gradient_sync) {
     throw InputError("engine", "OneBitAdam with a gradient_sync of its own", "Use AdamW with that one.");
   }
-  if (options.config.zero.stage >= 1) {
-    throw InputError("engine", concat("OneBitAdam with ZeRO stage ", options.config.zero.stage, ", which shards the moments that each rank moves by its own gradient"),
-                     "Use \"stage\": 0, or AdamW.");
+  if (options.config.zero.stage >= 2) {
+    throw InputError("engine", concat("OneBitAdam with ZeRO stage ", options.config.zero.stage, ", which leaves no rank its own gradients until the step"), "Use \"stage\": 1, or AdamW.");
+  }
+  if (options.config.zero.shard_size) {
+    throw InputError("engine", "OneBitAdam with zero_optimization.mics_shard_size", "Leave it out, or use AdamW.");
   }
   if (optimizer.state_type != optim::StateType::fp32) {
     throw InputError("engine", concat("OneBitAdam with moments in ", optim::name(optimizer.state_type)), "Leave OptimizerOptions::state_type at fp32.");
@@ -166,15 +167,15 @@ void check_one_bit_adam(const InitializeOptions& options) {
 }
 
 std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options) {
+  if (options.config.optimizer && std::holds_alternative<optim::OneBitAdamOptions>(options.config.optimizer->rule)) {
+    check_one_bit_adam(options);
+  }
   parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
   shard_within(groups, options.config.zero);
   if (parts.tensor.size() > 1) {
     // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend on the place in a buffer.
     parts.whole.is_sum = options.sequence_parallel;
     parts.whole.group = groups.add(options.sequence_parallel ? parts.stage : parts.group);
-  }
-  if (options.config.optimizer && std::holds_alternative<optim::OneBitAdamOptions>(options.config.optimizer->rule)) {
-    check_one_bit_adam(options);
   }
   if (options.gradient_sync) {
     if (parts.tensor.size() > 1) {
@@ -187,15 +188,18 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
     return options.gradient_sync(groups);
   }
   const at::ScalarType travel = precision::scalar_type(parts.precision.communication_type());
+  std::unique_ptr<parallel::AllReduceSync> plain;
+  if (shards_states(parts, options.config)) {
+    plain = std::make_unique<zero::ShardedSync>(groups, options.config.data_parallel, travel);
+  } else {
+    plain = std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);
+  }
   if (const auto* const one_bit = options.config.optimizer ? std::get_if<optim::OneBitAdamOptions>(&options.config.optimizer->rule) : nullptr) {
-    auto made = std::make_unique<compress::OneBitAdamSync>(groups, options.config.data_parallel, travel, *one_bit, parts.everyone);
+    auto made = std::make_unique<compress::OneBitAdamSync>(std::move(plain), *one_bit, parts.everyone);
     parts.one_bit = made.get();
     return made;
   }
-  if (shards_states(parts, options.config)) {
-    return std::make_unique<zero::ShardedSync>(groups, options.config.data_parallel, travel);
-  }
-  return std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);
+  return plain;
 }
 
 // What engine.tensor_parallel asks of the mesh and the model; the mesh has the tensor axis that it says, or the program's own.

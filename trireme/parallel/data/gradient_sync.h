@@ -119,17 +119,17 @@ class AllReduceSync : public GradientSync {
   double scale() const override;
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
   void gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) override;
-
- protected:
-  /// The factor before they are sent: 1 unless asked for.
-  double pre_scale() const;
+  /// What scale() expects of gradients before they are sent, 1 unless asked for: for those that are not sent by it.
   void apply_pre_scale(bucket::FlatParameters& buffer, int64_t bucket) const;
-  /// To shards: over the ranks that hold one copy.
-  comm::Work reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to);
   /// The type that gradients travel in.
   at::ScalarType travel(const bucket::FlatParameters& buffer) const {
     return travel_.value_or(buffer.gradient_type());
   }
+
+ protected:
+  double pre_scale() const;
+  /// To shards: over the ranks that hold one copy.
+  comm::Work reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to);
 
  private:
   DataParallelOptions options_;
