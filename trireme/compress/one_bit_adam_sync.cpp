@@ -19,6 +19,24 @@ bool is_own(const nlohmann::json& state) {
   return state.is_object() && state.value("kind", "") == kName;
 }
 
+/// fp32 numbers have their exponent from this bit on.
+constexpr int64_t kMantissaBits = 23;
+
+// The exponents of the powers of two at or below the roots of the second moments; 0 where these are 0.
+at::Tensor exponents_of(const at::Tensor& second, double eps) {
+  const at::Tensor exponents = second.sqrt().add_(eps).view(torch::kInt32).bitwise_right_shift(kMantissaBits);
+  return exponents.masked_fill_(second.eq(0), 0).to(torch::kByte);
+}
+
+at::Tensor power(const at::Tensor& exponents) {
+  return exponents.to(torch::kInt32).bitwise_left_shift_(kMantissaBits).view(torch::kFloat32);
+}
+
+// 2^-k has the exponent 254 - e where 2^k has e; 0 stays 0.
+at::Tensor inverse_power(const at::Tensor& exponents) {
+  return power(exponents.neg().sub_(2).masked_fill_(exponents.eq(0), 0));
+}
+
 comm::Stretch overlap(const comm::Stretch& a, const comm::Stretch& b) {
   const int64_t begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};
@@ -37,7 +55,10 @@ void OneBitAdamSync::attach(const std::vector<bucket::FlatParameters*>& buffers)
   plain_->attach(buffers);
   for (size_t i = 0; i < buffers.size(); ++i) {
     for (int64_t b = 0; b < std::ssize(buffers[i]->layout().buckets()); ++b) {
-      exchanges_.push_back({buffers[i], static_cast<int64_t>(i), b, {}, {}, {}, {}, {}, {}});
+      Exchange& added = exchanges_.emplace_back();
+      added.flat = buffers[i];
+      added.buffer = static_cast<int64_t>(i);
+      added.bucket = b;
     }
   }
 }
@@ -147,13 +168,13 @@ void OneBitAdamSync::make_exchanges() {
     make_errors(exchange);
     optimizer_->with_moments(exchange.buffer, exchange.bucket, false, [&](const at::Tensor& first, const at::Tensor& second) {
       exchange.first = is_sharded(exchange) ? gathered(exchange, first) : at::Tensor();
-      const at::Tensor zeros = second.eq(0);
-      exchange.dead = is_sharded(exchange) ? gathered(exchange, zeros.to(torch::kByte)).to(torch::kBool) : zeros;
+      const at::Tensor exponents = exponents_of(second, options_.eps);
+      exchange.exponents = is_sharded(exchange) ? gathered(exchange, exponents) : exponents;
     });
     int64_t here = 0;
-    for_each_slot(exchange, [&](const bucket::Slot&, const comm::Stretch& in_bucket) { here += part(exchange.dead, in_bucket).sum().item<int64_t>(); });
+    for_each_slot(exchange, [&](const bucket::Slot&, const comm::Stretch& in_bucket) { here += part(exchange.exponents, in_bucket).eq(0).sum().item<int64_t>(); });
     dead += here;
-    exchange.dead = here > 0 ? exchange.dead : at::Tensor();
+    exchange.some_dead = here > 0;
   }
   if (dead > 0 && group().rank() == 0) {
     log::info("1-bit Adam: ", dead, " elements of parameters had no gradient in the warm-up, and keep their values");
@@ -166,7 +187,7 @@ at::Tensor OneBitAdamSync::gathered(const Exchange& exchange, const at::Tensor& 
   return all;
 }
 
-// Adam's first moment by this rank's gradient alone.
+// Adam's first moment by this rank's gradient alone, in units of the powers of two.
 void OneBitAdamSync::start(Exchange& exchange) {
   const bucket::Bucket& bucket = exchange.flat->layout().buckets()[exchange.bucket];
   const int ranks = group_of(exchange).size();
@@ -178,9 +199,7 @@ void OneBitAdamSync::start(Exchange& exchange) {
   } else {
     optimizer_->with_moments(exchange.buffer, exchange.bucket, false, [&](const at::Tensor& first, const at::Tensor&) { exchange.moment = moved(first); });
   }
-  if (exchange.dead.defined()) {
-    exchange.moment.masked_fill_(exchange.dead, 0);
-  }
+  exchange.moment.mul_(inverse_power(exchange.exponents));
   if (ranks == 1) {
     return;
   }
@@ -209,12 +228,13 @@ void OneBitAdamSync::finish(Exchange& exchange) {
     round->turn(exchange.errors);
     round->finish(moment);
     sent_ += group_of(exchange).bytes_sent() - before;
-    if (exchange.dead.defined()) {
-      moment.masked_fill_(exchange.dead, 0);
-      exchange.errors.worker.masked_fill_(exchange.dead, 0);
-      exchange.errors.server.masked_fill_(part(exchange.dead, round->mine()), 0);
+    if (exchange.some_dead) { // they are 0 whatever the others do
+      const at::Tensor dead = exchange.exponents.eq(0);
+      exchange.errors.worker.masked_fill_(dead, 0);
+      exchange.errors.server.masked_fill_(part(dead, round->mine()), 0);
     }
   }
+  moment.mul_(power(exchange.exponents));
   optimizer_->with_moments(exchange.buffer, exchange.bucket, true, [&](const at::Tensor& first, const at::Tensor&) {
     for_each_slot(exchange, [&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
       if (optimizer_->is_left_out(exchange.buffer, slot.tensor)) {
