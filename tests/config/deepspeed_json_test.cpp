@@ -200,7 +200,7 @@ TEST(DeepSpeedJsonTest, WhatIsNotBuiltSaysNotYet) {
   expect_errors({
       {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})", "1:56: zero_optimization.offload_optimizer.device:", "not yet: ", "write \"none\""},
       {R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/n"}}})", "1:52: zero_optimization.offload_param.device:", "not yet: ", ""},
-      {R"({"optimizer": {"type": "OneBitAdam"}})", "1:24: optimizer.type:", "not yet: OneBitAdam is not among Adam, AdamW, SGD, Lamb", "uncompressed"},
+      {R"({"optimizer": {"type": "OneBitLamb"}})", "1:24: optimizer.type:", "not yet: OneBitLamb is not among Adam, AdamW, SGD, Lamb", "use OneBitAdam"},
       {R"({"optimizer": {"type": "ZeroOneAdam"}})", "1:24: optimizer.type:", "not yet: ZeroOneAdam", ""},
       {R"({"activation_checkpointing": {"cpu_checkpointing": true}})", "1:52: activation_checkpointing.cpu_checkpointing:", "not yet: ", ""},
       {R"({"sparse_attention": {"mode": "fixed"}})", "1:22: sparse_attention:", "not yet: attention is dense", "Leave it out."},
@@ -227,10 +227,13 @@ TEST(DeepSpeedJsonTest, WhatIsOutsideSaysWhatToDoInstead) {
       {R"({"zero_optimization": {"stage": 1, "mics_shard_size": 1}})", "1:55: zero_optimization.mics_shard_size:", "at least 2", "stage"},
       {R"({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}})", "1:63: zero_optimization.zero_hpz_partition_size:", "ZeRO++", "Leave it out"},
       {R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}})", "1:60: optimizer.params.max_grad_norm:", "not supported: ", "\"gradient_clipping\""},
+      {R"({"optimizer": {"type": "OneBitAdam", "params": {"amsgrad": true}}})", "1:60: optimizer.params.amsgrad:", "not supported: ", ""},
+      {R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}}})", "1:64: optimizer.params.freeze_step:", "must be a whole number >= 1", ""},
+      {R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": "often"}}})", "1:64: optimizer.params.freeze_step:", "must be a whole number", ""},
       {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "1:54: optimizer.params.amsgrad:", "not supported: ", ""},
       {R"({"optimizer": {"type": "Muon"}})", "1:24: optimizer.type:", "not supported: Muon", "AdamW"},
       {R"({"optimizer": {"type": "Adem"}})", "1:24: optimizer.type:", "not one of the choices", "Did you mean \"Adam\"?"},
-      {R"({"optimizer": {"type": "NovoGrad"}})", "1:24: optimizer.type:", "not one of the choices", "Known: Adam, AdamW, SGD, Lamb, FusedLamb, Lion, Adagrad, RMSprop."},
+      {R"({"optimizer": {"type": "NovoGrad"}})", "1:24: optimizer.type:", "not one of the choices", "Known: Adam, AdamW, SGD, Lamb, FusedLamb, Lion, Adagrad, RMSprop, OneBitAdam."},
       {R"({"scheduler": {"type": "StepLR"}})", "1:24: scheduler.type:", "not one of the choices", "Known: WarmupLR"},
       {R"({"fp32_allreduce": true})", "1:20: fp32_allreduce:", "not supported: ", "communication_data_type"},
       {R"({"wandb": {"enabled": true}})", "1:11: wandb:", "not supported: ", "tensorboard"},
@@ -299,6 +302,18 @@ TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
   EXPECT_EQ(std::get<optim::RmspropOptions>(o.rule).momentum, 0.8);
   EXPECT_TRUE(std::get<optim::RmspropOptions>(o.rule).centered);
   EXPECT_EQ(optimizer(R"({"type": "Adam", "params": {"fp32_optimizer_states": false}})").state_type, optim::StateType::bf16);
+  o = optimizer(R"({"type": "OneBitAdam", "params": {"comm_backend_name": "mpi", "cuda_aware": true}})");
+  EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).freeze_step, 100000);
+  EXPECT_TRUE(std::get<optim::OneBitAdamOptions>(o.rule).bias_correction);
+  EXPECT_EQ(o.lr(), 1e-3);
+  o = optimizer(R"({"type": "onebitadam", "params": {"freeze_step": 23, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.3, "bias_correction": false}})");
+  EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).freeze_step, 23);
+  EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).beta2, 0.99);
+  EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).eps, 1e-6);
+  EXPECT_FALSE(std::get<optim::OneBitAdamOptions>(o.rule).bias_correction);
+  EXPECT_EQ(o.weight_decay(), 0.3);
+  o = optimizer(R"({"type": "OneBitAdam", "params": {"freeze_step": "auto"}})");
+  EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).freeze_step, std::nullopt);
 }
 
 TEST(DeepSpeedJsonTest, Sgd) {

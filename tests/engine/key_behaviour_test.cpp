@@ -155,21 +155,25 @@ std::vector<KeyObserver> optimizers() {
   const auto add = [&](std::string_view when, std::string_view key, const json& one, const json& other, const char* params = "{}") {
     all.push_back({"engine.optimizer.params", when, key, one, other, observe::training, {{"engine", {{"optimizer", {{"params", parsed(params)}}}}}}});
   };
-  for (const char* when : {"Adam AdamW", "SGD", "Lamb FusedLamb", "Lion", "Adagrad", "RMSprop"}) {
+  for (const char* when : {"Adam AdamW", "OneBitAdam", "SGD", "Lamb FusedLamb", "Lion", "Adagrad", "RMSprop"}) {
     add(when, "lr", 0.01, 0.02);
     add(when, "weight_decay", 0, 0.5);
     add(when, "weight_decay_rule", "all", "matrices", R"({"weight_decay": 0.5})");
+    if (std::string_view(when) == "OneBitAdam") {
+      continue;
+    }
     add(when, "state_dtype", "fp32", "bf16", std::string_view(when) == "SGD" ? R"({"momentum": 0.9})" : "{}");
   }
-  for (const char* when : {"Adam AdamW", "Lamb FusedLamb", "Lion"}) {
+  for (const char* when : {"Adam AdamW", "OneBitAdam", "Lamb FusedLamb", "Lion"}) {
     add(when, "betas", {0.9, 0.99}, {0.5, 0.6});
   }
-  for (const char* when : {"Adam AdamW", "Lamb FusedLamb", "Adagrad", "RMSprop"}) {
+  for (const char* when : {"Adam AdamW", "OneBitAdam", "Lamb FusedLamb", "Adagrad", "RMSprop"}) {
     add(when, "eps", 1e-8, 0.1);
   }
-  for (const char* when : {"Adam AdamW", "Lamb FusedLamb"}) {
+  for (const char* when : {"Adam AdamW", "OneBitAdam", "Lamb FusedLamb"}) {
     add(when, "bias_correction", true, false);
   }
+  add("OneBitAdam", "freeze_step", 100000, 2);
   add("Adam AdamW", "adam_w_mode", true, false, R"({"weight_decay": 0.5})");
   add("Adam AdamW", "fp32_optimizer_states", true, false);
   add("SGD", "momentum", 0, 0.9);

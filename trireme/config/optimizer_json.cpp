@@ -40,6 +40,15 @@ void read_adam(const Values& values, const JsonNode& section, const std::string&
   }
 }
 
+void read_one_bit_adam(const Values& values, optim::OneBitAdamOptions& out) {
+  read_betas(values, out);
+  out.eps = values.get("eps", out.eps);
+  out.bias_correction = values.get("bias_correction", out.bias_correction);
+  const JsonNode* const steps = values.find("freeze_step");
+  const bool by_itself = steps != nullptr && steps->kind() == JsonNode::Kind::string; // "auto"
+  out.freeze_step = by_itself ? std::nullopt : std::optional(values.get<int64_t>("freeze_step", *out.freeze_step));
+}
+
 void read_sgd(const Values& values, optim::SgdOptions& out) {
   out.momentum = values.get("momentum", out.momentum);
   out.dampening = values.get("dampening", out.dampening);
@@ -165,6 +174,8 @@ std::optional<OptimizerOptions> read_optimizer(const JsonNode* section) {
     read(optim::AdagradOptions(), read_adagrad);
   } else if (type == "RMSprop") {
     read(optim::RmspropOptions(), read_rmsprop);
+  } else if (type == "OneBitAdam") {
+    read(optim::OneBitAdamOptions(), read_one_bit_adam);
   } else {
     read(optim::AdamOptions(), [&](const Values& given, optim::AdamOptions& options) { read_adam(given, *section, type, options); });
   }
@@ -252,6 +263,13 @@ ordered_json to_json(const std::optional<OptimizerOptions>& optimizer) {
           },
           [&](const optim::RmspropOptions& o) {
             return write("RMSprop", {{"alpha", o.alpha}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"momentum", o.momentum}, {"centered", o.centered}});
+          },
+          [&](const optim::OneBitAdamOptions& o) {
+            return write("OneBitAdam", {{"betas", betas(o)},
+                                        {"eps", o.eps},
+                                        {"weight_decay", o.weight_decay},
+                                        {"bias_correction", o.bias_correction},
+                                        {"freeze_step", o.freeze_step ? ordered_json(*o.freeze_step) : ordered_json("auto")}});
           },
           [&](const optim::AdamOptions& o) {
             return write(o.decoupled_weight_decay ? "AdamW" : "Adam", {{"betas", betas(o)},

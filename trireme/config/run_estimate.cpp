@@ -53,6 +53,7 @@ void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
   };
   std::visit(Overloaded{
                  [&](const optim::AdamOptions&) { set("adam", 2); },
+                 [&](const optim::OneBitAdamOptions&) { set("adam", 3); }, // the third are the errors of compression
                  [&](const optim::LambOptions&) { set("lamb", 2); },
                  [&](const optim::LionOptions&) { set("lion", 1); },
                  [&](const optim::AdagradOptions&) { set("adagrad", 1); },

@@ -10,14 +10,12 @@
 #include <trireme/device/stream.h>
 #include <trireme/engine/build_model.h>
 #include <trireme/engine/engine_impl.h>
+#include <trireme/engine/make_sync.h>
 #include <trireme/engine/optimizer_groups.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/mesh/mesh.h>
-#include <trireme/parallel/averaging/averaging_sync.h>
 #include <trireme/parallel/tensor/split.h>
-#include <trireme/precision/cast.h>
-#include <trireme/zero/sharded_sync.h>
 
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
@@ -108,6 +106,7 @@ nlohmann::ordered_json used_config(const InitializeOptions& options) {
 void check_step_in_backward(const Parts& parts, const InitializeOptions& options) {
   const char* const needs_all = options.config.averaging.on()     ? "parameter_averaging"
                                 : options.gradient_sync             ? "a gradient_sync of its own"
+                                : parts.one_bit != nullptr        ? "OneBitAdam"
                                 : parts.clipping > 0              ? "gradient_clipping"
                                 : parts.looks_for_overflow()      ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
                                 : parts.optimizer->needs_norms()  ? "LAMB"
@@ -127,80 +126,6 @@ void respect_ties(Parts& parts) {
                      "Use \"state_dtype\": \"bf16\", or ZeRO stage 0.");
   }
   parts.reducer->hold(parts.layers->late_parameters());
-}
-
-bool shards_states(const Parts& parts, const config::EngineConfig& config) {
-  return config.zero.stage >= 1 && parts.group.size() > 1;
-}
-
-// Hybrid sharding: neighbours hold one copy together.
-void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& options) {
-  const comm::Group& data = groups.data();
-  if (!options.shard_size || options.stage == 0 || *options.shard_size == data.size()) {
-    return;
-  }
-  if (*options.shard_size > data.size() || data.size() % *options.shard_size != 0) {
-    throw InputError("engine", concat("zero_optimization.mics_shard_size is ", *options.shard_size, ", and there are ", data.size(), " data ranks"),
-                     "So many ranks hold one copy of what ZeRO shards: it has to divide their number. Without it all of them hold one.");
-  }
-  const auto shards = static_cast<int>(*options.shard_size);
-  const mesh::Mesh mesh(data, mesh::MeshShape::fit(data.size(), {{"replicas", mesh::kRest}, {"shards", shards}}));
-  groups.shard_within(mesh.group("shards"), mesh.group("replicas"));
-}
-
-// What needs all replicas in every step.
-void check_averaging(const Parts& parts, const InitializeOptions& options) {
-  const config::EngineConfig& config = options.config;
-  const parallel::DataParallelOptions& data = config.data_parallel;
-  const bool changes_sums = data.op != parallel::DataParallelOptions::Op::mean || data.prescale_gradients || data.gradient_predivide_factor != 1;
-  const auto refuse = [](const std::string& what, const char* next) { throw InputError("engine", concat("parameter_averaging with ", what), next); };
-  if (config.zero.stage >= 1) {
-    refuse(concat("ZeRO stage ", config.zero.stage, ", which shards what replicas that step by themselves have whole"), "Use \"stage\": 0, or leave parameter_averaging out.");
-  }
-  if (options.gradient_sync) {
-    refuse("a gradient_sync of its own", "Leave one of them out.");
-  }
-  if (options.reduce_groups || options.placement) {
-    refuse("reduce_groups or a placement: some ranks have parameters that others lack", "Leave one of them out.");
-  }
-  if (parts.context.size() > 1) {
-    refuse(concat(parts.context.size(), " context ranks, who share the tokens of a sample and so step together"), "Use one context rank.");
-  }
-  if (parts.tensor.size() > 1 && options.sequence_parallel) {
-    refuse("sequence_parallel, where what tensor ranks have whole has gradients to be added up in every step", "Switch sequence_parallel off.");
-  }
-  if (changes_sums || config.precision.communication) {
-    refuse(config.precision.communication ? "communication_data_type" : "gradient_allreduce_op, prescale_gradients or gradient_predivide_factor",
-           "They are about gradients that travel. Parameters travel instead, in fp32: leave them out.");
-  }
-}
-
-std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options) {
-  parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
-  shard_within(groups, options.config.zero);
-  if (parts.tensor.size() > 1) {
-    // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend on the place in a buffer.
-    parts.whole.is_sum = options.sequence_parallel;
-    parts.whole.group = groups.add(options.sequence_parallel ? parts.stage : parts.group);
-  }
-  if (options.config.averaging.on()) {
-    return std::make_unique<parallel::AveragingSync>(groups, options.config.averaging, precision::scalar_type(parts.precision.communication_type()));
-  }
-  if (options.gradient_sync) {
-    if (parts.tensor.size() > 1) {
-      throw InputError("engine", "tensor parallelism with a gradient_sync of its own", "Leave one of them out.");
-    }
-    if (options.config.zero.stage >= 1) {
-      throw InputError("engine", concat("ZeRO stage ", options.config.zero.stage, " with a gradient_sync of its own"),
-                       "ZeRO shards what that one expects whole: use \"stage\": 0.");
-    }
-    return options.gradient_sync(groups);
-  }
-  const at::ScalarType travel = precision::scalar_type(parts.precision.communication_type());
-  if (shards_states(parts, options.config)) {
-    return std::make_unique<zero::ShardedSync>(groups, options.config.data_parallel, travel);
-  }
-  return std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);
 }
 
 // What engine.tensor_parallel asks of the mesh and the model; the mesh has the tensor axis that it says, or the program's own.
@@ -449,6 +374,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
                                                            options.state_store ? options.state_store() : nullptr);
+  if (parts.one_bit != nullptr) {
+    parts.one_bit->use(*parts.optimizer);
+  }
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });

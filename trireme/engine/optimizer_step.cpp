@@ -160,7 +160,8 @@ void OptimizerStep::run() {
     throw InputError("engine", concat("step() of step ", state_.global_steps + 1, " without backward()"), "Call the engine's backward(loss) for each micro-batch, then step().");
   }
   check_split_gradients();
-  const bool needs_norm = parts_.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow();
+  const bool gradients_stay = parts_.sync->gradients_stay();
+  const bool needs_norm = parts_.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow() || gradients_stay;
   const bool looks_for_unused = !parts_.may_step_in_backward; // a bucket is stepped during backward without knowing about other ranks
   const comm::Group& ranks = parts_.sync->step_group();
   grad_norm_.reset();
@@ -173,7 +174,8 @@ void OptimizerStep::run() {
   at::Tensor norm;
   if (needs_norm) {
     parts_.reducer->finish();
-    norm = parts_.optimizer->squared_grad_norm();
+    norm = gradients_stay ? parts_.optimizer->own_squared_grad_norm([&](const bucket::FlatParameters& buffer) { return parts_.sync->groups().of(buffer).size(); })
+                          : parts_.optimizer->squared_grad_norm();
     if (parts_.sync->ever_alone() && ranks.size() > 1) { // each of them has all of it
       norm = norm / ranks.size();
     }
@@ -201,7 +203,7 @@ void OptimizerStep::run() {
   const double unscale = parts_.sync->scale() / state_.scale.scaler().scale();
   const auto left_out = [&] { return asks_for_unused ? unused_everywhere(unused, sums[1].item<double>()) : Unused(); };
   const double lr_before = lr_;
-  const bool steps_ahead = on_device && one_scale;
+  const bool steps_ahead = on_device && one_scale && !gradients_stay;
   if (on_device) {
     const at::Tensor agreed = agree_on_device(norm);
     device::ScalarsToHost reading({agreed[0], agreed[1]});

@@ -18,6 +18,12 @@ struct Compared {
   int64_t value;
 };
 
+// 0: "auto"; -1: another optimizer.
+int64_t freeze_step_of(const optim::OptimizerOptions& optimizer) {
+  const auto* const one_bit = std::get_if<optim::OneBitAdamOptions>(&optimizer.rule);
+  return one_bit != nullptr ? one_bit->freeze_step.value_or(0) : -1;
+}
+
 std::vector<Compared> compared(const Parts& parts, const InitializeOptions& options) {
   const config::EngineConfig& config = options.config;
   return {
@@ -27,6 +33,7 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
       {"gradient_clipping", std::bit_cast<int64_t>(parts.clipping)},
       {"the type of computation (fp32, bf16, fp16)", static_cast<int64_t>(parts.precision.compute)},
       {"the optimizer", static_cast<int64_t>(config.optimizer_or_adamw().rule.index())},
+      {"freeze_step of 1-bit Adam", freeze_step_of(config.optimizer_or_adamw())},
       {"the type of optimizer states", static_cast<int64_t>(config.optimizer_or_adamw().state_type)},
       {"the lr", std::bit_cast<int64_t>(config.optimizer_or_adamw().lr())},
       {"step_in_backward", config.step_in_backward},

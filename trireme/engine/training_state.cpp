@@ -53,6 +53,10 @@ void set_rng_state(at::Device device, const at::Tensor& state) {
   generator.set_state(state);
 }
 
+nlohmann::json sync_state(const nlohmann::json& positions) {
+  return positions.value("gradient_sync", nlohmann::json());
+}
+
 // Hands whole tensors to the ranks of a group so that each writes about the same number of bytes.
 class Balance {
  public:
@@ -100,6 +104,12 @@ std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
     }
   }
   return sharded;
+}
+
+void TrainingState::for_each_sync_state(const nlohmann::json& state, const parallel::GradientSync::Visit& visit) {
+  if (engine_.parts.sync->has_tensors(state)) {
+    engine_.parts.sync->for_each_state(visit);
+  }
 }
 
 // Not where another rank's copy of the same elements is saved. (Copies of a tied parameter are known by their names.)
@@ -163,7 +173,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       add(tensor, name, "optimizer", begin, values);
     }
   }, false);
-  engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+  for_each_sync_state(engine_.parts.sync->state(), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
       add(tensor, concat(state, '/', tensor.name), "gradient_sync", begin, values);
     }
@@ -273,11 +283,9 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
   }
   nlohmann::json sync_states = nlohmann::json::array();
-  if (engine_.parts.sync->has_tensors(saved.state().value("gradient_sync", nlohmann::json()))) {
-    engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
-      sync_states.push_back(concat(state, '/', saved_name(tensor.name)));
-    });
-  }
+  for_each_sync_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
+    sync_states.push_back(concat(state, '/', saved_name(tensor.name)));
+  });
   const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
     std::map<std::string, std::vector<int64_t>> needed;
     std::set<std::string> known;
@@ -353,11 +361,9 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     load_optimizer_state(saved, state, tensor, begin, values);
   });
-  if (engine_.parts.sync->has_tensors(saved.state().value("gradient_sync", nlohmann::json()))) {
-    engine_.parts.sync->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-      checkpoint::read_placed(saved, concat(state, '/', saved_name(tensor.name)), tensor, begin, values);
-    });
-  }
+  for_each_sync_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+    checkpoint::read_placed(saved, concat(state, '/', saved_name(tensor.name)), tensor, begin, values);
+  });
 }
 
 // Where each replica saved its own, a new replica, and a run whose ranks step together, begin with the mean.
@@ -398,7 +404,7 @@ void TrainingState::load_positions(const nlohmann::json& state) {
   const nlohmann::json before = this->state(nullptr);
   try {
     put(state);
-    engine_.parts.sync->load_state(state.value("gradient_sync", nlohmann::json()), state.at("global_steps"));
+    engine_.parts.sync->load_state(sync_state(state), state.at("global_steps"));
   } catch (...) {
     put(before); // a scale that only this rank has lowered still has to be sent
     throw;

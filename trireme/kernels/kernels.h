@@ -53,6 +53,11 @@ struct KernelSet {
   double (*squared_norm)(const void* x, Element type, int64_t n);
   /// Elements [begin, end) of the arrays.
   void (*combine)(const CombineArgs& args, int64_t begin, int64_t end);
+  /// Bit i % 8 of bits[i / 8] is 1 where x[i] is at least 0 (zeros of either sign are, NaN is not), for [0, n); bits behind n are 0. Leaves in x what
+  /// these signs times `scale` lack of it. Cost: reads and writes x once.
+  void (*pack_signs)(float* x, int64_t n, float scale, uint8_t* bits);
+  /// Adds `scale` to sum[i] where its bit is 1, else -scale.
+  void (*add_signs)(const uint8_t* bits, int64_t n, float scale, float* sum);
   /// Copies past the caches: for more bytes than they hold, saves reading the target first. No overlap.
   void (*stream_copy)(void* to, const void* from, int64_t bytes);
 };

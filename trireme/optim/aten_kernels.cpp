@@ -109,7 +109,8 @@ at::Tensor second_moment(const at::Tensor& v, const at::Tensor& g, float beta, f
 
 bool may_be_fused(const kernels::AdamArgs& args, at::Device device) {
   static const auto fused = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_adamw_", "");
-  return args.grad_type == Element::f32 && args.exp_avg.type == Element::f32 && args.exp_avg_sq.type == Element::f32 &&
+  const bool moves = args.one_minus_beta1 > 0 && args.beta2 < 1; // its bias corrections divide by zero otherwise
+  return moves && args.grad_type == Element::f32 && args.exp_avg.type == Element::f32 && args.exp_avg_sq.type == Element::f32 &&
          (args.weight_decay == 0 || args.param_scale == 1) && fused.hasComputedKernelForDispatchKey(at::TensorOptions(device).computeDispatchKey());
 }
 

@@ -244,6 +244,7 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
   step.grad_scale = grad_scale_;
   step.device_grad_scale = device_grad_scale_;
   step.step = steps_;
+  step.frozen_at = frozen_at_;
   return step;
 }
 
@@ -330,19 +331,44 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
 at::Tensor FlatOptimizer::squared_grad_norm() const {
   at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
   for (const Shard& shard : shards_) {
-    for (size_t b = 0; b < shard.buffer->layout().buckets().size() && !shard.buffer->is_repeated(); ++b) {
-      const bucket::Range range = shard.buffer->plan().mine(static_cast<int64_t>(b));
-      int64_t begin = range.begin;
-      for (const bucket::Slot& slot : shard.uncounted) {
-        if (slot.begin < range.end && slot.end > begin) {
-          add_squared_norm(shard.buffer->owned_grad(static_cast<int64_t>(b), {begin, std::max(begin, slot.begin)}), sum);
-          begin = std::min(range.end, slot.end);
-        }
-      }
-      add_squared_norm(shard.buffer->owned_grad(static_cast<int64_t>(b), {begin, range.end}), sum);
+    for (int64_t b = 0; b < std::ssize(shard.segments) && !shard.buffer->is_repeated(); ++b) {
+      add_squared_norm_of(shard, b, shard.buffer->plan().mine(b), sum);
     }
   }
   return sum;
+}
+
+at::Tensor FlatOptimizer::own_squared_grad_norm(const std::function<double(const bucket::FlatParameters&)>& factor) const {
+  at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
+  for (const Shard& shard : shards_) {
+    const at::Tensor of_buffer = torch::zeros_like(sum);
+    for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
+      const bucket::Bucket& whole = shard.buffer->layout().buckets()[b];
+      add_squared_norm_of(shard, b, {whole.begin, whole.end}, of_buffer);
+    }
+    sum.add_(of_buffer, factor(*shard.buffer));
+  }
+  return sum;
+}
+
+void FlatOptimizer::add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range, const at::Tensor& sum) {
+  int64_t begin = range.begin;
+  for (const bucket::Slot& slot : shard.uncounted) {
+    if (slot.begin < range.end && slot.end > begin) {
+      add_squared_norm(shard.buffer->owned_grad(bucket, {begin, std::max(begin, slot.begin)}), sum);
+      begin = std::min(range.end, slot.end);
+    }
+  }
+  add_squared_norm(shard.buffer->owned_grad(bucket, {begin, range.end}), sum);
+}
+
+void FlatOptimizer::with_moments(int64_t buffer, int64_t bucket, bool modifies, const OfMoments& f) {
+  with_states(shards_[buffer], bucket, modifies, [&](const BucketStates& states) {
+    if (states.states.size() != 2 || states.states[0].scalar_type() != at::kFloat) {
+      throw Error("optim", concat(rule_->name(), " has no two moments in fp32."));
+    }
+    f(states.states[0], states.states[1]);
+  });
 }
 
 void FlatOptimizer::for_each_state(const Visit& visit, bool modifies) {

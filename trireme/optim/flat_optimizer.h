@@ -68,8 +68,27 @@ class FlatOptimizer : public bucket::SteppedValues {
   void cancel_step() {
     --steps_;
   }
+  /// Adam: from the next step on the second moment stays as it was after step `at`, and step_bucket() takes the first as with_moments() left it, whatever
+  /// the gradient is. Absent: the gradient changes both.
+  void freeze(std::optional<int64_t> at) {
+    frozen_at_ = at;
+  }
+  /// Calls f(first, second) with Adam's fp32 moments of this rank's part of a bucket; `modifies`: f may change them. After begin_step() and before
+  /// step_bucket() of this bucket.
+  using OfMoments = std::function<void(const at::Tensor& first, const at::Tensor& second)>;
+  void with_moments(int64_t buffer, int64_t bucket, bool modifies, const OfMoments& f);
+  /// begin_step()'s.
+  double grad_scale() const {
+    return grad_scale_;
+  }
+  const std::optional<Betas>& betas() const {
+    return betas_;
+  }
   /// Skips parameter i of `buffer` and its states in this step if unused[i]. Call it after begin_step(), the same on every rank.
   void leave_out(int64_t buffer, std::vector<bool> unused);
+  bool is_left_out(int64_t buffer, int64_t parameter) const {
+    return !shards_[buffer].unused.empty() && shards_[buffer].unused[parameter];
+  }
   /// True: all gradients must be final before the first step_bucket(), because the step needs parameters' norms (LAMB).
   bool needs_norms() const {
     return rule_->needs_norms();
@@ -88,6 +107,8 @@ class FlatOptimizer : public bucket::SteppedValues {
   /// Finite if and only if all these gradients are.
   /// [1], fp64, on the parameters' device, which it does not wait for.
   at::Tensor squared_grad_norm() const;
+  /// The same for gradients that every rank has for itself: of all of them, with each buffer's sum multiplied by factor(buffer).
+  at::Tensor own_squared_grad_norm(const std::function<double(const bucket::FlatParameters&)>& factor) const;
 
   /// Copies changed parameters into their masters: those that differ from their rounded master.
   void refresh_masters();
@@ -135,6 +156,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   void for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;
   ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first, size_t last) const;
   void prefetch_after(const Shard& shard, int64_t bucket) const;
+  static void add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range, const at::Tensor& sum);
   static at::Tensor scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket, size_t segment);
 
   std::vector<Shard> shards_;
@@ -145,6 +167,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   int64_t steps_ = 0;
   double lr_ = 0;
   std::optional<Betas> betas_;
+  std::optional<int64_t> frozen_at_;
   double grad_scale_ = 1;
   at::Tensor device_grad_scale_;
   std::function<void(at::Tensor&, int)> sum_over_;

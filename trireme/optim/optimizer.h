@@ -69,6 +69,8 @@ struct ShardStep {
   int64_t step = 1;
   /// Overrides the optimizer's betas (Adam, LAMB and Lion), as Schedule::betas_at() gives them for OneCycle.
   std::optional<Betas> betas;
+  /// Adam: exp_avg is that of this step already, and exp_avg_sq stays as it was after this step. Absent: the gradient changes both.
+  std::optional<int64_t> frozen_at;
 };
 
 /// Updates shards in one pass over memory, on all threads of at::parallel_for.

@@ -20,6 +20,13 @@ struct AdamOptions {
   bool bias_correction = true;
 };
 
+/// 1-bit Adam (Tang et al. 2021, arXiv:2102.02888) by DeepSpeed's names: AdamW, whose second moment stays as it is from some step on, while the ranks
+/// exchange momenta of one bit an element (compress::OneBitAdamSync).
+struct OneBitAdamOptions : AdamOptions {
+  /// Steps before that. Absent: until the second moment has settled.
+  std::optional<int64_t> freeze_step = 100000;
+};
+
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0;
@@ -83,7 +90,7 @@ inline const char* name(StateType type) {
 enum class DecayRule { all, matrices };
 
 /// The options of an optimizer; their type selects the optimizer.
-using Rule = std::variant<AdamOptions, SgdOptions, LambOptions, LionOptions, AdagradOptions, RmspropOptions>;
+using Rule = std::variant<AdamOptions, SgdOptions, LambOptions, LionOptions, AdagradOptions, RmspropOptions, OneBitAdamOptions>;
 
 /// The optimizer of a run: {.rule = SgdOptions{.lr = 0.1, .momentum = 0.9}}. Default: AdamW.
 struct OptimizerOptions {

@@ -70,6 +70,13 @@ class GradientSync {
     return 1;
   }
 
+  /// Whether gradients_ready() leaves this rank's own gradients in the present step, because the ranks exchange something else in step_bucket(). The step
+  /// is agreed on before that: its norm is the root of the mean square of the ranks' norms, scale() turns the sum over the ranks into the gradient, and
+  /// gradients that are not finite go nowhere.
+  virtual bool gradients_stay() const {
+    return false;
+  }
+
   /// Says whose gradients will come: once, by the Reducer, before the first backward. The parameters' first values may still change.
   virtual void attach(const std::vector<bucket::FlatParameters*>& buffers);
   /// Gives the exact values and states of the same buffers: once, by the engine, before the first backward.
@@ -102,7 +109,7 @@ class GradientSync {
   virtual nlohmann::json state() const;
   /// Continues after step `steps`, with what state() gave in the run that saved; that may have been one of another kind. Errors: InputError.
   virtual void load_state(const nlohmann::json& state, int64_t steps);
-  /// Whether a checkpoint of a run with this state has the tensors of for_each_state(); else load_state() has begun them anew.
+  /// Whether a checkpoint of a run with this state has the tensors of for_each_state(), and they fit these ranks; else load_state() has begun them anew.
   virtual bool has_tensors(const nlohmann::json& /*state*/) const {
     return true;
   }
@@ -132,17 +139,17 @@ class AllReduceSync : public GradientSync {
   double scale() const override;
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
   void gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) override;
-
- protected:
-  /// The factor before they are sent: 1 unless asked for.
-  double pre_scale() const;
+  /// What scale() expects of gradients before they are sent, 1 unless asked for: for those that are not sent by it.
   void apply_pre_scale(bucket::FlatParameters& buffer, int64_t bucket) const;
-  /// To shards: over the ranks that hold one copy.
-  comm::Work reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to);
   /// The type that gradients travel in.
   at::ScalarType travel(const bucket::FlatParameters& buffer) const {
     return travel_.value_or(buffer.gradient_type());
   }
+
+ protected:
+  double pre_scale() const;
+  /// To shards: over the ranks that hold one copy.
+  comm::Work reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to);
 
  private:
   DataParallelOptions options_;

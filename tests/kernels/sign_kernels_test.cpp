@@ -1,0 +1,79 @@
+#include <trireme/kernels/kernels.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace trireme::kernels {
+namespace {
+
+constexpr float kBesides = 77.25F;
+constexpr uint8_t kByteBesides = 0xa5;
+
+/// Numbers of many sizes; some are zeros of either sign, infinite or NaN.
+std::vector<float> mixed_numbers(int64_t n) {
+  std::mt19937 generator(11);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& value : x) {
+    const unsigned kind = generator() % 16;
+    value = kind == 0 ? 0.0F : kind == 1 ? -0.0F : kind == 2 ? std::numeric_limits<float>::quiet_NaN() : normal(generator) * std::exp2(static_cast<float>(generator() % 9) - 4);
+    value = kind == 3 ? -std::numeric_limits<float>::infinity() : value;
+  }
+  return x;
+}
+
+template <class T>
+bool same_memory(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+class SignKernelsTest : public testing::TestWithParam<Simd> {
+ protected:
+  void SetUp() override {
+    if (!supported(GetParam())) {
+      GTEST_SKIP() << name(GetParam()) << " does not run here";
+    }
+  }
+};
+
+TEST_P(SignKernelsTest, PackAndAddAreTheFormulaToTheBit) {
+  constexpr float kScale = 0.37F;
+  for (int64_t n = 0; n <= 150; ++n) {
+    for (const int64_t begin : {0, 1, 5}) {
+      const std::vector<float> values = mixed_numbers(n);
+      std::vector<float> x(static_cast<size_t>(n + 8), kBesides), rest = x, sum = x, wanted_sum = x;
+      std::vector<uint8_t> bits(static_cast<size_t>((n + 7) / 8 + 2), kByteBesides), wanted = bits;
+      for (int64_t i = 0; i < n; ++i) {
+        x[begin + i] = values[i];
+        const bool plus = values[i] >= 0;
+        rest[begin + i] = values[i] - (plus ? kScale : -kScale);
+        wanted_sum[begin + i] = kBesides + (plus ? kScale : -kScale);
+        wanted[1 + i / 8] = static_cast<uint8_t>((i % 8 == 0 ? 0 : wanted[1 + i / 8]) | (plus ? 1 << (i % 8) : 0));
+      }
+      kernel_set(GetParam()).pack_signs(x.data() + begin, n, kScale, bits.data() + 1);
+      EXPECT_TRUE(same_memory(x, rest)) << "n " << n << ", begin " << begin;
+      EXPECT_EQ(bits, wanted) << "n " << n << ", begin " << begin;
+      kernel_set(GetParam()).add_signs(bits.data() + 1, n, kScale, sum.data() + begin);
+      EXPECT_TRUE(same_memory(sum, wanted_sum)) << "n " << n << ", begin " << begin;
+    }
+  }
+}
+
+TEST(SignTest, ZerosOfEitherSignArePositiveAndNanIsNot) {
+  std::vector<float> x = {0.0F, -0.0F, std::numeric_limits<float>::quiet_NaN(), -1.0F};
+  uint8_t bits = 0;
+  active_kernels().pack_signs(x.data(), 4, 2, &bits);
+  EXPECT_EQ(bits, 3);
+  EXPECT_THAT(x, testing::ElementsAre(-2, -2, testing::IsNan(), 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Sets, SignKernelsTest, testing::Values(Simd::scalar, Simd::avx2, Simd::avx512), [](const auto& info) { return name(info.param); });
+
+} // namespace
+} // namespace trireme::kernels

@@ -1,0 +1,140 @@
+#include <trireme/comm/compressed/stretches.h>
+#include <trireme/kernels/kernels.h>
+
+#include <ATen/Parallel.h>
+
+#include <array>
+
+namespace trireme::comm {
+namespace {
+
+constexpr int64_t kScaled = kernels::kStateBlock; // elements that share a scale
+constexpr int64_t kCodeGrain = 16;
+
+int64_t scales_of(int64_t elements) {
+  return (elements + kScaled - 1) / kScaled;
+}
+
+// The message: the scales of all stretches, then their codes.
+class EightBitCompressor final : public Compressor {
+ public:
+  const char* name() const override {
+    return "8-bit";
+  }
+  int64_t message_bytes(std::span<const Stretch> stretches) const override {
+    int64_t bytes = first_code(stretches);
+    for (const Stretch& stretch : stretches) {
+      bytes += stretch.count();
+    }
+    return bytes;
+  }
+  void compress(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
+    x.is_cpu() ? compress_here(x, stretches, message) : compress_there(x, stretches, message);
+  }
+  void add(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const override {
+    sum.is_cpu() ? add_here(message, stretches, sum) : add_there(message, stretches, sum);
+  }
+
+ private:
+  static int64_t first_code(std::span<const Stretch> stretches) {
+    int64_t scales = 0;
+    for (const Stretch& stretch : stretches) {
+      scales += scales_of(stretch.count());
+    }
+    return scales * static_cast<int64_t>(sizeof(float));
+  }
+
+  // Calls f(stretch, its codes with their scales) on all threads.
+  template <class F>
+  static void for_each(std::span<const Stretch> stretches, uint8_t* message, const F& f) {
+    struct Place {
+      int64_t scale;
+      int64_t code;
+    };
+    std::vector<Place> places = {{0, first_code(stretches)}};
+    for (const Stretch& stretch : stretches) {
+      places.push_back({places.back().scale + scales_of(stretch.count()), places.back().code + stretch.count()});
+    }
+    at::parallel_for(0, std::ssize(stretches), kCodeGrain, [&](int64_t first, int64_t last) {
+      for (int64_t s = first; s < last; ++s) {
+        f(stretches[s], kernels::StateArray{message + places[s].code, kernels::Element::u8, reinterpret_cast<float*>(message) + places[s].scale});
+      }
+    });
+  }
+
+  // values[i] = values[i] + sign * decoded[i]
+  static void add_decoded(const kernels::StateArray& codes, int64_t count, float sign, float* values) {
+    alignas(64) std::array<float, kScaled> decoded;
+    for (int64_t begin = 0; begin < count; begin += kScaled) {
+      const int64_t end = std::min(begin + kScaled, count);
+      kernels::active_kernels().decode_state(codes, true, begin, end, decoded.data());
+      for (int64_t i = begin; i < end; ++i) {
+        values[i] += sign * decoded[static_cast<size_t>(i - begin)];
+      }
+    }
+  }
+  static void compress_here(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) {
+    auto* const values = x.mutable_data_ptr<float>();
+    for_each(stretches, message.mutable_data_ptr<uint8_t>(), [&](const Stretch& stretch, const kernels::StateArray& codes) {
+      kernels::active_kernels().encode_state(codes, true, 0, stretch.count(), values + stretch.begin, kernels::kToNearest);
+      add_decoded(codes, stretch.count(), -1, values + stretch.begin);
+    });
+  }
+  static void add_here(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) {
+    auto* const values = sum.mutable_data_ptr<float>();
+    for_each(stretches, message.mutable_data_ptr<uint8_t>(),
+             [&](const Stretch& stretch, const kernels::StateArray& codes) { add_decoded(codes, stretch.count(), 1, values + stretch.begin); });
+  }
+
+  // The values of codes 0 to 255 at scale 1, on the CPU.
+  static at::Tensor levels() {
+    at::Tensor codes = at::arange(256, at::kByte);
+    float one = 1;
+    at::Tensor values = at::empty({256}, at::kFloat);
+    kernels::active_kernels().decode_state({codes.mutable_data_ptr(), kernels::Element::u8, &one}, true, 0, kScaled, values.mutable_data_ptr<float>());
+    return values;
+  }
+  // [rows, length] as [rows, scales, kScaled], with zeros behind.
+  static at::Tensor padded(const at::Tensor& rows) {
+    const int64_t scales = scales_of(rows.size(1));
+    return at::constant_pad_nd(rows, {0, scales * kScaled - rows.size(1)}).view({rows.size(0), scales, kScaled});
+  }
+  static at::Tensor decoded(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& level) {
+    return padded(level.index({codes.to(at::kLong)})).mul(scales.unsqueeze(2)).view({codes.size(0), -1}).slice(1, 0, codes.size(1));
+  }
+  static void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) {
+    const at::Tensor all = levels();
+    const at::Tensor middles = all.slice(0, 0, 127).add(all.slice(0, 1, 128)).div(2).to(x.device());
+    const at::Tensor level = all.to(x.device());
+    int64_t at_scale = 0;
+    int64_t at_code = first_code(stretches);
+    for_each_rows(stretches, [&](const Rows& rows) {
+      at::Tensor values = rows.of(x);
+      const at::Tensor blocks = padded(values);
+      const at::Tensor scale = blocks.abs().amax({2});
+      const at::Tensor unit = blocks.div(scale.clamp_min(std::numeric_limits<float>::min()).unsqueeze(2));
+      const at::Tensor magnitude = at::bucketize(unit.abs(), middles).to(at::kByte);
+      const at::Tensor code = magnitude.add(unit.lt(0).to(at::kByte).mul(128)).view({rows.count(), -1}).slice(1, 0, rows.length);
+      take(message, at_scale, rows.count(), scale.numel(), at::kFloat).copy_(scale);
+      take(message, at_code, rows.count(), rows.count() * rows.length, at::kByte).copy_(code);
+      values.sub_(decoded(code, scale, level));
+    });
+  }
+  static void add_there(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) {
+    const at::Tensor level = levels().to(sum.device());
+    int64_t at_scale = 0;
+    int64_t at_code = first_code(stretches);
+    for_each_rows(stretches, [&](const Rows& rows) {
+      const at::Tensor scale = take(message, at_scale, rows.count(), rows.count() * scales_of(rows.length), at::kFloat);
+      rows.of(sum).add_(decoded(take(message, at_code, rows.count(), rows.count() * rows.length, at::kByte), scale, level));
+    });
+  }
+};
+
+} // namespace
+
+std::shared_ptr<const Compressor> eight_bit_compressor() {
+  return std::make_shared<EightBitCompressor>();
+}
+
+} // namespace trireme::comm

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <trireme/comm/group.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace trireme::comm {
+
+/// A matrix in a flat tensor, row after row from element `begin` on.
+struct FlatMatrix {
+  int64_t begin = 0;
+  int64_t rows = 0;
+  int64_t columns = 0;
+
+  int64_t numel() const {
+    return rows * columns;
+  }
+};
+
+/// The mean over the ranks of a group of matrices in a flat tensor, by approximations of low rank, over any backend.
+///
+/// A rank adds its error to its numbers. For each matrix M it sends M Q; the mean of these, made orthonormal, is P; it sends M^T P, whose mean is the next
+/// round's Q, and the result is P Q^T: one step of the power method a round, from where the last one ended. It keeps M - P P^T M as error, so that the
+/// sum of the results of all rounds is the sum of the true means, less the mean of the errors. A mean whose rank is not larger than asked for
+/// arrives up to rounding. Elements in no matrix, and matrices that would not get smaller, are summed as they are.
+/// Cost for rank r and N ranks: 2 (N - 1)/N times 4 r (rows + columns) bytes a matrix sent by each rank, in two all-reduces for all of them together;
+/// 4 r rows columns multiplications a matrix. A group of one exchanges nothing and loses nothing.
+/// All ranks get the same bits where they multiply matrices to the same bits, as processors of one kind do.
+/// Source: Vogels et al. 2019, PowerSGD, arXiv:1905.13727.
+class PowerSgd {
+ public:
+  /// What its owner keeps from round to round, and in checkpoints. fp32.
+  struct State {
+    /// [numel]; another one on each rank.
+    at::Tensor error;
+    /// Q of each matrix, [columns, rank], one behind the other; the same on every rank.
+    at::Tensor right;
+  };
+
+  /// The same on every rank. Errors: Error for matrices that overlap or leave the tensor, or a rank below 1.
+  PowerSgd(Group group, int64_t numel, std::vector<FlatMatrix> matrices, int64_t rank);
+
+  /// No error, and random Q from `seed`, which is the same on every rank.
+  State first_state(at::Device device, uint64_t seed) const;
+  /// Numbers that travel in each of the two all-reduces.
+  int64_t numbers_of_first() const {
+    return first_.total;
+  }
+  int64_t numbers_of_second() const {
+    return second_.total;
+  }
+
+  /// `x` [numel], fp32, contiguous, becomes the mean. Returns when it is done. Collective.
+  /// Errors: Error for a tensor or a state of another shape, type or device; PeerError as Group's.
+  void run(const at::Tensor& x, const State& state, std::string_view what = "") const;
+
+ private:
+  // Where the numbers of each matrix lie in a message.
+  struct Message {
+    std::vector<int64_t> begin;
+    int64_t total = 0;
+  };
+
+  at::Tensor left_of(const at::Tensor& message, size_t matrix) const;
+  at::Tensor right_of(const at::Tensor& message, size_t matrix) const;
+  static void make_orthonormal(at::Tensor columns);
+
+  Group group_;
+  int64_t numel_;
+  int64_t rank_;
+  std::vector<FlatMatrix> matrices_; // that get smaller
+  std::vector<FlatMatrix> plain_; // what lies between them, as rows
+  Message first_; // P of each matrix, then what is plain
+  Message second_; // Q of each matrix
+};
+
+} // namespace trireme::comm

@@ -1,0 +1,127 @@
+#include <trireme/comm/compressed/stretches.h>
+#include <trireme/kernels/kernels.h>
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+
+namespace trireme::comm {
+namespace {
+
+constexpr int64_t kSignGrain = 16; // stretches that a thread takes at least
+
+int64_t sign_bytes(int64_t elements) {
+  return (elements + 7) / 8;
+}
+
+// The message: a scale a stretch, then the bits, each stretch from a new byte on.
+class SignCompressor final : public Compressor {
+ public:
+  const char* name() const override {
+    return "sign";
+  }
+  int64_t message_bytes(std::span<const Stretch> stretches) const override {
+    int64_t bytes = first_bits(stretches);
+    for (const Stretch& stretch : stretches) {
+      bytes += sign_bytes(stretch.count());
+    }
+    return bytes;
+  }
+  void compress(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
+    x.is_cpu() ? compress_here(x, stretches, message) : compress_there(x, stretches, message);
+  }
+  void add(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const override {
+    sum.is_cpu() ? add_here(message, stretches, sum) : add_there(message, stretches, sum);
+  }
+
+ private:
+  static int64_t first_bits(std::span<const Stretch> stretches) {
+    return static_cast<int64_t>(stretches.size() * sizeof(float));
+  }
+
+  // Calls f(stretch, its number, place of its bits) on all threads.
+  template <class F>
+  static void for_each(std::span<const Stretch> stretches, const F& f) {
+    std::vector<int64_t> bits = {first_bits(stretches)};
+    for (const Stretch& stretch : stretches) {
+      bits.push_back(bits.back() + sign_bytes(stretch.count()));
+    }
+    at::parallel_for(0, std::ssize(stretches), kSignGrain, [&](int64_t first, int64_t last) {
+      for (int64_t s = first; s < last; ++s) {
+        f(stretches[s], s, bits[s]);
+      }
+    });
+  }
+
+  static void compress_here(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) {
+    const kernels::KernelSet& kernels = kernels::active_kernels();
+    auto* const bytes = message.mutable_data_ptr<uint8_t>();
+    auto* const values = x.mutable_data_ptr<float>();
+    for_each(stretches, [&](const Stretch& stretch, int64_t number, int64_t bits) {
+      float* const from = values + stretch.begin;
+      const double square = kernels.squared_norm(from, kernels::Element::f32, stretch.count());
+      const auto scale = static_cast<float>(std::sqrt(square / static_cast<double>(stretch.count())));
+      reinterpret_cast<float*>(bytes)[number] = scale;
+      kernels.pack_signs(from, stretch.count(), scale, bytes + bits);
+    });
+  }
+  static void add_here(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) {
+    const kernels::KernelSet& kernels = kernels::active_kernels();
+    const auto* const bytes = message.const_data_ptr<uint8_t>();
+    auto* const values = sum.mutable_data_ptr<float>();
+    for_each(stretches, [&](const Stretch& stretch, int64_t number, int64_t bits) {
+      kernels.add_signs(bytes + bits, stretch.count(), reinterpret_cast<const float*>(bytes)[number], values + stretch.begin);
+    });
+  }
+
+  // 1, 2, 4 to 128.
+  static at::Tensor weights(at::Device device) {
+    return at::bitwise_left_shift(at::ones({8}, at::TensorOptions(at::kByte).device(device)), at::arange(8, at::TensorOptions(at::kByte).device(device)));
+  }
+
+  static void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) {
+    const at::Tensor weight = weights(x.device());
+    int64_t at_scale = 0;
+    int64_t at_bits = first_bits(stretches);
+    for_each_rows(stretches, [&](const Rows& rows) {
+      at::Tensor values = rows.of(x);
+      const at::Tensor scale = values.to(at::kDouble).square().mean({1}, true).sqrt().to(at::kFloat);
+      const at::Tensor positive = values.ge(0);
+      const int64_t bytes = sign_bytes(rows.length);
+      const at::Tensor bits = at::constant_pad_nd(positive.to(at::kByte), {0, 8 * bytes - rows.length}).view({rows.count(), bytes, 8}).mul(weight);
+      take(message, at_scale, rows.count(), rows.count(), at::kFloat).copy_(scale);
+      take(message, at_bits, rows.count(), rows.count() * bytes, at::kByte).copy_(bits.sum({2}, false, at::kByte));
+      values.sub_(at::where(positive, scale, scale.neg()));
+    });
+  }
+  static void add_there(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) {
+    const at::Tensor weight = weights(sum.device());
+    int64_t at_scale = 0;
+    int64_t at_bits = first_bits(stretches);
+    for_each_rows(stretches, [&](const Rows& rows) {
+      const at::Tensor scale = take(message, at_scale, rows.count(), rows.count(), at::kFloat);
+      const at::Tensor bits = take(message, at_bits, rows.count(), rows.count() * sign_bytes(rows.length), at::kByte);
+      const at::Tensor positive = bits.unsqueeze(2).bitwise_and(weight).ne(0).view({rows.count(), -1}).slice(1, 0, rows.length);
+      rows.of(sum).add_(at::where(positive, scale, scale.neg()));
+    });
+  }
+};
+
+} // namespace
+
+std::shared_ptr<const Compressor> sign_compressor() {
+  return std::make_shared<SignCompressor>();
+}
+
+std::vector<Stretch> cut(std::span<const Stretch> wanted, Stretch range) {
+  std::vector<Stretch> stretches;
+  for (const Stretch& one : wanted) {
+    const int64_t end = std::min(one.end, range.end);
+    for (int64_t begin = std::max(one.begin, range.begin); begin < end; begin += kLongestStretch) {
+      stretches.push_back({begin - range.begin, std::min(begin + kLongestStretch, end) - range.begin});
+    }
+  }
+  return stretches;
+}
+
+} // namespace trireme::comm

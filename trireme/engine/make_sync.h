@@ -1,0 +1,20 @@
+#pragma once
+
+#include <trireme/engine/initialize.h>
+#include <trireme/engine/parts.h>
+
+#include <memory>
+
+namespace trireme::engine {
+
+/// Whether each data rank has a part of the optimizer's states only (ZeRO).
+bool shards_states(const Parts& parts, const config::EngineConfig& config);
+
+/// Refuses what needs all replicas in every step, where they step by themselves ("parameter_averaging"). Errors: InputError.
+void check_averaging(const Parts& parts, const InitializeOptions& options);
+
+/// Makes what the options ask for: plain data parallelism, ZeRO, hybrid sharding, averaging, 1-bit Adam, or the client's own. Also says in `parts` which
+/// parameters the tensor ranks have whole. Collective. Errors: InputError for what does not go together.
+std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options);
+
+} // namespace trireme::engine
