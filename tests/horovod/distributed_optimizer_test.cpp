@@ -151,6 +151,75 @@ TEST_P(DistributedOptimizerTest, ParametersThatARankDoesNotUse) {
               IsEmpty());
 }
 
+// A step is left out where the gradients of all ranks are no good.
+TEST(DistributedOptimizerWaysTest, AStepMayBeLeftOutAfterSynchronize) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const Job job(world);
+                          nn::Sequential net = make_net(), whole = make_net();
+                          torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1)), reference(whole->parameters(), torch::optim::SGDOptions(0.1));
+                          DistributedOptimizer optimizer(sgd, net->named_parameters());
+                          for (int step = 0; step < 6; ++step) {
+                            optimizer.zero_grad();
+                            loss_of(net, rows_of(rank(), step)).backward();
+                            optimizer.synchronize();
+                            if (step % 2 == 0) {
+                              continue;
+                            }
+                            optimizer.step();
+                            reference.zero_grad();
+                            loss_of(whole, rows_of_all(size(), step)).backward();
+                            reference.step();
+                          }
+                          optimizer.zero_grad();
+                          loss_of(net, rows_of(rank(), 9)).backward();
+                          optimizer.synchronize();
+                          optimizer.zero_grad();
+                          loss_of(net, rows_of(rank(), 10)).backward();
+                          optimizer.step(); // with all ranks' gradients
+                          reference.zero_grad();
+                          loss_of(whole, rows_of_all(size(), 10)).backward();
+                          reference.step();
+                          EXPECT_LT(difference(*net, *whole), 1e-10);
+                        }),
+              IsEmpty());
+}
+
+// As for a generator and what judges it: each optimizer has its own parameters of one model.
+TEST(DistributedOptimizerWaysTest, TwoOptimizersOfOneModel) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const Job job(world);
+                          nn::Sequential net = make_net(), whole = make_net();
+                          const auto some = [](nn::Sequential& of, bool first) {
+                            const std::vector<at::Tensor> all = of->parameters();
+                            return first ? std::vector(all.begin(), all.begin() + 2) : std::vector(all.begin() + 2, all.end());
+                          };
+                          torch::optim::SGD a(some(net, true), torch::optim::SGDOptions(0.1)), b(some(net, false), torch::optim::SGDOptions(0.02));
+                          torch::optim::SGD of_a(some(whole, true), torch::optim::SGDOptions(0.1)), of_b(some(whole, false), torch::optim::SGDOptions(0.02));
+                          auto first = std::make_unique<DistributedOptimizer>(a, net->named_parameters(), DistributedOptimizerOptions{.op = Op::sum});
+                          auto second = std::make_unique<DistributedOptimizer>(b, net->named_parameters(), DistributedOptimizerOptions{.op = Op::sum});
+                          EXPECT_THAT(error_of([&] { DistributedOptimizer(a, net->named_parameters()); }), HasSubstr("has a hook after accumulation already"));
+                          for (int step = 0; step < 5; ++step) {
+                            first->zero_grad();
+                            second->zero_grad();
+                            of_a.zero_grad();
+                            of_b.zero_grad();
+                            loss_of(net, rows_of(rank(), step)).backward();
+                            (loss_of(whole, rows_of_all(size(), step)) * size()).backward();
+                            first->step();
+                            second->step();
+                            of_a.step();
+                            of_b.step();
+                          }
+                          EXPECT_LT(difference(*net, *whole), 1e-9);
+                          first.reset();
+                          DistributedOptimizer again(a, net->named_parameters()); // the hooks of the second one are still there
+                          EXPECT_THAT(error_of([&] { DistributedOptimizer(b, net->named_parameters()); }), HasSubstr("has a hook"));
+                        }),
+              IsEmpty());
+}
+
 TEST(DistributedOptimizerWaysTest, Fp16GradientsComeClose) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
@@ -204,7 +273,7 @@ TEST(DistributedOptimizerWaysTest, AdasumAddsUpSteps) {
                               }
                             }
                             for (size_t i = 0; i < changes[0].size(); ++i) {
-                              const at::Tensor change = Adasum::combine(changes[0][i], changes[1][i]);
+                              const at::Tensor change = adasum_of(changes[0][i], changes[1][i]);
                               for (nn::Sequential& one : of_rank) {
                                 one->parameters()[i].detach().add_(change);
                               }
@@ -229,6 +298,17 @@ TEST(DistributedOptimizerWaysTest, StatesOfTheRootReplaceTheOthers) {
                           broadcast_parameters(net->named_parameters(), 1);
                           broadcast_optimizer_state(adam, 1);
                           EXPECT_EQ(static_cast<torch::optim::AdamWOptions&>(adam.param_groups()[0].options()).lr(), 0.02);
+                          torch::optim::AdamW other(net->parameters(), torch::optim::AdamWOptions(0.01));
+                          if (rank() != 2) {
+                            other.zero_grad();
+                            loss_of(net, rows_of(rank(), 5)).backward();
+                            other.step();
+                            broadcast_parameters(net->named_parameters(), 1);
+                          } else {
+                            broadcast_parameters(net->named_parameters(), 1);
+                          }
+                          broadcast_optimizer_state(other, 2);
+                          EXPECT_TRUE(other.state().empty()) << "as on rank 2";
                           // One more step with the same gradient gives the same weights on all ranks.
                           adam.zero_grad();
                           loss_of(net, rows_of(0, 9)).backward();

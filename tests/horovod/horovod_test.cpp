@@ -130,9 +130,9 @@ TEST_P(HorovodTest, TheOtherOperations) {
 
 // Each rank asks in an order of its own, for more than one message holds and more than one fusion buffer.
 TEST_P(HorovodTest, RanksMayAskInAnyOrder) {
-  ::setenv("HOROVOD_FUSION_THRESHOLD", "20000", 1);
   EXPECT_THAT(run_ranks(GetParam(),
                         [](comm::World& world) {
+                          ::setenv("HOROVOD_FUSION_THRESHOLD", concat(20000 * (world.rank() + 1)).c_str(), 1); // rank 0's counts
                           const Job job(world);
                           constexpr int kTensors = 200;
                           for (int round = 0; round < 3; ++round) {
@@ -152,7 +152,6 @@ TEST_P(HorovodTest, RanksMayAskInAnyOrder) {
                           }
                         }),
               IsEmpty());
-  ::unsetenv("HOROVOD_FUSION_THRESHOLD");
 }
 
 TEST_P(HorovodTest, SeveralThreadsMayAsk) {
@@ -218,6 +217,64 @@ TEST(HorovodSetsTest, RanksOutsideOfASetGoOn) {
               IsEmpty());
 }
 
+// Two sets at once, each with a thread of its own.
+TEST(HorovodSetsTest, EachMayDoAnythingAtTheSameTime) {
+  EXPECT_THAT(run_ranks(4,
+                        [](comm::World& world) {
+                          const Job job(world);
+                          const ProcessSet row = add_process_set({0, 1});
+                          const ProcessSet other = add_process_set({2, 3});
+                          const ProcessSet& mine = rank() < 2 ? row : other;
+                          std::vector<Handle> handles;
+                          for (int i = 0; i < 20; ++i) {
+                            handles.push_back(allreduce_async(of_rank(rank(), {4}, i), {.op = Op::adasum}));
+                            handles.push_back(allreduce_async(of_rank(rank(), {4}, i), {.op = Op::adasum, .process_set = mine}));
+                          }
+                          const int first = rank() / 2 * 2;
+                          for (int i = 0; i < 20; ++i) {
+                            const at::Tensor pairs[] = {adasum_of(of_rank(0, {4}, i), of_rank(1, {4}, i)), adasum_of(of_rank(2, {4}, i), of_rank(3, {4}, i))};
+                            EXPECT_TRUE(synchronize(handles[2 * i]).equal(adasum_of(pairs[0], pairs[1])));
+                            EXPECT_TRUE(synchronize(handles[2 * i + 1]).equal(pairs[first / 2]));
+                          }
+                        }),
+              IsEmpty());
+}
+
+TEST(HorovodHostsTest, AreCounted) {
+  EXPECT_THAT(run_ranks(
+                  4,
+                  [](comm::World& world) {
+                    const Job job(world);
+                    EXPECT_EQ(cross_size(), 2);
+                    EXPECT_EQ(cross_rank(), rank() / 2);
+                    EXPECT_TRUE(allreduce(torch::ones({3}), {.op = Op::sum}).eq(4).all().item<bool>());
+                  },
+                  {.hosts = 2}),
+              IsEmpty());
+}
+
+TEST(HorovodWaysTest, InInferenceMode) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const Job job(world);
+                          at::Tensor outside = torch::full({2}, 1.0 + rank());
+                          {
+                            const c10::InferenceMode inference;
+                            at::Tensor x = torch::full({2}, 1.0 + rank());
+                            EXPECT_EQ(allreduce(x, {.op = Op::sum})[0].item<double>(), 3);
+                            allreduce_(x, {.op = Op::sum});
+                            EXPECT_EQ(x[1].item<double>(), 3);
+                            broadcast_(x = x * (1 + rank()), 1);
+                            EXPECT_EQ(x[0].item<double>(), 6);
+                            allreduce_(outside);
+                          }
+                          const at::Tensor w = torch::ones({2}, torch::requires_grad());
+                          (allreduce(outside) * w).sum().backward(); // autograd may save what came out
+                          EXPECT_EQ(w.grad()[0].item<double>(), 1.5);
+                        }),
+              IsEmpty());
+}
+
 TEST(HorovodErrorTest, SayWhatDiffersAndLeaveTheRestAlone) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
@@ -242,6 +299,12 @@ TEST(HorovodErrorTest, SayWhatDiffersAndLeaveTheRestAlone) {
                           EXPECT_THAT(error_of([] { broadcast(torch::zeros({1}), 2); }), HasSubstr("from rank 2, and there are 2"));
                           EXPECT_THAT(error_of([] { alltoall(torch::zeros({3})); }), HasSubstr("do not divide by 2 ranks"));
                           EXPECT_THAT(error_of([] { alltoall(torch::zeros({3}), {1, 1}); }), HasSubstr("add up to all of them"));
+                          if (rank() == 0) { // refused here alone: it takes no number
+                            EXPECT_THAT(error_of([] { alltoall(torch::zeros({3})); }), HasSubstr("alltoall without a name"));
+                          }
+                          EXPECT_EQ(alltoall(torch::zeros({4})).first.size(0), 4);
+                          EXPECT_THAT(error_of([] { broadcast_(at::Tensor(), 0); }), HasSubstr("undefined"));
+                          EXPECT_THAT(error_of([] { allreduce(torch::eye(3).to_sparse()); }), HasSubstr("sparse"));
                           EXPECT_THAT(error_of([] { allgather(torch::zeros({})); }), HasSubstr("without dims"));
                           EXPECT_THAT(error_of([] { allreduce(at::Tensor()); }), HasSubstr("undefined"));
                           barrier();
@@ -291,6 +354,21 @@ TEST(HorovodErrorTest, ACycleTimeThatIsNoNumber) {
   ::unsetenv("HOROVOD_CYCLE_TIME");
 }
 
+TEST(HorovodTimelineTest, TheVariableIsRankZeros) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / concat("trireme_horovod_", ::getpid());
+  std::filesystem::create_directories(folder);
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          ::setenv("HOROVOD_TIMELINE", (folder / concat(world.rank(), ".json")).c_str(), 1);
+                          const Job job(world);
+                          allreduce(torch::zeros({3}));
+                        }),
+              IsEmpty());
+  EXPECT_TRUE(std::filesystem::exists(folder / "0.json"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "1.json"));
+  std::filesystem::remove_all(folder);
+}
+
 TEST(HorovodTimelineTest, HasNegotiationAndOperationOfEachTensor) {
   const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / concat("trireme_horovod_", ::getpid(), ".json");
   EXPECT_THAT(run_ranks(2,
@@ -320,10 +398,10 @@ TEST(HorovodTimelineTest, HasNegotiationAndOperationOfEachTensor) {
 
 TEST(AdasumTest, AddsWhatIsPerpendicularAndAveragesWhatIsTheSame) {
   const at::Tensor a = torch::tensor({3.0, 0.0}, at::kDouble), b = torch::tensor({0.0, 4.0}, at::kDouble);
-  EXPECT_TRUE(Adasum::combine(a, b).equal(a + b));
-  EXPECT_TRUE(Adasum::combine(a, a).equal(a));
-  EXPECT_TRUE(Adasum::combine(a, torch::zeros({2}, at::kDouble)).equal(a));
-  EXPECT_TRUE(Adasum::combine(a, -a).equal(torch::zeros({2}, at::kDouble)));
+  EXPECT_TRUE(adasum_of(a, b).equal(a + b));
+  EXPECT_TRUE(adasum_of(a, a).equal(a));
+  EXPECT_TRUE(adasum_of(a, torch::zeros({2}, at::kDouble)).equal(a));
+  EXPECT_TRUE(adasum_of(a, -a).equal(torch::zeros({2}, at::kDouble)));
 }
 
 TEST(AdasumTest, PairsOfNeighboursFirst) {
@@ -334,10 +412,10 @@ TEST(AdasumTest, PairsOfNeighboursFirst) {
                             for (const double offset : {0.0, 1.0}) {
                               at::Tensor expected = of_rank(0, {3, 4}, offset);
                               if (size() > 1) {
-                                expected = Adasum::combine(expected, of_rank(1, {3, 4}, offset));
+                                expected = adasum_of(expected, of_rank(1, {3, 4}, offset));
                               }
                               if (size() > 2) {
-                                expected = Adasum::combine(expected, Adasum::combine(of_rank(2, {3, 4}, offset), of_rank(3, {3, 4}, offset)));
+                                expected = adasum_of(expected, adasum_of(of_rank(2, {3, 4}, offset), of_rank(3, {3, 4}, offset)));
                               }
                               EXPECT_TRUE(allreduce(of_rank(rank(), {3, 4}, offset), {.op = Op::adasum}).equal(expected));
                             }

@@ -1,32 +1,17 @@
 #pragma once
 
-#include <trireme/mesh/mesh.h>
+#include <trireme/comm/group.h>
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
-
 namespace trireme::horovod {
 
-/// Adds up tensors of ranks so that parts in the same direction are averaged and perpendicular parts added: in each of log2(N) rounds pairs of ranks compute
-/// (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b.
-///
-/// The number of ranks is a power of two. All ranks get the same bits.
-/// Cost: P log2(N) sent by each rank, P: the bytes of the tensor. Source: Maleki et al. 2020, arXiv:2006.02924.
-class Adasum {
- public:
-  /// Collective over the group. Errors: InputError where the number of ranks is no power of two.
-  explicit Adasum(const comm::Group& ranks);
+/// (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: averages what has the same direction, and adds up what is perpendicular. Of one shape; floating point.
+/// Source: Maleki et al. 2020, arXiv:2006.02924.
+at::Tensor adasum_of(const at::Tensor& a, const at::Tensor& b);
 
-  /// Adds up `tensor` in place, as one vector. Floating point. Collective.
-  void run(at::Tensor tensor) const;
-
-  /// The formula for two tensors of one shape.
-  static at::Tensor combine(const at::Tensor& a, const at::Tensor& b);
-
- private:
-  int rounds_ = 0;
-  std::optional<mesh::Mesh> mesh_; // axes of two ranks
-};
+/// Adds up `tensor` of all ranks in place, as one vector: neighbours first, then pairs of pairs. The number of ranks is a power of two. All ranks get the
+/// same bits. Collective. Cost for P bytes and N ranks: P(N-1) sent by each rank, and NP bytes of memory meanwhile.
+void adasum(const comm::Group& ranks, at::Tensor tensor);
 
 } // namespace trireme::horovod

@@ -8,6 +8,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <functional>
+#include <map>
 #include <set>
 
 namespace trireme::horovod {
@@ -31,19 +32,17 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
   Impl(torch::optim::Optimizer& optimizer, std::vector<std::pair<std::string, at::Tensor>> named, const DistributedOptimizerOptions& options) : optimizer_(optimizer), options_(options) {
     check_options();
     std::set<std::string> names;
-    std::set<const void*> known;
-    for (auto& [name, tensor] : named) {
+    std::map<const void*, std::string> names_of_tensors;
+    for (const auto& [name, tensor] : named) {
       if (!names.insert(name).second) {
         throw InputError("horovod", concat("two parameters are called \"", name, "\""), "Name each parameter once, as Module::named_parameters() does.");
       }
-      if (tensor.requires_grad() && known.insert(tensor.unsafeGetTensorImpl()).second) {
-        parameters_.push_back({name, tensor});
-      }
+      names_of_tensors.try_emplace(tensor.unsafeGetTensorImpl(), name);
     }
     for (const auto& group : optimizer.param_groups()) {
       for (const at::Tensor& tensor : group.params()) {
-        if (tensor.requires_grad() && known.count(tensor.unsafeGetTensorImpl()) == 0) {
-          throw InputError("horovod", concat("the optimizer has a parameter of sizes ", tensor.sizes(), " that named_parameters does not name"), "Pass the named parameters of all models that it steps.");
+        if (tensor.requires_grad()) {
+          add(tensor, names_of_tensors);
         }
       }
     }
@@ -74,10 +73,8 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
       }
       optimizer_.step();
     }
+    begin_anew();
     synchronized_ = false;
-    for (Parameter& parameter : parameters_) {
-      parameter.passes = 0;
-    }
   }
 
   void synchronize() {
@@ -92,6 +89,7 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     for (Parameter& parameter : parameters_) {
       synchronize_all(std::exchange(parameter.handle, nullptr));
     }
+    begin_anew();
     synchronized_ = true;
   }
 
@@ -101,16 +99,36 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
         throw InputError("horovod", concat("zero_grad() while the gradient of \"", parameter.name, "\" is on its way"), "Call step() or synchronize() first.");
       }
     }
+    begin_anew();
+    synchronized_ = false; // a step may be left out
     optimizer_.zero_grad();
   }
 
  private:
+  void add(const at::Tensor& tensor, const std::map<const void*, std::string>& names) {
+    const auto name = names.find(tensor.unsafeGetTensorImpl());
+    if (name == names.end()) {
+      throw InputError("horovod", concat("the optimizer has a parameter of sizes ", tensor.sizes(), " that named_parameters does not name"), "Pass the named parameters of all models that it steps.");
+    }
+    if (torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr) {
+      throw InputError("horovod", concat("\"", name->second, "\" has a hook after accumulation already: another DistributedOptimizer's, or DataParallel's"),
+                       "Let one of them have the parameter, and end it before the next one begins.");
+    }
+    parameters_.push_back({name->second, tensor});
+  }
+
   struct Parameter {
     std::string name;
     at::Tensor tensor;
     int64_t passes = 0;
     Handle handle = nullptr; // of its gradient
   };
+
+  void begin_anew() {
+    for (Parameter& parameter : parameters_) {
+      parameter.passes = 0;
+    }
+  }
 
   void check_options() const {
     if (options_.backward_passes_per_step < 1) {
@@ -121,6 +139,10 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     }
     if (options_.op != Op::average && options_.op != Op::sum && options_.op != Op::adasum) {
       throw InputError("horovod", concat("a DistributedOptimizer with ", name_of(options_.op)), "Use Op::average, Op::sum or Op::adasum.");
+    }
+    const int ranks = options_.process_set.size();
+    if (options_.op == Op::adasum && (ranks & (ranks - 1)) != 0) {
+      throw InputError("horovod", concat("Adasum over ", ranks, " ranks: their number is to be a power of two"), "Use Op::average, or another number of ranks.");
     }
   }
 

@@ -26,11 +26,11 @@ struct DistributedOptimizerOptions {
 ///   hvd::DistributedOptimizer optimizer(adam, model->named_parameters());
 ///   ... optimizer.zero_grad(); loss.backward(); optimizer.step();
 ///
-/// A parameter whose gradient another rank has and this one has not takes part with zeros. Learning-rate schedulers act on the torch optimizer. Lives no longer than the
+/// The parameters of the optimizer's groups travel, one whose gradient another rank has and this one has not with zeros. Learning-rate schedulers act on the torch optimizer. Lives no longer than the
 /// optimizer; the parameters may live longer. Parameters' hooks after accumulation are its own while it lives.
 class DistributedOptimizer {
  public:
-  /// Errors: InputError for names that repeat, for a parameter of the optimizer without a name, and for options that do not go together.
+  /// Errors: InputError for names that repeat, for a parameter of the optimizer without a name or with another one's hook, and for options that do not go together.
   DistributedOptimizer(torch::optim::Optimizer& optimizer, std::vector<std::pair<std::string, at::Tensor>> named_parameters, const DistributedOptimizerOptions& options = {});
   template <typename NamedTensors> // of Module::named_parameters()
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const NamedTensors& named_parameters, const DistributedOptimizerOptions& options = {})
@@ -41,7 +41,7 @@ class DistributedOptimizer {
 
   /// Waits for the gradients of all ranks, steps, and begins to count backward passes anew. After synchronize() it only steps.
   void step();
-  /// Waits for the gradients of all ranks: to clip them before step(). Not with Op::adasum.
+  /// Waits for the gradients of all ranks: to clip them before step(), or to leave the step out (zero_grad() begins the next). Not with Op::adasum.
   void synchronize();
   /// Errors: InputError while gradients travel, between backward() and step().
   void zero_grad();

@@ -26,6 +26,13 @@ comm::Group group_like(const comm::Group& ranks) {
   return ranks.subgroup(all, "horovod");
 }
 
+// Ranks that fused other tensors together would do other operations.
+int64_t agreed(const comm::Group& ranks, int64_t fusion_bytes) {
+  at::Tensor bytes = at::full({1}, fusion_bytes, at::kLong);
+  ranks.broadcast(bytes, 0, "fusion threshold").wait();
+  return bytes.item<int64_t>();
+}
+
 std::string upper(std::string text) {
   for (char& letter : text) {
     letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
@@ -61,7 +68,12 @@ void Task::finish(std::exception_ptr error) {
 }
 
 Exchange::Exchange(const comm::Group& ranks, const ExchangeOptions& options)
-    : group_(group_like(ranks)), options_(options), negotiation_(group_.size()), execution_(group_, options.fusion_bytes), thread_([this] { run(); }) {}
+    : group_(group_like(ranks)), options_(options), negotiation_(group_.size()), execution_(group_, agreed(group_, options.fusion_bytes), options.device.value_or(at::kCPU)) {
+  if (options_.device) {
+    group_.open(*options_.device); // here and not with the first tensor: threads of several exchanges would wait for each other's ranks
+  }
+  thread_ = std::thread([this] { run(); });
+}
 
 Exchange::~Exchange() {
   {
@@ -72,10 +84,11 @@ Exchange::~Exchange() {
   thread_.join();
 }
 
-std::shared_ptr<Task> Exchange::submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs) {
+std::shared_ptr<Task> Exchange::submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, std::optional<at::ScalarType> type) {
   auto task = std::make_shared<Task>(std::move(request));
   task->operands.inputs = std::move(inputs);
   task->operands.outputs = std::move(outputs);
+  task->operands.type = type;
   task->asked_ns = Tracer::now_ns();
   if (task->request.on_device) {
     const at::Device device = task->operands.inputs.front().device();
@@ -139,6 +152,9 @@ std::vector<std::string> Exchange::exchange(const std::string& mine) {
 void Exchange::run() {
   const Note note("horovod's exchange");
   try {
+    if (options_.device) {
+      device::make_current(*options_.device);
+    }
     for (;;) {
       nlohmann::json requests = nlohmann::json::array();
       for (const auto& task : collect()) {

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -41,6 +42,7 @@ class Task {
 };
 
 struct ExchangeOptions {
+  /// Rank 0's counts.
   int64_t fusion_bytes = 128 << 20;
   /// Between two messages while something waits for other ranks.
   std::chrono::microseconds cycle{1000};
@@ -48,6 +50,8 @@ struct ExchangeOptions {
   std::chrono::milliseconds idle{100};
   /// Names that some ranks have asked for and others not are reported after so long; zero: never.
   std::chrono::duration<double> stall_check{60};
+  /// This rank's device, if it has one: opened for the group at once.
+  std::optional<at::Device> device = {};
   /// They fail after so long; zero: never.
   std::chrono::duration<double> stall_shutdown{0};
 };
@@ -66,7 +70,7 @@ class Exchange {
   Exchange& operator=(const Exchange&) = delete;
 
   /// Any thread. Errors: Error where this name is on its way already, or the exchange has ended.
-  std::shared_ptr<Task> submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs = {});
+  std::shared_ptr<Task> submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs = {}, std::optional<at::ScalarType> type = std::nullopt);
 
   const comm::Group& group() const {
     return group_;

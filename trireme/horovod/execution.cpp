@@ -1,6 +1,7 @@
 #include <trireme/horovod/execution.h>
 
 #include <trireme/base/error.h>
+#include <trireme/horovod/adasum.h>
 
 #include <ATen/ATen.h>
 
@@ -26,6 +27,12 @@ comm::ReduceOp plain_op(Op op) {
   return op == Op::min ? comm::ReduceOp::min : op == Op::max ? comm::ReduceOp::max : comm::ReduceOp::sum;
 }
 
+// What was made in inference mode may be changed in inference mode only.
+void write(at::Tensor output, const at::Tensor& values) {
+  const c10::InferenceMode mode(output.is_inference());
+  output.copy_(values);
+}
+
 int64_t contributors(const Response& response) {
   return std::count_if(response.of_rank.begin(), response.of_rank.end(), [](const auto& request) { return request.has_value(); });
 }
@@ -41,7 +48,7 @@ int64_t rows_of_rank(int64_t rows, int rank, int ranks) {
   return rows / ranks + (rank < rows % ranks ? 1 : 0);
 }
 
-Execution::Execution(comm::Group group, int64_t fusion_bytes) : group_(std::move(group)), fusion_bytes_(fusion_bytes) {}
+Execution::Execution(comm::Group group, int64_t fusion_bytes, at::Device device) : group_(std::move(group)), fusion_bytes_(fusion_bytes), last_device_(device) {}
 
 bool Execution::fits(const Batch& batch, const Response& next) const {
   const Request& a = batch.front()->any();
@@ -60,8 +67,6 @@ at::Device Execution::device_of(const Request& request, const Operands* operands
   }
   if (operands != nullptr) {
     last_device_ = operands->inputs.front().device();
-  } else if (last_device_.is_cpu()) { // joined before it gave a tensor
-    last_device_ = device::with_index(at::Device(*at::getAccelerator(true)));
   }
   return last_device_;
 }
@@ -94,10 +99,7 @@ void Execution::run(const std::vector<Response>& responses, const std::function<
 
 void Execution::reduce(const at::Tensor& flat, const Request& request) {
   if (request.op == Op::adasum) {
-    if (!adasum_) {
-      adasum_.emplace(group_);
-    }
-    adasum_->run(flat);
+    adasum(group_, flat);
   } else if (request.op == Op::product) {
     const at::Tensor all = group_.allocate(flat.numel() * group_.size(), flat.scalar_type(), flat.device());
     group_.all_gather(all, flat, request.name).wait();
@@ -156,9 +158,9 @@ void Execution::allreduce(const Batch& batch, const std::vector<Operands*>& oper
       return;
     }
     if (mine->outputs.size() <= t) {
-      mine->outputs.push_back(at::empty(place.sizes(), place.options()));
+      mine->outputs.push_back(at::empty(place.sizes(), mine->output_options(place)));
     }
-    mine->outputs[t].copy_(place);
+    write(mine->outputs[t], place);
     device::record_stream(mine->inputs[t], stream);
     device::record_stream(mine->outputs[t], stream);
   });
@@ -189,7 +191,7 @@ void Execution::run_one(const Response& response, Operands* operands) {
     if (operands->outputs.empty()) {
       operands->outputs.push_back(at::empty(input.sizes(), input.options()));
     }
-    operands->outputs.front().copy_(moved.view(input.sizes()));
+    write(operands->outputs.front(), moved.view(input.sizes()));
   } else if (request.kind == Kind::allgather) {
     allgather(response, *operands);
   } else if (request.kind == Kind::alltoall) {

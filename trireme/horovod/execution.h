@@ -2,10 +2,10 @@
 
 #include <trireme/comm/group.h>
 #include <trireme/device/stream.h>
-#include <trireme/horovod/adasum.h>
 #include <trireme/horovod/negotiation.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 
 #include <cstdint>
 #include <functional>
@@ -20,15 +20,22 @@ struct Operands {
   std::vector<at::Tensor> outputs; // where it is done in place; empty: made here
   device::Event ready{at::kCPU};
 
+  std::optional<at::ScalarType> type; // of outputs that are made here, if not the inputs'
+
   std::vector<int64_t> received; // of alltoall: rows from each rank
   device::Event done{at::kCPU};
+
+  at::TensorOptions output_options(const at::Tensor& like) const {
+    return like.options().dtype(type.value_or(like.scalar_type()));
+  }
 };
 
 /// Carries out what all ranks of a group have asked for, in the order they agreed on. One thread.
 class Execution {
  public:
   /// Allreduces of one type that are ready together are done as one, of at most `fusion_bytes`. A tensor larger than that is done alone.
-  Execution(comm::Group group, int64_t fusion_bytes);
+  /// `device`: of a rank that joins before it has given a tensor of a device.
+  Execution(comm::Group group, int64_t fusion_bytes, at::Device device);
 
   /// `operands_of` gives what this rank asked for; null where it has joined. Collective.
   /// Calls `finished` for each response, when its outputs are there or, on a device, are what comes next on the caller's stream after Operands::done.
@@ -48,9 +55,8 @@ class Execution {
 
   comm::Group group_;
   int64_t fusion_bytes_;
-  std::optional<Adasum> adasum_;
   device::KeptStreams streams_;
-  at::Device last_device_ = at::kCPU;
+  at::Device last_device_;
 };
 
 /// How many rows of `rows` rank r gets of a reducescatter: the first ranks get one more where they do not divide.

@@ -2,6 +2,7 @@
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
+#include <trireme/device/choose.h>
 #include <trireme/horovod/exchange.h>
 #include <trireme/monitor/chrome_trace.h>
 
@@ -30,9 +31,12 @@ class ProcessSet::State {
       exchange = std::make_unique<Exchange>(group, options);
     }
   }
-  /// Of operations without a name.
-  std::string next_name(Kind kind) {
-    return concat(name_of(kind), '.', ++numbers[static_cast<size_t>(kind)]);
+  /// Gives an operation without a name its number: last, so that one that is refused on this rank alone takes none.
+  std::shared_ptr<Task> submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs = {}, std::optional<at::ScalarType> type = std::nullopt) {
+    if (request.name.empty()) {
+      request.name = concat(name_of(request.kind), '.', ++numbers[static_cast<size_t>(request.kind)]);
+    }
+    return exchange->submit(std::move(request), std::move(inputs), std::move(outputs), type);
   }
   void number_anew() {
     for (auto& number : numbers) {
@@ -58,6 +62,8 @@ struct Job {
   std::shared_ptr<ProcessSet::State> everyone;
   std::vector<std::shared_ptr<ProcessSet::State>> sets;
   std::optional<std::filesystem::path> timeline;
+  int cross_rank = 0;
+  int cross_size = 1;
 };
 
 std::mutex job_mutex;
@@ -87,9 +93,38 @@ ExchangeOptions options_of_environment() {
   return options;
 }
 
+std::optional<at::Device> device_of(const comm::World& world) {
+  const auto kind = device::accelerator();
+  if (!kind) {
+    return std::nullopt;
+  }
+  if (*kind != at::kCUDA) {
+    return device::with_index(at::Device(*kind));
+  }
+  try {
+    const at::Device device = device::choose("auto", world.local_rank(), world.local_size());
+    return device.is_cpu() ? std::nullopt : std::optional(device);
+  } catch (const InputError&) { // more ranks than cards: tensors of the host, or of cards that the program chooses
+    return std::nullopt;
+  }
+}
+
+// Hosts as the ranks lie on them: in blocks, or in turns.
+void find_hosts(Job& job) {
+  const comm::Group& group = job.world->group();
+  const at::Tensor mine = at::full({1}, job.world->local_rank(), at::kLong);
+  const at::Tensor all = at::empty({group.size()}, at::kLong);
+  group.all_gather(all, mine, "local ranks").wait();
+  const at::Tensor same = all.eq(mine);
+  job.cross_rank = same.slice(0, 0, group.rank()).sum().item<int>();
+  job.cross_size = same.sum().item<int>();
+}
+
 void start(std::unique_ptr<Job> made) {
   made->options = options_of_environment();
   const comm::World& world = *made->world;
+  made->options.device = device_of(world);
+  find_hosts(*made);
   std::vector<int> all(static_cast<size_t>(world.size()));
   std::iota(all.begin(), all.end(), 0);
   made->everyone = std::make_shared<ProcessSet::State>(std::move(all), world.group(), world.rank(), made->options);
@@ -98,7 +133,7 @@ void start(std::unique_ptr<Job> made) {
     const std::lock_guard lock(job_mutex);
     job = std::move(made);
   }
-  if (file) {
+  if (file && rank() == 0) {
     start_timeline(*file);
   }
 }
@@ -108,24 +143,31 @@ ProcessSet::State& state_of(const ProcessSet& set) {
   return set.state() ? *set.state() : *now.everyone;
 }
 
-Exchange& exchange_of(const ProcessSet& set) {
+ProcessSet::State& member_of(const ProcessSet& set) {
   ProcessSet::State& state = state_of(set);
   if (!state.exchange) {
     throw InputError("horovod", concat("rank ", rank(), " does not belong to the process set, or it has ended with shutdown()"), "Ask ProcessSet::included() first.");
   }
-  return *state.exchange;
+  return state;
 }
 
-Request request_of(Kind kind, const std::string& name, const std::vector<at::Tensor>& tensors, const ProcessSet& set) {
+std::string quoted(const Request& request) {
+  return request.name.empty() ? concat(name_of(request.kind), " without a name") : concat(name_of(request.kind), " of \"", request.name, '"');
+}
+
+Request request_of(Kind kind, const std::string& name, const std::vector<at::Tensor>& tensors) {
   Request request;
   request.kind = kind;
-  request.name = name.empty() ? state_of(set).next_name(kind) : name;
+  request.name = name;
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined()) {
-      throw InputError("horovod", concat(name_of(kind), " of \"", request.name, "\" got an undefined tensor"), "Give a tensor of zeros where there is nothing.");
+      throw InputError("horovod", concat(quoted(request), ": an undefined tensor"), "Give a tensor of zeros where there is nothing.");
+    }
+    if (tensor.layout() != at::kStrided) {
+      throw InputError("horovod", concat(quoted(request), ": a sparse tensor"), "Make it dense.");
     }
     if (tensor.scalar_type() != tensors.front().scalar_type() || tensor.device() != tensors.front().device()) {
-      throw InputError("horovod", concat(name_of(kind), " of \"", request.name, "\" got tensors of different types or devices"), "Group those that have the same.");
+      throw InputError("horovod", concat(quoted(request), ": tensors of different types or devices"), "Group those that have the same.");
     }
     request.shapes.push_back(tensor.sizes().vec());
   }
@@ -138,7 +180,7 @@ Request request_of(Kind kind, const std::string& name, const std::vector<at::Ten
 
 void check_rows(const Request& request) {
   if (request.shapes.front().empty()) {
-    throw InputError("horovod", concat(name_of(request.kind), " of \"", request.name, "\" got a tensor without dims"), "Reshape it to [1].");
+    throw InputError("horovod", concat(quoted(request), ": a tensor without dims"), "Reshape it to [1].");
   }
 }
 
@@ -146,12 +188,12 @@ Request reduction_of(Kind kind, const std::vector<at::Tensor>& tensors, const Al
   if (tensors.empty()) {
     throw InputError("horovod", concat(name_of(kind), " of no tensors"), "Give at least one.");
   }
-  Request request = request_of(kind, options.name, tensors, options.process_set);
+  Request request = request_of(kind, options.name, tensors);
   request.op = options.op;
   request.prescale = options.prescale;
   request.postscale = options.postscale;
   if (!tensors.front().is_floating_point() && (options.op == Op::average || options.op == Op::adasum || options.prescale != 1 || options.postscale != 1)) {
-    throw InputError("horovod", concat(name_of(options.op), " of \"", request.name, "\", which is ", at::toString(request.type)), "Use Op::sum without factors for whole numbers, or a floating-point tensor.");
+    throw InputError("horovod", concat(quoted(request), ": ", name_of(options.op), " of numbers of type ", at::toString(request.type)), "Use Op::sum without factors for whole numbers, or a floating-point tensor.");
   }
   const int ranks = static_cast<int>(state_of(options.process_set).ranks.size());
   if (options.op == Op::adasum && (ranks & (ranks - 1)) != 0) {
@@ -183,23 +225,17 @@ Handle reduce_async(Kind kind, std::vector<at::Tensor> tensors, const AllreduceO
       throw InputError("horovod", concat("reducescatter with ", name_of(options.op)), "It knows sums and averages.");
     }
   }
-  const bool makes = kind == Kind::reducescatter;
-  std::vector<at::Tensor> outputs;
-  for (const at::Tensor& tensor : tensors) {
-    if (!makes) {
-      outputs.push_back(in_place ? tensor : at::empty_like(tensor, at::MemoryFormat::Contiguous));
-    }
-  }
-  return exchange_of(options.process_set).submit(std::move(request), std::move(sent), std::move(outputs));
+  const at::ScalarType type = tensors.front().scalar_type();
+  return member_of(options.process_set).submit(std::move(request), std::move(sent), in_place ? std::move(tensors) : std::vector<at::Tensor>(), type);
 }
 
 Handle submit_one(Kind kind, const at::Tensor& tensor, const std::string& name, const ProcessSet& set, const std::function<void(Request&)>& more = nullptr, std::vector<at::Tensor> outputs = {}) {
   const at::Tensor input = tensor.defined() ? tensor.detach() : tensor;
-  Request request = request_of(kind, name, {input}, set);
+  Request request = request_of(kind, name, {input});
   if (more) {
     more(request);
   }
-  return exchange_of(set).submit(std::move(request), {input}, std::move(outputs));
+  return member_of(set).submit(std::move(request), {input}, std::move(outputs));
 }
 
 } // namespace
@@ -254,10 +290,10 @@ int local_size() {
   return started().world->local_size();
 }
 int cross_rank() {
-  return rank() / local_size();
+  return started().cross_rank;
 }
 int cross_size() {
-  return size() / local_size();
+  return started().cross_size;
 }
 
 bool ProcessSet::included() const {
@@ -335,7 +371,7 @@ Handle broadcast_into(const at::Tensor& tensor, int root, const std::string& nam
       Kind::broadcast, tensor, name, set,
       [&](Request& request) {
         if (root < 0 || root >= set.size()) {
-          throw InputError("horovod", concat("broadcast of \"", request.name, "\" from rank ", root, ", and there are ", set.size()), "Name a rank from 0 on.");
+          throw InputError("horovod", concat(quoted(request), " from rank ", root, ", and there are ", set.size()), "Name a rank from 0 on.");
         }
         request.root = root;
       },
@@ -351,7 +387,7 @@ at::Tensor broadcast(const at::Tensor& tensor, int root, const std::string& name
   return synchronize(broadcast_async(tensor, root, name, set));
 }
 Handle broadcast_async_(at::Tensor tensor, int root, const std::string& name, const ProcessSet& set) {
-  return broadcast_into(tensor, root, name, set, {tensor.detach()});
+  return broadcast_into(tensor, root, name, set, {tensor.defined() ? tensor.detach() : tensor});
 }
 at::Tensor broadcast_(at::Tensor tensor, int root, const std::string& name, const ProcessSet& set) {
   synchronize(broadcast_async_(tensor, root, name, set));
@@ -365,14 +401,14 @@ std::pair<at::Tensor, std::vector<int64_t>> alltoall(const at::Tensor& tensor, c
     request.splits = splits;
     if (splits.empty()) {
       if (rows % set.size() != 0) {
-        throw InputError("horovod", concat("alltoall of \"", request.name, "\": ", rows, " rows do not divide by ", set.size(), " ranks"), "Give splits.");
+        throw InputError("horovod", concat(quoted(request), ": ", rows, " rows do not divide by ", set.size(), " ranks"), "Give splits.");
       }
       request.splits.assign(static_cast<size_t>(set.size()), rows / set.size());
     }
     const bool fits = std::ssize(request.splits) == set.size() && std::all_of(request.splits.begin(), request.splits.end(), [](int64_t split) { return split >= 0; }) &&
                       std::accumulate(request.splits.begin(), request.splits.end(), int64_t{0}) == rows;
     if (!fits) {
-      throw InputError("horovod", concat("alltoall of \"", request.name, "\": ", request.splits.size(), " splits for ", set.size(), " ranks and ", rows, " rows"),
+      throw InputError("horovod", concat(quoted(request), ": ", request.splits.size(), " splits for ", set.size(), " ranks and ", rows, " rows"),
                        "Give one number of rows for each rank, which add up to all of them.");
     }
   });
@@ -385,12 +421,11 @@ at::Tensor reducescatter(const at::Tensor& tensor, const AllreduceOptions& optio
 }
 
 void barrier(const ProcessSet& set) {
-  exchange_of(set).submit(request_of(Kind::barrier, "", {}, set), {})->wait();
+  member_of(set).submit(request_of(Kind::barrier, "", {}), {})->wait();
 }
 
 int join() {
-  Request request = request_of(Kind::join, "join", {}, {});
-  const Handle handle = exchange_of({}).submit(std::move(request), {});
+  const Handle handle = member_of({}).submit(request_of(Kind::join, "join", {}), {});
   handle->wait();
   state_of({}).number_anew(); // ranks have done different numbers of operations
   return handle->last_joined;
@@ -424,7 +459,8 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root) {
   if (rank() != root) {
     std::istringstream stream(std::string(reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()), static_cast<size_t>(all.numel())));
     torch::serialize::InputArchive archive;
-    archive.load_from(stream);
+    archive.load_from(stream, optimizer.param_groups().front().params().front().device()); // the root's may be another one
+    optimizer.state().clear(); // what the root has not got
     optimizer.load(archive);
   }
 }

@@ -26,13 +26,13 @@ class Optimizer;
 ///   hvd::shutdown();
 ///
 /// A thread of each process set tells the other ranks what this one asks for; what all have asked for is done, small tensors together. Operations without a name are called by kind and number,
-/// so ranks call those in the same order. Every operation exists as f() and as f_async(), whose handle synchronize() takes.
+/// so ranks call those in the same order. f_async() returns a handle that synchronize() takes.
 /// Errors: at synchronize(): InputError where ranks disagree about a tensor (which, and who), PeerError where one is lost. A call before init() is an InputError.
 /// Source: Sergeev and Del Balso 2018, arXiv:1802.05799.
 namespace trireme::horovod {
 
 /// Meets the other ranks, as comm::World::connect() does. Collective; a second call does nothing. Reads HOROVOD_FUSION_THRESHOLD (bytes, 128 MiB), HOROVOD_CYCLE_TIME
-/// (milliseconds, 1), HOROVOD_STALL_CHECK_TIME_SECONDS (60), HOROVOD_STALL_CHECK_DISABLE, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS (0: never) and HOROVOD_TIMELINE (a file).
+/// (milliseconds, 1), HOROVOD_STALL_CHECK_TIME_SECONDS (60), HOROVOD_STALL_CHECK_DISABLE, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS (0: never) and HOROVOD_TIMELINE (rank 0's file).
 void init(const comm::WorldOptions& options = {});
 /// Over ranks that have met already. `world` outlives shutdown().
 void init(comm::World& world);
@@ -44,7 +44,7 @@ int rank();
 int size();
 int local_rank();
 int local_size();
-/// Number of the host, and of hosts, where all have the same number of ranks.
+/// Number of the host, and of hosts, among those that have a rank with this local_rank().
 int cross_rank();
 int cross_size();
 
@@ -141,7 +141,7 @@ void broadcast_parameters(const NamedTensors& parameters, int root) {
   }
   broadcast_parameters(list, root);
 }
-/// The options of an optimizer's groups and its states, of any of torch's optimizers.
+/// The options of an optimizer's groups and its states, of any of torch's optimizers, with parameters on one device.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root);
 
 /// Writes this rank's operations as a Chrome trace: how long each was negotiated and how long it took. Written by stop_timeline() or shutdown().

@@ -56,11 +56,10 @@ std::vector<Response> Negotiation::take_ready() {
       continue;
     }
     Response response{at->first, std::move(at->second.of_rank), {}};
-    const Kind kind = response.any().kind;
     if (const auto differs = mismatch(response.of_rank)) {
       response.error = *differs;
-    } else if (!may_lack_a_rank(response.any()) && std::find(joined_.begin(), joined_.end(), true) != joined_.end()) {
-      response.error = concat(name_of(kind), " of \"", at->first, "\", but a rank has joined and has nothing to give");
+    } else if (!may_lack_a_rank(response.any()) && !std::all_of(response.of_rank.begin(), response.of_rank.end(), [](const auto& request) { return request.has_value(); })) {
+      response.error = concat(name_of(response.any().kind), " of \"", at->first, "\", but a rank has joined and has nothing to give");
     }
     ready.emplace_back(at->second.number, std::move(response));
     at = waiting_.erase(at);

@@ -75,7 +75,8 @@ void look_up_layers() {
     using Key = c10::DispatchKey;
     auto* made = new std::vector<torch::Library>;
     // In inference mode, calls come to the keys of devices.
-    for (const Key key : {Key::AutogradCPU, Key::AutogradCUDA, Key::AutogradPrivateUse1, Key::CPU, Key::CUDA, Key::PrivateUse1}) {
+    for (const Key key : {Key::AutogradCPU, Key::AutogradCUDA, Key::AutogradPrivateUse1, Key::AutogradXPU, Key::AutogradMPS, Key::AutogradHPU, Key::AutogradMTIA,
+                          Key::CPU, Key::CUDA, Key::PrivateUse1, Key::XPU, Key::MPS, Key::HPU, Key::MTIA}) {
       made->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__).impl("batch_norm", TORCH_FN(batch_norm));
     }
     return made;

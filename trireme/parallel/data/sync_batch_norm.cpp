@@ -123,9 +123,10 @@ struct Normalise : torch::autograd::Function<Normalise> {
     const at::Tensor grad = grads[0].to(type);
 
     // Sums of grad * (x - mean) / sqrt(var + eps) and of grad: this rank's gradients of weight and bias.
+    const at::Tensor inverse = (var + eps).rsqrt();
     at::Tensor scaled = at::zeros_like(mean), plain = at::zeros_like(mean);
-    if (x.numel() > 0) {
-      std::tie(std::ignore, scaled, plain) = at::native_batch_norm_backward(grad, values, at::ones_like(mean), mean, var, {}, {}, /*train=*/false, eps, {false, true, true});
+    if (x.numel() > 0) { // CUDA reads the last two tensors, the CPU the two before them
+      std::tie(std::ignore, scaled, plain) = at::native_batch_norm_backward(grad, values, at::ones_like(mean), mean, var, mean, inverse, /*train=*/false, eps, {false, true, true});
     }
     variable_list result(7);
     if (context->needs_input_grad(0)) { // not where a pipeline runs a backward's second half, for the parameters
@@ -135,7 +136,6 @@ struct Normalise : torch::autograd::Function<Normalise> {
       at::cat_out(sums, {scaled, plain});
       ranks.all_reduce(sums, comm::ReduceOp::sum, "gradients of batch statistics").wait();
       const at::Tensor means = sums / count.clamp_min(1);
-      const at::Tensor inverse = (var + eps).rsqrt();
       const at::Tensor factor = weight.defined() ? inverse * weight : inverse;
       at::Tensor dx = values - by_channel(mean, x);
       dx.mul_(by_channel(-factor * inverse * means.slice(0, 0, channels), x));
