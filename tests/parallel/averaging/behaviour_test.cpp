@@ -290,6 +290,9 @@ TEST(AveragingErrorTest, WhatNeedsAllReplicasInEveryStepIsRefused) {
                                       HasSubstr("parameter_averaging with gradient_allreduce_op"));
                           EXPECT_THAT(refusal(world, [](auto& options) { options.config.precision.communication = Type::bf16; }),
                                       HasSubstr("parameter_averaging with communication_data_type"));
+                          EXPECT_THAT(refusal(world, [](auto& options) { options.config.data_parallel.sync_batch_norm = true; }), HasSubstr("parameter_averaging with sync_batch_norm"));
+                          EXPECT_THAT(refusal(world, [](auto& options) { options.config.optimizer = optim::OptimizerOptions{optim::OneBitAdamOptions()}; }),
+                                      HasSubstr("parameter_averaging with OneBitAdam"));
                           EXPECT_THAT(refusal(world, [](auto& options) {
                                         options.config.step_in_backward = true;
                                         options.config.gradient_clipping = 0;
