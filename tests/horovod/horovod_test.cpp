@@ -240,6 +240,12 @@ TEST(HorovodSetsTest, EachMayDoAnythingAtTheSameTime) {
               IsEmpty());
 }
 
+test::RunOptions two_hosts() {
+  test::RunOptions options;
+  options.hosts = 2;
+  return options;
+}
+
 TEST(HorovodHostsTest, AreCounted) {
   EXPECT_THAT(run_ranks(
                   4,
@@ -249,7 +255,7 @@ TEST(HorovodHostsTest, AreCounted) {
                     EXPECT_EQ(cross_rank(), rank() / 2);
                     EXPECT_TRUE(allreduce(torch::ones({3}), {.op = Op::sum}).eq(4).all().item<bool>());
                   },
-                  {.hosts = 2}),
+                  two_hosts()),
               IsEmpty());
 }
 

@@ -1,6 +1,7 @@
 // Horovod's exchange uses a stream of its own: on the simulated device the results are the CPU's, without a race.
 #include "engine_case.h"
 
+#include <trireme/device/move.h>
 #include <trireme/horovod.h>
 
 #include <tests/support/run_ranks.h>
@@ -23,7 +24,7 @@ TEST(SimDeviceHorovod, TrainsAsOnTheCpu) {
     hvd::init(world);
     torch::manual_seed(1);
     torch::nn::Sequential net(torch::nn::Linear(4, 8), torch::nn::Tanh(), torch::nn::Linear(8, 1));
-    net->to(device);
+    device::move(*net, device);
     hvd::broadcast_parameters(net->named_parameters(), 0);
     torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
     Seen seen;

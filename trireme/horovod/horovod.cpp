@@ -452,10 +452,10 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root) {
     archive.save_to(stream);
     bytes = stream.str();
   }
-  const at::Tensor length = broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong), root, "optimizer.length");
+  const at::Tensor length = broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong), root, "length of the optimizer's state");
   at::Tensor all = at::empty({length.item<int64_t>()}, at::kByte);
   std::copy(bytes.begin(), bytes.end(), all.mutable_data_ptr<uint8_t>());
-  broadcast_(all, root, "optimizer.state");
+  broadcast_(all, root, "the optimizer's state");
   if (rank() != root) {
     std::istringstream stream(std::string(reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()), static_cast<size_t>(all.numel())));
     torch::serialize::InputArchive archive;
