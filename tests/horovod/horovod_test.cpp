@@ -3,6 +3,7 @@
 #include <trireme/horovod.h>
 #include <trireme/horovod/adasum.h>
 
+#include <tests/support/gate.h>
 #include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>
 
@@ -282,21 +283,23 @@ TEST(HorovodWaysTest, InInferenceMode) {
 }
 
 TEST(HorovodErrorTest, SayWhatDiffersAndLeaveTheRestAlone) {
+  test::Gate asked_twice;
   EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
+                        [&](comm::World& world) {
                           EXPECT_THAT(error_of([] { allreduce(torch::zeros({1})); }), HasSubstr("init()"));
                           const Job job(world);
                           EXPECT_THAT(error_of([] { allreduce(torch::zeros({2 + rank()}), {.name = "x"}); }), HasSubstr("the shape of \"x\" is [2] on rank 0 and [3] on rank 1"));
                           const Handle first = allreduce_async(torch::zeros({1}), {.name = "y"});
                           const Handle good = allreduce_async(torch::full({1}, 1.0 + rank()), {.name = "z", .op = Op::sum});
-                          if (rank() == 0) { // rank 1's may be done by now
+                          if (rank() == 0) {
                             const auto twice = [] {
                               const Handle a = allreduce_async(torch::zeros({1}), {.name = "w"});
                               allreduce_async(torch::zeros({1}), {.name = "w"});
                             };
                             EXPECT_THAT(error_of(twice), HasSubstr("while an operation of this name is on its way"));
+                            asked_twice.open();
                           } else {
-                            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                            asked_twice.wait();
                             allreduce(torch::zeros({1}), {.name = "w"});
                           }
                           synchronize(first);
