@@ -1,4 +1,6 @@
 // A libtorch loop with Horovod's DistributedOptimizer equals one process, DataParallel and the engine.
+#include "job.h"
+
 #include <trireme/horovod.h>
 #include <trireme/horovod/adasum.h>
 #include <trireme/parallel/data/data_parallel.h>
@@ -26,15 +28,6 @@ using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-struct Job {
-  explicit Job(comm::World& world) {
-    init(world);
-  }
-  ~Job() {
-    shutdown();
-  }
-};
-
 nn::Sequential make_net(int seed = 1) {
   torch::manual_seed(seed);
   nn::Sequential net(nn::Linear(4, 7), nn::Tanh(), nn::Linear(7, 7), nn::Tanh(), nn::Linear(7, 1));
@@ -60,6 +53,16 @@ at::Tensor loss_of(nn::Sequential& net, const at::Tensor& x) {
   return (net->forward(x) - x.sum(1, true)).square().mean();
 }
 
+/// One step of a rank's net with its rows, and of another one with all rows.
+void step_both(nn::Sequential& net, DistributedOptimizer& optimizer, nn::Sequential& whole, torch::optim::Optimizer& reference, int number) {
+  optimizer.zero_grad();
+  reference.zero_grad();
+  loss_of(net, rows_of(rank(), number)).backward();
+  loss_of(whole, rows_of_all(size(), number)).backward();
+  optimizer.step();
+  reference.step();
+}
+
 double difference(nn::Module& a, nn::Module& b) {
   double worst = 0;
   const auto others = b.named_parameters();
@@ -83,12 +86,7 @@ TEST_P(DistributedOptimizerTest, EqualsOneProcess) {
                             EXPECT_EQ(difference(*net, *whole), 0);
                             DistributedOptimizer optimizer(adam, net->named_parameters(), {.gradient_predivide_factor = predivide});
                             for (int step = 0; step < 20; ++step) {
-                              optimizer.zero_grad();
-                              reference.zero_grad();
-                              loss_of(net, rows_of(rank(), step)).backward();
-                              loss_of(whole, rows_of_all(size(), step)).backward();
-                              optimizer.step();
-                              reference.step();
+                              step_both(net, optimizer, whole, reference, step);
                             }
                             EXPECT_LT(difference(*net, *whole), 1e-10);
                           }
@@ -174,12 +172,7 @@ TEST(DistributedOptimizerWaysTest, AStepMayBeLeftOutAfterSynchronize) {
                           optimizer.zero_grad();
                           loss_of(net, rows_of(rank(), 9)).backward();
                           optimizer.synchronize();
-                          optimizer.zero_grad();
-                          loss_of(net, rows_of(rank(), 10)).backward();
-                          optimizer.step(); // with all ranks' gradients
-                          reference.zero_grad();
-                          loss_of(whole, rows_of_all(size(), 10)).backward();
-                          reference.step();
+                          step_both(net, optimizer, whole, reference, 10); // with all ranks' gradients
                           EXPECT_LT(difference(*net, *whole), 1e-10);
                         }),
               IsEmpty());
@@ -228,12 +221,7 @@ TEST(DistributedOptimizerWaysTest, Fp16GradientsComeClose) {
                           torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1)), reference(whole->parameters(), torch::optim::SGDOptions(0.1));
                           DistributedOptimizer optimizer(sgd, net->named_parameters(), {.compression = Compression::fp16});
                           for (int step = 0; step < 10; ++step) {
-                            optimizer.zero_grad();
-                            reference.zero_grad();
-                            loss_of(net, rows_of(rank(), step)).backward();
-                            loss_of(whole, rows_of_all(size(), step)).backward();
-                            optimizer.step();
-                            reference.step();
+                            step_both(net, optimizer, whole, reference, step);
                           }
                           EXPECT_LT(difference(*net, *whole), 2e-3);
                           EXPECT_GT(difference(*net, *whole), 1e-9);

@@ -1,4 +1,6 @@
 // Horovod's operations by name equal their formulas, whatever the order in which ranks ask for them.
+#include "job.h"
+
 #include <trireme/base/error.h>
 #include <trireme/horovod.h>
 #include <trireme/horovod/adasum.h>
@@ -25,17 +27,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-/// init() and shutdown() around a test's body.
-class Job {
- public:
-  explicit Job(comm::World& world) {
-    init(world);
-  }
-  ~Job() {
-    shutdown();
-  }
-};
 
 at::Tensor of_rank(int rank, at::IntArrayRef sizes, double offset = 0) {
   return torch::sin(torch::arange(c10::multiply_integers(sizes), torch::kFloat64).view(sizes) * (rank + 1.3) + offset);
