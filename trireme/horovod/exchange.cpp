@@ -3,13 +3,13 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/base/notes.h>
+#include <trireme/comm/same_ranks.h>
 #include <trireme/monitor/chrome_trace.h>
 
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
 
 #include <cstring>
-#include <numeric>
 
 namespace trireme::horovod {
 namespace {
@@ -19,12 +19,6 @@ using monitor::Tracer;
 using monitor::tracer;
 
 constexpr int64_t kMessage = 4096; // of which the first 8 bytes are the length of the whole
-
-comm::Group group_like(const comm::Group& ranks) {
-  std::vector<int> all(static_cast<size_t>(ranks.size()));
-  std::iota(all.begin(), all.end(), 0);
-  return ranks.subgroup(all, "horovod");
-}
 
 // Ranks that fused other tensors together would do other operations.
 int64_t agreed(const comm::Group& ranks, int64_t fusion_bytes) {
@@ -68,7 +62,7 @@ void Task::finish(std::exception_ptr error) {
 }
 
 Exchange::Exchange(const comm::Group& ranks, const ExchangeOptions& options)
-    : group_(group_like(ranks)), options_(options), negotiation_(group_.size()), execution_(group_, agreed(group_, options.fusion_bytes), options.device.value_or(at::kCPU)) {
+    : group_(comm::same_ranks(ranks, "horovod")), options_(options), negotiation_(group_.size()), execution_(group_, agreed(group_, options.fusion_bytes), options.device.value_or(at::kCPU)) {
   if (options_.device) {
     group_.open(*options_.device); // here and not with the first tensor: threads of several exchanges would wait for each other's ranks
   }

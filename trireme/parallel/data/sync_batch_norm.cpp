@@ -1,12 +1,11 @@
 #include <trireme/parallel/data/sync_batch_norm.h>
 
 #include <trireme/base/error.h>
+#include <trireme/comm/held_group.h>
+#include <trireme/comm/same_ranks.h>
 
 #include <ATen/ATen.h>
 #include <torch/autograd.h>
-#include <torch/custom_class.h>
-
-#include <numeric>
 
 namespace trireme::parallel {
 namespace {
@@ -89,11 +88,6 @@ void check_sizes(const at::Tensor& x, const BatchNormTensors& layer) {
   }
 }
 
-struct HeldGroup : torch::CustomClassHolder {
-  explicit HeldGroup(comm::Group group) : group(std::move(group)) {}
-  comm::Group group;
-};
-
 struct Normalise : torch::autograd::Function<Normalise> {
   // An undefined tensor is no variable of a Function, an absent one may be.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& /*weight*/, const std::optional<at::Tensor>& bias, const BatchNormTensors& layer,
@@ -103,7 +97,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
     context->save_for_backward({x, layer.weight, all.mean, all.var, all.count});
     context->saved_data["eps"] = eps;
     context->saved_data["has_bias"] = bias.has_value();
-    context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<HeldGroup>(ranks));
+    context->saved_data["ranks"] = comm::HeldGroup::hold(ranks);
     if (x.numel() == 0) {
       return at::empty_like(x);
     }
@@ -130,7 +124,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
     }
     variable_list result(7);
     if (context->needs_input_grad(0)) { // not where a pipeline runs a backward's second half, for the parameters
-      const comm::Group& ranks = c10::static_intrusive_pointer_cast<HeldGroup>(context->saved_data["ranks"].toCapsule())->group;
+      const comm::Group ranks = comm::HeldGroup::of(context->saved_data["ranks"]);
       const int64_t channels = mean.numel();
       at::Tensor sums = ranks.allocate(2 * channels, type, x.device());
       at::cat_out(sums, {scaled, plain});
@@ -165,9 +159,7 @@ at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormTensors& layer, d
 }
 
 comm::Group statistics_group(const comm::Group& ranks) {
-  std::vector<int> all(static_cast<size_t>(ranks.size()));
-  std::iota(all.begin(), all.end(), 0);
-  return ranks.subgroup(all, "batch statistics");
+  return comm::same_ranks(ranks, "batch statistics");
 }
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const comm::Group& ranks) : NormImplBase(options), ranks_(statistics_group(ranks)) {}

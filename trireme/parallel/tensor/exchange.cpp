@@ -1,12 +1,12 @@
 #include <trireme/parallel/tensor/exchange.h>
 
 #include <trireme/base/error.h>
+#include <trireme/comm/held_group.h>
 #include <trireme/fused/rows.h>
 #include <trireme/parallel/tensor/transfer.h>
 
 #include <ATen/ATen.h>
 #include <torch/autograd.h>
-#include <torch/custom_class.h>
 
 namespace trireme::tensor {
 namespace {
@@ -39,22 +39,17 @@ at::Tensor run(Op op, const at::Tensor& x, const comm::Group& ranks, int64_t dim
   return x;
 }
 
-struct HeldGroup : torch::CustomClassHolder {
-  explicit HeldGroup(comm::Group group) : group(std::move(group)) {}
-  comm::Group group;
-};
-
 struct Exchange : torch::autograd::Function<Exchange> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const comm::Group& ranks, int64_t dim, Op forward, Op backward) {
-    context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<HeldGroup>(ranks));
+    context->saved_data["ranks"] = comm::HeldGroup::hold(ranks);
     context->saved_data["dim"] = dim;
     context->saved_data["backward"] = static_cast<int64_t>(backward);
     return run(forward, x, ranks, dim);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     fused::refuse_create_graph("an exchange between tensor-parallel ranks", kOnOneRank);
-    const auto ranks = c10::static_intrusive_pointer_cast<HeldGroup>(context->saved_data["ranks"].toCapsule());
-    return {run(static_cast<Op>(context->saved_data["backward"].toInt()), grads[0], ranks->group, context->saved_data["dim"].toInt()), {}, {}, {}, {}};
+    const comm::Group ranks = comm::HeldGroup::of(context->saved_data["ranks"]);
+    return {run(static_cast<Op>(context->saved_data["backward"].toInt()), grads[0], ranks, context->saved_data["dim"].toInt()), {}, {}, {}, {}};
   }
 };
 
