@@ -1,6 +1,7 @@
 #include <trireme/parallel/context/ulysses.h>
 
 #include <trireme/base/error.h>
+#include <trireme/comm/held_group.h>
 #include <trireme/fused/fused.h>
 #include <trireme/parallel/context/closed_forms.h>
 #include <trireme/parallel/context/ring.h>
@@ -78,19 +79,14 @@ variable_list tokens_from_heads(const comm::Group& ranks, const variable_list& t
   return wholes;
 }
 
-struct Ranks : torch::CustomClassHolder {
-  explicit Ranks(const comm::Group& group) : group(group) {}
-  comm::Group group;
-};
-
 void keep(AutogradContext* context, const comm::Group& ranks) {
-  context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<Ranks>(ranks));
+  context->saved_data["ranks"] = comm::HeldGroup::hold(ranks);
 }
 comm::Group kept(AutogradContext* context) {
   if (at::GradMode::is_enabled()) {
     throw Error("context", "attention over several ranks cannot be differentiated twice (backward with create_graph).", "Leave create_graph out.");
   }
-  return c10::static_intrusive_pointer_cast<Ranks>(context->saved_data["ranks"].toCapsule())->group;
+  return comm::HeldGroup::of(context->saved_data["ranks"]);
 }
 
 struct HeadsFromTokens : torch::autograd::Function<HeadsFromTokens> {
