@@ -71,6 +71,7 @@ std::vector<KeyObserver> top_level() {
       {at, "", "prescale_gradients", false, true, observe::training, {}, 3},
       {at, "", "gradient_predivide_factor", 1.0, 3.0, observe::training, {}, 3},
       {at, "", "gradient_allreduce_op", "mean", "sum", observe::training, {}, 2},
+      {at, "", "gradient_allreduce_algorithm", "backend", "ring", observe::operations, {}, 2},
       {at, "", "dataloader_drop_last", false, true, observe::batches, engine(R"({"train_batch_size": 100})")},
       {at, "", "communication_data_type", nullptr, "bf16", observe::operations, {}, 2},
       {at, "", "broadcast_buffers", true, false, observe::equal_module_buffers, {}, 2},

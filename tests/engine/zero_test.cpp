@@ -5,6 +5,7 @@
 #include <trireme/models/gpt_layers.h>
 #include <trireme/zero/init.h>
 
+#include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -325,6 +326,16 @@ TEST(ZeroTest, EachRankHoldsItsShareOfTheStates) {
                           world.group().all_reduce(all).wait();
                           EXPECT_EQ(all.item<int64_t>(), run.engine().num_parameters());
                           EXPECT_LT(mine, run.engine().num_parameters() * 3 / 10);
+                        }),
+              IsEmpty());
+}
+
+TEST(ZeroTest, AnAlgorithmForWholeBucketsIsRefused) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          config::EngineConfig config = zero_config(1);
+                          config.data_parallel.algorithm = parallel::DataParallelOptions::Algorithm::halving_doubling;
+                          EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }), testing::HasSubstr("gradient_allreduce_algorithm is \"halving-doubling\", with ZeRO stage 1"));
                         }),
               IsEmpty());
 }

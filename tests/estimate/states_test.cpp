@@ -74,6 +74,7 @@ struct Case {
   int ranks;
   int zero_stage;
   bool bf16;
+  bool outer = false; // averaged parameters with an outer optimizer
 };
 
 class ResidentMemory : public testing::TestWithParam<Case> {};
@@ -86,6 +87,9 @@ TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
   std::vector<std::string> overrides = {concat("engine.zero_optimization.stage=", c.zero_stage)};
   if (c.bf16) {
     overrides.emplace_back("engine.bf16.enabled=true");
+  }
+  if (c.outer) {
+    overrides.emplace_back(R"(engine.parameter_averaging={"every": 3, "outer_optimizer": "nesterov"})");
   }
   const config::RunConfig run = run_config(overrides);
   overrides.emplace_back("model.layers=1");
@@ -113,9 +117,9 @@ TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
 
 INSTANTIATE_TEST_SUITE_P(All, ResidentMemory,
                          testing::Values(Case{1, 0, false}, Case{2, 0, false}, Case{2, 1, false}, Case{2, 2, false}, Case{2, 3, false}, Case{4, 0, false}, Case{4, 1, false},
-                                         Case{4, 2, false}, Case{4, 3, false}, Case{2, 1, true}, Case{2, 3, true}),
+                                         Case{4, 2, false}, Case{4, 3, false}, Case{2, 1, true}, Case{2, 3, true}, Case{2, 0, false, true}, Case{2, 0, true, true}),
                          [](const auto& info) {
-                           return concat("stage", info.param.zero_stage, "_", info.param.ranks, "ranks", info.param.bf16 ? "_bf16" : "");
+                           return concat("stage", info.param.zero_stage, "_", info.param.ranks, "ranks", info.param.bf16 ? "_bf16" : "", info.param.outer ? "_outer" : "");
                          });
 
 } // namespace

@@ -241,6 +241,61 @@ TEST_P(CountedBytes, AreTheFormulas) {
       << c.ranks << " ranks, " << testing::PrintToString(c.overrides);
 }
 
+class AveragedBytes : public testing::TestWithParam<Case> {};
+
+// Of three rounds of three steps each: nothing but at their ends, and there what the formula says of a step, three times.
+TEST_P(AveragedBytes, AreThoseOfTheMeetings) {
+  const Case c = GetParam();
+  config::RunConfig run = run_config(c.overrides);
+  EXPECT_THAT(run_ranks(c.ranks,
+                        [&](comm::World& world) {
+                          const int64_t every = run.engine.averaging.every;
+                          engine::InitializeOptions options;
+                          options.config = run.engine;
+                          options.training_data = std::make_shared<Tokens>(run.model.gpt);
+                          options.mesh = mesh::training_mesh(world.group(), {.tensor = static_cast<int>(run.parallel.tensor)});
+                          models::ModelRanks ranks;
+                          ranks.tensor = {options.mesh->group(mesh::Axis::tensor), false};
+                          models::Gpt model(run.model.gpt, ranks);
+                          options.model = model.ptr();
+                          options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                          const auto made = engine::initialize(world, options);
+                          const estimate::Run described = on_tensor_rank(run, c.ranks, ranks.tensor.group.rank());
+                          const auto traffic = traffic_of(described);
+                          int64_t expected = 0;
+                          for (const Item& item : traffic.front().items) {
+                            expected += item.axis == "data" ? item.bytes : 0;
+                          }
+                          for (int64_t step = 1; step <= 2 * every; ++step) { // step times travel later
+                            const int64_t before = made.engine->bytes_sent_by_axes().at("data");
+                            made.engine->train_batch();
+                            const int64_t sent = made.engine->bytes_sent_by_axes().at("data") - before;
+                            if (step % every == 0) {
+                              EXPECT_NEAR(sent, every * expected, 5 * every) << "each item is rounded down to a step's part";
+                            } else {
+                              EXPECT_EQ(sent, 0);
+                            }
+                          }
+                        }),
+              IsEmpty())
+      << c.ranks << " ranks, " << testing::PrintToString(c.overrides);
+}
+
+std::vector<Case> averaging_cases() {
+  const auto section = [](const char* keys) { return concat(R"(engine.parameter_averaging={"every": 3)", keys, "}"); };
+  std::vector<Case> all;
+  for (const int ranks : {2, 3, 4}) {
+    all.push_back({ranks, {section("")}});
+    all.push_back({ranks, {section(R"(, "outer_optimizer": "nesterov")")}});
+    all.push_back({ranks, {section(R"(, "outer_optimizer": "slowmo", "states": "average")")}});
+  }
+  all.push_back({2, {section(R"(, "states": "average")"), "engine.bf16.enabled=true"}});
+  all.push_back({2, {section(R"(, "states": "average")"), "engine.optimizer.type=Lion"}});
+  all.push_back({4, {section(""), "model.heads=4", "model.vocab_size=76", "parallel.tensor=2"}});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AveragedBytes, testing::ValuesIn(averaging_cases()), [](const auto& info) { return concat(info.index); });
 INSTANTIATE_TEST_SUITE_P(Split, CountedBytes, testing::ValuesIn(split_cases()), [](const auto& info) { return concat(info.index); });
 INSTANTIATE_TEST_SUITE_P(All, CountedBytes, testing::ValuesIn(cases()), [](const auto& info) { return concat(info.index); });
 

@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 
 namespace trireme::tools {
 namespace {
@@ -65,7 +66,7 @@ int run_quietly(std::vector<std::string> words, const fs::path& output) {
 
 } // namespace
 
-MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks) {
+MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks, int64_t round) {
   const ScratchFolder scratch(make_scratch_folder("trireme-estimate"));
   const fs::path out = scratch.path / "run";
   std::vector<std::string> words = {fs::read_symlink("/proc/self/exe").string(), "train", command.run_file.string(), "-n", std::to_string(ranks), "--out",
@@ -87,6 +88,7 @@ MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks) {
   }
   MeasuredRun measured;
   std::vector<double> times;
+  std::vector<int64_t> sent;
   for (const monitor::StepMetrics& step : monitor::read_metrics(out / "metrics.jsonl")) {
     measured.steps = step.step;
     measured.peak_rss_bytes = std::max(measured.peak_rss_bytes, step.peak_rss_bytes.value_or(0));
@@ -96,10 +98,12 @@ MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks) {
     if (step.step == 1) { // a pipeline announces shapes; caches are cold
       continue;
     }
-    // Some steps also exchange step times.
-    const int64_t sent = step.comm_bytes.value_or(0);
-    measured.comm_bytes = times.empty() ? sent : std::min(measured.comm_bytes, sent);
+    sent.push_back(step.comm_bytes.value_or(0));
     times.push_back(step.step_ms.value_or(0));
+  }
+  for (int64_t begin = 0; begin + round <= std::ssize(sent); ++begin) { // some steps also exchange step times
+    const int64_t mean = std::accumulate(sent.begin() + begin, sent.begin() + begin + round, int64_t{0}) / round;
+    measured.comm_bytes = std::min(measured.comm_bytes.value_or(mean), mean);
   }
   if (!times.empty()) {
     std::nth_element(times.begin(), times.begin() + std::ssize(times) / 2, times.end());

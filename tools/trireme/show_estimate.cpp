@@ -140,12 +140,19 @@ ordered_json as_json(const Shown& shown) {
       entry["device_peak_bytes"] = *measured.device_peak_bytes;
     }
     entry["peak_deviation_percent"] = deviation(shown.estimated_peak(), shown.measured_peak());
-    entry["comm_bytes"] = measured.comm_bytes;
-    entry["comm_deviation_percent"] = deviation(shown.traffic.front().bytes(), measured.comm_bytes);
+    if (measured.comm_bytes) {
+      entry["comm_bytes"] = *measured.comm_bytes;
+      entry["comm_deviation_percent"] = deviation(shown.traffic.front().bytes(), *measured.comm_bytes);
+    }
     entry["step_ms"] = measured.step_ms;
   }
   object["notes"] = shown.notes;
   return object;
+}
+
+// After which what is sent repeats.
+int64_t steps_of_round(const estimate::Run& run) {
+  return run.averages() ? run.averaging.every : 1;
 }
 
 using Row = std::vector<std::string>;
@@ -242,7 +249,9 @@ void print_traffic(const Shown& shown) {
   }
   if (rows.size() > 1) {
     print(rows, 1, 1);
-    std::cout << concat("A ", shown.run.accumulation, " micro-batches; every ", estimate::kStepsBetweenTimes, "th step another ",
+    std::cout << concat("A ", shown.run.accumulation, " micro-batches; ",
+                        steps_of_round(shown.run) > 1 ? concat("the mean over rounds of ", steps_of_round(shown.run), " steps, of which the last one sends all; now and then another ")
+                                                      : concat("every ", estimate::kStepsBetweenTimes, "th step another "),
                         shown.traffic.front().step_time_bytes, " bytes of step times\n\n");
   }
 }
@@ -267,7 +276,11 @@ void print_rest(const Shown& shown) {
                           off > 0 ? "+" : "", off, " %\n");
     };
     compare(measured.device_peak_bytes ? "peak of the largest rank on its device" : "peak of the largest rank", shown.estimated_peak(), shown.measured_peak());
-    compare("sent by rank 0 in a step", shown.traffic.front().bytes(), measured.comm_bytes);
+    if (measured.comm_bytes) {
+      compare("sent by rank 0 in a step", shown.traffic.front().bytes(), *measured.comm_bytes);
+    } else {
+      std::cout << concat("not measured: what is sent in a step, because replicas meet every ", steps_of_round(shown.run), " steps\n");
+    }
   }
   for (const std::string& note : shown.notes) {
     std::cout << "note: " << note << '\n';
@@ -287,7 +300,7 @@ int show_estimate(const EstimateCommand& command) {
   shown.traffic = estimate::traffic_of(shown.run);
   shown.at_hand = estimate::memory_at_hand();
   if (command.measured_steps > 0) {
-    shown.measured = measure_run(command, shown.ranks);
+    shown.measured = measure_run(command, shown.ranks, steps_of_round(shown.run));
   }
   if (command.json) {
     std::cout << as_json(shown).dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';

@@ -74,6 +74,8 @@ parallel::DataParallelOptions read_data_parallel(const Values& values, std::vect
   out.gradient_predivide_factor = values.get("gradient_predivide_factor", out.gradient_predivide_factor);
   const std::string op = values.get<std::string>("gradient_allreduce_op", "mean");
   out.op = op == "sum" ? parallel::DataParallelOptions::Op::sum : parallel::DataParallelOptions::Op::mean;
+  const auto& names = parallel::DataParallelOptions::kAlgorithmNames;
+  out.algorithm = static_cast<parallel::DataParallelOptions::Algorithm>(std::find(names.begin(), names.end(), values.get<std::string>("gradient_allreduce_algorithm", names.front())) - names.begin());
 
   const JsonNode* elements = values.section("zero_optimization").find("reduce_bucket_size");
   if (elements != nullptr) {

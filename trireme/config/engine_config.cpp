@@ -90,6 +90,7 @@ ordered_json to_json(const EngineConfig& config) {
       {"sync_batch_norm", data.sync_batch_norm},
       {"gradient_predivide_factor", data.gradient_predivide_factor},
       {"gradient_allreduce_op", data.op == parallel::DataParallelOptions::Op::sum ? "sum" : "mean"},
+      {"gradient_allreduce_algorithm", parallel::DataParallelOptions::kAlgorithmNames[static_cast<size_t>(data.algorithm)]},
       {"dataloader_drop_last", config.dataloader_drop_last},
       {"steps_per_print", or_null(config.steps_per_print)},
       {"wall_clock_breakdown", config.wall_clock_breakdown},

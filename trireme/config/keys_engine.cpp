@@ -21,6 +21,7 @@ Section top_level() {
     {"prescale_gradients", H, "bool", "false", "Divide gradients by the number of data ranks before the sum instead of after it."},
     {"gradient_predivide_factor", H, "real > 0", "1.0", "Divide gradients by this before the sum and undo it after."},
     {"gradient_allreduce_op", H, "word mean|sum", "\"mean\"", "Average or add the gradients of the data ranks."},
+    {"gradient_allreduce_algorithm", H, "word backend|ring|tree|halving-doubling|naive", "\"backend\"", "How a bucket of gradients is all-reduced at stage 0: as the backend does it, or by one of these algorithms over messages, to compare them. Ours; docs/communication.md."},
     {"dataloader_drop_last", H, "bool", "false", "Leave out the last, incomplete batch of an epoch instead of filling it up."},
     {"csv_monitor", H, "object", "null", "Metrics as CSV files."},
     {"tensorboard", H, "object", "null", "Metrics as TensorBoard event files."},

@@ -179,6 +179,14 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.first_bucket_bytes = run.engine.data_parallel.first_bucket_bytes;
   set_optimizer(run.engine.optimizer_or_adamw(), e);
   e.steps_in_backward = run.engine.step_in_backward;
+  e.averaging = run.engine.averaging;
+  using DataParallel = parallel::DataParallelOptions;
+  if (const auto algorithm = run.engine.data_parallel.algorithm; algorithm != DataParallel::Algorithm::backend && e.gradient_ranks() > 1) {
+    out.notes.push_back(concat("the traffic of gradients is that of the backend; gradient_allreduce_algorithm \"", DataParallel::kAlgorithmNames[static_cast<size_t>(algorithm)], "\" may send more from some ranks"));
+  }
+  if (e.averages() && e.averaging.start_step > 0) {
+    out.notes.push_back(concat("traffic after step ", e.averaging.start_step, "; before it gradients are summed in every step"));
+  }
   e.data_bytes = data_bytes(run, e);
   return out;
 }

@@ -49,6 +49,24 @@ void check_one_bit_adam(const InitializeOptions& options) {
   }
 }
 
+// The algorithms over messages reduce whole buckets in the host's memory.
+void check_algorithm(const Parts& parts, const InitializeOptions& options) {
+  using Options = parallel::DataParallelOptions;
+  const Options::Algorithm algorithm = options.config.data_parallel.algorithm;
+  if (algorithm == Options::Algorithm::backend) {
+    return;
+  }
+  const auto refuse = [&](const std::string& what) {
+    throw InputError("engine", concat("gradient_allreduce_algorithm is \"", Options::kAlgorithmNames[static_cast<size_t>(algorithm)], "\", with ", what), "Leave it out: the backend has its own.");
+  };
+  if (options.config.zero.stage >= 1) {
+    refuse(concat("ZeRO stage ", options.config.zero.stage, ", which reduces gradients to shards"));
+  }
+  if (!parts.device().is_cpu()) {
+    refuse(concat("gradients on ", parts.device().str(), ": those are messages of the host"));
+  }
+}
+
 } // namespace
 
 bool shards_states(const Parts& parts, const config::EngineConfig& config) {
@@ -91,6 +109,7 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
   if (is_one_bit(options.config)) {
     check_one_bit_adam(options);
   }
+  check_algorithm(parts, options);
   parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
   shard_within(groups, options.config.zero);
   if (parts.tensor.size() > 1) {

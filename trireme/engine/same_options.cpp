@@ -43,6 +43,7 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
       {"the number of parameter_groups", std::ssize(options.parameter_groups)},
       {"prescale_gradients", config.data_parallel.prescale_gradients},
       {"gradient_predivide_factor", std::bit_cast<int64_t>(config.data_parallel.gradient_predivide_factor)},
+      {"gradient_allreduce_algorithm", static_cast<int64_t>(config.data_parallel.algorithm)},
       {"parameter_averaging.every", config.averaging.every},
       {"parameter_averaging.outer_optimizer", static_cast<int64_t>(config.averaging.outer)},
       {"parameter_averaging.outer_lr", std::bit_cast<int64_t>(config.averaging.outer_lr)},

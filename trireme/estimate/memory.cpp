@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kStateBlock = 256;
 constexpr int64_t kScaleBytes = 4;
 constexpr int64_t kGradientBuckets = 3;
+constexpr int64_t kOuterBytes = 8; // of averaging's outer optimizer, for each parameter
 constexpr int64_t kGatheredUnits = 2;
 // Sizes of messages between stages.
 constexpr int64_t kHeaderBytes = 64;
@@ -53,6 +54,11 @@ Item states(const Run& run, const bucket::FlatLayout& layout) {
   if (run.state_bytes == 1) {
     item.formula += concat(", a scale of ", kScaleBytes, " bytes for ", kStateBlock);
     item.bytes += run.states * kScaleBytes * ((each + kStateBlock - 1) / kStateBlock);
+  }
+  if (run.has_outer_optimizer()) { // where the round began, and the momentum
+    item.formula += concat(", ", kOuterBytes, " F", divided(run.gradient_ranks()), " of the outer optimizer");
+    item.numbers += concat(" + ", kOuterBytes, " x ", layout.numel(), over(run.gradient_ranks()));
+    item.bytes += kOuterBytes * layout.numel() / run.gradient_ranks();
   }
   return item;
 }

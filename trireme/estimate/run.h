@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/estimate/model.h>
+#include <trireme/parallel/averaging/options.h>
 #include <trireme/zero/options.h>
 
 #include <cstdint>
@@ -78,6 +79,9 @@ struct Run {
   /// Buckets are stepped during backward: no norm, and no word on parameters without a gradient.
   bool steps_in_backward = false;
 
+  /// Replicas that step by themselves, as they do after start_step.
+  parallel::AveragingOptions averaging;
+
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
 
@@ -106,6 +110,13 @@ struct Run {
   /// Ranks among which optimizer states are divided.
   int64_t shard_ranks() const {
     return shards(1) ? shard_size.value_or(gradient_ranks()) : 1;
+  }
+  /// Whether replicas average parameters now and then instead of summing gradients in every step.
+  bool averages() const {
+    return averaging.on() && gradient_ranks() > 1;
+  }
+  bool has_outer_optimizer() const {
+    return averaging.on() && averaging.outer != parallel::AveragingOptions::Outer::none;
   }
   /// Whether a stage computes gradients of weights apart from those of inputs: not where layers are recomputed, nor on the first stage, whose inputs need none.
   bool computes_weights_later(int64_t stage) const {

@@ -11,6 +11,8 @@ constexpr int64_t kLossBytes = 3 * 8; // whether to stop, and of how many replic
 constexpr int64_t kNormBytes = 3 * 8; // and how many ranks lack a gradient, or have lowered the loss scale
 constexpr int64_t kStageSums = 5 * 8; // loss, norm, whether to stop, the largest loss scale, whether it was one
 constexpr int64_t kTokensBytes = 8; // of a micro-batch, for the mean loss
+constexpr int64_t kExactBytes = 4; // of a parameter that is averaged: masters, where there are some
+constexpr int64_t kRoundLrBytes = 2 * 8; // a sum, and of how many steps
 constexpr int64_t kStepTimes = 8 * 6 * 8; // of as many steps, six numbers each
 
 // Sent by one of `ranks` when each of the others gets, or passes on, one slice of the whole.
@@ -55,8 +57,43 @@ void add_gradients(const Run& run, const GatherPlan& plan, const bucket::FlatLay
   }
 }
 
+// Exact values and states at a meeting of replicas that step by themselves, divided among the steps of a round.
+void add_meeting(const Run& run, int64_t stage, std::vector<Item>& items) {
+  using Averaging = parallel::AveragingOptions;
+  const int64_t n = run.gradient_ranks();
+  const int64_t every = run.averaging.every;
+  std::vector<bucket::FlatLayout> layouts;
+  if (run.tensor_ranks > 1) {
+    layouts.push_back(layout_of(run, stage, /*whole=*/false));
+    layouts.push_back(layout_of(run, stage, /*whole=*/true));
+  } else {
+    layouts.push_back(layout_of(run, stage));
+  }
+  int64_t sent = 0;
+  int64_t elements = 0;
+  for (const bucket::FlatLayout& layout : layouts) {
+    elements += layout.numel();
+    for (const bucket::Bucket& bucket : layout.buckets()) {
+      sent += 2 * share(kExactBytes * bucket.numel(), n);
+    }
+  }
+  const std::string whole = concat(kExactBytes, " x ", elements, " x ", n - 1, " / ", n, " / ", every);
+  const char* const how = run.has_outer_optimizer() ? "parameters, reduce-scatter and all-gather" : "parameters, all-reduce";
+  items.push_back({how, concat("2 ", kExactBytes, " F (N - 1) / N / H, H: steps of a round"), concat("2 x ", whole), sent / every});
+  if (run.averaging.states == Averaging::States::average && run.states > 0) {
+    items.push_back({"optimizer states, all-reduce", concat("2 s ", kExactBytes, " F (N - 1) / N / H, s: states"), concat("2 x ", run.states, " x ", whole), run.states * sent / every});
+  }
+  if (run.averaging.outer == Averaging::Outer::slowmo) {
+    items.push_back({"learning rate of the round", "2 x 16 (N - 1) / N / H", concat("2 x 16 x ", n - 1, " / ", n, " / ", every), 2 * share(kRoundLrBytes, n) / every});
+  }
+  items.push_back({"loss", "2 x 24 (N - 1) / N / H", concat("2 x 24 x ", n - 1, " / ", n, " / ", every), 2 * share(kLossBytes, n) / every});
+}
+
 // Gradients, small sums and parameters between the replicas of a stage.
 void add_data(const Run& run, int64_t stage, std::vector<Item>& items) {
+  if (run.averages()) {
+    return add_meeting(run, stage, items);
+  }
   const int64_t all = run.gradient_ranks();
   const int64_t n = run.shards(1) ? run.shard_ranks() : all; // that hold one copy
   const bucket::FlatLayout layout = layout_of(run, stage);

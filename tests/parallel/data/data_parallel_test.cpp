@@ -1,6 +1,7 @@
 #include "toy.h"
 
 #include <trireme/base/error.h>
+#include <trireme/comm/algorithms/cost.h>
 #include <trireme/parallel/data/data_parallel.h>
 
 #include <tests/support/run_ranks.h>
@@ -45,6 +46,48 @@ TEST_P(DataParallelTest, AnOrdinaryLoopEqualsOneProcess) {
                           Toy reference = train_alone(20);
                           EXPECT_LT(largest_difference(*model, *reference), 1e-5);
                           EXPECT_TRUE(model->offset.equal(reference->offset)) << "buffers are rank 0's";
+                        }),
+              IsEmpty());
+}
+
+// Trains by an algorithm, checks the result, and returns what the busiest rank has sent.
+int64_t sent_by(DataParallelOptions::Algorithm algorithm, comm::World& world, Toy& reference, int steps) {
+  Toy model(1);
+  DataParallelOptions options = small_buckets();
+  options.algorithm = algorithm;
+  DataParallel parallel(*model, world.group(), options);
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0));
+  const int64_t rows = kGlobalRows / world.size();
+  const int64_t before = world.group().bytes_sent();
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    model->loss(toy_batch(step, kGlobalRows).slice(0, world.rank() * rows, (world.rank() + 1) * rows)).backward();
+    optimizer.step();
+  }
+  at::Tensor sent = torch::tensor({world.group().bytes_sent() - before});
+  EXPECT_LT(largest_difference(*model, *reference), 1e-5);
+  world.group().all_reduce(sent, comm::ReduceOp::max).wait();
+  return sent.item<int64_t>();
+}
+
+// The algorithms over messages give the sums of the backend's own, and the busiest rank sends what their formulas say, beside the small messages that all have.
+TEST_P(DataParallelTest, EveryAlgorithmEqualsOneProcess) {
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [](comm::World& world) {
+                          using Algorithm = DataParallelOptions::Algorithm;
+                          Toy reference = train_alone(5);
+                          const int64_t ring = sent_by(Algorithm::ring, world, reference, 5);
+                          for (const Algorithm algorithm : {Algorithm::backend, Algorithm::tree, Algorithm::halving_doubling, Algorithm::naive}) {
+                            SCOPED_TRACE(DataParallelOptions::kAlgorithmNames[static_cast<size_t>(algorithm)]);
+                            const int64_t sent = sent_by(algorithm, world, reference, 5);
+                            if (world.size() > 1) {
+                              const auto busiest = [&](Algorithm of) {
+                                const char* const name = of == Algorithm::backend ? "ring" : DataParallelOptions::kAlgorithmNames[static_cast<size_t>(of)];
+                                return comm::cost(comm::algorithm_named(name), world.size(), 1 << 20).bytes_busiest;
+                              };
+                              EXPECT_NEAR(static_cast<double>(sent) / static_cast<double>(ring), busiest(algorithm) / busiest(Algorithm::ring), 0.1) << "small buckets do not divide evenly";
+                            }
+                          }
                         }),
               IsEmpty());
 }

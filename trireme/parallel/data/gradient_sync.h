@@ -126,9 +126,10 @@ class GradientSync {
 enum class ReduceTo { all, shards };
 
 /// Sums a bucket's gradients over `group` in place. They are sent as `travel`; where that is another type than theirs, a converted
-/// copy of the bucket lives meanwhile.
-/// Cost for P bytes in that type and N ranks: 2P(N-1)/N sent by each rank, or P(N-1)/N to shards.
-comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to, at::ScalarType travel);
+/// copy of the bucket lives meanwhile. To all ranks it can be by an `algorithm` over messages, which has ended when this returns.
+/// Cost for P bytes in that type and N ranks: 2P(N-1)/N sent by each rank, or P(N-1)/N to shards; an algorithm's: comm::cost().
+comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to, at::ScalarType travel,
+                         DataParallelOptions::Algorithm algorithm = DataParallelOptions::Algorithm::backend);
 
 /// Every rank has the mean (or sum) of all ranks' gradients and steps everything: plain data parallel.
 class AllReduceSync : public GradientSync {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace trireme::parallel {
@@ -12,6 +13,11 @@ namespace trireme::parallel {
 struct DataParallelOptions {
   enum class Op { mean, sum };
   Op op = Op::mean;
+  /// How a bucket is all-reduced: as the backend does it, or by one of the algorithms over messages of comm/algorithms/cost.h, to compare them. Those are not overlapped
+  /// with backward and need tensors of the CPU.
+  enum class Algorithm { backend, ring, tree, halving_doubling, naive };
+  Algorithm algorithm = Algorithm::backend;
+  static constexpr std::array<const char*, 5> kAlgorithmNames = {"backend", "ring", "tree", "halving-doubling", "naive"}; // in the order of the enumeration
   /// Gradients travel in buckets of at most this many bytes. Larger: fewer, later collectives.
   int64_t bucket_bytes = 25 << 20;
   /// The bucket that is ready first is smaller, so that communication starts early.
