@@ -46,7 +46,7 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
 
 void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
   out.state_bytes = options.state_type == optim::StateType::fp32 ? 4 : options.state_type == optim::StateType::bf16 ? 2 : 1;
-  out.parameter_norms = std::holds_alternative<optim::LambOptions>(options.rule);
+  out.parameter_norms = std::holds_alternative<optim::LambOptions>(options.rule) || std::holds_alternative<optim::OneBitLambOptions>(options.rule);
   const auto set = [&](const char* name, int states) {
     out.optimizer = name;
     out.states = states;
@@ -54,6 +54,8 @@ void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
   std::visit(Overloaded{
                  [&](const optim::AdamOptions&) { set("adam", 2); },
                  [&](const optim::OneBitAdamOptions&) { set("adam", 3); }, // the third are the errors of compression
+                 [&](const optim::ZeroOneAdamOptions&) { set("adam", 3); },
+                 [&](const optim::OneBitLambOptions&) { set("lamb", 3); },
                  [&](const optim::LambOptions&) { set("lamb", 2); },
                  [&](const optim::LionOptions&) { set("lion", 1); },
                  [&](const optim::AdagradOptions&) { set("adagrad", 1); },
