@@ -164,7 +164,7 @@ std::vector<KeyObserver> precision() {
 std::vector<KeyObserver> optimizers() {
   std::vector<KeyObserver> all = {{"engine.optimizer", "", "type", "AdamW", "SGD", observe::training}};
   const json zero_one = engine(R"({"optimizer": {"type": "ZeroOneAdam", "params": {}}})");
-  const json frozen_zero_one = engine(R"({"optimizer": {"type": "ZeroOneAdam", "params": {"var_freeze_step": 2, "var_update_scaler": 1, "local_step_scaler": 1}}})");
+  const json frozen_zero_one = engine(R"({"optimizer": {"type": "ZeroOneAdam", "params": {"var_freeze_step": 1, "var_update_scaler": 1, "local_step_scaler": 1}}})");
   const auto add = [&](std::string_view when, std::string_view key, const json& one, const json& other, const char* params = "{}") {
     all.push_back({"engine.optimizer.params", when, key, one, other, observe::training, {{"engine", {{"optimizer", {{"params", parsed(params)}}}}}}});
   };

@@ -48,7 +48,7 @@ TEST(SimDeviceCompressionTest, LearnsAsOnTheCpu) {
       {"ZeroOneAdam", R"("optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.003, "var_freeze_step": 6, "var_update_scaler": 2, "local_step_scaler": 2, "local_step_clipper": 2}})"},
       {"ZeroOneAdamFp16", R"("optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.003, "var_freeze_step": 6, "var_update_scaler": 2, "local_step_scaler": 2, "local_step_clipper": 2}})", 0, precision::Type::fp16},
       {"sign", R"("optimizer": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}}, "gradient_compression": {"kind": "sign"})"},
-      {"power_sgd", R"("optimizer": {"type": "Lamb", "params": {"lr": 0.003}}, "gradient_compression": {"kind": "power_sgd", "rank": 2})", 1},
+      {"power_sgd", R"("optimizer": {"type": "Lamb", "params": {"lr": 0.03}}, "gradient_compression": {"kind": "power_sgd", "rank": 2})", 1},
   };
   for (const Compressing& one : all) {
     EXPECT_THAT(test::run_ranks(2,

@@ -65,6 +65,21 @@ void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
              options.rule);
 }
 
+// The 1-bit optimizers send signs.
+void set_compression(const EngineConfig& engine, RunEstimate& out) {
+  const auto& rule = engine.optimizer_or_adamw().rule;
+  out.run.compresses_momenta = std::holds_alternative<optim::OneBitAdamOptions>(rule) || std::holds_alternative<optim::OneBitLambOptions>(rule);
+  const bool zero_one = std::holds_alternative<optim::ZeroOneAdamOptions>(rule);
+  out.run.compression = engine.compression;
+  if (out.run.compresses_momenta || zero_one) {
+    out.run.compression.kind = compress::GradientCompressionOptions::Kind::sign;
+  }
+  out.run.compresses_at_once = engine.compression.on() && engine.compression.start_step == 0;
+  if (zero_one) {
+    out.notes.push_back("ZeroOneAdam: most steps up to var_freeze_step are compressed ones; in steps after it in which ranks do not meet nothing is sent");
+  }
+}
+
 // Does what pipeline::make_partition() does with the real layers.
 std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& model, int64_t parts, std::vector<std::string>& notes) {
   const pipeline::PipelineOptions& options = run.pipeline;
@@ -180,6 +195,7 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.bucket_bytes = run.engine.data_parallel.bucket_bytes;
   e.first_bucket_bytes = run.engine.data_parallel.first_bucket_bytes;
   set_optimizer(run.engine.optimizer_or_adamw(), e);
+  set_compression(run.engine, out);
   e.steps_in_backward = run.engine.step_in_backward;
   e.data_bytes = data_bytes(run, e);
   return out;
