@@ -217,7 +217,20 @@ TEST_F(ZeroOneAdamTest, RoundsOfStepsAloneAreTheFormula) {
                             const std::vector<int64_t> meetings = {4, 5, 6, 8, 9, 12};
                             for (int64_t step = 1; step <= meetings.back(); ++step) {
                               const int64_t sent = run.engine().bytes_sent();
+                              Tensors x;
+                              for (const auto& item : run.model->named_parameters()) {
+                                x[item.key()] = item.value().detach().clone();
+                              }
                               run.engine().train_batch();
+                              if (step == 3) { // of the ranks' own gradients
+                                double squares = 0;
+                                for (int rank = 0; rank < world.size(); ++rank) {
+                                  for (const auto& [name, gradient] : gradients_at(x, step, rank, world.size())) {
+                                    squares += gradient.square().sum().item<double>() / world.size();
+                                  }
+                                }
+                                EXPECT_NEAR(run.engine().get_global_grad_norm().value(), std::sqrt(squares), 1e-4 * std::sqrt(squares));
+                              }
                               if (step < 4) {
                                 continue;
                               }
