@@ -303,7 +303,7 @@ TEST(OneBitAdamBytesTest, FiveTimesFewerInARunWithFifteenPercentOfWarmUp) {
                           EXPECT_NEAR(warm_up, whole * 3 / 20, 200);
                           EXPECT_GT(whole / (warm_up + after), 5);
                           EXPECT_GT(whole * 17 / 20 / after, 30.5);
-                          const auto told = std::count_if(lines.begin(), lines.end(), [](const std::string& line) { return line.find("bytes of momenta in step 4 where gradients take") != std::string::npos; });
+                          const auto told = std::count_if(lines.begin(), lines.end(), [](const std::string& line) { return line.find("bytes, compressed, in step 4 where gradients take") != std::string::npos; });
                           EXPECT_EQ(told, world.rank() == 0 ? 1 : 0);
                         }),
               IsEmpty());

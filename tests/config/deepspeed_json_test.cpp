@@ -200,8 +200,6 @@ TEST(DeepSpeedJsonTest, WhatIsNotBuiltSaysNotYet) {
   expect_errors({
       {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})", "1:56: zero_optimization.offload_optimizer.device:", "not yet: ", "write \"none\""},
       {R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/n"}}})", "1:52: zero_optimization.offload_param.device:", "not yet: ", ""},
-      {R"({"optimizer": {"type": "OneBitLamb"}})", "1:24: optimizer.type:", "not yet: OneBitLamb is not among Adam, AdamW, SGD, Lamb", "use OneBitAdam"},
-      {R"({"optimizer": {"type": "ZeroOneAdam"}})", "1:24: optimizer.type:", "not yet: ZeroOneAdam", ""},
       {R"({"activation_checkpointing": {"cpu_checkpointing": true}})", "1:52: activation_checkpointing.cpu_checkpointing:", "not yet: ", ""},
       {R"({"sparse_attention": {"mode": "fixed"}})", "1:22: sparse_attention:", "not yet: attention is dense", "Leave it out."},
       {R"({"flops_profiler": {"enabled": true}})", "1:32: flops_profiler.enabled:", "not yet: ", "wall_clock_breakdown"},
@@ -230,10 +228,17 @@ TEST(DeepSpeedJsonTest, WhatIsOutsideSaysWhatToDoInstead) {
       {R"({"optimizer": {"type": "OneBitAdam", "params": {"amsgrad": true}}})", "1:60: optimizer.params.amsgrad:", "not supported: ", ""},
       {R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}}})", "1:64: optimizer.params.freeze_step:", "must be a whole number >= 1", ""},
       {R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": "often"}}})", "1:64: optimizer.params.freeze_step:", "must be a whole number", ""},
+      {R"({"optimizer": {"type": "OneBitLamb", "params": {"factor_min": 1.5}}})", "1:63: optimizer.params.factor_min:", "1.5 is more than 1", ""},
+      {R"({"optimizer": {"type": "OneBitLamb", "params": {"coeff_beta": 1}}})", "1:63: optimizer.params.coeff_beta:", "must be", ""},
+      {R"({"optimizer": {"type": "ZeroOneAdam", "params": {"local_step_clipper": 0}}})", "1:72: optimizer.params.local_step_clipper:", "must be a whole number >= 1", ""},
+      {R"({"optimizer": {"type": "ZeroOneAdam", "params": {"freeze_step": 9}}})", "1:65: optimizer.params.freeze_step:", "unknown key", "var_freeze_step"},
+      {R"({"gradient_compression": {"kind": "zip"}})", "1:35: gradient_compression.kind:", "", "power_sgd"},
+      {R"({"gradient_compression": {"kind": "sign", "rank": 2}})", "1:51: gradient_compression.rank:", "is of power_sgd, and the kind is sign", "Leave it out"},
+      {R"({"gradient_compression": {"kind": "top_k", "ratio": 1.5}})", "1:53: gradient_compression.ratio:", "more than all elements", "from above 0 to 1"},
       {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "1:54: optimizer.params.amsgrad:", "not supported: ", ""},
       {R"({"optimizer": {"type": "Muon"}})", "1:24: optimizer.type:", "not supported: Muon", "AdamW"},
       {R"({"optimizer": {"type": "Adem"}})", "1:24: optimizer.type:", "not one of the choices", "Did you mean \"Adam\"?"},
-      {R"({"optimizer": {"type": "NovoGrad"}})", "1:24: optimizer.type:", "not one of the choices", "Known: Adam, AdamW, SGD, Lamb, FusedLamb, Lion, Adagrad, RMSprop, OneBitAdam."},
+      {R"({"optimizer": {"type": "NovoGrad"}})", "1:24: optimizer.type:", "not one of the choices", "Known: Adam, AdamW, SGD, Lamb, FusedLamb, Lion, Adagrad, RMSprop, OneBitAdam, OneBitLamb, ZeroOneAdam."},
       {R"({"scheduler": {"type": "StepLR"}})", "1:24: scheduler.type:", "not one of the choices", "Known: WarmupLR"},
       {R"({"fp32_allreduce": true})", "1:20: fp32_allreduce:", "not supported: ", "communication_data_type"},
       {R"({"wandb": {"enabled": true}})", "1:11: wandb:", "not supported: ", "tensorboard"},
@@ -312,8 +317,32 @@ TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
   EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).eps, 1e-6);
   EXPECT_FALSE(std::get<optim::OneBitAdamOptions>(o.rule).bias_correction);
   EXPECT_EQ(o.weight_decay(), 0.3);
+  o = optimizer(R"({"type": "OneBitLamb"})");
+  const auto lamb = std::get<optim::OneBitLambOptions>(o.rule);
+  EXPECT_EQ(std::tuple(lamb.freeze_step, lamb.max_coeff, lamb.min_coeff, lamb.coeff_beta, lamb.factor_max, lamb.factor_min, lamb.factor_threshold, lamb.eps_inside_sqrt), std::tuple(100000, 10, 0.01, 0.9, 4, 0.5, 0.1, false));
+  o = optimizer(R"({"type": "OneBitLamb", "params": {"freeze_step": "auto", "max_coeff": 0.3, "coeff_beta": 0.5, "factor_max": 2, "factor_threshold": 0.2}})");
+  EXPECT_EQ(std::get<optim::OneBitLambOptions>(o.rule).freeze_step, std::nullopt);
+  EXPECT_EQ(std::get<optim::OneBitLambOptions>(o.rule).max_coeff, 0.3);
+  EXPECT_EQ(std::get<optim::OneBitLambOptions>(o.rule).coeff_beta, 0.5);
+  EXPECT_EQ(std::get<optim::OneBitLambOptions>(o.rule).factor_max, 2);
+  EXPECT_EQ(std::get<optim::OneBitLambOptions>(o.rule).factor_threshold, 0.2);
+  o = optimizer(R"({"type": "ZeroOneAdam", "params": {"cuda_aware": false}})");
+  const auto zero_one = std::get<optim::ZeroOneAdamOptions>(o.rule);
+  EXPECT_EQ(std::tuple(zero_one.var_freeze_step, zero_one.var_update_scaler, zero_one.local_step_scaler, zero_one.local_step_clipper, zero_one.lr), std::tuple(100000, 16, 32678, 16, 1e-3));
   o = optimizer(R"({"type": "OneBitAdam", "params": {"freeze_step": "auto"}})");
   EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).freeze_step, std::nullopt);
+}
+
+TEST(DeepSpeedJsonTest, GradientCompression) {
+  using Kind = compress::GradientCompressionOptions::Kind;
+  EXPECT_FALSE(read(R"({"train_batch_size": 8})").compression.on());
+  const auto power = read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "power_sgd", "rank": 2, "start_step": 10}})").compression;
+  EXPECT_EQ(std::tuple(power.kind, power.rank, power.start_step), std::tuple(Kind::power_sgd, 2, 10));
+  EXPECT_EQ(read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "power_sgd"}})").compression.rank, 4);
+  const auto largest = read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "top_k"}})").compression;
+  EXPECT_EQ(std::tuple(largest.kind, largest.ratio, largest.start_step), std::tuple(Kind::top_k, 0.01, 0));
+  EXPECT_EQ(read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "sign"}})").compression.kind, Kind::sign);
+  EXPECT_EQ(read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "eight_bit"}})").compression.kind, Kind::eight_bit);
 }
 
 TEST(DeepSpeedJsonTest, Sgd) {

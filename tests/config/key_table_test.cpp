@@ -20,7 +20,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 // A run file in which the section of this path and type has a place.
-json base_for(const Section& section) {
+json base_for(const Section& section, std::string_view key = "") {
   json run =
       json::parse(R"({"model": {"type": "gpt"}, "data": {"type": "text", "train": "t.txt"}, "training": {"steps": 10},
                              "engine": {"train_batch_size": 8, "optimizer": {"type": "Adam"}}})");
@@ -42,6 +42,8 @@ json base_for(const Section& section) {
   } else if (section.path == "engine.parameter_averaging") {
     run["engine"]["parameter_averaging"] = {{"every", 2}, {"outer_optimizer", "nesterov"}};
     run["training"]["steps"] = 8;
+  } else if (section.path == "engine.gradient_compression") {
+    run["engine"]["gradient_compression"]["kind"] = key == "ratio" ? "top_k" : "power_sgd";
   } else if (section.path.starts_with("engine.tensor_parallel")) {
     run["engine"]["tensor_parallel"]["partition_config"]["layer_specs"] = {{"patterns", "a"}};
   } else if (section.path == "engine.optimizer.params") {
@@ -174,7 +176,7 @@ int for_each_key(Visit visit) {
                                                     (section.when == "images" && key.name.starts_with("validation")));
       if (!key.type.empty() && !selects && !fixed && !is_object_with_section(section, key)) {
         SCOPED_TRACE(concat(section.path, " (", section.when, ") ", key.name));
-        visit(section, key, base_for(section));
+        visit(section, key, base_for(section, key.name));
         ++count;
       }
     }

@@ -102,7 +102,7 @@ std::vector<JsonNode> all_forms() {
   const std::string text = R"({"type": "text", "train": "a"})";
   add(R"({"type": "cnn"})", R"({"type": "images", "train": "a", "train_labels": "b"})", "SGD", R"("WarmupLR")");
   add(gpt, R"({"type": "tokens", "train": "a"})", "Adam", R"("LRRangeTest")");
-  for (const char* optimizer : {"Lamb", "Lion", "Adagrad", "RMSprop", "OneBitAdam"}) {
+  for (const char* optimizer : {"Lamb", "Lion", "Adagrad", "RMSprop", "OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
     add(gpt, text, optimizer, R"("WarmupLR")");
   }
   add(gpt, text, "Adam", R"("WarmupDecayLR", "params": {"total_num_steps": 5000})");

@@ -160,7 +160,7 @@ class CountingSync : public parallel::AllReduceSync {
     }
     return false;
   }
-  void for_each_state(const Visit& visit) override {
+  void for_each_state(const nlohmann::json&, const Visit& visit) override {
     for (auto& [buffer, steps] : steps_) {
       for (const bucket::Slot& slot : buffer->layout().slots()) {
         visit("counted", buffer->layout().tensors()[slot.tensor], 0, steps.slice(0, slot.begin, slot.end));
@@ -198,7 +198,7 @@ TEST(GradientSyncStateTest, ATiedParametersIsSavedOnceAndLoadedIntoEachCopy) {
                           const auto second = std::make_shared<CountingSync*>();
                           const Initialized resumed = make(second);
                           resumed.engine->load_checkpoint(folder);
-                          (*second)->for_each_state([](const std::string&, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
+                          (*second)->for_each_state(nullptr, [](const std::string&, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
                             EXPECT_TRUE(values.eq(3).all().item<bool>()) << tensor.name;
                           });
                         }),

@@ -125,6 +125,17 @@ std::vector<KeyObserver> averaging() {
   };
 }
 
+std::vector<KeyObserver> compression() {
+  const std::string_view at = "engine.gradient_compression";
+  const auto section = [](const char* text) { return json{{"engine", {{"gradient_compression", parsed(text)}}}}; };
+  return {
+      {at, "", "kind", "sign", "eight_bit", observe::training, {}, 2},
+      {at, "", "rank", 4, 1, observe::training, section(R"({"kind": "power_sgd"})"), 2},
+      {at, "", "ratio", 0.01, 0.5, observe::training, section(R"({"kind": "top_k"})"), 2},
+      {at, "", "start_step", 0, 3, observe::training, section(R"({"kind": "sign"})"), 2},
+  };
+}
+
 std::vector<KeyObserver> precision() {
   const json fp16 = engine(R"({"fp16": {"enabled": true, "initial_scale_power": 4}})");
   const json one_overflow = engine(R"({"fp16": {"enabled": true, "initial_scale_power": 4, "hysteresis": 1}})");
@@ -153,36 +164,49 @@ std::vector<KeyObserver> precision() {
 
 std::vector<KeyObserver> optimizers() {
   std::vector<KeyObserver> all = {{"engine.optimizer", "", "type", "AdamW", "SGD", observe::training}};
+  const json zero_one = engine(R"({"optimizer": {"type": "ZeroOneAdam", "params": {}}})");
+  const json frozen_zero_one = engine(R"({"optimizer": {"type": "ZeroOneAdam", "params": {"var_freeze_step": 1, "var_update_scaler": 1, "local_step_scaler": 1}}})");
   const auto add = [&](std::string_view when, std::string_view key, const json& one, const json& other, const char* params = "{}") {
     all.push_back({"engine.optimizer.params", when, key, one, other, observe::training, {{"engine", {{"optimizer", {{"params", parsed(params)}}}}}}});
   };
-  for (const char* when : {"Adam AdamW", "OneBitAdam", "SGD", "Lamb FusedLamb", "Lion", "Adagrad", "RMSprop"}) {
+  for (const char* when : {"Adam AdamW", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "SGD", "Lamb FusedLamb", "Lion", "Adagrad", "RMSprop"}) {
     add(when, "lr", 0.01, 0.02);
     add(when, "weight_decay", 0, 0.5);
     add(when, "weight_decay_rule", "all", "matrices", R"({"weight_decay": 0.5})");
-    if (std::string_view(when) == "OneBitAdam") {
+    if (const std::string_view name = when; name == "OneBitAdam" || name == "OneBitLamb" || name == "ZeroOneAdam") {
       continue;
     }
     add(when, "state_dtype", "fp32", "bf16", std::string_view(when) == "SGD" ? R"({"momentum": 0.9})" : "{}");
   }
-  for (const char* when : {"Adam AdamW", "OneBitAdam", "Lamb FusedLamb", "Lion"}) {
+  for (const char* when : {"Adam AdamW", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lamb FusedLamb", "Lion"}) {
     add(when, "betas", {0.9, 0.99}, {0.5, 0.6});
   }
-  for (const char* when : {"Adam AdamW", "OneBitAdam", "Lamb FusedLamb", "Adagrad", "RMSprop"}) {
+  for (const char* when : {"Adam AdamW", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lamb FusedLamb", "Adagrad", "RMSprop"}) {
     add(when, "eps", 1e-8, 0.1);
   }
-  for (const char* when : {"Adam AdamW", "OneBitAdam", "Lamb FusedLamb"}) {
+  for (const char* when : {"Adam AdamW", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lamb FusedLamb"}) {
     add(when, "bias_correction", true, false);
   }
   add("OneBitAdam", "freeze_step", 100000, 2);
+  add("OneBitLamb", "freeze_step", 100000, 2);
+  for (const char* when : {"Lamb FusedLamb", "OneBitLamb"}) {
+    add(when, "max_coeff", 10, 0.02);
+    add(when, "min_coeff", 0.01, 5);
+    add(when, "eps_inside_sqrt", false, true, R"({"eps": 0.001})");
+  }
+  add("OneBitLamb", "coeff_beta", 0.9, 0.1, R"({"freeze_step": 2})");
+  add("OneBitLamb", "factor_max", 4, 1, R"({"freeze_step": 1})");
+  add("OneBitLamb", "factor_min", 0.5, 1, R"({"freeze_step": 2, "factor_threshold": 0.9})");
+  add("OneBitLamb", "factor_threshold", 0.1, 0.01, R"({"freeze_step": 1})");
+  add("ZeroOneAdam", "var_update_scaler", 16, 1);
+  all.push_back({"engine.optimizer.params", "ZeroOneAdam", "var_freeze_step", 100000, 2, observe::training, zero_one, 2});
+  all.push_back({"engine.optimizer.params", "ZeroOneAdam", "local_step_scaler", 1, 100, observe::training, frozen_zero_one, 2});
+  all.push_back({"engine.optimizer.params", "ZeroOneAdam", "local_step_clipper", 1, 2, observe::training, frozen_zero_one, 2});
   add("Adam AdamW", "adam_w_mode", true, false, R"({"weight_decay": 0.5})");
   add("Adam AdamW", "fp32_optimizer_states", true, false);
   add("SGD", "momentum", 0, 0.9);
   add("SGD", "dampening", 0, 0.5, R"({"momentum": 0.9})");
   add("SGD", "nesterov", false, true, R"({"momentum": 0.9})");
-  add("Lamb FusedLamb", "max_coeff", 10, 0.02);
-  add("Lamb FusedLamb", "min_coeff", 0.01, 5);
-  add("Lamb FusedLamb", "eps_inside_sqrt", false, true, R"({"eps": 0.001})");
   add("Adagrad", "lr_decay", 0, 1);
   add("Adagrad", "initial_accumulator_value", 0, 1);
   add("RMSprop", "alpha", 0.99, 0.5);
@@ -234,7 +258,7 @@ std::vector<KeyObserver> schedules() {
 
 std::vector<KeyObserver> all_observers() {
   std::vector<KeyObserver> all;
-  for (const auto& part : {top_level(), zero_and_pipeline(), averaging(), precision(), optimizers(), schedules()}) {
+  for (const auto& part : {top_level(), zero_and_pipeline(), averaging(), compression(), precision(), optimizers(), schedules()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

@@ -295,7 +295,59 @@ std::vector<Case> averaging_cases() {
   return all;
 }
 
+std::vector<Case> compressed_cases() {
+  std::vector<Case> all;
+  for (const int ranks : {2, 3}) {
+    for (const char* kind : {R"({"kind": "sign"})", R"({"kind": "eight_bit"})", R"({"kind": "top_k", "ratio": 0.03})", R"({"kind": "power_sgd", "rank": 3})"}) {
+      for (const int stage : {0, 1}) {
+        all.push_back({ranks, {concat("engine.gradient_compression=", kind), concat("engine.zero_optimization.stage=", stage)}});
+      }
+    }
+    all.push_back({ranks, {"engine.optimizer.type=OneBitAdam", "engine.optimizer.params.freeze_step=1"}});
+    all.push_back({ranks, {"engine.optimizer.type=OneBitLamb", "engine.optimizer.params.freeze_step=1", "engine.gradient_accumulation_steps=2"}});
+    all.push_back({ranks, {"engine.optimizer.type=OneBitLamb", "engine.optimizer.params.freeze_step=1", "engine.zero_optimization.stage=1", "engine.bf16.enabled=true"}});
+    all.push_back({ranks, {"engine.optimizer.type=ZeroOneAdam", "engine.optimizer.params.var_update_scaler=1"}}); // step 3 compresses
+  }
+  all.push_back({4, {"parallel.pipe=2", "engine.gradient_accumulation_steps=4", "engine.optimizer.type=OneBitAdam", "engine.optimizer.params.freeze_step=1"}});
+  all.push_back({4, {"parallel.pipe=2", "engine.gradient_accumulation_steps=4", R"(engine.gradient_compression={"kind": "power_sgd", "rank": 2})"}});
+  return all;
+}
+
+// The third step, which compresses in each of these; ZeRO's first such step also gathers moments.
+class CountedCompressedBytes : public testing::TestWithParam<Case> {};
+
+TEST_P(CountedCompressedBytes, AreTheFormulas) {
+  const Case c = GetParam();
+  const config::RunConfig run = run_config(c.overrides);
+  EXPECT_THAT(run_ranks(c.ranks,
+                        [&](comm::World& world) {
+                          engine::InitializeOptions options;
+                          options.config = run.engine;
+                          options.training_data = std::make_shared<Tokens>(run.model.gpt);
+                          options.mesh = mesh::training_mesh(world.group(), {.pipe = static_cast<int>(run.parallel.pipe)});
+                          if (run.builds_layers()) {
+                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(run.model.gpt), models::gpt_loss(run.model.gpt), run.pipeline);
+                          } else {
+                            models::Gpt gpt_module(run.model.gpt);
+                            options.model = gpt_module.ptr();
+                            options.loss = [gpt_module](const data::Batch& batch) mutable { return gpt_module->loss(batch.input(), batch.target()); };
+                          }
+                          const auto made = engine::initialize(world, options);
+                          made.engine->train_batch();
+                          made.engine->train_batch();
+                          const int64_t before = made.engine->bytes_sent();
+                          made.engine->train_batch();
+                          const Run described = config::describe(run, c.ranks).run;
+                          const auto stage = static_cast<size_t>(made.engine->pipe_group().rank());
+                          EXPECT_EQ(made.engine->bytes_sent() - before, traffic_of(described, Step::compressed).at(stage).bytes());
+                          EXPECT_LT(traffic_of(described, Step::compressed).at(stage).bytes(), traffic_of(described).at(stage).bytes());
+                        }),
+              IsEmpty())
+      << c.ranks << " ranks, " << testing::PrintToString(c.overrides);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, AveragedBytes, testing::ValuesIn(averaging_cases()), [](const auto& info) { return concat(info.index); });
+INSTANTIATE_TEST_SUITE_P(All, CountedCompressedBytes, testing::ValuesIn(compressed_cases()), [](const auto& info) { return concat(info.index); });
 INSTANTIATE_TEST_SUITE_P(Split, CountedBytes, testing::ValuesIn(split_cases()), [](const auto& info) { return concat(info.index); });
 INSTANTIATE_TEST_SUITE_P(All, CountedBytes, testing::ValuesIn(cases()), [](const auto& info) { return concat(info.index); });
 

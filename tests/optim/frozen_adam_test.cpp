@@ -27,7 +27,7 @@ void expect_only_parameters_change(const AdamOptions& options, at::ScalarType gr
   shard.lr = 0.01;
   shard.weight_decay = options.weight_decay;
   shard.step = kStep;
-  shard.frozen_at = kFrozen;
+  shard.held = {.first = true, .second = true, .second_steps = kFrozen};
   const at::Tensor before = shard.param.clone(), first = shard.states[0].clone(), second = shard.states[1].clone();
   adam.step(shard);
   EXPECT_TRUE(shard.states[0].equal(first));

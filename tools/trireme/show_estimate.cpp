@@ -32,6 +32,11 @@ struct Shown {
   std::vector<std::string> notes;
   std::vector<StageMemory> memory; ///< by stage
   std::vector<StageTraffic> traffic;
+  std::vector<StageTraffic> compressed; // of the steps that compress; empty: none does
+  /// Of the first steps of a run, which are measured.
+  const std::vector<StageTraffic>& of_first_steps() const {
+    return run.compresses_at_once ? compressed : traffic;
+  }
   estimate::MemoryAtHand at_hand;
   std::optional<MeasuredRun> measured;
 
@@ -90,22 +95,31 @@ ordered_json stage_json(const Shown& shown, const StageMemory& memory) {
   for (const estimate::Item& item : memory.items) {
     categories[item.name] = as_json(item);
   }
-  ordered_json wire = ordered_json::array();
-  for (const estimate::Item& item : traffic.items) {
-    ordered_json entry = {{"what", item.name}, {"axis", item.axis}};
-    entry.update(as_json(item));
-    wire.push_back(std::move(entry));
-  }
-  return {{"stage", memory.stage},
+  const auto wire_of = [](const StageTraffic& of) {
+    ordered_json wire = ordered_json::array();
+    for (const estimate::Item& item : of.items) {
+      ordered_json entry = {{"what", item.name}, {"axis", item.axis}};
+      entry.update(as_json(item));
+      wire.push_back(std::move(entry));
+    }
+    return wire;
+  };
+  ordered_json object = {{"stage", memory.stage},
           {"ranks", ranks_of_stage(shown, memory.stage)},
           {"parameters", memory.parameters},
           {"memory", categories},
           {"model_state_bytes", memory.model_states()},
           {"start_bytes", memory.start},
           {"peak_bytes", memory.peak()},
-          {"wire", wire},
+          {"wire", wire_of(traffic)},
           {"comm_bytes", traffic.bytes()},
           {"tied_bytes", traffic.tied_bytes}};
+  if (!shown.compressed.empty()) {
+    const StageTraffic& compressed = shown.compressed[static_cast<size_t>(memory.stage)];
+    object["compressed_wire"] = wire_of(compressed);
+    object["compressed_comm_bytes"] = compressed.bytes();
+  }
+  return object;
 }
 
 ordered_json as_json(const Shown& shown) {
@@ -142,7 +156,7 @@ ordered_json as_json(const Shown& shown) {
     entry["peak_deviation_percent"] = deviation(shown.estimated_peak(), shown.measured_peak());
     if (measured.comm_bytes) {
       entry["comm_bytes"] = *measured.comm_bytes;
-      entry["comm_deviation_percent"] = deviation(shown.traffic.front().bytes(), *measured.comm_bytes);
+      entry["comm_deviation_percent"] = deviation(shown.of_first_steps().front().bytes(), *measured.comm_bytes);
     }
     entry["step_ms"] = measured.step_ms;
   }
@@ -233,9 +247,9 @@ void print_memory(const Shown& shown) {
                       " with the gaps of the flat buffer, N ", shown.run.gradient_ranks(), " data-parallel ranks\n\n");
 }
 
-void print_traffic(const Shown& shown) {
-  std::vector<Row> rows = {{"sent by a rank in a step"}};
-  for (const StageTraffic& traffic : shown.traffic) {
+void print_traffic(const Shown& shown, const std::vector<StageTraffic>& of, const char* title) {
+  std::vector<Row> rows = {{title}};
+  for (const StageTraffic& traffic : of) {
     const std::string where = shown.run.stages > 1 ? concat("stage ", traffic.stage, ": ") : "";
     for (const estimate::Item& item : traffic.items) {
       rows.push_back({where + item.name, bytes(item.bytes), concat(item.formula, " = ", item.numbers)});
@@ -252,7 +266,7 @@ void print_traffic(const Shown& shown) {
     std::cout << concat("A ", shown.run.accumulation, " micro-batches; ",
                         steps_of_round(shown.run) > 1 ? concat("the mean over rounds of ", steps_of_round(shown.run), " steps, of which the last one sends all; now and then another ")
                                                       : concat("every ", estimate::kStepsBetweenTimes, "th step another "),
-                        shown.traffic.front().step_time_bytes, " bytes of step times\n\n");
+                        of.front().step_time_bytes, " bytes of step times\n\n");
   }
 }
 
@@ -277,7 +291,7 @@ void print_rest(const Shown& shown) {
     };
     compare(measured.device_peak_bytes ? "peak of the largest rank on its device" : "peak of the largest rank", shown.estimated_peak(), shown.measured_peak());
     if (measured.comm_bytes) {
-      compare("sent by rank 0 in a step", shown.traffic.front().bytes(), *measured.comm_bytes);
+      compare("sent by rank 0 in a step", shown.of_first_steps().front().bytes(), *measured.comm_bytes);
     } else {
       std::cout << concat("not measured: what is sent in a step, because replicas meet every ", steps_of_round(shown.run), " steps\n");
     }
@@ -298,6 +312,9 @@ int show_estimate(const EstimateCommand& command) {
   shown.notes = std::move(described.notes);
   shown.memory = estimate::memory_of(shown.run);
   shown.traffic = estimate::traffic_of(shown.run);
+  if (shown.run.compression.on()) {
+    shown.compressed = estimate::traffic_of(shown.run, estimate::Step::compressed);
+  }
   shown.at_hand = estimate::memory_at_hand();
   if (command.measured_steps > 0) {
     shown.measured = measure_run(command, shown.ranks, steps_of_round(shown.run));
@@ -308,7 +325,10 @@ int show_estimate(const EstimateCommand& command) {
   }
   print_heading(shown);
   print_memory(shown);
-  print_traffic(shown);
+  print_traffic(shown, shown.traffic, shown.compressed.empty() ? "sent by a rank in a step" : "sent by a rank in a step that does not compress");
+  if (!shown.compressed.empty()) {
+    print_traffic(shown, shown.compressed, "sent by a rank in a step that compresses");
+  }
   print_rest(shown);
   return 0;
 }

@@ -134,6 +134,33 @@ pipeline::PipelineKeys read_pipeline(const Values& values) {
   return out;
 }
 
+compress::GradientCompressionOptions read_compression(const Values& values) {
+  using Options = compress::GradientCompressionOptions;
+  using Kind = Options::Kind;
+  Options out;
+  if (!values.present()) {
+    return out;
+  }
+  const auto kind = values.get<std::string>("kind", "");
+  for (const Kind one : {Kind::sign, Kind::eight_bit, Kind::top_k, Kind::power_sgd}) {
+    out.kind = kind == Options::name(one) ? one : out.kind;
+  }
+  const auto only_of = [&](const char* key, Kind of) {
+    if (const JsonNode* found = values.find(key); found != nullptr && out.kind != of) {
+      found->fail(concat("is of ", Options::name(of), ", and the kind is ", kind), "Leave it out.");
+    }
+  };
+  only_of("rank", Kind::power_sgd);
+  only_of("ratio", Kind::top_k);
+  out.rank = values.get("rank", out.rank);
+  out.ratio = values.get("ratio", out.ratio);
+  if (out.ratio > 1) {
+    values.find("ratio")->fail(concat("is ", out.ratio, ": more than all elements"), "Say a share, from above 0 to 1.");
+  }
+  out.start_step = values.get("start_step", out.start_step);
+  return out;
+}
+
 parallel::AveragingOptions read_averaging(const Values& values) {
   using Options = parallel::AveragingOptions;
   Options out;
@@ -213,6 +240,7 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   out.schedule = read_schedule(values.find("scheduler"), out.optimizer, out.notes);
   out.data_parallel = read_data_parallel(values, out.notes);
   out.averaging = read_averaging(values.section("parameter_averaging"));
+  out.compression = read_compression(values.section("gradient_compression"));
   out.pipeline = read_pipeline(values.section("pipeline"));
   out.tensor_parallel = read_tensor_parallel(values.section("tensor_parallel"));
   out.zero = read_zero(values.section("zero_optimization"));

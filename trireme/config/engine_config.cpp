@@ -46,6 +46,20 @@ ordered_json averaging_json(const parallel::AveragingOptions& options) {
           {"start_step", options.start_step}};
 }
 
+ordered_json compression_json(const compress::GradientCompressionOptions& options) {
+  if (!options.on()) {
+    return nullptr;
+  }
+  ordered_json out = {{"kind", compress::GradientCompressionOptions::name(options.kind)}, {"start_step", options.start_step}};
+  using Kind = compress::GradientCompressionOptions::Kind;
+  if (options.kind == Kind::power_sgd) {
+    out["rank"] = options.rank;
+  } else if (options.kind == Kind::top_k) {
+    out["ratio"] = options.ratio;
+  }
+  return out;
+}
+
 const char* tag_validation_name(checkpoint::TagValidation value) {
   switch (value) {
     case checkpoint::TagValidation::ignore:
@@ -78,6 +92,7 @@ ordered_json to_json(const EngineConfig& config) {
       {"tensor_parallel", {{"autotp_size", config.tensor_parallel.size}, {"tp_grain_size", config.tensor_parallel.rules.empty() ? 1 : config.tensor_parallel.rules.front().grain}, {"partition_config", {{"layer_specs", layer_specs(config.tensor_parallel)}}}}},
       {"step_in_backward", config.step_in_backward},
       {"parameter_averaging", averaging_json(config.averaging)},
+      {"gradient_compression", compression_json(config.compression)},
       {"zero_optimization", {{"stage", config.zero.stage},
          {"reduce_bucket_size", data.bucket_bytes / 4},
          {"stage3_prefetch_bucket_size", config.zero.prefetch_elements ? nlohmann::ordered_json(*config.zero.prefetch_elements) : nlohmann::ordered_json(nullptr)},

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/checkpoint/options.h>
+#include <trireme/compress/options.h>
 #include <trireme/config/batch_size.h>
 #include <trireme/optim/options.h>
 #include <trireme/parallel/averaging/options.h>
@@ -47,6 +48,8 @@ struct EngineConfig {
   parallel::DataParallelOptions data_parallel;
   /// Replicas that step by themselves and meet every few steps.
   parallel::AveragingOptions averaging;
+  /// The mean of gradients by compressed messages, whatever the optimizer.
+  compress::GradientCompressionOptions compression;
   zero::ZeroOptions zero;
   /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with options that need all gradients first.
   bool step_in_backward = false;

@@ -10,6 +10,13 @@ const Key kDecayRule = {"weight_decay_rule", H, "word all|matrices", "\"all\"",
                         "Which parameters decay: all, as in PyTorch and DeepSpeed, or matrices: those of two dimensions and more, not biases and norms. Ours."};
 const Key kMaxGradNorm = {"max_grad_norm", R, "real", "null", "clipping is the engine's. Write \"gradient_clipping\" at the top level instead.", "[0]"};
 const Key kEps = {"eps", H, "real|auto >= 0", "1e-8", "Added to the root of the second moment."};
+const Key kBetas = {"betas", H, "reals|auto 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."};
+const Key kOneBitCorrection = {"bias_correction", H, "bool", "true", "Correct the moments' start at zero; DeepSpeed offers it and never does."};
+const Key kCommBackend = {"comm_backend_name", N, "text", "\"nccl\"", "every backend carries compressed messages."};
+const Key kCudaAware = {"cuda_aware", N, "bool", "false", "every backend carries compressed messages."};
+const Key kAmsgrad = {"amsgrad", R, "bool", "false", "it is not implemented. Leave it out."};
+const Key kEpsInside = {"eps_inside_sqrt", R, "bool", "false", "it is not implemented. Leave it out."};
+const Key kFp32Moments = {"state_dtype", R, "text", "\"fp32\"", "the ranks agree on moments in fp32."};
 const Key kStateType = {"state_dtype", H, "word fp32|bf16|int8", "\"fp32\"",
                         "What the optimizer's states are kept in: 4, 2 or 1 bytes an element (int8: blocks of 256 with a scale each). Ours."};
 const Key kLastBatch = {"last_batch_iteration", R, "int", "-1", "a checkpoint brings its position along. Leave it out and resume."};
@@ -42,8 +49,8 @@ std::vector<Section> optimizer_sections() {
       {"Adagrad", H, "", "", "As in torch.optim.Adagrad. Duchi et al. 2011."},
       {"RMSprop", H, "", "", "As in torch.optim.RMSprop. Tieleman & Hinton 2012."},
       {"OneBitAdam", H, "", "", "AdamW until the second moment has settled; then the data ranks exchange momenta of one bit an element. Tang et al. 2021."},
-      {"OneBitLamb", L, "", "", "use OneBitAdam."},
-      {"ZeroOneAdam", L, "", "", "use OneBitAdam."},
+      {"OneBitLamb", H, "", "", "LAMB until the second moment has settled; then the data ranks exchange momenta of one bit an element, and trust ratios follow from those of before. Li et al. 2021."},
+      {"ZeroOneAdam", H, "", "", "AdamW whose second moment moves ever more rarely, while the data ranks exchange gradients of one bit an element; later they step by themselves and meet. Lu et al. 2022."},
       {"Muon", R, "", "", "use AdamW."},
       {"MuAdam", R, "", "", "muP is not part of this engine; use AdamW."},
       {"MuAdamW", R, "", "", "muP is not part of this engine; use AdamW."},
@@ -62,17 +69,29 @@ std::vector<Section> optimizer_sections() {
       kMaxGradNorm,
     }},
     {"engine.optimizer.params", "OneBitAdam", "", false, {
-      kLr,
-      {"betas", H, "reals|auto 0..<1", "[0.9, 0.999]", "Decay of the first and the second moment."},
-      kEps, kWeightDecay, kDecayRule,
-      {"bias_correction", H, "bool", "true", "Correct the moments' start at zero; DeepSpeed offers it and never does."},
+      kLr, kBetas, kEps, kWeightDecay, kDecayRule, kOneBitCorrection,
       {"freeze_step", H, "int|auto >= 1", "100000", "Steps of AdamW before ranks exchange bits: 15 to 20 % of a run. \"auto\": until the sum of the second moments changes by less than 4 % in 1/(1 - beta2) steps. Ours: \"auto\"."},
-      {"comm_backend_name", N, "text", "\"nccl\"", "every backend carries compressed messages."},
-      {"cuda_aware", N, "bool", "false", "every backend carries compressed messages."},
-      {"amsgrad", R, "bool", "false", "it is not implemented. Leave it out."},
-      {"eps_inside_sqrt", R, "bool", "false", "it is not implemented. Leave it out."},
-      kMaxGradNorm,
-      {"state_dtype", R, "text", "\"fp32\"", "the ranks agree on moments in fp32."},
+      kCommBackend, kCudaAware, kAmsgrad, kEpsInside, kMaxGradNorm, kFp32Moments,
+    }},
+    {"engine.optimizer.params", "OneBitLamb", "", false, {
+      kLr, kBetas, kEps, kWeightDecay, kDecayRule, kOneBitCorrection,
+      {"freeze_step", H, "int|auto >= 1", "100000", "Steps of LAMB before ranks exchange bits: 15 to 20 % of a run. \"auto\": as OneBitAdam's."},
+      {"max_coeff", H, "real >= 0", "10.0", "Largest trust ratio |weight| / |update| before freeze_step."},
+      {"min_coeff", H, "real >= 0", "0.01", "Smallest trust ratio before freeze_step."},
+      {"coeff_beta", H, "real 0..<1", "0.9", "Decay of the average of each parameter's trust ratios, which holds after freeze_step."},
+      {"factor_max", H, "real >= 1", "4.0", "Largest factor on that average, from the fresh second moment."},
+      {"factor_min", H, "real > 0", "0.5", "Smallest factor; at most 1."},
+      {"factor_threshold", H, "real 0..<1", "0.1", "Largest relative change of the factor in a step."},
+      {"eps_inside_sqrt", H, "bool", "false", "Add eps before the root is taken."},
+      kCommBackend, kCudaAware, kAmsgrad, kMaxGradNorm, kFp32Moments,
+    }},
+    {"engine.optimizer.params", "ZeroOneAdam", "", false, {
+      kLr, kBetas, kEps, kWeightDecay, kDecayRule, kOneBitCorrection,
+      {"var_freeze_step", H, "int >= 1", "100000", "Steps after which the second moment stays as it is, and ranks step by themselves."},
+      {"var_update_scaler", H, "int >= 1", "16", "Moves of the second moment before their interval doubles, which is 1 at first."},
+      {"local_step_scaler", H, "int >= 1", "32678", "Steps after var_freeze_step before the interval of the ranks' meetings doubles, which is 1 at first. The number is DeepSpeed's."},
+      {"local_step_clipper", H, "int >= 1", "16", "Longest interval of meetings. 1: the ranks meet in every step, as ZeRO stage 1 needs."},
+      kCommBackend, kCudaAware, kAmsgrad, kEpsInside, kMaxGradNorm, kFp32Moments,
     }},
     {"engine.optimizer.params", "SGD", "", false, {
       kLr,

@@ -40,13 +40,27 @@ void read_adam(const Values& values, const JsonNode& section, const std::string&
   }
 }
 
+std::optional<int64_t> read_freeze_step(const Values& values, std::optional<int64_t> unless_said) {
+  const JsonNode* const steps = values.find("freeze_step");
+  const bool by_itself = steps != nullptr && steps->kind() == JsonNode::Kind::string; // "auto"
+  return by_itself ? std::nullopt : std::optional(values.get<int64_t>("freeze_step", *unless_said));
+}
+
 void read_one_bit_adam(const Values& values, optim::OneBitAdamOptions& out) {
   read_betas(values, out);
   out.eps = values.get("eps", out.eps);
   out.bias_correction = values.get("bias_correction", out.bias_correction);
-  const JsonNode* const steps = values.find("freeze_step");
-  const bool by_itself = steps != nullptr && steps->kind() == JsonNode::Kind::string; // "auto"
-  out.freeze_step = by_itself ? std::nullopt : std::optional(values.get<int64_t>("freeze_step", *out.freeze_step));
+  out.freeze_step = read_freeze_step(values, out.freeze_step);
+}
+
+void read_zero_one_adam(const Values& values, optim::ZeroOneAdamOptions& out) {
+  read_betas(values, out);
+  out.eps = values.get("eps", out.eps);
+  out.bias_correction = values.get("bias_correction", out.bias_correction);
+  out.var_freeze_step = values.get("var_freeze_step", out.var_freeze_step);
+  out.var_update_scaler = values.get("var_update_scaler", out.var_update_scaler);
+  out.local_step_scaler = values.get("local_step_scaler", out.local_step_scaler);
+  out.local_step_clipper = values.get("local_step_clipper", out.local_step_clipper);
 }
 
 void read_sgd(const Values& values, optim::SgdOptions& out) {
@@ -70,6 +84,18 @@ void read_lamb(const Values& values, optim::LambOptions& out) {
   if (out.min_coeff > out.max_coeff) {
     const JsonNode* at = values.find("min_coeff") != nullptr ? values.find("min_coeff") : values.find("max_coeff");
     at->fail(concat("min_coeff is ", out.min_coeff, ", more than max_coeff, ", out.max_coeff));
+  }
+}
+
+void read_one_bit_lamb(const Values& values, optim::OneBitLambOptions& out) {
+  read_lamb(values, out);
+  out.freeze_step = read_freeze_step(values, out.freeze_step);
+  out.coeff_beta = values.get("coeff_beta", out.coeff_beta);
+  out.factor_max = values.get("factor_max", out.factor_max);
+  out.factor_min = values.get("factor_min", out.factor_min);
+  out.factor_threshold = values.get("factor_threshold", out.factor_threshold);
+  if (out.factor_min > 1) {
+    values.find("factor_min")->fail(concat(out.factor_min, " is more than 1, where the factor begins"));
   }
 }
 
@@ -176,6 +202,10 @@ std::optional<OptimizerOptions> read_optimizer(const JsonNode* section) {
     read(optim::RmspropOptions(), read_rmsprop);
   } else if (type == "OneBitAdam") {
     read(optim::OneBitAdamOptions(), read_one_bit_adam);
+  } else if (type == "OneBitLamb") {
+    read(optim::OneBitLambOptions(), read_one_bit_lamb);
+  } else if (type == "ZeroOneAdam") {
+    read(optim::ZeroOneAdamOptions(), read_zero_one_adam);
   } else {
     read(optim::AdamOptions(), [&](const Values& given, optim::AdamOptions& options) { read_adam(given, *section, type, options); });
   }
@@ -239,6 +269,7 @@ ordered_json to_json(const std::optional<OptimizerOptions>& optimizer) {
   }
   ordered_json params = {{"lr", optimizer->lr()}};
   const auto betas = [](const auto& o) { return ordered_json::array({o.beta1, o.beta2}); };
+  const auto freeze_step = [](const auto& o) { return o.freeze_step ? ordered_json(*o.freeze_step) : ordered_json("auto"); };
   const auto write = [&](const char* type, const ordered_json& own) {
     params.update(own);
     return type;
@@ -265,11 +296,31 @@ ordered_json to_json(const std::optional<OptimizerOptions>& optimizer) {
             return write("RMSprop", {{"alpha", o.alpha}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"momentum", o.momentum}, {"centered", o.centered}});
           },
           [&](const optim::OneBitAdamOptions& o) {
-            return write("OneBitAdam", {{"betas", betas(o)},
+            return write("OneBitAdam", {{"betas", betas(o)}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"bias_correction", o.bias_correction}, {"freeze_step", freeze_step(o)}});
+          },
+          [&](const optim::OneBitLambOptions& o) {
+            return write("OneBitLamb", {{"betas", betas(o)},
                                         {"eps", o.eps},
                                         {"weight_decay", o.weight_decay},
                                         {"bias_correction", o.bias_correction},
-                                        {"freeze_step", o.freeze_step ? ordered_json(*o.freeze_step) : ordered_json("auto")}});
+                                        {"freeze_step", freeze_step(o)},
+                                        {"max_coeff", o.max_coeff},
+                                        {"min_coeff", o.min_coeff},
+                                        {"coeff_beta", o.coeff_beta},
+                                        {"factor_max", o.factor_max},
+                                        {"factor_min", o.factor_min},
+                                        {"factor_threshold", o.factor_threshold},
+                                        {"eps_inside_sqrt", o.eps_inside_sqrt}});
+          },
+          [&](const optim::ZeroOneAdamOptions& o) {
+            return write("ZeroOneAdam", {{"betas", betas(o)},
+                                         {"eps", o.eps},
+                                         {"weight_decay", o.weight_decay},
+                                         {"bias_correction", o.bias_correction},
+                                         {"var_freeze_step", o.var_freeze_step},
+                                         {"var_update_scaler", o.var_update_scaler},
+                                         {"local_step_scaler", o.local_step_scaler},
+                                         {"local_step_clipper", o.local_step_clipper}});
           },
           [&](const optim::AdamOptions& o) {
             return write(o.decoupled_weight_decay ? "AdamW" : "Adam", {{"betas", betas(o)},

@@ -46,7 +46,7 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
 
 void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
   out.state_bytes = options.state_type == optim::StateType::fp32 ? 4 : options.state_type == optim::StateType::bf16 ? 2 : 1;
-  out.parameter_norms = std::holds_alternative<optim::LambOptions>(options.rule);
+  out.parameter_norms = std::holds_alternative<optim::LambOptions>(options.rule) || std::holds_alternative<optim::OneBitLambOptions>(options.rule);
   const auto set = [&](const char* name, int states) {
     out.optimizer = name;
     out.states = states;
@@ -54,6 +54,8 @@ void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
   std::visit(Overloaded{
                  [&](const optim::AdamOptions&) { set("adam", 2); },
                  [&](const optim::OneBitAdamOptions&) { set("adam", 3); }, // the third are the errors of compression
+                 [&](const optim::ZeroOneAdamOptions&) { set("adam", 3); },
+                 [&](const optim::OneBitLambOptions&) { set("lamb", 3); },
                  [&](const optim::LambOptions&) { set("lamb", 2); },
                  [&](const optim::LionOptions&) { set("lion", 1); },
                  [&](const optim::AdagradOptions&) { set("adagrad", 1); },
@@ -61,6 +63,21 @@ void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
                  [&](const optim::SgdOptions& o) { set("sgd", o.momentum > 0 ? 1 : 0); },
              },
              options.rule);
+}
+
+// The 1-bit optimizers send signs.
+void set_compression(const EngineConfig& engine, RunEstimate& out) {
+  const auto& rule = engine.optimizer_or_adamw().rule;
+  out.run.compresses_momenta = std::holds_alternative<optim::OneBitAdamOptions>(rule) || std::holds_alternative<optim::OneBitLambOptions>(rule);
+  const bool zero_one = std::holds_alternative<optim::ZeroOneAdamOptions>(rule);
+  out.run.compression = engine.compression;
+  if (out.run.compresses_momenta || zero_one) {
+    out.run.compression.kind = compress::GradientCompressionOptions::Kind::sign;
+  }
+  out.run.compresses_at_once = engine.compression.on() && engine.compression.start_step == 0;
+  if (zero_one) {
+    out.notes.push_back("ZeroOneAdam: most steps up to var_freeze_step are compressed ones; in steps after it in which ranks do not meet nothing is sent");
+  }
 }
 
 // Does what pipeline::make_partition() does with the real layers.
@@ -178,6 +195,7 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.bucket_bytes = run.engine.data_parallel.bucket_bytes;
   e.first_bucket_bytes = run.engine.data_parallel.first_bucket_bytes;
   set_optimizer(run.engine.optimizer_or_adamw(), e);
+  set_compression(run.engine, out);
   e.steps_in_backward = run.engine.step_in_backward;
   e.averaging = run.engine.averaging;
   using DataParallel = parallel::DataParallelOptions;

@@ -106,7 +106,7 @@ nlohmann::ordered_json used_config(const InitializeOptions& options) {
 void check_step_in_backward(const Parts& parts, const InitializeOptions& options) {
   const char* const needs_all = options.config.averaging.on()     ? "parameter_averaging"
                                 : options.gradient_sync             ? "a gradient_sync of its own"
-                                : parts.one_bit != nullptr        ? "OneBitAdam"
+                                : compresses(options.config) != nullptr ? compresses(options.config)
                                 : parts.clipping > 0              ? "gradient_clipping"
                                 : parts.looks_for_overflow()      ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
                                 : parts.optimizer->needs_norms()  ? "LAMB"
@@ -374,9 +374,6 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
                                                            options.state_store ? options.state_store() : nullptr);
-  if (parts.one_bit != nullptr) {
-    parts.one_bit->use(*parts.optimizer);
-  }
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });

@@ -1,18 +1,33 @@
 #include <trireme/engine/make_sync.h>
 
 #include <trireme/base/error.h>
+#include <trireme/compress/gradient_compression_sync.h>
+#include <trireme/compress/one_bit_adam_sync.h>
+#include <trireme/compress/one_bit_lamb_sync.h>
+#include <trireme/compress/zero_one_adam_sync.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/parallel/averaging/averaging_sync.h>
 #include <trireme/precision/cast.h>
 #include <trireme/zero/sharded_sync.h>
 
+#include <optional>
+#include <string>
 #include <variant>
 
 namespace trireme::engine {
 namespace {
 
-bool is_one_bit(const config::EngineConfig& config) {
-  return config.optimizer && std::holds_alternative<optim::OneBitAdamOptions>(config.optimizer->rule);
+template <class Rule>
+const Rule* rule_of(const config::EngineConfig& config) {
+  return config.optimizer ? std::get_if<Rule>(&config.optimizer->rule) : nullptr;
+}
+
+// Of the optimizer, if it compresses.
+const char* compressing_optimizer(const config::EngineConfig& config) {
+  return rule_of<optim::OneBitAdamOptions>(config) != nullptr    ? "OneBitAdam"
+         : rule_of<optim::OneBitLambOptions>(config) != nullptr  ? "OneBitLamb"
+         : rule_of<optim::ZeroOneAdamOptions>(config) != nullptr ? "ZeroOneAdam"
+                                                                 : nullptr;
 }
 
 // Hybrid sharding: neighbours hold one copy together.
@@ -30,22 +45,45 @@ void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& optio
   groups.shard_within(mesh.group("shards"), mesh.group("replicas"));
 }
 
-void check_one_bit_adam(const InitializeOptions& options) {
-  const optim::OptimizerOptions& optimizer = *options.config.optimizer;
+void check_compression(const InitializeOptions& options) {
+  const config::EngineConfig& config = options.config;
+  const std::string name = compresses(config);
   if (options.gradient_sync) {
-    throw InputError("engine", "OneBitAdam with a gradient_sync of its own", "Use AdamW with that one.");
+    throw InputError("engine", concat(name, " with a gradient_sync of its own"), "Leave one of them out.");
   }
-  if (options.config.zero.stage >= 2) {
-    throw InputError("engine", concat("OneBitAdam with ZeRO stage ", options.config.zero.stage, ", which leaves no rank its own gradients until the step"), "Use \"stage\": 1, or AdamW.");
+  if (config.zero.stage >= 2) {
+    throw InputError("engine", concat(name, " with ZeRO stage ", config.zero.stage, ", which leaves no rank its own gradients until the step"), concat("Use \"stage\": 1, or no ", name, '.'));
   }
-  if (options.config.zero.shard_size) {
-    throw InputError("engine", "OneBitAdam with zero_optimization.mics_shard_size", "Leave it out, or use AdamW.");
+  if (config.zero.shard_size) {
+    throw InputError("engine", concat(name, " with zero_optimization.mics_shard_size"), "Leave one of them out.");
   }
-  if (optimizer.state_type != optim::StateType::fp32) {
-    throw InputError("engine", concat("OneBitAdam with moments in ", optim::name(optimizer.state_type)), "Leave OptimizerOptions::state_type at fp32.");
+  const char* const optimizer = compressing_optimizer(config);
+  if (optimizer != nullptr && config.compression.on()) {
+    throw InputError("engine", concat("gradient_compression with ", optimizer, ", which compresses by itself"), "Leave one of them out.");
   }
-  if (const auto steps = std::get<optim::OneBitAdamOptions>(optimizer.rule).freeze_step; steps && *steps < 1) {
-    throw InputError("engine", concat("OneBitAdam's freeze_step is ", *steps), "It needs a second moment, so at least one step of AdamW.");
+  if (optimizer != nullptr && config.optimizer->state_type != optim::StateType::fp32) {
+    throw InputError("engine", concat(optimizer, " with moments in ", optim::name(config.optimizer->state_type)), "Leave OptimizerOptions::state_type at fp32.");
+  }
+  const auto at_least_one = [&](const char* key, std::optional<int64_t> steps) {
+    if (steps && *steps < 1) {
+      throw InputError("engine", concat(name, "'s ", key, " is ", *steps), "Say a number from 1 on.");
+    }
+  };
+  if (const auto* const adam = rule_of<optim::OneBitAdamOptions>(config)) {
+    at_least_one("freeze_step", adam->freeze_step);
+  }
+  if (const auto* const lamb = rule_of<optim::OneBitLambOptions>(config)) {
+    at_least_one("freeze_step", lamb->freeze_step);
+    if (!(lamb->coeff_beta >= 0 && lamb->coeff_beta < 1) || !(lamb->factor_min > 0 && lamb->factor_min <= 1 && lamb->factor_max >= 1) || !(lamb->factor_threshold >= 0 && lamb->factor_threshold < 1)) {
+      throw InputError("engine", concat("OneBitLamb with coeff_beta ", lamb->coeff_beta, ", factor_min ", lamb->factor_min, ", factor_max ", lamb->factor_max, ", factor_threshold ", lamb->factor_threshold),
+                       "coeff_beta and factor_threshold are from 0 up to 1, factor_min above 0 and at most 1, factor_max at least 1.");
+    }
+  }
+  if (const auto* const adam = rule_of<optim::ZeroOneAdamOptions>(config)) {
+    at_least_one("var_freeze_step", adam->var_freeze_step);
+    at_least_one("var_update_scaler", adam->var_update_scaler);
+    at_least_one("local_step_scaler", adam->local_step_scaler);
+    at_least_one("local_step_clipper", adam->local_step_clipper);
   }
 }
 
@@ -67,47 +105,79 @@ void check_algorithm(const Parts& parts, const InitializeOptions& options) {
   }
 }
 
+// What needs all replicas in every step, where they step by themselves.
+void check_alone(const Parts& parts, const InitializeOptions& options, const char* name, const char* without) {
+  const config::EngineConfig& config = options.config;
+  const parallel::DataParallelOptions& data = config.data_parallel;
+  const bool changes_sums = data.op != parallel::DataParallelOptions::Op::mean || data.prescale_gradients || data.gradient_predivide_factor != 1;
+  const auto refuse = [&](const std::string& what, const std::string& next) { throw InputError("engine", concat(name, " with ", what), next); };
+  if (config.zero.stage >= 1) {
+    refuse(concat("ZeRO stage ", config.zero.stage, ", which shards what replicas that step by themselves have whole"), concat("Use \"stage\": 0, or ", without, '.'));
+  }
+  if (data.sync_batch_norm) {
+    refuse("sync_batch_norm, which waits for all replicas in every layer", concat("Switch it off, or ", without, '.'));
+  }
+  if (options.reduce_groups || options.placement) {
+    refuse("reduce_groups or a placement: some ranks have parameters that others lack", concat("Leave them out, or ", without, '.'));
+  }
+  if (parts.context.size() > 1) {
+    refuse(concat(parts.context.size(), " context ranks, who share the tokens of a sample and so step together"), concat("Use one context rank, or ", without, '.'));
+  }
+  if (parts.tensor.size() > 1 && options.sequence_parallel) {
+    refuse("sequence_parallel, where what tensor ranks have whole has gradients to be added up in every step", concat("Switch sequence_parallel off, or ", without, '.'));
+  }
+  if (changes_sums) {
+    refuse("gradient_allreduce_op, prescale_gradients or gradient_predivide_factor", "They are about gradients that travel: leave them out.");
+  }
+}
+
+std::unique_ptr<parallel::GradientSync> compressed(std::unique_ptr<parallel::AllReduceSync> plain, const Parts& parts, const config::EngineConfig& config) {
+  if (const auto* const adam = rule_of<optim::OneBitAdamOptions>(config)) {
+    return std::make_unique<compress::OneBitAdamSync>(std::move(plain), *adam, parts.everyone);
+  }
+  if (const auto* const lamb = rule_of<optim::OneBitLambOptions>(config)) {
+    return std::make_unique<compress::OneBitLambSync>(std::move(plain), *lamb, parts.everyone);
+  }
+  if (const auto* const adam = rule_of<optim::ZeroOneAdamOptions>(config)) {
+    return std::make_unique<compress::ZeroOneAdamSync>(std::move(plain), *adam, parts.everyone, adam->local_step_clipper > 1);
+  }
+  return std::make_unique<compress::GradientCompressionSync>(std::move(plain), config.compression, parts.everyone);
+}
+
 } // namespace
+
+const char* compresses(const config::EngineConfig& config) {
+  const char* const optimizer = compressing_optimizer(config);
+  return optimizer != nullptr ? optimizer : config.compression.on() ? "gradient_compression" : nullptr;
+}
 
 bool shards_states(const Parts& parts, const config::EngineConfig& config) {
   return config.zero.stage >= 1 && parts.group.size() > 1;
 }
 
 void check_averaging(const Parts& parts, const InitializeOptions& options) {
-  const config::EngineConfig& config = options.config;
-  const parallel::DataParallelOptions& data = config.data_parallel;
-  const bool changes_sums = data.op != parallel::DataParallelOptions::Op::mean || data.prescale_gradients || data.gradient_predivide_factor != 1;
   const auto refuse = [](const std::string& what, const char* next) { throw InputError("engine", concat("parameter_averaging with ", what), next); };
-  if (config.zero.stage >= 1) {
-    refuse(concat("ZeRO stage ", config.zero.stage, ", which shards what replicas that step by themselves have whole"), "Use \"stage\": 0, or leave parameter_averaging out.");
-  }
   if (options.gradient_sync) {
     refuse("a gradient_sync of its own", "Leave one of them out.");
   }
-  if (is_one_bit(config)) {
-    refuse("OneBitAdam, whose momenta meet in every step", "Use AdamW, or leave parameter_averaging out.");
+  if (const char* const optimizer = compressing_optimizer(options.config)) {
+    refuse(concat(optimizer, ", which has its own way to meet"), "Use AdamW, or leave parameter_averaging out.");
   }
-  if (data.sync_batch_norm) {
-    refuse("sync_batch_norm, which waits for all replicas in every layer", "Leave one of them out.");
+  if (options.config.compression.on()) {
+    refuse("gradient_compression: there are no gradients that travel", "Leave one of them out.");
   }
-  if (options.reduce_groups || options.placement) {
-    refuse("reduce_groups or a placement: some ranks have parameters that others lack", "Leave one of them out.");
+  if (options.config.precision.communication) {
+    refuse("communication_data_type", "It is about gradients that travel. Parameters travel instead, in fp32: leave it out.");
   }
-  if (parts.context.size() > 1) {
-    refuse(concat(parts.context.size(), " context ranks, who share the tokens of a sample and so step together"), "Use one context rank.");
-  }
-  if (parts.tensor.size() > 1 && options.sequence_parallel) {
-    refuse("sequence_parallel, where what tensor ranks have whole has gradients to be added up in every step", "Switch sequence_parallel off.");
-  }
-  if (changes_sums || config.precision.communication) {
-    refuse(config.precision.communication ? "communication_data_type" : "gradient_allreduce_op, prescale_gradients or gradient_predivide_factor",
-           "They are about gradients that travel. Parameters travel instead, in fp32: leave them out.");
-  }
+  check_alone(parts, options, "parameter_averaging", "leave parameter_averaging out");
 }
 
 std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options) {
-  if (is_one_bit(options.config)) {
-    check_one_bit_adam(options);
+  if (compresses(options.config) != nullptr) {
+    check_compression(options);
+    if (const auto* const adam = rule_of<optim::ZeroOneAdamOptions>(options.config); adam != nullptr && adam->local_step_clipper > 1) {
+      check_alone(parts, options, "ZeroOneAdam", "\"local_step_clipper\": 1, with which the ranks meet in every step");
+    }
   }
   check_algorithm(parts, options);
   parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
@@ -137,10 +207,8 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
   } else {
     plain = std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);
   }
-  if (is_one_bit(options.config)) {
-    auto made = std::make_unique<compress::OneBitAdamSync>(std::move(plain), std::get<optim::OneBitAdamOptions>(options.config.optimizer->rule), parts.everyone);
-    parts.one_bit = made.get();
-    return made;
+  if (compresses(options.config) != nullptr) {
+    return compressed(std::move(plain), parts, options.config);
   }
   return plain;
 }

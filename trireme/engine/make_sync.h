@@ -13,7 +13,10 @@ bool shards_states(const Parts& parts, const config::EngineConfig& config);
 /// Refuses what needs all replicas in every step, where they step by themselves ("parameter_averaging"). Errors: InputError.
 void check_averaging(const Parts& parts, const InitializeOptions& options);
 
-/// Makes what the options ask for: plain data parallelism, ZeRO, hybrid sharding, averaging, 1-bit Adam, or the client's own. Also says in `parts` which
+/// What compresses the ranks' messages, as a configuration calls it: "OneBitAdam", "gradient_compression"; null: nothing.
+const char* compresses(const config::EngineConfig& config);
+
+/// Makes what the options ask for: plain data parallelism, ZeRO, hybrid sharding, averaging, compression, or the client's own. Also says in `parts` which
 /// parameters the tensor ranks have whole. Collective. Errors: InputError for what does not go together.
 std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options);
 

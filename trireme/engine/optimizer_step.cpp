@@ -176,7 +176,7 @@ void OptimizerStep::run() {
     parts_.reducer->finish();
     norm = gradients_stay ? parts_.optimizer->own_squared_grad_norm([&](const bucket::FlatParameters& buffer) { return parts_.sync->groups().of(buffer).size(); })
                           : parts_.optimizer->squared_grad_norm();
-    if (parts_.sync->ever_alone() && ranks.size() > 1) { // each of them has all of it
+    if (!gradients_stay && parts_.sync->ever_alone() && ranks.size() > 1) { // each of them has all of it
       norm = norm / ranks.size();
     }
   }
@@ -260,6 +260,7 @@ void OptimizerStep::begin(double grad_scale, const Unused& unused, const at::Ten
   for (size_t b = 0; b < unused.size(); ++b) {
     parts_.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
   }
+  parts_.sync->begin_step();
   if (parts_.optimizer->needs_norms()) {
     parts_.reducer->finish();
     parts_.optimizer->prepare();

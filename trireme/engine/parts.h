@@ -1,7 +1,6 @@
 #pragma once
 
 #include <trireme/checkpoint/options.h>
-#include <trireme/compress/one_bit_adam_sync.h>
 #include <trireme/config/batch_size.h>
 #include <trireme/data/loader.h>
 #include <trireme/device/upload.h>
@@ -67,7 +66,6 @@ struct Parts {
   std::vector<parallel::ModuleBuffers> module_buffers; // of replicas, then of tensor ranks; empty: ranks keep their own
   std::optional<parallel::SyncedBatchNorms> synced_norms;
   std::unique_ptr<parallel::GradientSync> sync;
-  compress::OneBitAdamSync* one_bit = nullptr; // `sync`, if it is one
   std::unique_ptr<parallel::Reducer> reducer;
   std::shared_ptr<optim::FlatOptimizer> optimizer;
   std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters, if there are any

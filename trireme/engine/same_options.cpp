@@ -1,6 +1,7 @@
 #include <trireme/engine/same_options.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/overloaded.h>
 #include <trireme/checkpoint/exchange.h>
 
 #include <nlohmann/json.hpp>
@@ -18,10 +19,18 @@ struct Compared {
   int64_t value;
 };
 
-// 0: "auto"; -1: another optimizer.
+// 0: "auto"; -1: an optimizer without such a phase.
 int64_t freeze_step_of(const optim::OptimizerOptions& optimizer) {
-  const auto* const one_bit = std::get_if<optim::OneBitAdamOptions>(&optimizer.rule);
-  return one_bit != nullptr ? one_bit->freeze_step.value_or(0) : -1;
+  return std::visit(Overloaded{[](const optim::OneBitAdamOptions& one) { return one.freeze_step.value_or(0); },
+                               [](const optim::OneBitLambOptions& one) { return one.freeze_step.value_or(0); },
+                               [](const optim::ZeroOneAdamOptions& one) { return one.var_freeze_step; }, [](const auto&) { return int64_t{-1}; }},
+                    optimizer.rule);
+}
+
+// Of 0/1 Adam: all that says when ranks exchange what. In one number, which is compared only.
+int64_t intervals_of(const optim::OptimizerOptions& optimizer) {
+  const auto* const one = std::get_if<optim::ZeroOneAdamOptions>(&optimizer.rule);
+  return one == nullptr ? -1 : one->var_update_scaler + 1'000'003 * (one->local_step_scaler + 1'000'003 * one->local_step_clipper);
 }
 
 std::vector<Compared> compared(const Parts& parts, const InitializeOptions& options) {
@@ -33,7 +42,12 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
       {"gradient_clipping", std::bit_cast<int64_t>(parts.clipping)},
       {"the type of computation (fp32, bf16, fp16)", static_cast<int64_t>(parts.precision.compute)},
       {"the optimizer", static_cast<int64_t>(config.optimizer_or_adamw().rule.index())},
-      {"freeze_step of 1-bit Adam", freeze_step_of(config.optimizer_or_adamw())},
+      {"the optimizer's freeze_step or var_freeze_step", freeze_step_of(config.optimizer_or_adamw())},
+      {"var_update_scaler, local_step_scaler or local_step_clipper", intervals_of(config.optimizer_or_adamw())},
+      {"gradient_compression.kind", static_cast<int64_t>(config.compression.kind)},
+      {"gradient_compression.rank", config.compression.rank},
+      {"gradient_compression.ratio", std::bit_cast<int64_t>(config.compression.ratio)},
+      {"gradient_compression.start_step", config.compression.start_step},
       {"the type of optimizer states", static_cast<int64_t>(config.optimizer_or_adamw().state_type)},
       {"the lr", std::bit_cast<int64_t>(config.optimizer_or_adamw().lr())},
       {"step_in_backward", config.step_in_backward},

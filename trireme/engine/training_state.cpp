@@ -106,12 +106,6 @@ std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
   return sharded;
 }
 
-void TrainingState::for_each_sync_state(const nlohmann::json& state, const parallel::GradientSync::Visit& visit) {
-  if (engine_.parts.sync->has_tensors(state)) {
-    engine_.parts.sync->for_each_state(visit);
-  }
-}
-
 // Not where another rank's copy of the same elements is saved. (Copies of a tied parameter are known by their names.)
 bool TrainingState::is_saved_here(const bucket::TensorInfo& tensor) const {
   return tensor.placement.counts_in_norm || saved_name(tensor.name) != tensor.name;
@@ -173,7 +167,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       add(tensor, name, "optimizer", begin, values);
     }
   }, false);
-  for_each_sync_state(engine_.parts.sync->state(), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+  engine_.parts.sync->for_each_state(engine_.parts.sync->state(), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
       add(tensor, concat(state, '/', tensor.name), "gradient_sync", begin, values);
     }
@@ -283,7 +277,7 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
   }
   nlohmann::json sync_states = nlohmann::json::array();
-  for_each_sync_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
+  engine_.parts.sync->for_each_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
     sync_states.push_back(concat(state, '/', saved_name(tensor.name)));
   });
   const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
@@ -361,7 +355,7 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     load_optimizer_state(saved, state, tensor, begin, values);
   });
-  for_each_sync_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+  engine_.parts.sync->for_each_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     checkpoint::read_placed(saved, concat(state, '/', saved_name(tensor.name)), tensor, begin, values);
   });
 }

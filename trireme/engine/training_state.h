@@ -36,7 +36,6 @@ class TrainingState {
   /// Whether each replica saves such a state of the optimizer, because it steps by itself.
   bool is_of_each_replica(const std::string& state) const;
   /// Nothing where a checkpoint with this state() of the GradientSync has no tensors of it, or none that fit.
-  void for_each_sync_state(const nlohmann::json& state, const parallel::GradientSync::Visit& visit);
   nlohmann::json state(const nlohmann::json& client_state) const;
   /// What is not the same on replicas that step by themselves; and the state in `saved` with what this replica had.
   nlohmann::json state_of_replica() const;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/compress/options.h>
 #include <trireme/estimate/model.h>
 #include <trireme/parallel/averaging/options.h>
 #include <trireme/zero/options.h>
@@ -81,6 +82,11 @@ struct Run {
 
   /// Replicas that step by themselves, as they do after start_step.
   parallel::AveragingOptions averaging;
+  /// How the ranks' messages are compressed in some steps: gradients, or the momenta of a 1-bit optimizer.
+  compress::GradientCompressionOptions compression;
+  bool compresses_momenta = false;
+  /// The first step is such a one.
+  bool compresses_at_once = false;
 
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;

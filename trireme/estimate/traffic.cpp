@@ -1,6 +1,7 @@
 #include <trireme/estimate/traffic.h>
 
 #include <trireme/base/error.h>
+#include <trireme/estimate/compressed_traffic.h>
 #include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
 
@@ -89,8 +90,32 @@ void add_meeting(const Run& run, int64_t stage, std::vector<Item>& items) {
   items.push_back({"loss", "2 x 24 (N - 1) / N / H", concat("2 x 24 x ", n - 1, " / ", n, " / ", every), 2 * share(kLossBytes, n) / every});
 }
 
+// What the ranks exchange instead of gradients, and with ZeRO stage 1 the parameters after it.
+void add_compressed(const Run& run, const bucket::FlatLayout& layout, int64_t n, const std::string& of, std::vector<Item>& items) {
+  using Kind = compress::GradientCompressionOptions::Kind;
+  const Kind kind = run.compression.kind;
+  const char* const formula = kind == Kind::sign        ? "2 (F / 8 + 4 F / 2048) (N - 1) / N, and more for short parameters"
+                              : kind == Kind::eight_bit ? "2 (F + 4 F / 256) (N - 1) / N"
+                              : kind == Kind::top_k     ? "2 x 6 k F (N - 1) / N, k: the share that is sent"
+                                                        : "2 x 4 r (rows + columns) (N - 1) / N for each matrix, r: the rank";
+  const int64_t bytes = compressed_bytes(layout, run.compression, n);
+  items.push_back({"compressed means" + of, formula, concat(bytes), bytes});
+  if (run.parameter_norms && run.compresses_momenta) {
+    const int64_t count = std::ssize(layout.tensors());
+    items.push_back({"norms of updates" + of, "2 (16 + 8) (N - 1) / N for each parameter", concat("2 x 24 x ", count, " x ", n - 1, " / ", n), 2 * share(16 * count, n) + 2 * share(8 * count, n)});
+  }
+  if (run.shards(1)) {
+    const int64_t e = bytes_of(run.compute);
+    int64_t gathered = 0;
+    for (const bucket::Bucket& bucket : layout.buckets()) {
+      gathered += share(e * bucket.numel(), n);
+    }
+    items.push_back({"parameters, all-gather" + of, concat(e, " F (N - 1) / N"), concat(e, " x ", layout.numel(), " x ", n - 1, " / ", n), gathered});
+  }
+}
+
 // Gradients, small sums and parameters between the replicas of a stage.
-void add_data(const Run& run, int64_t stage, std::vector<Item>& items) {
+void add_data(const Run& run, int64_t stage, Step step, std::vector<Item>& items) {
   if (run.averages()) {
     return add_meeting(run, stage, items);
   }
@@ -98,17 +123,24 @@ void add_data(const Run& run, int64_t stage, std::vector<Item>& items) {
   const int64_t n = run.shards(1) ? run.shard_ranks() : all; // that hold one copy
   const bucket::FlatLayout layout = layout_of(run, stage);
   const GatherPlan plan = run.shards(3) ? gather_plan(run, stage) : GatherPlan();
+  const auto add = [&](const bucket::FlatLayout& of, int64_t ranks, int64_t hold_a_copy, const char* which) {
+    if (step == Step::compressed) {
+      add_compressed(run, of, ranks, which, items);
+    } else {
+      add_gradients(run, plan, of, ranks, hold_a_copy, which, items);
+    }
+  };
   if (all > 1) {
-    add_gradients(run, plan, run.tensor_ranks > 1 ? layout_of(run, stage, /*whole=*/false) : layout, all, n, "", items);
+    add(run.tensor_ranks > 1 ? layout_of(run, stage, /*whole=*/false) : layout, all, n, "");
   }
   if (run.tensor_ranks > 1 && run.whole_ranks() > 1) {
-    add_gradients(run, plan, layout_of(run, stage, /*whole=*/true), run.whole_ranks(), run.whole_ranks(), ", of what the tensor axis holds whole", items);
+    add(layout_of(run, stage, /*whole=*/true), run.whole_ranks(), run.whole_ranks(), ", of what the tensor axis holds whole");
   }
   if (all == 1) {
     return;
   }
   items.push_back({"loss", "2 x 24 (N - 1) / N", concat("2 x 24 x ", all - 1, " / ", all), 2 * share(kLossBytes, all)});
-  if (run.parameter_norms && run.shards(1)) {
+  if (run.parameter_norms && run.shards(1) && !(step == Step::compressed && run.compresses_momenta)) {
     const int64_t bytes = 2 * 8 * std::ssize(layout.tensors());
     items.push_back({"norms of parameters", "2 x 16 (N - 1) / N for each parameter", concat("2 x ", bytes, " x ", n - 1, " / ", n), 2 * share(bytes, n)});
   }
@@ -228,7 +260,7 @@ int64_t StageTraffic::bytes() const {
   return sum;
 }
 
-std::vector<StageTraffic> traffic_of(const Run& run) {
+std::vector<StageTraffic> traffic_of(const Run& run, Step step) {
   std::vector<StageTraffic> stages;
   for (int64_t stage = 0; stage < run.stages; ++stage) {
     StageTraffic& traffic = stages.emplace_back();
@@ -241,7 +273,7 @@ std::vector<StageTraffic> traffic_of(const Run& run) {
       }
     };
     if (run.ranks_of_stage() > 1) {
-      along("data", [&] { add_data(run, stage, traffic.items); });
+      along("data", [&] { add_data(run, stage, step, traffic.items); });
       traffic.step_time_bytes = share(run.data_ranks * kStepTimes, run.data_ranks);
     }
     along("context", [&] { add_context(run, stage, traffic.items); });

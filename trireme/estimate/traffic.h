@@ -24,7 +24,10 @@ struct StageTraffic {
 
 inline constexpr int64_t kStepsBetweenTimes = 8;
 
+/// Where messages are compressed in some steps (Run::compression): one of the others, or one of these.
+enum class Step { plain, compressed };
+
 /// Says what a rank of each pipeline stage sends, to the byte.
-std::vector<StageTraffic> traffic_of(const Run& run);
+std::vector<StageTraffic> traffic_of(const Run& run, Step step = Step::plain);
 
 } // namespace trireme::estimate

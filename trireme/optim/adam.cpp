@@ -33,8 +33,8 @@ void Adam::step(const ShardStep& shard) const {
   const double step = static_cast<double>(shard.step);
   // Computed in double and rounded once: 1 - beta2 in fp32 would lose four digits.
   const double correction1 = options_.bias_correction ? 1 - std::pow(betas.beta1, step) : 1;
-  const bool frozen = shard.frozen_at.has_value();
-  const double correction2 = options_.bias_correction ? 1 - std::pow(betas.beta2, static_cast<double>(shard.frozen_at.value_or(shard.step))) : 1;
+  const bucket::HeldMoments& held = shard.held;
+  const double correction2 = options_.bias_correction ? 1 - std::pow(betas.beta2, static_cast<double>(held.second_steps.value_or(shard.step))) : 1;
   const bool decoupled = options_.decoupled_weight_decay;
 
   kernels::AdamArgs args;
@@ -43,9 +43,9 @@ void Adam::step(const ShardStep& shard) const {
   args.exp_avg_sq = state_array(shard, 1);
   args.weight_decay = decoupled ? 0 : static_cast<float>(shard.weight_decay);
   args.param_scale = decoupled ? static_cast<float>(1 - shard.lr * shard.weight_decay) : 1;
-  args.one_minus_beta1 = frozen ? 0 : static_cast<float>(1 - betas.beta1);
-  args.beta2 = frozen ? 1 : static_cast<float>(betas.beta2);
-  args.one_minus_beta2 = frozen ? 0 : static_cast<float>(1 - betas.beta2);
+  args.one_minus_beta1 = held.first ? 0 : static_cast<float>(1 - betas.beta1);
+  args.beta2 = held.second ? 1 : static_cast<float>(betas.beta2);
+  args.one_minus_beta2 = held.second ? 0 : static_cast<float>(1 - betas.beta2);
   args.step_size = static_cast<float>(shard.lr / correction1);
   args.root_scale = static_cast<float>(1 / std::sqrt(correction2));
   args.eps = static_cast<float>(options_.eps);

@@ -50,7 +50,7 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
       }
       of_each.push_back(options_of(tensor));
     }
-    Shard& shard = shards_.emplace_back(Shard{buffer, std::move(of_each), buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, 2 * tensors, {}, {}});
+    Shard& shard = shards_.emplace_back(Shard{buffer, std::move(of_each), buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, {}, 2 * tensors, {}, {}});
     tensors += shard.buffer->count();
     cut(shard);
     keep(shard);
@@ -154,6 +154,9 @@ void FlatOptimizer::refresh_masters() {
 void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access, const std::function<void(const Values&)>& f) {
   const torch::NoGradGuard no_grad;
   follow_first_values();
+  const bool writes_parameters = access == Access::write || access == Access::write_all;
+  const bool writes_states = access == Access::write_states || access == Access::write_all;
+  const bool with_all = writes_states || access == Access::read_all;
   Shard& shard = shards_[buffer];
   const auto visit_coded = [&](const BucketStates& kept, size_t i, const auto& visit) { // 8-bit states: f(codes, scales, where in the bucket)
     for (size_t s = 0; s < shard.segments[bucket].size(); ++s) {
@@ -163,7 +166,7 @@ void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access, c
   };
   const auto visit = [&](const at::Tensor& data, const BucketStates& kept) {
     Values values{shard.has_master ? kept.master : data, {}, {}};
-    for (size_t i = 0; access == Access::write_states && i < kept.states.size(); ++i) {
+    for (size_t i = 0; with_all && i < kept.states.size(); ++i) {
       values.initial.push_back(rule_->states()[i].initial);
       values.states.push_back(kept.states[i]);
       if (!kept.scales.empty()) {
@@ -174,17 +177,17 @@ void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access, c
       }
     }
     f(values);
-    if (shard.has_master && access != Access::read) {
+    if (shard.has_master && writes_parameters) {
       at::Tensor(data).copy_(kept.master);
     }
-    for (size_t i = 0; !kept.scales.empty() && i < values.states.size(); ++i) {
+    for (size_t i = 0; writes_states && !kept.scales.empty() && i < values.states.size(); ++i) {
       visit_coded(kept, i, [&](const at::Tensor& codes, const at::Tensor& scales, const Segment& segment) {
         encode_states(values.states[i].slice(0, segment.begin, segment.end), codes, scales, rule_->states()[i].is_signed);
       });
     }
   };
-  if (access == Access::read) {
-    with_states(shard, bucket, false, [&](const BucketStates& kept) { visit(shard.buffer->owned_data(bucket, owned(shard, bucket)), kept); });
+  if (!writes_parameters) {
+    with_states(shard, bucket, writes_states, [&](const BucketStates& kept) { visit(shard.buffer->owned_data(bucket, owned(shard, bucket)), kept); });
     return;
   }
   shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {
@@ -202,7 +205,33 @@ void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double gra
   prepared_ = false;
   for (Shard& shard : shards_) {
     shard.unused.clear();
+    shard.gradients.clear();
   }
+}
+
+void FlatOptimizer::give_gradient(int64_t buffer, int64_t bucket, at::Tensor gradient) {
+  Shard& shard = shards_[buffer];
+  const int64_t numel = shard.buffer->layout().buckets()[bucket].numel();
+  if (gradient.scalar_type() != at::kFloat || gradient.numel() != numel) {
+    throw Error("optim", concat(rule_->name(), ": a gradient of ", gradient.numel(), ' ', gradient.scalar_type(), " for a bucket of ", numel, ": it takes fp32."));
+  }
+  shard.gradients.resize(shard.segments.size());
+  shard.gradients[bucket] = std::move(gradient);
+}
+
+at::Tensor FlatOptimizer::trust_ratios(int64_t buffer) const {
+  return rule_->trust_ratios(shards_[buffer].norms);
+}
+
+// The kernels take the quotient of the norms' roots.
+void FlatOptimizer::set_trust_ratios(int64_t buffer, const at::Tensor& ratios) {
+  if (!needs_norms()) {
+    throw Error("optim", concat(rule_->name(), " has no trust ratios."));
+  }
+  const at::Tensor pairs = shards_[buffer].norms.view({-1, 2});
+  pairs.select(1, 0).copy_(ratios.square());
+  pairs.select(1, 1).fill_(1);
+  prepared_ = true;
 }
 
 void FlatOptimizer::leave_out(int64_t buffer, std::vector<bool> unused) {
@@ -230,7 +259,9 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
   } else {
     step.param = data;
   }
-  step.grad = shard.buffer->owned_grad(bucket, range);
+  const bool given = !shard.gradients.empty() && shard.gradients[bucket].defined();
+  const int64_t first_of_bucket = shard.buffer->layout().buckets()[bucket].begin;
+  step.grad = given ? shard.gradients[bucket].slice(0, range.begin - first_of_bucket, range.end - first_of_bucket) : shard.buffer->owned_grad(bucket, range);
   for (const at::Tensor& state : states.states) {
     step.states.push_back(state.slice(0, begin, end));
   }
@@ -241,10 +272,10 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
   step.lr = lr_ * options.lr_factor;
   step.betas = betas_;
   step.weight_decay = options.weight_decay;
-  step.grad_scale = grad_scale_;
-  step.device_grad_scale = device_grad_scale_;
+  step.grad_scale = given ? 1 : grad_scale_;
+  step.device_grad_scale = given ? at::Tensor() : device_grad_scale_;
   step.step = steps_;
-  step.frozen_at = frozen_at_;
+  step.held = held_;
   return step;
 }
 
@@ -289,7 +320,7 @@ void FlatOptimizer::prefetch_after(const Shard& shard, int64_t bucket) const {
 }
 
 void FlatOptimizer::prepare() {
-  if (!needs_norms()) {
+  if (!needs_norms() || prepared_) {
     return;
   }
   norms_.zero_();
@@ -326,6 +357,9 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
     }
     rule_->step(step);
   });
+  if (!shard.gradients.empty()) {
+    shard.gradients[bucket] = at::Tensor();
+  }
 }
 
 at::Tensor FlatOptimizer::squared_grad_norm() const {
@@ -360,15 +394,6 @@ void FlatOptimizer::add_squared_norm_of(const Shard& shard, int64_t bucket, cons
     }
   }
   add_squared_norm(shard.buffer->owned_grad(bucket, {begin, range.end}), sum);
-}
-
-void FlatOptimizer::with_moments(int64_t buffer, int64_t bucket, bool modifies, const OfMoments& f) {
-  with_states(shards_[buffer], bucket, modifies, [&](const BucketStates& states) {
-    if (states.states.size() != 2 || states.states[0].scalar_type() != at::kFloat) {
-      throw Error("optim", concat(rule_->name(), " has no two moments in fp32."));
-    }
-    f(states.states[0], states.states[1]);
-  });
 }
 
 void FlatOptimizer::for_each_state(const Visit& visit, bool modifies) {

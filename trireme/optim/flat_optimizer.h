@@ -43,14 +43,14 @@ class FlatOptimizer : public bucket::SteppedValues {
   FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, bool sharded = false,
                 std::unique_ptr<bucket::StateStore> store = nullptr);
 
-  bool sharded() const {
+  bool sharded() const override {
     return sharded_;
   }
   const Optimizer& rule() const {
     return *rule_;
   }
   /// Optimizer steps done so far.
-  int64_t steps() const {
+  int64_t steps() const override {
     return steps_;
   }
   void set_steps(int64_t steps) override {
@@ -68,32 +68,35 @@ class FlatOptimizer : public bucket::SteppedValues {
   void cancel_step() {
     --steps_;
   }
-  /// Adam: from the next step on the second moment stays as it was after step `at`, and step_bucket() takes the first as with_moments() left it, whatever
-  /// the gradient is. Absent: the gradient changes both.
-  void freeze(std::optional<int64_t> at) {
-    frozen_at_ = at;
+  void hold(const bucket::HeldMoments& held) override {
+    held_ = held;
   }
-  /// Calls f(first, second) with Adam's fp32 moments of this rank's part of a bucket; `modifies`: f may change them. After begin_step() and before
-  /// step_bucket() of this bucket.
-  using OfMoments = std::function<void(const at::Tensor& first, const at::Tensor& second)>;
-  void with_moments(int64_t buffer, int64_t bucket, bool modifies, const OfMoments& f);
-  /// begin_step()'s.
-  double grad_scale() const {
+  void give_gradient(int64_t buffer, int64_t bucket, at::Tensor gradient) override;
+  at::Tensor trust_ratios(int64_t buffer) const override;
+  void set_trust_ratios(int64_t buffer, const at::Tensor& ratios) override;
+  Rates rates(int64_t buffer, int64_t parameter) const override {
+    const ParameterOptions& options = shards_[buffer].options[parameter];
+    return {lr_ * options.lr_factor, options.weight_decay};
+  }
+  double grad_scale() const override {
     return grad_scale_;
   }
-  const std::optional<Betas>& betas() const {
-    return betas_;
+  std::optional<double> beta1() const override {
+    return betas_ ? std::optional(betas_->beta1) : std::nullopt;
+  }
+  std::optional<double> beta2() const override {
+    return betas_ ? std::optional(betas_->beta2) : std::nullopt;
   }
   /// Skips parameter i of `buffer` and its states in this step if unused[i]. Call it after begin_step(), the same on every rank.
   void leave_out(int64_t buffer, std::vector<bool> unused);
-  bool is_left_out(int64_t buffer, int64_t parameter) const {
+  bool is_left_out(int64_t buffer, int64_t parameter) const override {
     return !shards_[buffer].unused.empty() && shards_[buffer].unused[parameter];
   }
   /// True: all gradients must be final before the first step_bucket(), because the step needs parameters' norms (LAMB).
-  bool needs_norms() const {
+  bool needs_norms() const override {
     return rule_->needs_norms();
   }
-  /// With needs_norms(): updates the states and sums every parameter's norms over the ranks with one all-reduce for each reduce group. Call it after
+  /// With needs_norms(), unless set_trust_ratios() has said what follows from it: updates the states and sums every parameter's norms over the ranks with one all-reduce for each reduce group. Call it after
   /// begin_step(), when all gradients are final, and before the first step_bucket(). Else it does nothing.
   void prepare();
   /// Sets the all-reduce of float64 sums [n] over the ranks of the shards. Required with needs_norms() and sharded().
@@ -132,6 +135,7 @@ class FlatOptimizer : public bucket::SteppedValues {
     bool has_master; // the parameters are not fp32
     std::vector<std::vector<Segment>> segments; // of each bucket's owned range
     std::vector<std::vector<int64_t>> first_block; // of 8-bit states, of each bucket's segments: each begins a block
+    std::vector<at::Tensor> gradients; // given for the present step; undefined: the buffer's
     std::vector<bool> unused; // parameters that this step leaves out; empty: none
     std::vector<bucket::Slot> uncounted; // in the norm, in buffer order
     int64_t first_norm; // in norms_
@@ -167,7 +171,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   int64_t steps_ = 0;
   double lr_ = 0;
   std::optional<Betas> betas_;
-  std::optional<int64_t> frozen_at_;
+  bucket::HeldMoments held_;
   double grad_scale_ = 1;
   at::Tensor device_grad_scale_;
   std::function<void(at::Tensor&, int)> sum_over_;

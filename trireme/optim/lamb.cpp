@@ -4,8 +4,11 @@
 #include <trireme/optim/device_kernels.h>
 #include <trireme/optim/shard_check.h>
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace trireme::optim {
 namespace {
@@ -60,9 +63,9 @@ kernels::LambArgs Lamb::args_of(const ShardStep& shard) const {
   args.exp_avg = state_array(shard, 0);
   args.exp_avg_sq = state_array(shard, 1);
   args.weight_decay = static_cast<float>(shard.weight_decay);
-  args.one_minus_beta1 = static_cast<float>(1 - betas.beta1);
-  args.beta2 = static_cast<float>(betas.beta2);
-  args.one_minus_beta2 = static_cast<float>(1 - betas.beta2);
+  args.one_minus_beta1 = shard.held.first ? 0 : static_cast<float>(1 - betas.beta1);
+  args.beta2 = shard.held.second ? 1 : static_cast<float>(betas.beta2);
+  args.one_minus_beta2 = shard.held.second ? 0 : static_cast<float>(1 - betas.beta2);
   args.eps = static_cast<float>(options_.eps);
   args.eps_inside_root = options_.eps_inside_sqrt;
   return args;
@@ -76,16 +79,30 @@ void Lamb::prepare(const ShardStep& shard, const at::Tensor& sums) const {
   }
 }
 
+// As the kernels have it.
+at::Tensor Lamb::trust_ratios(const at::Tensor& norms) const {
+  const at::Tensor roots = norms.view({-1, 2}).sqrt();
+  const at::Tensor weight = roots.select(1, 0);
+  const at::Tensor update = roots.select(1, 1);
+  const at::Tensor ratio = weight.div(update).clamp_(options_.min_coeff, options_.max_coeff);
+  return at::where(weight.gt(0).logical_and_(update.gt(0)), ratio, at::ones({}, ratio.options()));
+}
+
 void Lamb::step(const ShardStep& shard) const {
   const kernels::LambArgs args = args_of(shard);
   check_norms(shard, shard.norms);
   const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
   const double step = static_cast<double>(shard.step);
+  const double second_steps = static_cast<double>(shard.held.second_steps.value_or(shard.step));
   const double correction =
-      options_.bias_correction ? std::sqrt(1 - std::pow(betas.beta2, step)) / (1 - std::pow(betas.beta1, step)) : 1;
+      options_.bias_correction ? std::sqrt(1 - std::pow(betas.beta2, second_steps)) / (1 - std::pow(betas.beta1, step)) : 1;
+  // Ratios that are given have limits of their own.
+  const bool given = shard.held.first;
+  const double least = given ? 0 : options_.min_coeff;
+  const double most = given ? std::numeric_limits<double>::infinity() : options_.max_coeff;
   if (!shard.segments.empty()) {
     kernels_for(shard.param).lamb_apply(args, shard.segments, shard.norms.const_data_ptr<double>(),
-                                        {shard.lr * correction, options_.min_coeff, options_.max_coeff}, shard.param.device());
+                                        {shard.lr * correction, least, most}, shard.param.device());
   }
 }
 

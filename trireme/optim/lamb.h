@@ -22,6 +22,7 @@ class Lamb final : public Optimizer {
     return true;
   }
   void prepare(const ShardStep& shard, const at::Tensor& sums) const override;
+  at::Tensor trust_ratios(const at::Tensor& norms) const override;
 
  private:
   kernels::LambArgs args_of(const ShardStep& shard) const;

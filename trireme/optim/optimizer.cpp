@@ -26,6 +26,10 @@ void Optimizer::prepare(const ShardStep&, const at::Tensor&) const {
   throw Error("optim", concat(name(), ": a step has one phase, prepare() is for those that need norms."));
 }
 
+at::Tensor Optimizer::trust_ratios(const at::Tensor&) const {
+  throw Error("optim", concat(name(), " has no trust ratios."));
+}
+
 at::ScalarType scalar_type(StateType type) {
   return type == StateType::bf16 ? at::kBFloat16 : type == StateType::int8 ? at::kByte : at::kFloat;
 }

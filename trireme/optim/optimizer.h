@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/bucket/stepped_values.h>
 #include <trireme/optim/options.h>
 
 #include <ATen/core/Tensor.h>
@@ -69,8 +70,8 @@ struct ShardStep {
   int64_t step = 1;
   /// Overrides the optimizer's betas (Adam, LAMB and Lion), as Schedule::betas_at() gives them for OneCycle.
   std::optional<Betas> betas;
-  /// Adam: exp_avg is that of this step already, and exp_avg_sq stays as it was after this step. Absent: the gradient changes both.
-  std::optional<int64_t> frozen_at;
+  /// Adam and LAMB: what the gradient leaves as it is. LAMB holds both moments or none; while it does, `norms` say the trust ratio as it is to be.
+  bucket::HeldMoments held;
 };
 
 /// Updates shards in one pass over memory, on all threads of at::parallel_for.
@@ -93,6 +94,8 @@ class Optimizer {
   }
   /// Updates the states and adds this shard's part to `sums`, which is as ShardStep::norms. Errors: as step().
   virtual void prepare(const ShardStep& shard, const at::Tensor& sums) const;
+  /// With needs_norms(): the trust ratios that follow from norms as ShardStep's, [2 n]: [n], fp64, on their device.
+  virtual at::Tensor trust_ratios(const at::Tensor& norms) const;
 
   StateType state_type() const {
     return state_type_;

@@ -27,6 +27,19 @@ struct OneBitAdamOptions : AdamOptions {
   std::optional<int64_t> freeze_step = 100000;
 };
 
+/// 0/1 Adam (Lu et al. 2022, arXiv:2202.06009) by DeepSpeed's names: AdamW, whose second moment moves at ever longer intervals, while the ranks exchange
+/// gradients of one bit an element between; later they step by themselves and exchange what they have come to (compress::ZeroOneAdamSync).
+struct ZeroOneAdamOptions : AdamOptions {
+  /// Steps after which the second moment stays as it is.
+  int64_t var_freeze_step = 100000;
+  /// Moves of the second moment before their interval doubles.
+  int64_t var_update_scaler = 16;
+  /// Steps after var_freeze_step before the interval of meetings doubles. The number is DeepSpeed's.
+  int64_t local_step_scaler = 32678;
+  /// Longest interval of meetings; 1: the ranks meet in every step.
+  int64_t local_step_clipper = 16;
+};
+
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0;
@@ -47,6 +60,19 @@ struct LambOptions {
   double max_coeff = 10;
   double min_coeff = 0.01;
   bool eps_inside_sqrt = false;
+};
+
+/// 1-bit LAMB (Li et al. 2021, arXiv:2104.06069) by DeepSpeed's names: LAMB, whose second moment stays as it is from some step on, while the ranks exchange
+/// momenta of one bit an element and trust ratios follow from those of before (compress::OneBitLambSync).
+struct OneBitLambOptions : LambOptions {
+  /// Steps before that. Absent: until the second moment has settled.
+  std::optional<int64_t> freeze_step = 100000;
+  /// Decay of the average of each parameter's trust ratios before that.
+  double coeff_beta = 0.9;
+  /// Limits of the factor on that average, and of its relative change in a step.
+  double factor_max = 4;
+  double factor_min = 0.5;
+  double factor_threshold = 0.1;
 };
 
 /// Lion (Chen et al. 2023, arXiv:2302.06675); decay acts on the weight.
@@ -90,7 +116,7 @@ inline const char* name(StateType type) {
 enum class DecayRule { all, matrices };
 
 /// The options of an optimizer; their type selects the optimizer.
-using Rule = std::variant<AdamOptions, SgdOptions, LambOptions, LionOptions, AdagradOptions, RmspropOptions, OneBitAdamOptions>;
+using Rule = std::variant<AdamOptions, SgdOptions, LambOptions, LionOptions, AdagradOptions, RmspropOptions, OneBitAdamOptions, OneBitLambOptions, ZeroOneAdamOptions>;
 
 /// The optimizer of a run: {.rule = SgdOptions{.lr = 0.1, .momentum = 0.9}}. Default: AdamW.
 struct OptimizerOptions {

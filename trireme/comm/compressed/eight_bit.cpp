@@ -16,7 +16,7 @@ int64_t scales_of(int64_t elements) {
 }
 
 // The message: the scales of all stretches, then their codes.
-class EightBitCompressor final : public Compressor {
+class EightBitCompressor final : public TwofoldCompressor {
  public:
   const char* name() const override {
     return "8-bit";
@@ -27,12 +27,6 @@ class EightBitCompressor final : public Compressor {
       bytes += stretch.count();
     }
     return bytes;
-  }
-  void compress(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
-    x.is_cpu() ? compress_here(x, stretches, message) : compress_there(x, stretches, message);
-  }
-  void add(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const override {
-    sum.is_cpu() ? add_here(message, stretches, sum) : add_there(message, stretches, sum);
   }
 
  private:
@@ -73,14 +67,14 @@ class EightBitCompressor final : public Compressor {
       }
     }
   }
-  static void compress_here(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) {
+  void compress_here(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
     auto* const values = x.mutable_data_ptr<float>();
     for_each(stretches, message.mutable_data_ptr<uint8_t>(), [&](const Stretch& stretch, const kernels::StateArray& codes) {
       kernels::active_kernels().encode_state(codes, true, 0, stretch.count(), values + stretch.begin, kernels::kToNearest);
       add_decoded(codes, stretch.count(), -1, values + stretch.begin);
     });
   }
-  static void add_here(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) {
+  void add_here(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const override {
     auto* const values = sum.mutable_data_ptr<float>();
     for_each(stretches, message.mutable_data_ptr<uint8_t>(),
              [&](const Stretch& stretch, const kernels::StateArray& codes) { add_decoded(codes, stretch.count(), 1, values + stretch.begin); });
@@ -102,7 +96,7 @@ class EightBitCompressor final : public Compressor {
   static at::Tensor decoded(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& level) {
     return padded(level.index({codes.to(at::kLong)})).mul(scales.unsqueeze(2)).view({codes.size(0), -1}).slice(1, 0, codes.size(1));
   }
-  static void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) {
+  void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
     const at::Tensor all = levels();
     const at::Tensor middles = all.slice(0, 0, 127).add(all.slice(0, 1, 128)).div(2).to(x.device());
     const at::Tensor level = all.to(x.device());
@@ -120,7 +114,7 @@ class EightBitCompressor final : public Compressor {
       values.sub_(decoded(code, scale, level));
     });
   }
-  static void add_there(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) {
+  void add_there(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const override {
     const at::Tensor level = levels().to(sum.device());
     int64_t at_scale = 0;
     int64_t at_code = first_code(stretches);

@@ -15,7 +15,7 @@ int64_t sign_bytes(int64_t elements) {
 }
 
 // The message: a scale a stretch, then the bits, each stretch from a new byte on.
-class SignCompressor final : public Compressor {
+class SignCompressor final : public TwofoldCompressor {
  public:
   const char* name() const override {
     return "sign";
@@ -26,12 +26,6 @@ class SignCompressor final : public Compressor {
       bytes += sign_bytes(stretch.count());
     }
     return bytes;
-  }
-  void compress(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
-    x.is_cpu() ? compress_here(x, stretches, message) : compress_there(x, stretches, message);
-  }
-  void add(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const override {
-    sum.is_cpu() ? add_here(message, stretches, sum) : add_there(message, stretches, sum);
   }
 
  private:
@@ -53,7 +47,7 @@ class SignCompressor final : public Compressor {
     });
   }
 
-  static void compress_here(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) {
+  void compress_here(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
     const kernels::KernelSet& kernels = kernels::active_kernels();
     auto* const bytes = message.mutable_data_ptr<uint8_t>();
     auto* const values = x.mutable_data_ptr<float>();
@@ -65,7 +59,7 @@ class SignCompressor final : public Compressor {
       kernels.pack_signs(from, stretch.count(), scale, bytes + bits);
     });
   }
-  static void add_here(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) {
+  void add_here(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const override {
     const kernels::KernelSet& kernels = kernels::active_kernels();
     const auto* const bytes = message.const_data_ptr<uint8_t>();
     auto* const values = sum.mutable_data_ptr<float>();
@@ -79,7 +73,7 @@ class SignCompressor final : public Compressor {
     return at::bitwise_left_shift(at::ones({8}, at::TensorOptions(at::kByte).device(device)), at::arange(8, at::TensorOptions(at::kByte).device(device)));
   }
 
-  static void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) {
+  void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
     const at::Tensor weight = weights(x.device());
     int64_t at_scale = 0;
     int64_t at_bits = first_bits(stretches);
@@ -94,7 +88,7 @@ class SignCompressor final : public Compressor {
       values.sub_(at::where(positive, scale, scale.neg()));
     });
   }
-  static void add_there(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) {
+  void add_there(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const override {
     const at::Tensor weight = weights(sum.device());
     int64_t at_scale = 0;
     int64_t at_bits = first_bits(stretches);

@@ -6,6 +6,23 @@
 
 namespace trireme::comm {
 
+/// A compressor with loops of its own on the CPU, and ATen's operators elsewhere.
+class TwofoldCompressor : public Compressor {
+ public:
+  void compress(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const final {
+    x.is_cpu() ? compress_here(x, stretches, message) : compress_there(x, stretches, message);
+  }
+  void add(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const final {
+    sum.is_cpu() ? add_here(message, stretches, sum) : add_there(message, stretches, sum);
+  }
+
+ private:
+  virtual void compress_here(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const = 0;
+  virtual void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const = 0;
+  virtual void add_here(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const = 0;
+  virtual void add_there(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const = 0;
+};
+
 /// Neighbours of one length, [first, last) of the stretches: operators see them as the rows of a matrix.
 struct Rows {
   size_t first = 0;

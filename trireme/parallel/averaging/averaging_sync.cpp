@@ -77,7 +77,7 @@ void AveragingSync::meet() {
   using Values = bucket::SteppedValues;
   const torch::NoGradGuard no_grad;
   const double lr = lr_of_round();
-  const auto access = options_.states == AveragingOptions::States::maintain ? Values::Access::write : Values::Access::write_states;
+  const auto access = options_.states == AveragingOptions::States::maintain ? Values::Access::write : Values::Access::write_all;
   for (int64_t b = 0; b < std::ssize(buffers_); ++b) {
     for (int64_t k = 0; k < std::ssize(buffers_[b]->layout().buckets()); ++k) {
       keep_start(b, k); // where no step of the round was taken
@@ -135,19 +135,19 @@ void AveragingSync::load_state(const nlohmann::json& state, int64_t steps) {
   equal_ = true;
   lr_sum_ = 0;
   taken_ = 0;
-  if (has_tensors(state)) {
+  if (is_own(state)) {
     outer_.begin_round(); // the momentum is read next
   } else {
     outer_.reset();
   }
 }
 
-bool AveragingSync::has_tensors(const nlohmann::json& state) const {
+bool AveragingSync::is_own(const nlohmann::json& state) const {
   return state.is_object() && state.value(kOuter, "") == AveragingOptions::name(options_.outer);
 }
 
-void AveragingSync::for_each_state(const Visit& visit) {
-  if (has_outer()) {
+void AveragingSync::for_each_state(const nlohmann::json& state, const Visit& visit) {
+  if (has_outer() && is_own(state)) {
     outer_.for_each_state(visit);
   }
 }

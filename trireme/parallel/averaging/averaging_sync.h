@@ -57,8 +57,7 @@ class AveragingSync final : public GradientSync {
 
   nlohmann::json state() const override;
   void load_state(const nlohmann::json& state, int64_t steps) override;
-  bool has_tensors(const nlohmann::json& state) const override;
-  void for_each_state(const Visit& visit) override;
+  void for_each_state(const nlohmann::json& state, const Visit& visit) override;
 
  private:
   bool together() const {
@@ -67,6 +66,7 @@ class AveragingSync final : public GradientSync {
   bool has_outer() const {
     return options_.outer != AveragingOptions::Outer::none;
   }
+  bool is_own(const nlohmann::json& state) const;
   void keep_start(int64_t buffer, int64_t bucket);
   void meet();
   void average(int64_t buffer, int64_t bucket, const at::Tensor& parameters, double lr);

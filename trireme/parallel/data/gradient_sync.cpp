@@ -46,7 +46,7 @@ nlohmann::json GradientSync::state() const {
 
 void GradientSync::load_state(const nlohmann::json&, int64_t) {}
 
-void GradientSync::for_each_state(const Visit&) {}
+void GradientSync::for_each_state(const nlohmann::json&, const Visit&) {}
 
 comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to, at::ScalarType travel, Algorithm algorithm) {
   const torch::NoGradGuard no_grad;

@@ -90,6 +90,8 @@ class GradientSync {
   virtual void gradients_alone(bucket::FlatParameters&, int64_t) {}
   /// All buckets of a backward have been handed to gradients_ready(); perhaps none has arrived.
   virtual void backward_ended() {}
+  /// A step begins for which all gradients have arrived, or where they stay: before its first step_bucket(). What changes the step is said to SteppedValues now.
+  virtual void begin_step() {}
   /// The bucket's gradients have arrived and the step is taken: calls `step`, which updates what this rank owns of the bucket, and starts
   /// what brings the parameters to the other ranks. On a GPU the host calls it before it knows whether the step is taken: if it is not,
   /// `step` changes nothing, and end_step(false) follows.
@@ -109,14 +111,11 @@ class GradientSync {
   virtual nlohmann::json state() const;
   /// Continues after step `steps`, with what state() gave in the run that saved; that may have been one of another kind. Errors: InputError.
   virtual void load_state(const nlohmann::json& state, int64_t steps);
-  /// Whether a checkpoint of a run with this state has the tensors of for_each_state(), and they fit these ranks; else load_state() has begun them anew.
-  virtual bool has_tensors(const nlohmann::json& /*state*/) const {
-    return true;
-  }
-  /// Calls visit(name, tensor, begin, values) for each piece of its tensors on this rank: elements [begin, begin + n) of a tensor with the
-  /// shape of parameter `tensor`, saved as "name/parameter". Pieces of two ranks do not overlap. A loader writes into them.
+  /// Calls visit(name, tensor, begin, values) for each piece of its tensors on this rank that a checkpoint of a run with this `state` has, and that fits these
+  /// ranks; load_state() begins the others anew. A piece: elements [begin, begin + n) of a tensor with the shape of `tensor`, saved as "name/parameter". Pieces of two ranks
+  /// do not overlap. A loader writes into them.
   using Visit = std::function<void(const std::string& name, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values)>;
-  virtual void for_each_state(const Visit& visit);
+  virtual void for_each_state(const nlohmann::json& state, const Visit& visit);
 
  private:
   ReduceGroups groups_;

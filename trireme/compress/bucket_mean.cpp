@@ -1,0 +1,265 @@
+#include <trireme/compress/bucket_mean.h>
+
+#include <trireme/base/error.h>
+#include <trireme/comm/compressed/compressed_all_reduce.h>
+#include <trireme/comm/compressed/power_sgd.h>
+
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace trireme::compress {
+namespace {
+
+std::string error_name(const BucketPlace& place) {
+  return concat("worker_error_", place.ranks.rank());
+}
+
+std::string what_of(const BucketPlace& place) {
+  return concat("compressed, bucket ", place.bucket);
+}
+
+// Those that a round leaves out.
+std::vector<comm::Stretch> outside(const BucketPlace& place, const BucketMean::LeftOut& left_out) {
+  std::vector<comm::Stretch> found;
+  place.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
+    if (left_out(slot.tensor)) {
+      found.push_back(in_bucket);
+    }
+  });
+  return found;
+}
+
+class Compressed final : public BucketMean {
+ public:
+  Compressed(BucketPlace place, std::shared_ptr<const comm::Compressor> compressor) : place_(std::move(place)), compressor_(std::move(compressor)), mine_(whole().mine()) {}
+
+  void start(const at::Tensor& x, const LeftOut& left_out) override {
+    x_ = x;
+    sent_ = 0;
+    if (place_.ranks.size() == 1) {
+      return;
+    }
+    make_errors();
+    const std::vector<comm::Stretch> out = outside(place_, left_out);
+    for (const comm::Stretch& one : out) {
+      part(x, one).zero_();
+    }
+    if (out.empty() && !of_all_) {
+      of_all_ = make(left_out);
+    }
+    round_ = out.empty() ? of_all_ : make(left_out);
+    if (round_) {
+      const int64_t before = place_.ranks.bytes_sent();
+      round_->start(x, errors_, what_of(place_));
+      sent_ = place_.ranks.bytes_sent() - before;
+    }
+  }
+  void finish() override {
+    if (const auto round = std::exchange(round_, nullptr)) {
+      const int64_t before = place_.ranks.bytes_sent();
+      round->turn(errors_);
+      round->finish(x_);
+      sent_ += place_.ranks.bytes_sent() - before;
+    }
+    x_ = at::Tensor();
+  }
+  int64_t sent() const override {
+    return sent_;
+  }
+  void forget_errors() override {
+    errors_ = {};
+  }
+  void clear_errors(const at::Tensor& off) override {
+    if (errors_.worker.defined()) {
+      errors_.worker.masked_fill_(off, 0);
+      errors_.server.masked_fill_(part(off, mine_), 0);
+    }
+  }
+  void scale_errors(const at::Tensor& factor) override {
+    if (errors_.worker.defined()) {
+      errors_.worker.mul_(factor);
+      errors_.server.mul_(part(factor, mine_));
+    }
+  }
+  void for_each_state(const parallel::GradientSync::Visit& visit) override {
+    if (place_.ranks.size() == 1) {
+      return;
+    }
+    make_errors();
+    place_.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
+      visit(error_name(place_), place_.tensor(slot), 0, part(errors_.worker, in_bucket));
+      if (const comm::Stretch here = overlap(in_bucket, mine_); here.count() > 0) {
+        visit("server_error", place_.tensor(slot), here.begin - in_bucket.begin, part(errors_.server, here, mine_.begin));
+      }
+    });
+  }
+
+ private:
+  comm::CompressedAllReduce whole() const {
+    return {place_.ranks, compressor_, place_.numel()};
+  }
+  void make_errors() {
+    if (!errors_.worker.defined()) {
+      errors_ = whole().no_errors(place_.flat->device());
+    }
+  }
+  // Null: of no parameter.
+  std::shared_ptr<comm::CompressedAllReduce> make(const LeftOut& left_out) const {
+    std::vector<comm::Stretch> stretches;
+    place_.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
+      if (!left_out(slot.tensor)) {
+        stretches.push_back(in_bucket);
+      }
+    });
+    return stretches.empty() ? nullptr : std::make_shared<comm::CompressedAllReduce>(place_.ranks, compressor_, place_.numel(), std::move(stretches));
+  }
+
+  BucketPlace place_;
+  std::shared_ptr<const comm::Compressor> compressor_;
+  comm::Stretch mine_; // the range whose mean this rank makes
+  comm::ErrorFeedback errors_;
+  std::shared_ptr<comm::CompressedAllReduce> of_all_; // parameters
+  std::shared_ptr<comm::CompressedAllReduce> round_; // the present
+  at::Tensor x_;
+  int64_t sent_ = 0;
+};
+
+class LowRank final : public BucketMean {
+ public:
+  LowRank(BucketPlace place, int64_t rank) : place_(std::move(place)), rank_(rank), mean_(place_.ranks, place_.numel(), matrices(), rank) {}
+
+  void start(const at::Tensor& x, const LeftOut& left_out) override {
+    x_ = x;
+    kept_.clear();
+    make_state();
+    for (const comm::Stretch& one : outside(place_, left_out)) {
+      part(x, one).zero_();
+      kept_.emplace_back(one, part(state_.error, one).clone());
+      part(state_.error, one).zero_();
+    }
+  }
+  void finish() override {
+    const int64_t before = place_.ranks.bytes_sent();
+    mean_.run(x_, state_, what_of(place_));
+    sent_ = place_.ranks.bytes_sent() - before;
+    for (const auto& [where, error] : kept_) {
+      part(state_.error, where).copy_(error);
+    }
+    x_ = at::Tensor();
+  }
+  int64_t sent() const override {
+    return sent_;
+  }
+  void forget_errors() override {
+    state_ = {};
+  }
+  void clear_errors(const at::Tensor& off) override {
+    if (state_.error.defined()) {
+      state_.error.masked_fill_(off, 0);
+    }
+  }
+  void scale_errors(const at::Tensor& factor) override {
+    if (state_.error.defined()) {
+      state_.error.mul_(factor);
+    }
+  }
+  void for_each_state(const parallel::GradientSync::Visit& visit) override {
+    if (place_.ranks.size() == 1) {
+      return;
+    }
+    make_state();
+    int64_t begin = 0; // of a matrix's Q
+    place_.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
+      visit(error_name(place_), place_.tensor(slot), 0, part(state_.error, in_bucket));
+      const comm::FlatMatrix matrix = matrix_of(slot, in_bucket);
+      if (is_compressed(matrix)) {
+        bucket::TensorInfo right = place_.tensor(slot);
+        right.sizes = {matrix.columns, rank_};
+        visit(concat("power_sgd_", place_.ranks.rank()), right, 0, state_.right.slice(0, begin, begin + right.numel()));
+        begin += right.numel();
+      }
+    });
+  }
+
+ private:
+  comm::FlatMatrix matrix_of(const bucket::Slot& slot, const comm::Stretch& in_bucket) const {
+    const std::vector<int64_t>& sizes = place_.tensor(slot).sizes;
+    const int64_t rows = sizes.size() < 2 || in_bucket.count() == 0 ? 1 : sizes.front();
+    return {in_bucket.begin, rows, in_bucket.count() / rows};
+  }
+  bool is_compressed(const comm::FlatMatrix& matrix) const {
+    return rank_ * (matrix.rows + matrix.columns) < matrix.numel();
+  }
+  std::vector<comm::FlatMatrix> matrices() const {
+    std::vector<comm::FlatMatrix> found;
+    place_.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
+      if (const comm::FlatMatrix matrix = matrix_of(slot, in_bucket); is_compressed(matrix)) {
+        found.push_back(matrix);
+      }
+    });
+    return found;
+  }
+  void make_state() {
+    if (!state_.error.defined()) {
+      state_ = mean_.first_state(place_.flat->device(), static_cast<uint64_t>(1 + place_.bucket));
+    }
+  }
+
+  BucketPlace place_;
+  int64_t rank_;
+  comm::PowerSgd mean_;
+  comm::PowerSgd::State state_;
+  std::vector<std::pair<comm::Stretch, at::Tensor>> kept_; // errors of what the round leaves out
+  at::Tensor x_;
+  int64_t sent_ = 0;
+};
+
+} // namespace
+
+comm::Stretch overlap(const comm::Stretch& a, const comm::Stretch& b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+at::Tensor part(const at::Tensor& of, const comm::Stretch& elements, int64_t first) {
+  return of.slice(0, elements.begin - first, elements.end - first);
+}
+
+void BucketPlace::for_each_slot(const std::function<void(const bucket::Slot&, const comm::Stretch&)>& f) const {
+  const bucket::Bucket& here = layout();
+  for (int64_t s = here.first_slot; s < here.last_slot; ++s) {
+    const bucket::Slot& slot = flat->layout().slots()[s];
+    f(slot, {slot.begin - here.begin, slot.end - here.begin});
+  }
+}
+
+std::unique_ptr<BucketMean> compressed_mean(BucketPlace place, std::shared_ptr<const comm::Compressor> compressor) {
+  return std::make_unique<Compressed>(std::move(place), std::move(compressor));
+}
+
+std::unique_ptr<BucketMean> power_sgd_mean(BucketPlace place, int64_t rank) {
+  return std::make_unique<LowRank>(std::move(place), rank);
+}
+
+std::unique_ptr<BucketMean> mean_of(BucketPlace place, const GradientCompressionOptions& options) {
+  using Kind = GradientCompressionOptions::Kind;
+  switch (options.kind) {
+    case Kind::sign:
+      return compressed_mean(std::move(place), comm::sign_compressor());
+    case Kind::eight_bit:
+      return compressed_mean(std::move(place), comm::eight_bit_compressor());
+    case Kind::top_k:
+      return compressed_mean(std::move(place), comm::top_k_compressor(options.ratio));
+    case Kind::power_sgd:
+      return power_sgd_mean(std::move(place), options.rank);
+    case Kind::none:
+      break;
+  }
+  throw Error("compress", "a compressed mean of no kind");
+}
+
+} // namespace trireme::compress

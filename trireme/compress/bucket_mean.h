@@ -1,0 +1,70 @@
+#pragma once
+
+#include <trireme/bucket/flat_parameters.h>
+#include <trireme/comm/compressed/compressor.h>
+#include <trireme/comm/group.h>
+#include <trireme/compress/options.h>
+#include <trireme/parallel/data/gradient_sync.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace trireme::compress {
+
+/// The place of a bucket, and who shares it.
+struct BucketPlace {
+  bucket::FlatParameters* flat = nullptr;
+  int64_t buffer = 0; // its number
+  int64_t bucket = 0;
+  comm::Group ranks; // that add it up
+
+  const bucket::Bucket& layout() const {
+    return flat->layout().buckets()[bucket];
+  }
+  int64_t numel() const {
+    return layout().numel();
+  }
+  /// Calls f for each parameter with its elements, counted from the beginning of the bucket.
+  void for_each_slot(const std::function<void(const bucket::Slot& slot, const comm::Stretch& in_bucket)>& f) const;
+  const bucket::TensorInfo& tensor(const bucket::Slot& slot) const {
+    return flat->layout().tensors()[slot.tensor];
+  }
+};
+
+/// The mean over the ranks of one number for each element of a bucket, compressed, with the errors that are made good in the next round. Scales
+/// and largest elements are of one parameter; gaps between parameters are not sent. Among one rank nothing is exchanged or lost.
+/// Of all ranks the rounds and their steps are the same, in the same order.
+class BucketMean {
+ public:
+  virtual ~BucketMean() = default;
+  /// What the round leaves out: a parameter's number in the buffer -> whether its numbers, and its errors, stay as they are.
+  using LeftOut = std::function<bool(int64_t parameter)>;
+
+  /// Takes in `x`, fp32 [numel of the bucket], and starts the round; `x` belongs to it until finish(), which makes it the mean.
+  virtual void start(const at::Tensor& x, const LeftOut& left_out) = 0;
+  virtual void finish() = 0;
+  /// Bytes that this rank has sent in the last round.
+  virtual int64_t sent() const = 0;
+
+  /// Begins at zero.
+  virtual void forget_errors() = 0;
+  /// No error for elements where `off` [numel] is true.
+  virtual void clear_errors(const at::Tensor& off) = 0;
+  /// What is sent from now on is `factor` [numel] times as large: and so are the errors.
+  virtual void scale_errors(const at::Tensor& factor) = 0;
+  /// For GradientSync::for_each_state(): "worker_error_R" of rank R and "server_error"; PowerSGD: "worker_error_R" and "power_sgd_R".
+  virtual void for_each_state(const parallel::GradientSync::Visit& visit) = 0;
+};
+
+std::unique_ptr<BucketMean> compressed_mean(BucketPlace place, std::shared_ptr<const comm::Compressor> compressor);
+/// Parameters of two and more dimensions are matrices of as many rows as the first has.
+std::unique_ptr<BucketMean> power_sgd_mean(BucketPlace place, int64_t rank);
+std::unique_ptr<BucketMean> mean_of(BucketPlace place, const GradientCompressionOptions& options);
+
+/// The elements that both have.
+comm::Stretch overlap(const comm::Stretch& a, const comm::Stretch& b);
+/// Elements of a tensor whose first is number `first`.
+at::Tensor part(const at::Tensor& of, const comm::Stretch& elements, int64_t first = 0);
+
+} // namespace trireme::compress

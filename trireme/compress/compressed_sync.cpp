@@ -1,0 +1,137 @@
+#include <trireme/compress/compressed_sync.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/log.h>
+
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace trireme::compress {
+
+CompressedSync::CompressedSync(std::unique_ptr<parallel::AllReduceSync> plain, comm::Group everyone, std::string name)
+    : GradientSync(plain->groups()), plain_(std::move(plain)), everyone_(std::move(everyone)), name_(std::move(name)) {}
+
+void CompressedSync::attach(const std::vector<bucket::FlatParameters*>& buffers) {
+  plain_->attach(buffers);
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    for (int64_t b = 0; b < std::ssize(buffers[i]->layout().buckets()); ++b) {
+      places_.push_back({buffers[i], static_cast<int64_t>(i), b, groups().of(*buffers[i])});
+      means_.push_back(make_mean(places_.back()));
+    }
+  }
+  numbers_.resize(places_.size());
+}
+
+comm::Work CompressedSync::gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) {
+  if (!gradients_stay()) {
+    return plain_->gradients_ready(buffer, bucket);
+  }
+  plain_->apply_pre_scale(buffer, bucket); // scale() holds in all steps
+  return {};
+}
+
+comm::Stretch CompressedSync::owned(const BucketPlace& place) const {
+  if (!is_sharded(place)) {
+    return {0, place.numel()};
+  }
+  const bucket::Range mine = place.flat->plan().mine(place.bucket);
+  return {mine.begin - place.layout().begin, mine.end - place.layout().begin};
+}
+
+at::Tensor CompressedSync::gathered(const BucketPlace& place, const at::Tensor& own) const {
+  const at::Tensor all = torch::empty({place.numel()}, own.options());
+  place.ranks.all_gather(all, own, "states of a bucket").wait();
+  return all;
+}
+
+at::Tensor CompressedSync::own_gradient(const BucketPlace& place) const {
+  const at::Tensor gradient = place.flat->owned_grad(place.bucket, {place.layout().begin, place.layout().end});
+  return gradient.to(torch::kFloat32, /*non_blocking=*/false, /*copy=*/true).mul_(values_->grad_scale() * place.ranks.size()); // the mean becomes what their sum is to be
+}
+
+// While one bucket is stepped, the messages of the next one travel.
+void CompressedSync::exchange_until(size_t started, size_t finished) {
+  const torch::NoGradGuard no_grad;
+  while (finished_ < finished) {
+    for (; started_ < std::min({started, finished_ + 2, places_.size()}); ++started_) {
+      const BucketPlace& place = places_[started_];
+      numbers_[started_] = numbers_of(started_);
+      means_[started_]->start(numbers_[started_], [&](int64_t parameter) { return is_left_out(place, parameter); });
+    }
+    means_[finished_]->finish();
+    take(finished_, std::exchange(numbers_[finished_], at::Tensor()));
+    ++finished_;
+  }
+}
+
+void CompressedSync::exchange_all() {
+  started_ = finished_ = 0;
+  exchange_until(places_.size(), places_.size());
+}
+
+void CompressedSync::begin_step() {
+  started_ = finished_ = 0;
+  if (gradients_stay()) {
+    const torch::NoGradGuard no_grad;
+    before_exchange();
+    if (values_->needs_norms()) {
+      exchange_all();
+    }
+  }
+}
+
+void CompressedSync::step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) {
+  if (gradients_stay()) {
+    const auto found = std::find_if(places_.begin(), places_.end(), [&](const BucketPlace& one) { return one.flat == &buffer && one.bucket == bucket; });
+    const auto number = static_cast<size_t>(found - places_.begin());
+    exchange_until(number + 2, number + 1);
+  }
+  plain_->step_bucket(buffer, bucket, step);
+}
+
+bool CompressedSync::end_step(bool taken) {
+  const bool changed = plain_->end_step(taken);
+  if (taken && gradients_stay() && !std::exchange(reported_, true)) {
+    report();
+  }
+  const torch::NoGradGuard no_grad;
+  step_ended(taken);
+  return changed;
+}
+
+double CompressedSync::plain_bytes(const BucketPlace& place) const {
+  const int ranks = place.ranks.size();
+  const auto bytes = static_cast<double>(place.numel() * static_cast<int64_t>(c10::elementSize(plain_->travel(*place.flat))));
+  return (is_sharded(place) ? 1 : 2) * bytes * (ranks - 1) / ranks;
+}
+
+// Peers have been used for months without compressing anything.
+void CompressedSync::report() const {
+  double plain = 0;
+  int64_t sent = 0;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    plain += plain_bytes(places_[i]);
+    sent += means_[i]->sent();
+  }
+  if (sent > 0) {
+    log_first(concat("a rank sent ", sent, " bytes, compressed, in step ", values_->steps(), " where gradients take ", static_cast<int64_t>(plain), ", ",
+                     static_cast<double>(static_cast<int64_t>(10 * plain / static_cast<double>(sent))) / 10, " times as many"));
+  }
+}
+
+void CompressedSync::log_first(const std::string& line) const {
+  if (everyone_.rank() == 0) {
+    log::info(name_, ": ", line);
+  }
+}
+
+void CompressedSync::forget_errors() {
+  for (const auto& mean : means_) {
+    mean->forget_errors();
+  }
+}
+
+} // namespace trireme::compress

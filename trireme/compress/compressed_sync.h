@@ -1,0 +1,116 @@
+#pragma once
+
+#include <trireme/compress/bucket_mean.h>
+#include <trireme/parallel/data/gradient_sync.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme::compress {
+
+/// A sync that leaves gradients where they are in some of its steps (GradientSync::gradients_stay), and lets the ranks agree on something else by compressed
+/// means, a bucket at a time. In its other steps another sync does everything, to the bit.
+///
+/// A bucket's messages travel while the bucket before is stepped, but where the optimizer needs all gradients first (LAMB): there all buckets' do before the
+/// first is stepped. Either way not while backward runs. Steps that are skipped exchange nothing: nothing of them gets into the errors. The first such step says what it sent.
+class CompressedSync : public parallel::GradientSync {
+ public:
+  double scale() const override {
+    return plain_->scale();
+  }
+  void attach(const std::vector<bucket::FlatParameters*>& buffers) override;
+  void attach_values(bucket::SteppedValues& values) override {
+    values_ = &values;
+  }
+  void backward_begins(bool last) override {
+    plain_->backward_begins(last);
+  }
+  comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
+  void gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) override {
+    plain_->gradients_alone(buffer, bucket);
+  }
+  void backward_ended() override {
+    plain_->backward_ended();
+  }
+  void begin_step() override;
+  void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
+  bool end_step(bool taken) override;
+  void finish() override {
+    plain_->finish();
+  }
+  double exposed_seconds() const override {
+    return plain_->exposed_seconds();
+  }
+
+ protected:
+  /// `plain`: the sync of the other steps. `everyone`: all ranks that train the model. `name`: of log lines, "1-bit Adam".
+  CompressedSync(std::unique_ptr<parallel::AllReduceSync> plain, comm::Group everyone, std::string name);
+
+  // What a kind of such steps is.
+
+  virtual std::unique_ptr<BucketMean> make_mean(const BucketPlace& place) const = 0;
+  /// A step that exchanges begins: once for all buckets.
+  virtual void before_exchange() {}
+  /// What this rank adds to the mean of bucket `number` of all.
+  virtual at::Tensor numbers_of(size_t number) = 0;
+  /// What the mean is for.
+  virtual void take(size_t number, const at::Tensor& mean) = 0;
+  /// Follows each step, taken or skipped.
+  virtual void step_ended(bool /*taken*/) {}
+
+  // What they need for it.
+
+  bucket::SteppedValues& values() const {
+    return *values_;
+  }
+  const comm::Group& everyone() const {
+    return everyone_;
+  }
+  const std::string& name() const {
+    return name_;
+  }
+  /// All buckets, in the order in which they are stepped.
+  const std::vector<BucketPlace>& places() const {
+    return places_;
+  }
+  BucketMean& mean(size_t number) const {
+    return *means_[number];
+  }
+  bool is_sharded(const BucketPlace& place) const {
+    return values_->sharded() && place.ranks.size() > 1;
+  }
+  /// Elements of the bucket that the optimizer steps here.
+  comm::Stretch owned(const BucketPlace& place) const;
+  virtual bool is_left_out(const BucketPlace& place, int64_t parameter) const {
+    return values_->is_left_out(place.buffer, parameter);
+  }
+  /// All elements of a bucket, of which each rank has what it owns.
+  at::Tensor gathered(const BucketPlace& place, const at::Tensor& own) const;
+  /// This rank's gradient of a bucket with the step's factors: the mean over the ranks is the gradient of the step. A copy, fp32.
+  at::Tensor own_gradient(const BucketPlace& place) const;
+  /// Bytes of a bucket's gradients, as the plain sync sends them.
+  double plain_bytes(const BucketPlace& place) const;
+  /// Starts and ends the rounds of all buckets, two at a time.
+  void exchange_all();
+  void log_first(const std::string& line) const;
+  void forget_errors();
+
+ private:
+  void exchange_until(size_t started, size_t finished);
+  void report() const;
+
+  std::unique_ptr<parallel::AllReduceSync> plain_;
+  comm::Group everyone_;
+  std::string name_;
+  bucket::SteppedValues* values_ = nullptr;
+  std::vector<BucketPlace> places_;
+  std::vector<std::unique_ptr<BucketMean>> means_;
+  std::vector<at::Tensor> numbers_; // on their way
+  size_t started_ = 0; // in the present step
+  size_t finished_ = 0;
+  bool reported_ = false;
+};
+
+} // namespace trireme::compress
