@@ -158,8 +158,7 @@ ModuleClient::Outcome ModuleClient::attempt(Clock::time_point deadline) {
   const auto& metadata = context_->GetServerInitialMetadata();
   const auto proof = opened ? metadata.find(kProofKey) : metadata.end();
   if (!opened || proof == metadata.end()) {
-    context_->TryCancel(); // where it has ended with a status of its own, that stays
-    judge(status_of_stream(until + kPatience));
+    judge(status_of_stream(until)); // it has ended with a status that says why
     return Outcome::again;
   }
   store::Proof bytes{};
@@ -198,7 +197,8 @@ ModuleClient::ModuleClient(const Options& options, Clock::time_point deadline) :
       throw Failure(false, "the parameter server at " + settings_.target + " does not answer" + (last_why_.empty() ? "" : " (" + last_why_ + ")") + ".",
                     "Is it running, and is this its address?");
     }
-    std::this_thread::sleep_for(kRetry);
+    // Not a sleep: somebody has to look after the connection that is being made.
+    channel_->WaitForConnected(in(kRetry));
   }
   stream_->Read(&incoming_, reinterpret_cast<void*>(kRead));
   thread_ = std::thread([this] { run(); });

@@ -99,11 +99,12 @@ ModuleServer::ModuleServer(const Options& options) : settings_(options) {
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
   if (!server_ || port_ == 0) {
+    const std::string why = last_log();
     queue_->Shutdown();
     void* tag = nullptr;
     for (bool ok = false; queue_->Next(&tag, &ok);) {
     }
-    throw Failure(true, "cannot listen on " + settings_.target + ": " + last_log(), "The port may be in use, or the address is not of this machine.");
+    throw Failure(true, "cannot listen on " + settings_.target + ": " + why + ".", "The port may be in use, or the address is not of this machine.");
   }
   expect_arrival();
   thread_ = std::thread([this] { run(); });
