@@ -194,8 +194,11 @@ ModuleClient::ModuleClient(const Options& options, Clock::time_point deadline) :
     }
     drop_stream();
     if (Clock::now() + kRetry >= deadline) {
+      // A server that does not like how a client begins hangs up, without a word.
       throw Failure(false, "the parameter server at " + settings_.target + " does not answer" + (last_why_.empty() ? "" : " (" + last_why_ + ")") + ".",
-                    "Is it running, and is this its address?");
+                    !has(last_why_, "Socket closed") ? "Is it running, and is this its address?"
+                    : settings_.tls                  ? "It may want a certificate of its clients, of an authority that it trusts: see TRIREME_TLS_CERTIFICATE in docs/grpc.md."
+                                                     : "It may speak TLS (then connect to it as grpcs://" + settings_.target + ") or another protocol.");
     }
     // Not a sleep: somebody has to look after the connection that is being made.
     channel_->WaitForConnected(in(kRetry));
