@@ -38,17 +38,18 @@ inline std::string why_not_grpc() {
   return kThreadSanitizer ? "gRPC is not instrumented" : "";
 }
 
-/// The header with "echo " before it, and the body turned round, as far as the room goes.
-inline void echo(rpc::Server& server, const rpc::Event& event) {
+/// The header with `prefix` before it, and the body turned round, as far as the room goes.
+inline void echo(rpc::Server& server, const rpc::Event& event, const std::string& prefix = "echo ") {
   const size_t bytes = std::min(event.body.size(), event.room.size());
   std::copy_n(event.body.rbegin(), bytes, event.room.begin());
-  server.reply(event.id, "echo " + event.header);
+  server.reply(event.id, prefix + event.header);
 }
 
 /// A server with a thread.
 class EchoServer {
  public:
-  explicit EchoServer(const std::string& address, const rpc::Access& access = kAccess) : server_(rpc::serve(address, access)), thread_([this] { run(); }) {}
+  explicit EchoServer(const std::string& address, const rpc::Access& access = kAccess, std::string prefix = "echo ")
+      : prefix_(std::move(prefix)), server_(rpc::serve(address, access)), thread_([this] { run(); }) {}
   ~EchoServer() {
     stop_ = true;
     thread_.join();
@@ -72,11 +73,12 @@ class EchoServer {
     while (!stop_) {
       if (const auto event = server_->next(std::chrono::milliseconds(20)); event && event->kind == rpc::Event::Kind::request) {
         in_order_ = in_order_ && event->header == std::to_string(next[event->client]++);
-        echo(*server_, *event);
+        echo(*server_, *event, prefix_);
         ++requests_;
       }
     }
   }
+  std::string prefix_;
   std::unique_ptr<rpc::Server> server_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> in_order_{true};
