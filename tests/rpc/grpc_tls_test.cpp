@@ -103,6 +103,15 @@ TEST_F(GrpcTlsTest, ServesThoseWhoTrustItsAuthority) {
   EXPECT_THAT(error_of([&] { connect(server.address(), other, soon()); }), HasSubstr("the secret is wrong"));
 }
 
+TEST_F(GrpcTlsTest, PythonTrustsItToo) {
+  own("server");
+  trust("ca", "TRIREME_TLS_CLIENT_CA");
+  EchoServer server("grpcs://127.0.0.1:0", kAccess, "");
+  own("client");
+  const auto [status, output] = run_command("timeout -k 5 200 '" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR "/tests/rpc/grpc_peer.py' tls_works " + server.address());
+  EXPECT_EQ(status, 0) << output;
+}
+
 TEST_F(GrpcTlsTest, ACertificateIsForAName) {
   own("other");
   EchoServer server("grpcs://127.0.0.1:0");
