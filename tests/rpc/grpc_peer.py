@@ -1,4 +1,5 @@
-"""A peer of grpc:// that is not ours: gRPC and protobuf for Python. `grpc_peer.py CASE ADDRESS`, where the server echoes (grpc_checks.h); ends with 0 when all is well."""
+"""A peer of grpc:// that is not ours: gRPC and protobuf for Python. `grpc_peer.py CASE ADDRESS`, where the server echoes (grpc_checks.h); ends with 0 when all is well.
+`grpc_peer.py bad_server WHAT` prints its port, does one thing wrong, and ends with its first client."""
 
 import hashlib
 import hmac
@@ -8,6 +9,8 @@ import random
 import secrets
 import socket
 import sys
+import threading
+from concurrent import futures
 
 import grpc
 
@@ -138,6 +141,43 @@ def compressed_frames_are_taken(address):
 def tls_works(address):
     os.environ["TRIREME_TLS_CA"] = os.environ["FOLDER"] + "/ca.pem"
     echo_works(address)
+
+
+def bad_server(what):
+    served = threading.Event()
+
+    def greet(_, context):
+        return proto.ChallengeReply(greeting=b"TRIREME" + (b"\x02" if what == "version" else b"\x01") + hashlib.sha256(JOB.encode()).digest()[:8] + bytes(32))
+
+    def exchange(frames, context):
+        context.add_callback(served.set)
+        metadata = dict(context.invocation_metadata())
+        message = b"server" + metadata["trireme-greeting-bin"] + metadata["trireme-answer-bin"]
+        proof = hmac.digest(b"guessed" if what == "proof" else SECRET, message, "sha256")
+        context.send_initial_metadata(() if what == "no_proof" else (("trireme-proof-bin", proof),))
+        for frame in frames:
+            if what == "no_request":
+                yield proto.Frame(id=frame.id + 1)
+            elif what == "too_long":
+                yield proto.Frame(id=frame.id, body_bytes=frame.room_bytes + 1, body=bytes(frame.room_bytes + 1))
+            elif what == "longer":
+                yield proto.Frame(id=frame.id, body_bytes=frame.room_bytes, body=bytes(frame.room_bytes + 1))
+            elif what == "garbage":
+                yield b"\xff" * 30
+
+    def to_bytes(message):
+        return message if isinstance(message, bytes) else message.SerializeToString()
+
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    handlers = {
+        "Challenge": grpc.unary_unary_rpc_method_handler(greet, proto.ChallengeRequest.FromString, to_bytes),
+        "Exchange": grpc.stream_stream_rpc_method_handler(exchange, proto.Frame.FromString, to_bytes),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("trireme.rpc.v1.ParameterServer", handlers),))
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    server.start()
+    served.wait(3 if what == "version" else 60)  # that one never comes so far
+    server.stop(None).wait()
 
 
 globals()[sys.argv[1]](sys.argv[2])

@@ -30,6 +30,8 @@ int guarded(Trouble* trouble, const Function& function) {
     return 1;
   } catch (const Failure& failure) {
     fill(trouble, failure.input, failure.what(), failure.next);
+  } catch (const Error& error) {
+    fill(trouble, error.exit_code() == 2, error.what(), "");
   } catch (const std::exception& error) {
     fill(trouble, false, error.what(), "");
   }

@@ -239,4 +239,12 @@ std::unique_ptr<rpc::Client> connect(const std::string& address, const Access& a
   return std::make_unique<GrpcClient>(address, access, deadline);
 }
 
+std::string version() {
+  try {
+    return functions().library();
+  } catch (const InputError&) {
+    return "";
+  }
+}
+
 } // namespace trireme::rpc::grpc

@@ -22,4 +22,7 @@ std::unique_ptr<rpc::Server> serve(const std::string& address, const Access& acc
 /// Errors: InputError, also for a wrong secret and certificates that do not fit; PeerError.
 std::unique_ptr<rpc::Client> connect(const std::string& address, const Access& access, Clock::time_point deadline);
 
+/// "gRPC 1.51.1", "" where no module is built, installed and fit to be loaded.
+std::string version();
+
 } // namespace trireme::rpc::grpc
