@@ -132,9 +132,15 @@ def compressed_frames_are_taken(address):
     with grpc.insecure_channel(address.split("://")[1], compression=grpc.Compression.Gzip) as channel:
         greeting = greeting_of(channel)
         stream = channel.stream_stream(SERVICE + "Exchange", request_serializer=proto.Frame.SerializeToString, response_deserializer=proto.Frame.FromString)
-        frames = [proto.Frame(id=7, header="{}", body_bytes=10000, room_bytes=10000, body=bytes(9999) + b"z")]
-        replies = stream(iter(frames), metadata=(("trireme-greeting-bin", greeting), ("trireme-answer-bin", answer_to(greeting))), timeout=60)
+        replied = threading.Event()
+
+        def frames():
+            yield proto.Frame(id=7, header="{}", body_bytes=10000, room_bytes=10000, body=bytes(9999) + b"z")
+            replied.wait(60)  # who has ended its half of the stream has left
+
+        replies = stream(frames(), metadata=(("trireme-greeting-bin", greeting), ("trireme-answer-bin", answer_to(greeting))), timeout=60)
         reply = next(replies)
+        replied.set()
         assert reply.id == 7 and reply.body == b"z" + bytes(9999)
 
 
