@@ -40,6 +40,15 @@ struct Model : torch::nn::Module {
   torch::nn::Linear second;
 };
 
+void set(Model& model, const torch::Tensor& values) {
+  const torch::NoGradGuard no_grad;
+  int64_t at = 0;
+  for (auto& parameter : model.parameters()) {
+    parameter.copy_(values.slice(0, at, at + parameter.numel()).view_as(parameter));
+    at += parameter.numel();
+  }
+}
+
 /// A worker in C++: the same requests over rpc::connect().
 class CppWorker {
  public:
@@ -53,6 +62,15 @@ class CppWorker {
       clients_.push_back(connect(address, test::kAccess, test::soon()));
       const Json join = {{"op", "join"}, {"worker", worker}, {"workers", workers}, {"parameters", parameters}, {"optimizer", {{"type", "SGD"}, {"lr", kRate}}}};
       layouts_.push_back(Json::parse(clients_.back()->call(join.dump())->wait(test::soon())));
+    }
+  }
+  /// Gives the servers these values, as the first worker of all does.
+  void initialize(const torch::Tensor& values) {
+    set(model_, values);
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      std::vector<float> body(layouts_[i].at("bytes").get<size_t>() / 4);
+      each_piece(layouts_[i], body, [](torch::Tensor rows, torch::Tensor place) { place.copy_(rows); }, false);
+      clients_[i]->call(Json({{"op", "init"}}).dump(), std::as_bytes(std::span(body)))->wait(test::soon());
     }
   }
   void pull() {
@@ -138,20 +156,20 @@ class GrpcWorkerTest : public testing::Test {
     std::string output;
     int pushes = 0;
   };
-  /// Servers, the worker in Python as number 0, and `others` with numbers behind it, which get the addresses and are started by a thread each.
-  Outcome run(int servers, bool together, int steps, const std::vector<std::function<void(const std::vector<std::string>&)>>& others = {}) {
+  /// Servers, a worker in Python with this number, and perhaps another one.
+  Outcome run(int servers, bool together, int steps, int number = 0, const std::function<void(const std::vector<std::string>&)>& other = nullptr) {
     std::vector<std::unique_ptr<RowServer>> made;
     std::vector<std::string> addresses;
     for (int place = 0; place < servers; ++place) {
       made.push_back(std::make_unique<RowServer>(serve("grpc://127.0.0.1:0", test::kAccess), place, servers, together));
       addresses.push_back(made.back()->address());
     }
-    const int workers = 1 + static_cast<int>(others.size());
+    const int workers = other ? 2 : 1;
     std::vector<std::thread> threads;
     for (auto& server : made) {
       threads.emplace_back([&] { server->run(workers, test::soon()); });
     }
-    for (const auto& other : others) {
+    if (other) {
       threads.emplace_back([&] { other(addresses); });
     }
     std::string list = addresses[0];
@@ -160,7 +178,7 @@ class GrpcWorkerTest : public testing::Test {
     }
     const std::string saved = folder_ + "/parameters";
     const auto [status, output] = test::run_command(concat("TRIREME_SECRET_FILE='", folder_, "/secret' timeout -k 5 100 '", TRIREME_SOURCE_DIR, "/.venv/bin/python' '", TRIREME_SOURCE_DIR,
-                                                           "/examples/grpc_worker/worker.py' --job 'the job' --servers ", list, " --worker 0/", workers, " --data '", folder_, "/samples' --batch ", kBatch,
+                                                           "/examples/grpc_worker/worker.py' --job 'the job' --servers ", list, " --worker ", number, "/", workers, " --data '", folder_, "/samples' --batch ", kBatch,
                                                            " --lr ", kRate, " --steps ", steps, " --save '", saved, "'"));
     EXPECT_EQ(status, 0) << output;
     for (auto& thread : threads) {
@@ -183,14 +201,6 @@ class GrpcWorkerTest : public testing::Test {
     }
     return model.flat();
   }
-  static void set(Model& model, const torch::Tensor& values) {
-    const torch::NoGradGuard no_grad;
-    int64_t at = 0;
-    for (auto& parameter : model.parameters()) {
-      parameter.copy_(values.slice(0, at, at + parameter.numel()).view_as(parameter));
-      at += parameter.numel();
-    }
-  }
   static double distance(const torch::Tensor& left, const torch::Tensor& right) {
     return left.sizes() == right.sizes() ? (left - right).abs().max().item<double>() : 1e9;
   }
@@ -203,34 +213,43 @@ TEST_F(GrpcWorkerTest, AloneItReachesWhatAPlainLoopReaches) {
   const auto start = run(1, true, 0).parameters;
   const auto expected = plain(start);
   EXPECT_GT(distance(start, expected), 0.01);
-  for (const int servers : {1, 3}) {
-    for (const bool together : {true, false}) {
-      const auto outcome = run(servers, together, kSteps);
-      EXPECT_LE(distance(outcome.parameters, expected), 1e-6) << servers << " servers, together " << together << "\n" << outcome.output;
-      EXPECT_EQ(outcome.pushes, kSteps);
-      EXPECT_THAT(outcome.output, testing::HasSubstr("step 20: loss "));
-    }
+  for (const auto& [servers, together] : {std::pair(1, true), std::pair(3, false)}) {
+    const auto outcome = run(servers, together, kSteps);
+    EXPECT_LE(distance(outcome.parameters, expected), 1e-6) << servers << " servers, together " << together << "\n" << outcome.output;
+    EXPECT_EQ(outcome.pushes, kSteps);
+    EXPECT_THAT(outcome.output, testing::HasSubstr("step 20: loss "));
   }
 }
 
-TEST_F(GrpcWorkerTest, BesideAWorkerInCppItIsDataParallel) {
-  const auto expected = plain(run(1, true, 0).parameters);
-  torch::Tensor of_cpp;
-  const auto outcome = run(2, true, kSteps, {[&](const std::vector<std::string>& addresses) {
-    CppWorker worker(addresses, 1, 2);
-    worker.pull();
-    for (int step = 0; step < kSteps; ++step) {
-      worker.step(batch(step).slice(0, 1, kBatch, 2));
+/// What a worker in C++ does, as number `worker` of two.
+std::function<void(const std::vector<std::string>&)> in_cpp(int worker, const torch::Tensor& initial, const std::function<torch::Tensor(int)>& batch, torch::Tensor& result) {
+  return [=, &result](const std::vector<std::string>& addresses) {
+    CppWorker self(addresses, worker, 2);
+    if (worker == 0) {
+      self.initialize(initial);
     }
-    of_cpp = worker.flat();
-    worker.leave();
-  }});
-  EXPECT_LE(distance(outcome.parameters, expected), 1e-6) << outcome.output;
-  EXPECT_EQ(distance(outcome.parameters, of_cpp), 0);
-  EXPECT_EQ(outcome.pushes, 2 * kSteps);
+    self.pull();
+    for (int step = 0; step < kSteps; ++step) {
+      self.step(batch(step).slice(0, worker, kBatch, 2));
+    }
+    result = self.flat();
+    self.leave();
+  };
 }
 
-// Nobody waits: each steps what it finds. All pushes count, and both find what the last one left.
+TEST_F(GrpcWorkerTest, BesideAWorkerInCppItIsDataParallel) {
+  const auto start = run(1, true, 0).parameters;
+  const auto expected = plain(start);
+  for (const int python : {0, 1}) {
+    torch::Tensor of_cpp;
+    const auto outcome = run(2, true, kSteps, python, in_cpp(1 - python, start, [&](int step) { return batch(step); }, of_cpp));
+    EXPECT_LE(distance(outcome.parameters, expected), 1e-6) << outcome.output;
+    EXPECT_EQ(distance(outcome.parameters, of_cpp), 0);
+    EXPECT_EQ(outcome.pushes, 2 * kSteps);
+  }
+}
+
+// Nobody waits: each steps what it finds, and every push counts.
 TEST_F(GrpcWorkerTest, BesideAWorkerInCppItNeedNotWait) {
   const auto start = run(1, true, 0).parameters;
   const auto loss_of = [&](const torch::Tensor& values) {
@@ -239,15 +258,7 @@ TEST_F(GrpcWorkerTest, BesideAWorkerInCppItNeedNotWait) {
     return model.loss(samples_).item<double>();
   };
   torch::Tensor of_cpp;
-  const auto outcome = run(2, false, kSteps, {[&](const std::vector<std::string>& addresses) {
-    CppWorker worker(addresses, 1, 2);
-    worker.pull();
-    for (int step = 0; step < kSteps; ++step) {
-      worker.step(batch(step).slice(0, 1, kBatch, 2));
-    }
-    of_cpp = worker.flat();
-    worker.leave();
-  }});
+  const auto outcome = run(2, false, kSteps, 0, in_cpp(1, start, [&](int step) { return batch(step); }, of_cpp));
   EXPECT_EQ(outcome.pushes, 2 * kSteps);
   EXPECT_LT(loss_of(outcome.parameters), 0.9 * loss_of(start)) << outcome.output;
   EXPECT_LT(loss_of(of_cpp), loss_of(start));
