@@ -112,6 +112,17 @@ def main():
     write("store_messages", "many", struct.pack("<IBI", 5, 2, 2**32 - 1))
     write("store_messages", "greeting", b"TRIREME\x01" + bytes(56))
 
+    # The first byte says in which pieces the frame comes.
+    frame = b"\x08\x05" + b"\x12\x02{}" + b"\x18\x80\x08" + b"\x20\x40" + b"\x2a\x04body"
+    unknown = b"\x9a\x06\x03abc" + b"\x30\x05" + b"\xa3\x06\x08\x01\xa4\x06" + b"\x3d1234" + b"\x4112345678"
+    write("grpc_frames", "whole", b"\x0f" + frame)
+    write("grpc_frames", "pieces", b"\x01" + frame)
+    write("grpc_frames", "empty-pieces", b"\x00" + frame)
+    write("grpc_frames", "unknown-fields", b"\x03" + unknown + frame)
+    write("grpc_frames", "reversed", b"\x02" + b"\x2a\x01b" + b"\x20\x01" + b"\x18\x01" + b"\x12\x01h" + b"\x08\x01")
+    write("grpc_frames", "promises", b"\x05" + b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
+    write("grpc_frames", "greeting", b"\x0a\x30TRIREME\x01" + bytes(40))
+
 
 if __name__ == "__main__":
     main()

@@ -30,3 +30,13 @@ if(MPI_MODULES)
     message(FATAL_ERROR "the installed MPI module is not the one that was loaded:\n${output}")
   endif()
 endif()
+
+# Workers in other languages find the protocol; the transport's module is there where it was built.
+if(NOT EXISTS "${WORK}/a prefix/share/trireme/parameter_server.proto")
+  message(FATAL_ERROR "parameter_server.proto is not installed")
+endif()
+if(GRPC_MODULE)
+  run(${CMAKE_COMMAND} -E env LD_DEBUG=files trireme-rank doctor)
+  expect_output("transport grpc +gRPC [0-9]")
+  expect_output("a prefix/bin/../[^\n]*libtrireme_grpc.so")
+endif()

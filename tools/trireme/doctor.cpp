@@ -11,6 +11,7 @@
 #include <trireme/device/choose.h>
 #include <trireme/kernels/simd.h>
 #include <trireme/monitor/resources.h>
+#include <trireme/rpc/grpc/grpc_transport.h>
 
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
@@ -98,6 +99,8 @@ std::vector<Line> examine() {
     const bool there = backend.available();
     lines.push_back({concat("backend ", backend.name), there ? backend.description : concat("not available here. ", backend.needs), there ? Mark::ok : Mark::absent});
   }
+  const std::string grpc = rpc::grpc::version();
+  lines.push_back({"transport grpc", grpc.empty() ? "not available here. Built where gRPC is installed (docs/grpc.md)" : grpc, grpc.empty() ? Mark::absent : Mark::ok});
   for (const DeviceFinding& found : check_all_collectives(device::count(c10::kCUDA))) {
     lines.push_back(line(found));
   }

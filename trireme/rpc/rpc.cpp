@@ -1,0 +1,35 @@
+#include <trireme/rpc/rpc.h>
+
+#include <trireme/base/error.h>
+#include <trireme/rpc/grpc/grpc_transport.h>
+
+#include <string_view>
+
+namespace trireme::rpc {
+namespace {
+
+bool is_grpc(const std::string& address) {
+  return address.starts_with("grpc://") || address.starts_with("grpcs://");
+}
+
+[[noreturn]] void refuse(const std::string& address) {
+  throw InputError("rpc", concat("\"", address, "\" is no address."), "It should look like tcp://10.0.0.1:4711.");
+}
+
+} // namespace
+
+std::unique_ptr<Server> serve(const std::string& address, const Access& access) {
+  if (is_grpc(address)) {
+    return grpc::serve(address, access);
+  }
+  refuse(address);
+}
+
+std::unique_ptr<Client> connect(const std::string& address, const Access& access, Clock::time_point deadline) {
+  if (is_grpc(address)) {
+    return grpc::connect(address, access, deadline);
+  }
+  refuse(address);
+}
+
+} // namespace trireme::rpc
