@@ -2,11 +2,14 @@
 
 #include <trireme/base/error.h>
 #include <trireme/rpc/grpc/grpc_transport.h>
+#include <trireme/rpc/local/local.h>
 
 #include <string_view>
 
 namespace trireme::rpc {
 namespace {
+
+constexpr std::string_view kLocal = "local://";
 
 bool is_grpc(const std::string& address) {
   return address.starts_with("grpc://") || address.starts_with("grpcs://");
@@ -22,12 +25,18 @@ std::unique_ptr<Server> serve(const std::string& address, const Access& access) 
   if (is_grpc(address)) {
     return grpc::serve(address, access);
   }
+  if (address.starts_with(kLocal)) {
+    return local::serve(address.substr(kLocal.size()));
+  }
   refuse(address);
 }
 
 std::unique_ptr<Client> connect(const std::string& address, const Access& access, Clock::time_point deadline) {
   if (is_grpc(address)) {
     return grpc::connect(address, access, deadline);
+  }
+  if (address.starts_with(kLocal)) {
+    return local::connect(address.substr(kLocal.size()), deadline);
   }
   refuse(address);
 }

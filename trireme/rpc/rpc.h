@@ -71,7 +71,7 @@ struct Access {
   std::string job;
 };
 
-/// Serves at an address: "tcp://HOST:PORT" (PORT 0: any), "local://" (threads of this process). Errors: InputError for an address that cannot be used.
+/// Serves at an address: "tcp://HOST:PORT" (PORT 0: any), "local://NAME" (threads of this process). Errors: InputError for an address that cannot be used.
 std::unique_ptr<Server> serve(const std::string& address, const Access& access);
 /// Connects, and tries again until `deadline`. Errors: InputError for what trying again would not change, PeerError when nobody answered.
 std::unique_ptr<Client> connect(const std::string& address, const Access& access, Clock::time_point deadline);

@@ -1,0 +1,590 @@
+#include <trireme/parallel/server/parameter_server.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/log.h>
+#include <trireme/checkpoint/safetensors.h>
+#include <trireme/parallel/server/shard.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace trireme::parallel::server {
+namespace {
+
+using nlohmann::json;
+using Seconds = std::chrono::duration<double>;
+
+constexpr std::chrono::milliseconds kLook{50};
+
+/// A request that is answered later.
+struct Waiting {
+  rpc::Event event;
+  json header;
+};
+
+struct Worker {
+  std::optional<uint64_t> client; ///< none: gone, or it has left
+  int64_t clock = 0; ///< its own pushes, where workers do not step together
+};
+
+class Service {
+ public:
+  Service(rpc::Server& server, const ParameterServerOptions& options) : server_(server), options_(options), together_(options.server.together()) {
+    if (!options_.folder.empty() && std::filesystem::exists(snapshot_file())) {
+      load_snapshot();
+    }
+  }
+
+  Counters run() {
+    while (!is_over()) {
+      if (auto event = server_.next(kLook)) {
+        take(std::move(*event));
+      }
+      close_in_time();
+    }
+    if (shard_ && updates_saved_ != counters_.updates) {
+      save_snapshot();
+    }
+    return counters_;
+  }
+
+ private:
+  bool is_over() const {
+    if (options_.stop != nullptr && options_.stop->load()) {
+      return true;
+    }
+    return joined_ > 0 && std::ssize(workers_) >= expected_ && std::none_of(workers_.begin(), workers_.end(), [](const auto& one) { return one.second.client.has_value(); });
+  }
+
+  void answer(const Waiting& waiting, json header) {
+    header["clock"] = clock_;
+    server_.reply(waiting.event.id, header.dump());
+  }
+  void answer_with_values(const Waiting& waiting, json header) {
+    if (waiting.event.room.size() == static_cast<size_t>(shard_->share().bytes)) {
+      shard_->get_values(waiting.event.room);
+      answer(waiting, std::move(header));
+    } else {
+      refuse(waiting, concat("room for ", waiting.event.room.size(), " bytes of values, and there are ", shard_->share().bytes));
+    }
+  }
+  void refuse(const Waiting& waiting, const std::string& why) {
+    answer(waiting, {{"status", "refused"}, {"error", why}});
+  }
+
+  // What a worker does wrong is its own affair.
+  void take(rpc::Event event) {
+    if (event.kind == rpc::Event::Kind::gone) {
+      gone(event.client);
+      return;
+    }
+    Waiting waiting{std::move(event), {}};
+    try {
+      waiting.header = json::parse(waiting.event.header);
+      take(waiting, waiting.header.at("op").get<std::string>());
+    } catch (const json::exception& error) {
+      refuse(waiting, concat("the header is not what docs/parameter_server.md says: ", error.what()));
+    } catch (const Error& error) {
+      refuse(waiting, error.what());
+    }
+  }
+
+  void take(const Waiting& waiting, const std::string& op) {
+    if (op == "join") {
+      join(waiting);
+    } else if (!shard_) {
+      refuse(waiting, "join comes first");
+    } else if (op == "init") {
+      init(waiting);
+    } else if (op == "pull") {
+      pulls_.push_back(waiting);
+      answer_pulls();
+    } else if (op == "push") {
+      push(waiting);
+    } else if (op == "sum") {
+      sums_.push_back(waiting);
+      answer_sums();
+    } else if (op == "commit") {
+      commit(waiting);
+    } else if (op == "push_pull") {
+      together_ ? push(waiting) : step_alone(waiting);
+    } else if (op == "get_arrays") {
+      get_arrays(waiting);
+    } else if (op == "set") {
+      set(waiting);
+    } else if (op == "status") {
+      answer(waiting, status());
+    } else if (op == "leave") {
+      leave(waiting);
+    } else {
+      refuse(waiting, concat("there is no op \"", op, '"'));
+    }
+  }
+
+  json status() const {
+    json live = json::array();
+    for (const auto& [number, worker] : workers_) {
+      if (worker.client) {
+        live.push_back(number);
+      }
+    }
+    return {{"status", "ok"},     {"updates", counters_.updates}, {"accepted", counters_.accepted}, {"dropped", counters_.dropped},
+            {"lost", counters_.lost}, {"largest_staleness", counters_.largest_staleness}, {"live", live}, {"steps", shard_->steps()}};
+  }
+
+  void join(const Waiting& waiting) {
+    const json& header = waiting.header;
+    std::vector<ParameterInfo> parameters = read_parameters(header.at("parameters"));
+    const auto number = header.at("worker").get<int>();
+    const auto workers = header.at("workers").get<int>();
+    if (number < 0 || number >= workers) {
+      return refuse(waiting, concat("worker ", number, " of ", workers));
+    }
+    if (!shard_) {
+      begin(parameters, header.at("optimizer").dump());
+    } else if (parameters != shard_->parameters()) {
+      return refuse(waiting, "the worker's parameters are not those of the workers before it: the same model on all of them, please");
+    }
+    expected_ = std::max<int64_t>(expected_, workers);
+    Worker& worker = workers_[number];
+    if (worker.client && *worker.client != waiting.event.client) {
+      log::warning("worker ", number, " has joined again over another connection");
+    }
+    worker.client = waiting.event.client;
+    if (!together_) { // it does not hold up the others by steps that it has not made
+      worker.clock = slowest(number).value_or(worker.clock);
+    }
+    ++joined_;
+    json pieces = json::array();
+    for (const Piece& piece : shard_->share().pieces) {
+      pieces.push_back({{"name", shard_->parameters()[piece.parameter].name}, {"rows", {piece.begin, piece.end}}, {"offset", piece.offset}});
+    }
+    answer(waiting, {{"status", "ok"}, {"initialized", initialized_}, {"pieces", pieces}, {"bytes", shard_->share().bytes}, {"arrays", shard_->arrays()},
+                     {"array_bytes", shard_->array_bytes()}, {"server", options_.place}, {"servers", options_.server.servers}, {"mode", ServerOptions::name(options_.server.mode)},
+                     {"together", together_}, {"steps", shard_->steps()}});
+  }
+
+  void begin(const std::vector<ParameterInfo>& parameters, const std::string& optimizer) {
+    std::vector<Share> shares = share_out(parameters, static_cast<int>(options_.server.servers));
+    optimizer_ = optimizer;
+    const optim::OptimizerOptions read = options_.read_optimizer(optimizer);
+    default_lr_ = read.lr();
+    shard_.emplace(parameters, std::move(shares.at(options_.place)), read);
+  }
+
+  void init(const Waiting& waiting) {
+    if (!initialized_) {
+      check_body(waiting);
+      shard_->set_values(waiting.event.body);
+      initialized_ = true;
+    }
+    answer(waiting, {{"status", "ok"}});
+    answer_pulls();
+  }
+
+  void check_body(const Waiting& waiting) const {
+    if (waiting.event.body.size() != static_cast<size_t>(shard_->share().bytes)) {
+      throw InputError("server", concat("a body of ", waiting.event.body.size(), " bytes, and a share has ", shard_->share().bytes));
+    }
+  }
+
+  int worker_of(const Waiting& waiting) const {
+    const auto number = waiting.header.at("worker").get<int>();
+    const auto found = workers_.find(number);
+    if (found == workers_.end() || found->second.client != waiting.event.client) {
+      throw InputError("server", concat("worker ", number, " has not joined over this connection"));
+    }
+    return number;
+  }
+
+  void answer_pulls() {
+    std::vector<Waiting> still;
+    for (Waiting& pull : std::exchange(pulls_, {})) {
+      if (initialized_ && clock_ >= pull.header.value("clock", int64_t{0})) {
+        answer_with_values(pull, {{"status", "ok"}, {"steps", shard_->steps()}});
+      } else {
+        still.push_back(std::move(pull));
+      }
+    }
+    pulls_ = std::move(still);
+  }
+
+  // -- Workers that step together. A clock: pushes, then somebody closes it and says whose gradients count, then a commit steps.
+
+  void push(const Waiting& waiting) {
+    const int number = worker_of(waiting);
+    check_body(waiting);
+    if (!initialized_) {
+      return refuse(waiting, "there are no values yet: init or pull first");
+    }
+    const auto clock = waiting.header.at("clock").get<int64_t>();
+    if (clock != clock_ || closed_) {
+      ++counters_.dropped;
+      // The values that the next gradient can be of: those after the step that is under way.
+      return waiting.event.room.empty() || closed_ ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", waiting.header.value("loss", 0.0)}});
+    }
+    if (pushes_.empty()) {
+      first_push_ = rpc::Clock::now();
+    }
+    pushes_[number] = waiting;
+    close_if_complete();
+    answer_sums();
+  }
+  void answer_stale(const Waiting& waiting) {
+    if (waiting.event.room.empty()) {
+      answer(waiting, {{"status", "stale"}, {"next", clock_ + (closed_ ? 1 : 0)}});
+    } else {
+      late_.push_back(waiting); // with the values of the next clock
+    }
+  }
+
+  // Whether it is this server that says whose gradients count.
+  bool decides() const {
+    return options_.place == 0 || std::none_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return one.second.header.at("op") == "push"; });
+  }
+  bool is_complete() const {
+    for (int64_t number = 0; number < expected_; ++number) {
+      const auto found = workers_.find(static_cast<int>(number));
+      const bool never_came = found == workers_.end();
+      if (never_came || (found->second.client && !pushes_.contains(static_cast<int>(number)))) {
+        return false;
+      }
+    }
+    return !pushes_.empty();
+  }
+  void close_if_complete() {
+    if (together_ && !closed_ && is_complete() && decides()) {
+      close();
+    }
+  }
+  void close_in_time() {
+    if (together_ && options_.server.mode == ServerOptions::Mode::hybrid && !closed_ && !pushes_.empty() && decides() && rpc::Clock::now() - first_push_ >= Seconds(options_.server.timeout_s)) {
+      close();
+      answer_sums();
+    }
+  }
+
+  void close() {
+    std::vector<int> members;
+    for (const auto& [number, one] : pushes_) {
+      members.push_back(number);
+    }
+    add_up(members);
+    if (std::all_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return one.second.header.at("op") == "push_pull"; })) {
+      const json& header = pushes_.begin()->second.header;
+      finish_clock(header.value("lr", default_lr_), std::nullopt, header.value("factor", 1.0) / static_cast<double>(members.size()));
+      return;
+    }
+    for (auto it = pushes_.begin(); it != pushes_.end();) {
+      if (it->second.header.at("op") == "push") {
+        answer(it->second, {{"status", "accepted"}, {"members", members_}, {"loss", loss_}, {"stop", stop_}, {"squared_norm", shard_->squared_norm()}});
+        it = pushes_.erase(it);
+      } else {
+        ++it; // answered after the step
+      }
+    }
+  }
+
+  // The sum of the members' gradients, in the order of their numbers.
+  void add_up(const std::vector<int>& members) {
+    shard_->begin_sum();
+    closed_ = true;
+    members_ = members;
+    loss_ = 0;
+    stop_ = false;
+    for (const int number : members) {
+      const Waiting& one = pushes_.at(number);
+      shard_->add(one.event.body, one.header.value("unused", std::vector<int64_t>()));
+      loss_ += one.header.value("loss", 0.0) / static_cast<double>(members.size());
+      stop_ = stop_ || one.header.value("stop", false);
+    }
+  }
+
+  // Of other servers: as soon as the gradients of all that the first server names are here, or cannot come.
+  void answer_sums() {
+    std::vector<Waiting> still;
+    for (Waiting& sum : std::exchange(sums_, {})) {
+      const auto clock = sum.header.at("clock").get<int64_t>();
+      if (clock < clock_) {
+        answer(sum, {{"status", "done"}});
+        continue;
+      }
+      if (!closed_) {
+        std::vector<int> here;
+        bool comes = false;
+        for (const int number : sum.header.at("members").get<std::vector<int>>()) {
+          const auto found = workers_.find(number);
+          if (pushes_.contains(number)) {
+            here.push_back(number);
+          } else {
+            comes = comes || (found != workers_.end() && found->second.client);
+          }
+        }
+        if (comes) {
+          still.push_back(std::move(sum));
+          continue;
+        }
+        if (here.empty()) {
+          refuse(sum, "none of the members has pushed here");
+          continue;
+        }
+        add_up(here);
+        drop_others();
+      }
+      answer(sum, {{"status", "ok"}, {"squared_norm", shard_->squared_norm()}, {"members", members_}});
+    }
+    sums_ = std::move(still);
+  }
+
+  // Pushes that are part of the sum are answered, but for those that want values; the others came too late elsewhere.
+  void drop_others() {
+    for (auto it = pushes_.begin(); it != pushes_.end();) {
+      const bool counts = std::find(members_.begin(), members_.end(), it->first) != members_.end();
+      if (!counts) {
+        ++counters_.dropped;
+        answer_stale(it->second);
+      } else if (it->second.header.at("op") == "push") {
+        answer(it->second, {{"status", "accepted"}});
+      } else {
+        ++it;
+        continue;
+      }
+      it = pushes_.erase(it);
+    }
+  }
+
+  void commit(const Waiting& waiting) {
+    const auto clock = waiting.header.at("clock").get<int64_t>();
+    if (clock < clock_) { // another worker's has come before
+      return answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
+    }
+    if (!closed_) {
+      return refuse(waiting, "there is no sum to commit");
+    }
+    const json& factor = waiting.header.at("factor");
+    const auto betas = waiting.header.value("betas", std::vector<double>());
+    finish_clock(waiting.header.at("lr").get<double>(), betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt,
+                 factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
+    answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
+  }
+
+  void finish_clock(double lr, std::optional<optim::Betas> betas, std::optional<double> factor) {
+    if (factor) {
+      shard_->step(lr, betas, *factor);
+    }
+    ++clock_;
+    closed_ = false;
+    counters_.accepted += std::ssize(members_);
+    for (auto& [number, one] : std::exchange(pushes_, {})) {
+      answer_with_values(one, {{"status", "accepted"}, {"loss", loss_}, {"steps", shard_->steps()}});
+    }
+    for (const Waiting& late : std::exchange(late_, {})) {
+      answer_with_values(late, {{"status", "stale"}, {"loss", late.header.value("loss", 0.0)}});
+    }
+    updated();
+  }
+
+  // -- Workers that do not wait for each other.
+
+  void step_alone(const Waiting& waiting) {
+    Worker& worker = workers_.at(worker_of(waiting));
+    check_body(waiting);
+    const json& header = waiting.header;
+    if (!initialized_) {
+      return refuse(waiting, "there are no values yet: init or pull first");
+    }
+    counters_.largest_staleness = std::max(counters_.largest_staleness, clock_ - header.at("clock").get<int64_t>());
+    const json factor = header.value("factor", json(1.0));
+    if (!factor.is_null()) {
+      const auto betas = header.value("betas", std::vector<double>());
+      shard_->begin_sum();
+      shard_->add(waiting.event.body, header.value("unused", std::vector<int64_t>()));
+      shard_->step(header.value("lr", default_lr_), betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt, factor.get<double>());
+    }
+    ++clock_;
+    ++worker.clock;
+    ++counters_.accepted;
+    alone_.push_back(waiting);
+    updated();
+    answer_alone();
+  }
+
+  /// Steps of the slowest worker that is there.
+  std::optional<int64_t> slowest(std::optional<int> but = std::nullopt) const {
+    std::optional<int64_t> least;
+    for (const auto& [number, worker] : workers_) {
+      if (worker.client && number != but) {
+        least = std::min(least.value_or(worker.clock), worker.clock);
+      }
+    }
+    return least;
+  }
+  void answer_alone() {
+    std::vector<Waiting> still;
+    for (Waiting& one : std::exchange(alone_, {})) {
+      const Worker& worker = workers_.at(one.header.at("worker").get<int>());
+      const bool all_came = std::ssize(workers_) >= expected_;
+      const bool waits = options_.server.mode == ServerOptions::Mode::stale && (!all_came || worker.clock - slowest().value_or(worker.clock) > options_.server.staleness);
+      if (waits) {
+        still.push_back(std::move(one));
+      } else {
+        answer_with_values(one, {{"status", "accepted"}, {"loss", one.header.value("loss", 0.0)}, {"steps", shard_->steps()}});
+      }
+    }
+    alone_ = std::move(still);
+  }
+
+  // -- States, for checkpoints.
+
+  void get_arrays(const Waiting& waiting) {
+    if (std::ssize(waiting.event.room) != shard_->array_bytes() * std::ssize(shard_->arrays())) {
+      return refuse(waiting, "room of another size than all arrays");
+    }
+    shard_->get_arrays(waiting.event.room);
+    answer(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
+  }
+
+  // Parameters, then all arrays.
+  void set(const Waiting& waiting) {
+    const auto bytes = static_cast<size_t>(shard_->share().bytes);
+    if (waiting.event.body.size() != bytes + static_cast<size_t>(shard_->array_bytes()) * shard_->arrays().size()) {
+      return refuse(waiting, "a body of another size than values and all arrays");
+    }
+    shard_->set_values(waiting.event.body.first(bytes));
+    shard_->set_arrays(waiting.event.body.subspan(bytes));
+    shard_->set_steps(waiting.header.at("steps").get<int64_t>());
+    initialized_ = true;
+    answer(waiting, {{"status", "ok"}});
+    answer_pulls();
+  }
+
+  // -- Workers that end.
+
+  void leave(const Waiting& waiting) {
+    const int number = worker_of(waiting);
+    workers_[number].client.reset();
+    answer(waiting, status());
+    without(number);
+  }
+
+  void gone(uint64_t client) {
+    std::erase_if(pulls_, [&](const Waiting& one) { return one.event.client == client; });
+    std::erase_if(sums_, [&](const Waiting& one) { return one.event.client == client; });
+    std::erase_if(late_, [&](const Waiting& one) { return one.event.client == client; });
+    std::erase_if(alone_, [&](const Waiting& one) { return one.event.client == client; });
+    for (auto& [number, worker] : workers_) {
+      if (worker.client == client) {
+        worker.client.reset();
+        ++counters_.workers_lost;
+        log::warning("server ", options_.place, ": worker ", number, " is gone at clock ", clock_, "; the others go on without it");
+        without(number);
+      }
+    }
+  }
+
+  // A gradient that it has pushed, and that has not become part of a sum, is not counted: nobody was told that it is accepted.
+  void without(int number) {
+    if (const auto found = pushes_.find(number); found != pushes_.end() && !closed_) {
+      server_.reply(found->second.event.id, R"({"status":"refused","error":"the worker has left"})");
+      pushes_.erase(found);
+      ++counters_.dropped;
+    }
+    if (closed_ && std::none_of(members_.begin(), members_.end(), [&](int member) { return workers_[member].client.has_value(); })) {
+      log::warning("server ", options_.place, ": the update of clock ", clock_, " is lost: all workers that could have committed it are gone");
+      counters_.lost += std::ssize(members_);
+      closed_ = false;
+      pushes_.clear();
+      for (const Waiting& late : std::exchange(late_, {})) {
+        answer_with_values(late, {{"status", "stale"}, {"loss", 0.0}});
+      }
+    }
+    close_if_complete();
+    answer_sums();
+    answer_alone();
+  }
+
+  // -- Snapshots.
+
+  std::filesystem::path snapshot_file() const {
+    return options_.folder / concat("server-", options_.place, ".safetensors");
+  }
+  void updated() {
+    ++counters_.updates;
+    answer_pulls();
+    if (options_.server.snapshot_every > 0 && counters_.updates % options_.server.snapshot_every == 0) {
+      save_snapshot();
+    }
+  }
+  void save_snapshot() {
+    updates_saved_ = counters_.updates;
+    if (options_.folder.empty() || !initialized_) {
+      return;
+    }
+    std::filesystem::create_directories(options_.folder);
+    shard_->save(snapshot_file(), {{"format", "trireme parameter server 1"}, {"clock", std::to_string(clock_)}, {"steps", std::to_string(shard_->steps())},
+                                   {"servers", std::to_string(options_.server.servers)}, {"place", std::to_string(options_.place)},
+                                   {"parameters", describe(shard_->parameters()).dump()}, {"optimizer", optimizer_}});
+  }
+  void load_snapshot() {
+    const auto saved = checkpoint::Safetensors::open(snapshot_file());
+    const auto& metadata = saved.metadata();
+    const auto word = [&](const std::string& key) {
+      const auto found = metadata.find(key);
+      if (found == metadata.end()) {
+        throw InputError("server", concat(snapshot_file().string(), " is no snapshot of a server: it has no \"", key, '"'), "Use another folder.");
+      }
+      return found->second;
+    };
+    if (word("servers") != std::to_string(options_.server.servers) || word("place") != std::to_string(options_.place)) {
+      throw InputError("server", concat(snapshot_file().string(), " is of server ", word("place"), " of ", word("servers"), ", this one is ", options_.place, " of ", options_.server.servers),
+                       "Start as many servers as before, or begin from a checkpoint in another folder.");
+    }
+    begin(read_parameters(json::parse(word("parameters"))), word("optimizer"));
+    shard_->load(snapshot_file());
+    shard_->set_steps(std::stoll(word("steps")));
+    clock_ = std::stoll(word("clock"));
+    initialized_ = true;
+    log::info("server ", options_.place, " goes on from its snapshot at clock ", clock_);
+  }
+
+  rpc::Server& server_;
+  const ParameterServerOptions& options_;
+  const bool together_;
+  std::optional<Shard> shard_;
+  std::string optimizer_;
+  double default_lr_ = 0;
+  bool initialized_ = false;
+  int64_t expected_ = 1; // workers of the job
+  int64_t joined_ = 0;
+  std::map<int, Worker> workers_;
+  int64_t clock_ = 0; // updates of the values
+  Counters counters_;
+  int64_t updates_saved_ = 0;
+  std::vector<Waiting> pulls_;
+  // Of the present clock, where workers step together.
+  std::map<int, Waiting> pushes_; // by worker; not answered yet
+  rpc::Clock::time_point first_push_;
+  bool closed_ = false; // the sum is there, the step is not
+  std::vector<int> members_;
+  double loss_ = 0;
+  bool stop_ = false;
+  std::vector<Waiting> sums_;
+  std::vector<Waiting> late_; // that want the values of the next clock
+  std::vector<Waiting> alone_; // stepped, and not answered yet (stale)
+};
+
+} // namespace
+
+Counters serve(rpc::Server& server, const ParameterServerOptions& options) {
+  return Service(server, options).run();
+}
+
+} // namespace trireme::parallel::server

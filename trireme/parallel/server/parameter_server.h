@@ -1,0 +1,46 @@
+#pragma once
+
+#include <trireme/optim/options.h>
+#include <trireme/parallel/server/options.h>
+#include <trireme/parallel/server/pieces.h>
+#include <trireme/rpc/rpc.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace trireme::parallel::server {
+
+/// What a server has done so far. Every push is one of them.
+struct Counters {
+  int64_t updates = 0; ///< steps of the optimizer, or skipped ones that all workers agreed on
+  int64_t accepted = 0; ///< gradients that became part of an update
+  int64_t dropped = 0; ///< gradients that came too late
+  int64_t lost = 0; ///< gradients that were taken and never became part of an update, because all who knew of them had died
+  int64_t workers_lost = 0;
+  int64_t largest_staleness = 0; ///< updates between the values that a gradient is of and its own update
+};
+
+struct ParameterServerOptions {
+  ServerOptions server;
+  /// This server's number, from 0.
+  int place = 0;
+  /// Where snapshots are; empty: there are none. A server whose snapshot is there goes on from it.
+  std::filesystem::path folder;
+  /// Reads the optimizer's section of a configuration, as the first worker sends it.
+  std::function<optim::OptimizerOptions(const std::string& json)> read_optimizer;
+  /// Set by another thread or a signal: ends the server at the next look.
+  const std::atomic<bool>* stop = nullptr;
+};
+
+/// Holds one share of the parameters and steps it by the gradients that workers push; the protocol is in docs/parameter_server.md. Returns when every worker that ever joined has left or is
+/// gone, or when it is told to stop; a snapshot is written then. Cost of a step for a share of P bytes and W workers: W P read, the optimizer's pass, and P written for each worker that asks for
+/// the values. One thread.
+/// Source: Li et al. 2014, "Scaling distributed machine learning with the parameter server".
+/// Errors: InputError for a snapshot that does not fit; Error for one that cannot be written. What a worker does wrong is answered to it alone.
+Counters serve(rpc::Server& server, const ParameterServerOptions& options);
+
+} // namespace trireme::parallel::server

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <trireme/bucket/flat_parameters.h>
+#include <trireme/optim/flat_optimizer.h>
+#include <trireme/parallel/server/pieces.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace trireme::parallel::server {
+
+/// What a server holds of the parameters, with its optimizer: flat buffers of pieces, stepped by the same kernels as everywhere. On the CPU.
+///
+/// Bodies have the pieces in their types at Piece::offset. Memory: that of the pieces for parameters and for gradients, and the optimizer's states.
+class Shard {
+ public:
+  /// Errors: InputError for an optimizer that needs whole tensors (LAMB) where a parameter is cut, and for 8-bit states.
+  Shard(std::vector<ParameterInfo> parameters, Share share, const optim::OptimizerOptions& optimizer);
+
+  const std::vector<ParameterInfo>& parameters() const {
+    return parameters_;
+  }
+  const Share& share() const {
+    return share_;
+  }
+  void set_values(std::span<const std::byte> body);
+  void get_values(std::span<std::byte> body) const;
+
+  /// The gradients of the next step: begin_sum(), then add() for each summand, in an order that does not depend on who came first. `unused`: numbers of the parameters without a gradient
+  /// in this summand.
+  void begin_sum();
+  void add(std::span<const std::byte> body, const std::vector<int64_t>& unused = {});
+  /// Of the sum; NaN or infinite if a gradient is.
+  double squared_norm() const;
+  /// Steps by the sum, multiplied by `factor`; parameters without any gradient stay.
+  void step(double lr, std::optional<optim::Betas> betas, double factor);
+  int64_t steps() const {
+    return optimizer_->steps();
+  }
+  void set_steps(int64_t steps) {
+    optimizer_->set_steps(steps);
+  }
+
+  /// Names of the optimizer's arrays: "master" where there are some, "exp_avg".
+  const std::vector<std::string>& arrays() const {
+    return arrays_;
+  }
+  /// Bytes of a body with all arrays: array after array the pieces as fp32, each at twice its offset where its type has two bytes, at its offset where it has four.
+  int64_t array_bytes() const {
+    return array_bytes_;
+  }
+  void get_arrays(std::span<std::byte> body);
+  void set_arrays(std::span<const std::byte> body);
+
+  /// Writes parameters and states to a safetensors file (temporary name, fsync, rename), with `metadata`. Errors: Error.
+  void save(const std::filesystem::path& file, const std::map<std::string, std::string>& metadata);
+  /// Errors: InputError when the file is of other parameters.
+  void load(const std::filesystem::path& file);
+
+ private:
+  at::Tensor piece_in(std::span<const std::byte> body, size_t piece) const;
+  void visit_arrays(const std::function<void(size_t array, size_t piece, const at::Tensor& values, int64_t begin)>& visit, bool modifies);
+
+  std::vector<ParameterInfo> parameters_;
+  Share share_;
+  std::vector<at::Tensor> tensors_; // of each piece
+  std::vector<std::pair<int64_t, int64_t>> places_; // of each piece: buffer, and number in it
+  std::map<std::string, size_t> piece_of_; // by the parameter's name
+  std::vector<std::unique_ptr<bucket::FlatParameters>> buffers_; // one a type
+  std::unique_ptr<optim::FlatOptimizer> optimizer_;
+  std::vector<std::string> arrays_;
+  std::vector<int64_t> array_offsets_; // of each piece in an array, bytes
+  int64_t array_bytes_ = 0;
+  int64_t summands_ = 0;
+  std::vector<bool> used_; // by piece
+};
+
+} // namespace trireme::parallel::server
