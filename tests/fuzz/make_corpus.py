@@ -56,6 +56,12 @@ def safetensors(tensors, metadata=None):
     return struct.pack("<Q", len(text)) + text + data
 
 
+def rpc_frame(kind, number, header, body, body_bytes=None, body_at=2**64 - 1, room_bytes=0, room_at=2**64 - 1):
+    """A frame of "tcp://": its head, the header, the body."""
+    size = len(body) if body_bytes is None else body_bytes
+    return b"TRQ\x01" + struct.pack("<BxxxQQQQQQ", kind, number, len(header), size, body_at, room_bytes, room_at) + header + body
+
+
 def message(op, *parts):
     """One request to the store: texts, lists of texts, numbers."""
     body = bytes([op])
@@ -111,6 +117,13 @@ def main():
     write("store_messages", "unknown", message(11, b"x"))
     write("store_messages", "many", struct.pack("<IBI", 5, 2, 2**32 - 1))
     write("store_messages", "greeting", b"TRIREME\x01" + bytes(56))
+    for kind, name in ((1, "requests"), (2, "replies")):
+        frames = [rpc_frame(kind, number, header, body) for number, (header, body) in enumerate(((b"{}", b""), (b"header", b"body" * 30), (b"", b"b")))]
+        write("rpc_frames", name, b"".join(frames))
+        write("rpc_frames", name + "-cut", b"".join(frames)[:-20])
+    write("rpc_frames", "shared", rpc_frame(1, 5, b"h", b"", body_bytes=100, body_at=64, room_bytes=4096, room_at=4096))
+    write("rpc_frames", "outside", rpc_frame(1, 5, b"h", b"", body_bytes=100, body_at=65500))
+    write("rpc_frames", "huge", rpc_frame(1, 5, b"h", b"", body_bytes=1 << 60))
 
     # The first byte says in which pieces the frame comes.
     frame = b"\x08\x05" + b"\x12\x02{}" + b"\x18\x80\x08" + b"\x20\x40" + b"\x2a\x04body"

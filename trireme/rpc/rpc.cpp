@@ -3,12 +3,16 @@
 #include <trireme/base/error.h>
 #include <trireme/rpc/grpc/grpc_transport.h>
 #include <trireme/rpc/local/local.h>
+#include <trireme/rpc/tcp/tcp.h>
 
+#include <charconv>
 #include <string_view>
 
 namespace trireme::rpc {
 namespace {
 
+constexpr std::string_view kTcp = "tcp://";
+constexpr std::string_view kDescriptor = "fd://";
 constexpr std::string_view kLocal = "local://";
 
 bool is_grpc(const std::string& address) {
@@ -19,9 +23,25 @@ bool is_grpc(const std::string& address) {
   throw InputError("rpc", concat("\"", address, "\" is no address."), "It should look like tcp://10.0.0.1:4711.");
 }
 
+Descriptor listening_socket(const std::string& address) {
+  int number = -1;
+  const char* const end = address.data() + address.size();
+  const auto [stop, error] = std::from_chars(address.data() + kDescriptor.size(), end, number);
+  if (error != std::errc() || stop != end || store::bound_port(number) == 0) {
+    throw InputError("rpc", concat(address, " is no listening socket of this process."), "trireme launch and trireme train open one for each server.");
+  }
+  return Descriptor(number);
+}
+
 } // namespace
 
 std::unique_ptr<Server> serve(const std::string& address, const Access& access) {
+  if (address.starts_with(kTcp)) {
+    return tcp::serve(Descriptor(store::listen_on(tcp::parse_address(address))), access);
+  }
+  if (address.starts_with(kDescriptor)) {
+    return tcp::serve(listening_socket(address), access);
+  }
   if (is_grpc(address)) {
     return grpc::serve(address, access);
   }
@@ -32,6 +52,9 @@ std::unique_ptr<Server> serve(const std::string& address, const Access& access) 
 }
 
 std::unique_ptr<Client> connect(const std::string& address, const Access& access, Clock::time_point deadline) {
+  if (address.starts_with(kTcp)) {
+    return tcp::connect(tcp::parse_address(address), access, deadline);
+  }
   if (is_grpc(address)) {
     return grpc::connect(address, access, deadline);
   }

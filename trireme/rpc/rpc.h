@@ -21,7 +21,8 @@ inline constexpr size_t kLargestHeader = size_t{64} << 20;
 class Call {
  public:
   virtual ~Call() = default;
-  /// Returns the header of the reply; its body is in the room then. Errors: PeerError when the connection broke or `deadline` has passed; every later wait() throws it again.
+  /// Returns the header of the reply; its body is in the room then. Errors: PeerError when the connection broke or `deadline` has passed, which breaks it too: the reply
+  /// would come into memory that is somebody else's by then. Every later wait() throws it again.
   virtual std::string wait(Clock::time_point deadline) = 0;
   virtual bool done() const = 0;
 };
@@ -71,7 +72,7 @@ struct Access {
   std::string job;
 };
 
-/// Serves at an address: "tcp://HOST:PORT" (PORT 0: any), "local://NAME" (threads of this process). Errors: InputError for an address that cannot be used.
+/// Serves at an address: "tcp://HOST:PORT" (PORT 0: any), "fd://NUMBER" (a listening TCP socket that this process was given), "grpc://HOST:PORT", "grpcs://HOST:PORT" (docs/grpc.md), "local://NAME" (threads of this process). Errors: InputError for an address that cannot be used.
 std::unique_ptr<Server> serve(const std::string& address, const Access& access);
 /// Connects, and tries again until `deadline`. Errors: InputError for what trying again would not change, PeerError when nobody answered.
 std::unique_ptr<Client> connect(const std::string& address, const Access& access, Clock::time_point deadline);

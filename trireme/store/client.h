@@ -2,6 +2,7 @@
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
+#include <trireme/store/connect.h>
 #include <trireme/store/secret.h>
 #include <trireme/store/sockets.h>
 
@@ -15,27 +16,6 @@
 #include <vector>
 
 namespace trireme::store {
-
-/// Why a connection failed.
-class ConnectError : public PeerError {
- public:
-  enum class Reason {
-    nobody,        ///< nobody listens, or the host name is unknown
-    not_a_store,   ///< somebody listens who does not speak our protocol
-    other_version, ///< a store of another version of Trireme
-    other_job,     ///< the store of another job
-    wrong_secret,  ///< one side does not know the other's secret
-  };
-  ConnectError(Reason reason, const std::string& happened, const std::string& next)
-      : PeerError("store", happened, next), reason(reason), happened(happened), next(next) {}
-  /// 2, the user's input, for what another attempt would not change.
-  int exit_code() const noexcept override {
-    return reason == Reason::nobody || reason == Reason::not_a_store ? 1 : 2;
-  }
-  Reason reason;
-  std::string happened;
-  std::string next;
-};
 
 /// The server is gone or has not answered in time; all later calls fail too.
 class LostError : public PeerError {

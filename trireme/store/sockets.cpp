@@ -48,6 +48,11 @@ bool connected(int descriptor, std::chrono::milliseconds patience) {
          getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
 }
 
+std::string in_numbers(const sockaddr_storage& address, socklen_t length) {
+  char text[NI_MAXHOST];
+  return getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0 ? text : "?";
+}
+
 bool on_loopback(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET) {
     return ntohl(reinterpret_cast<const sockaddr_in*>(&address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
@@ -150,6 +155,20 @@ void end_when_silent(int descriptor) {
   setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof(yes));
 }
 
+void let_wait_to_read(int descriptor) {
+  const int none = 0;
+  setsockopt(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &none, sizeof(none));
+}
+
+bool is_silent(int descriptor) {
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  // The kernel of a process that does not read answers: to keep-alives, and to probes of its full window, which come seldom.
+  constexpr int kUnansweredProbes = 3;
+  return getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && (info.tcpi_retransmits > 0 || info.tcpi_probes >= kUnansweredProbes) &&
+         info.tcpi_last_ack_recv > static_cast<uint32_t>(std::chrono::milliseconds(kSilence).count());
+}
+
 bool set_nonblocking(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
   return flags >= 0 && fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) == 0;
@@ -158,12 +177,13 @@ bool set_nonblocking(int descriptor) {
 std::string peer_name(int descriptor) {
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
-  char text[NI_MAXHOST];
-  if (getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
-      getnameinfo(reinterpret_cast<sockaddr*>(&address), length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0) {
-    return "?";
-  }
-  return text;
+  return getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? in_numbers(address, length) : "?";
+}
+
+std::string bound_host(int descriptor) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  return getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? in_numbers(address, length) : "?";
 }
 
 std::string own_address_towards(const std::string& host) {

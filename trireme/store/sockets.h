@@ -52,11 +52,21 @@ void prepare_connection(int descriptor);
 /// Ends idle connections only: a busy one may wait for a stopped process to read, which the kernel counts as silence.
 void end_when_silent(int descriptor);
 
+/// For connections over which much is sent: removes the error of prepare_connection() for one that waits for the other side to read, however long.
+/// Who uses it asks is_silent() now and then while something is on its way; idle ones still end after kSilence.
+void let_wait_to_read(int descriptor);
+
+/// Whether the other host has answered nothing for kSilence although this one asked.
+bool is_silent(int descriptor);
+
 /// Returns false when the kernel refuses.
 bool set_nonblocking(int descriptor);
 
 /// The address of the other end, "?" if unknown.
 std::string peer_name(int descriptor);
+
+/// The address that a socket is bound to, "?" if unknown.
+std::string bound_host(int descriptor);
 
 /// This machine's address on the way to `host`; "127.0.0.1" when that is this machine itself
 /// under a loopback name. No packet is sent. Errors: InputError when the name is unknown.

@@ -89,6 +89,9 @@ class PeerArena {
   ArenaHeader& header() const {
     return *reinterpret_cast<ArenaHeader*>(base_);
   }
+  size_t size() const {
+    return size_;
+  }
   pid_t process() const {
     return process_;
   }

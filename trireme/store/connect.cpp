@@ -1,0 +1,121 @@
+#include <trireme/store/connect.h>
+
+#include <trireme/base/units.h>
+#include <trireme/store/handshake.h>
+#include <trireme/store/transfer.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace trireme::store {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using Reason = ConnectError::Reason;
+
+constexpr milliseconds kFirstRetry{2};
+constexpr milliseconds kLongestRetry{50};
+constexpr milliseconds kConnectPatience{3000};
+
+std::string at(const Endpoint& endpoint) {
+  return concat(endpoint.host, ":", endpoint.port);
+}
+
+ConnectError not_a_store(const Endpoint& endpoint, const std::string& why) {
+  return {Reason::not_a_store, concat("what listens on ", at(endpoint), " is not the meeting point of this job (", why, ")."),
+          "Another program may use this port: choose another MASTER_PORT. Or rank 0 has just ended: look at its output."};
+}
+
+ConnectError wrong_secret(const Endpoint& endpoint, const std::string& who) {
+  return {Reason::wrong_secret, concat("the secret is wrong: ", who, " at the meeting point ", at(endpoint), "."),
+          "Start all ranks of a job with the same secret: trireme launch makes one, otherwise TRIREME_SECRET_FILE names the file, the same for every rank. If "
+          "another job meets there, choose another MASTER_PORT."};
+}
+
+/// Complains when the greeting is not one of this job's store.
+void check_greeting(const Greeting& greeting, const Endpoint& endpoint, const std::string& job) {
+  switch (judge_greeting(greeting, job)) {
+    case GreetingKind::of_this_job:
+      return;
+    case GreetingKind::foreign:
+      throw not_a_store(endpoint, "it speaks another protocol");
+    case GreetingKind::of_another_version:
+      throw ConnectError(Reason::other_version, concat("the meeting point ", at(endpoint), " is run by another version of Trireme."),
+                         "Start all ranks from the same build.");
+    case GreetingKind::of_another_job:
+      throw ConnectError(Reason::other_job, concat("the ranks of another job meet on ", at(endpoint), job.empty() ? "" : concat(" (this is job \"", job, "\")"), "."),
+                         "Choose another MASTER_PORT, or wait until the other job has ended.");
+  }
+}
+
+/// Proves both sides to each other. `ended` and `late`: the server has gone or is silent; try again.
+Transfer shake_hands(int socket, const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline) {
+  Greeting greeting;
+  // The first byte already shows another protocol, whose greeting may be shorter.
+  Transfer got = receive_all(socket, greeting.data(), 1, deadline);
+  if (got == Transfer::done && greeting[0] != 'T') {
+    throw not_a_store(endpoint, "it speaks another protocol");
+  }
+  if (got == Transfer::done) {
+    got = receive_all(socket, greeting.data() + 1, greeting.size() - 1, deadline);
+  }
+  if (got != Transfer::done) {
+    return got;
+  }
+  check_greeting(greeting, endpoint, job);
+  const Secret secret = source(socket);
+  const Answer answer = make_answer(secret, greeting);
+  char verdict = 0;
+  Proof proof;
+  for (const auto& step : {0, 1, 2}) {
+    got = step == 0   ? send_all(socket, {answer.data(), answer.size()}, deadline)
+          : step == 1 ? receive_all(socket, &verdict, 1, deadline)
+                      : receive_all(socket, proof.data(), proof.size(), deadline);
+    if (got != Transfer::done) {
+      return got;
+    }
+    if (step == 1 && verdict != kAccepted) {
+      throw wrong_secret(endpoint, "rank 0 does not accept that of this rank");
+    }
+  }
+  if (!verify_proof(secret, greeting, answer, proof)) {
+    throw wrong_secret(endpoint, "whoever listens does not know that of this rank");
+  }
+  return Transfer::done;
+}
+
+} // namespace
+
+Descriptor connect_and_prove(const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline) {
+  const auto start = Clock::now();
+  std::string problem;
+  bool listens = false;
+  for (auto pause = kFirstRetry;; pause = std::min(pause * 2, kLongestRetry)) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+    Attempt attempt = try_to_connect(endpoint, std::clamp(left, milliseconds(1), kConnectPatience));
+    if (attempt.socket) {
+      const Transfer shaken = shake_hands(attempt.socket.get(), endpoint, source, job, deadline);
+      if (shaken == Transfer::done) {
+        return std::move(attempt.socket);
+      }
+      listens = true;
+      problem = shaken == Transfer::late ? "it does not answer" : "it closes the connection";
+    } else {
+      listens = false;
+      problem = attempt.unknown_host ? concat("the host name ", endpoint.host, " is unknown") : concat("nobody listens on ", at(endpoint));
+    }
+    if (Clock::now() >= deadline) {
+      break;
+    }
+    std::this_thread::sleep_until(std::min(Clock::now() + pause, deadline));
+  }
+  if (listens) {
+    throw not_a_store(endpoint, problem);
+  }
+  const auto waited = std::chrono::duration<double>(deadline - start).count();
+  throw ConnectError(Reason::nobody, concat(problem, " after ", format_seconds(waited), "."), "Start the process that listens there, or look at its output.");
+}
+
+} // namespace trireme::store
