@@ -2,6 +2,7 @@
 
 #include "clock_offset.h"
 #include "run_log.h"
+#include "server_roles.h"
 #include "task.h"
 
 #include <trireme/base/env.h>
@@ -71,13 +72,14 @@ class TrainRun {
     options.stored_config = run_.resolved;
     options.mesh = mesh_;
     options.sequence_parallel = run_.parallel.sequence_parallel;
+    options.server_worker = worker_;
     engine_ = engine::initialize(world, options).engine;
     resume();
-    if (datasets_.validation) {
+    if (datasets_.validation && (!worker_ || is_first())) {
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
                                             engine_->group().rank(), engine_->group().size()));
     }
-    if (world.rank() == 0) {
+    if (is_first()) {
       log_.emplace(command.out, run_, *engine_, datasets_, resumed_step_);
     }
   }
@@ -85,6 +87,10 @@ class TrainRun {
   int train();
 
  private:
+  /// The rank that writes: of workers of parameter servers, each a world of its own, the first.
+  bool is_first() const {
+    return world_.rank() == 0 && (!worker_ || worker_->worker == 0);
+  }
   bool shards_parameters() const {
     return run_.engine.zero.stage >= 3 && mesh_.group({mesh::Axis::data, mesh::Axis::context}).size() > 1;
   }
@@ -117,6 +123,7 @@ class TrainRun {
 
   const TrainCommand& command_;
   comm::World& world_;
+  const std::optional<parallel::server::WorkerOptions> worker_ = worker_of_environment();
   const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
   config::RunConfig run_;
   at::Device device_;
@@ -146,14 +153,14 @@ at::Device TrainRun::choose_device() {
 mesh::Mesh TrainRun::make_mesh() {
   const config::ParallelConfig& parallel = run_.parallel;
   return mesh::training_mesh(world_.group(), {.pipe = static_cast<int>(parallel.pipe),
-                                              .data = parallel.data ? static_cast<int>(*parallel.data) : mesh::kRest,
+                                              .data = parallel.data && !worker_ ? static_cast<int>(*parallel.data) : mesh::kRest,
                                               .context = static_cast<int>(parallel.context),
                                               .tensor = static_cast<int>(parallel.tensor)});
 }
 
 Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), device_, start_ ? std::optional(start_->from) : std::nullopt);
-  torch::manual_seed(run_.training.seed + world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
+  torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) + world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
   if (shards_parameters() && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
     // Without it malloc would keep the memory of each unit: it raises this threshold by itself up to 32 MiB.
     ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
@@ -201,6 +208,12 @@ std::optional<TrainRun::Start> TrainRun::start() const {
 }
 
 void TrainRun::resume() {
+  if (const int64_t step = engine_->step_of_servers(); worker_ && step > 0) { // the others have gone on: so does a worker that is started again
+    engine_->begin_at(step);
+    resumed_step_ = step;
+    log::info("worker ", worker_->worker, " goes on at step ", step, ", where its servers are");
+    return;
+  }
   if (!start_) {
     return;
   }
@@ -219,7 +232,7 @@ void TrainRun::resume() {
 
 // A full disk does not end the training: warns, continues, and fails at the end if the disk is still full.
 void TrainRun::save() {
-  if (last_saved_ == engine_->global_steps()) {
+  if (last_saved_ == engine_->global_steps() || !(is_first() || !worker_)) {
     return;
   }
   set_status("saving checkpoint");
@@ -466,6 +479,9 @@ int TrainRun::train() {
 } // namespace
 
 int train(const TrainCommand& command) {
+  if (is_server()) {
+    return serve_parameters(command);
+  }
   const engine::Preemption preemption; // from the start: a signal while ranks connect is answered after the first step
   comm::World world = comm::World::connect();
   return train(command, world);

@@ -174,8 +174,8 @@ parallel::AveragingOptions read_averaging(const Values& values) {
     out.outer_lr = 1;
     out.outer_momentum = 0.5;
   } else if (out.outer == Options::Outer::nesterov) {
-    out.outer_lr = 0.7;
-    out.outer_momentum = 0.9;
+    out.outer_lr = Options::kNesterovLr;
+    out.outer_momentum = Options::kNesterovMomentum;
   }
   for (const char* key : {"outer_lr", "outer_momentum"}) {
     if (const JsonNode* found = values.find(key); found != nullptr && out.outer == Options::Outer::none) {

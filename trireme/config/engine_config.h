@@ -7,6 +7,7 @@
 #include <trireme/parallel/averaging/options.h>
 #include <trireme/parallel/data/options.h>
 #include <trireme/parallel/pipeline/options.h>
+#include <trireme/parallel/server/options.h>
 #include <trireme/parallel/tensor/split_rules.h>
 #include <trireme/precision/options.h>
 #include <trireme/zero/options.h>
@@ -48,6 +49,8 @@ struct EngineConfig {
   parallel::DataParallelOptions data_parallel;
   /// Replicas that step by themselves and meet every few steps.
   parallel::AveragingOptions averaging;
+  /// Parameter servers instead of ranks that exchange gradients. Not in the JSON; a run file sets it from parallel.sync.
+  parallel::ServerOptions server;
   /// The mean of gradients by compressed messages, whatever the optimizer.
   compress::GradientCompressionOptions compression;
   zero::ZeroOptions zero;

@@ -92,8 +92,19 @@ std::vector<Section> run_sections() {
     {"context_kind", H, "word ring|ulysses", "\"ring\"", "How attention sees the tokens of other context ranks: keys and values go round, or each rank gets all tokens of some heads."},
     {"expert", L, "int >= 1", "1", "there is no mixture of experts."},
     {"data", H, "int|auto >= 1", "\"auto\"", "Data-parallel replicas; \"auto\": as many as there are ranks for."},
+    {"sync", H, "object", "null", "How the data ranks agree on one model."},
     {"schedule", H, "word naive|gpipe|1f1b|interleaved|zero-bubble", "\"1f1b\"", "Order of the micro-batches in the pipeline: docs/schedules.md."},
     {"chunks", H, "int 1..4096", "null", "Parts of the model that each stage holds: more than 1 makes 1f1b interleaved, which takes 2 by itself."},
+  }});
+  out.push_back({"parallel.sync", "", "How the data ranks agree on one model: by sums of gradients in every step, by averages of parameters now and then (docs/parameter_averaging.md), or over parameter servers (docs/parameter_server.md).", false, {
+    {"kind", H, "word all_reduce|local_sgd|server", "\"all_reduce\"", "all_reduce: gradients in every step. local_sgd: engine.parameter_averaging in short. server: the ranks are workers of parameter servers."},
+    {"every", H, "int >= 1", "null", "local_sgd: steps between two meetings."},
+    {"outer", H, "word average|nesterov", "null", "local_sgd: what is done with the mean; \"average\" unless said."},
+    {"servers", H, "int 1..4096", "null", "server: processes that hold the parameters; 1 unless said."},
+    {"mode", H, "word sync|async|stale|hybrid", "null", "server: who waits for whom; \"sync\" unless said."},
+    {"staleness", H, "int >= 0", "null", "server, stale: steps that a worker may be ahead of the slowest; 0, unless said, is sync."},
+    {"timeout_s", H, "real > 0", "null", "server, hybrid: seconds that a step waits for workers after the first; 1 unless said."},
+    {"snapshot_every", H, "int >= 0", "null", "server: updates after which a server writes its part, to go on from when it is started again; 100 unless said, 0: never."},
   }});
   out.push_back({"training", "", "How long, and what happens on the way.", false, {
     {"steps", H, "int >= 1", "required", "Optimizer steps of the whole run."},

@@ -128,7 +128,8 @@ void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConf
   if (every == 0 || run.training.steps <= run.engine.averaging.start_step) {
     return;
   }
-  const JsonNode& key = *engine.find("parameter_averaging")->find("every");
+  const bool in_short = run.parallel.sync.kind == "local_sgd";
+  const JsonNode& key = in_short ? *root.find("parallel")->find("sync")->find("every") : *engine.find("parameter_averaging")->find("every");
   const auto meets = [&](const char* name, int64_t steps) {
     if (steps % every != 0) {
       place(root, "training", name)
@@ -292,6 +293,24 @@ void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
   check_averaging(root, engine, run);
 }
 
+ordered_json write_sync(const SyncConfig& sync) {
+  ordered_json out = {{"kind", sync.kind}};
+  if (sync.kind == "local_sgd") {
+    out["every"] = sync.every.value_or(0);
+    out["outer"] = sync.outer.value_or("average");
+  } else if (sync.kind == "server") {
+    using Mode = parallel::ServerOptions::Mode;
+    const parallel::ServerOptions& server = sync.server;
+    out.update({{"servers", server.servers}, {"mode", parallel::ServerOptions::name(server.mode)}, {"snapshot_every", server.snapshot_every}});
+    if (server.mode == Mode::stale) {
+      out["staleness"] = server.staleness;
+    } else if (server.mode == Mode::hybrid) {
+      out["timeout_s"] = server.timeout_s;
+    }
+  }
+  return out;
+}
+
 ordered_json write_out(const RunConfig& run) {
   const ParallelConfig& parallel = run.parallel;
   return {{"model", write_model(run.model)},
@@ -303,6 +322,7 @@ ordered_json write_out(const RunConfig& run) {
             {"sequence_parallel", parallel.sequence_parallel},
             {"context_kind", parallel.context_kind == context::Kind::ulysses ? "ulysses" : "ring"},
             {"data", parallel.data ? ordered_json(*parallel.data) : ordered_json("auto")},
+            {"sync", write_sync(parallel.sync)},
             {"schedule", parallel.schedule},
             {"chunks", parallel.chunks ? ordered_json(*parallel.chunks) : ordered_json()}}},
           {"training", write_training(run.training)},

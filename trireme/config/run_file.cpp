@@ -119,6 +119,72 @@ data::DataOptions read_data(const JsonNode& root, const ModelConfig& model, cons
   return out;
 }
 
+SyncConfig read_sync(const Values& values) {
+  SyncConfig out;
+  if (!values.present()) {
+    return out;
+  }
+  using Mode = parallel::ServerOptions::Mode;
+  out.kind = values.get("kind", out.kind);
+  const auto only_for = [&](const char* kind, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) {
+      if (const JsonNode* found = values.find(key); found != nullptr && found->kind() != JsonNode::Kind::null && out.kind != kind) {
+        found->fail(concat("it is of the kind \"", kind, "\", and the kind is \"", out.kind, '"'), "Leave it out, or choose that kind.");
+      }
+    }
+  };
+  only_for("local_sgd", {"every", "outer"});
+  only_for("server", {"servers", "mode", "staleness", "timeout_s", "snapshot_every"});
+  out.every = values.maybe<int64_t>("every");
+  out.outer = values.maybe<std::string>("outer");
+  if (out.kind == "server") {
+    parallel::ServerOptions& server = out.server;
+    server.servers = values.maybe<int64_t>("servers").value_or(1);
+    const std::string mode = values.maybe<std::string>("mode").value_or("sync");
+    server.mode = mode == "async" ? Mode::async : mode == "stale" ? Mode::stale : mode == "hybrid" ? Mode::hybrid : Mode::sync;
+    server.staleness = values.maybe<int64_t>("staleness").value_or(server.staleness);
+    server.timeout_s = values.maybe<double>("timeout_s").value_or(server.timeout_s);
+    server.snapshot_every = values.maybe<int64_t>("snapshot_every").value_or(server.snapshot_every);
+    const auto only_in = [&](const char* key, Mode wanted) {
+      if (const JsonNode* found = values.find(key); found != nullptr && found->kind() != JsonNode::Kind::null && server.mode != wanted) {
+        found->fail(concat("it is of the mode \"", parallel::ServerOptions::name(wanted), "\", and the mode is \"", mode, '"'), "Leave it out, or choose that mode.");
+      }
+    };
+    only_in("staleness", Mode::stale);
+    only_in("timeout_s", Mode::hybrid);
+  }
+  return out;
+}
+
+// Puts into the engine's options what parallel.sync says.
+void resolve_sync(const JsonNode& root, const JsonNode& engine, RunConfig& out) {
+  const SyncConfig& sync = out.parallel.sync;
+  if (sync.kind == "all_reduce") {
+    return;
+  }
+  const JsonNode& kind = *root.find("parallel")->find("sync")->find("kind");
+  if (const JsonNode* averaging = engine.find("parameter_averaging"); averaging != nullptr && averaging->kind() != JsonNode::Kind::null) {
+    averaging->fail(concat("parallel.sync is of the kind \"", sync.kind, "\" already"), "Leave one of them out.");
+  }
+  if (sync.kind == "server") {
+    if (out.parallel.ranks_of_replica() > 1) {
+      kind.fail(concat("a worker of parameter servers is one process, and a replica has ", out.parallel.ranks_of_replica(), " ranks (pipe * context * tensor)"), "Leave those at 1.");
+    }
+    out.engine.server = sync.server;
+    return;
+  }
+  if (!sync.every) {
+    kind.fail("\"local_sgd\" needs \"every\", the steps between two meetings", "Write for example \"every\": 50.");
+  }
+  parallel::AveragingOptions& averaging = out.engine.averaging;
+  averaging.every = *sync.every;
+  if (sync.outer.value_or("average") == "nesterov") {
+    averaging.outer = parallel::AveragingOptions::Outer::nesterov;
+    averaging.outer_lr = parallel::AveragingOptions::kNesterovLr;
+    averaging.outer_momentum = parallel::AveragingOptions::kNesterovMomentum;
+  }
+}
+
 ParallelConfig read_parallel(const Values& values) {
   ParallelConfig out;
   out.pipe = values.get("pipe", out.pipe);
@@ -132,6 +198,7 @@ ParallelConfig read_parallel(const Values& values) {
   }
   out.schedule = values.get("schedule", out.schedule);
   out.chunks = values.maybe<int64_t>("chunks");
+  out.sync = read_sync(values.section("sync"));
   return out;
 }
 
@@ -243,6 +310,7 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.engine = read_deepspeed(engine, auto_values(out));
   out.notes.insert(out.notes.end(), out.engine.notes.begin(), out.engine.notes.end());
   resolve_pipeline(root, engine, out);
+  resolve_sync(root, engine, out);
   check_run(root, engine, out);
 
   const int64_t seed = out.training.seed;

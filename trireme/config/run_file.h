@@ -24,6 +24,14 @@ struct ModelConfig {
   models::CnnOptions cnn;
 };
 
+/// How the data ranks agree on one model: "parallel.sync". What it says is in RunConfig::engine, averaging and server.
+struct SyncConfig {
+  std::string kind = "all_reduce";
+  std::optional<int64_t> every;
+  std::optional<std::string> outer;
+  parallel::ServerOptions server;
+};
+
 struct ParallelConfig {
   int64_t pipe = 1;
   int64_t tensor = 1;
@@ -35,6 +43,7 @@ struct ParallelConfig {
   std::optional<int64_t> data;
   /// Pipeline schedule: naive, gpipe, 1f1b, interleaved or zero-bubble.
   std::string schedule = "1f1b";
+  SyncConfig sync;
   /// Parts of the model per stage; absent: 2 for interleaved, else 1.
   std::optional<int64_t> chunks;
 

@@ -304,6 +304,22 @@ int64_t Engine::gradient_accumulation_steps() const {
 bool Engine::is_gradient_accumulation_boundary() const {
   return impl_->at_boundary();
 }
+int64_t Engine::step_of_servers() const {
+  const Parts& parts = impl_->parts;
+  return parts.server != nullptr ? parts.server->step() : 0;
+}
+void Engine::begin_at(int64_t step) {
+  Parts& parts = impl_->parts;
+  StepState& state = impl_->state;
+  for (; state.global_steps < step; ++state.global_steps) {
+    parts.schedule->advance();
+    for (int64_t i = 0; parts.loader && i < parts.batch.accumulation; ++i) {
+      parts.loader->skip();
+    }
+    state.micro_steps += parts.batch.accumulation;
+    state.global_samples += train_batch_size();
+  }
+}
 int64_t Engine::global_steps() const {
   return impl_->state.global_steps;
 }
@@ -377,6 +393,9 @@ std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
       bytes[axes] += group.bytes_sent();
     }
   };
+  if (parts.server != nullptr) {
+    bytes["server"] = parts.server->bytes_sent();
+  }
   add("tensor", parts.tensor);
   add("context", parts.context);
   add("pipe", parts.pipe);

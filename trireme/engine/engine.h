@@ -118,6 +118,9 @@ class Engine {
   bool is_gradient_accumulation_boundary() const;
 
   int64_t global_steps() const;
+  /// A worker of parameter servers: the step that the servers' values belong to; 0 for others. With begin_at() a worker that is started again takes up the samples and the learning rate of that step.
+  int64_t step_of_servers() const;
+  void begin_at(int64_t step);
   int64_t skipped_steps() const;
   int64_t global_samples() const;
   /// Whether a rank had been asked to stop (see Preemption) before the last backward of the step: the same answer

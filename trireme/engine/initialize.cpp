@@ -221,8 +221,8 @@ data::DataLoader make_loader(const Parts& parts, const InitializeOptions& option
   sampler.shuffle = options.shuffle;
   sampler.drop_last = options.config.dataloader_drop_last;
   sampler.seed = options.config.seed;
-  sampler.rank = parts.data.rank();
-  sampler.replicas = parts.data.size();
+  sampler.rank = parts.data.rank() + parts.worker;
+  sampler.replicas = parts.data.size() * parts.workers;
   sampler.order = options.order;
   const auto data = options.collate ? data::collated(options.training_data, options.collate) : options.training_data;
   data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), parts.batch.micro, options.prefetch, part_for(parts), !parts.device().is_cpu());
@@ -319,7 +319,11 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.loss_function = options.loss;
   set_groups(parts, mesh);
   impl->arrivals.emplace(parts.group);
-  parts.batch = config.batch_for(parts.data.size());
+  if (options.server_worker) {
+    parts.worker = options.server_worker->worker;
+    parts.workers = options.server_worker->workers;
+  }
+  parts.batch = config.batch_for(static_cast<int64_t>(parts.data.size()) * parts.workers);
   parts.clipping = config.gradient_clipping;
   parts.precision = config.precision;
   if (parts.precision.scales_loss()) {
@@ -347,6 +351,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   if (config.averaging.on()) {
     check_averaging(parts, options);
   }
+  check_server(parts, options);
   parts.sync = make_sync(parts, options);
   check_together(parts.everyone, [&] { check_step_group(*parts.sync); });
   open_groups(parts);
@@ -373,11 +378,14 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
-                                                           options.state_store ? options.state_store() : nullptr);
+                                                           parts.server ? parts.server->make_store() : options.state_store ? options.state_store() : nullptr);
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });
   parts.sync->attach_values(*parts.optimizer);
+  if (parts.server != nullptr) {
+    join_servers(parts, config, options_of_each);
+  }
   parts.coordinator->on_modified([optimizer = std::weak_ptr(parts.optimizer)] {
     if (const auto alive = optimizer.lock()) {
       alive->refresh_masters();

@@ -14,6 +14,7 @@
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/pipeline/module.h>
+#include <trireme/parallel/server/servers.h>
 
 #include <nlohmann/json.hpp>
 
@@ -59,6 +60,8 @@ struct InitializeOptions {
   std::shared_ptr<const torch::optim::Optimizer> optimizer;
   /// Makes the GradientSync of the data ranks; default: mean gradients in every step, as `config` says. Not with ZeRO, "step_in_backward" or "parameter_averaging".
   std::function<std::unique_ptr<parallel::GradientSync>(const parallel::ReduceGroups& groups)> gradient_sync = nullptr;
+  /// This process is one of several workers of parameter servers, whose mode `config.server` says: the world has this rank alone, and it takes its part of the samples.
+  std::optional<parallel::server::WorkerOptions> server_worker = std::nullopt;
   /// Says which part of the whole model's parameter this rank holds; default: all of it. For layers that the client spreads over ranks by
   /// itself. The mean over data ranks is taken of every gradient, whatever its group. Not for frozen parameters.
   std::function<bucket::Placement(const std::string& name, const at::Tensor& parameter)> placement = nullptr;

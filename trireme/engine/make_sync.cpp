@@ -172,6 +172,54 @@ void check_averaging(const Parts& parts, const InitializeOptions& options) {
   check_alone(parts, options, "parameter_averaging", "leave parameter_averaging out");
 }
 
+void check_server(const Parts& parts, const InitializeOptions& options) {
+  const config::EngineConfig& config = options.config;
+  if (!config.server.on()) {
+    if (options.server_worker) {
+      throw InputError("engine", "InitializeOptions::server_worker without servers in the configuration", "Set EngineConfig::server, or leave it out.");
+    }
+    return;
+  }
+  const auto refuse = [](const std::string& what, const char* next) { throw InputError("engine", concat("parameter servers with ", what), next); };
+  if (!options.server_worker) {
+    refuse("a program that does not say which worker it is", "`trireme train` starts servers and workers; a program of yours sets InitializeOptions::server_worker.");
+  }
+  if (static_cast<int64_t>(options.server_worker->addresses.size()) != config.server.servers) {
+    refuse(concat(options.server_worker->addresses.size(), " addresses for ", config.server.servers, " servers"), "Give the address of each.");
+  }
+  if (parts.everyone.size() > 1) {
+    refuse(concat("a worker of ", parts.everyone.size(), " ranks"), "A worker is one process: leave pipe, tensor and context at 1.");
+  }
+  if (options.gradient_sync || config.averaging.on() || compresses(config) != nullptr) {
+    refuse(options.gradient_sync ? "a gradient_sync of its own" : config.averaging.on() ? "parameter_averaging" : compresses(config), "Leave one of them out.");
+  }
+  if (config.step_in_backward || options.state_store) {
+    refuse(config.step_in_backward ? "step_in_backward" : "a state_store: the states are on the servers", "Leave one of them out.");
+  }
+  const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
+  if (std::holds_alternative<optim::LambOptions>(optimizer.rule) || optimizer.state_type == optim::StateType::int8) {
+    refuse(std::holds_alternative<optim::LambOptions>(optimizer.rule) ? "LAMB, which needs the norms of whole tensors" : "8-bit optimizer states", "Use AdamW with fp32 or bf16 states.");
+  }
+}
+
+void join_servers(Parts& parts, const config::EngineConfig& config, const optim::FlatOptimizer::OptionsOf& options_of_each) {
+  config::EngineConfig used = config;
+  used.optimizer = config.optimizer_or_adamw();
+  std::vector<std::string> arrays;
+  for (const optim::StateInfo& state : parts.optimizer->rule().states()) {
+    arrays.push_back(state.name);
+  }
+  parts.server->join(
+      [&](const bucket::TensorInfo& tensor) {
+        const optim::ParameterOptions of = options_of_each(tensor);
+        parallel::server::ParameterInfo parameter;
+        parameter.weight_decay = of.weight_decay;
+        parameter.lr_factor = of.lr_factor;
+        return parameter;
+      },
+      nlohmann::json::parse(config::to_json(used).at("optimizer").dump()), arrays);
+}
+
 std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options) {
   if (compresses(options.config) != nullptr) {
     check_compression(options);
@@ -186,6 +234,11 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
     // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend on the place in a buffer.
     parts.whole.is_sum = options.sequence_parallel;
     parts.whole.group = groups.add(options.sequence_parallel ? parts.stage : parts.group);
+  }
+  if (options.config.server.on()) {
+    auto made = std::make_unique<parallel::server::ServerSync>(groups, options.config.server, *options.server_worker);
+    parts.server = made.get();
+    return made;
   }
   if (options.config.averaging.on()) {
     return std::make_unique<parallel::AveragingSync>(groups, options.config.averaging, precision::scalar_type(parts.precision.communication_type()));

@@ -2,6 +2,7 @@
 
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/parts.h>
+#include <trireme/optim/flat_optimizer.h>
 
 #include <memory>
 
@@ -15,6 +16,12 @@ void check_averaging(const Parts& parts, const InitializeOptions& options);
 
 /// What compresses the ranks' messages, as a configuration calls it: "OneBitAdam", "gradient_compression"; null: nothing.
 const char* compresses(const config::EngineConfig& config);
+
+/// Refuses what does not go with parameter servers. Errors: InputError.
+void check_server(const Parts& parts, const InitializeOptions& options);
+
+/// Connects a worker to its servers; parts.sync has its buffers and values. Errors: InputError, PeerError.
+void join_servers(Parts& parts, const config::EngineConfig& config, const optim::FlatOptimizer::OptionsOf& options_of_each);
 
 /// Makes what the options ask for: plain data parallelism, ZeRO, hybrid sharding, averaging, compression, or the client's own. Also says in `parts` which
 /// parameters the tensor ranks have whole. Collective. Errors: InputError for what does not go together.

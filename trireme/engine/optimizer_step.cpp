@@ -172,7 +172,10 @@ void OptimizerStep::run() {
     receive_loss();
   }
   at::Tensor norm;
-  if (needs_norm) {
+  const bool sums_elsewhere = parts_.sync->sums_elsewhere();
+  if (sums_elsewhere) {
+    parts_.reducer->finish();
+  } else if (needs_norm) {
     parts_.reducer->finish();
     norm = gradients_stay ? parts_.optimizer->own_squared_grad_norm([&](const bucket::FlatParameters& buffer) { return parts_.sync->groups().of(buffer).size(); })
                           : parts_.optimizer->squared_grad_norm();
@@ -180,7 +183,7 @@ void OptimizerStep::run() {
       norm = norm / ranks.size();
     }
   }
-  const double norm_here = on_device ? 0 : device::read_scalars({norm}).front();
+  const double norm_here = on_device || !norm.defined() ? 0 : device::read_scalars({norm}).front();
   const Unused unused = unused_here();
   const bool lacks_some = any(unused);
   // One reduce group may lack what another has, so all ranks need to know.
@@ -200,7 +203,7 @@ void OptimizerStep::run() {
   if (parts_.model_ranks.size() > 1) {
     one_scale = agree_on_model(squared_norm, one_scale);
   }
-  const double unscale = parts_.sync->scale() / state_.scale.scaler().scale();
+  double unscale = parts_.sync->scale() / state_.scale.scaler().scale();
   const auto left_out = [&] { return asks_for_unused ? unused_everywhere(unused, sums[1].item<double>()) : Unused(); };
   const double lr_before = lr_;
   const bool steps_ahead = on_device && one_scale && !gradients_stay;
@@ -214,6 +217,13 @@ void OptimizerStep::run() {
     }
     mean_loss_ = reading.wait()[0];
     squared_norm = reading.wait()[1];
+  }
+  if (sums_elsewhere) {
+    const parallel::GradientSync::Agreed agreed = parts_.sync->agree(mean_loss_, stop_agreed_);
+    mean_loss_ = static_cast<float>(agreed.loss);
+    stop_agreed_ = agreed.stop;
+    squared_norm = agreed.squared_norm;
+    unscale = parts_.sync->scale() / state_.scale.scaler().scale();
   }
   bool finite = std::isfinite(mean_loss_) && one_scale;
   double clip = 1;

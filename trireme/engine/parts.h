@@ -15,6 +15,7 @@
 #include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/ties.h>
+#include <trireme/parallel/server/server_sync.h>
 #include <trireme/parallel/tensor/split.h>
 #include <trireme/parallel/tensor/split_module.h>
 #include <trireme/precision/options.h>
@@ -66,6 +67,9 @@ struct Parts {
   std::vector<parallel::ModuleBuffers> module_buffers; // of replicas, then of tensor ranks; empty: ranks keep their own
   std::optional<parallel::SyncedBatchNorms> synced_norms;
   std::unique_ptr<parallel::GradientSync> sync;
+  parallel::server::ServerSync* server = nullptr; // `sync`, if it is one
+  int worker = 0; // of parameter servers, and how many there are
+  int workers = 1;
   std::unique_ptr<parallel::Reducer> reducer;
   std::shared_ptr<optim::FlatOptimizer> optimizer;
   std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters, if there are any

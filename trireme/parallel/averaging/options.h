@@ -23,6 +23,10 @@ struct AveragingOptions {
   /// Up to this step the replicas step together, with the mean of their gradients (Lin et al. 2020, arXiv:1808.07217, post-local SGD).
   int64_t start_step = 0;
 
+  /// DiLoCo's.
+  static constexpr double kNesterovLr = 0.7;
+  static constexpr double kNesterovMomentum = 0.9;
+
   bool on() const {
     return every > 0;
   }

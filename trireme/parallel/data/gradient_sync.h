@@ -77,6 +77,25 @@ class GradientSync {
     return false;
   }
 
+  /// Whether the sum of all gradients is elsewhere (parameter servers): then agree() is called in each step instead of computing a norm here.
+  virtual bool sums_elsewhere() const {
+    return false;
+  }
+  /// Loss, squared norm and the wish to stop of all who take this step.
+  struct Agreed {
+    double loss = 0;
+    double squared_norm = 0;
+    bool stop = false;
+  };
+  /// Where sums_elsewhere(): sends the gradients and says what all have agreed on; scale() is then that of the step. `loss` and `stop` are this rank's.
+  virtual Agreed agree(double loss, bool stop) {
+    return {loss, 0, stop};
+  }
+  /// Bytes sent other than over groups.
+  virtual int64_t bytes_sent() const {
+    return 0;
+  }
+
   /// Says whose gradients will come: once, by the Reducer, before the first backward. The parameters' first values may still change.
   virtual void attach(const std::vector<bucket::FlatParameters*>& buffers);
   /// Gives the exact values and states of the same buffers: once, by the engine, before the first backward.

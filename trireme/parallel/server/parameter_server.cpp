@@ -1,18 +1,17 @@
 #include <trireme/parallel/server/parameter_server.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/file.h>
 #include <trireme/base/log.h>
-#include <trireme/checkpoint/safetensors.h>
+#include <trireme/parallel/server/requests.h>
 #include <trireme/parallel/server/shard.h>
+#include <trireme/parallel/server/snapshot.h>
+#include <trireme/parallel/server/workers.h>
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -24,22 +23,11 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr std::chrono::milliseconds kLook{50};
 
-/// A request that is answered later.
-struct Waiting {
-  rpc::Event event;
-  json header;
-};
-
-struct Worker {
-  std::optional<uint64_t> client; ///< none: gone, or it has left
-  int64_t clock = 0; ///< its own pushes, where workers do not step together
-};
-
 class Service {
  public:
   Service(rpc::Server& server, const ParameterServerOptions& options) : server_(server), options_(options), together_(options.server.together()) {
-    if (!options_.folder.empty() && std::filesystem::exists(snapshot_file())) {
-      load_snapshot();
+    if (!options_.folder.empty() && std::filesystem::exists(snapshot_file(options_.folder, options_.place))) {
+      go_on();
     }
   }
 
@@ -50,8 +38,8 @@ class Service {
       }
       close_in_time();
     }
-    if (shard_ && updates_saved_ != counters_.updates) {
-      save_snapshot();
+    if (shard_ && updates_kept_ != counters_.updates) {
+      keep();
     }
     return counters_;
   }
@@ -61,7 +49,7 @@ class Service {
     if (options_.stop != nullptr && options_.stop->load()) {
       return true;
     }
-    return joined_ > 0 && std::ssize(workers_) >= expected_ && std::none_of(workers_.begin(), workers_.end(), [](const auto& one) { return one.second.client.has_value(); });
+    return workers_.all_have_ended();
   }
 
   void answer(const Waiting& waiting, json header) {
@@ -130,14 +118,8 @@ class Service {
   }
 
   json status() const {
-    json live = json::array();
-    for (const auto& [number, worker] : workers_) {
-      if (worker.client) {
-        live.push_back(number);
-      }
-    }
     return {{"status", "ok"},     {"updates", counters_.updates}, {"accepted", counters_.accepted}, {"dropped", counters_.dropped},
-            {"lost", counters_.lost}, {"largest_staleness", counters_.largest_staleness}, {"live", live}, {"steps", shard_->steps()}};
+            {"lost", counters_.lost}, {"largest_staleness", counters_.largest_staleness}, {"live", workers_.there()}, {"steps", shard_->steps()}};
   }
 
   void join(const Waiting& waiting) {
@@ -153,16 +135,10 @@ class Service {
     } else if (parameters != shard_->parameters()) {
       return refuse(waiting, "the worker's parameters are not those of the workers before it: the same model on all of them, please");
     }
-    expected_ = std::max<int64_t>(expected_, workers);
-    Worker& worker = workers_[number];
-    if (worker.client && *worker.client != waiting.event.client) {
+    if (workers_.is_there(number) && !workers_.is_of(number, waiting.event.client)) {
       log::warning("worker ", number, " has joined again over another connection");
     }
-    worker.client = waiting.event.client;
-    if (!together_) { // it does not hold up the others by steps that it has not made
-      worker.clock = slowest(number).value_or(worker.clock);
-    }
-    ++joined_;
+    workers_.join(number, workers, waiting.event.client, goes_on_);
     json pieces = json::array();
     for (const Piece& piece : shard_->share().pieces) {
       pieces.push_back({{"name", shard_->parameters()[piece.parameter].name}, {"rows", {piece.begin, piece.end}}, {"offset", piece.offset}});
@@ -197,9 +173,8 @@ class Service {
   }
 
   int worker_of(const Waiting& waiting) const {
-    const auto number = waiting.header.at("worker").get<int>();
-    const auto found = workers_.find(number);
-    if (found == workers_.end() || found->second.client != waiting.event.client) {
+    const int number = waiting.worker();
+    if (!workers_.is_of(number, waiting.event.client)) {
       throw InputError("server", concat("worker ", number, " has not joined over this connection"));
     }
     return number;
@@ -229,7 +204,7 @@ class Service {
     if (clock != clock_ || closed_) {
       ++counters_.dropped;
       // The values that the next gradient can be of: those after the step that is under way.
-      return waiting.event.room.empty() || closed_ ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", waiting.header.value("loss", 0.0)}});
+      return waiting.event.room.empty() || closed_ ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
     }
     if (pushes_.empty()) {
       first_push_ = rpc::Clock::now();
@@ -251,14 +226,8 @@ class Service {
     return options_.place == 0 || std::none_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return one.second.header.at("op") == "push"; });
   }
   bool is_complete() const {
-    for (int64_t number = 0; number < expected_; ++number) {
-      const auto found = workers_.find(static_cast<int>(number));
-      const bool never_came = found == workers_.end();
-      if (never_came || (found->second.client && !pushes_.contains(static_cast<int>(number)))) {
-        return false;
-      }
-    }
-    return !pushes_.empty();
+    const std::vector<int> there = workers_.there();
+    return !pushes_.empty() && !workers_.awaits_any() && std::all_of(there.begin(), there.end(), [this](int number) { return pushes_.contains(number); });
   }
   void close_if_complete() {
     if (together_ && !closed_ && is_complete() && decides()) {
@@ -266,6 +235,8 @@ class Service {
     }
   }
   void close_in_time() {
+    close_if_complete();
+    answer_alone();
     if (together_ && options_.server.mode == ServerOptions::Mode::hybrid && !closed_ && !pushes_.empty() && decides() && rpc::Clock::now() - first_push_ >= Seconds(options_.server.timeout_s)) {
       close();
       answer_sums();
@@ -303,7 +274,7 @@ class Service {
     for (const int number : members) {
       const Waiting& one = pushes_.at(number);
       shard_->add(one.event.body, one.header.value("unused", std::vector<int64_t>()));
-      loss_ += one.header.value("loss", 0.0) / static_cast<double>(members.size());
+      loss_ += number_in(one.header, "loss") / static_cast<double>(members.size());
       stop_ = stop_ || one.header.value("stop", false);
     }
   }
@@ -321,11 +292,10 @@ class Service {
         std::vector<int> here;
         bool comes = false;
         for (const int number : sum.header.at("members").get<std::vector<int>>()) {
-          const auto found = workers_.find(number);
           if (pushes_.contains(number)) {
             here.push_back(number);
           } else {
-            comes = comes || (found != workers_.end() && found->second.client);
+            comes = comes || workers_.is_there(number);
           }
         }
         if (comes) {
@@ -387,7 +357,7 @@ class Service {
       answer_with_values(one, {{"status", "accepted"}, {"loss", loss_}, {"steps", shard_->steps()}});
     }
     for (const Waiting& late : std::exchange(late_, {})) {
-      answer_with_values(late, {{"status", "stale"}, {"loss", late.header.value("loss", 0.0)}});
+      answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
     }
     updated();
   }
@@ -395,7 +365,7 @@ class Service {
   // -- Workers that do not wait for each other.
 
   void step_alone(const Waiting& waiting) {
-    Worker& worker = workers_.at(worker_of(waiting));
+    const int number = worker_of(waiting);
     check_body(waiting);
     const json& header = waiting.header;
     if (!initialized_) {
@@ -410,33 +380,21 @@ class Service {
       shard_->step(header.value("lr", default_lr_), betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt, factor.get<double>());
     }
     ++clock_;
-    ++worker.clock;
+    workers_.count_push(number);
     ++counters_.accepted;
     alone_.push_back(waiting);
     updated();
     answer_alone();
   }
 
-  /// Steps of the slowest worker that is there.
-  std::optional<int64_t> slowest(std::optional<int> but = std::nullopt) const {
-    std::optional<int64_t> least;
-    for (const auto& [number, worker] : workers_) {
-      if (worker.client && number != but) {
-        least = std::min(least.value_or(worker.clock), worker.clock);
-      }
-    }
-    return least;
-  }
   void answer_alone() {
     std::vector<Waiting> still;
     for (Waiting& one : std::exchange(alone_, {})) {
-      const Worker& worker = workers_.at(one.header.at("worker").get<int>());
-      const bool all_came = std::ssize(workers_) >= expected_;
-      const bool waits = options_.server.mode == ServerOptions::Mode::stale && (!all_came || worker.clock - slowest().value_or(worker.clock) > options_.server.staleness);
+      const bool waits = options_.server.mode == ServerOptions::Mode::stale && (workers_.awaits_any() || workers_.ahead(one.worker()) > options_.server.staleness);
       if (waits) {
         still.push_back(std::move(one));
       } else {
-        answer_with_values(one, {{"status", "accepted"}, {"loss", one.header.value("loss", 0.0)}, {"steps", shard_->steps()}});
+        answer_with_values(one, {{"status", "accepted"}, {"loss", number_in(one.header, "loss")}, {"steps", shard_->steps()}});
       }
     }
     alone_ = std::move(still);
@@ -470,7 +428,7 @@ class Service {
 
   void leave(const Waiting& waiting) {
     const int number = worker_of(waiting);
-    workers_[number].client.reset();
+    workers_.leave(number);
     answer(waiting, status());
     without(number);
   }
@@ -480,13 +438,11 @@ class Service {
     std::erase_if(sums_, [&](const Waiting& one) { return one.event.client == client; });
     std::erase_if(late_, [&](const Waiting& one) { return one.event.client == client; });
     std::erase_if(alone_, [&](const Waiting& one) { return one.event.client == client; });
-    for (auto& [number, worker] : workers_) {
-      if (worker.client == client) {
-        worker.client.reset();
-        ++counters_.workers_lost;
-        log::warning("server ", options_.place, ": worker ", number, " is gone at clock ", clock_, "; the others go on without it");
-        without(number);
-      }
+    for (const int number : workers_.of(client)) {
+      workers_.leave(number);
+      ++counters_.workers_lost;
+      log::warning("server ", options_.place, ": worker ", number, " is gone at clock ", clock_, "; the others go on without it");
+      without(number);
     }
   }
 
@@ -497,7 +453,7 @@ class Service {
       pushes_.erase(found);
       ++counters_.dropped;
     }
-    if (closed_ && std::none_of(members_.begin(), members_.end(), [&](int member) { return workers_[member].client.has_value(); })) {
+    if (closed_ && std::none_of(members_.begin(), members_.end(), [&](int member) { return workers_.is_there(member); })) {
       log::warning("server ", options_.place, ": the update of clock ", clock_, " is lost: all workers that could have committed it are gone");
       counters_.lost += std::ssize(members_);
       closed_ = false;
@@ -513,45 +469,27 @@ class Service {
 
   // -- Snapshots.
 
-  std::filesystem::path snapshot_file() const {
-    return options_.folder / concat("server-", options_.place, ".safetensors");
-  }
   void updated() {
     ++counters_.updates;
     answer_pulls();
     if (options_.server.snapshot_every > 0 && counters_.updates % options_.server.snapshot_every == 0) {
-      save_snapshot();
+      keep();
     }
   }
-  void save_snapshot() {
-    updates_saved_ = counters_.updates;
-    if (options_.folder.empty() || !initialized_) {
-      return;
+  void keep() {
+    updates_kept_ = counters_.updates;
+    if (!options_.folder.empty() && initialized_) {
+      save_snapshot(snapshot_file(options_.folder, options_.place), {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_}, *shard_);
     }
-    std::filesystem::create_directories(options_.folder);
-    shard_->save(snapshot_file(), {{"format", "trireme parameter server 1"}, {"clock", std::to_string(clock_)}, {"steps", std::to_string(shard_->steps())},
-                                   {"servers", std::to_string(options_.server.servers)}, {"place", std::to_string(options_.place)},
-                                   {"parameters", describe(shard_->parameters()).dump()}, {"optimizer", optimizer_}});
   }
-  void load_snapshot() {
-    const auto saved = checkpoint::Safetensors::open(snapshot_file());
-    const auto& metadata = saved.metadata();
-    const auto word = [&](const std::string& key) {
-      const auto found = metadata.find(key);
-      if (found == metadata.end()) {
-        throw InputError("server", concat(snapshot_file().string(), " is no snapshot of a server: it has no \"", key, '"'), "Use another folder.");
-      }
-      return found->second;
-    };
-    if (word("servers") != std::to_string(options_.server.servers) || word("place") != std::to_string(options_.place)) {
-      throw InputError("server", concat(snapshot_file().string(), " is of server ", word("place"), " of ", word("servers"), ", this one is ", options_.place, " of ", options_.server.servers),
-                       "Start as many servers as before, or begin from a checkpoint in another folder.");
-    }
-    begin(read_parameters(json::parse(word("parameters"))), word("optimizer"));
-    shard_->load(snapshot_file());
-    shard_->set_steps(std::stoll(word("steps")));
-    clock_ = std::stoll(word("clock"));
-    initialized_ = true;
+  void go_on() {
+    const auto file = snapshot_file(options_.folder, options_.place);
+    const Snapshot snapshot = read_snapshot(file, options_.place, options_.server.servers);
+    begin(snapshot.parameters, snapshot.optimizer);
+    shard_->load(file);
+    shard_->set_steps(snapshot.steps);
+    clock_ = snapshot.clock;
+    initialized_ = goes_on_ = true;
     log::info("server ", options_.place, " goes on from its snapshot at clock ", clock_);
   }
 
@@ -562,12 +500,11 @@ class Service {
   std::string optimizer_;
   double default_lr_ = 0;
   bool initialized_ = false;
-  int64_t expected_ = 1; // workers of the job
-  int64_t joined_ = 0;
-  std::map<int, Worker> workers_;
+  bool goes_on_ = false; // from a snapshot
+  Workers workers_;
   int64_t clock_ = 0; // updates of the values
   Counters counters_;
-  int64_t updates_saved_ = 0;
+  int64_t updates_kept_ = 0;
   std::vector<Waiting> pulls_;
   // Of the present clock, where workers step together.
   std::map<int, Waiting> pushes_; // by worker; not answered yet

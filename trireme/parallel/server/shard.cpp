@@ -15,10 +15,6 @@ namespace {
 constexpr int64_t kFloat = 4;
 constexpr const char* kParameter = "parameter";
 
-at::ScalarType type_of(const ParameterInfo& parameter) {
-  return parameter.type == "float32" ? at::kFloat : parameter.type == "bfloat16" ? at::kBFloat16 : at::kHalf;
-}
-
 void check_optimizer(const std::vector<ParameterInfo>& parameters, const Share& share, const optim::Optimizer& rule) {
   if (rule.state_type() == optim::StateType::int8) {
     throw InputError("server", "a parameter server with 8-bit optimizer states", "Use \"state_dtype\": \"fp32\" or \"bf16\".");
@@ -36,6 +32,10 @@ void check_optimizer(const std::vector<ParameterInfo>& parameters, const Share& 
 
 } // namespace
 
+at::ScalarType scalar_type(const ParameterInfo& parameter) {
+  return parameter.type == "float32" ? at::kFloat : parameter.type == "bfloat16" ? at::kBFloat16 : at::kHalf;
+}
+
 Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::OptimizerOptions& options) : parameters_(std::move(parameters)), share_(std::move(share)) {
   const torch::NoGradGuard no_grad;
   std::map<at::ScalarType, std::pair<bucket::NamedTensors, std::vector<size_t>>> by_type;
@@ -46,11 +46,11 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
     if (!sizes.empty()) {
       sizes.front() = piece.end - piece.begin;
     }
-    tensors_.push_back(torch::zeros(sizes, type_of(parameter)).requires_grad_());
+    tensors_.push_back(torch::zeros(sizes, scalar_type(parameter)).requires_grad_());
     if (!piece_of_.emplace(parameter.name, i).second) {
       throw InputError("server", concat("two parameters have the name \"", parameter.name, '"'), "Give each one of its own.");
     }
-    auto& [named, pieces] = by_type[type_of(parameter)];
+    auto& [named, pieces] = by_type[scalar_type(parameter)];
     named.emplace_back(parameter.name, tensors_.back());
     pieces.push_back(i);
     array_offsets_.push_back(piece.offset * kFloat / parameter.element_bytes());
@@ -73,7 +73,7 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
     for (size_t n = 0; n < pieces.size(); ++n) {
       places_[pieces[n]] = {std::ssize(buffers_), static_cast<int64_t>(n)};
     }
-    buffers_.push_back(std::make_unique<bucket::FlatParameters>(named, bucket::LayoutOptions(), comm::allocate_host, bucket::FlatOptions{.placement_of = placement}));
+    buffers_.push_back(std::make_unique<bucket::FlatParameters>(named, bucket::LayoutOptions(), comm::allocate_host, bucket::FlatOptions{.gradient_type = at::kFloat, .placement_of = placement}));
     pointers.push_back(buffers_.back().get());
     for (int64_t n = 0; n < buffers_.back()->count(); ++n) {
       buffers_.back()->attach_zero_grad(n);

@@ -16,6 +16,8 @@
 
 namespace trireme::parallel::server {
 
+at::ScalarType scalar_type(const ParameterInfo& parameter);
+
 /// What a server holds of the parameters, with its optimizer: flat buffers of pieces, stepped by the same kernels as everywhere. On the CPU.
 ///
 /// Bodies have the pieces in their types at Piece::offset. Memory: that of the pieces for parameters and for gradients, and the optimizer's states.

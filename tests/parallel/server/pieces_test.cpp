@@ -1,0 +1,76 @@
+#include <trireme/base/error.h>
+#include <trireme/parallel/server/pieces.h>
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+namespace trireme::parallel::server {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<ParameterInfo> parameters() {
+  return {{.name = "embedding", .shape = {1000, 16}}, {.name = "weight", .shape = {48, 16}}, {.name = "bias", .shape = {48}}, {.name = "scale", .shape = {}},
+          {.name = "low", .shape = {30, 7, 3}, .type = "bfloat16"}, {.name = "empty", .shape = {0, 5}}};
+}
+
+TEST(PiecesTest, TheSharesAreAllRowsOnceAndEqualUpToARow) {
+  const std::vector<ParameterInfo> all = parameters();
+  int64_t bytes = 0;
+  int64_t longest = 0;
+  for (const ParameterInfo& parameter : all) {
+    bytes += parameter.bytes();
+    longest = std::max(longest, parameter.row_numel() * parameter.element_bytes());
+  }
+  for (int servers = 1; servers <= 7; ++servers) {
+    const std::vector<Share> shares = share_out(all, servers);
+    ASSERT_EQ(std::ssize(shares), servers);
+    std::vector<int64_t> next(all.size(), 0); // rows are given out in order
+    for (const Share& share : shares) {
+      int64_t own = 0;
+      int64_t end = 0;
+      for (const Piece& piece : share.pieces) {
+        const ParameterInfo& parameter = all[piece.parameter];
+        EXPECT_EQ(piece.begin, next[piece.parameter]) << parameter.name << " of " << servers;
+        EXPECT_EQ(piece.offset % 64, 0);
+        EXPECT_GE(piece.offset, end) << "pieces overlap in a body";
+        const int64_t length = (piece.end - piece.begin) * parameter.row_numel() * parameter.element_bytes();
+        next[piece.parameter] = piece.end;
+        own += length;
+        end = piece.offset + length;
+      }
+      EXPECT_LE(end, share.bytes);
+      EXPECT_NEAR(own, bytes / servers, longest) << servers << " servers";
+    }
+    for (size_t p = 0; p < all.size(); ++p) {
+      EXPECT_EQ(next[p], all[p].rows()) << all[p].name << " of " << servers;
+    }
+  }
+}
+
+TEST(PiecesTest, ADescriptionIsReadAsItWasWritten) {
+  std::vector<ParameterInfo> all = parameters();
+  all[1].weight_decay = 0.25;
+  all[2].lr_factor = 2;
+  EXPECT_EQ(read_parameters(describe(all)), all);
+}
+
+TEST(PiecesTest, WhatIsNoDescriptionIsRefused) {
+  const auto error_of = [](const char* text) -> std::string {
+    try {
+      read_parameters(nlohmann::json::parse(text));
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "read";
+  };
+  EXPECT_THAT(error_of("[]"), HasSubstr("there are none"));
+  EXPECT_THAT(error_of(R"([{"name": "w"}])"), HasSubstr("shape"));
+  EXPECT_THAT(error_of(R"([{"name": "w", "shape": [-1]}])"), HasSubstr("a dimension of -1"));
+  EXPECT_THAT(error_of(R"([{"name": "w", "shape": [4611686018427387904, 4]}])"), HasSubstr("a dimension of"));
+  EXPECT_THAT(error_of(R"([{"name": "w", "shape": [4], "dtype": "int64"}])"), HasSubstr("not float32"));
+  EXPECT_THAT(error_of("5"), HasSubstr("wrongly"));
+}
+
+} // namespace
+} // namespace trireme::parallel::server

@@ -1,0 +1,281 @@
+// When servers step, whose gradients count, and what becomes of those who are late, gone or wrong. Requests are made by hand, so that their order is known.
+#include "server_job.h"
+
+#include <gmock/gmock.h>
+
+#include <array>
+#include <cstring>
+#include <future>
+
+namespace trireme::parallel::server {
+namespace {
+
+using nlohmann::json;
+using test::run_processes;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using Values = std::array<float, 2>;
+constexpr double kLr = 0.5;
+
+rpc::Clock::time_point soon() {
+  return rpc::Clock::now() + std::chrono::seconds(20);
+}
+
+/// One connection of a worker of a model with one parameter of two elements.
+class Hand {
+ public:
+  explicit Hand(const std::string& address, int worker = 0, int workers = 2) : client_(rpc::connect(address, {}, soon())), worker_(worker) {
+    joined = ask({{"op", "join"}, {"worker", worker}, {"workers", workers}, {"parameters", {{{"name", "w"}, {"shape", {2}}}}}, {"optimizer", {{"type", "SGD"}, {"params", {{"lr", kLr}}}}}});
+  }
+  json ask(const json& header, const Values* body = nullptr, bool with_room = false) {
+    return answer(*send(header, body, with_room));
+  }
+  struct Asked {
+    Values body{};
+    std::array<std::byte, 64> room{};
+    std::array<std::byte, 64> padded{};
+    std::shared_ptr<rpc::Call> call;
+    Values values() const {
+      Values values;
+      std::memcpy(values.data(), room.data(), sizeof(values));
+      return values;
+    }
+  };
+  std::shared_ptr<Asked> send(json header, const Values* body = nullptr, bool with_room = false) {
+    auto asked = std::make_shared<Asked>();
+    if (body != nullptr) {
+      std::memcpy(asked->padded.data(), body->data(), sizeof(*body));
+    }
+    asked->call = client_->call(header.dump(), body != nullptr ? std::span<const std::byte>(asked->padded) : std::span<const std::byte>(), with_room ? std::span<std::byte>(asked->room) : std::span<std::byte>());
+    return asked;
+  }
+  static json answer(const Asked& asked) {
+    return json::parse(asked.call->wait(soon()));
+  }
+  std::shared_ptr<Asked> push_pull(int64_t clock, const Values& gradient, json more = json::object()) {
+    json header = {{"op", "push_pull"}, {"worker", worker_}, {"clock", clock}};
+    header.update(more);
+    return send(header, &gradient, true);
+  }
+  std::shared_ptr<Asked> push(int64_t clock, const Values& gradient, double loss = 0) {
+    return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}}, &gradient);
+  }
+  std::shared_ptr<Asked> commit(int64_t clock, double factor) {
+    return send({{"op", "commit"}, {"worker", worker_}, {"clock", clock}, {"lr", kLr}, {"factor", factor}}, nullptr, true);
+  }
+  json status() {
+    return ask({{"op", "status"}});
+  }
+  Values values() {
+    const auto asked = send({{"op", "pull"}, {"clock", 0}}, nullptr, true);
+    answer(*asked);
+    return asked->values();
+  }
+  void init(const Values& first) {
+    ask({{"op", "init"}}, &first);
+  }
+
+  json joined;
+
+ private:
+  std::unique_ptr<rpc::Client> client_;
+  int worker_;
+};
+
+/// A server in a thread, and `body` beside it, in a process of their own. Returns what went wrong.
+std::vector<std::string> with_server(ServerOptions options, const std::function<void(const std::string& address)>& body, const std::filesystem::path& folder = {}) {
+  options.servers = 1;
+  return run_processes(1, [&](int) {
+    std::atomic<bool> stop{false};
+    auto server = rpc::serve("local://rules", {});
+    ParameterServerOptions of;
+    of.server = options;
+    of.folder = folder;
+    of.stop = &stop;
+    std::thread thread([&] { engine::serve_parameters(*server, of); });
+    try {
+      body(server->address());
+    } catch (...) {
+      stop = true;
+      thread.join();
+      throw;
+    }
+    stop = true;
+    thread.join();
+  });
+}
+
+ServerOptions mode(ServerOptions::Mode mode, int64_t staleness = 0, double timeout_s = 1000) {
+  ServerOptions options;
+  options.mode = mode;
+  options.staleness = staleness;
+  options.timeout_s = timeout_s;
+  return options;
+}
+
+TEST(ServerRulesTest, EachGradientIsAStepWhereNobodyWaits) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::async), [](const std::string& address) {
+    Hand one(address, 0);
+    Hand two(address, 1);
+    one.init({1, 2});
+    EXPECT_EQ(Hand::answer(*one.push_pull(0, {1, 0})).at("status"), "accepted");
+    const auto second = two.push_pull(0, {0, 1}, {{"lr", 0.25}, {"factor", 2.0}}); // of values that are one update old
+    EXPECT_EQ(Hand::answer(*second).at("clock"), 2);
+    EXPECT_THAT(second->values(), ElementsAre(0.5f, 1.5f));
+    EXPECT_EQ(Hand::answer(*two.push_pull(2, {9, 9}, {{"factor", nullptr}})).at("status"), "accepted"); // a step that this worker skips
+    EXPECT_THAT(one.values(), ElementsAre(0.5f, 1.5f));
+    EXPECT_EQ(one.status().at("largest_staleness"), 1);
+  }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, NobodyIsFurtherAheadThanTheBound) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::stale, 1), [](const std::string& address) {
+    Hand fast(address, 0);
+    Hand slow(address, 1);
+    fast.init({0, 0});
+    EXPECT_EQ(Hand::answer(*fast.push_pull(0, {1, 0})).at("status"), "accepted"); // one ahead
+    const auto second = fast.push_pull(1, {1, 0});
+    while (slow.status().at("updates") < 2) {
+    }
+    EXPECT_FALSE(second->call->done()) << "two steps ahead of the slowest, and the bound is one";
+    EXPECT_EQ(Hand::answer(*slow.push_pull(2, {0, 1})).at("status"), "accepted");
+    EXPECT_EQ(Hand::answer(*second).at("status"), "accepted");
+    EXPECT_THAT(second->values(), ElementsAre(-1.0f, -0.5f)) << "the values are those of the moment of the answer";
+  }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, AStepIsTheSumOfAllInTheOrderOfTheWorkers) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
+    Hand one(address, 0);
+    Hand two(address, 1);
+    one.init({0, 0});
+    const auto later = two.push(0, {3, 1e8f}, 1.0); // comes first
+    const auto first = one.push(0, {1, 1}, 3.0);
+    const json decided = Hand::answer(*first);
+    EXPECT_EQ(decided.at("members"), json({0, 1}));
+    EXPECT_EQ(decided.at("loss"), 2.0);
+    EXPECT_EQ(Hand::answer(*later).at("squared_norm"), decided.at("squared_norm"));
+    EXPECT_NEAR(decided.at("squared_norm").get<double>(), 16 + 1e16, 1e9);
+    const auto committed = one.commit(0, 0.5);
+    EXPECT_EQ(Hand::answer(*committed).at("clock"), 1);
+    EXPECT_THAT(committed->values(), ElementsAre(-1.0f, testing::FloatEq(-2.5e7f)));
+    const auto also = two.commit(0, 0.5);
+    Hand::answer(*also);
+    EXPECT_EQ(also->values(), committed->values()) << "the second commit of a clock changes nothing";
+  }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, WhoComesAfterTheTimeOutIsDropped) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::hybrid, 0, 0.05), [](const std::string& address) {
+    Hand one(address, 0);
+    Hand two(address, 1);
+    one.init({0, 0});
+    EXPECT_EQ(Hand::answer(*one.push(0, {1, 0})).at("members"), json({0}));
+    EXPECT_EQ(Hand::answer(*two.push(0, {1, 0})).at("status"), "stale");
+    Hand::answer(*one.commit(0, 1));
+    EXPECT_EQ(Hand::answer(*two.push(0, {1, 0})).at("status"), "stale");
+    EXPECT_THAT(two.values(), ElementsAre(-0.5f, 0.0f));
+    EXPECT_EQ(two.status().at("dropped"), 2);
+    EXPECT_EQ(two.status().at("accepted"), 1);
+  }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, AWorkerThatIsGoneIsNotWaitedFor) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
+    Hand one(address, 0);
+    auto two = std::make_unique<Hand>(address, 1);
+    one.init({0, 0});
+    const auto first = one.push(0, {1, 0});
+    const auto lost = two->push(0, {4, 4}); // closes the clock
+    Hand::answer(*first);
+    Hand::answer(*one.commit(0, 1));
+    const auto next = one.push(1, {1, 0});
+    two.reset();
+    EXPECT_EQ(Hand::answer(*next).at("members"), json({0}));
+    Hand::answer(*one.commit(1, 1));
+    EXPECT_THAT(one.values(), ElementsAre(-3.0f, -2.0f));
+    two = std::make_unique<Hand>(address, 1); // it comes again
+    const auto both = one.push(2, {1, 0});
+    EXPECT_EQ(Hand::answer(*two->push(2, {1, 0})).at("members"), json({0, 1}));
+    Hand::answer(*both);
+  }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, AnUpdateThatNobodyCanCommitIsCountedAsLost) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::hybrid, 0, 0.05), [](const std::string& address) {
+    Hand one(address, 0);
+    auto two = std::make_unique<Hand>(address, 1);
+    one.init({0, 0});
+    EXPECT_EQ(Hand::answer(*two->push(0, {1, 0})).at("status"), "accepted");
+    two.reset(); // before its commit
+    while (one.status().at("lost") != 1) {
+    }
+    EXPECT_EQ(Hand::answer(*one.push(0, {2, 0})).at("members"), json({0}));
+    Hand::answer(*one.commit(0, 1));
+    EXPECT_THAT(one.values(), ElementsAre(-1.0f, 0.0f));
+  }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, AServerGoesOnFromItsSnapshot) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / concat("trireme_snapshot_", ::getpid());
+  ServerOptions options = mode(ServerOptions::Mode::async);
+  options.snapshot_every = 2;
+  Values after{};
+  const std::filesystem::path kept = folder / "server-0.safetensors";
+  EXPECT_THAT(with_server(options, [&](const std::string& address) {
+    Hand one(address, 0, 1);
+    one.init({1, 1});
+    Hand::answer(*one.push_pull(0, {1, 0}));
+    EXPECT_FALSE(std::filesystem::exists(kept));
+    Hand::answer(*one.push_pull(1, {1, 0}));
+    std::filesystem::copy_file(kept, folder / "copy");
+    Hand::answer(*one.push_pull(2, {1, 0})); // will be lost
+  }, folder),
+              IsEmpty());
+  std::filesystem::copy_file(folder / "copy", kept, std::filesystem::copy_options::overwrite_existing);
+  EXPECT_THAT(with_server(options, [&](const std::string& address) {
+    Hand one(address, 0, 1);
+    EXPECT_EQ(one.joined.at("clock"), 2);
+    EXPECT_TRUE(one.joined.at("initialized").get<bool>());
+    EXPECT_EQ(one.joined.at("steps"), 2);
+    EXPECT_THAT(one.values(), ElementsAre(0.0f, 1.0f));
+  }, folder),
+              IsEmpty());
+  std::filesystem::remove_all(folder);
+}
+
+TEST(ServerRulesTest, WhatAWorkerDoesWrongIsAnsweredToItAlone) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
+    Hand good(address, 0, 1);
+    const auto refusal = [&](const json& header, const Values* body = nullptr, bool room = false) {
+      const json reply = good.ask(header, body, room);
+      EXPECT_EQ(reply.at("status"), "refused") << reply;
+      return reply.value("error", "");
+    };
+    const Values some{1, 1};
+    EXPECT_THAT(refusal({{"op", "push"}, {"worker", 0}, {"clock", 0}}, &some), HasSubstr("no values yet"));
+    good.init({0, 0});
+    EXPECT_THAT(refusal({{"op", "push"}, {"worker", 0}, {"clock", 0}}), HasSubstr("a body of 0 bytes"));
+    EXPECT_THAT(refusal({{"op", "push"}, {"worker", 7}, {"clock", 0}}, &some), HasSubstr("worker 7 has not joined"));
+    EXPECT_THAT(refusal({{"op", "commit"}, {"worker", 0}, {"clock", 0}, {"lr", 1}, {"factor", 1}}), HasSubstr("no sum to commit"));
+    EXPECT_THAT(refusal({{"op", "fly"}}), HasSubstr("there is no op \"fly\""));
+    EXPECT_THAT(refusal({{"nothing", 1}}), HasSubstr("header"));
+    EXPECT_THAT(refusal({{"op", 5}}), HasSubstr("header"));
+    EXPECT_THAT(refusal({{"op", "push"}, {"worker", "zero"}, {"clock", 0}}, &some), HasSubstr("header"));
+    EXPECT_THAT(refusal({{"op", "join"}, {"worker", 0}, {"workers", 1}, {"parameters", {{{"name", "w"}, {"shape", {3}}}}}, {"optimizer", {{"type", "SGD"}}}}), HasSubstr("not those of the workers before"));
+    EXPECT_THAT(refusal({{"op", "join"}, {"worker", 3}, {"workers", 1}, {"parameters", {{{"name", "w"}, {"shape", {2}}}}}, {"optimizer", {{"type", "SGD"}}}}), HasSubstr("worker 3 of 1"));
+    EXPECT_EQ(Hand::answer(*good.push(0, {1, 0})).at("status"), "accepted");
+  }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::parallel::server

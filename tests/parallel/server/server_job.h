@@ -1,0 +1,109 @@
+#pragma once
+
+#include <tests/engine/small_run.h>
+
+#include <trireme/base/file.h>
+#include <trireme/engine/serve_parameters.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <thread>
+#include <unistd.h>
+
+namespace trireme::test {
+
+/// Processes that are workers (the first ones) and servers of one job. Servers write their addresses into a folder that is removed at the end.
+class ServerJob {
+ public:
+  using Options = parallel::ServerOptions;
+
+  ServerJob(int workers, const Options& options) : workers_(workers), options_(options), folder_(std::filesystem::path(testing::TempDir()) / concat("trireme_servers_", ::getpid())) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  ~ServerJob() {
+    std::filesystem::remove_all(folder_);
+  }
+
+  /// Runs `body` in each worker, with its number and a world of one rank. Returns what run_ranks() does; what the servers did is in counters().
+  std::vector<std::string> run(const std::function<void(int worker, comm::World& world)>& body, std::chrono::milliseconds deadline = std::chrono::milliseconds(120'000)) {
+    return run_processes(workers_ + static_cast<int>(options_.servers), [&](int rank) {
+      for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRIREME_LISTEN_FD"}) {
+        ::unsetenv(name);
+      }
+      at::set_num_threads(1);
+      if (rank < workers_) {
+        comm::World world = comm::World::connect();
+        body(rank, world);
+      } else {
+        serve(rank - workers_);
+      }
+    }, {.deadline = deadline});
+  }
+
+  /// One server, until its workers have left.
+  void serve(int place) const {
+    const auto server = rpc::serve("tcp://127.0.0.1:0", access());
+    write_file_atomically(folder_ / concat("address", place), server->address());
+    parallel::server::ParameterServerOptions options;
+    options.server = options_;
+    options.place = place;
+    options.folder = folder_;
+    const parallel::server::Counters counters = engine::serve_parameters(*server, options);
+    write_file_atomically(folder_ / concat("counters", place), concat(counters.updates, ' ', counters.accepted, ' ', counters.dropped, ' ', counters.lost, ' ', counters.largest_staleness));
+  }
+
+  parallel::server::WorkerOptions worker(int number) const {
+    parallel::server::WorkerOptions options;
+    for (int place = 0; place < options_.servers; ++place) {
+      const auto file = folder_ / concat("address", place);
+      while (!std::filesystem::exists(file)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+      options.addresses.push_back(read_file(file));
+    }
+    options.access = access();
+    options.worker = number;
+    options.workers = workers_;
+    return options;
+  }
+  /// An engine as in SmallRun, as a worker.
+  engine::InitializeOptions engine_options(int number, models::Gpt& model, config::EngineConfig config) const {
+    engine::InitializeOptions options;
+    options.model = model.ptr();
+    options.loss = [gpt = model](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
+    options.config = std::move(config);
+    options.config.server = options_;
+    options.server_worker = worker(number);
+    options.training_data = std::make_shared<engine::Counting>();
+    options.shuffle = false;
+    return options;
+  }
+
+  /// As a server wrote them at its end.
+  parallel::server::Counters counters(int place) const {
+    parallel::server::Counters counters;
+    std::istringstream text(read_file(folder_ / concat("counters", place)));
+    text >> counters.updates >> counters.accepted >> counters.dropped >> counters.lost >> counters.largest_staleness;
+    return counters;
+  }
+  const std::filesystem::path& folder() const {
+    return folder_;
+  }
+
+ private:
+  static rpc::Access access() {
+    return {.secret = "the job's own", .job = "test"};
+  }
+
+  int workers_;
+  Options options_;
+  std::filesystem::path folder_;
+};
+
+} // namespace trireme::test

@@ -1,0 +1,94 @@
+#include "server_roles.h"
+
+#include <trireme/base/env.h>
+#include <trireme/base/error.h>
+#include <trireme/base/fault.h>
+#include <trireme/base/log.h>
+#include <trireme/base/text.h>
+#include <trireme/config/run_file.h>
+#include <trireme/engine/serve_parameters.h>
+#include <trireme/parallel/server/snapshot.h>
+#include <trireme/store/secret.h>
+
+#include <ATen/Parallel.h>
+
+#include <atomic>
+#include <charconv>
+#include <csignal>
+#include <filesystem>
+#include <utility>
+
+namespace trireme::tools {
+namespace {
+
+std::atomic<bool> asked_to_stop{false};
+
+// "2/4": number 2 of 4.
+std::optional<std::pair<int, int>> place_in(const char* variable) {
+  const auto text = env::text(variable);
+  if (!text) {
+    return std::nullopt;
+  }
+  const std::vector<std::string> parts = split(*text, '/');
+  std::pair<int, int> place{-1, 0};
+  const auto read = [](const std::string& digits, int& number) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    return error == std::errc() && end == digits.data() + digits.size();
+  };
+  if (parts.size() != 2 || !read(parts[0], place.first) || !read(parts[1], place.second) || place.first < 0 || place.first >= place.second) {
+    throw InputError("train", concat(variable, "=", *text, " is no number of so many"), "It should look like 0/4; trireme train sets it.");
+  }
+  return place;
+}
+
+rpc::Access access_of_job() {
+  return {.secret = store::Secret::from_environment().hex(), .job = env::text("TRIREME_RUN_ID").value_or("")};
+}
+
+} // namespace
+
+std::optional<parallel::server::WorkerOptions> worker_of_environment() {
+  const auto place = place_in("TRIREME_WORKER");
+  if (!place) {
+    return std::nullopt;
+  }
+  parallel::server::WorkerOptions options;
+  options.worker = place->first;
+  options.workers = place->second;
+  options.addresses = split(env::text("TRIREME_SERVERS").value_or(""), ',');
+  options.access = access_of_job();
+  return options;
+}
+
+bool is_server() {
+  return place_in("TRIREME_SERVER").has_value();
+}
+
+int serve_parameters(const TrainCommand& command) {
+  const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  const auto [place, servers] = *place_in("TRIREME_SERVER");
+  if (run.engine.server.servers != servers) {
+    throw InputError("train", concat("TRIREME_SERVER says that there are ", servers, " servers, and parallel.sync ", run.engine.server.servers), "trireme train sets it as the run file says.");
+  }
+  std::signal(SIGTERM, [](int) { asked_to_stop = true; });
+  std::signal(SIGUSR1, SIG_IGN);
+  fault::arm_from_environment(0, 1);
+  parallel::server::ParameterServerOptions options;
+  options.server = run.engine.server;
+  options.place = place;
+  options.folder = command.out / "servers";
+  options.stop = &asked_to_stop;
+  std::error_code error;
+  if (!env::flag("TRIREME_RESTART")) {
+    std::filesystem::remove(parallel::server::snapshot_file(options.folder, place), error); // of an earlier run
+  }
+  const std::string socket = env::text("TRIREME_LISTEN_FD") ? concat("fd://", *env::text("TRIREME_LISTEN_FD")) : split(env::text("TRIREME_SERVERS").value_or(""), ',').at(static_cast<size_t>(place));
+  const auto server = rpc::serve(socket, access_of_job());
+  log::info("server ", place, " of ", servers, " at ", server->address());
+  const parallel::server::Counters counters = engine::serve_parameters(*server, options);
+  log::info("server ", place, ": ", counters.updates, " updates of ", counters.accepted, " gradients; ", counters.dropped, " came too late, ", counters.lost, " were lost, ", counters.workers_lost,
+            " workers were lost");
+  return 0;
+}
+
+} // namespace trireme::tools

@@ -1,0 +1,202 @@
+#include <trireme/parallel/server/server_sync.h>
+
+#include <trireme/base/error.h>
+#include <trireme/optim/flat_optimizer.h>
+
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+namespace trireme::parallel::server {
+namespace {
+
+const char* name_of(at::ScalarType type) {
+  return type == at::kFloat ? "float32" : type == at::kBFloat16 ? "bfloat16" : type == at::kHalf ? "float16" : nullptr;
+}
+
+// Adds the time until its end.
+class Timed {
+ public:
+  explicit Timed(double& sum) : sum_(sum) {}
+  ~Timed() {
+    sum_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  double& sum_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+} // namespace
+
+// Has memory from the first acquire(), which fetches all arrays, until drop().
+class ServerSync::Store final : public bucket::StateStore {
+ public:
+  explicit Store(ServerSync& sync) : sync_(sync) {
+    sync_.store_ = this;
+  }
+  ~Store() override {
+    sync_.store_ = nullptr;
+  }
+  int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override {
+    described_.push_back({arrays, device});
+    return std::ssize(described_) - 1;
+  }
+  const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override {
+    if (!memory_) {
+      fetch();
+    }
+    return memory_->acquire(buffer, bucket);
+  }
+  void release(int64_t buffer, int64_t bucket, bool modified) override {
+    memory_->release(buffer, bucket, modified);
+  }
+  void prefetch(int64_t, int64_t) override {}
+  void drop() {
+    memory_.reset();
+  }
+  // Elements of a parameter in an array of the optimizer; undefined: the buffer has no such array.
+  at::Tensor part(const std::string& array, int64_t parameter, int64_t begin, int64_t numel) {
+    const auto [b, i] = sync_.places_[parameter];
+    const bucket::FlatLayout& layout = sync_.buffers_[b]->layout();
+    const bool has_master = sync_.buffers_[b]->scalar_type() != at::kFloat;
+    const auto index = array == optim::kMasterState ? (has_master ? 0 : -1) : (has_master ? 1 : 0) + std::find(sync_.arrays_.begin(), sync_.arrays_.end(), array) - sync_.arrays_.begin();
+    if (index < 0) {
+      return {};
+    }
+    const int64_t bucket = layout.bucket_of(i);
+    const int64_t in_bucket = layout.slot_of(i).begin - layout.buckets()[bucket].begin + begin;
+    const at::Tensor values = memory_->acquire(number_of(b), bucket).at(static_cast<size_t>(index)).slice(0, in_bucket, in_bucket + numel);
+    memory_->release(number_of(b), bucket, true);
+    return values;
+  }
+  void fetch() {
+    memory_ = bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device device) { return torch::empty({numel}, at::TensorOptions(type).device(device)); });
+    for (const auto& [arrays, device] : described_) {
+      memory_->add(arrays, device);
+    }
+    if (sync_.servers_) {
+      const torch::NoGradGuard no_grad;
+      sync_.servers_->for_each_array([this](const std::string& array, int64_t parameter, int64_t begin, const at::Tensor& values) {
+        if (at::Tensor here = part(array, parameter, begin, values.numel()); here.defined()) {
+          here.copy_(values);
+        }
+      });
+    }
+  }
+
+ private:
+  // Buffers without arrays (fp32, SGD without momentum) are not in the store.
+  int64_t number_of(int64_t buffer) const {
+    int64_t number = 0;
+    for (int64_t b = 0; b < buffer; ++b) {
+      number += sync_.buffers_[b]->scalar_type() != at::kFloat || !sync_.arrays_.empty() ? 1 : 0;
+    }
+    return number;
+  }
+
+  ServerSync& sync_;
+  std::vector<std::pair<std::vector<bucket::StoredArray>, at::Device>> described_;
+  std::unique_ptr<bucket::StateStore> memory_;
+};
+
+ServerSync::ServerSync(ReduceGroups groups, const ServerOptions& options, WorkerOptions worker) : GradientSync(std::move(groups)), options_(options), worker_(std::move(worker)) {}
+
+ServerSync::~ServerSync() {
+  if (servers_) {
+    servers_->leave();
+  }
+}
+
+std::unique_ptr<bucket::StateStore> ServerSync::make_store() {
+  return std::make_unique<Store>(*this);
+}
+
+void ServerSync::join(const std::function<ParameterInfo(const bucket::TensorInfo&)>& of, const nlohmann::json& optimizer, const std::vector<std::string>& arrays) {
+  arrays_ = arrays;
+  std::map<int64_t, std::pair<int64_t, int64_t>> by_place; // in the order of the model
+  for (int64_t b = 0; b < std::ssize(buffers_); ++b) {
+    for (int64_t i = 0; i < buffers_[b]->count(); ++i) {
+      by_place[buffers_[b]->layout().tensors()[i].place] = {b, i};
+    }
+  }
+  std::vector<ParameterInfo> parameters;
+  for (const auto& [place, at] : by_place) {
+    places_.push_back(at);
+    const bucket::TensorInfo& tensor = buffers_[at.first]->layout().tensors()[at.second];
+    ParameterInfo& parameter = parameters.emplace_back(of(tensor));
+    parameter.name = tensor.name;
+    parameter.shape = tensor.sizes;
+    const char* const type = name_of(buffers_[at.first]->scalar_type());
+    if (type == nullptr) {
+      throw InputError("server", concat("parameter \"", tensor.name, "\" is ", buffers_[at.first]->scalar_type()), "Parameter servers hold fp32, bf16 and fp16.");
+    }
+    parameter.type = type;
+  }
+  servers_ = std::make_unique<Servers>(worker_, std::move(parameters), optimizer);
+  const auto values = [this](int64_t parameter) { return value(parameter); };
+  if (worker_.worker == 0 && !servers_->initialized()) {
+    servers_->initialize(values);
+  }
+  servers_->pull(values);
+}
+
+at::Tensor ServerSync::value(int64_t parameter) const {
+  const auto [b, i] = places_[parameter];
+  return buffers_[b]->parameter(i);
+}
+
+at::Tensor ServerSync::gradient(int64_t parameter) const {
+  const auto [b, i] = places_[parameter];
+  return buffers_[b]->was_used(i) ? buffers_[b]->parameter(i).grad() : at::Tensor();
+}
+
+GradientSync::Agreed ServerSync::agree(double loss, bool stop) {
+  const Timed timed(exposed_);
+  const Servers::Sum sum = servers_->push([this](int64_t parameter) { return gradient(parameter); }, loss, stop);
+  members_ = sum.members;
+  return {sum.loss, sum.squared_norm, sum.stop}; // too late: its own loss, and no norm
+}
+
+bool ServerSync::end_step(bool taken) {
+  const Timed timed(exposed_);
+  Servers::Step step;
+  if (taken) {
+    step.lr = values_->lr();
+    step.factor = values_->grad_scale();
+    if (const auto beta1 = values_->beta1(), beta2 = values_->beta2(); beta1 && beta2) {
+      step.betas = {*beta1, *beta2};
+    }
+  }
+  const auto values = [this](int64_t parameter) { return value(parameter); };
+  if (options_.together()) {
+    servers_->commit(step, values);
+  } else {
+    servers_->push_pull([this](int64_t parameter) { return gradient(parameter); }, 0, step, values);
+  }
+  if (store_ != nullptr) {
+    store_->drop();
+  }
+  return false; // masters are on the servers
+}
+
+void ServerSync::load_state(const nlohmann::json&, int64_t) {
+  if (worker_.worker == 0) { // all workers have read the same checkpoint
+    if (!store_) {
+      throw Error("server", "a load without the optimizer's store");
+    }
+    const torch::NoGradGuard no_grad;
+    servers_->set([this](int64_t parameter) { return value(parameter); },
+                  [this](const std::string& array, int64_t parameter, int64_t begin, at::Tensor values) {
+                    if (const at::Tensor here = store_->part(array, parameter, begin, values.numel()); here.defined()) {
+                      values.copy_(here);
+                    }
+                  },
+                  values_->steps());
+  }
+  store_->drop();
+}
+
+} // namespace trireme::parallel::server

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <trireme/bucket/state_store.h>
+#include <trireme/parallel/data/gradient_sync.h>
+#include <trireme/parallel/server/options.h>
+#include <trireme/parallel/server/servers.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::parallel::server {
+
+/// A worker's side: gradients go to parameter servers, which step, and their values come back. The worker has neither masters nor optimizer states; a checkpoint fetches them, and a load sets them.
+///
+/// The data group has one rank: workers do not know of each other, so that one may end without the others. Gradients are sent when backward is over. In modes in which workers step together loss and
+/// norm are those of all of them; else each has its own, and clips and skips by itself.
+class ServerSync final : public GradientSync {
+ public:
+  ServerSync(ReduceGroups groups, const ServerOptions& options, WorkerOptions worker);
+  ~ServerSync() override;
+
+  /// Connects to the servers; the first worker gives them their first values, the others take them. `of`: weight decay and lr factor of each parameter; `arrays`: names of the optimizer's states. After attach(). Errors: as Servers().
+  void join(const std::function<ParameterInfo(const bucket::TensorInfo&)>& of, const nlohmann::json& optimizer, const std::vector<std::string>& arrays);
+  /// Where the engine's optimizer believes its masters and states to be: it asks for them in saves and loads only.
+  std::unique_ptr<bucket::StateStore> make_store();
+
+  /// The step of this worker that the servers' values belong to, as they said last.
+  int64_t step() const {
+    return servers_ ? servers_->steps() / (options_.together() ? 1 : worker_.workers) : 0;
+  }
+
+  bool gradients_stay() const override {
+    return true;
+  }
+  double scale() const override {
+    return options_.together() ? 1.0 / static_cast<double>(members_) : 1;
+  }
+  void attach(const std::vector<bucket::FlatParameters*>& buffers) override {
+    buffers_ = buffers;
+  }
+  void attach_values(bucket::SteppedValues& values) override {
+    values_ = &values;
+  }
+  comm::Work gradients_ready(bucket::FlatParameters&, int64_t) override {
+    return {};
+  }
+  bool sums_elsewhere() const override {
+    return options_.together();
+  }
+  Agreed agree(double loss, bool stop) override;
+  void step_bucket(bucket::FlatParameters&, int64_t, const std::function<void()>&) override {}
+  bool end_step(bool taken) override;
+  double exposed_seconds() const override {
+    return exposed_;
+  }
+  int64_t bytes_sent() const override {
+    return servers_ ? servers_->bytes_sent() : 0;
+  }
+  void load_state(const nlohmann::json& state, int64_t steps) override;
+
+ private:
+  class Store;
+
+  at::Tensor value(int64_t parameter) const;
+  at::Tensor gradient(int64_t parameter) const;
+
+  ServerOptions options_;
+  WorkerOptions worker_;
+  std::vector<bucket::FlatParameters*> buffers_;
+  std::vector<std::pair<int64_t, int64_t>> places_; // of each parameter: buffer, and number in it
+  bucket::SteppedValues* values_ = nullptr;
+  std::unique_ptr<Servers> servers_;
+  std::vector<std::string> arrays_;
+  Store* store_ = nullptr; // the engine's optimizer owns it
+  int64_t members_ = 1;
+  double exposed_ = 0;
+};
+
+} // namespace trireme::parallel::server

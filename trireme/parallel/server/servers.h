@@ -1,0 +1,112 @@
+#pragma once
+
+#include <trireme/parallel/server/pieces.h>
+#include <trireme/rpc/rpc.h>
+
+#include <ATen/core/Tensor.h>
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::parallel::server {
+
+/// What a worker knows of its job.
+struct WorkerOptions {
+  std::vector<std::string> addresses; ///< of all servers, in their order
+  rpc::Access access;
+  int worker = 0;
+  int workers = 1;
+  /// How long a worker waits for an answer, and for a server that has ended to come back.
+  std::chrono::milliseconds patience{60'000};
+};
+
+/// The parameter servers as one worker sees them: what it sends is cut into the servers' shares, and their answers are put together. One request to each server is on its way at a time.
+///
+/// Tensors are given as functions of a parameter's number, may be on any device, and need not be contiguous. A server that ends is connected to again until `patience` is over; what it has
+/// forgotten is said in a warning.
+/// Cost for P bytes of parameters: P sent and P received in a step, copied once each way; nothing travels to servers of the same host (shared memory).
+class Servers {
+ public:
+  using TensorOf = std::function<at::Tensor(int64_t parameter)>; ///< undefined: no gradient
+
+  /// Connects and joins. `optimizer`: a configuration's "optimizer" as JSON. Errors: InputError for what a server refuses, PeerError.
+  Servers(WorkerOptions options, std::vector<ParameterInfo> parameters, nlohmann::json optimizer);
+  ~Servers();
+  Servers(const Servers&) = delete;
+  Servers& operator=(const Servers&) = delete;
+
+  const std::vector<ParameterInfo>& parameters() const {
+    return parameters_;
+  }
+  bool initialized() const;
+  /// Gives the first values, where a server has none.
+  void initialize(const TensorOf& values);
+  /// Takes the values as soon as there are some.
+  void pull(const TensorOf& values);
+
+  /// Gradients of one step of all workers: sends them, and returns when it is decided whose count, with their mean loss, the squared norm of their sum, and whether one of them asks to stop.
+  struct Sum {
+    bool stale = false; ///< they came too late and do not count
+    int64_t members = 1;
+    double loss = 0;
+    double squared_norm = 0;
+    bool stop = false;
+  };
+  Sum push(const TensorOf& gradients, double loss, bool stop);
+  /// How the servers step.
+  struct Step {
+    double lr = 0;
+    std::optional<std::pair<double, double>> betas;
+    std::optional<double> factor; ///< of the sum; absent: the step is skipped
+  };
+  /// Ends a step of all workers by what all of them say alike, and takes the values.
+  void commit(const Step& step, const TensorOf& values);
+  /// A step by this worker's gradients alone, and takes the values.
+  void push_pull(const TensorOf& gradients, double loss, const Step& step, const TensorOf& values);
+
+  /// Calls f(array name, parameter, first element, values) for each piece of the optimizer's arrays, fp32, fetched from the servers.
+  using OfArray = std::function<void(const std::string& array, int64_t parameter, int64_t begin, at::Tensor values)>;
+  void for_each_array(const OfArray& f);
+  /// Overwrites values, arrays (f fills them) and the number of the optimizer's steps of all servers.
+  void set(const TensorOf& values, const OfArray& f, int64_t steps);
+
+  /// Steps of the servers' optimizers, as they said last.
+  int64_t steps() const {
+    return steps_;
+  }
+  void leave();
+  int64_t bytes_sent() const;
+
+ private:
+  struct Connection;
+
+  void connect(Connection& server);
+  nlohmann::json ask(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {});
+  void send(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {});
+  nlohmann::json receive(Connection& server);
+  void gather(Connection& server, const TensorOf& tensors, std::vector<int64_t>& unused);
+  void scatter(const Connection& server, const TensorOf& tensors) const;
+  nlohmann::json push_header(const Connection& server, const std::vector<int64_t>& unused, double loss, bool stop) const;
+  /// Connects again and takes what the server has now, because an answer got lost.
+  void recover(Connection& server, const TensorOf* values);
+  void say_lost(const Connection& server, int64_t before) const;
+
+  WorkerOptions options_;
+  std::vector<ParameterInfo> parameters_;
+  nlohmann::json optimizer_;
+  std::vector<std::unique_ptr<Connection>> servers_;
+  std::vector<int64_t> unused_; // of the gradients under way
+  double loss_ = 0;
+  bool stop_ = false;
+  std::vector<int> members_;
+  int64_t steps_ = 0;
+  int64_t sent_before_ = 0; // over connections that are no more
+};
+
+} // namespace trireme::parallel::server

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <trireme/parallel/server/pieces.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme::parallel::server {
+
+class Shard;
+
+/// What a server's snapshot says beside its tensors.
+struct Snapshot {
+  int place = 0;
+  int64_t servers = 1;
+  int64_t clock = 0;
+  int64_t steps = 0;
+  std::vector<ParameterInfo> parameters;
+  std::string optimizer; ///< JSON
+};
+
+std::filesystem::path snapshot_file(const std::filesystem::path& folder, int place);
+/// Writes the shard and `snapshot`, whole or not at all. Errors: Error.
+void save_snapshot(const std::filesystem::path& file, const Snapshot& snapshot, Shard& shard);
+/// Reads all but the tensors, which are Shard::load()'s. Errors: InputError for a file that is no snapshot, or that of another server.
+Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t servers);
+
+} // namespace trireme::parallel::server

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <trireme/rpc/rpc.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace trireme::parallel::server {
+
+/// The workers of a server: who is there, who is gone, and who has not come yet.
+class Workers {
+ public:
+  /// How long workers that have not joined are waited for after the first one: at the start of a job, and after a server's restart, when the others are there already.
+  static constexpr std::chrono::seconds kComes{120};
+  static constexpr std::chrono::seconds kComesAgain{15};
+
+  /// Worker `number` of `workers` comes over this connection, perhaps not for the first time.
+  void join(int number, int workers, uint64_t client, bool after_restart) {
+    if (all_.empty()) {
+      awaited_until_ = rpc::Clock::now() + (after_restart ? kComesAgain : kComes);
+    }
+    expected_ = std::max<int64_t>(expected_, workers);
+    const std::optional<int64_t> others = slowest(number);
+    Worker& worker = all_[number];
+    worker.client = client;
+    worker.pushes = others.value_or(worker.pushes); // it does not hold up the others by steps that it has not made
+  }
+  void leave(int number) {
+    all_.at(number).client.reset();
+  }
+  bool is_there(int number) const {
+    const auto found = all_.find(number);
+    return found != all_.end() && found->second.client.has_value();
+  }
+  bool is_of(int number, uint64_t client) const {
+    const auto found = all_.find(number);
+    return found != all_.end() && found->second.client == client;
+  }
+  std::vector<int> there() const {
+    std::vector<int> numbers;
+    for (const auto& [number, worker] : all_) {
+      if (worker.client) {
+        numbers.push_back(number);
+      }
+    }
+    return numbers;
+  }
+  std::vector<int> of(uint64_t client) const {
+    std::vector<int> numbers = there();
+    std::erase_if(numbers, [&](int number) { return !is_of(number, client); });
+    return numbers;
+  }
+  /// A worker that has not come yet is waited for, but not for ever, because it may have died before.
+  bool awaits_any() const {
+    return std::ssize(all_) < expected_ && rpc::Clock::now() < awaited_until_;
+  }
+  bool all_have_ended() const {
+    return !all_.empty() && !awaits_any() && there().empty();
+  }
+
+  void count_push(int number) {
+    ++all_.at(number).pushes;
+  }
+  /// Pushes of a worker more than of the slowest that is there.
+  int64_t ahead(int number) const {
+    const int64_t own = all_.at(number).pushes;
+    return own - slowest().value_or(own);
+  }
+
+ private:
+  struct Worker {
+    std::optional<uint64_t> client; // none: gone, or it has left
+    int64_t pushes = 0;
+  };
+
+  std::optional<int64_t> slowest(std::optional<int> but = std::nullopt) const {
+    std::optional<int64_t> least;
+    for (const auto& [number, worker] : all_) {
+      if (worker.client && number != but) {
+        least = std::min(least.value_or(worker.pushes), worker.pushes);
+      }
+    }
+    return least;
+  }
+
+  std::map<int, Worker> all_;
+  int64_t expected_ = 1;
+  rpc::Clock::time_point awaited_until_;
+};
+
+} // namespace trireme::parallel::server
