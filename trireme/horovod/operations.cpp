@@ -1,4 +1,5 @@
 #include <trireme/base/error.h>
+#include <trireme/horovod/autograd.h>
 #include <trireme/horovod/horovod.h>
 #include <trireme/horovod/process_set.h>
 
@@ -27,7 +28,7 @@ Request request_of(Kind kind, const std::string& name, const std::vector<at::Ten
       throw InputError("horovod", concat(quoted(request), ": an undefined tensor"), "Give a tensor of zeros where there is nothing.");
     }
     if (tensor.layout() != at::kStrided) {
-      throw InputError("horovod", concat(quoted(request), ": a sparse tensor"), "Make it dense.");
+      throw InputError("horovod", concat(quoted(request), ": a sparse tensor"), "Use sparse_allreduce(), or make it dense.");
     }
     if (tensor.scalar_type() != tensors.front().scalar_type() || tensor.device() != tensors.front().device()) {
       throw InputError("horovod", concat(quoted(request), ": tensors of different types or devices"), "Group those that have the same.");
@@ -101,6 +102,11 @@ Handle submit_one(Kind kind, const at::Tensor& tensor, const std::string& name, 
   return member_of(set).submit(std::move(request), {input}, std::move(outputs));
 }
 
+// Of its own: ranks that come to two of them in different orders do not take one for the other.
+std::string name_of_gradient(const Handle& handle) {
+  return "gradient of " + handle->request.name;
+}
+
 } // namespace
 
 std::vector<at::Tensor> synchronize_all(const Handle& handle) {
@@ -118,7 +124,7 @@ Handle allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options
   return reduce_async(Kind::allreduce, {tensor}, options, false);
 }
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return synchronize(allreduce_async(tensor, options));
+  return grouped_allreduce({tensor}, options).front();
 }
 Handle allreduce_async_(at::Tensor tensor, const AllreduceOptions& options) {
   return reduce_async(Kind::allreduce, {std::move(tensor)}, options, true);
@@ -131,14 +137,38 @@ Handle grouped_allreduce_async(const std::vector<at::Tensor>& tensors, const All
   return reduce_async(Kind::allreduce, tensors, options, false);
 }
 std::vector<at::Tensor> grouped_allreduce(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options) {
-  return synchronize_all(grouped_allreduce_async(tensors, options));
+  const Handle handle = grouped_allreduce_async(tensors, options);
+  std::vector<at::Tensor> results = synchronize_all(handle);
+  if (!follows(tensors)) {
+    return results;
+  }
+  return with_gradient(tensors, std::move(results), [options, name = name_of_gradient(handle)](const std::vector<at::Tensor>& gradients) {
+    if (options.op != Op::average && options.op != Op::sum) {
+      throw InputError("horovod", concat("allreduce with ", name_of(options.op), " has no gradient (", name, ")"), "Detach the tensor, or use Op::average or Op::sum.");
+    }
+    AllreduceOptions of_gradients = options;
+    of_gradients.name = name;
+    return grouped_allreduce(gradients, of_gradients);
+  });
 }
 
 Handle allgather_async(const at::Tensor& tensor, const std::string& name, const ProcessSet& set) {
   return submit_one(Kind::allgather, tensor, name, set, [](Request& request) { check_rows(request); });
 }
 at::Tensor allgather(const at::Tensor& tensor, const std::string& name, const ProcessSet& set) {
-  return synchronize(allgather_async(tensor, name, set));
+  const Handle handle = allgather_async(tensor, name, set);
+  at::Tensor result = synchronize(handle);
+  if (!follows({tensor})) {
+    return result;
+  }
+  // What all ranks have for this rank's rows, added up.
+  return with_gradient({tensor}, {std::move(result)},
+                       [set, name = name_of_gradient(handle), rows = handle->operands.received, shape = tensor.sizes().vec()](const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
+                         Shape of_all = shape;
+                         of_all.insert(of_all.begin(), set.size());
+                         return {alltoall(gradients.front(), rows, name, set).first.view(of_all).sum(0)};
+                       })
+      .front();
 }
 
 namespace {
@@ -161,7 +191,17 @@ Handle broadcast_async(const at::Tensor& tensor, int root, const std::string& na
   return broadcast_into(tensor, root, name, set, {});
 }
 at::Tensor broadcast(const at::Tensor& tensor, int root, const std::string& name, const ProcessSet& set) {
-  return synchronize(broadcast_async(tensor, root, name, set));
+  const Handle handle = broadcast_async(tensor, root, name, set);
+  at::Tensor result = synchronize(handle);
+  if (!follows({tensor})) {
+    return result;
+  }
+  return with_gradient({tensor}, {std::move(result)}, [set, root, name = name_of_gradient(handle)](const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
+           at::Tensor sum = allreduce(gradients.front(), {.name = name, .op = Op::sum, .process_set = set});
+           // Zeros that were made of the sum: all ranks have the same graph for second derivatives.
+           return {set.rank() == root ? std::move(sum) : sum.masked_fill(at::ones({}, sum.options().dtype(at::kBool)), 0)};
+         })
+      .front();
 }
 Handle broadcast_async_(at::Tensor tensor, int root, const std::string& name, const ProcessSet& set) {
   return broadcast_into(tensor, root, name, set, {tensor.defined() ? tensor.detach() : tensor});
@@ -190,11 +230,26 @@ std::pair<at::Tensor, std::vector<int64_t>> alltoall(const at::Tensor& tensor, c
     }
   });
   at::Tensor result = synchronize(handle);
-  return {std::move(result), handle->operands.received};
+  const std::vector<int64_t>& received = handle->operands.received;
+  if (follows({tensor})) {
+    result = with_gradient({tensor}, {std::move(result)}, [set, name = name_of_gradient(handle), received](const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
+               return {alltoall(gradients.front(), received, name, set).first};
+             }).front();
+  }
+  return {std::move(result), received};
 }
 
 at::Tensor reducescatter(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return synchronize(reduce_async(Kind::reducescatter, {tensor}, options, false)).to(tensor.scalar_type());
+  const Handle handle = reduce_async(Kind::reducescatter, {tensor}, options, false);
+  at::Tensor result = synchronize(handle).to(tensor.scalar_type());
+  if (!follows({tensor})) {
+    return result;
+  }
+  const double scale = options.prescale * options.postscale / (options.op == Op::average ? options.process_set.size() : 1);
+  return with_gradient({tensor}, {std::move(result)}, [scale, name = name_of_gradient(handle), set = options.process_set](const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
+           return {allgather(gradients.front(), name, set) * scale};
+         })
+      .front();
 }
 
 void barrier(const ProcessSet& set) {
