@@ -141,6 +141,9 @@ at::Tensor reducescatter(const at::Tensor& tensor, const AllreduceOptions& optio
 
 void barrier(const ProcessSet& set = {});
 
+/// The root's bytes: an object that the program writes and reads. Horovod's broadcast_object.
+std::string broadcast_bytes(const std::string& bytes, int root, const std::string& name = "");
+
 /// Says that this rank has no more data, and waits for the others: their sums and averages go on without it. Returns the rank that joined last, which has trained longest.
 /// Names of operations without one begin with 1 again, on all ranks.
 int join();

@@ -1,16 +1,14 @@
 #include <trireme/base/error.h>
 #include <trireme/horovod/autograd.h>
 #include <trireme/horovod/horovod.h>
+#include <trireme/horovod/optimizer_bytes.h>
 #include <trireme/horovod/process_set.h>
 
 #include <ATen/ATen.h>
-#include <torch/optim/optimizer.h>
-#include <torch/serialize.h>
 
 #include <algorithm>
 #include <functional>
 #include <numeric>
-#include <sstream>
 
 namespace trireme::horovod {
 namespace {
@@ -275,25 +273,21 @@ void broadcast_parameters(const std::vector<std::pair<std::string, at::Tensor>>&
   }
 }
 
-void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root) {
-  std::string bytes;
-  if (rank() == root) {
-    std::ostringstream stream;
-    torch::serialize::OutputArchive archive;
-    optimizer.save(archive);
-    archive.save_to(stream);
-    bytes = stream.str();
-  }
-  const at::Tensor length = broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong), root, "length of the optimizer's state");
+std::string broadcast_bytes(const std::string& bytes, int root, const std::string& name) {
+  const bool mine = rank() == root;
+  const at::Tensor length = broadcast(at::full({1}, static_cast<int64_t>(mine ? bytes.size() : 0), at::kLong), root, name.empty() ? "" : "length of " + name);
   at::Tensor all = at::empty({length.item<int64_t>()}, at::kByte);
-  std::copy(bytes.begin(), bytes.end(), all.mutable_data_ptr<uint8_t>());
-  broadcast_(all, root, "the optimizer's state");
+  if (mine) {
+    std::copy(bytes.begin(), bytes.end(), all.mutable_data_ptr<uint8_t>());
+  }
+  broadcast_(all, root, name);
+  return {reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()), static_cast<size_t>(all.numel())};
+}
+
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root) {
+  const std::string bytes = broadcast_bytes(rank() == root ? bytes_of(optimizer) : "", root, "the optimizer's state");
   if (rank() != root) {
-    std::istringstream stream(std::string(reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()), static_cast<size_t>(all.numel())));
-    torch::serialize::InputArchive archive;
-    archive.load_from(stream, optimizer.param_groups().front().params().front().device()); // the root's may be another one
-    optimizer.state().clear(); // what the root has not got
-    optimizer.load(archive);
+    load_bytes(optimizer, bytes);
   }
 }
 
