@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/stateful.h>
+#include <trireme/horovod/elastic/module_tensors.h>
 #include <trireme/horovod/elastic/round.h>
 #include <trireme/horovod/horovod.h>
 #include <trireme/horovod/optimizer_bytes.h>
@@ -96,23 +97,10 @@ void TorchState::add(const std::string&, torch::optim::Optimizer& optimizer) {
   optimizers_.push_back(&optimizer);
 }
 
-std::vector<std::pair<std::string, at::Tensor>> TorchState::tensors() const {
-  std::vector<std::pair<std::string, at::Tensor>> all;
-  for (const auto& [name, module] : modules_) {
-    for (const auto& item : module->named_parameters()) {
-      all.emplace_back(concat(name, '.', item.key()), item.value().detach());
-    }
-    for (const auto& item : module->named_buffers()) {
-      all.emplace_back(concat(name, '.', item.key()), item.value().detach());
-    }
-  }
-  return all;
-}
-
 void TorchState::save() {
   ObjectState::save();
   saved_tensors_.clear();
-  for (const auto& [name, tensor] : tensors()) {
+  for (const auto& [name, tensor] : tensors_of(modules_)) {
     saved_tensors_.push_back(tensor.clone());
   }
   saved_optimizers_.clear();
@@ -123,7 +111,7 @@ void TorchState::save() {
 
 void TorchState::restore() {
   ObjectState::restore();
-  const auto now = tensors();
+  const auto now = tensors_of(modules_);
   for (size_t i = 0; i < saved_tensors_.size(); ++i) {
     now.at(i).second.copy_(saved_tensors_[i]);
   }
@@ -134,7 +122,7 @@ void TorchState::restore() {
 
 void TorchState::sync() {
   ObjectState::sync();
-  broadcast_parameters(tensors(), 0);
+  broadcast_parameters(tensors_of(modules_), 0);
   for (torch::optim::Optimizer* const optimizer : optimizers_) {
     broadcast_optimizer_state(*optimizer, 0);
   }

@@ -93,8 +93,6 @@ class TorchState : public ObjectState {
   void sync() override;
 
  private:
-  std::vector<std::pair<std::string, at::Tensor>> tensors() const;
-
   std::vector<std::pair<std::string, torch::nn::Module*>> modules_;
   std::vector<torch::optim::Optimizer*> optimizers_;
   std::vector<at::Tensor> saved_tensors_;
