@@ -162,7 +162,7 @@ struct Parser {
   }
 
   void add_store() {
-    CLI::App* c = add(app, result, store, "store", "Run the meeting point of ranks that come and go, until it is stopped", "TRIREME_SECRET_FILE=secret trireme store --listen 127.0.0.1:29600");
+    CLI::App* c = add(app, result, store, "store", "Run the meeting point of ranks that come and go (with the secret in TRIREME_SECRET_FILE), until it is stopped", "trireme store --listen 127.0.0.1:29600");
     c->add_option("--listen", store.listen, "Where: an address of this host and a port, 0 for any (default: 127.0.0.1:0)")->type_name("HOST:PORT");
   }
 

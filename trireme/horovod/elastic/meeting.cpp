@@ -31,11 +31,11 @@ bool includes(const std::set<int64_t>& all, const std::set<int64_t>& some) {
 
 } // namespace
 
-Meeting::Meeting(MeetingOptions options)
-    : options_(std::move(options)), client_(store::Client::connect(options_.store, options_.secret, options_.job, Clock::now() + options_.patience)) {
+Meeting::Meeting(MeetingOptions options) : options_(std::move(options)) {
   if (options_.min_ranks < 1 || (options_.max_ranks != 0 && options_.max_ranks < options_.min_ranks)) {
     throw InputError("elastic", concat("from ", options_.min_ranks, " to ", options_.max_ranks, " ranks"), "Use at least 1, and as many or more at most (0: any number).");
   }
+  client_ = store::Client::connect(options_.store, options_.secret, options_.job, Clock::now() + options_.start_patience);
 }
 
 Meeting::~Meeting() = default; // the store carries out the last will

@@ -23,7 +23,7 @@ struct MeetingOptions {
   int min_ranks = 1;
   /// And at most so many; others wait until one of them is lost. 0: any number.
   int max_ranks = 0;
-  /// The first round waits so long for max_ranks, and then goes on with min_ranks.
+  /// The first round waits so long for max_ranks, and then goes on with min_ranks. So long a process waits for the store.
   std::chrono::milliseconds start_patience{30'000};
   /// A round goes on without a process that lives and does not come within so long: it is stopped, or hangs.
   std::chrono::milliseconds late_patience{120'000};
