@@ -22,6 +22,7 @@ namespace {
 
 namespace nn = torch::nn;
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr int64_t kData = 2000;
@@ -148,13 +149,13 @@ class ElasticAveragingTest : public ElasticTest {};
 TEST_F(ElasticAveragingTest, AReplicaThatIsLostIsLeftOutOfTheMean) {
   constexpr int64_t kSteps = 5 * kEvery;
   constexpr int64_t kDeath = 2 * kEvery + 1, kMeeting = 3 * kEvery;
-  for (const int lost : {1, 3}) {
+  for (const int lost : {0, 2}) { // the rank of the first round
     EXPECT_THAT(run_workers(3, 2,
-                            [&](int worker) {
+                            [&](int) {
                               Process process;
                               process.run([&] { return process.step == kSteps; },
                                           [&] {
-                                            if (worker == lost && process.step == kDeath) {
+                                            if (process.rounds.size() == 1 && rank() == lost && process.step == kDeath) {
                                               ::raise(SIGKILL);
                                             }
                                           },
@@ -164,7 +165,7 @@ TEST_F(ElasticAveragingTest, AReplicaThatIsLostIsLeftOutOfTheMean) {
                               for (int64_t step = 1; step <= kSteps; ++step) {
                                 reference.step();
                                 if (step == kMeeting) {
-                                  reference.replicas.erase(reference.replicas.begin() + lost - 1);
+                                  reference.replicas.erase(reference.replicas.begin() + lost);
                                 }
                                 if (step % kEvery == 0) {
                                   reference.average();
@@ -172,7 +173,7 @@ TEST_F(ElasticAveragingTest, AReplicaThatIsLostIsLeftOutOfTheMean) {
                               }
                               EXPECT_TRUE(same(process.replica, *reference.replicas[0]));
                             }),
-                ElementsAre(concat("rank ", lost, ": ended by signal 9 (Killed)")));
+                ElementsAre(HasSubstr("ended by signal 9 (Killed)")));
   }
 }
 

@@ -127,33 +127,33 @@ struct Training {
 };
 
 struct Death {
-  int worker; // 1 has come first
+  int rank; // of the first round
   int64_t step;
   int place;
 };
 
 void PrintTo(const Death& death, std::ostream* out) {
-  *out << "worker " << death.worker << " at step " << death.step << ", place " << death.place;
+  *out << "rank " << death.rank << " at step " << death.step << ", place " << death.place;
 }
 
 Death random_death() {
   std::random_device random;
-  return {static_cast<int>(1 + random() % 3), static_cast<int64_t>(random() % 14), static_cast<int>(random() % 3)};
+  return {static_cast<int>(random() % 3), static_cast<int64_t>(random() % 14), static_cast<int>(random() % 3)};
 }
 
 class ElasticDeathTest : public ElasticTest, public testing::WithParamInterface<Death> {};
-INSTANTIATE_TEST_SUITE_P(Deaths, ElasticDeathTest, testing::Values(Death{1, 7, 0}, Death{2, 5, 1}, Death{3, 9, 2}, Death{1, 0, 1}, random_death()),
+INSTANTIATE_TEST_SUITE_P(Deaths, ElasticDeathTest, testing::Values(Death{0, 7, 0}, Death{1, 5, 1}, Death{2, 9, 2}, Death{0, 0, 1}, random_death()),
                          [](const auto& test) { return concat(test.index); });
 
 // Killed in a step; the others go back to the last commit, and on without it.
 TEST_P(ElasticDeathTest, TheOthersGoOnFromTheLastCommit) {
   constexpr int64_t kSteps = 15;
   EXPECT_THAT(run_workers(3, 2,
-                          [&](int worker) {
+                          [&](int) {
                             Training training;
                             training.run([&] { return training.step == kSteps; },
                                          [&](int place) {
-                                           if (worker == GetParam().worker && training.step == GetParam().step && place == GetParam().place) {
+                                           if (training.history.size() == 1 && training.resets == 0 && rank() == GetParam().rank && training.step == GetParam().step && place == GetParam().place) {
                                              ::raise(SIGKILL);
                                            }
                                          },
@@ -170,7 +170,7 @@ TEST_P(ElasticDeathTest, TheOthersGoOnFromTheLastCommit) {
                             EXPECT_TRUE(same(training.net, whole));
                             EXPECT_EQ(training.sampler.done(), kBatch * (3 * training.history.back().first + 2 * (kSteps - training.history.back().first)));
                           }),
-              ElementsAre(concat("rank ", GetParam().worker, ": ended by signal 9 (Killed)")));
+              ElementsAre(HasSubstr("ended by signal 9 (Killed)")));
 }
 
 TEST_F(ElasticTest, OneThatComesTakesPartFromACommitOn) {
