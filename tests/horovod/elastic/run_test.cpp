@@ -4,6 +4,7 @@
 #include <trireme/base/error.h>
 #include <trireme/data/sampler.h>
 #include <trireme/horovod.h>
+#include <trireme/horovod/elastic/meeting.h>
 
 #include <tests/support/gate.h>
 #include <tests/support/peer_error.h>
@@ -227,6 +228,27 @@ TEST_F(ElasticTest, AnExceptionOfOneRankIsALossForTheOthers) {
                             EXPECT_TRUE(same(training.net, whole));
                           }),
               ElementsAre("rank 2: of the program"));
+}
+
+// It takes part in the decision, and is gone before the ranks are connected.
+TEST_F(ElasticTest, OneThatIsLostWhileRanksMeetCostsATimeOut) {
+  EXPECT_THAT(run_workers(3, 2,
+                          [&](int worker) {
+                            if (worker == 3) {
+                              Meeting meeting({.store = store(), .secret = store::Secret::from_environment(), .min_ranks = 2, .max_ranks = 3});
+                              EXPECT_EQ(meeting.next_round().size, 3);
+                              ::raise(SIGKILL);
+                            }
+                            Training training;
+                            RunOptions options{.min_ranks = 2, .max_ranks = 3};
+                            options.world.timeout = std::chrono::seconds(5);
+                            training.run([&] { return training.step == 6; }, [](int) {}, options);
+                            EXPECT_EQ(training.history, (History{{0, 2}}));
+                            EXPECT_EQ(training.resets, 1);
+                            nn::Sequential whole = reference({{0, 2}}, 6);
+                            EXPECT_TRUE(same(training.net, whole));
+                          }),
+              ElementsAre(HasSubstr("ended by signal 9 (Killed)")));
 }
 
 TEST_F(ElasticTest, EndsWhereRanksAreLostTooOften) {
