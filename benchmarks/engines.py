@@ -16,7 +16,7 @@ TIMEOUT_S = 1800
 # name: (kind, ranks); in the order of the tables
 ENGINES = {
     "raw": ("raw", 1), "raw-fused": ("raw", 1), "trireme-1": ("trireme", 1), "plain": ("python", 1), "compile": ("python", 1), "ddp-1": ("python", 1),
-    "deepspeed-1": ("deepspeed", 1), "trireme-2": ("trireme", 2), "trireme-2-gloo": ("trireme", 2), "ddp-2": ("python", 2), "deepspeed-2": ("deepspeed", 2),
+    "deepspeed-1": ("deepspeed", 1), "trireme-2": ("trireme", 2), "trireme-2-gloo": ("trireme", 2), "parallel-2": ("raw", 2), "horovod-2": ("raw", 2), "ddp-2": ("python", 2), "deepspeed-2": ("deepspeed", 2),
 }
 # name: (kind, processes); the part after the first hyphen is the schedule, t1 the same work in one process on one thread
 PIPELINE_ENGINES = {
@@ -126,9 +126,10 @@ def run_engine(installed, name, spec, folder):
     if kind == "trireme":
         done, rows = run_trireme(installed, spec, processes, folder, environment)
     elif kind == "raw":
-        spec["optimizer"] = "fused" if name == "raw-fused" else "adamw"
-        done = run_together([str(installed.raw), json.dumps(spec)], [environment], TIMEOUT_S, has_row)
-        rows = [row_of(done.outputs[0])]
+        spec["optimizer"] = "fused" if name in ("raw-fused", "parallel-2", "horovod-2") else "adamw"
+        ranks = rank_environments(processes) if processes > 1 else [{}]
+        done = run_together([str(installed.raw), json.dumps(spec)], [dict(environment, **rank) for rank in ranks], TIMEOUT_S, has_row)
+        rows = [row_of(output) for output in done.outputs]
     else:
         python = installed.deepspeed if kind == "deepspeed" else installed.python
         environment["PATH"] = f"{Path(python).parent}:{os.environ.get('PATH', '')}"  # DeepSpeed compiles with the ninja beside its Python

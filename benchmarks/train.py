@@ -49,6 +49,9 @@ def train_checks(results, size):
         checks.append(check(f"trireme-1 / {peer}", step_ratio(results, "trireme-1", peer), None))
     for peer in ("ddp-2", "deepspeed-2"):
         checks.append(check(f"trireme-2 / {peer}", step_ratio(results, "trireme-2", peer), 1.0))
+    for peer in ("parallel-2", "ddp-2"):
+        checks.append(check(f"horovod-2 / {peer}", step_ratio(results, "horovod-2", peer), None))
+    checks.append(check("parallel-2 / ddp-2", step_ratio(results, "parallel-2", "ddp-2"), None))
     checks.append(check("trireme-2 / trireme-2-gloo", step_ratio(results, "trireme-2", "trireme-2-gloo"), 1.0))
     if size == "nano":
         checks.append(check("trireme-2, ms", results.pairs(lambda row: row["step_ms"], "trireme-2"), 2.2))

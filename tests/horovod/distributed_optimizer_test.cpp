@@ -13,7 +13,6 @@
 #include <gmock/gmock.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -367,10 +366,6 @@ TEST(DistributedOptimizerErrorTest, SaysWhatIsWrong) {
                           }
                           loss_of(net, rows_of(rank(), 0)).backward();
                           loss_of(net, rows_of(rank(), 0)).backward(); // nobody counts any more
-                          nn::Embedding embedding(nn::EmbeddingOptions(5, 2).sparse(true));
-                          torch::optim::SGD of_embedding(embedding->parameters(), torch::optim::SGDOptions(0.1));
-                          const DistributedOptimizer optimizer(of_embedding, embedding->named_parameters());
-                          EXPECT_THAT(error_of([&] { embedding->forward(torch::tensor({1, 2})).sum().backward(); }), HasSubstr("sparse gradient"));
                         }),
               IsEmpty());
 }

@@ -54,6 +54,7 @@ struct Parser {
   InspectCommand inspect;
   DoctorCommand doctor;
   ScheduleCommand schedule;
+  StoreCommand store;
   DataFetchCommand fetch;
   BenchOptimCommand bench_optim;
   BenchCommCommand bench_comm;
@@ -69,6 +70,7 @@ struct Parser {
     add_launch();
     add_generate();
     add_schedule();
+    add_store();
     add_rest();
   }
 
@@ -157,6 +159,11 @@ struct Parser {
     c->add_option("--top-k", generate.top_k, "Choose among this many most likely tokens (0: all)")->check(at_least(0))->capture_default_str();
     c->add_option("--seed", generate.seed, "Seed of the choice")->capture_default_str();
     c->add_flag("--json", generate.json, "One JSON object instead of text");
+  }
+
+  void add_store() {
+    CLI::App* c = add(app, result, store, "store", "Run the meeting point of ranks that come and go (with the secret in TRIREME_SECRET_FILE), until it is stopped", "trireme store --listen 127.0.0.1:29600");
+    c->add_option("--listen", store.listen, "Where: an address of this host and a port, 0 for any (default: 127.0.0.1:0)")->type_name("HOST:PORT");
   }
 
   void add_schedule() {

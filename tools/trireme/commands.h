@@ -87,6 +87,10 @@ struct ScheduleCommand {
   bool program = false;
 };
 
+struct StoreCommand {
+  std::string listen = "127.0.0.1:0";
+};
+
 struct DoctorCommand {
   bool json = false;
 };
@@ -129,7 +133,7 @@ struct BenchCommCommand {
 
 using Command =
     std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand,
-                 BenchKernelsCommand, ScheduleCommand, PlanCommand>;
+                 BenchKernelsCommand, ScheduleCommand, PlanCommand, StoreCommand>;
 
 /// What the arguments ask for. Help and version are printed here and end in ExitNow(0).
 /// Errors: InputError with the words that were wrong and what would be right.

@@ -3,6 +3,7 @@
 #include "commands.h"
 #include "fetch_data.h"
 #include "launch_options.h"
+#include "run_store.h"
 #include "show_estimate.h"
 #include "show_plan.h"
 #include "show_schedule.h"
@@ -72,6 +73,9 @@ int run(int argc, char** argv) {
   }
   if (const auto* schedule_command = std::get_if<ScheduleCommand>(&command)) {
     return show_schedule(*schedule_command);
+  }
+  if (const auto* store_command = std::get_if<StoreCommand>(&command)) {
+    return run_store(*store_command);
   }
   hand_over(argv);
 }

@@ -103,6 +103,9 @@ struct Run {
   int operator()(const ScheduleCommand&) const {
     throw Error("trireme-rank", "schedule is done by trireme");
   }
+  int operator()(const StoreCommand&) const {
+    throw Error("trireme-rank", "store is done by trireme");
+  }
   int operator()(const DataFetchCommand&) const {
     throw Error("trireme-rank", "data fetch is done by trireme");
   }

@@ -25,7 +25,7 @@ using plan::Prediction;
 
 constexpr size_t kShownRefusals = 8;
 
-std::string bytes(int64_t number) {
+std::string size_text(int64_t number) {
   return format_bytes(static_cast<double>(number));
 }
 
@@ -113,7 +113,7 @@ ordered_json offload_json(const plan::Job& job, const plan::Cluster& cluster, Pr
     moved += item.name == "optimizer_states" || item.name == "masters" ? item.bytes : 0;
   }
   prediction.memory_bytes -= moved;
-  prediction.refused = concat("offload of optimizer states and masters (", bytes(moved), " of a rank) is not built yet");
+  prediction.refused = concat("offload of optimizer states and masters (", size_text(moved), " of a rank) is not built yet");
   ordered_json row = row_json(job, cluster, prediction);
   row["offload"] = "optimizer";
   return row;
@@ -144,7 +144,7 @@ void print_json(const plan::Job& job, const plan::Cluster& cluster, const plan::
 void print_heading(const plan::Job& job, const plan::Cluster& cluster) {
   std::cout << concat(format_count(static_cast<double>(job.base.model.parameters())), " parameters, ", job.batch, " samples of ", job.gpt.sequence_length,
                       " tokens a step, ", estimate::type_name(job.base.compute), ", ", job.base.optimizer, "; ", cluster.name, ": ", cluster.hosts,
-                      cluster.hosts == 1 ? " host x " : " hosts x ", cluster.ranks_per_host, " ranks of ", bytes(cluster.memory_bytes), "\n\n");
+                      cluster.hosts == 1 ? " host x " : " hosts x ", cluster.ranks_per_host, " ranks of ", size_text(cluster.memory_bytes), "\n\n");
 }
 
 void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::Plan& found) {
@@ -156,7 +156,7 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
     std::cout << std::right << std::setw(2) << i + 1 << std::setw(6) << layout.pipe << std::setw(6) << layout.data << std::setw(9) << layout.context
               << std::setw(8) << layout.tensor << std::setw(4) << (layout.sequence_parallel ? "yes" : "-") << std::setw(6) << layout.zero_stage << std::setw(13)
               << concat(layout.micro_batch, " x ", layout.accumulation(job)) << "  " << std::left << std::setw(17) << schedule << std::right << std::setw(9)
-              << (layout.recompute > 0 ? "yes" : "-") << std::setw(10) << bytes(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
+              << (layout.recompute > 0 ? "yes" : "-") << std::setw(10) << size_text(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
               << 100 * p.bubble << " %" << std::setw(11) << format_seconds(p.step_seconds) << std::setw(10) << format_count(tokens_per_second(job, p))
               << std::setprecision(model_flops(job, cluster, p) < 1e12 ? 3 : 1) << std::setw(16) << model_flops(job, cluster, p) / 1e12 << '\n';
   }
@@ -164,13 +164,13 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
   std::cout << "\nthe first, memory of the rank that needs most\n";
   for (const estimate::Item& item : first.memory) {
     if (item.bytes > 0 && (cluster.on_host || (item.name != "data" && item.name != "baseline"))) {
-      std::cout << "  " << std::left << std::setw(22) << item.name << std::right << std::setw(9) << bytes(item.bytes) << "  " << item.formula
+      std::cout << "  " << std::left << std::setw(22) << item.name << std::right << std::setw(9) << size_text(item.bytes) << "  " << item.formula
                 << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
     }
   }
   std::cout << "the first, sent by a rank in a step\n";
   for (const plan::AxisBytes& axis : first.traffic) {
-    std::cout << "  " << std::left << std::setw(22) << axis.axis << std::right << std::setw(9) << bytes(axis.bytes) << "  " << axis.link << '\n';
+    std::cout << "  " << std::left << std::setw(22) << axis.axis << std::right << std::setw(9) << size_text(axis.bytes) << "  " << axis.link << '\n';
   }
   std::cout << concat("the first, a step of ", format_seconds(first.step_seconds), ": computation and collectives between layers ", format_seconds(first.pipeline_seconds),
                       " (bubble ", std::round(1000 * first.bubble) / 10, " %), sums of gradients not hidden ", format_seconds(first.reduce_seconds), ", optimizer ",

@@ -22,6 +22,8 @@ struct Environment {
   std::optional<int> listen_fd;
   /// The store at host:port is run by torchrun's agent, so that rank 0 is a client too.
   bool store_of_agent = false;
+  /// The store at host:port is our own, of a process that outlives all ranks, so that rank 0 is a client too (horovod/elastic).
+  bool store_elsewhere = false;
   /// Separates the keys of restarts and jobs that share one store.
   std::string key_prefix;
   /// Name of the job if its launcher gives one: the same on all ranks, different for every job.

@@ -154,8 +154,12 @@ void check_door(int listening, const Environment& environment, const Place& plac
   }
 }
 
+bool runs_store(const Environment& environment) {
+  return environment.rank == 0 && !environment.store_of_agent && !environment.store_elsewhere;
+}
+
 Place place_of(const Environment& environment, Clock::time_point deadline) {
-  const bool host = environment.rank == 0 && !environment.store_of_agent;
+  const bool host = runs_store(environment);
   Place place{.endpoint = {environment.host, environment.port},
               .secret = environment.store_of_agent ? store::Secret() : store::Secret::from_environment(),
               .job = environment.job,
@@ -227,7 +231,7 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   Place place = place_of(environment, deadline);
   std::unique_ptr<store::Server> server;
   PublishedMeeting note;
-  if (environment.rank == 0 && !place.of_agent) {
+  if (runs_store(environment)) {
     const int listening = open_door(environment, place.endpoint);
     note = leave_note(listening, environment, place);
     check_door(listening, environment, place);
@@ -252,7 +256,7 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
           .note = std::move(note),
           .store = store,
           .watch_store = open_store(place, environment, Clock::now() + timeout, timeout),
-          .store_host = place.of_agent ? -1 : 0,
+          .store_host = place.of_agent || environment.store_elsewhere ? -1 : 0,
           .local_rank = environment.local_rank >= 0 ? environment.local_rank : before,
           .local_size = environment.local_size > 0 ? environment.local_size : local,
           .hosts = std::move(hosts),

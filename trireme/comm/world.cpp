@@ -6,6 +6,7 @@
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/backends.h>
+#include <trireme/comm/environment.h>
 #include <trireme/comm/group_state.h>
 #include <trireme/comm/null/null_backend.h>
 #include <trireme/comm/rendezvous.h>
@@ -59,8 +60,8 @@ void ignore_broken_pipes() {
 
 class World::Impl {
  public:
-  explicit Impl(const WorldOptions& options)
-      : environment_(read_environment([](const std::string& name) { return env::text(name.c_str()); })), timeout_(timeout_from(options)),
+  Impl(Environment environment, const WorldOptions& options)
+      : environment_(std::move(environment)), timeout_(timeout_from(options)),
         backend_(backend_from(options)), exceptions_at_start_(std::uncaught_exceptions()) {
     log::set_rank(environment_.rank, environment_.size);
     fault::arm_from_environment(environment_.rank, environment_.size);
@@ -281,7 +282,11 @@ World& World::operator=(World&&) noexcept = default;
 World::~World() = default;
 
 World World::connect(const WorldOptions& options) {
-  World world(std::make_unique<Impl>(options));
+  return connect(read_environment([](const std::string& name) { return env::text(name.c_str()); }), options);
+}
+
+World World::connect(const Environment& environment, const WorldOptions& options) {
+  World world(std::make_unique<Impl>(environment, options));
   // Ranks that each use all cores wait for each other's threads and are many times slower.
   if (world.local_size() > 1 && !env::text("OMP_NUM_THREADS")) {
     at::set_num_threads(std::max(1, usable_cores() / world.local_size()));

@@ -9,6 +9,8 @@
 
 namespace trireme::comm {
 
+struct Environment;
+
 struct WorldOptions {
   /// Backend for tensors on the host. "auto" takes for each group the first that suits it and that all members can use: shm (ranks of
   /// one host), shm+gloo (several hosts with the same number of ranks, more than one, on each), gloo. Tensors on a GPU use NCCL
@@ -35,6 +37,8 @@ class World {
   /// Errors: InputError for contradicting or missing variables (which, and what to
   /// set), PeerError when ranks do not connect in time (which are missing).
   static World connect(const WorldOptions& options = {});
+  /// The same at a place that the caller names.
+  static World connect(const Environment& environment, const WorldOptions& options = {});
 
   World(World&&) noexcept;
   World& operator=(World&&) noexcept;

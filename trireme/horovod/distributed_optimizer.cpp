@@ -5,8 +5,13 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/optim/optimizer.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <set>
@@ -24,6 +29,32 @@ class AfterAccumulation : public torch::autograd::PostAccumulateGradHook {
  private:
   std::function<void()> f_;
 };
+
+template <typename Options>
+bool decays(torch::optim::Optimizer& optimizer) {
+  const auto& groups = optimizer.param_groups();
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return static_cast<const Options&>(group.options()).weight_decay() != 0; });
+}
+
+/// Why one of torch's optimizers cannot step sparse gradients; empty: it can, or it is none of torch's.
+std::string why_dense_only(torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<torch::optim::Adam*>(&optimizer) != nullptr) {
+    return "torch::optim::Adam";
+  }
+  if (dynamic_cast<torch::optim::AdamW*>(&optimizer) != nullptr) {
+    return "torch::optim::AdamW";
+  }
+  if (dynamic_cast<torch::optim::RMSprop*>(&optimizer) != nullptr) {
+    return "torch::optim::RMSprop";
+  }
+  if (dynamic_cast<torch::optim::SGD*>(&optimizer) != nullptr && decays<torch::optim::SGDOptions>(optimizer)) {
+    return "torch::optim::SGD with weight decay";
+  }
+  if (dynamic_cast<torch::optim::Adagrad*>(&optimizer) != nullptr && decays<torch::optim::AdagradOptions>(optimizer)) {
+    return "torch::optim::Adagrad with weight decay";
+  }
+  return "";
+}
 
 } // namespace
 
@@ -82,12 +113,16 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
       throw InputError("horovod", "synchronize() with Op::adasum, which exchanges steps and not gradients", "Call step() alone.");
     }
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      if (!parameters_[i].handle) {
+      if (!parameters_[i].travels()) {
         send(i);
       }
     }
     for (Parameter& parameter : parameters_) {
-      synchronize_all(std::exchange(parameter.handle, nullptr));
+      if (parameter.rows) {
+        parameter.tensor.mutable_grad() = horovod::synchronize(*std::exchange(parameter.rows, std::nullopt));
+      } else {
+        synchronize_all(std::exchange(parameter.handle, nullptr));
+      }
     }
     begin_anew();
     synchronized_ = true;
@@ -95,7 +130,7 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
 
   void zero_grad() {
     for (const Parameter& parameter : parameters_) {
-      if (parameter.handle) {
+      if (parameter.travels()) {
         throw InputError("horovod", concat("zero_grad() while the gradient of \"", parameter.name, "\" is on its way"), "Call step() or synchronize() first.");
       }
     }
@@ -122,6 +157,20 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     at::Tensor tensor;
     int64_t passes = 0;
     Handle handle = nullptr; // of its gradient
+    std::optional<SparseHandle> rows = {}; // of a sparse one
+    int64_t sparse_dim = 0; // of its gradients; 0: they are dense, as far as is known
+
+    bool travels() const {
+      return handle != nullptr || rows.has_value();
+    }
+    at::Tensor no_gradient() const {
+      if (sparse_dim == 0) {
+        return at::zeros_like(tensor);
+      }
+      std::vector<int64_t> values = tensor.sizes().slice(static_cast<size_t>(sparse_dim)).vec();
+      values.insert(values.begin(), 0);
+      return at::sparse_coo_tensor(at::zeros({sparse_dim, 0}, tensor.options().dtype(at::kLong)), at::zeros(values, tensor.options()), tensor.sizes());
+    }
   };
 
   void begin_anew() {
@@ -152,7 +201,7 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     if (options_.op == Op::adasum) {
       return;
     }
-    if (parameter.handle || parameter.passes > options_.backward_passes_per_step) {
+    if (parameter.travels() || parameter.passes > options_.backward_passes_per_step) {
       throw InputError("horovod", concat("\"", parameter.name, "\" got a gradient of backward pass ", parameter.passes, " of a step, and ", options_.backward_passes_per_step, " were expected"),
                        "Call step() after so many backward passes, or set backward_passes_per_step.");
     }
@@ -165,10 +214,20 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     Parameter& parameter = parameters_[i];
     at::Tensor& grad = parameter.tensor.mutable_grad();
     if (!grad.defined()) {
-      grad = at::zeros_like(parameter.tensor);
+      const at::NoGradGuard no_grad;
+      grad = parameter.no_gradient();
+    }
+    if (grad.is_sparse() && options_.sparse_as_dense) {
+      grad = grad.to_dense();
     }
     if (grad.is_sparse()) {
-      throw InputError("horovod", concat("parameter \"", parameter.name, "\" has a sparse gradient"), "Build the embedding without sparse(true).");
+      if (const std::string why = why_dense_only(optimizer_); !why.empty()) {
+        throw InputError("horovod", concat("parameter \"", parameter.name, "\" has a sparse gradient, which ", why, " cannot step"),
+                         "Set sparse_as_dense, use SGD or Adagrad without weight decay, or build the embedding without sparse(true).");
+      }
+      parameter.sparse_dim = grad.sparse_dim();
+      parameter.rows = sparse_allreduce_async(grad, reduction("gradient." + parameter.name));
+      return;
     }
     parameter.handle = allreduce_async_(grad, reduction("gradient." + parameter.name));
   }

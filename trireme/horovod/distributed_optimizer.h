@@ -18,6 +18,8 @@ struct DistributedOptimizerOptions {
   /// With Op::average: gradients are divided by it before they are added up, and the sum by size / factor.
   double gradient_predivide_factor = 1;
   ProcessSet process_set = {};
+  /// Sparse gradients (an embedding with sparse(true)) become dense before they travel. Otherwise their rows travel, and the optimizer has to step such: torch's SGD and Adagrad without weight decay do.
+  bool sparse_as_dense = false;
 };
 
 /// Steps a torch optimizer on the gradients of all ranks, which travel while backward still computes.
@@ -26,7 +28,8 @@ struct DistributedOptimizerOptions {
 ///   hvd::DistributedOptimizer optimizer(adam, model->named_parameters());
 ///   ... optimizer.zero_grad(); loss.backward(); optimizer.step();
 ///
-/// The parameters of the optimizer's groups travel, one whose gradient another rank has and this one has not with zeros. Learning-rate schedulers act on the torch optimizer. Lives no longer than the
+/// The parameters of the optimizer's groups travel, one whose gradient another rank has and this one has not with zeros (without rows, if its gradients
+/// have been sparse before; all ranks have the first sparse one in the same step). Learning-rate schedulers act on the torch optimizer. Lives no longer than the
 /// optimizer; the parameters may live longer. Parameters' hooks after accumulation are its own while it lives.
 class DistributedOptimizer {
  public:

@@ -169,7 +169,7 @@ void Exchange::run() {
       }
       carry_out(negotiation_.take_ready());
       if (!ending.empty()) {
-        end(std::make_exception_ptr(Error("horovod", ending, "Let all ranks do the same operations before one of them ends.")));
+        end(std::make_exception_ptr(PeerError("horovod", ending, "Let all ranks do the same operations before one of them ends.")));
         return;
       }
       warn_of_stalls();

@@ -222,9 +222,11 @@ void Execution::allgather(const Response& response, Operands& operands) {
   mine.slice(0, input.numel()).zero_();
   group_.all_gather(all, mine, response.name).wait();
   std::vector<at::Tensor> parts;
+  operands.received.clear();
   for (int rank = 0; rank < group_.size(); ++rank) {
     const Shape& shape = response.of_rank[static_cast<size_t>(rank)]->shapes.front();
     parts.push_back(all.slice(0, rank * most * row, rank * most * row + numel_of(shape)).view(shape));
+    operands.received.push_back(shape[0]);
   }
   operands.outputs = {at::cat(parts)};
 }

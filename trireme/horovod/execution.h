@@ -22,7 +22,7 @@ struct Operands {
 
   std::optional<at::ScalarType> type; // of outputs that are made here, if not the inputs'
 
-  std::vector<int64_t> received; // of alltoall: rows from each rank
+  std::vector<int64_t> received; // of allgather and alltoall: rows from each rank
   device::Event done{at::kCPU};
 
   at::TensorOptions output_options(const at::Tensor& like) const {

@@ -27,6 +27,8 @@ class Optimizer;
 ///
 /// A thread of each process set tells the other ranks what this one asks for; what all have asked for is done, small tensors together. Operations without a name are called by kind and number,
 /// so ranks call those in the same order. f_async() returns a handle that synchronize() takes.
+/// f() of tensors that require gradients has one: that of the sum of all ranks' losses. So all ranks, or none, give a tensor that requires gradients and go backward through the result, to several
+/// results in the same order. f_async() and f_() (in place) have none.
 /// Errors: at synchronize(): InputError where ranks disagree about a tensor (which, and who), PeerError where one is lost. A call before init() is an InputError.
 /// Source: Sergeev and Del Balso 2018, arXiv:1802.05799.
 namespace trireme::horovod {
@@ -108,6 +110,18 @@ at::Tensor allreduce_(at::Tensor tensor, const AllreduceOptions& options = {});
 Handle grouped_allreduce_async(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options = {});
 std::vector<at::Tensor> grouped_allreduce(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options = {});
 
+/// The sum or average of sparse tensors (COO) as one, coalesced: all ranks' indices and values are gathered. Cost for R rows a rank: as an allgather of R rows and their indices.
+/// Not after a join(), when a rank has nothing to gather.
+struct SparseHandle {
+  Handle indices, values;
+  std::vector<int64_t> sizes;
+  at::ScalarType type;
+  double scale;
+};
+SparseHandle sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options = {});
+at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});
+at::Tensor synchronize(const SparseHandle& handle);
+
 /// All ranks' tensors one behind the other in dim 0, of which ranks may have different sizes.
 Handle allgather_async(const at::Tensor& tensor, const std::string& name = "", const ProcessSet& set = {});
 at::Tensor allgather(const at::Tensor& tensor, const std::string& name = "", const ProcessSet& set = {});
@@ -126,6 +140,9 @@ std::pair<at::Tensor, std::vector<int64_t>> alltoall(const at::Tensor& tensor, c
 at::Tensor reducescatter(const at::Tensor& tensor, const AllreduceOptions& options = {});
 
 void barrier(const ProcessSet& set = {});
+
+/// The root's bytes: an object that the program writes and reads. Horovod's broadcast_object.
+std::string broadcast_bytes(const std::string& bytes, int root, const std::string& name = "");
 
 /// Says that this rank has no more data, and waits for the others: their sums and averages go on without it. Returns the rank that joined last, which has trained longest.
 /// Names of operations without one begin with 1 again, on all ranks.

@@ -1,0 +1,174 @@
+// Processes that come and go agree on who takes part in a round, and on the order of their ranks.
+#include <trireme/base/error.h>
+#include <trireme/horovod/elastic/meeting.h>
+#include <trireme/store/server.h>
+
+#include <tests/support/peer_error.h>
+
+#include <gmock/gmock.h>
+
+#include <future>
+#include <memory>
+#include <vector>
+
+namespace trireme::horovod::elastic {
+namespace {
+
+using test::error_of;
+using testing::HasSubstr;
+
+/// A round as a value that can be compared.
+struct Place {
+  Place(int64_t number, int rank, int size) : number(number), rank(rank), size(size) {}
+  Place(const Round& round) : number(round.number), rank(round.rank), size(round.size) {}
+  friend bool operator==(const Place&, const Place&) = default;
+  int64_t number;
+  int rank;
+  int size;
+};
+
+/// The store of a job, and its processes: the end of one's connection is what its death would be.
+class MeetingTest : public testing::Test {
+ protected:
+  MeetingTest() {
+    const int listening = store::listen_on({"127.0.0.1", 0});
+    options_.store = {"127.0.0.1", store::bound_port(listening)};
+    options_.secret = store::Secret::random();
+    options_.patience = std::chrono::seconds(30);
+    server_ = std::make_unique<store::Server>(listening, store::ServerOptions{.secret = options_.secret});
+  }
+
+  Meeting& come() {
+    meetings_.push_back(std::make_unique<Meeting>(options_));
+    return *meetings_.back();
+  }
+  static std::future<Round> next(Meeting& meeting) {
+    return std::async(std::launch::async, [&meeting] { return meeting.next_round(); });
+  }
+  /// Of several at once; the first in the list comes first, so that its number is lower.
+  std::vector<Round> next(const std::vector<Meeting*>& meetings) {
+    std::vector<std::future<Round>> futures;
+    for (Meeting* const meeting : meetings) {
+      const auto before = probe();
+      futures.push_back(next(*meeting));
+      while (probe() == before) { // until the store has its word
+      }
+    }
+    std::vector<Round> rounds;
+    for (auto& future : futures) {
+      rounds.push_back(future.get());
+    }
+    return rounds;
+  }
+  void leave(Meeting& meeting) {
+    std::erase_if(meetings_, [&](const auto& one) { return one.get() == &meeting; });
+  }
+  /// Counts who has entered or come.
+  std::string probe() {
+    const auto client = store::Client::connect(options_.store, options_.secret, "", std::chrono::steady_clock::now() + std::chrono::seconds(10));
+    std::string all;
+    for (int id = 1; id < 12; ++id) {
+      all += client->find(concat("elastic/come/", id)).value_or("-") + " ";
+    }
+    return all;
+  }
+  MeetingOptions options_;
+  std::unique_ptr<store::Server> server_;
+  std::vector<std::unique_ptr<Meeting>> meetings_;
+};
+
+TEST_F(MeetingTest, RanksAreInTheOrderOfComing) {
+  options_.min_ranks = 3;
+  Meeting &a = come(), &b = come(), &c = come();
+  const auto rounds = next({&b, &a, &c});
+  EXPECT_EQ(Place(rounds[0]), (Place{1, 0, 3}));
+  EXPECT_EQ(Place(rounds[1]), (Place{1, 1, 3}));
+  EXPECT_EQ(Place(rounds[2]), (Place{1, 2, 3}));
+  EXPECT_FALSE(a.changed());
+  EXPECT_FALSE(c.changed());
+}
+
+TEST_F(MeetingTest, ThoseWhoAreLeftMeetAgainAndKeepTheirOrder) {
+  options_.min_ranks = 2;
+  options_.max_ranks = 3;
+  Meeting &a = come(), &b = come(), &c = come();
+  next({&a, &b, &c});
+  leave(a);
+  while (!b.changed()) {
+  }
+  EXPECT_TRUE(c.changed());
+  const auto rounds = next({&c, &b});
+  EXPECT_EQ(Place(rounds[0]), (Place{2, 1, 2}));
+  EXPECT_EQ(Place(rounds[1]), (Place{2, 0, 2}));
+  EXPECT_FALSE(b.changed());
+}
+
+TEST_F(MeetingTest, OneThatComesIsTakenInWhenTheOthersCome) {
+  options_.min_ranks = 2;
+  Meeting &a = come(), &b = come();
+  next({&a, &b});
+  options_.min_ranks = 1; // of those who come later: it still does not begin without the others
+  Meeting& c = come();
+  auto waiting = next(c);
+  while (!a.changed()) {
+  }
+  EXPECT_TRUE(b.changed());
+  const auto rounds = next({&b, &a});
+  EXPECT_EQ(Place(rounds[0]), (Place{2, 1, 3}));
+  EXPECT_EQ(Place(rounds[1]), (Place{2, 0, 3}));
+  EXPECT_EQ(Place(waiting.get()), (Place{2, 2, 3}));
+  EXPECT_FALSE(a.changed());
+}
+
+TEST_F(MeetingTest, MoreThanThereIsRoomForWaitForALoss) {
+  options_.min_ranks = 1;
+  options_.max_ranks = 2;
+  Meeting &a = come(), &b = come();
+  next({&a, &b});
+  Meeting& c = come();
+  const std::string before = probe();
+  auto waiting = next(c);
+  while (probe() == before) {
+  }
+  EXPECT_FALSE(a.changed());
+  const auto rounds = next({&a, &b}); // for a fault that was no loss: the third one is still too many
+  EXPECT_EQ(Place(rounds[0]), (Place{2, 0, 2}));
+  EXPECT_EQ(Place(rounds[1]), (Place{2, 1, 2}));
+  EXPECT_FALSE(b.changed());
+  leave(a);
+  while (!b.changed()) {
+  }
+  EXPECT_EQ(Place(b.next_round()), (Place{3, 0, 2}));
+  EXPECT_EQ(Place(waiting.get()), (Place{3, 1, 2}));
+}
+
+// It hung, or was stopped: what it has is older than what the others have, so it is not rank 0 again.
+TEST_F(MeetingTest, OneThatIsLateIsLeftOutAndComesBackLast) {
+  options_.min_ranks = 2;
+  options_.max_ranks = 3;
+  Meeting &a = come(), &b = come();
+  options_.late_patience = std::chrono::milliseconds(0);
+  Meeting& c = come(); // which does not wait for others
+  next({&a, &b, &c});
+  auto rounds = next({&b, &c});
+  EXPECT_EQ(Place(rounds[0]), (Place{2, 0, 2}));
+  EXPECT_EQ(Place(rounds[1]), (Place{2, 1, 2}));
+  auto late = next(a);
+  while (!b.changed()) {
+  }
+  rounds = next({&b, &c});
+  EXPECT_EQ(Place(rounds[0]), (Place{3, 0, 3}));
+  EXPECT_EQ(Place(rounds[1]), (Place{3, 1, 3}));
+  EXPECT_EQ(Place(late.get()), (Place{3, 2, 3}));
+}
+
+TEST_F(MeetingTest, TooFewIsAnErrorInTheEnd) {
+  options_.min_ranks = 3;
+  options_.patience = std::chrono::milliseconds(60);
+  EXPECT_THAT(error_of([&] { come().next_round(); }), HasSubstr("round 1 cannot begin: 1 of at least 3 ranks are there after"));
+  options_.max_ranks = 2;
+  EXPECT_THAT(error_of([&] { come(); }), HasSubstr("from 3 to 2 ranks"));
+}
+
+} // namespace
+} // namespace trireme::horovod::elastic
