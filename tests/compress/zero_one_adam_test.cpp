@@ -37,7 +37,11 @@ constexpr When kAllKinds = {.freeze = 4, .update_scaler = 2, .local_scaler = 2, 
 
 // The loop of the reference implementation.
 TEST(IntervalsTest, AreTheReferences) {
-  compress::Intervals intervals(300, 16, 20, 6);
+  optim::ZeroOneAdamOptions options;
+  options.var_freeze_step = 300;
+  options.local_step_scaler = 20;
+  options.local_step_clipper = 6;
+  compress::Intervals intervals(options);
   int64_t interval = 1, counter = 0, local_interval = 1, local_counter = 0, moves = 0;
   for (int64_t step = 1; step <= 300; ++step) {
     const bool moves_now = step % interval == 0;
@@ -53,13 +57,13 @@ TEST(IntervalsTest, AreTheReferences) {
   }
   EXPECT_EQ(intervals.moves(), moves);
   EXPECT_EQ(intervals.interval(), 16);
-  compress::Intervals resumed(300, 16, 20, 6);
+  compress::Intervals resumed(options);
   resumed.load_state(intervals.state(), 0);
   EXPECT_EQ(resumed.state(), intervals.state());
   std::vector<int64_t> meetings;
   for (int64_t step = 301; step <= 500; ++step) {
     EXPECT_FALSE(intervals.moves_in(step));
-    ASSERT_EQ(intervals.local_interval(step), local_interval) << step;
+    ASSERT_EQ(options.local_interval(step), local_interval) << step;
     ASSERT_EQ(intervals.meet_in(step), step % local_interval == 0) << step;
     if (step % local_interval == 0) {
       meetings.push_back(step);
