@@ -11,7 +11,7 @@ namespace {
 using test::run_ranks;
 using testing::IsEmpty;
 
-std::vector<double> train_split(comm::World& world, int tensor, bool sequence_parallel, int steps) {
+std::vector<double> train_split(comm::World& world, int tensor, bool sequence_parallel, int steps, const config::EngineConfig& config = one_bit_config(10, 1, 1.0, 24)) {
   InitializeOptions options;
   options.mesh = mesh::training_mesh(world.group(), {.data = mesh::kRest, .tensor = tensor});
   options.sequence_parallel = sequence_parallel;
@@ -21,7 +21,7 @@ std::vector<double> train_split(comm::World& world, int tensor, bool sequence_pa
   models::Gpt model(small_gpt(), ranks);
   options.model = model.ptr();
   options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
-  options.config = one_bit_config(10, 1, 1.0, 24);
+  options.config = config;
   options.training_data = std::make_shared<Counting>();
   options.shuffle = false;
   const Initialized made = initialize(world, options);
@@ -52,6 +52,28 @@ TEST(OneBitAdamTensorTest, SplitLayersLearnAsWholeOnesDo) {
                             }
                             EXPECT_LT(split.back(), split[10]);
                           }
+                        }),
+              IsEmpty());
+}
+
+// Gradients of one bit, then replicas that step by themselves: what tensor ranks have whole stays the same on them.
+TEST(ZeroOneAdamTensorTest, SplitLayersLearnAsWholeOnesDo) {
+  EXPECT_THAT(run_ranks(4,
+                        [](comm::World& world) {
+                          config::EngineConfig config = one_bit_config(10, 1, 1.0, 24);
+                          optim::ZeroOneAdamOptions zero_one;
+                          zero_one.lr = 0.01;
+                          zero_one.beta2 = kBeta2;
+                          zero_one.var_freeze_step = 20;
+                          zero_one.var_update_scaler = 6;
+                          zero_one.local_step_scaler = 5;
+                          zero_one.local_step_clipper = 2;
+                          config.optimizer->rule = zero_one;
+                          const std::vector<double> whole = train_split(world, 1, false, 40, config), split = train_split(world, 2, false, 40, config);
+                          for (int step = 0; step < 40; ++step) {
+                            EXPECT_NEAR(split[static_cast<size_t>(step)], whole[static_cast<size_t>(step)], step < 6 ? 1e-4 : 0.35) << "step " << step;
+                          }
+                          EXPECT_LT(split.back(), split[6]);
                         }),
               IsEmpty());
 }

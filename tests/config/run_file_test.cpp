@@ -262,6 +262,8 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"engine", R"({"train_batch_size": 8, "parameter_averaging": {"every": 4}})", {"training.steps: 10 is not a multiple of 4, engine.parameter_averaging.every at ", "Write 8 or 12."}},
       {"engine", R"({"train_batch_size": 8, "parameter_averaging": {"every": 20}})", {"training.steps: 10 is not a multiple of 20", "Write 20."}},
       {"engine", R"({"train_batch_size": 8, "parameter_averaging": {"outer_optimizer": "slowmo"}})", {"every"}},
+      {"engine", R"({"train_batch_size": 8, "optimizer": {"type": "ZeroOneAdam", "params": {"var_freeze_step": 2, "local_step_scaler": 2, "local_step_clipper": 4}}})",
+       {"training.steps: step 10 is between two meetings of ranks that step by themselves, engine.optimizer at", "They meet in step 12; every 4 steps there."}},
       {"engine", R"({"optimizer": {"type": "AdamW"}})", {"no batch size: neither train_batch_size"}},
       {"engine",
        R"({"train_batch_size": 8, "sparse_gradients": true})",

@@ -189,6 +189,35 @@ std::string counted_as(const Item& item, const config::RunConfig& run, int64_t d
   return item.axis == "pipe+tensor" && run.parallel.pipe == 1 ? "tensor" : item.axis;
 }
 
+mesh::Mesh mesh_of(comm::World& world, const config::RunConfig& run) {
+  return mesh::training_mesh(world.group(), {.pipe = static_cast<int>(run.parallel.pipe), .context = static_cast<int>(run.parallel.context), .tensor = static_cast<int>(run.parallel.tensor)});
+}
+
+models::ModelRanks ranks_of(const mesh::Mesh& mesh, const config::RunConfig& run) {
+  models::ModelRanks ranks;
+  ranks.tensor = {mesh.group(mesh::Axis::tensor), run.parallel.sequence_parallel};
+  ranks.context = mesh.group(mesh::Axis::context);
+  ranks.context_kind = run.parallel.context_kind;
+  return ranks;
+}
+
+engine::Initialized engine_of(comm::World& world, const config::RunConfig& run, const mesh::Mesh& mesh) {
+  const models::ModelRanks ranks = ranks_of(mesh, run);
+  engine::InitializeOptions options;
+  options.config = run.engine;
+  options.training_data = std::make_shared<Tokens>(run.model.gpt);
+  options.mesh = mesh;
+  options.sequence_parallel = run.parallel.sequence_parallel;
+  if (run.builds_layers()) {
+    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(run.model.gpt, ranks), models::gpt_loss(run.model.gpt, ranks), run.pipeline);
+  } else {
+    models::Gpt gpt_module(run.model.gpt, ranks);
+    options.model = gpt_module.ptr();
+    options.loss = [gpt_module](const data::Batch& batch) mutable { return gpt_module->loss(batch.input(), batch.target()); };
+  }
+  return engine::initialize(world, options);
+}
+
 class CountedBytes : public testing::TestWithParam<Case> {};
 
 TEST_P(CountedBytes, AreTheFormulas) {
@@ -196,23 +225,9 @@ TEST_P(CountedBytes, AreTheFormulas) {
   const config::RunConfig run = run_config(c.overrides);
   EXPECT_THAT(run_ranks(c.ranks,
                         [&](comm::World& world) {
-                          engine::InitializeOptions options;
-                          options.config = run.engine;
-                          options.training_data = std::make_shared<Tokens>(run.model.gpt);
-                          options.mesh = mesh::training_mesh(world.group(), {.pipe = static_cast<int>(run.parallel.pipe), .context = static_cast<int>(run.parallel.context), .tensor = static_cast<int>(run.parallel.tensor)});
-                          options.sequence_parallel = run.parallel.sequence_parallel;
-                          models::ModelRanks ranks;
-                          ranks.tensor = {options.mesh->group(mesh::Axis::tensor), run.parallel.sequence_parallel};
-                          ranks.context = options.mesh->group(mesh::Axis::context);
-                          ranks.context_kind = run.parallel.context_kind;
-                          if (run.builds_layers()) {
-                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(run.model.gpt, ranks), models::gpt_loss(run.model.gpt, ranks), run.pipeline);
-                          } else {
-                            models::Gpt gpt_module(run.model.gpt, ranks);
-                            options.model = gpt_module.ptr();
-                            options.loss = [gpt_module](const data::Batch& batch) mutable { return gpt_module->loss(batch.input(), batch.target()); };
-                          }
-                          const auto made = engine::initialize(world, options);
+                          const mesh::Mesh mesh = mesh_of(world, run);
+                          const models::ModelRanks ranks = ranks_of(mesh, run);
+                          const auto made = engine_of(world, run, mesh);
                           const auto sent_in_a_step = [&] {
                             std::map<std::string, int64_t> sent;
                             const std::map<std::string, int64_t> before = made.engine->bytes_sent_by_axes();
@@ -321,23 +336,12 @@ TEST_P(CountedCompressedBytes, AreTheFormulas) {
   const config::RunConfig run = run_config(c.overrides);
   EXPECT_THAT(run_ranks(c.ranks,
                         [&](comm::World& world) {
-                          engine::InitializeOptions options;
-                          options.config = run.engine;
-                          options.training_data = std::make_shared<Tokens>(run.model.gpt);
-                          options.mesh = mesh::training_mesh(world.group(), {.pipe = static_cast<int>(run.parallel.pipe)});
-                          if (run.builds_layers()) {
-                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(run.model.gpt), models::gpt_loss(run.model.gpt), run.pipeline);
-                          } else {
-                            models::Gpt gpt_module(run.model.gpt);
-                            options.model = gpt_module.ptr();
-                            options.loss = [gpt_module](const data::Batch& batch) mutable { return gpt_module->loss(batch.input(), batch.target()); };
-                          }
-                          const auto made = engine::initialize(world, options);
+                          const auto made = engine_of(world, run, mesh_of(world, run));
                           made.engine->train_batch();
                           made.engine->train_batch();
                           const int64_t before = made.engine->bytes_sent();
                           made.engine->train_batch();
-                          const Run described = config::describe(run, c.ranks).run;
+                          const auto described = config::describe(run, c.ranks).run;
                           const auto stage = static_cast<size_t>(made.engine->pipe_group().rank());
                           EXPECT_EQ(made.engine->bytes_sent() - before, traffic_of(described, Step::compressed).at(stage).bytes());
                           EXPECT_LT(traffic_of(described, Step::compressed).at(stage).bytes(), traffic_of(described).at(stage).bytes());

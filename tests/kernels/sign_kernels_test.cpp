@@ -65,6 +65,24 @@ TEST_P(SignKernelsTest, PackAndAddAreTheFormulaToTheBit) {
   }
 }
 
+TEST_P(SignKernelsTest, ProductsWithPowersAreExactAndZeroIsZero) {
+  for (int64_t n = 0; n <= 50; ++n) {
+    std::vector<float> x(static_cast<size_t>(n + 4), kBesides), there = x, back = x;
+    std::vector<uint8_t> exponents(static_cast<size_t>(n + 1), kByteBesides);
+    for (int64_t i = 0; i < n; ++i) {
+      exponents[i + 1] = static_cast<uint8_t>(i % 7 == 3 ? 0 : 90 + 5 * i % 60);
+      const float power = exponents[i + 1] == 0 ? 0 : std::ldexp(1.0F, exponents[i + 1] - 127);
+      x[i + 2] = 0.3F * static_cast<float>(i + 1) - 5;
+      there[i + 2] = x[i + 2] * power;
+      back[i + 2] = power == 0 ? 0 : x[i + 2];
+    }
+    kernel_set(GetParam()).scale_by_powers(exponents.data() + 1, n, false, x.data() + 2);
+    EXPECT_TRUE(std::equal(x.begin(), x.end(), there.begin())) << n;
+    kernel_set(GetParam()).scale_by_powers(exponents.data() + 1, n, true, x.data() + 2);
+    EXPECT_TRUE(std::equal(x.begin(), x.end(), back.begin())) << n;
+  }
+}
+
 TEST(SignTest, ZerosOfEitherSignArePositiveAndNanIsNot) {
   std::vector<float> x = {0.0F, -0.0F, std::numeric_limits<float>::quiet_NaN(), -1.0F};
   uint8_t bits = 0;

@@ -47,9 +47,10 @@ at::Tensor CompressedSync::gathered(const BucketPlace& place, const at::Tensor& 
   return all;
 }
 
-at::Tensor CompressedSync::own_gradient(const BucketPlace& place) const {
+at::Tensor CompressedSync::own_gradient(const BucketPlace& place, double factor) const {
   const at::Tensor gradient = place.flat->owned_grad(place.bucket, {place.layout().begin, place.layout().end});
-  return gradient.to(torch::kFloat32, /*non_blocking=*/false, /*copy=*/true).mul_(values_->grad_scale() * place.ranks.size()); // the mean becomes what their sum is to be
+  const double whole = factor * values_->grad_scale() * place.ranks.size(); // the mean becomes what their sum is to be
+  return gradient.scalar_type() == torch::kFloat32 ? gradient.mul(whole) : gradient.to(torch::kFloat32).mul_(whole);
 }
 
 // While one bucket is stepped, the messages of the next one travel.

@@ -88,8 +88,8 @@ class CompressedSync : public parallel::GradientSync {
   }
   /// All elements of a bucket, of which each rank has what it owns.
   at::Tensor gathered(const BucketPlace& place, const at::Tensor& own) const;
-  /// This rank's gradient of a bucket with the step's factors: the mean over the ranks is the gradient of the step. A copy, fp32.
-  at::Tensor own_gradient(const BucketPlace& place) const;
+  /// This rank's gradient of a bucket with the step's factors, and `factor`: the mean over the ranks is the gradient of the step. A copy, fp32.
+  at::Tensor own_gradient(const BucketPlace& place, double factor = 1) const;
   /// Bytes of a bucket's gradients, as the plain sync sends them.
   double plain_bytes(const BucketPlace& place) const;
   /// Starts and ends the rounds of all buckets, two at a time.

@@ -2,24 +2,14 @@
 
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
-
 namespace trireme::compress {
 
 void Intervals::moved() {
   ++moves_;
-  if (++counter_ == update_scaler_) {
+  if (++counter_ == options_.var_update_scaler) {
     counter_ = 0;
     interval_ *= 2;
   }
-}
-
-int64_t Intervals::local_interval(int64_t step) const {
-  int64_t interval = 1;
-  for (int64_t doublings = (step - freeze_step_ - 1) / local_scaler_; doublings > 0 && interval < local_clipper_; --doublings) {
-    interval = std::min(2 * interval, local_clipper_);
-  }
-  return interval;
 }
 
 int64_t Intervals::next_meeting(int64_t step) const {

@@ -87,7 +87,7 @@ void OneBitAdamSync::before_exchange() {
 // Adam's first moment by this rank's gradient alone.
 at::Tensor OneBitAdamSync::numbers_of(size_t number) {
   const BucketPlace& place = places()[number];
-  at::Tensor moment = own_gradient(place).mul_(1 - beta1());
+  at::Tensor moment = own_gradient(place, 1 - beta1());
   if (first_[number].defined()) {
     moment.add_(first_[number], beta1());
   } else {

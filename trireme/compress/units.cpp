@@ -1,6 +1,9 @@
 #include <trireme/compress/units.h>
 
+#include <trireme/kernels/kernels.h>
+
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <utility>
 
@@ -9,6 +12,7 @@ namespace {
 
 /// fp32 numbers have their exponent from this bit on.
 constexpr int64_t kMantissaBits = 23;
+constexpr int64_t kGrain = 1 << 15; // elements that a thread takes at least
 
 at::Tensor power(const at::Tensor& exponents) {
   return exponents.to(at::kInt).bitwise_left_shift_(kMantissaBits).view(at::kFloat);
@@ -17,6 +21,13 @@ at::Tensor power(const at::Tensor& exponents) {
 // 2^-k has the exponent 254 - e where 2^k has e; 0 stays 0.
 at::Tensor inverse_power(const at::Tensor& exponents) {
   return power(exponents.neg().sub_(2).masked_fill_(exponents.eq(0), 0));
+}
+
+// By our own loops: one pass.
+void scale_here(const at::Tensor& exponents, bool inverse, const at::Tensor& numbers) {
+  const auto* const from = exponents.const_data_ptr<uint8_t>();
+  auto* const to = numbers.mutable_data_ptr<float>();
+  at::parallel_for(0, numbers.numel(), kGrain, [&](int64_t begin, int64_t end) { kernels::active_kernels().scale_by_powers(from + begin, end - begin, inverse, to + begin); });
 }
 
 } // namespace
@@ -40,11 +51,11 @@ at::Tensor Units::dead() const {
 }
 
 void Units::divide(at::Tensor numbers) const {
-  numbers.mul_(inverse_power(exponents_));
+  numbers.is_cpu() ? scale_here(exponents_, true, numbers) : void(numbers.mul_(inverse_power(exponents_)));
 }
 
 void Units::multiply(at::Tensor numbers) const {
-  numbers.mul_(power(exponents_));
+  numbers.is_cpu() ? scale_here(exponents_, false, numbers) : void(numbers.mul_(power(exponents_)));
 }
 
 at::Tensor Units::factor_to(const Units& other) const {

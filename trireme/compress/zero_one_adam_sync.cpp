@@ -22,7 +22,7 @@ using Values = bucket::SteppedValues::Values;
 ZeroOneAdamSync::ZeroOneAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::ZeroOneAdamOptions& options, comm::Group everyone, bool alone)
     : OneBitAdamSync(std::move(plain), {"zero_one_adam", "0/1 Adam", options.beta1, options.eps}, WarmUp(options.var_freeze_step, options.beta2), std::move(everyone)),
       options_(options),
-      intervals_(options.var_freeze_step, options.var_update_scaler, options.local_step_scaler, options.local_step_clipper),
+      intervals_(options),
       may_be_alone_(alone && group().size() > 1) {}
 
 void ZeroOneAdamSync::attach(const std::vector<bucket::FlatParameters*>& buffers) {

@@ -32,7 +32,7 @@ class ZeroOneAdamSync final : public OneBitAdamSync {
     return kind_ == Kind::alone ? alone_ : group();
   }
   bool steps_alone_after(int64_t steps) const override {
-    return may_be_alone_ && intervals_.is_frozen_in(steps + 1);
+    return may_be_alone_ && steps >= options_.var_freeze_step;
   }
   bool ranks_meet() const override {
     return kind_ != Kind::alone || intervals_.meet_in(steps_ + 1);

@@ -141,6 +141,31 @@ void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConf
   meets("checkpoint_every", run.training.checkpoint_every);
 }
 
+// The same of ranks that step by themselves with 0/1 Adam.
+void check_meetings(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
+  const auto* const adam = run.engine.optimizer ? std::get_if<optim::ZeroOneAdamOptions>(&run.engine.optimizer->rule) : nullptr;
+  if (adam == nullptr) {
+    return;
+  }
+  const JsonNode& key = *engine.find("optimizer");
+  const auto meets = [&](const char* name, int64_t step) {
+    if (adam->meet_in(step)) {
+      return;
+    }
+    int64_t next = step;
+    while (!adam->meet_in(next)) {
+      ++next;
+    }
+    place(root, "training", name)
+        .fail(concat("step ", step, " is between two meetings of ranks that step by themselves, ", named(key), ": they differ and cannot be saved"),
+              concat("They meet in step ", next, "; every ", adam->local_interval(step), " steps there. \"local_step_clipper\": 1 lets them meet in every step."));
+  };
+  meets("steps", run.training.steps);
+  for (int64_t step = run.training.checkpoint_every; run.training.checkpoint_every > 0 && step < run.training.steps; step += run.training.checkpoint_every) {
+    meets("checkpoint_every", step);
+  }
+}
+
 void check_cnn(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
   const auto count = [&](const char* images, size_t n_images, const char* labels, size_t n_labels) {
     if (n_images != n_labels) {
@@ -291,6 +316,7 @@ void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
   }
   check_training(root, engine, run);
   check_averaging(root, engine, run);
+  check_meetings(root, engine, run);
 }
 
 ordered_json write_sync(const SyncConfig& sync) {

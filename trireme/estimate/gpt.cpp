@@ -130,12 +130,13 @@ void add_parameter(Layer& layer, const models::GptPart& part, const models::GptP
   using Kind = models::GptPart::Kind;
   const auto& sizes = parameter.sizes;
   const int64_t numel = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  const int64_t columns = sizes.size() > 1 ? sizes.back() : 0;
   if (part.kind == Kind::tokens || part.kind == Kind::head) {
-    layer.parameters.push_back({parameter.name, s.vocabulary * sizes.back()});
+    layer.parameters.push_back({parameter.name, s.vocabulary * sizes.back(), false, columns});
   } else if (part.kind == Kind::block && starts_with_any(parameter.name, {"attn.c_attn.", "attn.c_proj.weight", "mlp.c_fc.", "mlp.c_proj.weight"})) {
-    layer.parameters.push_back({parameter.name, numel / s.tensor});
+    layer.parameters.push_back({parameter.name, numel / s.tensor, false, parameter.name.ends_with("c_proj.weight") ? columns / s.tensor : columns});
   } else {
-    layer.parameters.push_back({parameter.name, numel, /*whole=*/true});
+    layer.parameters.push_back({parameter.name, numel, /*whole=*/true, columns});
   }
 }
 

@@ -75,7 +75,7 @@ bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> who
         continue;
       }
       for (const Parameter& parameter : described.parameters) {
-        all_tensors.push_back({described.name + '.' + parameter.name, {parameter.numel}, layer});
+        all_tensors.push_back({described.name + '.' + parameter.name, parameter.sizes(), layer});
         parameters.push_back(&parameter);
         in_unit.push_back(run.shards(3) && (run.layer_list || described.is_unit));
       }

@@ -28,6 +28,12 @@ struct Parameter {
   int64_t numel = 0;
   /// All ranks of the tensor axis hold the same.
   bool whole = false;
+  /// Of a matrix, those that a rank holds, which are of rows with so many numbers; 0: of a vector.
+  int64_t columns = 0;
+
+  std::vector<int64_t> sizes() const {
+    return columns > 0 ? std::vector<int64_t>{numel / columns, columns} : std::vector<int64_t>{numel};
+  }
 };
 
 /// One layer of a model that is cut into layers. Bytes are those of one micro-batch.

@@ -58,6 +58,8 @@ struct KernelSet {
   void (*pack_signs)(float* x, int64_t n, float scale, uint8_t* bits);
   /// Adds `scale` to sum[i] where its bit is 1, else -scale.
   void (*add_signs)(const uint8_t* bits, int64_t n, float scale, float* sum);
+  /// Multiplies x[i] by the power of two whose exponent, as fp32 has it, is exponents[i], or by its inverse; 0: by 0. For exponents up to 253.
+  void (*scale_by_powers)(const uint8_t* exponents, int64_t n, bool inverse, float* x);
   /// Copies past the caches: for more bytes than they hold, saves reading the target first. No overlap.
   void (*stream_copy)(void* to, const void* from, int64_t bytes);
 };

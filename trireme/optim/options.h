@@ -38,6 +38,18 @@ struct ZeroOneAdamOptions : AdamOptions {
   int64_t local_step_scaler = 32678;
   /// Longest interval of meetings; 1: the ranks meet in every step.
   int64_t local_step_clipper = 16;
+
+  /// Steps between two meetings at `step`, which counts from 1: 1 up to var_freeze_step and local_step_scaler steps longer, then doubled after every local_step_scaler steps.
+  constexpr int64_t local_interval(int64_t step) const {
+    int64_t interval = 1;
+    for (int64_t doublings = (step - var_freeze_step - 1) / local_step_scaler; doublings > 0 && interval < local_step_clipper; --doublings) {
+      interval = 2 * interval < local_step_clipper ? 2 * interval : local_step_clipper;
+    }
+    return interval;
+  }
+  constexpr bool meet_in(int64_t step) const {
+    return step % local_interval(step) == 0;
+  }
 };
 
 struct SgdOptions {

@@ -31,7 +31,7 @@ class ServerJob {
   }
 
   /// Runs `body` in each worker, with its number and a world of one rank. Returns what run_ranks() does; what the servers did is in counters().
-  std::vector<std::string> run(const std::function<void(int worker, comm::World& world)>& body, std::chrono::milliseconds deadline = std::chrono::milliseconds(120'000)) {
+  std::vector<std::string> run(const std::function<void(int worker, comm::World& world)>& body, std::chrono::milliseconds deadline = std::chrono::milliseconds(60000)) {
     return run_processes(workers_ + static_cast<int>(options_.servers), [&](int rank) {
       for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRIREME_LISTEN_FD"}) {
         ::unsetenv(name);
@@ -62,7 +62,10 @@ class ServerJob {
     parallel::server::WorkerOptions options;
     for (int place = 0; place < options_.servers; ++place) {
       const auto file = folder_ / concat("address", place);
-      while (!std::filesystem::exists(file)) {
+      for (int tries = 0; !std::filesystem::exists(file); ++tries) {
+        if (tries > 10000) {
+          throw Error("test", concat("server ", place, " has not come"));
+        }
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
       }
       options.addresses.push_back(read_file(file));
