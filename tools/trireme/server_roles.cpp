@@ -42,7 +42,7 @@ std::optional<std::pair<int, int>> place_in(const char* variable) {
 }
 
 rpc::Access access_of_job() {
-  return {.secret = store::Secret::from_environment().hex(), .job = env::text("TRIREME_RUN_ID").value_or("")};
+  return {.secret = std::string(store::Secret::from_environment().bytes()), .job = env::text("TRIREME_RUN_ID").value_or("")};
 }
 
 } // namespace
