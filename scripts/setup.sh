@@ -10,8 +10,8 @@ torch_version=2.13.0
 torch_index=${TRIREME_TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev
                  libgtest-dev libgmock-dev python3 python3-venv)
-# What only tests use: several hosts on one machine, and an MPI (its tests are skipped, visibly, without one).
-test_packages=(iproute2 procps openmpi-bin libopenmpi-dev)
+# What only tests use: several hosts on one machine, an MPI and a Slurm (their tests are skipped, visibly, without one).
+test_packages=(iproute2 procps openmpi-bin libopenmpi-dev slurmctld slurmd slurm-client)
 
 [ -e /proc/self/fd/0 ] || exec </dev/null # closed: the first file that a program opens would be its input
 
