@@ -107,8 +107,9 @@ scontrol update jobid=$job TimeLimit=60
 start_again "$job" 1
 wait_for is_in "$job" "COMPLETED FAILED"
 state_of "$job"
+grep -E "_job_complete|Requeuing|Allocate|time_limit" slurm/slurmctld.log
 )sh");
-  EXPECT_THAT(run.output, HasSubstr("COMPLETED")) << log_of("trireme-1");
+  ASSERT_THAT(run.output, HasSubstr("COMPLETED")) << log_of("trireme-1");
   const int64_t last = steps_written("runs/trireme-1");
   EXPECT_THAT(run.output, HasSubstr(concat("saved global_step", last - 20, " after ", last - 20)));
   EXPECT_THAT(log_of("trireme-1"), AllOf(HasSubstr(concat("stopped by SIGUSR1 at step ", last - 20)), HasSubstr(concat("continuing from runs/trireme-1/checkpoints/global_step", last - 20))));
