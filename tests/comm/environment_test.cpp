@@ -80,16 +80,26 @@ const Case kCases[] = {
                  {"MASTER_ADDR", "head"}}, 1, 2, 0, 1, "head", 29500},
     {"Hydra", {{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "2"}, {"MPI_LOCALNRANKS", "3"}}, 2, 3, 2, 3, "", 0},
     {"SrunWithPmiIsSlurm",
-     {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "0"}, {"SLURM_JOB_ID", "123456"},
+     {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_ID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_JOB_ID", "123456"},
       {"SLURM_JOB_NODELIST", "gpu[07-08]"}},
      1, 2, 0, -1, "gpu07", 18456},
     {"SlurmOnOneHost",
-     {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "3"}, {"SLURM_JOB_ID", "77"}, {"SLURM_JOB_NODELIST", "login"}},
+     {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "1"}, {"SLURM_LOCALID", "3"}, {"SLURM_JOB_ID", "77"}, {"SLURM_JOB_NODELIST", "login"}},
      3, 4, 3, 4, "127.0.0.1", 15077},
     {"SlurmStepListWins",
-     {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NODELIST", "a[1-4]"}, {"SLURM_STEP_NODELIST", "a[3-4]"}},
+     {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NODELIST", "a[1-4]"}, {"SLURM_STEP_NODELIST", "a[3-4]"}},
      0, 2, -1, -1, "a3", 15001},
-    {"InteractiveSlurmIsNone", {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_NAME", "bash"}}, 0, 1, 0, 1, "", 0},
+    {"SlurmBatchScriptIsNone", {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "5"}, {"SLURM_JOB_NODELIST", "a[1-4]"}}, 0, 1, 0, 1, "", 0},
+    {"SlurmShellIsNone",
+     {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_NAME", "bash"}, {"SLURM_STEP_ID", "0"}, {"SLURM_PTY_PORT", "35479"}},
+     0, 1, 0, 1, "", 0},
+    {"SlurmStepOfAShell",
+     {{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NAME", "bash"}, {"SLURM_STEP_ID", "2"}, {"SLURM_PTY_PORT", "35479"}, {"SLURM_JOB_ID", "4"},
+      {"SLURM_STEP_NODELIST", "a1"}},
+     1, 2, -1, 2, "127.0.0.1", 15004},
+    {"SlurmJobThatIsCalledInteractive",
+     {{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NAME", "interactive"}, {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "4"}, {"SLURM_STEP_NODELIST", "a[1-2]"}},
+     1, 2, -1, -1, "a1", 15004},
     {"Pet",
      {{"PET_NNODES", "3"}, {"PET_NODE_RANK", "2"}, {"PET_NPROC_PER_NODE", "1"}, {"PET_MASTER_ADDR", "trainer-0"}, {"PET_MASTER_PORT", "29400"}},
      2, 3, 0, 1, "trainer-0", 29400},
@@ -134,7 +144,7 @@ TEST(EnvironmentErrorTest, LaunchersAreToldWhatToType) {
   EXPECT_THAT(refusal({{"TF_CONFIG", R"({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}})"}}), HasSubstr("task 1"));
   EXPECT_THAT(refusal({{"TF_CONFIG", R"({"cluster": {"worker": ["a", "b"]}, "task": {"type": "worker", "index": 0}})"}}), HasSubstr("gives no port"));
   EXPECT_THAT(refusal({{"TF_CONFIG", R"({"cluster": {"worker": ["a:x", "b:1"]}, "task": {"type": "worker", "index": 0}})"}}), HasSubstr("port \"x\""));
-  EXPECT_THAT(refusal({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "a[1-"}}), HasSubstr("host list \"a[1-\""));
+  EXPECT_THAT(refusal({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_NODELIST", "a[1-"}}), HasSubstr("host list \"a[1-\""));
 }
 
 TEST(EnvironmentTest, NamesTheJobWhereItsLauncherDoes) {

@@ -265,6 +265,7 @@ void start_as(const std::string& launcher, int rank, const std::string& port) {
     set("SLURM_PROCID", std::to_string(rank));
     set("SLURM_NTASKS", "2");
     set("SLURM_LOCALID", std::to_string(rank));
+    set("SLURM_STEP_ID", "0");
     set("SLURM_STEP_NODELIST", "node7");
     set("SLURM_JOB_ID", std::to_string((std::stoi(port) - 15000 + 10000) % 10000));
   } else {

@@ -221,7 +221,10 @@ TEST(TextsTest, CommandsOfTheMessagesExist) {
 }
 
 // Options of programs that are not ours.
-const std::set<std::string> kForeignOptions = {"--no-python", "--build", "--preset", "--signal", "--extract", "--quiet", "--install", "--prefix", "--epochs", "--gtest"};
+const std::set<std::string> kForeignOptions = {"--no-python", "--build", "--preset", "--signal", "--extract", "--quiet", "--install", "--prefix", "--epochs", "--gtest",
+                                               "--standalone", "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", // torchrun
+                                               "--ntasks", "--ntasks-per-node", "--open-mode", "--requeue", "--kill-on-bad-exit", "--pty", "--gpus-per-node", // Slurm
+                                               "--from-literal"};
 
 TEST(TextsTest, OptionsExist) {
   static const std::regex option(R"((^|[^A-Za-z0-9_-])(--[a-z][a-z-]*))");

@@ -132,14 +132,29 @@ TEST_F(BadInputTest, OutputThatCannotBeWritten) {
   }
 }
 
-TEST_F(BadInputTest, AnotherLauncherThatStartsTheLauncherManyTimes) {
-  for (const char* variables : {"OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=1", "PMI_SIZE=3 PMI_RANK=0", "WORLD_SIZE=3 RANK=2"}) {
-    const Finished run = sh(concat(variables, ' ', kTrireme, " train ", path("run.json"), " --out ", path("out")));
+TEST_F(BadInputTest, WhatOnlyALauncherCanDoUnderAnotherLauncher) {
+  const std::string train = concat(kTrireme, " train ", path("run.json"), " --out ", path("out"), ' ');
+  for (const char* variables : {"OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=1", "PMI_SIZE=3 PMI_RANK=0", "WORLD_SIZE=3 RANK=2", "SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_STEP_ID=0",
+                                "PET_NNODES=3 PET_NODE_RANK=0"}) {
+    Finished run = sh(concat(variables, ' ', train, "-n 2"));
     EXPECT_EQ(run.status, 2) << variables;
-    EXPECT_THAT(run.output, AllOf(HasSubstr("has already started 3 of it"), HasSubstr("Start it once: trireme train run.json -n 3"))) << variables;
+    EXPECT_THAT(run.output, AllOf(HasSubstr("-n asks for 2 ranks, but "), HasSubstr(" has started 3"))) << variables;
+    run = sh(concat(variables, ' ', train, "--max-restarts 2"));
+    EXPECT_EQ(run.status, 2) << variables;
+    EXPECT_THAT(run.output, HasSubstr("--max-restarts is for ranks that trireme starts")) << variables;
     EXPECT_FALSE(fs::exists(path("out"))) << variables;
   }
-  EXPECT_EQ(sh(concat("OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0 ", kTrireme, " train ", path("run.json"), " --set training.steps=1 --out ", path("out"))).status, 0);
+  expect_refused(sh("PET_NNODES=1:3 PET_NODE_RANK=0 " + train), "Type: torchrun --no-python trireme train RUN.json --resume");
+  expect_refused(sh("WORLD_SIZE=two RANK=0 " + train), "WORLD_SIZE must be a whole number");
+  expect_refused(sh("WORLD_SIZE=5 RANK=0 " + train), "12");
+  EXPECT_FALSE(fs::exists(path("out")));
+}
+
+TEST_F(BadInputTest, ALauncherThatStartsOneProcessIsNone) {
+  for (const char* variables : {"OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0", "SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_JOB_ID=7"}) { // a batch script runs once
+    const Finished run = sh(concat(variables, ' ', kTrireme, " train ", path("run.json"), " -n 2 --resume --set training.steps=1 --out ", path("out")));
+    EXPECT_EQ(run.status, 0) << run.output;
+  }
 }
 
 TEST_F(BadInputTest, APortInUse) {

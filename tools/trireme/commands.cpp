@@ -100,6 +100,9 @@ struct Parser {
     c->add_option("--trace", train.trace_steps, "Record the first so many steps of every rank into trace.json (opens in ui.perfetto.dev)")
         ->type_name("STEPS")
         ->check(at_least(0));
+    c->add_option("--stopped-status", train.stopped_status, "Exit status after a signal that saved (0), for schedulers that take 0 for done: 75, say")
+        ->type_name("STATUS")
+        ->check(CLI::Range(int64_t{0}, int64_t{255}));
     c->add_flag("!--no-memory-check", train.memory_check, "Start even when the estimate says that it cannot fit in memory");
     c->callback([this, c] {
       train.resume = c->count("--resume") > 0;

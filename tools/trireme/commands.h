@@ -33,6 +33,7 @@ struct TrainCommand {
   bool all_output = false;
   int64_t trace_steps = 0;
   bool memory_check = true;
+  int64_t stopped_status = 0; ///< exit status when a signal has stopped it and all is saved
 };
 
 struct EstimateCommand {

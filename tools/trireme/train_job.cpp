@@ -1,5 +1,6 @@
 #include "train_job.h"
 
+#include "joined_job.h"
 #include "launch_options.h"
 #include "memory_check.h"
 #include "run_estimate.h"
@@ -11,6 +12,7 @@
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/folder.h>
 #include <trireme/config/run_file.h>
+#include <trireme/launch/environment.h>
 #include <trireme/launch/launcher.h>
 #include <trireme/monitor/metrics.h>
 
@@ -24,6 +26,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 
 namespace trireme::tools {
@@ -46,18 +50,6 @@ int64_t ranks_on(const TrainCommand& command, const config::RunConfig& run, int6
   return ranks;
 }
 
-/// Another launcher's ranks would each start a job of their own. (Slurm's variables say the same in a batch script, which runs once.)
-void refuse_under_a_launcher() {
-  for (const auto& [launcher, size, rank] : {std::array{"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}, std::array{"mpirun", "PMI_SIZE", "PMI_RANK"},
-                                             std::array{"torchrun or another launcher", "WORLD_SIZE", "RANK"}}) {
-    const std::string ranks = env::text(size).value_or("1");
-    if (ranks != "1" && env::text(rank)) {
-      throw InputError("trireme", concat("train starts the ranks of a job itself, but ", launcher, " has already started ", ranks, " of it (", size, "=", ranks, ")"),
-                       concat("Start it once: trireme train run.json -n ", ranks, "; on several hosts with --hostfile."));
-    }
-  }
-}
-
 // Never overwrites an earlier run's files unless asked.
 void check_out(const TrainCommand& command) {
   if (!command.resume && fs::exists(command.out / "checkpoints") && !fs::is_empty(command.out / "checkpoints")) {
@@ -76,6 +68,12 @@ class RunLock {
         throw InputError("trireme", concat("another training writes into ", folder.string()), "Wait until it ends, or name another folder with --out.");
       }
       ::usleep(100'000);
+    }
+  }
+  /// For the program that this process becomes.
+  void keep_in_next_program() {
+    if (file_) {
+      ::fcntl(file_.release(), F_SETFD, 0);
     }
   }
 
@@ -256,10 +254,53 @@ bool asks_for_gpu(const config::RunConfig& run) {
   return (asked == "auto" ? env::text("TRIREME_DEVICE").value_or(asked) : asked).starts_with("cuda");
 }
 
+void make_run_folder(const TrainCommand& command) {
+  std::error_code error;
+  make_private_folders(command.out / "logs", error);
+  if (error) {
+    throw InputError("trireme", concat("cannot make the run folder ", command.out.string(), ": ", error.message()), "Name another folder with --out.");
+  }
+}
+
+/// This process is one rank of a job that another launcher has started: what the launcher would do for it, then trireme-rank.
+[[noreturn]] void become_rank(TrainCommand command, const JoinedJob& job) {
+  check_joined(command, job);
+  const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  ranks_of(run, command.run_file.string(), job.ranks, 1);
+  run.engine.batch_for(job.ranks / ranks_of_replica(run));
+  if (command.out.empty()) {
+    command.out = default_out(command);
+  }
+  const launch::LaunchOptions options = launch_options(command.places);
+  make_run_folder(command);
+  check_out(command); // nothing is saved before all ranks have met, so what is there is an earlier run's
+  if (job.rank == 0) {
+    RunLock(command.out).keep_in_next_program();
+  }
+  for (const auto& [name, value] : options.extra_env) {
+    ::setenv(name.c_str(), value.c_str(), 1);
+  }
+  ::setenv("TRIREME_RUN_DIR", fs::absolute(command.out).c_str(), 1);
+  if (!env::text("OMP_WAIT_POLICY")) {
+    ::setenv("GOMP_SPINCOUNT", launch::kSpinCount, /*overwrite=*/0);
+  }
+  std::vector<std::string> words = rank_command(command);
+  words.insert(words.end(), {"--stopped-status", std::to_string(command.stopped_status)});
+  std::vector<char*> arguments;
+  for (std::string& word : words) {
+    arguments.push_back(word.data());
+  }
+  arguments.push_back(nullptr);
+  ::execv(arguments.front(), arguments.data());
+  throw Error("trireme", concat("cannot start ", words.front(), ": ", std::strerror(errno)));
+}
+
 } // namespace
 
 int train_job(TrainCommand command) {
-  refuse_under_a_launcher();
+  if (const auto job = joined_job()) {
+    become_rank(std::move(command), *job);
+  }
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
   launch::LaunchOptions options = launch_options(command.places);
   int64_t slots = 0;
@@ -277,11 +318,7 @@ int train_job(TrainCommand command) {
   if (command.out.empty()) {
     command.out = default_out(command);
   }
-  std::error_code error;
-  make_private_folders(command.out / "logs", error);
-  if (error) {
-    throw InputError("trireme", concat("cannot make the run folder ", command.out.string(), ": ", error.message()), "Name another folder with --out.");
-  }
+  make_run_folder(command);
   const RunLock lock(command.out);
   check_out(command); // a job that the lock waited for may have saved
   options.ranks = static_cast<int>(ranks);
@@ -310,7 +347,7 @@ int train_job(TrainCommand command) {
               : step > 0             ? concat("stopped; step ", step, " is saved: continue with --resume")
                                      : "stopped before anything was saved");
   }
-  return report.exit_code;
+  return report.received_signal != 0 && report.exit_code == 0 ? static_cast<int>(command.stopped_status) : report.exit_code;
 }
 
 } // namespace trireme::tools

@@ -425,7 +425,7 @@ int TrainRun::leave() {
                 next_run());
   }
   log::info("stopped by ", engine::Preemption::reason(), " at step ", step, "; continue with --resume");
-  return 0;
+  return static_cast<int>(command_.stopped_status);
 }
 
 int TrainRun::train() {

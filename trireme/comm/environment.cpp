@@ -69,9 +69,16 @@ constexpr Family kMpiFamilies[] = {
     {"MPI (PMIx)", "PMIX_RANK", "PMIX_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 };
 
+/// A shell that `srun --pty` or an interactive allocation gave somebody: the first step, with a terminal. What that shell starts is no task.
+bool in_slurm_shell(const Variables& variables) {
+  const std::string name = variables.text("SLURM_JOB_NAME").value_or("");
+  const bool shell = name == "interactive" || name == "bash" || name == "sh" || name == "zsh";
+  return shell && variables.has("SLURM_PTY_PORT") && variables.text("SLURM_STEP_ID") == "0";
+}
+
+/// A batch script and what it starts without srun have SLURM_PROCID=0 and the job's SLURM_NTASKS too, but no step.
 bool in_slurm_step(const Variables& variables) {
-  const auto job = variables.text("SLURM_JOB_NAME");
-  return variables.has("SLURM_PROCID") && variables.has("SLURM_NTASKS") && job != "bash" && job != "interactive";
+  return variables.has("SLURM_PROCID") && variables.has("SLURM_NTASKS") && variables.has("SLURM_STEP_ID") && !in_slurm_shell(variables);
 }
 
 void read_address(const Variables& variables, const std::string& host_name, const std::string& port_name, Environment& environment) {

@@ -41,7 +41,7 @@ using Lookup = std::function<std::optional<std::string>(const std::string& name)
 /// MASTER_ADDR and MASTER_PORT say where to meet, whatever the launcher. Without them:
 /// mpirun on one host: a file of the session; Slurm: the job's first host (127.0.0.1 when it is the only
 /// one) and port 15000 + job id modulo 10000; PET_MASTER_*; TF_CONFIG: the first task's host and port.
-/// Slurm counts only in job steps: not for SLURM_JOB_NAME bash or interactive.
+/// Slurm counts only in job steps (SLURM_STEP_ID): a batch script, and a shell that srun --pty gives, are one rank.
 /// Pure except for `lookup`. Errors: InputError naming the variable and what to set.
 Environment read_environment(const Lookup& lookup);
 

@@ -101,7 +101,7 @@ class ServerJob {
 
  private:
   static rpc::Access access() {
-    return {.secret = "32 bytes that this job alone has!", .job = "test"};
+    return {.secret = "32 bytes that this job alone has", .job = "test"};
   }
 
   int workers_;
