@@ -1,4 +1,4 @@
-// A rank for the launcher's tests. Its arguments are steps, done in order: "1:exit=3" is for rank 1 only, "*:pid" for all.
+// A rank for the launcher's tests. Its arguments are steps, done in order: "1:exit=3" is for rank 1 only, "*:pid" for all, "s0:" for a server and "w:" for all workers.
 //   pid          leaves its pid in $PROBE_DIR
 //   out=TEXT     err=TEXT      writes TEXT, no line end added
 //   lines=N      writes N numbered lines to stderr
@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -26,6 +27,16 @@ namespace {
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);
   return value == nullptr ? "" : value;
+}
+
+/// The rank; of a task "w0" or "s0".
+std::string who_am_i() {
+  for (const auto& [kind, name] : {std::pair("w", "TRIREME_WORKER"), std::pair("s", "TRIREME_SERVER")}) {
+    if (const std::string place = variable(name); !place.empty()) {
+      return kind + place.substr(0, place.find('/'));
+    }
+  }
+  return variable("RANK");
 }
 
 void put(int fd, const std::string& text) {
@@ -43,7 +54,7 @@ std::string in_probe_dir(const std::string& name) {
 }
 
 void leave_pid(const std::string& kind) {
-  const std::string name = in_probe_dir("pid." + kind + "." + variable("RANK") + "." + variable("TORCHELASTIC_RESTART_COUNT"));
+  const std::string name = in_probe_dir("pid." + kind + "." + who_am_i() + "." + variable("TORCHELASTIC_RESTART_COUNT"));
   std::ofstream(name + ".part") << ::getpid() << "\n";
   std::rename((name + ".part").c_str(), name.c_str());
 }
@@ -78,7 +89,7 @@ void start_process(bool daemon) {
     leave_pid(daemon ? "daemon" : "child");
     sleep_long();
   }
-  const std::string name = in_probe_dir(std::string("pid.") + (daemon ? "daemon" : "child") + "." + variable("RANK") + "." +
+  const std::string name = in_probe_dir(std::string("pid.") + (daemon ? "daemon" : "child") + "." + who_am_i() + "." +
                                         variable("TORCHELASTIC_RESTART_COUNT"));
   while (::access(name.c_str(), F_OK) != 0) {
     ::usleep(1000);
@@ -161,7 +172,7 @@ int main(int argc, char** argv) {
     const size_t colon = step.find(':');
     const size_t equals = step.find('=', colon);
     const std::string who = step.substr(0, colon);
-    if (who == "*" || who == variable("RANK")) {
+    if (who == "*" || who == who_am_i() || (who.size() == 1 && who_am_i().starts_with(who))) {
       do_step(step.substr(colon + 1, equals == std::string::npos ? equals : equals - colon - 1),
               equals == std::string::npos ? "" : step.substr(equals + 1));
     }

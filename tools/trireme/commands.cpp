@@ -140,6 +140,8 @@ struct Parser {
     CLI::App* c = add(app, result, launch, "launch", "Start a program as several ranks, watch it and clean up after it", "trireme launch -n 4 -- ./my_training --epochs 3");
     c->add_option("-n,--ranks", launch.ranks, "Ranks to start (with a hostfile: default all slots)")->check(count_from(1));
     add_places(c, launch.places, 5, "Start all ranks again this often when one fails or a host is lost");
+    c->add_option("--servers", launch.servers, "Start so many servers beside the ranks, which are workers then: each lives by itself and is started again alone (--max-restarts: of all together; by default 3 for each server)")
+        ->check(count_from(0));
     c->add_option("--log-dir", launch.log_dir, "Folder for the output of every rank (default: a new one under the temporary folder)")->type_name("DIR");
     c->add_flag("--all-output", launch.all_output, "Show the output of all ranks, not only of rank 0");
     c->add_option("program", launch.program, "The program and its arguments, after --")->required()->type_name("PROGRAM [ARG...]");

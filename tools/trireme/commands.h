@@ -56,6 +56,7 @@ struct PlanCommand {
 
 struct LaunchCommand {
   int64_t ranks = 0; ///< 0: all slots of the hostfile
+  int64_t servers = 0;
   PlacesCommand places;
   std::filesystem::path log_dir;
   bool all_output = false;

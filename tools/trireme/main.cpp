@@ -42,6 +42,10 @@ namespace {
 int launch_program(const LaunchCommand& command) {
   launch::LaunchOptions options = launch_options(command.places);
   options.ranks = static_cast<int>(command.ranks);
+  options.servers = static_cast<int>(command.servers);
+  if (options.servers > 0 && options.max_restarts == 0) {
+    options.max_restarts = 3 * options.servers;
+  }
   options.command = command.program;
   options.log_dir = command.log_dir;
   options.all_output = command.all_output;

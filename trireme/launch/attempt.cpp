@@ -5,6 +5,7 @@
 #include <trireme/launch/process.h>
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -25,6 +26,8 @@ constexpr milliseconds kRankZeroSpeaks{500};
 constexpr milliseconds kSameRequest{300};
 // After a failure the ranks that are left have nothing to save.
 constexpr double kFailureGrace = 5;
+// A task that was asked to end may have much to save.
+constexpr double kLastWork = 60;
 constexpr milliseconds kLookForSteps{50};
 
 Clock::time_point after(double seconds) {
@@ -46,32 +49,56 @@ Attempt::Attempt(const Job& job, int number, std::vector<Member> members, std::s
     : job_(job), number_(number), members_(std::move(members)), address_(std::move(address)), command_(std::move(command)),
       started_at_(Clock::now()), lost_(members_.size(), false) {}
 
+Attempt::Attempt(const Job& job, int number, Member member, std::string address, std::vector<std::string> command, Task task)
+    : Attempt(job, number, std::vector{std::move(member)}, std::move(address), std::move(command)) {
+  task_ = std::move(task);
+  released_ = false;
+}
+
 Outcome Attempt::run() {
   try {
-    while (phase_ != Phase::over) {
+    while (!over()) {
       advance();
-      if (phase_ != Phase::over) {
-        wait_for_events();
+      if (!over()) {
+        wait_for_events(job_, {this});
       }
     }
   } catch (...) {
-    hurry_ = true;
-    phase_ = Phase::stopping;
-    while (anything_left()) {
-      for (const Member& member : members_) {
-        member.place.kill();
-        try {
-          member.place.advance();
-        } catch (const Error&) {
-          // several hosts refuse for the same reason; the first reason was logged
-        }
-      }
-      if (anything_left()) {
-        wait_for_events();
-      }
-    }
+    kill();
     throw;
   }
+  return finish();
+}
+
+void Attempt::release(const Variables& variables) {
+  task_->variables.insert(task_->variables.end(), variables.begin(), variables.end());
+  released_ = true;
+}
+
+void Attempt::ask_to_end() {
+  asked_to_end_ = received_signal_ == 0;
+  take_signal(SIGTERM);
+}
+
+void Attempt::kill() {
+  hurry_ = true;
+  phase_ = Phase::stopping;
+  while (anything_left()) {
+    for (const Member& member : members_) {
+      member.place.kill();
+      try {
+        member.place.advance();
+      } catch (const Error&) {
+        // several hosts refuse for the same reason; the first reason was logged
+      }
+    }
+    if (anything_left()) {
+      wait_for_events(job_, {this});
+    }
+  }
+}
+
+Outcome Attempt::finish() {
   for (Rank& rank : ranks_) {
     rank.output.finish();
   }
@@ -84,10 +111,11 @@ Outcome Attempt::outcome() const {
   outcome.not_started = !started_;
   outcome.cause = describe_failure();
   if (received_signal_ != 0) {
-    const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-      return !rank.live && rank.end.wait_status == 0;
+    const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
+      const int status = rank.end.wait_status;
+      return !rank.live && (status == 0 || (asked_to_end_ && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM));
     });
-    outcome.exit_code = preempting() && all_done ? 0 : 128 + received_signal_;
+    outcome.exit_code = (preempting() || asked_to_end_) && all_done ? 0 : 128 + received_signal_;
   } else if (failure_) {
     outcome.exit_code = failure_->rank ? exit_code_of(ranks_[*failure_->rank].end.wait_status) : 1;
   }
@@ -108,9 +136,11 @@ void Attempt::assemble() {
   }
   if (!listening_) {
     listening_ = true;
-    members_.front().place.listen(address_, ranks);
+    if (!task_ || !members_.front().place.port()) {
+      members_.front().place.listen(address_, ranks);
+    }
   }
-  if (members_.front().place.port()) {
+  if (members_.front().place.port() && released_) {
     start_all();
   }
 }
@@ -118,14 +148,18 @@ void Attempt::assemble() {
 void Attempt::start_all() {
   const LaunchOptions& options = job_.options;
   std::string heading = concat("started ", now_text());
-  if (options.max_restarts > 0) {
+  if (task_) {
+    heading += number_ > 0 ? concat(", restart ", number_) : "";
+  } else if (options.max_restarts > 0) {
     heading += concat(", attempt ", number_ + 1, " of ", options.max_restarts + 1);
   }
   for (size_t member = 0; member < members_.size(); ++member) {
     for (int i = 0; i < members_[member].ranks; ++i) {
       const auto rank = static_cast<int>(ranks_.size());
       const Shown shown = options.all_output ? Shown::with_prefix : rank == 0 ? Shown::as_it_is : Shown::not_at_all;
-      ranks_.push_back({RankOutput(rank, job_.log_dir, heading, shown, job_.screen), member, false, {}});
+      ranks_.push_back({task_ ? RankOutput(task_->number, job_.log_dir, heading, task_->shown, job_.screen, task_->kind)
+                              : RankOutput(rank, job_.log_dir, heading, shown, job_.screen),
+                        member, false, {}});
     }
   }
   Share share;
@@ -136,11 +170,16 @@ void Attempt::start_all() {
   share.address = address_;
   share.port = members_.front().place.port().value();
   share.command = command_;
+  if (task_) {
+    share.variables = task_->variables;
+    share.neighbours = task_->neighbours;
+    share.keeps_socket = true;
+  }
   phase_ = Phase::running;
   started_ = true;
   for (const Member& member : members_) {
     share.local_ranks = member.ranks;
-    share.terminal_columns = share.first_rank == 0 && !options.all_output ? job_.screen.columns() : 0;
+    share.terminal_columns = share.first_rank == 0 && shown(0) && !options.all_output ? job_.screen.columns() : 0;
     for (int i = 0; i < member.ranks; ++i) {
       ranks_[static_cast<size_t>(share.first_rank + i)].live = true;
       ++live_;
@@ -152,24 +191,19 @@ void Attempt::start_all() {
   job_.account.started();
 }
 
-void Attempt::wait_for_events() {
-  std::vector<pollfd> polled = {{job_.signals.fd(), POLLIN, 0}};
-  for (Outlet* outlet : {&job_.screen.out(), &job_.screen.err()}) {
+void wait_for_events(const Job& job, const std::vector<Attempt*>& attempts) {
+  std::vector<pollfd> polled = {{job.signals.fd(), POLLIN, 0}};
+  for (Outlet* outlet : {&job.screen.out(), &job.screen.err()}) {
     if (outlet->pending()) {
       polled.push_back({outlet->fd(), POLLOUT, 0});
     }
   }
   auto wake = Clock::time_point::max();
-  for (const Member& member : members_) {
-    member.place.add_to(polled);
-    wake = std::min(wake, member.place.wake().value_or(wake));
+  for (const Attempt* attempt : attempts) {
+    attempt->add_to(polled);
+    wake = std::min(wake, attempt->wake().value_or(wake));
   }
-  if (phase_ == Phase::running && failure_) {
-    wake = std::min(wake, stop_at_);
-  } else if (phase_ == Phase::stopping && !hurry_) {
-    wake = std::min(wake, deadline_);
-  }
-  if (job_.account.waiting()) {
+  if (job.account.waiting()) {
     wake = std::min(wake, Clock::now() + kLookForSteps);
   }
   int timeout = -1;
@@ -177,27 +211,51 @@ void Attempt::wait_for_events() {
     timeout = static_cast<int>(std::clamp(std::ceil(duration<double, std::milli>(wake - Clock::now()).count()), 0.0, 1e9));
   }
   ::poll(polled.data(), polled.size(), timeout);
+  for (Attempt* attempt : attempts) {
+    attempt->serve(polled);
+  }
+  job.screen.out().flush();
+  job.screen.err().flush();
+  while (const std::optional<int> number = job.signals.next()) {
+    job.on_signal ? job.on_signal(*number) : attempts.front()->take_signal(*number);
+  }
+}
+
+void Attempt::add_to(std::vector<pollfd>& polled) const {
+  for (const Member& member : members_) {
+    member.place.add_to(polled);
+  }
+}
+
+void Attempt::serve(const std::vector<pollfd>& polled) {
   for (const Member& member : members_) {
     member.place.serve(polled);
   }
-  job_.screen.out().flush();
-  job_.screen.err().flush();
-  take_signals();
 }
 
-void Attempt::take_signals() {
-  const bool preemptible = job_.options.preemptible;
-  while (const std::optional<int> number = job_.signals.next()) {
-    if (*number == SIGUSR2 || (*number == SIGUSR1 && !preemptible)) {
-      for (const Member& member : members_) {
-        member.place.signal(*number);
-      }
-    } else if (received_signal_ == 0) {
-      received_signal_ = *number;
-      received_at_ = Clock::now();
-    } else if (Clock::now() - received_at_ > kSameRequest) {
-      hurry_ = true;
+std::optional<Clock::time_point> Attempt::wake() const {
+  auto wake = Clock::time_point::max();
+  for (const Member& member : members_) {
+    wake = std::min(wake, member.place.wake().value_or(wake));
+  }
+  if (phase_ == Phase::running && failure_) {
+    wake = std::min(wake, stop_at_);
+  } else if (phase_ == Phase::stopping && !hurry_) {
+    wake = std::min(wake, deadline_);
+  }
+  return wake == Clock::time_point::max() ? std::nullopt : std::optional(wake);
+}
+
+void Attempt::take_signal(int number) {
+  if (number == SIGUSR2 || (number == SIGUSR1 && !job_.options.preemptible)) {
+    for (const Member& member : members_) {
+      member.place.signal(number);
     }
+  } else if (received_signal_ == 0) {
+    received_signal_ = number;
+    received_at_ = Clock::now();
+  } else if (Clock::now() - received_at_ > kSameRequest) {
+    hurry_ = true;
   }
 }
 
@@ -274,7 +332,9 @@ void Attempt::note_lost_places() {
     }
     const bool of_ours = phase_ == Phase::assembling || phase_ == Phase::running;
     std::string ranks;
-    if (!there.empty()) {
+    if (task_) {
+      ranks = concat(" (", name(0), ")");
+    } else if (!there.empty()) {
       ranks = there.size() == 1 ? concat(" (rank ", there.front(), ")") : concat(" (ranks ", there.front(), " to ", there.back(), ")");
     }
     if (received_signal_ == 0) {
@@ -288,13 +348,17 @@ void Attempt::note_lost_places() {
 }
 
 bool Attempt::shown(size_t number) const {
-  return number == 0 || job_.options.all_output;
+  return task_ ? task_->shown != Shown::not_at_all : number == 0 || job_.options.all_output;
+}
+
+std::string Attempt::name(size_t number) const {
+  return task_ ? concat(task_->kind, " ", task_->number) : concat("rank ", number);
 }
 
 std::string Attempt::describe(size_t number) const {
   const RankEnd& end = ranks_[number].end;
   const std::string& host = members_[ranks_[number].member].name;
-  const std::string who = concat("rank ", number, host.empty() ? "" : concat(" on ", host), " ");
+  const std::string who = concat(name(number), host.empty() ? "" : concat(" on ", host), " ");
   const std::string held = format_bytes(static_cast<double>(end.peak_rss_bytes));
   switch (end.out_of_memory) {
     case OutOfMemory::yes:
@@ -331,7 +395,7 @@ void Attempt::report_rank(size_t number) {
 
 void Attempt::report_input_error() {
   const size_t number = *failure_->rank;
-  if (shown(number) || (!ranks_[0].live && exit_code_of(ranks_[0].end.wait_status) == kInputError)) {
+  if (shown(number) || (number != 0 && !ranks_[0].live && exit_code_of(ranks_[0].end.wait_status) == kInputError)) {
     return;  // the person has read it
   }
   const std::string words = ranks_[number].output.last_lines().last();
@@ -387,6 +451,7 @@ void Attempt::stop() {
   const bool interrupt = received_signal_ == SIGINT || (received_signal_ == 0 && failure_ && options.preemptible);
   stop_signal_ = interrupt ? SIGINT : received_signal_ == SIGUSR1 ? SIGUSR1 : SIGTERM;
   grace_ = received_signal_ == 0 ? std::min(options.grace_seconds, kFailureGrace) : options.grace_seconds;
+  grace_ = asked_to_end_ ? std::max(grace_, kLastWork) : grace_;
   deadline_ = after(grace_);
   if (!failure_ || received_signal_ != 0) {
     ended_at_ = Clock::now();
@@ -406,7 +471,7 @@ void Attempt::start_killing() {
   phase_ = Phase::killing;
   for (size_t i = 0; i < ranks_.size() && !hurry_; ++i) {
     if (ranks_[i].live) {
-      job_.screen.say(concat("rank ", i, " did not end within ", format_seconds(grace_), " of ", signal_name(stop_signal_),
+      job_.screen.say(concat(name(i), " did not end within ", format_seconds(grace_), " of ", signal_name(stop_signal_),
                              " and was killed"));
     }
   }

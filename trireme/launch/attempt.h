@@ -7,6 +7,7 @@
 #include <trireme/launch/signals.h>
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ struct Job {
   SignalWatch& signals;
   Screen& screen;
   RestartAccount& account;
+  /// Gets the launcher's signals in place of the attempt that runs.
+  std::function<void(int)> on_signal = {};
 };
 
 /// A place and the number of ranks on it.
@@ -43,6 +46,19 @@ struct Outcome {
   double stop_seconds = 0;
 };
 
+/// What makes an attempt the start of one task, a world of its own beside those of others; see tasks.h.
+struct Task {
+  /// "worker", "server".
+  std::string kind;
+  int number = 0;
+  /// How its output is shown.
+  Shown shown = Shown::not_at_all;
+  /// For its ranks alone.
+  Variables variables;
+  /// Processes of other tasks on its host.
+  int neighbours = 0;
+};
+
 /// Starts all ranks once, and watches them until none of their processes is left.
 ///
 /// assembling --(all places ready, rank 0's socket open)--> running --(a failure, a signal, or all ended)--> stopping
@@ -51,7 +67,33 @@ class Attempt : private PlaceEvents {
  public:
   /// `number` counts from 0. Ranks meet at `address`, the first member's.
   Attempt(const Job& job, int number, std::vector<Member> members, std::string address, std::vector<std::string> command);
+  /// The same for one task. It is not started before release(), and its place's socket stays open for later starts.
+  Attempt(const Job& job, int number, Member member, std::string address, std::vector<std::string> command, Task task);
+  /// Does all of the following until it is over.
   Outcome run();
+
+  /// Whether its ranks could be started.
+  bool assembled() const {
+    return listening_ && members_.front().place.port().has_value();
+  }
+  /// Lets a task start, with these variables too.
+  void release(const Variables& variables);
+  /// Goes on as far as it can without waiting.
+  void advance();
+  bool over() const {
+    return phase_ == Phase::over;
+  }
+  Outcome finish();
+  /// What the launcher got.
+  void take_signal(int number);
+  /// Asks a task to end that has nothing to do any more: SIGTERM, and its outcome is good if it ends with 0 or of that.
+  void ask_to_end();
+  /// Ends all processes that are left, after an error of another attempt.
+  void kill();
+
+  void add_to(std::vector<pollfd>& polled) const;
+  void serve(const std::vector<pollfd>& polled);
+  std::optional<Clock::time_point> wake() const;
 
  private:
   enum class Phase { assembling, running, stopping, killing, over };
@@ -69,18 +111,16 @@ class Attempt : private PlaceEvents {
 
   void assemble();
   void start_all();
-  void wait_for_events();
-  void take_signals();
   void note_ends();
   void note_lost_places();
   void report_rank(size_t number);
   void report_input_error();
-  void advance();
   void stop();
   void start_killing();
   bool preempting() const;
   bool anything_left() const;
   bool shown(size_t number) const;
+  std::string name(size_t number) const;
   std::string describe(size_t number) const;
   std::string describe_failure() const;
   Outcome outcome() const;
@@ -95,6 +135,8 @@ class Attempt : private PlaceEvents {
   std::vector<Member> members_;
   std::string address_;
   std::vector<std::string> command_;
+  std::optional<Task> task_;
+  bool released_ = true;
   Clock::time_point started_at_;
   std::vector<Rank> ranks_;
   std::vector<bool> lost_;
@@ -111,8 +153,12 @@ class Attempt : private PlaceEvents {
   int received_signal_ = 0;
   Clock::time_point received_at_{};
   bool hurry_ = false;
+  bool asked_to_end_ = false;
   int stop_signal_ = 0;
   bool leftovers_reported_ = false;
 };
+
+/// Waits until something happens to one of the attempts or to the launcher, and tells them.
+void wait_for_events(const Job& job, const std::vector<Attempt*>& attempts);
 
 } // namespace trireme::launch

@@ -15,7 +15,8 @@ namespace {
 
 // Said by a launcher around this one about its own processes; wrong for ours.
 constexpr const char* kForeign[] = {"TRIREME_LISTEN_FD", "TRIREME_LIFELINE_FD",          "TRIREME_SECRET_FD",
-                                    "TRIREME_RESTART",   "TORCHELASTIC_USE_AGENT_STORE", "TRIREME_HOST"};
+                                    "TRIREME_RESTART",   "TORCHELASTIC_USE_AGENT_STORE", "TRIREME_HOST",
+                                    "TRIREME_SERVERS",   "TRIREME_SERVER",               "TRIREME_WORKER"};
 // The same on every machine of a job.
 constexpr const char* kPortable[] = {"TRIREME_", "OMP_", "GOMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH_", "LD_LIBRARY_PATH="};
 
@@ -36,7 +37,7 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
   for (const auto& [name, value] : extra) {
     all[name] = value;
   }
-  const std::string threads = std::to_string(std::max(1, place.usable_cores / std::max(1, place.share.local_ranks)));
+  const std::string threads = std::to_string(std::max(1, place.usable_cores / std::max(1, place.share.local_ranks + place.share.neighbours)));
   if (std::string& omp = all["OMP_NUM_THREADS"]; omp.empty()) {
     omp = threads;
   }
@@ -74,6 +75,9 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
   }
   if (!place.host.empty()) {
     set("TRIREME_HOST", place.host);
+  }
+  for (const auto& [name, value] : share.variables) {
+    all[name] = value;
   }
   std::vector<std::string> entries;
   entries.reserve(all.size());

@@ -35,7 +35,8 @@ inline constexpr const char* kSpinCount = "2000";
 ///   TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID (as torchrun sets them);
 /// - TRIREME_RUN_ID, TRIREME_LIFELINE_FD, TRIREME_SECRET_FD, TRIREME_TTY, rank 0: TRIREME_LISTEN_FD, after a restart:
 ///   TRIREME_RESTART=1, in a job on several hosts: TRIREME_HOST;
-/// - OMP_NUM_THREADS = usable cores / ranks of the place, at least 1, unless it is set;
+/// - OMP_NUM_THREADS = usable cores / (ranks of the place and their neighbours), at least 1, unless it is set;
+/// - the variables of the share;
 /// - GOMP_SPINCOUNT = kSpinCount, unless it or OMP_WAIT_POLICY is set.
 /// Variables of an outer launcher for the same purposes are removed. CUDA_VISIBLE_DEVICES is unchanged.
 std::vector<std::string> rank_environment(const RankPlace& place, const std::vector<std::string>& inherited,

@@ -8,12 +8,14 @@
 #include <trireme/launch/host_pool.h>
 #include <trireme/launch/local_place.h>
 #include <trireme/launch/process.h>
+#include <trireme/launch/tasks.h>
 
 #include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 namespace trireme::launch {
 namespace {
@@ -26,6 +28,12 @@ void check(const LaunchOptions& options) {
   }
   if (options.command.empty()) {
     throw InputError("launch", "no program to start", "Name it after --, as in: trireme launch -n 2 -- ./my_training");
+  }
+  if (options.servers < 0 || (options.servers > 0 && options.ranks < 1)) {
+    throw InputError("launch", concat(options.ranks, " workers and ", options.servers, " servers cannot be started"), "Ask for at least 1 worker, with -n.");
+  }
+  if (options.servers > 0 && (options.min_nodes > 0 || options.max_nodes > 0)) {
+    throw InputError("launch", "a job with servers does not change its hosts", "Leave --min-nodes and --max-nodes out: it goes on without the workers of a lost host.");
   }
   if (options.max_restarts < 0) {
     throw InputError("launch", concat("max_restarts is ", options.max_restarts), "0 is the least: do not start again.");
@@ -83,21 +91,29 @@ void hand_over_rest(Screen& screen, SignalWatch& signals) {
   }
 }
 
-// A job on this machine has one place, which cannot be lost.
+// A job on this machine has one place, which cannot be lost; with servers one a task.
 class Places {
  public:
   Places(const LaunchOptions& options, SignalWatch& signals, Screen& screen) : options_(options) {
     const std::string run_id = random_id();
     const std::string secret = random_secret();
+    const int tasks = options.servers > 0 ? options.ranks + options.servers : 1;
     if (options.hosts.empty()) {
-      PlaceSetup setup;
-      setup.run_id = run_id;
-      setup.secret = secret;
-      setup.extra_env = options.extra_env;
-      setup.stdin_fd = STDIN_FILENO;
-      here_.emplace(std::move(setup), signals);
+      for (int i = 0; i < tasks; ++i) {
+        PlaceSetup setup;
+        setup.run_id = run_id;
+        setup.secret = secret;
+        setup.extra_env = options.extra_env;
+        setup.stdin_fd = i == 0 ? STDIN_FILENO : -1;
+        here_.push_back(std::make_unique<LocalPlace>(std::move(setup), signals));
+      }
     } else {
-      pool_.emplace(options, run_id, secret, signals, screen);
+      if (options.servers > 0) {
+        options_.hosts = hosts_of_tasks(options.hosts, options.ranks, options.servers);
+        options_.ranks = tasks;
+        options_.arrange = nullptr;
+      }
+      pool_.emplace(options_, run_id, secret, signals, screen);
     }
   }
 
@@ -105,19 +121,37 @@ class Places {
     return pool_ ? &*pool_ : nullptr;
   }
   std::vector<Member> choose() {
-    return here_ ? std::vector<Member>{{"", *here_, options_.ranks}} : pool_->choose();
+    if (pool_) {
+      return pool_->choose();
+    }
+    std::vector<Member> members;
+    for (const auto& place : here_) {
+      members.push_back({"", *place, here_.size() == 1 ? options_.ranks : 1});
+    }
+    return members;
   }
   const std::string& address() const {
-    static const std::string loopback = "127.0.0.1";
-    return here_ ? loopback : pool_->address();
+    return pool_ ? pool_->address() : loopback_;
+  }
+  /// Where each task can be reached.
+  std::vector<std::string> addresses() const {
+    std::vector<std::string> all;
+    for (size_t i = 0; i < here_.size(); ++i) {
+      all.push_back(loopback_);
+    }
+    for (const Host& host : options_.hosts) {
+      all.push_back(host.address);
+    }
+    return all;
   }
   const std::vector<std::string>& command() const {
-    return here_ ? options_.command : pool_->arrangement().command;
+    return pool_ ? pool_->arrangement().command : options_.command;
   }
 
  private:
-  const LaunchOptions& options_;
-  std::optional<LocalPlace> here_;
+  const std::string loopback_ = "127.0.0.1";
+  LaunchOptions options_;
+  std::vector<std::unique_ptr<LocalPlace>> here_;
   std::optional<HostPool> pool_;
 };
 
@@ -171,15 +205,15 @@ JobReport run_job(const LaunchOptions& options) {
   SignalWatch signals;
   Screen screen;
   Places places(options, signals, screen);
-  const bool all_shown = (options.hosts.empty() && options.ranks == 1) || options.all_output;
+  const bool all_shown = (options.hosts.empty() && options.ranks == 1 && options.servers == 0) || options.all_output;
   if (options.log_dir.empty() && !all_shown) {
-    screen.say(concat("output of the other ranks: ", (log_dir / "rank*.log").string()));
+    screen.say(concat("output of the other ", options.servers > 0 ? "tasks: " : "ranks: ", (log_dir / (options.servers > 0 ? "*.log" : "rank*.log")).string()));
   }
   RestartAccount account(options.progress);
   const Job job = {options, log_dir, signals, screen, account};
   Outcome outcome;
   try {
-    outcome = run_attempts(job, places);
+    outcome = options.servers > 0 ? run_tasks(job, places.choose(), places.addresses()) : run_attempts(job, places);
   } catch (...) {
     hand_over_rest(screen, signals);
     throw;

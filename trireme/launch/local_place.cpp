@@ -47,7 +47,9 @@ void LocalPlace::start(const Share& share, PlaceEvents& events) {
   }
   guardian_.emplace(requests);
   running_ = true;
-  meeting_.socket.close();
+  if (!share.keeps_socket) {
+    meeting_.socket.close();
+  }
   for (Rank& rank : ranks_) {
     for (Pipe& pipe : rank.pipes) {
       pipe.write.close();

@@ -93,7 +93,8 @@ Message pack_share(const Share& share) {
   return {{"first_rank", share.first_rank}, {"local_ranks", share.local_ranks}, {"ranks", share.ranks},
           {"node", share.node}, {"nodes", share.nodes}, {"restarts", share.restarts},
           {"max_restarts", share.max_restarts}, {"address", to_text(share.address)}, {"port", share.port},
-          {"terminal_columns", share.terminal_columns}, {"command", command}};
+          {"terminal_columns", share.terminal_columns}, {"command", command}, {"variables", pack_variables(share.variables)},
+          {"neighbours", share.neighbours}, {"keeps_socket", share.keeps_socket}};
 }
 
 Share unpack_share(const Message& message) {
@@ -111,6 +112,9 @@ Share unpack_share(const Message& message) {
   for (const Message& word : message.at("command")) {
     share.command.push_back(to_bytes(word));
   }
+  share.variables = unpack_variables(message.at("variables"));
+  share.neighbours = whole(message, "neighbours");
+  share.keeps_socket = message.at("keeps_socket").get<bool>();
   return share;
 }
 

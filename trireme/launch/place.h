@@ -61,6 +61,12 @@ struct Share {
   int terminal_columns = 0;
   /// The program and its arguments.
   std::vector<std::string> command;
+  /// For these ranks alone, after all other variables.
+  Variables variables;
+  /// Processes of the job on this host beside these ranks, which share its cores with them.
+  int neighbours = 0;
+  /// The socket of listen() stays open, for later starts: who connects while no rank runs is answered by the next.
+  bool keeps_socket = false;
 };
 
 /// Where ranks run: this process's machine (LocalPlace) or another one (RemotePlace, through an agent that has a LocalPlace).

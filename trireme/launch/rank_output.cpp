@@ -10,8 +10,8 @@
 
 namespace trireme::launch {
 
-RankOutput::RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown, Screen& screen)
-    : rank_(rank), shown_(shown), screen_(screen), log_path_(log_dir / concat("rank", rank, ".log")) {
+RankOutput::RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown, Screen& screen, const std::string& kind)
+    : name_(concat(kind, " ", rank)), shown_(shown), screen_(screen), log_path_(log_dir / concat(kind, rank, ".log")) {
   log_ = Descriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   if (!log_) {
     throw InputError("launch", concat("cannot write ", log_path_.string(), ": ", std::strerror(errno)),
@@ -55,7 +55,7 @@ void RankOutput::take_line(Stream& stream, std::string_view line) {
     return;
   }
   // Trireme's own log lines already begin so.
-  const std::string prefix = concat("[rank ", rank_, "] ");
+  const std::string prefix = concat("[", name_, "] ");
   stream.outlet->write(concat(line.starts_with(prefix) ? "" : prefix, line, "\n"));
 }
 

@@ -19,7 +19,8 @@ class RankOutput {
  public:
   /// Opens log_dir/rank<r>.log for appending; `heading` separates this start from what is already in it.
   /// Errors: InputError when the log cannot be opened.
-  RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown, Screen& screen);
+  /// `kind`: for "worker", worker<r>.log and "[worker r]".
+  RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown, Screen& screen, const std::string& kind = "rank");
 
   /// False while the screen is behind with this stream (0: stdout, 1: stderr).
   bool wants(int stream) const;
@@ -44,7 +45,7 @@ class RankOutput {
   void take_line(Stream& stream, std::string_view line);
   void write_log(std::string_view bytes);
 
-  int rank_;
+  std::string name_;
   Shown shown_;
   Screen& screen_;
   std::filesystem::path log_path_;
