@@ -35,6 +35,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Unless --max-restarts says another number, for all tasks together, as `trireme launch --servers`.
+constexpr int kRestartsOfAServer = 3;
+
 fs::path default_out(const TrainCommand& command) {
   const std::string stem = command.run_file.stem().string();
   return fs::path("runs") / (stem == "run" && command.run_file.has_parent_path() ? command.run_file.parent_path().filename() : fs::path(stem));
@@ -327,7 +330,10 @@ int train_job(TrainCommand command) {
   options.all_output = command.all_output;
   options.preemptible = true;
   options.command = rank_command(command);
-  if (slots > 0) {
+  options.servers = static_cast<int>(run.engine.server.servers);
+  if (options.servers > 0) { // workers are dropped and servers started again: no attempt of all
+    options.max_restarts = options.max_restarts == 0 ? kRestartsOfAServer * options.servers : options.max_restarts;
+  } else if (slots > 0) {
     options.arrange = Shrinking(run, ranks, options.command);
   }
   const SavedStep saved(command);
