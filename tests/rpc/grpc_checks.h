@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/peer_error.h"
 #include "tests/support/sanitized.h"
 
 namespace trireme::test {
@@ -36,6 +37,15 @@ inline std::string why_not_grpc() {
     return "no gRPC: built without libgrpc++-dev";
   }
   return kThreadSanitizer ? "gRPC is not instrumented" : "";
+}
+
+/// The error of a client that tries for a second; for longer, where it takes this machine longer to say `expected`.
+inline std::string why_not_in_time(const std::string& address, const std::string& expected) {
+  std::string error;
+  for (int patience = 1; patience < 100 && error.find(expected) == std::string::npos; patience *= 4) {
+    error = peer_error([&] { rpc::connect(address, kAccess, rpc::Clock::now() + std::chrono::seconds(patience)); });
+  }
+  return error;
 }
 
 /// The header with `prefix` before it, and the body turned round, as far as the room goes.

@@ -15,6 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kGreetingLife{10};
 constexpr size_t kMostGreetings = 1024;
+/// How long the last replies may take once the server is to stop.
+constexpr std::chrono::seconds kLeave{5};
 
 std::optional<std::string> metadata(const ::grpc::ServerContext& context, const char* key) {
   const auto& all = context.client_metadata();
@@ -112,8 +114,17 @@ ModuleServer::ModuleServer(const Options& options) : settings_(options) {
 
 ModuleServer::~ModuleServer() {
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    closing_ = true;
+    for (const auto& [number, connection] : open_) {
+      if (!connection->over && !connection->writing) {
+        connection->over = true;
+        finish(connection);
+      }
+    }
+    ended_.wait_for(lock, kLeave, [&] { return open_.empty(); });
     stopping_ = true;
+    open_.clear();
   }
   server_->Shutdown(std::chrono::system_clock::now());
   queue_->Shutdown();
@@ -147,8 +158,12 @@ void ModuleServer::take(const Shared& connection, Step step, bool ok) {
       case Step::written:
         written(connection, ok);
         return;
-      case Step::finished:
+      case Step::finished: {
+        const std::lock_guard lock(mutex_);
+        open_.erase(connection->number);
+        ended_.notify_all();
         return;
+      }
     }
   } catch (const BadFrame& error) {
     end(connection, {::grpc::StatusCode::INVALID_ARGUMENT, error.what()});
@@ -232,8 +247,9 @@ void ModuleServer::open(const Shared& connection) {
   const auto proof = store::make_proof(settings_.secret, *greeting, *answer);
   connection->context.AddInitialMetadata(kProofKey, std::string(proof.begin(), proof.end()));
   const std::lock_guard lock(mutex_);
-  if (!stopping_) {
+  if (!closing_) {
     connection->open = true;
+    open_.emplace(connection->number, connection);
     connection->stream.SendInitialMetadata(new Tag{connection, Step::opened});
   }
 }
@@ -363,7 +379,8 @@ void ModuleServer::written(const Shared& connection, bool ok) {
   if (stopping_) {
     return;
   }
-  if (connection->over) {
+  if (connection->over || (closing_ && connection->replies.empty())) {
+    connection->over = true;
     finish(connection);
   } else if (ok && !connection->replies.empty()) { // where it is not, reading ends too
     connection->writing = true;

@@ -24,6 +24,7 @@ class ModuleServer {
  public:
   /// Errors: Failure.
   explicit ModuleServer(const Options& options);
+  /// Sends what was replied, to those who take it within a few seconds.
   ~ModuleServer();
   int port() const {
     return port_;
@@ -68,7 +69,12 @@ class ModuleServer {
 
   std::mutex mutex_;
   std::condition_variable news_;
+  std::condition_variable ended_;
+  /// The server is about to stop, and takes leave; it stops, and begins nothing.
+  bool closing_ = false;
   bool stopping_ = false;
+  /// Clients that were let in and have not been given their end.
+  std::unordered_map<uint64_t, Shared> open_;
   uint64_t last_number_ = 0;
   std::deque<Event> events_;
   /// Taken or not, but not answered.
