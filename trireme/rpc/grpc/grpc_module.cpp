@@ -67,7 +67,7 @@ void stop(Server server) {
 }
 
 int connect(const Options* options, int64_t timeout_ms, Client* client, Trouble* trouble) {
-  return guarded(trouble, [&] { *client = new std::shared_ptr<ModuleClient>(std::make_shared<ModuleClient>(*options, after(timeout_ms))); });
+  return guarded(trouble, [&] { *client = new std::shared_ptr<ModuleClient>(ModuleClient::connect(*options, after(timeout_ms))); });
 }
 
 Call call(Client client, Text header, const void* body, size_t body_bytes, void* room, size_t room_bytes) {

@@ -49,6 +49,7 @@ void ModuleClient::send_part() {
   stream_->Write(::grpc::ByteBuffer(slices.data(), slices.size()), reinterpret_cast<void*>(kWritten));
 }
 
+/// In the thread, until nothing of the connection is on its way.
 void ModuleClient::run() {
   void* tag = nullptr;
   for (bool ok = false; queue_->Next(&tag, &ok);) {
@@ -78,6 +79,9 @@ void ModuleClient::run() {
         break;
     }
   }
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  news_.notify_all();
 }
 
 void ModuleClient::received_one(bool ok) {
@@ -173,14 +177,12 @@ bool ModuleClient::done(const Call& call) {
 }
 
 void ModuleClient::close() {
-  if (thread_.joinable()) {
-    break_off("this client is gone");
-    thread_.join();
-  }
-}
-
-ModuleClient::~ModuleClient() {
-  close();
+  constexpr std::chrono::seconds kPatience{1};
+  break_off("this client is gone");
+  std::unique_lock lock(mutex_);
+  const bool ended = news_.wait_for(lock, kPatience, [&] { return ended_; });
+  lock.unlock();
+  ended ? thread_.join() : thread_.detach(); // which has a share in this object
 }
 
 } // namespace trireme::rpc::grpc

@@ -39,8 +39,7 @@ class ModuleClient {
   };
 
   /// Tries until the deadline. Errors: Failure.
-  ModuleClient(const Options& options, Clock::time_point deadline);
-  ~ModuleClient();
+  static std::shared_ptr<ModuleClient> connect(const Options& options, Clock::time_point deadline);
 
   std::shared_ptr<Call> call(std::string header, std::span<const std::byte> body, std::span<std::byte> room);
   /// Errors: Failure; the connection is broken then, and memory of callers is left alone.
@@ -52,13 +51,18 @@ class ModuleClient {
   int64_t received() const {
     return received_;
   }
-  /// Ends the connection and the thread; wait() fails from now on.
+  /// Ends the connection; wait() fails from now on, and no memory of callers is touched. The thread ends at once too, or, where the server takes nothing, when gRPC has given up what is
+  /// on its way.
   void close();
 
  private:
   enum Step : intptr_t { kBegun = 1, kOpened, kRead, kWritten, kFinished };
-  enum class Outcome { opened, again, silent };
+  enum class Outcome { opened, again };
 
+  explicit ModuleClient(const Options& options);
+
+  bool tried(Clock::time_point deadline);
+  [[noreturn]] void give_up();
   Outcome attempt(Clock::time_point deadline);
   std::string challenge(Clock::time_point deadline, ::grpc::Status& status);
   ::grpc::Status status_of_stream(Clock::time_point deadline);
@@ -91,6 +95,7 @@ class ModuleClient {
   std::string broken_;
   bool writing_ = false;
   bool finishing_ = false;
+  bool ended_ = false;
   uint64_t last_id_ = 0;
   std::deque<std::shared_ptr<Call>> outgoing_;
   std::unordered_map<uint64_t, std::shared_ptr<Call>> waiting_;

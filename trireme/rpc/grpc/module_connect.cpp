@@ -170,7 +170,7 @@ ModuleClient::Outcome ModuleClient::attempt(Clock::time_point deadline) {
   return Outcome::opened;
 }
 
-ModuleClient::ModuleClient(const Options& options, Clock::time_point deadline) : settings_(options) {
+ModuleClient::ModuleClient(const Options& options) : settings_(options) {
   keep_log();
   ::grpc::ChannelArguments arguments;
   set_arguments(settings_, [&](const char* name, int value) { arguments.SetInt(name, value); });
@@ -183,28 +183,41 @@ ModuleClient::ModuleClient(const Options& options, Clock::time_point deadline) :
   arguments.SetMaxSendMessageSize(-1);
   channel_ = ::grpc::CreateCustomChannel(settings_.target, channel_credentials(settings_), arguments);
   stub_ = std::make_unique<::grpc::GenericStub>(channel_);
-  while (true) {
-    try {
-      if (attempt(deadline) == Outcome::opened) {
-        break;
-      }
-    } catch (...) {
-      drop_stream();
-      throw;
-    }
-    drop_stream();
+}
+
+std::shared_ptr<ModuleClient> ModuleClient::connect(const Options& options, Clock::time_point deadline) {
+  const std::shared_ptr<ModuleClient> made(new ModuleClient(options));
+  while (!made->tried(deadline)) {
     if (Clock::now() + kRetry >= deadline) {
-      // A server that does not like how a client begins hangs up, without a word.
-      throw Failure(false, "the parameter server at " + settings_.target + " does not answer" + (last_why_.empty() ? "" : " (" + last_why_ + ")") + ".",
-                    !has(last_why_, "Socket closed") ? "Is it running, and is this its address?"
-                    : settings_.tls                  ? "It may want a certificate of its clients, of an authority that it trusts: see TRIREME_TLS_CERTIFICATE in docs/grpc.md."
-                                                     : "It may speak TLS (then connect to it as grpcs://" + settings_.target + ") or another protocol.");
+      made->give_up();
     }
     // Not a sleep: somebody has to look after the connection that is being made.
-    channel_->WaitForConnected(in(kRetry));
+    made->channel_->WaitForConnected(in(kRetry));
   }
-  stream_->Read(&incoming_, reinterpret_cast<void*>(kRead));
-  thread_ = std::thread([this] { run(); });
+  made->stream_->Read(&made->incoming_, reinterpret_cast<void*>(kRead));
+  made->thread_ = std::thread([made] { made->run(); });
+  return made;
+}
+
+bool ModuleClient::tried(Clock::time_point deadline) {
+  try {
+    if (attempt(deadline) == Outcome::opened) {
+      return true;
+    }
+  } catch (...) {
+    drop_stream();
+    throw;
+  }
+  drop_stream();
+  return false;
+}
+
+void ModuleClient::give_up() {
+  // A server that does not like how a client begins hangs up, without a word.
+  throw Failure(false, "the parameter server at " + settings_.target + " does not answer" + (last_why_.empty() ? "" : " (" + last_why_ + ")") + ".",
+                !has(last_why_, "Socket closed") ? "Is it running, and is this its address?"
+                : settings_.tls                  ? "It may want a certificate of its clients, of an authority that it trusts: see TRIREME_TLS_CERTIFICATE in docs/grpc.md."
+                                                 : "It may speak TLS (then connect to it as grpcs://" + settings_.target + ") or another protocol.");
 }
 
 } // namespace trireme::rpc::grpc
