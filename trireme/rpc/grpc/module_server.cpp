@@ -407,9 +407,7 @@ void ModuleServer::end(const Shared& connection, const ::grpc::Status& status) {
   if (stopping_) {
     return;
   }
-  if (connection->writing && status.ok()) {
-    connection->context.TryCancel(); // the write ends, and finish() follows
-  } else if (!connection->writing) {
+  if (!connection->writing) { // a write that is on its way ends, well or not, and then comes finish()
     finish(connection);
   }
 }
