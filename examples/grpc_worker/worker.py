@@ -49,7 +49,7 @@ def main():
     model = torch.nn.Sequential(torch.nn.Linear(INPUTS, 16), torch.nn.Tanh(), torch.nn.Linear(16, TARGETS))
     proto = load_proto(options.proto)
     connections = [Connection(address, proto, job=options.job) for address in options.servers.split(",")]
-    servers = Servers(connections, model.named_parameters(), worker, workers, {"type": "SGD", "lr": options.lr})
+    servers = Servers(connections, model.named_parameters(), worker, workers, {"type": "SGD", "params": {"lr": options.lr}})
     if worker == 0 and not servers.initialized:
         servers.initialize()
     servers.pull()

@@ -22,7 +22,7 @@ class ServerJob {
  public:
   using Options = parallel::ServerOptions;
 
-  ServerJob(int workers, const Options& options) : workers_(workers), options_(options), folder_(std::filesystem::path(testing::TempDir()) / concat("trireme_servers_", ::getpid())) {
+  ServerJob(int workers, const Options& options) : workers_(workers), options_(options), folder_(std::filesystem::path(testing::TempDir()) / concat("trireme_servers_", ::getpid(), '_', next()++)) {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
@@ -100,6 +100,10 @@ class ServerJob {
   }
 
  private:
+  static int& next() {
+    static int number = 0;
+    return number;
+  }
   static rpc::Access access() {
     return {.secret = "32 bytes that this job alone has", .job = "test"};
   }

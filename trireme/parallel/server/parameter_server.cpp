@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/parallel/server/requests.h>
+#include <trireme/parallel/server/round.h>
 #include <trireme/parallel/server/shard.h>
 #include <trireme/parallel/server/snapshot.h>
 #include <trireme/parallel/server/workers.h>
@@ -10,7 +11,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -74,7 +74,7 @@ class Service {
       gone(event.client);
       return;
     }
-    Waiting waiting{std::move(event), {}};
+    Waiting waiting{std::move(event), {}, -1};
     try {
       waiting.header = json::parse(waiting.event.header);
       take(waiting, waiting.header.at("op").get<std::string>());
@@ -173,8 +173,9 @@ class Service {
   }
 
   int worker_of(const Waiting& waiting) const {
-    const int number = waiting.worker();
-    if (!workers_.is_of(number, waiting.event.client)) {
+    const std::vector<int> joined = workers_.of(waiting.event.client);
+    const int number = waiting.header.value("worker", joined.empty() ? -1 : joined.front());
+    if (std::find(joined.begin(), joined.end(), number) == joined.end()) {
       throw InputError("server", concat("worker ", number, " has not joined over this connection"));
     }
     return number;
@@ -201,21 +202,18 @@ class Service {
       return refuse(waiting, "there are no values yet: init or pull first");
     }
     const auto clock = waiting.header.at("clock").get<int64_t>();
-    if (clock != clock_ || closed_) {
+    if (clock != clock_ || round_.closed()) {
       ++counters_.dropped;
       // The values that the next gradient can be of: those after the step that is under way.
-      return waiting.event.room.empty() || closed_ ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
+      return waiting.event.room.empty() || round_.closed() ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
     }
-    if (pushes_.empty()) {
-      first_push_ = rpc::Clock::now();
-    }
-    pushes_[number] = waiting;
+    round_.push(number, waiting);
     close_if_complete();
     answer_sums();
   }
   void answer_stale(const Waiting& waiting) {
     if (waiting.event.room.empty()) {
-      answer(waiting, {{"status", "stale"}, {"next", clock_ + (closed_ ? 1 : 0)}});
+      answer(waiting, {{"status", "stale"}, {"next", clock_ + (round_.closed() ? 1 : 0)}});
     } else {
       late_.push_back(waiting); // with the values of the next clock
     }
@@ -223,59 +221,37 @@ class Service {
 
   // Whether it is this server that says whose gradients count.
   bool decides() const {
-    return options_.place == 0 || std::none_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return one.second.header.at("op") == "push"; });
+    return options_.place == 0 || !round_.wants_commit();
   }
   bool is_complete() const {
     const std::vector<int> there = workers_.there();
-    return !pushes_.empty() && !workers_.awaits_any() && std::all_of(there.begin(), there.end(), [this](int number) { return pushes_.contains(number); });
+    return !round_.empty() && !workers_.awaits_any() && std::all_of(there.begin(), there.end(), [this](int number) { return round_.has(number); });
   }
   void close_if_complete() {
-    if (together_ && !closed_ && is_complete() && decides()) {
+    if (together_ && !round_.closed() && is_complete() && decides()) {
       close();
     }
   }
   void close_in_time() {
     close_if_complete();
     answer_alone();
-    if (together_ && options_.server.mode == ServerOptions::Mode::hybrid && !closed_ && !pushes_.empty() && decides() && rpc::Clock::now() - first_push_ >= Seconds(options_.server.timeout_s)) {
+    const bool is_open = together_ && !round_.closed() && !round_.empty();
+    if (options_.server.mode == ServerOptions::Mode::hybrid && is_open && decides() && round_.since_first_push() >= Seconds(options_.server.timeout_s)) {
       close();
       answer_sums();
     }
   }
 
   void close() {
-    std::vector<int> members;
-    for (const auto& [number, one] : pushes_) {
-      members.push_back(number);
-    }
-    add_up(members);
-    if (std::all_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return one.second.header.at("op") == "push_pull"; })) {
-      const json& header = pushes_.begin()->second.header;
-      finish_clock(header.value("lr", default_lr_), std::nullopt, header.value("factor", 1.0) / static_cast<double>(members.size()));
+    const bool wants_commit = round_.wants_commit();
+    round_.add_up(round_.numbers(), *shard_);
+    if (!wants_commit) {
+      const json& header = round_.first().header;
+      finish_round(header.value("lr", default_lr_), std::nullopt, header.value("factor", 1.0) / static_cast<double>(round_.members().size()));
       return;
     }
-    for (auto it = pushes_.begin(); it != pushes_.end();) {
-      if (it->second.header.at("op") == "push") {
-        answer(it->second, {{"status", "accepted"}, {"members", members_}, {"loss", loss_}, {"stop", stop_}, {"squared_norm", shard_->squared_norm()}});
-        it = pushes_.erase(it);
-      } else {
-        ++it; // answered after the step
-      }
-    }
-  }
-
-  // The sum of the members' gradients, in the order of their numbers.
-  void add_up(const std::vector<int>& members) {
-    shard_->begin_sum();
-    closed_ = true;
-    members_ = members;
-    loss_ = 0;
-    stop_ = false;
-    for (const int number : members) {
-      const Waiting& one = pushes_.at(number);
-      shard_->add(one.event.body, one.header.value("unused", std::vector<int64_t>()));
-      loss_ += number_in(one.header, "loss") / static_cast<double>(members.size());
-      stop_ = stop_ || one.header.value("stop", false);
+    for (const Waiting& one : round_.take([](int, const Waiting& push) { return push.op() == "push"; })) { // the others are answered after the step
+      answer(one, {{"status", "accepted"}, {"members", round_.members()}, {"loss", round_.loss()}, {"stop", round_.stop()}, {"squared_norm", round_.squared_norm()}});
     }
   }
 
@@ -284,15 +260,15 @@ class Service {
     std::vector<Waiting> still;
     for (Waiting& sum : std::exchange(sums_, {})) {
       const auto clock = sum.header.at("clock").get<int64_t>();
-      if (clock < clock_) {
-        answer(sum, {{"status", "done"}});
+      if (clock < clock_) { // another member was faster, and has committed
+        answer(sum, clock == clock_ - 1 ? json{{"status", "ok"}, {"squared_norm", last_squared_norm_}} : json{{"status", "done"}});
         continue;
       }
-      if (!closed_) {
+      if (!round_.closed()) {
         std::vector<int> here;
         bool comes = false;
         for (const int number : sum.header.at("members").get<std::vector<int>>()) {
-          if (pushes_.contains(number)) {
+          if (round_.has(number)) {
             here.push_back(number);
           } else {
             comes = comes || workers_.is_there(number);
@@ -306,28 +282,22 @@ class Service {
           refuse(sum, "none of the members has pushed here");
           continue;
         }
-        add_up(here);
+        round_.add_up(here, *shard_);
         drop_others();
       }
-      answer(sum, {{"status", "ok"}, {"squared_norm", shard_->squared_norm()}, {"members", members_}});
+      answer(sum, {{"status", "ok"}, {"squared_norm", round_.squared_norm()}, {"members", round_.members()}});
     }
     sums_ = std::move(still);
   }
 
   // Pushes that are part of the sum are answered, but for those that want values; the others came too late elsewhere.
   void drop_others() {
-    for (auto it = pushes_.begin(); it != pushes_.end();) {
-      const bool counts = std::find(members_.begin(), members_.end(), it->first) != members_.end();
-      if (!counts) {
-        ++counters_.dropped;
-        answer_stale(it->second);
-      } else if (it->second.header.at("op") == "push") {
-        answer(it->second, {{"status", "accepted"}});
-      } else {
-        ++it;
-        continue;
-      }
-      it = pushes_.erase(it);
+    for (const Waiting& late : round_.take([this](int number, const Waiting&) { return !round_.is_member(number); })) {
+      ++counters_.dropped;
+      answer_stale(late);
+    }
+    for (const Waiting& one : round_.take([](int, const Waiting& push) { return push.op() == "push"; })) {
+      answer(one, {{"status", "accepted"}});
     }
   }
 
@@ -336,25 +306,26 @@ class Service {
     if (clock < clock_) { // another worker's has come before
       return answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
     }
-    if (!closed_) {
+    if (!round_.closed()) {
       return refuse(waiting, "there is no sum to commit");
     }
     const json& factor = waiting.header.at("factor");
     const auto betas = waiting.header.value("betas", std::vector<double>());
-    finish_clock(waiting.header.at("lr").get<double>(), betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt,
+    finish_round(waiting.header.at("lr").get<double>(), betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt,
                  factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
     answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
   }
 
-  void finish_clock(double lr, std::optional<optim::Betas> betas, std::optional<double> factor) {
+  void finish_round(double lr, std::optional<optim::Betas> betas, std::optional<double> factor) {
+    last_squared_norm_ = round_.squared_norm();
     if (factor) {
       shard_->step(lr, betas, *factor);
     }
     ++clock_;
-    closed_ = false;
-    counters_.accepted += std::ssize(members_);
-    for (auto& [number, one] : std::exchange(pushes_, {})) {
-      answer_with_values(one, {{"status", "accepted"}, {"loss", loss_}, {"steps", shard_->steps()}});
+    Round done = std::exchange(round_, {});
+    counters_.accepted += std::ssize(done.members());
+    for (const Waiting& one : done.take([](int, const Waiting&) { return true; })) {
+      answer_with_values(one, {{"status", "accepted"}, {"loss", done.loss()}, {"steps", shard_->steps()}});
     }
     for (const Waiting& late : std::exchange(late_, {})) {
       answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
@@ -383,6 +354,7 @@ class Service {
     workers_.count_push(number);
     ++counters_.accepted;
     alone_.push_back(waiting);
+    alone_.back().worker = number;
     updated();
     answer_alone();
   }
@@ -390,7 +362,7 @@ class Service {
   void answer_alone() {
     std::vector<Waiting> still;
     for (Waiting& one : std::exchange(alone_, {})) {
-      const bool waits = options_.server.mode == ServerOptions::Mode::stale && (workers_.awaits_any() || workers_.ahead(one.worker()) > options_.server.staleness);
+      const bool waits = options_.server.mode == ServerOptions::Mode::stale && (workers_.awaits_any() || workers_.ahead(one.worker) > options_.server.staleness);
       if (waits) {
         still.push_back(std::move(one));
       } else {
@@ -448,18 +420,17 @@ class Service {
 
   // A gradient that it has pushed, and that has not become part of a sum, is not counted: nobody was told that it is accepted.
   void without(int number) {
-    if (const auto found = pushes_.find(number); found != pushes_.end() && !closed_) {
-      server_.reply(found->second.event.id, R"({"status":"refused","error":"the worker has left"})");
-      pushes_.erase(found);
-      ++counters_.dropped;
-    }
-    if (closed_ && std::none_of(members_.begin(), members_.end(), [&](int member) { return workers_.is_there(member); })) {
+    if (!round_.closed()) {
+      for (const Waiting& one : round_.take([&](int of, const Waiting&) { return of == number; })) {
+        refuse(one, "the worker has left");
+        ++counters_.dropped;
+      }
+    } else if (const auto& members = round_.members(); std::none_of(members.begin(), members.end(), [&](int member) { return workers_.is_there(member); })) {
       log::warning("server ", options_.place, ": the update of clock ", clock_, " is lost: all workers that could have committed it are gone");
-      counters_.lost += std::ssize(members_);
-      closed_ = false;
-      pushes_.clear();
+      counters_.lost += std::ssize(members);
+      round_ = {};
       for (const Waiting& late : std::exchange(late_, {})) {
-        answer_with_values(late, {{"status", "stale"}, {"loss", 0.0}});
+        answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
       }
     }
     close_if_complete();
@@ -506,13 +477,8 @@ class Service {
   Counters counters_;
   int64_t updates_kept_ = 0;
   std::vector<Waiting> pulls_;
-  // Of the present clock, where workers step together.
-  std::map<int, Waiting> pushes_; // by worker; not answered yet
-  rpc::Clock::time_point first_push_;
-  bool closed_ = false; // the sum is there, the step is not
-  std::vector<int> members_;
-  double loss_ = 0;
-  bool stop_ = false;
+  Round round_;
+  double last_squared_norm_ = 0; // of the round before it
   std::vector<Waiting> sums_;
   std::vector<Waiting> late_; // that want the values of the next clock
   std::vector<Waiting> alone_; // stepped, and not answered yet (stale)

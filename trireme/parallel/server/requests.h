@@ -13,10 +13,8 @@ namespace trireme::parallel::server {
 struct Waiting {
   rpc::Event event;
   nlohmann::json header;
+  int worker = -1; ///< where it is known
 
-  int worker() const {
-    return header.at("worker").get<int>();
-  }
   std::string op() const {
     return header.at("op").get<std::string>();
   }

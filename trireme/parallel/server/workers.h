@@ -49,6 +49,7 @@ class Workers {
     }
     return numbers;
   }
+  /// Those that have joined over this connection.
   std::vector<int> of(uint64_t client) const {
     std::vector<int> numbers = there();
     std::erase_if(numbers, [&](int number) { return !is_of(number, client); });

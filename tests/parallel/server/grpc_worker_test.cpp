@@ -1,20 +1,20 @@
 // examples/grpc_worker against parameter servers, alone and beside a worker in C++: the same parameters as a plain libtorch loop in one process.
 #include <trireme/base/file.h>
+#include <trireme/engine/serve_parameters.h>
 
 #include "tests/rpc/grpc_checks.h"
-#include "tests/rpc/row_server.h"
 #include "tests/support/command.h"
 
 #include <gmock/gmock.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
 #include <fstream>
 
-namespace trireme::rpc {
+namespace trireme::parallel {
 namespace {
 
-using test::RowServer;
 using Json = nlohmann::json;
 
 constexpr int64_t kInputs = 6;
@@ -52,16 +52,16 @@ void set(Model& model, const torch::Tensor& values) {
 /// A worker in C++: the same requests over rpc::connect().
 class CppWorker {
  public:
-  CppWorker(const std::vector<std::string>& addresses, int worker, int workers) : worker_(worker) {
+  CppWorker(const std::vector<std::string>& addresses, int worker, int workers) {
     Json parameters = Json::array();
     for (const auto& item : model_.named_parameters()) {
       parameters.push_back({{"name", item.key()}, {"shape", item.value().sizes().vec()}, {"dtype", "float32"}});
       by_name_[item.key()] = item.value();
     }
     for (const auto& address : addresses) {
-      clients_.push_back(connect(address, test::kAccess, test::soon()));
-      const Json join = {{"op", "join"}, {"worker", worker}, {"workers", workers}, {"parameters", parameters}, {"optimizer", {{"type", "SGD"}, {"lr", kRate}}}};
-      layouts_.push_back(Json::parse(clients_.back()->call(join.dump())->wait(test::soon())));
+      clients_.push_back(rpc::connect(address, trireme::test::kAccess, trireme::test::soon()));
+      const Json join = {{"op", "join"}, {"worker", worker}, {"workers", workers}, {"parameters", parameters}, {"optimizer", {{"type", "SGD"}, {"params", {{"lr", kRate}}}}}};
+      layouts_.push_back(Json::parse(clients_.back()->call(join.dump())->wait(trireme::test::soon())));
     }
   }
   /// Gives the servers these values, as the first worker of all does.
@@ -70,21 +70,21 @@ class CppWorker {
     for (size_t i = 0; i < clients_.size(); ++i) {
       std::vector<float> body(layouts_[i].at("bytes").get<size_t>() / 4);
       each_piece(layouts_[i], body, [](torch::Tensor rows, torch::Tensor place) { place.copy_(rows); }, false);
-      clients_[i]->call(Json({{"op", "init"}}).dump(), std::as_bytes(std::span(body)))->wait(test::soon());
+      clients_[i]->call(Json({{"op", "init"}}).dump(), std::as_bytes(std::span(body)))->wait(trireme::test::soon());
     }
   }
   void pull() {
-    ask([](const Json&) { return Json({{"op", "pull"}, {"clock", 0}}); }, false);
+    ask([](int64_t clock) { return Json({{"op", "pull"}, {"clock", clock}}); }, false);
   }
   void step(const torch::Tensor& samples) {
     model_.zero_grad();
     const auto loss = model_.loss(samples);
     loss.backward();
-    ask([&](const Json&) { return Json({{"op", "push_pull"}, {"worker", worker_}, {"clock", 0}, {"loss", loss.item<float>()}}); }, true);
+    ask([&](int64_t clock) { return Json({{"op", "push_pull"}, {"clock", clock}, {"loss", loss.item<float>()}}); }, true);
   }
   void leave() {
     for (auto& client : clients_) {
-      client->call(Json({{"op", "leave"}, {"worker", worker_}}).dump())->wait(test::soon());
+      client->call(Json({{"op", "leave"}}).dump())->wait(trireme::test::soon());
     }
   }
   torch::Tensor flat() const {
@@ -96,17 +96,17 @@ class CppWorker {
   void ask(const Header& header, bool with_gradients) {
     std::vector<std::vector<float>> bodies(clients_.size());
     std::vector<std::vector<float>> rooms(clients_.size());
-    std::vector<std::shared_ptr<Call>> calls;
+    std::vector<std::shared_ptr<rpc::Call>> calls;
     for (size_t i = 0; i < clients_.size(); ++i) {
       rooms[i].resize(layouts_[i].at("bytes").get<size_t>() / 4);
       if (with_gradients) {
         bodies[i].resize(rooms[i].size());
         each_piece(layouts_[i], bodies[i], [](torch::Tensor rows, torch::Tensor place) { place.copy_(rows); }, true);
       }
-      calls.push_back(clients_[i]->call(header(layouts_[i]).dump(), std::as_bytes(std::span(bodies[i])), std::as_writable_bytes(std::span(rooms[i]))));
+      calls.push_back(clients_[i]->call(header(layouts_[i].at("clock")).dump(), std::as_bytes(std::span(bodies[i])), std::as_writable_bytes(std::span(rooms[i]))));
     }
     for (size_t i = 0; i < clients_.size(); ++i) {
-      calls[i]->wait(test::soon());
+      layouts_[i]["clock"] = Json::parse(calls[i]->wait(trireme::test::soon())).at("clock");
       each_piece(layouts_[i], rooms[i], [](torch::Tensor rows, torch::Tensor place) { rows.copy_(place); }, false);
     }
   }
@@ -120,24 +120,23 @@ class CppWorker {
     }
   }
 
-  int worker_;
   Model model_;
   std::map<std::string, torch::Tensor> by_name_;
-  std::vector<std::unique_ptr<Client>> clients_;
+  std::vector<std::unique_ptr<rpc::Client>> clients_;
   std::vector<Json> layouts_;
 };
 
 class GrpcWorkerTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (const std::string why = test::why_not_grpc(); !why.empty()) {
+    if (const std::string why = trireme::test::why_not_grpc(); !why.empty()) {
       GTEST_SKIP() << why;
     }
     folder_ = testing::TempDir() + "trireme_grpc_worker_XXXXXX";
     ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
     torch::manual_seed(5);
     samples_ = torch::randn({10 * kBatch, kInputs + kTargets});
-    write(folder_ + "/secret", test::kAccess.secret);
+    write(folder_ + "/secret", trireme::test::kAccess.secret);
     write(folder_ + "/samples", std::string(static_cast<const char*>(samples_.data_ptr()), samples_.nbytes()));
   }
   void TearDown() override {
@@ -154,20 +153,29 @@ class GrpcWorkerTest : public testing::Test {
   struct Outcome {
     torch::Tensor parameters;
     std::string output;
-    int pushes = 0;
+    /// By the first server.
+    int64_t accepted = 0;
   };
   /// Servers, a worker in Python with this number, and perhaps another one.
   Outcome run(int servers, bool together, int steps, int number = 0, const std::function<void(const std::vector<std::string>&)>& other = nullptr) {
-    std::vector<std::unique_ptr<RowServer>> made;
+    const int workers = other ? 2 : 1;
+    std::vector<std::unique_ptr<rpc::Server>> made;
     std::vector<std::string> addresses;
+    std::vector<server::Counters> counters(static_cast<size_t>(servers));
+    std::vector<std::thread> threads;
     for (int place = 0; place < servers; ++place) {
-      made.push_back(std::make_unique<RowServer>(serve("grpc://127.0.0.1:0", test::kAccess), place, servers, together));
+      made.push_back(rpc::serve("grpc://127.0.0.1:0", trireme::test::kAccess));
       addresses.push_back(made.back()->address());
     }
-    const int workers = other ? 2 : 1;
-    std::vector<std::thread> threads;
-    for (auto& server : made) {
-      threads.emplace_back([&] { server->run(workers, test::soon()); });
+    for (int place = 0; place < servers; ++place) {
+      threads.emplace_back([&, place] {
+        server::ParameterServerOptions options;
+        options.server.servers = servers;
+        options.server.mode = together ? ServerOptions::Mode::sync : ServerOptions::Mode::async;
+        options.place = place;
+        counters[static_cast<size_t>(place)] = engine::serve_parameters(*made[static_cast<size_t>(place)], options);
+        made[static_cast<size_t>(place)].reset();
+      });
     }
     if (other) {
       threads.emplace_back([&] { other(addresses); });
@@ -177,7 +185,7 @@ class GrpcWorkerTest : public testing::Test {
       list += "," + addresses[static_cast<size_t>(place)];
     }
     const std::string saved = folder_ + "/parameters";
-    const auto [status, output] = test::run_command(concat("TRIREME_SECRET_FILE='", folder_, "/secret' timeout -k 5 100 '", TRIREME_SOURCE_DIR, "/.venv/bin/python' '", TRIREME_SOURCE_DIR,
+    const auto [status, output] = trireme::test::run_command(concat("TRIREME_SECRET_FILE='", folder_, "/secret' timeout -k 5 100 '", TRIREME_SOURCE_DIR, "/.venv/bin/python' '", TRIREME_SOURCE_DIR,
                                                            "/examples/grpc_worker/worker.py' --job 'the job' --servers ", list, " --worker ", number, "/", workers, " --data '", folder_, "/samples' --batch ", kBatch,
                                                            " --lr ", kRate, " --steps ", steps, " --save '", saved, "'"));
     EXPECT_EQ(status, 0) << output;
@@ -185,7 +193,7 @@ class GrpcWorkerTest : public testing::Test {
       thread.join();
     }
     const std::string bytes = status == 0 ? read_file(saved) : "";
-    Outcome outcome{torch::empty(static_cast<int64_t>(bytes.size() / 4)), output, made[0]->pushes()};
+    Outcome outcome{torch::empty(static_cast<int64_t>(bytes.size() / 4)), output, counters.front().accepted};
     std::memcpy(outcome.parameters.data_ptr(), bytes.data(), bytes.size());
     return outcome;
   }
@@ -216,7 +224,7 @@ TEST_F(GrpcWorkerTest, AloneItReachesWhatAPlainLoopReaches) {
   for (const auto& [servers, together] : {std::pair(1, true), std::pair(3, false)}) {
     const auto outcome = run(servers, together, kSteps);
     EXPECT_LE(distance(outcome.parameters, expected), 1e-6) << servers << " servers, together " << together << "\n" << outcome.output;
-    EXPECT_EQ(outcome.pushes, kSteps);
+    EXPECT_EQ(outcome.accepted, kSteps);
     EXPECT_THAT(outcome.output, testing::HasSubstr("step 20: loss "));
   }
 }
@@ -245,7 +253,7 @@ TEST_F(GrpcWorkerTest, BesideAWorkerInCppItIsDataParallel) {
     const auto outcome = run(2, true, kSteps, python, in_cpp(1 - python, start, [&](int step) { return batch(step); }, of_cpp));
     EXPECT_LE(distance(outcome.parameters, expected), 1e-6) << outcome.output;
     EXPECT_EQ(distance(outcome.parameters, of_cpp), 0);
-    EXPECT_EQ(outcome.pushes, 2 * kSteps);
+    EXPECT_EQ(outcome.accepted, 2 * kSteps);
   }
 }
 
@@ -259,10 +267,10 @@ TEST_F(GrpcWorkerTest, BesideAWorkerInCppItNeedNotWait) {
   };
   torch::Tensor of_cpp;
   const auto outcome = run(2, false, kSteps, 0, in_cpp(1, start, [&](int step) { return batch(step); }, of_cpp));
-  EXPECT_EQ(outcome.pushes, 2 * kSteps);
+  EXPECT_EQ(outcome.accepted, 2 * kSteps);
   EXPECT_LT(loss_of(outcome.parameters), 0.9 * loss_of(start)) << outcome.output;
   EXPECT_LT(loss_of(of_cpp), loss_of(start));
 }
 
 } // namespace
-} // namespace trireme::rpc
+} // namespace trireme::parallel
