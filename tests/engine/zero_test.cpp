@@ -336,6 +336,9 @@ TEST(ZeroTest, AnAlgorithmForWholeBucketsIsRefused) {
                           config::EngineConfig config = zero_config(1);
                           config.data_parallel.algorithm = parallel::DataParallelOptions::Algorithm::halving_doubling;
                           EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }), testing::HasSubstr("gradient_allreduce_algorithm is \"halving-doubling\", with ZeRO stage 1"));
+                          config.zero.stage = 0;
+                          config.averaging.every = 2;
+                          EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }), testing::HasSubstr("with parameter_averaging"));
                         }),
               IsEmpty());
 }

@@ -63,15 +63,16 @@ class RunFolder : public testing::Test {
   "training": {"steps": 30, "checkpoint_every": 5},
   "engine": {"train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}})"));
   }
-  // All tensor bytes of a checkpoint of two ranks; the headers differ by the identity of the save.
+  // Tensor bytes of a rank's part of a checkpoint; the headers differ by the identity of the save.
+  static std::string tensor_bytes_of_one(const std::filesystem::path& checkpoint, int rank = 0) {
+    const std::string file = read_file(checkpoint / concat("rank0000", rank, ".safetensors"));
+    uint64_t header = 0;
+    std::memcpy(&header, file.data(), sizeof header);
+    return file.substr(8 + header);
+  }
+  // Of two ranks.
   static std::string tensor_bytes(const std::filesystem::path& checkpoint) {
-    std::string bytes;
-    for (int rank = 0; rank < 2; ++rank) {
-      const std::string file = read_file(checkpoint / concat("rank0000", rank, ".safetensors"));
-      uint64_t header = 0;
-      std::memcpy(&header, file.data(), sizeof header);
-      bytes += file.substr(8 + header);
-    }
+    std::string bytes = tensor_bytes_of_one(checkpoint, 0) + tensor_bytes_of_one(checkpoint, 1);
     EXPECT_GT(bytes.size(), 100'000u);
     return bytes;
   }

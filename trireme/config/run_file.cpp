@@ -6,6 +6,7 @@
 #include <trireme/config/run_checks.h>
 
 #include <algorithm>
+#include <variant>
 
 namespace trireme::config {
 namespace {
@@ -185,6 +186,21 @@ void resolve_sync(const JsonNode& root, const JsonNode& engine, RunConfig& out) 
   }
 }
 
+// DeepSpeed's default of freeze_step is longer than most runs.
+void note_long_warm_up(RunConfig& out) {
+  const auto note = [&](const char* name, const std::optional<int64_t>& freeze_step) {
+    if (freeze_step && *freeze_step >= out.training.steps && out.training.steps > 0) {
+      out.notes.push_back(concat(name, ": the warm-up ends after step ", *freeze_step, " (freeze_step), and the run has ", out.training.steps, ": nothing will be compressed"));
+    }
+  };
+  const optim::OptimizerOptions optimizer = out.engine.optimizer_or_adamw();
+  if (const auto* const adam = std::get_if<optim::OneBitAdamOptions>(&optimizer.rule)) {
+    note("OneBitAdam", adam->freeze_step);
+  } else if (const auto* const lamb = std::get_if<optim::OneBitLambOptions>(&optimizer.rule)) {
+    note("OneBitLamb", lamb->freeze_step);
+  }
+}
+
 ParallelConfig read_parallel(const Values& values) {
   ParallelConfig out;
   out.pipe = values.get("pipe", out.pipe);
@@ -311,6 +327,7 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.notes.insert(out.notes.end(), out.engine.notes.begin(), out.engine.notes.end());
   resolve_pipeline(root, engine, out);
   resolve_sync(root, engine, out);
+  note_long_warm_up(out);
   check_run(root, engine, out);
 
   const int64_t seed = out.training.seed;

@@ -72,7 +72,7 @@ struct StepTimes {
 ///
 /// A step whose loss (or gradient norm, when clipping or in low precision) is not finite on any rank is
 /// skipped on all ranks: weights, states and learning rate stay; skipped_steps() counts. With InitializeOptions::gradient_sync, "all ranks" are
-/// those of GradientSync::step_group(), and all of them in a step in which they meet; losses and norms are theirs too. So it is with "parameter_averaging".
+/// those of GradientSync::step_group(), whose loss and norm are reported; in a step in which all of them meet the loss is the mean of all, and one that is not finite makes all of them skip. So it is with "parameter_averaging".
 /// An exception of train_batch(), forward(), backward() or step() ends the step that it is a part of. One rank alone drops that step and may go
 /// on with its first micro-batch; samples that were read and buffers that a forward changed stay as they are. With several ranks, the others
 /// get a PeerError that names this one, because they wait for its messages, and the engine cannot go on. Load a checkpoint in a new run.

@@ -100,6 +100,9 @@ void check_algorithm(const Parts& parts, const InitializeOptions& options) {
   if (options.config.zero.stage >= 1) {
     refuse(concat("ZeRO stage ", options.config.zero.stage, ", which reduces gradients to shards"));
   }
+  if (options.config.averaging.on() || options.config.server.on() || compresses(options.config) != nullptr || options.gradient_sync) {
+    refuse(options.config.averaging.on() ? "parameter_averaging" : options.config.server.on() ? "parameter servers" : options.gradient_sync ? "a gradient_sync of its own" : compresses(options.config));
+  }
   if (!parts.device().is_cpu()) {
     refuse(concat("gradients on ", parts.device().str(), ": those are messages of the host"));
   }
@@ -189,6 +192,9 @@ void check_server(const Parts& parts, const InitializeOptions& options) {
   }
   if (parts.everyone.size() > 1) {
     refuse(concat("a worker of ", parts.everyone.size(), " ranks"), "A worker is one process: leave pipe, tensor and context at 1.");
+  }
+  if (config.zero.stage >= 1) {
+    refuse(concat("ZeRO stage ", config.zero.stage, ": the states are on the servers already"), "Use \"stage\": 0.");
   }
   if (options.gradient_sync || config.averaging.on() || compresses(config) != nullptr) {
     refuse(options.gradient_sync ? "a gradient_sync of its own" : config.averaging.on() ? "parameter_averaging" : compresses(config), "Leave one of them out.");

@@ -372,7 +372,7 @@ void TrainingState::load_optimizer_state(const checkpoint::Checkpoint& saved, co
   }
   const auto replicas = saved.state().at("replicas").get<int64_t>();
   const int64_t own = engine_.parts.group.rank();
-  if (!engine_.parts.steps_together() && own < replicas) {
+  if (is_of_each_replica(state) && own < replicas) {
     checkpoint::read_placed(saved, of_replica(own, whole), tensor, begin, values);
     return;
   }

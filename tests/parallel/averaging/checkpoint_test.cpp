@@ -160,6 +160,30 @@ TEST_F(AveragingCheckpointTest, AnotherNumberOfReplicasGoesOn) {
 }
 
 // As after a warm-up in which gradients are summed in every step: the momentum begins anew.
+// A run whose replicas have no states of their own begins with the mean of those that a checkpoint has: what it saves next is of all of them.
+TEST_F(AveragingCheckpointTest, StatesThatAreAveragedFromNowOnBeginAsTheirMean) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          AveragingRun run(world, averaging_config({.every = 3}, true));
+                          run.train(3);
+                          run.engine().save_checkpoint(folder_);
+                        }),
+              IsEmpty());
+  for (const auto states : {AveragingOptions::States::average, AveragingOptions::States::reset}) {
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            const auto checkpoint = checkpoint::Checkpoint::open(folder_);
+                            AveragingRun run(world, averaging_config({.every = 3, .states = states}, true));
+                            run.engine().load_checkpoint(folder_);
+                            for (const auto& [name, values] : states_of(run)) {
+                              const at::Tensor mean = (checkpoint.read("replica0/" + name).flatten() + checkpoint.read("replica1/" + name).flatten()) / 2;
+                              EXPECT_TRUE(torch::allclose(values, mean, 1e-6, 0)) << name << " of rank " << world.rank();
+                            }
+                          }),
+                IsEmpty());
+  }
+}
+
 TEST_F(AveragingCheckpointTest, ContinuesARunOfRanksThatStepTogether) {
   const AveragingOptions options{.every = 4, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9};
   EXPECT_THAT(run_ranks(2,

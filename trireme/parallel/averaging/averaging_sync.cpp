@@ -1,6 +1,7 @@
 #include <trireme/parallel/averaging/averaging_sync.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 
 #include <nlohmann/json.hpp>
 #include <torch/utils.h>
@@ -138,6 +139,9 @@ void AveragingSync::load_state(const nlohmann::json& state, int64_t steps) {
   if (is_own(state)) {
     outer_.begin_round(); // the momentum is read next
   } else {
+    if (has_outer() && state.is_object() && group().rank() == 0) {
+      log::warning("the outer optimizer begins without momentum: the checkpoint's was \"", state.value(kOuter, ""), "\", this run's is \"", AveragingOptions::name(options_.outer), '"');
+    }
     outer_.reset();
   }
 }

@@ -323,6 +323,7 @@ class Service {
     }
     ++clock_;
     Round done = std::exchange(round_, {});
+    keep_if_due(); // before anybody sees the values
     counters_.accepted += std::ssize(done.members());
     for (const Waiting& one : done.take([](int, const Waiting&) { return true; })) {
       answer_with_values(one, {{"status", "accepted"}, {"loss", done.loss()}, {"steps", shard_->steps()}});
@@ -330,7 +331,7 @@ class Service {
     for (const Waiting& late : std::exchange(late_, {})) {
       answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
     }
-    updated();
+    answer_pulls();
   }
 
   // -- Workers that do not wait for each other.
@@ -355,7 +356,8 @@ class Service {
     ++counters_.accepted;
     alone_.push_back(waiting);
     alone_.back().worker = number;
-    updated();
+    keep_if_due();
+    answer_pulls();
     answer_alone();
   }
 
@@ -440,9 +442,8 @@ class Service {
 
   // -- Snapshots.
 
-  void updated() {
+  void keep_if_due() {
     ++counters_.updates;
-    answer_pulls();
     if (options_.server.snapshot_every > 0 && counters_.updates % options_.server.snapshot_every == 0) {
       keep();
     }

@@ -258,14 +258,47 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
   return sum;
 }
 
+// The server has ended before it answered a commit, or its answer got lost. If it does not know of the step, its part of it is made again: the gradients are still here, and the other workers do the same.
+void Servers::commit_again(Connection& server, json header, const TensorOf& values) {
+  const auto deadline = rpc::Clock::now() + options_.patience;
+  const int64_t of_step = server.clock;
+  while (true) {
+    try {
+      connect(server);
+      say_lost(server, of_step);
+      bool again = !members_.empty() && server.clock <= of_step;
+      if (again) {
+        server.pushed = server.client->call(push_header(server, unused_, loss_, stop_).dump(), server.of_gradients());
+        if (server.number == 0) {
+          const json decided = json::parse(server.pushed->wait(deadline));
+          again = decided.at("status") == "accepted";
+        } else {
+          const int64_t clock = server.clock;
+          ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"members", members_}});
+          server.clock = clock;
+        }
+      }
+      header["clock"] = server.clock;
+      ask(server, again ? header : json{{"op", "pull"}, {"clock", server.clock}}, {}, server.of_values());
+      scatter(server, values);
+      return;
+    } catch (const PeerError&) {
+      if (rpc::Clock::now() >= deadline) {
+        throw;
+      }
+    }
+  }
+}
+
 void Servers::commit(const Step& step, const TensorOf& values) {
+  json header;
   if (members_.empty()) { // too late: the values of the step that the others take
     for (const auto& server : servers_) {
       const bool is_first = server->number == 0;
       send(*server, {{"op", "pull"}, {"clock", is_first ? server->clock : server->clock + 1}}, {}, server->of_values());
     }
   } else {
-    json header = {{"op", "commit"}, {"worker", options_.worker}, {"lr", step.lr}};
+    header = {{"op", "commit"}, {"worker", options_.worker}, {"lr", step.lr}};
     header["factor"] = step.factor ? json(*step.factor) : json();
     if (step.betas) {
       header["betas"] = {step.betas->first, step.betas->second};
@@ -280,7 +313,7 @@ void Servers::commit(const Step& step, const TensorOf& values) {
       receive(*server);
       scatter(*server, values);
     } catch (const PeerError&) {
-      recover(*server, &values);
+      commit_again(*server, header, values);
     }
     server->pushed.reset();
   }

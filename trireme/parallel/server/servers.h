@@ -95,6 +95,7 @@ class Servers {
   nlohmann::json push_header(const Connection& server, const std::vector<int64_t>& unused, double loss, bool stop) const;
   /// Connects again and takes what the server has now, because an answer got lost.
   void recover(Connection& server, const TensorOf* values);
+  void commit_again(Connection& server, nlohmann::json header, const TensorOf& values);
   void say_lost(const Connection& server, int64_t before) const;
 
   WorkerOptions options_;

@@ -1,0 +1,127 @@
+// trireme train with parameter servers: processes that live by themselves, killed at random.
+#include "shell.h"
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <sstream>
+
+namespace trireme::tools {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class ServersTrainTest : public RunFolder {
+ protected:
+  void write_servers(const std::string& sync, int steps) {
+    auto run = nlohmann::json::parse(read_file(folder / "run.json"));
+    run["parallel"] = {{"sync", nlohmann::json::parse(sync)}};
+    run["training"] = {{"steps", steps}};
+    write_file_atomically(folder / "servers.json", run.dump());
+  }
+  Finished train(const std::string& file, const std::string& out, const std::string& more = "", const std::string& before = "") {
+    return sh(concat(before, kTrireme, " train ", path(file), " -n 2 --out ", path(out), ' ', more));
+  }
+  // By step; of a step that was made twice the last.
+  std::map<int64_t, double> losses(const std::string& out) {
+    std::map<int64_t, double> all;
+    std::istringstream lines(read_file(folder / out / "metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      const auto row = nlohmann::json::parse(line);
+      all[row.at("step")] = row.at("loss");
+    }
+    return all;
+  }
+  // A shell command that kills the task with this variable as soon as metrics.jsonl has `lines` lines.
+  std::string killer(const std::string& out, int lines, const std::string& variable) {
+    return concat("(while [ \"$(cat ", path(out), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ]; do sleep 0.01; done; for p in $(pgrep -f \"trireme-rank train.*", path(out),
+                  "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | grep -qx ", variable, " && kill -9 $p; done) & ");
+  }
+  static int rounds() {
+    return std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 1;
+  }
+};
+
+TEST_F(ServersTrainTest, WorkersAndServersEqualRanks) {
+  write_servers(R"({"kind": "server", "servers": 2})", 30);
+  const Finished plain = train("run.json", "plain", "--set training.checkpoint_every=0");
+  ASSERT_EQ(plain.status, 0) << plain.output;
+  const Finished served = train("servers.json", "served");
+  ASSERT_EQ(served.status, 0) << served.output;
+  const std::map<int64_t, double> expected = losses("plain");
+  const std::map<int64_t, double> found = losses("served");
+  ASSERT_EQ(found.size(), 30u);
+  for (const auto& [step, loss] : expected) {
+    EXPECT_NEAR(found.at(step), loss, 1e-4 * loss) << "step " << step;
+  }
+  const std::string log = read_file(folder / "served/logs/server1.log");
+  EXPECT_THAT(log, HasSubstr("server 1: 30 updates of 60 gradients; 0 came too late, 0 were lost"));
+  // What they saved is a checkpoint as any other.
+  const Finished on = sh(concat(kTrireme, " train ", path("run.json"), " --set training.steps=32 -n 1 --out ", path("on"), " --resume ", path("served/checkpoints")));
+  EXPECT_EQ(on.status, 0) << on.output;
+  EXPECT_EQ(losses("on").begin()->first, 31);
+}
+
+// A snapshot of every update: what a server has answered is on its disk, so the run ends as if nothing had been.
+TEST_F(ServersTrainTest, AKilledServerIsStartedAgainAndLosesNothing) {
+  write_servers(R"({"kind": "server", "servers": 2, "snapshot_every": 1})", 60);
+  ASSERT_EQ(train("servers.json", "clean").status, 0);
+  const std::map<int64_t, double> expected = losses("clean");
+  std::mt19937 random(static_cast<unsigned>(::getpid()));
+  for (int round = 0; round < rounds(); ++round) {
+    const std::string out = concat("killed", round);
+    const int at = 5 + static_cast<int>(random() % 40);
+    const int server = static_cast<int>(random() % 2);
+    const Finished killed = train("servers.json", out, "", killer(out, at, concat("TRIREME_SERVER=", server, "/2")));
+    ASSERT_EQ(killed.status, 0) << "server " << server << " at step " << at << ": " << killed.output;
+    EXPECT_THAT(killed.output, HasSubstr("starting it again")) << "server " << server << " at step " << at;
+    EXPECT_EQ(losses(out), expected) << "server " << server << " at step " << at << ": " << killed.output;
+    EXPECT_EQ(tensor_bytes_of_one(folder / out / "checkpoints/global_step60"), tensor_bytes_of_one(folder / "clean/checkpoints/global_step60"));
+  }
+}
+
+TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
+  std::mt19937 random(static_cast<unsigned>(::getpid()));
+  for (const char* mode : {"sync", "async"}) {
+    write_servers(concat(R"({"kind": "server", "servers": 2, "mode": ")", mode, "\"}"), 60);
+    for (int round = 0; round < rounds(); ++round) {
+      const std::string out = concat(mode, round);
+      const int at = 5 + static_cast<int>(random() % 30);
+      const Finished killed = train("servers.json", out, "", killer(out, at, "TRIREME_WORKER=1/2"));
+      ASSERT_EQ(killed.status, 0) << mode << ", at step " << at << ": " << killed.output;
+      EXPECT_EQ(losses(out).rbegin()->first, 60) << mode;
+      EXPECT_THAT(read_file(folder / out / "logs/server0.log"), AllOf(HasSubstr("worker 1 is gone"), HasSubstr("1 workers were lost"))) << mode << ", at step " << at;
+    }
+  }
+}
+
+TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
+  write_servers(R"({"kind": "server", "servers": 1, "mode": "async", "staleness": 2})", 30);
+  EXPECT_THAT(train("servers.json", "a").output, HasSubstr("it is of the mode \"stale\", and the mode is \"async\""));
+  write_servers(R"({"kind": "local_sgd", "servers": 1, "every": 5})", 30);
+  EXPECT_THAT(train("servers.json", "b").output, HasSubstr("it is of the kind \"server\", and the kind is \"local_sgd\""));
+  write_servers(R"({"kind": "local_sgd"})", 30);
+  EXPECT_THAT(train("servers.json", "c").output, HasSubstr("\"local_sgd\" needs \"every\""));
+  write_servers(R"({"kind": "server"})", 30);
+  EXPECT_THAT(train("servers.json", "d", "--set parallel.pipe=2").output, HasSubstr("a worker of parameter servers is one process"));
+  EXPECT_THAT(train("servers.json", "e", "--set engine.zero_optimization.stage=1").output, HasSubstr("parameter servers with ZeRO stage 1"));
+  EXPECT_THAT(train("servers.json", "f", "--set engine.optimizer.type=Lamb").output, HasSubstr("parameter servers with LAMB"));
+}
+
+// The run file's short form is the engine's section.
+TEST_F(ServersTrainTest, LocalSgdIsParameterAveraging) {
+  write_servers(R"({"kind": "local_sgd", "every": 5, "outer": "nesterov"})", 30);
+  ASSERT_EQ(train("servers.json", "short").status, 0);
+  auto run = nlohmann::json::parse(read_file(folder / "run.json"));
+  run["engine"]["parameter_averaging"] = {{"every", 5}, {"outer_optimizer", "nesterov"}};
+  write_file_atomically(folder / "long.json", run.dump());
+  ASSERT_EQ(train("long.json", "long").status, 0);
+  EXPECT_EQ(losses("short"), losses("long"));
+}
+
+} // namespace
+} // namespace trireme::tools
