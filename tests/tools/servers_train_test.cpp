@@ -99,6 +99,31 @@ TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
   }
 }
 
+// Tasks that somebody else starts, as TensorFlow's: chief, worker, ps and evaluator.
+TEST_F(ServersTrainTest, TasksOfTfConfigAreWorkersAndServers) {
+  write_servers(R"({"kind": "server", "servers": 1})", 30);
+  write_file_atomically(folder / "tasks.sh", concat(R"(p=$((20000 + $$ % 20000))
+task() {
+  TF_CONFIG=$(printf '{"cluster": {"chief": ["127.0.0.1:%d"], "worker": ["127.0.0.1:%d"], "ps": ["127.0.0.1:%d"]}, "task": {"type": "%s", "index": 0}}' $((p + 1)) $((p + 2)) $p $1) \
+    )", kTrireme, " train ", path("servers.json"), " --out ", path("out"), R"(
+}
+task ps & task worker &
+task evaluator || exit 9
+task chief; status=$?
+wait; exit $status
+)"));
+  const Finished tasks = sh(concat("bash ", path("tasks.sh")));
+  ASSERT_EQ(tasks.status, 0) << tasks.output;
+  EXPECT_THAT(tasks.output, AllOf(HasSubstr("there is nothing to do"), HasSubstr("30 updates of 60 gradients")));
+  ASSERT_EQ(train("run.json", "plain", "--set training.checkpoint_every=0").status, 0);
+  const std::map<int64_t, double> found = losses("out");
+  for (const auto& [step, loss] : losses("plain")) {
+    EXPECT_NEAR(found.at(step), loss, 1e-4 * loss) << "step " << step;
+  }
+  write_file_atomically(folder / "wrong.sh", concat(R"(TF_CONFIG='{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 0}}' )", kTrireme, " train ", path("run.json"), " --out ", path("no"), '\n'));
+  EXPECT_THAT(sh(concat("bash ", path("wrong.sh"))).output, HasSubstr("makes this process a parameter server, and the run file has none"));
+}
+
 TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
   write_servers(R"({"kind": "server", "servers": 1, "mode": "async", "staleness": 2})", 30);
   EXPECT_THAT(train("servers.json", "a").output, HasSubstr("it is of the mode \"stale\", and the mode is \"async\""));

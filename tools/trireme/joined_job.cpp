@@ -1,5 +1,7 @@
 #include "joined_job.h"
 
+#include "tf_config.h"
+
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 
@@ -48,6 +50,10 @@ std::optional<JoinedJob> joined_job() {
     }
     const JoinedJob job{names.launcher, number(names.ranks), number(names.rank)};
     return job.ranks > 1 ? std::optional(job) : std::nullopt;
+  }
+  if (const auto config = tf_config()) {
+    const bool serves = config->task == TfConfig::Task::server; // each server is the first of its kind: it writes nothing of the run
+    return JoinedJob{"TF_CONFIG", std::ssize(config->workers), serves ? std::ssize(config->workers) : config->index};
   }
   return std::nullopt;
 }

@@ -4,6 +4,7 @@
 #include "launch_options.h"
 #include "memory_check.h"
 #include "run_estimate.h"
+#include "tf_config.h"
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/env.h>
@@ -266,9 +267,33 @@ void make_run_folder(const TrainCommand& command) {
 }
 
 /// This process is one rank of a job that another launcher has started: what the launcher would do for it, then trireme-rank.
+// Whether the run file asks for the servers that TF_CONFIG names.
+void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
+  const auto servers = std::ssize(tasks.servers);
+  if (!run.engine.server.on() && tasks.task == TfConfig::Task::server) {
+    throw InputError("trireme", "TF_CONFIG makes this process a parameter server, and the run file has none", R"(Set "parallel": {"sync": {"kind": "server", "servers": N}}, or start no ps tasks.)");
+  }
+  if (run.engine.server.on() && run.engine.server.servers != servers) {
+    throw InputError("trireme", concat("TF_CONFIG names ", servers, servers == 1 ? " ps task" : " ps tasks", ", and parallel.sync.servers is ", run.engine.server.servers), "Make them equal.");
+  }
+}
+
 [[noreturn]] void become_rank(TrainCommand command, const JoinedJob& job) {
   check_joined(command, job);
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  if (const auto tasks = tf_config()) {
+    check_tasks(run, *tasks);
+    if (tasks->task == TfConfig::Task::evaluator) {
+      log::info("TF_CONFIG makes this process the evaluator: the first worker evaluates, as training.eval_every says, so there is nothing to do");
+      std::exit(0);
+    }
+    if (run.engine.server.on()) {
+      become_task(*tasks);
+    }
+  } else if (run.engine.server.on()) {
+    throw InputError("trireme", concat(job.launcher, " has started ", job.ranks, " ranks, and parallel.sync asks for workers and servers"),
+                     "Start the command once, without that launcher: trireme train starts both. TF_CONFIG can name tasks that others start (docs/tensorflow_strategies.md).");
+  }
   ranks_of(run, command.run_file.string(), job.ranks, 1);
   run.engine.batch_for(job.ranks / ranks_of_replica(run));
   if (command.out.empty()) {
