@@ -42,6 +42,11 @@ json base_for(const Section& section, std::string_view key = "") {
   } else if (section.path == "engine.parameter_averaging") {
     run["engine"]["parameter_averaging"] = {{"every", 2}, {"outer_optimizer", "nesterov"}};
     run["training"]["steps"] = 8;
+  } else if (section.path == "parallel.sync" && (key == "every" || key == "outer")) {
+    run["parallel"]["sync"] = {{"kind", "local_sgd"}};
+    run["training"]["steps"] = 51200; // whatever is tried divides it
+  } else if (section.path == "parallel.sync" && key != "kind") {
+    run["parallel"]["sync"] = {{"kind", "server"}, {"mode", key == "staleness" ? "stale" : key == "timeout_s" ? "hybrid" : "sync"}};
   } else if (section.path == "engine.gradient_compression") {
     run["engine"]["gradient_compression"]["kind"] = key == "ratio" ? "top_k" : "power_sgd";
   } else if (section.path.starts_with("engine.tensor_parallel")) {

@@ -80,7 +80,7 @@ TEST_F(ServersTrainTest, AKilledServerIsStartedAgainAndLosesNothing) {
     ASSERT_EQ(killed.status, 0) << "server " << server << " at step " << at << ": " << killed.output;
     EXPECT_THAT(killed.output, HasSubstr("starting it again")) << "server " << server << " at step " << at;
     EXPECT_EQ(losses(out), expected) << "server " << server << " at step " << at << ": " << killed.output;
-    EXPECT_EQ(tensor_bytes_of_one(folder / out / "checkpoints/global_step60"), tensor_bytes_of_one(folder / "clean/checkpoints/global_step60"));
+    EXPECT_TRUE(tensor_bytes_of_one(folder / out / "checkpoints/global_step60") == tensor_bytes_of_one(folder / "clean/checkpoints/global_step60")) << "server " << server << " at step " << at << ": " << killed.output;
   }
 }
 
@@ -130,7 +130,7 @@ TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
   write_servers(R"({"kind": "local_sgd", "servers": 1, "every": 5})", 30);
   EXPECT_THAT(train("servers.json", "b").output, HasSubstr("it is of the kind \"server\", and the kind is \"local_sgd\""));
   write_servers(R"({"kind": "local_sgd"})", 30);
-  EXPECT_THAT(train("servers.json", "c").output, HasSubstr("\"local_sgd\" needs \"every\""));
+  EXPECT_THAT(train("servers.json", "c").output, HasSubstr("30 is not a multiple of 50"));
   write_servers(R"({"kind": "server"})", 30);
   EXPECT_THAT(train("servers.json", "d", "--set parallel.pipe=2").output, HasSubstr("a worker of parameter servers is one process"));
   EXPECT_THAT(train("servers.json", "e", "--set engine.zero_optimization.stage=1").output, HasSubstr("parameter servers with ZeRO stage 1"));

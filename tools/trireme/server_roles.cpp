@@ -78,6 +78,7 @@ int serve_parameters(const TrainCommand& command) {
   options.place = place;
   options.folder = command.out / "servers";
   options.stop = &asked_to_stop;
+  options.until_stopped = env::text("TRIREME_LISTEN_FD").has_value(); // the launcher says when no worker will come any more
   std::error_code error;
   if (!env::flag("TRIREME_RESTART")) {
     std::filesystem::remove(parallel::server::snapshot_file(options.folder, place), error); // of an earlier run

@@ -30,6 +30,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <variant>
 
 namespace trireme::tools {
 namespace {
@@ -267,6 +268,20 @@ void make_run_folder(const TrainCommand& command) {
 }
 
 /// This process is one rank of a job that another launcher has started: what the launcher would do for it, then trireme-rank.
+// DeepSpeed's default of freeze_step is longer than most runs.
+void warn_of_long_warm_up(const config::RunConfig& run) {
+  const optim::OptimizerOptions optimizer = run.engine.optimizer_or_adamw();
+  std::optional<int64_t> freeze_step;
+  if (const auto* const adam = std::get_if<optim::OneBitAdamOptions>(&optimizer.rule)) {
+    freeze_step = adam->freeze_step;
+  } else if (const auto* const lamb = std::get_if<optim::OneBitLambOptions>(&optimizer.rule)) {
+    freeze_step = lamb->freeze_step;
+  }
+  if (freeze_step && *freeze_step >= run.training.steps) {
+    log::warning("the warm-up of the 1-bit optimizer ends after step ", *freeze_step, " (freeze_step), and the run has ", run.training.steps, ": nothing will be compressed");
+  }
+}
+
 // Whether the run file asks for the servers that TF_CONFIG names.
 void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
   const auto servers = std::ssize(tasks.servers);
@@ -330,6 +345,7 @@ int train_job(TrainCommand command) {
     become_rank(std::move(command), *job);
   }
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  warn_of_long_warm_up(run);
   launch::LaunchOptions options = launch_options(command.places);
   int64_t slots = 0;
   for (size_t i = 0; i < options.hosts.size() && (options.max_nodes == 0 || i < static_cast<size_t>(options.max_nodes)); ++i) {

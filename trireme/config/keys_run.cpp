@@ -97,9 +97,9 @@ std::vector<Section> run_sections() {
     {"chunks", H, "int 1..4096", "null", "Parts of the model that each stage holds: more than 1 makes 1f1b interleaved, which takes 2 by itself."},
   }});
   out.push_back({"parallel.sync", "", "How the data ranks agree on one model: by sums of gradients in every step, by averages of parameters now and then (docs/parameter_averaging.md), or over parameter servers (docs/parameter_server.md).", false, {
-    {"kind", H, "word all_reduce|local_sgd|server", "\"all_reduce\"", "all_reduce: gradients in every step. local_sgd: engine.parameter_averaging in short. server: the ranks are workers of parameter servers."},
-    {"every", H, "int >= 1", "null", "local_sgd: steps between two meetings."},
-    {"outer", H, "word average|nesterov", "null", "local_sgd: what is done with the mean; \"average\" unless said."},
+    {"kind", H, "word all_reduce|server|local_sgd", "\"all_reduce\"", "all_reduce: gradients in every step. local_sgd: engine.parameter_averaging in short. server: the ranks are workers of parameter servers."},
+    {"every", H, "int >= 1", "null", "local_sgd: steps between two meetings; 50 unless said."},
+    {"outer", H, "word nesterov|average", "null", "local_sgd: what is done with the mean; \"average\" unless said."},
     {"servers", H, "int 1..4096", "null", "server: processes that hold the parameters; 1 unless said."},
     {"mode", H, "word sync|async|stale|hybrid", "null", "server: who waits for whom; \"sync\" unless said."},
     {"staleness", H, "int >= 0", "null", "server, stale: steps that a worker may be ahead of the slowest; 0, unless said, is sync."},

@@ -129,7 +129,8 @@ void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConf
     return;
   }
   const bool in_short = run.parallel.sync.kind == "local_sgd";
-  const JsonNode& key = in_short ? *root.find("parallel")->find("sync")->find("every") : *engine.find("parameter_averaging")->find("every");
+  const JsonNode& section = in_short ? *root.find("parallel")->find("sync") : *engine.find("parameter_averaging");
+  const JsonNode& key = section.find("every") != nullptr ? *section.find("every") : *section.find("kind");
   const auto meets = [&](const char* name, int64_t steps) {
     if (steps % every != 0) {
       place(root, "training", name)
@@ -322,7 +323,7 @@ void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
 ordered_json write_sync(const SyncConfig& sync) {
   ordered_json out = {{"kind", sync.kind}};
   if (sync.kind == "local_sgd") {
-    out["every"] = sync.every.value_or(0);
+    out["every"] = sync.every.value_or(SyncConfig::kEvery);
     out["outer"] = sync.outer.value_or("average");
   } else if (sync.kind == "server") {
     using Mode = parallel::ServerOptions::Mode;

@@ -6,7 +6,6 @@
 #include <trireme/config/run_checks.h>
 
 #include <algorithm>
-#include <variant>
 
 namespace trireme::config {
 namespace {
@@ -174,30 +173,12 @@ void resolve_sync(const JsonNode& root, const JsonNode& engine, RunConfig& out) 
     out.engine.server = sync.server;
     return;
   }
-  if (!sync.every) {
-    kind.fail("\"local_sgd\" needs \"every\", the steps between two meetings", "Write for example \"every\": 50.");
-  }
   parallel::AveragingOptions& averaging = out.engine.averaging;
-  averaging.every = *sync.every;
+  averaging.every = sync.every.value_or(SyncConfig::kEvery);
   if (sync.outer.value_or("average") == "nesterov") {
     averaging.outer = parallel::AveragingOptions::Outer::nesterov;
     averaging.outer_lr = parallel::AveragingOptions::kNesterovLr;
     averaging.outer_momentum = parallel::AveragingOptions::kNesterovMomentum;
-  }
-}
-
-// DeepSpeed's default of freeze_step is longer than most runs.
-void note_long_warm_up(RunConfig& out) {
-  const auto note = [&](const char* name, const std::optional<int64_t>& freeze_step) {
-    if (freeze_step && *freeze_step >= out.training.steps && out.training.steps > 0) {
-      out.notes.push_back(concat(name, ": the warm-up ends after step ", *freeze_step, " (freeze_step), and the run has ", out.training.steps, ": nothing will be compressed"));
-    }
-  };
-  const optim::OptimizerOptions optimizer = out.engine.optimizer_or_adamw();
-  if (const auto* const adam = std::get_if<optim::OneBitAdamOptions>(&optimizer.rule)) {
-    note("OneBitAdam", adam->freeze_step);
-  } else if (const auto* const lamb = std::get_if<optim::OneBitLambOptions>(&optimizer.rule)) {
-    note("OneBitLamb", lamb->freeze_step);
   }
 }
 
@@ -327,7 +308,6 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.notes.insert(out.notes.end(), out.engine.notes.begin(), out.engine.notes.end());
   resolve_pipeline(root, engine, out);
   resolve_sync(root, engine, out);
-  note_long_warm_up(out);
   check_run(root, engine, out);
 
   const int64_t seed = out.training.seed;

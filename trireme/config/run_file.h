@@ -26,6 +26,7 @@ struct ModelConfig {
 
 /// How the data ranks agree on one model: "parallel.sync". What it says is in RunConfig::engine, averaging and server.
 struct SyncConfig {
+  static constexpr int64_t kEvery = 50;
   std::string kind = "all_reduce";
   std::optional<int64_t> every;
   std::optional<std::string> outer;

@@ -49,7 +49,7 @@ class Service {
     if (options_.stop != nullptr && options_.stop->load()) {
       return true;
     }
-    return workers_.all_have_ended();
+    return !options_.until_stopped && workers_.all_have_ended();
   }
 
   void answer(const Waiting& waiting, json header) {
@@ -139,11 +139,7 @@ class Service {
       log::warning("worker ", number, " has joined again over another connection");
     }
     workers_.join(number, workers, waiting.event.client, goes_on_);
-    json pieces = json::array();
-    for (const Piece& piece : shard_->share().pieces) {
-      pieces.push_back({{"name", shard_->parameters()[piece.parameter].name}, {"rows", {piece.begin, piece.end}}, {"offset", piece.offset}});
-    }
-    answer(waiting, {{"status", "ok"}, {"initialized", initialized_}, {"pieces", pieces}, {"bytes", shard_->share().bytes}, {"arrays", shard_->arrays()},
+    answer(waiting, {{"status", "ok"}, {"initialized", initialized_}, {"pieces", pieces_of(*shard_)}, {"bytes", shard_->share().bytes}, {"arrays", shard_->arrays()},
                      {"array_bytes", shard_->array_bytes()}, {"server", options_.place}, {"servers", options_.server.servers}, {"mode", ServerOptions::name(options_.server.mode)},
                      {"together", together_}, {"steps", shard_->steps()}});
   }
@@ -201,7 +197,10 @@ class Service {
     if (!initialized_) {
       return refuse(waiting, "there are no values yet: init or pull first");
     }
-    const auto clock = waiting.header.at("clock").get<int64_t>();
+    const int64_t clock = waiting.clock();
+    if (waiting.op() == "push" && clock == clock_ - 1 && was_member(number)) { // it has not heard of its step, because this server or its connection has ended
+      return answer(waiting, last_);
+    }
     if (clock != clock_ || round_.closed()) {
       ++counters_.dropped;
       // The values that the next gradient can be of: those after the step that is under way.
@@ -210,6 +209,10 @@ class Service {
     round_.push(number, waiting);
     close_if_complete();
     answer_sums();
+  }
+  bool was_member(int number) const {
+    const auto members = last_.value("members", std::vector<int>());
+    return std::find(members.begin(), members.end(), number) != members.end();
   }
   void answer_stale(const Waiting& waiting) {
     if (waiting.event.room.empty()) {
@@ -251,7 +254,7 @@ class Service {
       return;
     }
     for (const Waiting& one : round_.take([](int, const Waiting& push) { return push.op() == "push"; })) { // the others are answered after the step
-      answer(one, {{"status", "accepted"}, {"members", round_.members()}, {"loss", round_.loss()}, {"stop", round_.stop()}, {"squared_norm", round_.squared_norm()}});
+      answer(one, round_.decision());
     }
   }
 
@@ -261,7 +264,7 @@ class Service {
     for (Waiting& sum : std::exchange(sums_, {})) {
       const auto clock = sum.header.at("clock").get<int64_t>();
       if (clock < clock_) { // another member was faster, and has committed
-        answer(sum, clock == clock_ - 1 ? json{{"status", "ok"}, {"squared_norm", last_squared_norm_}} : json{{"status", "done"}});
+        answer(sum, clock == clock_ - 1 ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
         continue;
       }
       if (!round_.closed()) {
@@ -310,14 +313,13 @@ class Service {
       return refuse(waiting, "there is no sum to commit");
     }
     const json& factor = waiting.header.at("factor");
-    const auto betas = waiting.header.value("betas", std::vector<double>());
-    finish_round(waiting.header.at("lr").get<double>(), betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt,
+    finish_round(waiting.header.at("lr").get<double>(), betas_in(waiting.header),
                  factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
     answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
   }
 
   void finish_round(double lr, std::optional<optim::Betas> betas, std::optional<double> factor) {
-    last_squared_norm_ = round_.squared_norm();
+    last_ = round_.decision();
     if (factor) {
       shard_->step(lr, betas, *factor);
     }
@@ -346,10 +348,9 @@ class Service {
     counters_.largest_staleness = std::max(counters_.largest_staleness, clock_ - header.at("clock").get<int64_t>());
     const json factor = header.value("factor", json(1.0));
     if (!factor.is_null()) {
-      const auto betas = header.value("betas", std::vector<double>());
       shard_->begin_sum();
       shard_->add(waiting.event.body, header.value("unused", std::vector<int64_t>()));
-      shard_->step(header.value("lr", default_lr_), betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt, factor.get<double>());
+      shard_->step(header.value("lr", default_lr_), betas_in(header), factor.get<double>());
     }
     ++clock_;
     workers_.count_push(number);
@@ -451,7 +452,7 @@ class Service {
   void keep() {
     updates_kept_ = counters_.updates;
     if (!options_.folder.empty() && initialized_) {
-      save_snapshot(snapshot_file(options_.folder, options_.place), {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_}, *shard_);
+      save_snapshot(snapshot_file(options_.folder, options_.place), {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_, last_}, *shard_);
     }
   }
   void go_on() {
@@ -461,6 +462,7 @@ class Service {
     shard_->load(file);
     shard_->set_steps(snapshot.steps);
     clock_ = snapshot.clock;
+    last_ = snapshot.last;
     initialized_ = goes_on_ = true;
     log::info("server ", options_.place, " goes on from its snapshot at clock ", clock_);
   }
@@ -479,7 +481,7 @@ class Service {
   int64_t updates_kept_ = 0;
   std::vector<Waiting> pulls_;
   Round round_;
-  double last_squared_norm_ = 0; // of the round before it
+  json last_ = json::object(); // decision() of the round before it
   std::vector<Waiting> sums_;
   std::vector<Waiting> late_; // that want the values of the next clock
   std::vector<Waiting> alone_; // stepped, and not answered yet (stale)

@@ -32,12 +32,14 @@ struct ParameterServerOptions {
   std::filesystem::path folder;
   /// Reads the optimizer's section of a configuration, as the first worker sends it.
   std::function<optim::OptimizerOptions(const std::string& json)> read_optimizer;
+  /// Workers may come as long as nobody says stop, also when all that were there have ended.
+  bool until_stopped = false;
   /// Set by another thread or a signal: ends the server at the next look.
   const std::atomic<bool>* stop = nullptr;
 };
 
 /// Holds one share of the parameters and steps it by the gradients that workers push; the protocol is in docs/parameter_server.md. Returns when every worker that ever joined has left or is
-/// gone, or when it is told to stop; a snapshot is written then. Cost of a step for a share of P bytes and W workers: W P read, the optimizer's pass, and P written for each worker that asks for
+/// gone (but for `until_stopped`), or when it is told to stop; a snapshot is written then. Cost of a step for a share of P bytes and W workers: W P read, the optimizer's pass, and P written for each worker that asks for
 /// the values. One thread.
 /// Source: Li et al. 2014, "Scaling distributed machine learning with the parameter server".
 /// Errors: InputError for a snapshot that does not fit; Error for one that cannot be written. What a worker does wrong is answered to it alone.

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <trireme/parallel/server/shard.h>
 #include <trireme/rpc/rpc.h>
 
 #include <nlohmann/json.hpp>
 
 #include <limits>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme::parallel::server {
 
@@ -27,6 +30,21 @@ struct Waiting {
 inline double number_in(const nlohmann::json& header, const char* key) {
   const auto found = header.find(key);
   return found == header.end() ? 0 : found->is_null() ? std::numeric_limits<double>::quiet_NaN() : found->get<double>();
+}
+
+/// Adam's, where the header has them.
+inline std::optional<optim::Betas> betas_in(const nlohmann::json& header) {
+  const auto betas = header.value("betas", std::vector<double>());
+  return betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt;
+}
+
+/// The pieces of a shard, as the reply to `join` has them.
+inline nlohmann::json pieces_of(const Shard& shard) {
+  nlohmann::json pieces = nlohmann::json::array();
+  for (const Piece& piece : shard.share().pieces) {
+    pieces.push_back({{"name", shard.parameters()[piece.parameter].name}, {"rows", {piece.begin, piece.end}}, {"offset", piece.offset}});
+  }
+  return pieces;
 }
 
 } // namespace trireme::parallel::server

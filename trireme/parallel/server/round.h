@@ -80,6 +80,11 @@ class Round {
     return stop_;
   }
 
+  /// The answer to the members' pushes.
+  nlohmann::json decision() const {
+    return {{"status", "accepted"}, {"members", members_}, {"loss", loss_}, {"stop", stop_}, {"squared_norm", squared_norm_}};
+  }
+
   /// Takes out the pushes that `wanted(number, waiting)` names.
   template <typename Wanted>
   std::vector<Waiting> take(const Wanted& wanted) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <utility>
 
 namespace trireme::parallel::server {
 namespace {
@@ -155,6 +156,7 @@ at::Tensor ServerSync::gradient(int64_t parameter) const {
 
 GradientSync::Agreed ServerSync::agree(double loss, bool stop) {
   const Timed timed(exposed_);
+  tell_what_was_loaded(values_->steps());
   const Servers::Sum sum = servers_->push([this](int64_t parameter) { return gradient(parameter); }, loss, stop);
   members_ = sum.members;
   return {sum.loss, sum.squared_norm, sum.stop}; // too late: its own loss, and no norm
@@ -162,6 +164,7 @@ GradientSync::Agreed ServerSync::agree(double loss, bool stop) {
 
 bool ServerSync::end_step(bool taken) {
   const Timed timed(exposed_);
+  tell_what_was_loaded(values_->steps() - (taken ? 1 : 0)); // the present step counts already
   Servers::Step step;
   if (taken) {
     step.lr = values_->lr();
@@ -182,11 +185,17 @@ bool ServerSync::end_step(bool taken) {
   return false; // masters are on the servers
 }
 
+// The tensors are read after this.
 void ServerSync::load_state(const nlohmann::json&, int64_t) {
-  if (worker_.worker == 0) { // all workers have read the same checkpoint
-    if (!store_) {
-      throw Error("server", "a load without the optimizer's store");
-    }
+  loaded_ = true;
+}
+
+// All workers have read the same checkpoint: the first one tells the servers, before it sends anything else.
+void ServerSync::tell_what_was_loaded(int64_t steps) {
+  if (!std::exchange(loaded_, false)) {
+    return;
+  }
+  if (worker_.worker == 0) {
     const torch::NoGradGuard no_grad;
     servers_->set([this](int64_t parameter) { return value(parameter); },
                   [this](const std::string& array, int64_t parameter, int64_t begin, at::Tensor values) {
@@ -194,7 +203,7 @@ void ServerSync::load_state(const nlohmann::json&, int64_t) {
                       values.copy_(here);
                     }
                   },
-                  values_->steps());
+                  steps);
   }
   store_->drop();
 }

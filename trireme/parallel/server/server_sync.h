@@ -63,6 +63,7 @@ class ServerSync final : public GradientSync {
  private:
   class Store;
 
+  void tell_what_was_loaded(int64_t steps);
   at::Tensor value(int64_t parameter) const;
   at::Tensor gradient(int64_t parameter) const;
 
@@ -74,6 +75,7 @@ class ServerSync final : public GradientSync {
   std::unique_ptr<Servers> servers_;
   std::vector<std::string> arrays_;
   Store* store_ = nullptr; // the engine's optimizer owns it
+  bool loaded_ = false; // and the servers do not know it
   int64_t members_ = 1;
   double exposed_ = 0;
 };

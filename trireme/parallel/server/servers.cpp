@@ -210,7 +210,9 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
       if (rpc::Clock::now() >= deadline) {
         throw;
       }
+      const int64_t of_step = first.clock;
       recover(first, nullptr);
+      first.clock = std::min(first.clock, of_step); // a server that has taken the step answers as it did
       send_push(first);
     }
   }
@@ -249,7 +251,9 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
         if (rpc::Clock::now() >= deadline) {
           throw;
         }
+        const int64_t of_step = server.clock;
         recover(server, nullptr);
+        server.clock = std::min(server.clock, of_step);
         send_push(server);
         send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.clock}, {"members", members_}});
       }

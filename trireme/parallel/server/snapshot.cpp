@@ -4,8 +4,6 @@
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/parallel/server/shard.h>
 
-#include <nlohmann/json.hpp>
-
 namespace trireme::parallel::server {
 
 std::filesystem::path snapshot_file(const std::filesystem::path& folder, int place) {
@@ -19,7 +17,8 @@ void save_snapshot(const std::filesystem::path& file, const Snapshot& snapshot, 
                     {"servers", std::to_string(snapshot.servers)},
                     {"place", std::to_string(snapshot.place)},
                     {"parameters", describe(snapshot.parameters).dump()},
-                    {"optimizer", snapshot.optimizer}});
+                    {"optimizer", snapshot.optimizer},
+                    {"last", snapshot.last.dump()}});
 }
 
 Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t servers) {
@@ -33,7 +32,7 @@ Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t ser
   };
   Snapshot snapshot;
   try {
-    snapshot = {std::stoi(word("place")), std::stoll(word("servers")), std::stoll(word("clock")), std::stoll(word("steps")), read_parameters(nlohmann::json::parse(word("parameters"))), word("optimizer")};
+    snapshot = {std::stoi(word("place")), std::stoll(word("servers")), std::stoll(word("clock")), std::stoll(word("steps")), read_parameters(nlohmann::json::parse(word("parameters"))), word("optimizer"), nlohmann::json::parse(word("last"))};
   } catch (const std::logic_error&) { // stoi's
     throw InputError("server", concat(file.string(), " is no snapshot of a server: a number in it is none"), "Use another folder.");
   } catch (const nlohmann::json::exception&) {

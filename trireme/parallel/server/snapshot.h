@@ -2,6 +2,8 @@
 
 #include <trireme/parallel/server/pieces.h>
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -19,6 +21,7 @@ struct Snapshot {
   int64_t steps = 0;
   std::vector<ParameterInfo> parameters;
   std::string optimizer; ///< JSON
+  nlohmann::json last; ///< what was decided in the last round
 };
 
 std::filesystem::path snapshot_file(const std::filesystem::path& folder, int place);
