@@ -90,6 +90,25 @@ TEST_F(SecretTest, RefusesAFileThatOthersMayRead) {
   }
 }
 
+// As Kubernetes mounts it for a pod that does not run as root.
+TEST_F(SecretTest, ReadsAFileThatRootLetsOneGroupRead) {
+  if (::geteuid() != 0) {
+    GTEST_SKIP() << "only root can make root's files";
+  }
+  constexpr gid_t kGroup = 54321;
+  const std::string bytes(Secret::random().bytes());
+  for (const auto& [mode, reads] : {std::pair<mode_t, bool>{0440, true}, {0444, false}, {0460, false}}) {
+    keep(bytes, mode);
+    ASSERT_EQ(::chown(path_.c_str(), 0, kGroup), 0);
+    ASSERT_EQ(::setegid(kGroup), 0);
+    ASSERT_EQ(::seteuid(54322), 0);
+    const std::string why = refusal();
+    ASSERT_EQ(::seteuid(0), 0);
+    ASSERT_EQ(::setegid(0), 0);
+    reads ? EXPECT_THAT(why, testing::IsEmpty()) << mode : EXPECT_THAT(why, HasSubstr("that nobody else may read")) << mode;
+  }
+}
+
 TEST_F(SecretTest, RefusesOtherSizesAndMissingFiles) {
   for (const char* content : {"", "short", "000102030405060708090a0b0c0d0e0f101112131415161718191A1B1C1D1Exx"}) {
     keep(content, 0600);

@@ -87,13 +87,14 @@ TEST_F(ServersTrainTest, AKilledServerIsStartedAgainAndLosesNothing) {
 TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
   std::mt19937 random(static_cast<unsigned>(::getpid()));
   for (const char* mode : {"sync", "async"}) {
-    write_servers(concat(R"({"kind": "server", "servers": 2, "mode": ")", mode, "\"}"), 60);
+    write_servers(concat(R"({"kind": "server", "servers": 2, "mode": ")", mode, "\"}"), 600); // it comes again before the end
     for (int round = 0; round < rounds(); ++round) {
       const std::string out = concat(mode, round);
       const int at = 5 + static_cast<int>(random() % 30);
       const Finished killed = train("servers.json", out, "", killer(out, at, "TRIREME_WORKER=1/2"));
       ASSERT_EQ(killed.status, 0) << mode << ", at step " << at << ": " << killed.output;
-      EXPECT_EQ(losses(out).rbegin()->first, 60) << mode;
+      EXPECT_EQ(losses(out).rbegin()->first, 600) << mode;
+      EXPECT_THAT(read_file(folder / out / "logs/worker1.log"), HasSubstr("worker 1 goes on at step")) << mode << ", at step " << at;
       EXPECT_THAT(read_file(folder / out / "logs/server0.log"), AllOf(HasSubstr("worker 1 is gone"), HasSubstr("1 workers were lost"))) << mode << ", at step " << at;
     }
   }
@@ -134,6 +135,8 @@ TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
   write_servers(R"({"kind": "server"})", 30);
   EXPECT_THAT(train("servers.json", "d", "--set parallel.pipe=2").output, HasSubstr("a worker of parameter servers is one process"));
   EXPECT_THAT(train("servers.json", "e", "--set engine.zero_optimization.stage=1").output, HasSubstr("parameter servers with ZeRO stage 1"));
+  EXPECT_THAT(train("servers.json", "g", "--set engine.fp16.enabled=true").output, HasSubstr("parameter servers with fp16"));
+  EXPECT_THAT(train("servers.json", "h", "--set engine.sync_batch_norm=true").output, HasSubstr("parameter servers with sync_batch_norm"));
   EXPECT_THAT(train("servers.json", "f", "--set engine.optimizer.type=Lamb").output, HasSubstr("parameter servers with LAMB"));
 }
 

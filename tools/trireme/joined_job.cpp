@@ -53,7 +53,7 @@ std::optional<JoinedJob> joined_job() {
   }
   if (const auto config = tf_config()) {
     const bool serves = config->task == TfConfig::Task::server; // each server is the first of its kind: it writes nothing of the run
-    return JoinedJob{"TF_CONFIG", std::ssize(config->workers), serves ? std::ssize(config->workers) : config->index};
+    return JoinedJob{kTfConfig, std::ssize(config->workers), serves ? std::ssize(config->workers) : config->index};
   }
   return std::nullopt;
 }

@@ -6,6 +6,9 @@
 
 namespace trireme::tools {
 
+/// JoinedJob::launcher of its tasks.
+inline constexpr const char* kTfConfig = "TF_CONFIG";
+
 /// What TensorFlow's TF_CONFIG says of a job and of this process.
 struct TfConfig {
   enum class Task { worker, server, evaluator };

@@ -296,7 +296,7 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
 [[noreturn]] void become_rank(TrainCommand command, const JoinedJob& job) {
   check_joined(command, job);
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
-  if (const auto tasks = tf_config()) {
+  if (const auto tasks = job.launcher == kTfConfig ? tf_config() : std::nullopt) {
     check_tasks(run, *tasks);
     if (tasks->task == TfConfig::Task::evaluator) {
       log::info("TF_CONFIG makes this process the evaluator: the first worker evaluates, as training.eval_every says, so there is nothing to do");

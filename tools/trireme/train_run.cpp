@@ -208,7 +208,7 @@ std::optional<TrainRun::Start> TrainRun::start() const {
 }
 
 void TrainRun::resume() {
-  if (const int64_t step = engine_->step_of_servers(); worker_ && step > 0) { // the others have gone on: so does a worker that is started again
+  if (const int64_t step = engine_->step_of_servers(); worker_ && env::flag("TRIREME_RESTART") && step > 0) { // the others have gone on: so does a worker that is started again
     engine_->begin_at(step);
     resumed_step_ = step;
     log::info("worker ", worker_->worker, " goes on at step ", step, ", where its servers are");
@@ -433,7 +433,7 @@ int TrainRun::train() {
   measure_memory();
   bytes_before_ = engine_->bytes_sent_by_axes();
   const int64_t first = engine_->global_steps();
-  if (command_.trace_steps > 0) {
+  if (command_.trace_steps > 0 && (!worker_ || is_first())) {
     monitor::tracer().start(world_.rank());
   }
   while (engine_->global_steps() < steps) {
@@ -458,7 +458,7 @@ int TrainRun::train() {
     if (due(step, run_.training.checkpoint_every) && step < steps) { // the last one comes below
       save();
     }
-    if (command_.trace_steps > 0 && step == first + command_.trace_steps && step < steps) {
+    if (monitor::tracer().on() && step == first + command_.trace_steps && step < steps) {
       finish_trace();
     }
   }

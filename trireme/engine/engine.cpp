@@ -310,6 +310,9 @@ int64_t Engine::step_of_servers() const {
 }
 void Engine::begin_at(int64_t step) {
   Parts& parts = impl_->parts;
+  if (parts.server != nullptr) {
+    parts.optimizer->set_steps(parts.server->optimizer_steps());
+  }
   StepState& state = impl_->state;
   for (; state.global_steps < step; ++state.global_steps) {
     parts.schedule->advance();

@@ -406,7 +406,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     log::warning(warning);
   }
 
-  if (world.rank() == 0) {
+  if (world.rank() == 0 && parts.worker == 0) {
     impl->report.emplace(config);
   }
 

@@ -196,12 +196,19 @@ void check_server(const Parts& parts, const InitializeOptions& options) {
   if (config.zero.stage >= 1) {
     refuse(concat("ZeRO stage ", config.zero.stage, ": the states are on the servers already"), "Use \"stage\": 0.");
   }
+  if (parts.precision.scales_loss()) {
+    refuse("fp16, whose loss scales would differ from worker to worker", "Use bf16.");
+  }
+  if (config.precision.communication) {
+    refuse("communication_data_type", "Gradients travel in the parameters' type: leave it out.");
+  }
   if (options.gradient_sync || config.averaging.on() || compresses(config) != nullptr) {
     refuse(options.gradient_sync ? "a gradient_sync of its own" : config.averaging.on() ? "parameter_averaging" : compresses(config), "Leave one of them out.");
   }
   if (config.step_in_backward || options.state_store) {
     refuse(config.step_in_backward ? "step_in_backward" : "a state_store: the states are on the servers", "Leave one of them out.");
   }
+  check_alone(parts, options, "parameter servers", "leave parallel.sync out");
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   if (std::holds_alternative<optim::LambOptions>(optimizer.rule) || optimizer.state_type == optim::StateType::int8) {
     refuse(std::holds_alternative<optim::LambOptions>(optimizer.rule) ? "LAMB, which needs the norms of whole tensors" : "8-bit optimizer states", "Use AdamW with fp32 or bf16 states.");

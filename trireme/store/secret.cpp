@@ -21,6 +21,13 @@ namespace {
 
 constexpr const char* kHowToMake = "Make one with: (umask 077; head -c 32 /dev/urandom > FILE), the same file on every host.";
 
+// This user's alone; or root's, who lets one group read it, as Kubernetes mounts secrets.
+bool is_private(const struct stat& status) {
+  const bool own = status.st_uid == ::geteuid() && (status.st_mode & 077) == 0;
+  const bool of_root = status.st_uid == 0 && ::geteuid() != 0 && (status.st_mode & 037) == 0;
+  return own || of_root;
+}
+
 int hex_value(char digit) {
   if (digit >= '0' && digit <= '9') {
     return digit - '0';
@@ -83,7 +90,7 @@ Secret from_file(const std::string& path) {
   if (!file || ::fstat(file.get(), &status) != 0) {
     throw InputError("store", concat("the secret in TRIREME_SECRET_FILE=", path, " cannot be read: ", std::strerror(errno), "."), kHowToMake);
   }
-  if (!S_ISREG(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0) {
+  if (!S_ISREG(status.st_mode) || !is_private(status)) {
     throw InputError("store", concat("TRIREME_SECRET_FILE=", path, " must be a file of this user that nobody else may read."),
                      concat("Type: chmod 600 ", path));
   }

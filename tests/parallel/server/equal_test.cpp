@@ -60,6 +60,33 @@ INSTANTIATE_TEST_SUITE_P(All, ServersTest, testing::ValuesIn(cases()), [](const 
   return concat(ServerOptions::name(info.param.mode), "_", info.param.workers, "workers_", info.param.servers, "servers_", info.index);
 });
 
+// Fewer rows than servers: some hold nothing, and answer all the same.
+TEST(ServersOfASmallModelTest, AServerMayHoldNothing) {
+  ServerOptions options;
+  options.servers = 3;
+  ServerJob job(2, options);
+  EXPECT_THAT(job.run([&](int number, comm::World& world) {
+    const auto model = std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(4, 1).bias(false));
+    InitializeOptions engine;
+    engine.model = model;
+    engine.loss = [model](const data::Batch& batch) { return model->forward(batch.input()).pow(2).mean(); };
+    engine.config = small_config(4, 1);
+    engine.config.server = options;
+    engine.server_worker = job.worker(number);
+    const Initialized made = initialize(world, engine);
+    const at::Tensor before = model->weight.detach().clone();
+    for (int step = 0; step < 3; ++step) {
+      made.engine->backward(made.engine->forward(data::Batch{{torch::ones({2, 4})}, {torch::ones({2})}, 2}));
+      made.engine->step();
+    }
+    EXPECT_FALSE(model->weight.equal(before));
+    if (number == 0) {
+      made.engine->save_checkpoint(job.folder() / "checkpoints");
+    }
+  }),
+              IsEmpty());
+}
+
 // A checkpoint is the same as any other: plain data parallelism goes on from it, and servers from one of plain data parallelism.
 TEST(ServersCheckpointTest, AnyLayoutGoesOnFromIt) {
   ServerOptions options;

@@ -48,6 +48,24 @@ TEST(PiecesTest, TheSharesAreAllRowsOnceAndEqualUpToARow) {
   }
 }
 
+// Pieces of several types and none at all: each has its place in an array, as fp32.
+TEST(PiecesTest, ArraysHaveRoomForEveryPiece) {
+  const std::vector<ParameterInfo> all = {{.name = "low", .shape = {1000}, .type = "bfloat16"}, {.name = "full", .shape = {10}}, {.name = "also", .shape = {7, 3}, .type = "float16"}};
+  for (int servers = 1; servers <= 4; ++servers) {
+    for (const Share& share : share_out(all, servers)) {
+      const ArrayLayout layout = array_layout(all, share);
+      int64_t end = 0;
+      for (size_t i = 0; i < share.pieces.size(); ++i) {
+        EXPECT_GE(layout.offsets[i], end);
+        end = layout.offsets[i] + (share.pieces[i].end - share.pieces[i].begin) * all[share.pieces[i].parameter].row_numel() * 4;
+      }
+      EXPECT_GE(layout.bytes, end);
+    }
+  }
+  const std::vector<Share> few = share_out({{.name = "w", .shape = {1, 100}}}, 3);
+  EXPECT_EQ(std::count_if(few.begin(), few.end(), [](const Share& share) { return share.pieces.empty(); }), 2);
+}
+
 TEST(PiecesTest, ADescriptionIsReadAsItWasWritten) {
   std::vector<ParameterInfo> all = parameters();
   all[1].weight_decay = 0.25;

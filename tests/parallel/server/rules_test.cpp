@@ -234,7 +234,7 @@ TEST(ServerRulesTest, AServerGoesOnFromItsSnapshot) {
     Hand one(address, 0, 1);
     one.init({1, 1});
     Hand::answer(*one.push_pull(0, {1, 0}));
-    EXPECT_FALSE(std::filesystem::exists(kept));
+    EXPECT_TRUE(std::filesystem::exists(kept)) << "a server that ends before its first update has the first values";
     Hand::answer(*one.push_pull(1, {1, 0}));
     std::filesystem::copy_file(kept, folder / "copy");
     Hand::answer(*one.push_pull(2, {1, 0})); // will be lost
@@ -252,6 +252,73 @@ TEST(ServerRulesTest, AServerGoesOnFromItsSnapshot) {
   std::filesystem::remove_all(folder);
 }
 
+// The answer to a push, or the step itself, is lost with a connection: the same push again gets the same answer, and no second part in a step.
+TEST(ServerRulesTest, APushThatIsSentAgainCountsOnce) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
+    Hand one(address, 0);
+    auto two = std::make_unique<Hand>(address, 1);
+    one.init({0, 0});
+    const auto first = one.push(0, {1, 0}, 3);
+    Hand::answer(*two->push(0, {1, 0}, 1));
+    const json decided = Hand::answer(*first);
+    Hand::answer(*one.commit(0, 0.5));
+    two = std::make_unique<Hand>(address, 1);
+    const json again = Hand::answer(*two->push(0, {9, 9}, 1));
+    for (const char* key : {"status", "members", "loss", "squared_norm"}) {
+      EXPECT_EQ(again.at(key), decided.at(key)) << key;
+    }
+    Hand::answer(*two->commit(0, 0.5));
+    EXPECT_THAT(two->values(), ElementsAre(-0.5f, 0.0f));
+    EXPECT_EQ(two->status().at("updates"), 1);
+  }),
+              IsEmpty());
+}
+
+// Workers of both kinds: the one that would have said the factor is gone, the other goes on.
+TEST(ServerRulesTest, ARoundWhoseCommitterIsGoneIsFinishedForTheOthers) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
+    Hand one(address, 0);
+    auto two = std::make_unique<Hand>(address, 1);
+    one.init({0, 0});
+    const auto waits = one.push_pull(0, {1, 0}, {{"lr", 0.25}});
+    EXPECT_EQ(Hand::answer(*two->push(0, {3, 0})).at("status"), "accepted");
+    two.reset();
+    EXPECT_EQ(Hand::answer(*waits).at("status"), "accepted");
+    EXPECT_THAT(waits->values(), ElementsAre(-0.5f, 0.0f)) << "the mean of both";
+  }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, AStepMayBeSkippedWithoutACommit) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
+    Hand one(address, 0, 1);
+    one.init({1, 1});
+    const auto skipped = one.push_pull(0, {1, 0}, {{"factor", nullptr}});
+    EXPECT_EQ(Hand::answer(*skipped).at("clock"), 1);
+    EXPECT_THAT(skipped->values(), ElementsAre(1.0f, 1.0f));
+    EXPECT_EQ(Hand::answer(*one.push_pull(1, {1, 0})).at("clock"), 2);
+    EXPECT_THAT(one.values(), ElementsAre(0.5f, 1.0f));
+  }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, ASnapshotThatCannotBeWrittenDoesNotEndTheJob) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / concat("trireme_no_folder_", ::getpid());
+  write_file_atomically(folder, "a file where a folder should be");
+  ServerOptions options = mode(ServerOptions::Mode::async);
+  options.snapshot_every = 1;
+  EXPECT_THAT(with_server(options, [&](const std::string& address) {
+    Hand one(address, 0, 1);
+    one.init({1, 1});
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_EQ(Hand::answer(*one.push_pull(step, {1, 0})).at("status"), "accepted");
+    }
+    EXPECT_THAT(one.values(), ElementsAre(-0.5f, 1.0f));
+  }, folder / "below"),
+              IsEmpty());
+  std::filesystem::remove(folder);
+}
+
 TEST(ServerRulesTest, WhatAWorkerDoesWrongIsAnsweredToItAlone) {
   EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
     Hand good(address, 0, 1);
@@ -266,6 +333,8 @@ TEST(ServerRulesTest, WhatAWorkerDoesWrongIsAnsweredToItAlone) {
     EXPECT_THAT(refusal({{"op", "push"}, {"worker", 0}, {"clock", 0}}), HasSubstr("a body of 0 bytes"));
     EXPECT_THAT(refusal({{"op", "push"}, {"worker", 7}, {"clock", 0}}, &some), HasSubstr("worker 7 has not joined"));
     EXPECT_THAT(refusal({{"op", "commit"}, {"worker", 0}, {"clock", 0}, {"lr", 1}, {"factor", 1}}), HasSubstr("no sum to commit"));
+    EXPECT_THAT(refusal({{"op", "push"}, {"worker", 0}, {"clock", 0}, {"loss", "much"}}, &some), HasSubstr("header"));
+    EXPECT_THAT(refusal({{"op", "sum"}, {"clock", 0}, {"members", "all"}}), HasSubstr("header"));
     EXPECT_THAT(refusal({{"op", "fly"}}), HasSubstr("there is no op \"fly\""));
     EXPECT_THAT(refusal({{"nothing", 1}}), HasSubstr("header"));
     EXPECT_THAT(refusal({{"op", 5}}), HasSubstr("header"));

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/parallel/server/replies.h>
 #include <trireme/parallel/server/requests.h>
 #include <trireme/parallel/server/round.h>
 #include <trireme/parallel/server/shard.h>
@@ -23,17 +24,20 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr std::chrono::milliseconds kLook{50};
 
-class Service {
+class Service : private Replies {
  public:
-  Service(rpc::Server& server, const ParameterServerOptions& options) : server_(server), options_(options), together_(options.server.together()) {
+  Service(rpc::Server& server, const ParameterServerOptions& options) : Replies(server), options_(options), together_(options.server.together()) {
     if (!options_.folder.empty() && std::filesystem::exists(snapshot_file(options_.folder, options_.place))) {
       go_on();
     }
   }
 
   Counters run() {
+    using std::chrono::milliseconds;
+    const bool hurries = options_.server.mode == ServerOptions::Mode::hybrid;
+    const milliseconds look = hurries ? std::clamp(milliseconds(static_cast<int64_t>(options_.server.timeout_s * 250)), milliseconds(1), kLook) : kLook;
     while (!is_over()) {
-      if (auto event = server_.next(kLook)) {
+      if (auto event = server_.next(look)) {
         take(std::move(*event));
       }
       close_in_time();
@@ -52,23 +56,6 @@ class Service {
     return !options_.until_stopped && workers_.all_have_ended();
   }
 
-  void answer(const Waiting& waiting, json header) {
-    header["clock"] = clock_;
-    server_.reply(waiting.event.id, header.dump());
-  }
-  void answer_with_values(const Waiting& waiting, json header) {
-    if (waiting.event.room.size() == static_cast<size_t>(shard_->share().bytes)) {
-      shard_->get_values(waiting.event.room);
-      answer(waiting, std::move(header));
-    } else {
-      refuse(waiting, concat("room for ", waiting.event.room.size(), " bytes of values, and there are ", shard_->share().bytes));
-    }
-  }
-  void refuse(const Waiting& waiting, const std::string& why) {
-    answer(waiting, {{"status", "refused"}, {"error", why}});
-  }
-
-  // What a worker does wrong is its own affair.
   void take(rpc::Event event) {
     if (event.kind == rpc::Event::Kind::gone) {
       gone(event.client);
@@ -93,11 +80,14 @@ class Service {
     } else if (op == "init") {
       init(waiting);
     } else if (op == "pull") {
+      waiting.header.value("clock", int64_t{0});
       pulls_.push_back(waiting);
       answer_pulls();
     } else if (op == "push") {
       push(waiting);
     } else if (op == "sum") {
+      waiting.clock();
+      waiting.header.at("members").get<std::vector<int>>();
       sums_.push_back(waiting);
       answer_sums();
     } else if (op == "commit") {
@@ -157,15 +147,10 @@ class Service {
       check_body(waiting);
       shard_->set_values(waiting.event.body);
       initialized_ = true;
+      keep(); // a server that ends before its first update has them
     }
     answer(waiting, {{"status", "ok"}});
     answer_pulls();
-  }
-
-  void check_body(const Waiting& waiting) const {
-    if (waiting.event.body.size() != static_cast<size_t>(shard_->share().bytes)) {
-      throw InputError("server", concat("a body of ", waiting.event.body.size(), " bytes, and a share has ", shard_->share().bytes));
-    }
   }
 
   int worker_of(const Waiting& waiting) const {
@@ -194,6 +179,7 @@ class Service {
   void push(const Waiting& waiting) {
     const int number = worker_of(waiting);
     check_body(waiting);
+    check_push(waiting.header);
     if (!initialized_) {
       return refuse(waiting, "there are no values yet: init or pull first");
     }
@@ -209,6 +195,9 @@ class Service {
     round_.push(number, waiting);
     close_if_complete();
     answer_sums();
+  }
+  bool any_is_there(const std::vector<int>& numbers) const {
+    return std::any_of(numbers.begin(), numbers.end(), [this](int number) { return workers_.is_there(number); });
   }
   bool was_member(int number) const {
     const auto members = last_.value("members", std::vector<int>());
@@ -249,13 +238,19 @@ class Service {
     const bool wants_commit = round_.wants_commit();
     round_.add_up(round_.numbers(), *shard_);
     if (!wants_commit) {
-      const json& header = round_.first().header;
-      finish_round(header.value("lr", default_lr_), std::nullopt, header.value("factor", 1.0) / static_cast<double>(round_.members().size()));
+      finish_as_said();
       return;
     }
     for (const Waiting& one : round_.take([](int, const Waiting& push) { return push.op() == "push"; })) { // the others are answered after the step
       answer(one, round_.decision());
     }
+  }
+
+  // Where nobody looks at the sum: the mean, by what the first of the members has said.
+  void finish_as_said() {
+    const json& header = round_.first().header;
+    const json factor = header.value("factor", json(1.0));
+    finish_round(header.value("lr", default_lr_), betas_in(header), factor.is_null() ? std::nullopt : std::optional(factor.get<double>() / static_cast<double>(round_.members().size())));
   }
 
   // Of other servers: as soon as the gradients of all that the first server names are here, or cannot come.
@@ -274,7 +269,7 @@ class Service {
           if (round_.has(number)) {
             here.push_back(number);
           } else {
-            comes = comes || workers_.is_there(number);
+            comes = comes || workers_.may_push(number);
           }
         }
         if (comes) {
@@ -310,7 +305,7 @@ class Service {
       return answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
     }
     if (!round_.closed()) {
-      return refuse(waiting, "there is no sum to commit");
+      return refuse(waiting, concat("there is no sum to commit for clock ", clock, ", and this server is at clock ", clock_));
     }
     const json& factor = waiting.header.at("factor");
     finish_round(waiting.header.at("lr").get<double>(), betas_in(waiting.header),
@@ -341,6 +336,7 @@ class Service {
   void step_alone(const Waiting& waiting) {
     const int number = worker_of(waiting);
     check_body(waiting);
+    check_push(waiting.header);
     const json& header = waiting.header;
     if (!initialized_) {
       return refuse(waiting, "there are no values yet: init or pull first");
@@ -395,6 +391,7 @@ class Service {
     shard_->set_arrays(waiting.event.body.subspan(bytes));
     shard_->set_steps(waiting.header.at("steps").get<int64_t>());
     initialized_ = true;
+    keep();
     answer(waiting, {{"status", "ok"}});
     answer_pulls();
   }
@@ -428,12 +425,16 @@ class Service {
         refuse(one, "the worker has left");
         ++counters_.dropped;
       }
-    } else if (const auto& members = round_.members(); std::none_of(members.begin(), members.end(), [&](int member) { return workers_.is_there(member); })) {
-      log::warning("server ", options_.place, ": the update of clock ", clock_, " is lost: all workers that could have committed it are gone");
-      counters_.lost += std::ssize(members);
-      round_ = {};
-      for (const Waiting& late : std::exchange(late_, {})) {
-        answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
+    } else if (!round_.wants_commit() && !any_is_there(round_.committers())) { // nobody can say a factor any more
+      if (!round_.empty() && any_is_there(round_.members())) {
+        finish_as_said();
+      } else {
+        log::warning("server ", options_.place, ": the update of clock ", clock_, " is lost: all workers that could have committed it are gone");
+        counters_.lost += std::ssize(round_.members());
+        round_ = {};
+        for (const Waiting& late : std::exchange(late_, {})) {
+          answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
+        }
       }
     }
     close_if_complete();
@@ -442,17 +443,22 @@ class Service {
   }
 
   // -- Snapshots.
-
   void keep_if_due() {
     ++counters_.updates;
     if (options_.server.snapshot_every > 0 && counters_.updates % options_.server.snapshot_every == 0) {
       keep();
     }
   }
+  // A full disk does not end the job: the next one may find room.
   void keep() {
     updates_kept_ = counters_.updates;
-    if (!options_.folder.empty() && initialized_) {
+    if (options_.folder.empty() || !initialized_) {
+      return;
+    }
+    try {
       save_snapshot(snapshot_file(options_.folder, options_.place), {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_, last_}, *shard_);
+    } catch (const std::exception& error) {
+      log::error("server ", options_.place, ": the snapshot of clock ", clock_, " was not written, the job goes on: ", error.what());
     }
   }
   void go_on() {
@@ -467,16 +473,13 @@ class Service {
     log::info("server ", options_.place, " goes on from its snapshot at clock ", clock_);
   }
 
-  rpc::Server& server_;
   const ParameterServerOptions& options_;
   const bool together_;
-  std::optional<Shard> shard_;
   std::string optimizer_;
   double default_lr_ = 0;
   bool initialized_ = false;
   bool goes_on_ = false; // from a snapshot
   Workers workers_;
-  int64_t clock_ = 0; // updates of the values
   Counters counters_;
   int64_t updates_kept_ = 0;
   std::vector<Waiting> pulls_;

@@ -10,6 +10,7 @@ namespace trireme::parallel::server {
 namespace {
 
 constexpr int64_t kAlignment = 64;
+constexpr int64_t kFloatBytes = 4;
 constexpr int64_t kMostElements = int64_t{1} << 48;
 
 } // namespace
@@ -49,6 +50,16 @@ std::vector<Share> share_out(const std::vector<ParameterInfo>& parameters, int s
     before += parameter.bytes();
   }
   return shares;
+}
+
+ArrayLayout array_layout(const std::vector<ParameterInfo>& parameters, const Share& share) {
+  ArrayLayout layout;
+  for (const Piece& piece : share.pieces) {
+    layout.offsets.push_back(layout.bytes);
+    const int64_t bytes = (piece.end - piece.begin) * parameters[piece.parameter].row_numel() * kFloatBytes;
+    layout.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  return layout;
 }
 
 std::vector<ParameterInfo> read_parameters(const nlohmann::json& described) {

@@ -51,6 +51,13 @@ struct Share {
 /// that know the same list compute the same shares.
 std::vector<Share> share_out(const std::vector<ParameterInfo>& parameters, int servers);
 
+/// Where the pieces of a share are in an array of the optimizer, as fp32, in bytes, and of how many bytes an array is.
+struct ArrayLayout {
+  std::vector<int64_t> offsets; ///< of each piece
+  int64_t bytes = 0;
+};
+ArrayLayout array_layout(const std::vector<ParameterInfo>& parameters, const Share& share);
+
 /// Errors: InputError for a description that is none.
 std::vector<ParameterInfo> read_parameters(const nlohmann::json& described);
 nlohmann::json describe(const std::vector<ParameterInfo>& parameters);

@@ -38,6 +38,17 @@ inline std::optional<optim::Betas> betas_in(const nlohmann::json& header) {
   return betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt;
 }
 
+/// Throws nlohmann's exception where a field of a push has another type than it should: when it comes, not when others wait for it.
+inline void check_push(const nlohmann::json& header) {
+  header.at("clock").get<int64_t>();
+  number_in(header, "loss");
+  number_in(header, "factor");
+  header.value("lr", 0.0);
+  header.value("stop", false);
+  header.value("unused", std::vector<int64_t>());
+  betas_in(header);
+}
+
 /// The pieces of a shard, as the reply to `join` has them.
 inline nlohmann::json pieces_of(const Shard& shard) {
   nlohmann::json pieces = nlohmann::json::array();

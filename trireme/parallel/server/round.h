@@ -52,6 +52,9 @@ class Round {
     members_ = members;
     for (const int number : members) {
       const Waiting& one = pushes_.at(number);
+      if (one.op() == "push") {
+        committers_.push_back(number);
+      }
       shard.add(one.event.body, one.header.value("unused", std::vector<int64_t>()));
       loss_ += number_in(one.header, "loss") / static_cast<double>(members.size());
       stop_ = stop_ || one.header.value("stop", false);
@@ -68,6 +71,10 @@ class Round {
   }
   const std::vector<int>& members() const {
     return members_;
+  }
+  /// Members that will commit.
+  const std::vector<int>& committers() const {
+    return committers_;
   }
   bool is_member(int number) const {
     return std::find(members_.begin(), members_.end(), number) != members_.end();
@@ -105,6 +112,7 @@ class Round {
   rpc::Clock::time_point first_push_;
   bool closed_ = false;
   std::vector<int> members_;
+  std::vector<int> committers_;
   double squared_norm_ = 0;
   double loss_ = 0;
   bool stop_ = false;

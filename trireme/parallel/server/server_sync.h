@@ -31,6 +31,10 @@ class ServerSync final : public GradientSync {
     return servers_ ? servers_->steps() / (options_.together() ? 1 : worker_.workers) : 0;
   }
 
+  int64_t optimizer_steps() const {
+    return servers_ ? servers_->steps() : 0;
+  }
+
   bool gradients_stay() const override {
     return true;
   }

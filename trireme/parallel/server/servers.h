@@ -22,7 +22,7 @@ struct WorkerOptions {
   rpc::Access access;
   int worker = 0;
   int workers = 1;
-  /// How long a worker waits for an answer, and for a server that has ended to come back.
+  /// How long a worker waits for a server that has ended to come back.
   std::chrono::milliseconds patience{60'000};
 };
 
@@ -105,7 +105,8 @@ class Servers {
   std::vector<int64_t> unused_; // of the gradients under way
   double loss_ = 0;
   bool stop_ = false;
-  std::vector<int> members_;
+  std::vector<int> members_; // of the present step; none: this worker's gradients came too late
+  int64_t steps_missed_ = 1; // then
   int64_t steps_ = 0;
   int64_t sent_before_ = 0; // over connections that are no more
 };

@@ -53,9 +53,8 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
     auto& [named, pieces] = by_type[scalar_type(parameter)];
     named.emplace_back(parameter.name, tensors_.back());
     pieces.push_back(i);
-    array_offsets_.push_back(piece.offset * kFloat / parameter.element_bytes());
-    array_bytes_ = array_offsets_.back() + tensors_.back().numel() * kFloat;
   }
+  layout_ = array_layout(parameters_, share_);
   const auto placement = [this](const std::string& name, const at::Tensor& tensor) {
     const Piece& piece = share_.pieces[piece_of_.at(name)];
     bucket::Placement at;
@@ -146,6 +145,7 @@ double Shard::squared_norm() const {
 
 void Shard::step(double lr, std::optional<optim::Betas> betas, double factor) {
   if (!optimizer_) {
+    ++steps_;
     return;
   }
   const torch::NoGradGuard no_grad;
@@ -188,14 +188,14 @@ void Shard::visit_arrays(const std::function<void(size_t, size_t, const at::Tens
 void Shard::get_arrays(std::span<std::byte> body) {
   visit_arrays([&](size_t array, size_t piece, const at::Tensor& values, int64_t begin) {
     const at::Tensor as_float = values.to(at::kFloat).contiguous();
-    std::memcpy(body.data() + static_cast<int64_t>(array) * array_bytes_ + array_offsets_[piece] + begin * kFloat, as_float.const_data_ptr(), as_float.nbytes());
+    std::memcpy(body.data() + static_cast<int64_t>(array) * layout_.bytes + layout_.offsets[piece] + begin * kFloat, as_float.const_data_ptr(), as_float.nbytes());
   }, false);
 }
 
 void Shard::set_arrays(std::span<const std::byte> body) {
   visit_arrays([&](size_t array, size_t piece, const at::Tensor& values, int64_t begin) {
     at::Tensor as_float = torch::empty(values.sizes(), at::kFloat);
-    std::memcpy(as_float.mutable_data_ptr(), body.data() + static_cast<int64_t>(array) * array_bytes_ + array_offsets_[piece] + begin * kFloat, as_float.nbytes());
+    std::memcpy(as_float.mutable_data_ptr(), body.data() + static_cast<int64_t>(array) * layout_.bytes + layout_.offsets[piece] + begin * kFloat, as_float.nbytes());
     at::Tensor(values).copy_(as_float);
   }, true);
 }

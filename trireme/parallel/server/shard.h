@@ -44,19 +44,22 @@ class Shard {
   /// Steps by the sum, multiplied by `factor`; parameters without any gradient stay.
   void step(double lr, std::optional<optim::Betas> betas, double factor);
   int64_t steps() const {
-    return optimizer_->steps();
+    return optimizer_ ? optimizer_->steps() : steps_;
   }
   void set_steps(int64_t steps) {
-    optimizer_->set_steps(steps);
+    steps_ = steps;
+    if (optimizer_) {
+      optimizer_->set_steps(steps);
+    }
   }
 
   /// Names of the optimizer's arrays: "master" where there are some, "exp_avg".
   const std::vector<std::string>& arrays() const {
     return arrays_;
   }
-  /// Bytes of a body with all arrays: array after array the pieces as fp32, each at twice its offset where its type has two bytes, at its offset where it has four.
+  /// Bytes of one array: the pieces as fp32, as array_layout() says. A body with all of them has one after the other.
   int64_t array_bytes() const {
-    return array_bytes_;
+    return layout_.bytes;
   }
   void get_arrays(std::span<std::byte> body);
   void set_arrays(std::span<const std::byte> body);
@@ -76,10 +79,10 @@ class Shard {
   std::vector<std::pair<int64_t, int64_t>> places_; // of each piece: buffer, and number in it
   std::map<std::string, size_t> piece_of_; // by the parameter's name
   std::vector<std::unique_ptr<bucket::FlatParameters>> buffers_; // one a type
-  std::unique_ptr<optim::FlatOptimizer> optimizer_;
+  std::unique_ptr<optim::FlatOptimizer> optimizer_; // null: the share has no piece
+  int64_t steps_ = 0;
   std::vector<std::string> arrays_;
-  std::vector<int64_t> array_offsets_; // of each piece in an array, bytes
-  int64_t array_bytes_ = 0;
+  ArrayLayout layout_;
   int64_t summands_ = 0;
   std::vector<bool> used_; // by piece
 };

@@ -40,6 +40,10 @@ class Workers {
     const auto found = all_.find(number);
     return found != all_.end() && found->second.client == client;
   }
+  /// Is there, or may still come.
+  bool may_push(int number) const {
+    return is_there(number) || (!all_.contains(number) && awaits_any());
+  }
   std::vector<int> there() const {
     std::vector<int> numbers;
     for (const auto& [number, worker] : all_) {
