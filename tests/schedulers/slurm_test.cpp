@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdlib>
+
 #include <algorithm>
 
 namespace trireme::tools {
@@ -96,6 +98,9 @@ state_of "$job"
 
 // Two minutes are the shortest limit that leaves a signal some time; the job would run for days.
 TEST_F(SlurmTest, TheTimeLimitsSignalSavesAndRequeues) {
+  if (std::getenv("TRIREME_LONG_TESTS") == nullptr) {
+    GTEST_SKIP() << "takes a minute, and Slurm 22.05 at times ends a requeued job as FAILED when its limit is raised just then; set TRIREME_LONG_TESTS=1";
+  }
   const Finished run = on_slurm(R"sh(
 sed -i 's/"steps": 30, "checkpoint_every": 5/"steps": 100000000, "checkpoint_every": 100000000/' run.json
 job=$(sbatch --parsable --time=2 --signal=B:USR1@118 "$SLURM_EXAMPLES/train.sbatch" run.json)

@@ -6,6 +6,8 @@
 
 #include <tests/support/key_observers.h>
 
+#include <trireme/engine/serve_parameters.h>
+#include <trireme/parallel/server/snapshot.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/comm/recorder.h>
 #include <trireme/data/tokenizer.h>
@@ -20,6 +22,8 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <thread>
+
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -230,8 +234,48 @@ std::vector<KeyObserver> data_keys() {
   };
 }
 
+// What the first server of such a job does with two workers, of which one alone pushes a gradient.
+json served(comm::World&, const json& run) {
+  namespace server = parallel::server;
+  server::ParameterServerOptions options;
+  options.server = read(run).engine.server;
+  if (!options.server.on()) {
+    return "no servers";
+  }
+  std::atomic<bool> stop{false};
+  options.stop = &stop;
+  options.folder = folder() / "servers";
+  fs::remove_all(options.folder);
+  auto listening = rpc::serve("local://keys", {});
+  std::thread thread([&] { engine::serve_parameters(*listening, options); });
+  const auto soon = [] { return rpc::Clock::now() + std::chrono::seconds(20); };
+  json seen;
+  {
+    std::vector<std::unique_ptr<rpc::Client>> workers;
+    for (const int number : {0, 1}) {
+      workers.push_back(rpc::connect("local://keys", {}, soon()));
+      const json join = {{"op", "join"}, {"worker", number}, {"workers", 2}, {"parameters", {{{"name", "w"}, {"shape", {16, 16}}}}}, {"optimizer", {{"type", "SGD"}, {"params", {{"lr", 1}}}}}};
+      seen["joined"] = json::parse(workers.back()->call(join.dump())->wait(soon()));
+    }
+    std::vector<std::byte> values(seen["joined"].at("bytes").get<size_t>());
+    workers[0]->call(R"({"op": "init"})", values)->wait(soon());
+    const auto push = workers[0]->call(R"({"op": "push_pull", "clock": 0})", values, values);
+    const auto until = rpc::Clock::now() + std::chrono::milliseconds(300);
+    while (!push->done() && rpc::Clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    seen["stepped alone"] = push->done();
+    seen["kept"] = server::read_snapshot(server::snapshot_file(options.folder, 0), 0, options.server.servers).clock;
+    stop = true;
+    thread.join();
+  }
+  seen["joined"].erase("mode");
+  return seen;
+}
+
 std::vector<KeyObserver> run_keys() {
   const json staged = {{"model", {{"layers", 3}}}, {"parallel", {{"pipe", 2}}}, {"engine", {{"gradient_accumulation_steps", 4}}}};
+  const auto servers = [](const char* mode) { return json{{"parallel", {{"sync", {{"kind", "server"}, {"mode", mode}}}}}}; };
   const json evaluated = {{"data", {{"validation", tokens_file("validation.bin", 7)}}}};
   const json saving = {{"training", {{"checkpoint_every", 1}}}};
   const json writing = {{"model", {{"vocab_size", 256}}}, {"data", {{"tokenizer", "bytes"}}}, {"training", {{"sample", {{"prompt", "a"}, {"tokens", 20}}}}}};
@@ -242,6 +286,14 @@ std::vector<KeyObserver> run_keys() {
       {"parallel", "", "context", 1, 2, operations, {}, 2},
       {"parallel", "", "sequence_parallel", false, true, operations, {{"parallel", {{"tensor", 2}}}}, 2},
       {"parallel", "", "context_kind", "ring", "ulysses", operations, {{"parallel", {{"context", 2}}}}, 2},
+      {"parallel.sync", "", "kind", "all_reduce", "server", served},
+      {"parallel.sync", "", "servers", 1, 2, served, servers("sync")},
+      {"parallel.sync", "", "mode", "sync", "async", served, servers("sync")},
+      {"parallel.sync", "", "staleness", 0, 3, served, servers("stale")},
+      {"parallel.sync", "", "timeout_s", 1000, 0.01, served, servers("hybrid")},
+      {"parallel.sync", "", "snapshot_every", 100, 1, served, servers("async")},
+      {"parallel.sync", "", "every", 2, 4, training, {{"parallel", {{"sync", {{"kind", "local_sgd"}}}}}, {"training", {{"steps", 4}}}}, 2},
+      {"parallel.sync", "", "outer", "average", "nesterov", training, {{"parallel", {{"sync", {{"kind", "local_sgd"}, {"every", 2}}}}}, {"training", {{"steps", 4}}}}, 2},
       {"parallel", "", "schedule", "1f1b", "gpipe", operations, staged, 2},
       {"parallel", "", "chunks", nullptr, 2, training, staged, 2},
       {"training", "", "steps", 2, 3, training},

@@ -34,7 +34,7 @@ class Secret {
 
   /// Reads the descriptor in TRIREME_SECRET_FD (see memory_file()) or the file in TRIREME_SECRET_FILE;
   /// an empty secret when neither is set. Either holds 32 bytes, or 64 hexadecimal digits and perhaps a line end.
-  /// Errors: InputError when the file is not the user's own or others may read it (mode 0600 is asked for; root's may be readable by a group, 0440, as Kubernetes mounts it),
+  /// Errors: InputError when the file is not the user's own or others may read it (mode 0600 is asked for),
   /// or when it has another size.
   static Secret from_environment();
 
