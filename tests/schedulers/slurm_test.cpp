@@ -3,9 +3,8 @@
 
 #include <gmock/gmock.h>
 
-#include <cstdlib>
-
 #include <algorithm>
+#include <cstdlib>
 
 namespace trireme::tools {
 namespace {
