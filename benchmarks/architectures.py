@@ -11,6 +11,7 @@ from pathlib import Path
 
 from curves import write_page
 from engines import ROOT, TIMEOUT_S
+from processes import Failed
 from tables import number, print_table
 from two_hosts import TwoHosts, why_not
 
@@ -62,10 +63,6 @@ def run_file(args, change):
             "engine": {"train_batch_size": 4 * WORKERS, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": ADAM},
                        "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": args.steps, "warmup_num_steps": args.steps // 20, "cos_min_ratio": 0.02}}}}
     return merged(base, change)
-
-
-class Failed(Exception):
-    pass
 
 
 def run_one(installed, args, hosts, name, folder, slow_s=0.0):

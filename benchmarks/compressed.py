@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engines import TIMEOUT_S
 from tables import Results, check, median_of, number, print_checks, print_table
+from two_hosts import TwoHosts
 
 MODEL = {"type": "gpt", "layers": 6, "hidden": 384, "heads": 6, "sequence_length": 64, "vocab_size": 256}
 ADAMW = {"type": "AdamW", "params": {"lr": 1e-4}}
@@ -41,42 +42,9 @@ WAYS = {
 PLAIN = "AdamW, gradients in fp32"
 
 
-class TwoHosts:
-    """Two network namespaces and a cable between them. They go when this does."""
-
-    def __init__(self):
-        self.names = [f"trireme-bench-{os.getpid()}-{host}" for host in (0, 1)]
-        for name in self.names:
-            self.must("netns", "add", name)
-            self.must("-n", name, "link", "set", "lo", "up")
-        self.must("link", "add", "cable", "netns", self.names[0], "type", "veth", "peer", "name", "cable", "netns", self.names[1])
-        for host, name in enumerate(self.names):
-            self.must("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "cable")
-            self.must("-n", name, "link", "set", "cable", "up")
-
-    @staticmethod
-    def must(*words):
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    @staticmethod
-    def address(host):
-        return f"10.213.9.{host + 1}"
-
-    def limit(self, rate):
-        for name in self.names:
-            subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", "cable", "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"], check=True, capture_output=True)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-
 def run_once(trireme, folder, hosts, name):
     sections, steps, first = WAYS[name]
-    (folder / "hosts").write_text("".join(f"{host} slots=1 address={hosts.address(n)}\n" for n, host in enumerate(hosts.names)))
+    hosts.write_hostfile(folder / "hosts", slots=1)
     run = {"model": MODEL, "data": {"type": "tokens", "train": "tokens.bin"}, "training": {"steps": steps}, "engine": dict({"train_batch_size": 2}, **sections)}
     (folder / "run.json").write_text(json.dumps(run))
     out = folder / "out"

@@ -345,6 +345,19 @@ void Servers::push_pull(const TensorOf& gradients, double loss, const Step& step
   }
 }
 
+// `memory` has all arrays of the server, one after the other.
+void Servers::visit_arrays(const Connection& server, std::byte* memory, const OfArray& f) const {
+  const ArrayLayout layout = array_layout(parameters_, server.share);
+  for (size_t a = 0; a < server.arrays.size(); ++a) {
+    for (size_t p = 0; p < server.share.pieces.size(); ++p) {
+      const Piece& piece = server.share.pieces[p];
+      const int64_t row = parameters_[piece.parameter].row_numel();
+      const int64_t at = static_cast<int64_t>(a) * server.array_bytes + layout.offsets[p];
+      f(server.arrays[a], piece.parameter, piece.begin * row, torch::from_blob(memory + at, {(piece.end - piece.begin) * row}, at::kFloat));
+    }
+  }
+}
+
 void Servers::for_each_array(const OfArray& f) {
   for (const auto& server : servers_) {
     const auto bytes = static_cast<size_t>(server->array_bytes) * server->arrays.size();
@@ -352,15 +365,7 @@ void Servers::for_each_array(const OfArray& f) {
     const int64_t clock = server->clock; // that of this worker's values, whatever the others do meanwhile
     ask(*server, {{"op", "get_arrays"}}, {}, {room.get(), bytes});
     server->clock = clock;
-    const ArrayLayout layout = array_layout(parameters_, server->share);
-    for (size_t a = 0; a < server->arrays.size(); ++a) {
-      for (size_t p = 0; p < server->share.pieces.size(); ++p) {
-        const Piece& piece = server->share.pieces[p];
-        const ParameterInfo& parameter = parameters_[piece.parameter];
-        const int64_t at = static_cast<int64_t>(a) * server->array_bytes + layout.offsets[p];
-        f(server->arrays[a], piece.parameter, piece.begin * parameter.row_numel(), torch::from_blob(room.get() + at, {(piece.end - piece.begin) * parameter.row_numel()}, at::kFloat));
-      }
-    }
+    visit_arrays(*server, room.get(), f);
   }
 }
 
@@ -371,15 +376,7 @@ void Servers::set(const TensorOf& values, const OfArray& f, int64_t steps) {
     std::vector<int64_t> none;
     gather(*server, values, none);
     std::copy_n(server->gradients.get(), server->share.bytes, body.get());
-    const ArrayLayout layout = array_layout(parameters_, server->share);
-    for (size_t a = 0; a < server->arrays.size(); ++a) {
-      for (size_t p = 0; p < server->share.pieces.size(); ++p) {
-        const Piece& piece = server->share.pieces[p];
-        const ParameterInfo& parameter = parameters_[piece.parameter];
-        const int64_t at = server->share.bytes + static_cast<int64_t>(a) * server->array_bytes + layout.offsets[p];
-        f(server->arrays[a], piece.parameter, piece.begin * parameter.row_numel(), torch::from_blob(body.get() + at, {(piece.end - piece.begin) * parameter.row_numel()}, at::kFloat));
-      }
-    }
+    visit_arrays(*server, body.get() + server->share.bytes, f);
     ask(*server, {{"op", "set"}, {"steps", steps}}, {body.get(), bytes});
     server->initialized = true;
   }

@@ -92,6 +92,7 @@ class Servers {
   nlohmann::json receive(Connection& server);
   void gather(Connection& server, const TensorOf& tensors, std::vector<int64_t>& unused);
   void scatter(const Connection& server, const TensorOf& tensors) const;
+  void visit_arrays(const Connection& server, std::byte* memory, const OfArray& f) const;
   nlohmann::json push_header(const Connection& server, const std::vector<int64_t>& unused, double loss, bool stop) const;
   /// Connects again and takes what the server has now, because an answer got lost.
   void recover(Connection& server, const TensorOf* values);
