@@ -3,6 +3,7 @@
 #include <trireme/checkpoint/options.h>
 #include <trireme/compress/options.h>
 #include <trireme/config/batch_size.h>
+#include <trireme/offload/options.h>
 #include <trireme/optim/options.h>
 #include <trireme/parallel/averaging/options.h>
 #include <trireme/parallel/data/options.h>
@@ -54,6 +55,8 @@ struct EngineConfig {
   /// The mean of gradients by compressed messages, whatever the optimizer.
   compress::GradientCompressionOptions compression;
   zero::ZeroOptions zero;
+  /// What is in cheaper memory between uses: "offload_optimizer" and "offload_param" of "zero_optimization", and "aio".
+  offload::Options offload;
   /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with options that need all gradients first.
   bool step_in_backward = false;
   /// Types of parameters, gradients and communication; the loss scale.

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+
+namespace trireme::aio {
+
+/// How files are read and written: the section "aio" of the configuration.
+struct Options {
+  /// Bytes of one request to the system. A transfer is cut into so many requests as it needs.
+  int64_t block_size = 1 << 20;
+  /// Requests that are in the system at a time.
+  int64_t queue_depth = 8;
+  /// Threads that transfer where io_uring is not used; at least 1.
+  int64_t threads = 1;
+  /// Hands requests over one by one instead of as many as there is room for.
+  bool single_submit = false;
+  /// Waits for any request that is finished instead of for a whole queue of them.
+  bool overlap_events = true;
+};
+
+} // namespace trireme::aio
