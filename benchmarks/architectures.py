@@ -11,6 +11,7 @@ from pathlib import Path
 
 from curves import write_page
 from engines import ROOT, TIMEOUT_S
+from one_host import one_host
 from processes import Failed
 from tables import number, print_table
 from two_hosts import TwoHosts, why_not
@@ -148,12 +149,19 @@ def architectures(installed, args, record):
                 for n in range(args.rounds):
                     for name in slow:
                         measure(hosts, f"one of {WORKERS} workers {args.slow:g} times as slow", name, n, (args.slow - 1) * alone_s)
+        tables = print_tables(args, results)
+        if args.one_host:
+            one_host(installed, args, record, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    write_page(args.chart, "Architectures of data-parallel training", tables)
+    print(f"chart: {args.chart}")
+
+
+def print_tables(args, results):
     tables = {label: [medians(ways[name]) for name in args.ways if name in ways] for label, ways in results.items()}
     print(f"GPT of {MODEL['layers']} layers, hidden {MODEL['hidden']}, on the novels; {args.steps} steps of {4 * WORKERS} samples, {WORKERS} workers on two hosts.")
     for label, rows in tables.items():
         print_link(rows, label)
     print("kB over the cable: both directions, headers, the start and the evaluation included. Loss: mean of the last", SMOOTH, "steps; of a server's way without waiting, those of one worker.")
-    write_page(args.chart, "Architectures of data-parallel training", tables)
-    print(f"chart: {args.chart}")
+    return tables
