@@ -27,6 +27,7 @@ LAYOUTS = [
     layout(2, 1, pipe=2), layout(2, 4, pipe=2), layout(2, 8, pipe=2), layout(2, 2, pipe=2, schedule="zero-bubble"), layout(2, 4, pipe=2, schedule="interleaved"),
     layout(2, 16, pipe=2), layout(2, 4, pipe=2, recompute=1), layout(2, 4, recompute=1),
     layout(2, 8, tensor=2), layout(2, 8, tensor=2, sequence_parallel=True), layout(2, 8, context=2),
+    layout(1, 1, recompute=1), layout(2, 1, zero=3), layout(2, 1, tensor=2), layout(4, 1, zero=3), layout(4, 1, tensor=4), layout(4, 1, pipe=4),
     layout(4, 4), layout(4, 4, zero=1), layout(4, 2, pipe=2, zero=1), layout(4, 2, pipe=2, tensor=2), layout(4, 4, tensor=2),
 ]
 
