@@ -1,4 +1,4 @@
-"""`benchmarks/run offload`: transfers of files beside fio and DeepSpeed's AIO handle. Standard library only."""
+"""`benchmarks/run offload`: transfers of files beside fio and DeepSpeed's AIO handle; steps with states in files beside steps without, and DeepSpeed's. Standard library only."""
 import json
 import os
 import shutil
@@ -7,9 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from engines import has_row, row_of
+from engines import OFFLOAD_ENGINES, has_row, row_of
 from processes import Failed, run_together
+from rounds import run_in_turns
 from tables import Results, check, median_of, number, print_checks, print_table
+from train import print_engines, step_ratio
+from workloads import make_spec
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 900
@@ -134,5 +137,28 @@ def transfers(installed, args, record):
     print("All write over one file that is there, then read it, past the page cache. DeepSpeed's threads have a queue each.")
 
 
+def steps(installed, args, record):
+    for name, why in installed.skipped(args.engines).items():
+        print(f"SKIPPED {name}: {why}")
+        record(dict(benchmark="offload", engine=name, skipped=why))
+    names = installed.usable(args.engines)
+    tempfile.tempdir = str(args.folder)  # where run_in_turns() makes the folder with the files
+    for size in args.sizes:
+        results = run_in_turns(installed, names, args.rounds, record, dict(benchmark="offload", size=size),
+                               lambda name: make_spec(size, OFFLOAD_ENGINES[name][1], args.total_threads, args.steps))
+        print(f"\n## Steps of {size}, masters and states (params: parameters too) in {args.folder}\n")
+        print_engines(results, names)
+        checks = []
+        for ours in (name for name in names if name.startswith("trireme") and "nvme" in name):
+            checks.append(check(f"{ours} / {ours.partition('-nvme')[0]}", step_ratio(results, ours, ours.partition("-nvme")[0]), None))
+            peer = ours.replace("trireme", "deepspeed").replace("z1", "z3")
+            checks.append(check(f"{ours} / {peer}", step_ratio(results, ours, peer), 1.0))
+        for row in print_checks([c for c in checks if c[1] or set(args.engines) == set(OFFLOAD_ENGINES)]):
+            record(dict(row, benchmark="offload", part="steps", size=size))
+
+
 def offload(installed, args, record):
-    transfers(installed, args, record)
+    if "transfers" in args.parts:
+        transfers(installed, args, record)
+    if "steps" in args.parts:
+        steps(installed, args, record)
