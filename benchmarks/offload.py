@@ -138,9 +138,6 @@ def transfers(installed, args, record):
 
 
 def steps(installed, args, record):
-    for name, why in installed.skipped(args.engines).items():
-        print(f"SKIPPED {name}: {why}")
-        record(dict(benchmark="offload", engine=name, skipped=why))
     names = installed.usable(args.engines)
     tempfile.tempdir = str(args.folder)  # where run_in_turns() makes the folder with the files
     for size in args.sizes:

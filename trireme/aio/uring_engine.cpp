@@ -173,7 +173,7 @@ class UringEngine : public Engine {
       const int code = submit(1);
       const bool reaped = reap();
       refusals = code < 0 && !reaped ? refusals + 1 : 0;
-      if (code < 0 && code != -EINTR && (!is_passing(code) || refusals > 1000)) {
+      if (code < 0 && (!is_passing(code) || refusals > 1000)) {
         go_on_without(code);
         return;
       }
