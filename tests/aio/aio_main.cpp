@@ -1,5 +1,5 @@
-// `aio_program FOLDER io_uring|threads direct|cached`: writes, reads and compares a few transfers, for tests that let its system calls fail.
-// Prints "begin" before and "ENGINE ok" at the end, or each error. Status 0: all went well; 1: errors were told; 3: bytes are wrong.
+// `aio_program FOLDER io_uring|threads|none direct|cached`: makes a file, writes, reads and compares a few transfers (none: none), for tests that let its system calls fail.
+// Prints "direct" or "cached" as the file was opened, "ENGINE ok" at the end, and each error. Status 0: all went well; 1: errors were told; 3: bytes are wrong.
 #include <trireme/aio/transfers.h>
 #include <trireme/base/error.h>
 
@@ -36,16 +36,20 @@ bool goes_well(aio::Transfers& transfers, aio::Transfers::Id id) {
   }
 }
 
-int run(const std::string& folder, bool io_uring, bool direct) {
+int run(const std::string& folder, const std::string& engine, bool direct) {
   const auto path = std::filesystem::path(folder) / "file";
   aio::File::create(path, kBytes, direct);
   const aio::File file = aio::File::open(path, direct);
+  say(file.direct() ? "direct\n" : "cached\n");
+  if (engine == "none") {
+    return 0;
+  }
   aio::Memory there(kBytes);
   aio::Memory back(kBytes);
   for (int64_t i = 0; i < kBytes; ++i) {
     there.data()[i] = static_cast<std::byte>(i * 7 + i / 1000);
   }
-  aio::Transfers transfers({kBlock, 4, 2}, io_uring);
+  aio::Transfers transfers({kBlock, 4, 1}, engine == "io_uring");
   transfers.add_buffer(back.data(), back.size());
   std::vector<aio::Transfers::Id> ids;
   for (int64_t i = 0; i < kPieces; ++i) {
@@ -79,9 +83,8 @@ int main(int argc, char** argv) {
   if (argc != 4) {
     return 2;
   }
-  say("begin\n");
   try {
-    return run(argv[1], std::string(argv[2]) == "io_uring", std::string(argv[3]) == "direct");
+    return run(argv[1], argv[2], std::string(argv[3]) == "direct");
   } catch (const Error& error) {
     say(concat(error.what(), "\n"));
     return error.exit_code();

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <thread>
 
 #include <sys/mman.h>
@@ -155,7 +154,7 @@ TEST_P(Engines, FinishWhatWasBegunWhenTheyEnd) {
   std::filesystem::path path;
   {
     Transfers transfers({2 * kPage, 3, 2}, uring());
-    std::optional<File> file = file_of(bytes);
+    auto file = std::make_unique<File>(file_of(bytes));
     path = file->path();
     transfers.write(*file, 0, there.data(), bytes);
     file.reset(); // the transfers keep it open
