@@ -5,8 +5,12 @@
 #include <trireme/aio/probe.h>
 
 #include <algorithm>
+#include <cerrno>
 
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace trireme::aio {
 namespace {
@@ -84,6 +88,20 @@ TEST(MemoryTest, IsAlignedAndZeroAndMoves) {
   }
   EXPECT_EQ(Memory().data(), nullptr);
   EXPECT_EQ(Memory(0).data(), nullptr);
+}
+
+TEST(MemoryTest, IsNotThereInAChild) {
+  const Memory memory(4 * kPage);
+  memory.data()[0] = std::byte{1};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    unsigned char pages[4];
+    ::_exit(::mincore(memory.data(), 4 * kPage, pages) != 0 && errno == ENOMEM ? 7 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+  EXPECT_EQ(memory.data()[0], std::byte{1});
 }
 
 class ProbeTest : public FileTest {};

@@ -42,6 +42,8 @@ Memory::Memory(int64_t bytes) {
     first += before;
     ::madvise(first, static_cast<size_t>(size), MADV_HUGEPAGE); // a wish: a kernel without them refuses
   }
+  // A fork while the disk writes into these pages could leave them with the child: open(2) under O_DIRECT.
+  ::madvise(first, static_cast<size_t>(size), MADV_DONTFORK);
   data_ = first;
   size_ = size;
 }

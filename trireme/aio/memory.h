@@ -13,7 +13,8 @@ constexpr int64_t round_up(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// Memory for transfers: zeroed, aligned to kAlignment, from 2 MiB on to huge pages, which the kernel is asked for. Moved, not copied.
+/// Memory for transfers: zeroed, aligned to kAlignment, from 2 MiB on to huge pages, which the kernel is asked for. Moved, not copied. A process
+/// that is forked does not have it.
 class Memory {
  public:
   Memory() = default;
