@@ -19,6 +19,10 @@ using nlohmann::json;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
+bool is_honoured(const Section& section, std::string_view key) {
+  return std::any_of(section.keys.begin(), section.keys.end(), [&](const Key& one) { return one.name == key && one.verdict == Verdict::honoured; });
+}
+
 // A run file in which the section of this path and type has a place.
 json base_for(const Section& section, std::string_view key = "") {
   json run =
@@ -39,6 +43,9 @@ json base_for(const Section& section, std::string_view key = "") {
     run["data"]["validation"] = "v.txt";
   } else if (section.path == "engine.zero_optimization") {
     run["engine"]["zero_optimization"]["stage"] = 1;
+  } else if (section.path.starts_with("engine.zero_optimization.offload_") && (key == "device" || is_honoured(section, key))) {
+    run["engine"]["zero_optimization"]["stage"] = 3;
+    run["engine"]["zero_optimization"][std::string(section.path.substr(section.path.rfind('.') + 1))] = {{"device", "cpu"}};
   } else if (section.path == "engine.parameter_averaging") {
     run["engine"]["parameter_averaging"] = {{"every", 2}, {"outer_optimizer", "nesterov"}};
     run["training"]["steps"] = 8;
@@ -123,6 +130,9 @@ json another_value(const Section& section, const Key& key, const json& current) 
       }
       if (key.name == "mics_shard_size") { // ranks that hold a copy together: 2 at least
         return 2;
+      }
+      if (key.name == "sub_group_size") { // fewer than a bucket has
+        return 1000;
       }
       if (type.most) {
         return number + 1 <= *type.most ? number + 1 : number - 1;

@@ -3,6 +3,7 @@
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
 #include <trireme/config/key_check.h>
+#include <trireme/config/offload_json.h>
 #include <trireme/config/optimizer_json.h>
 #include <trireme/config/precision_json.h>
 #include <trireme/config/tensor_parallel_json.h>
@@ -89,6 +90,11 @@ parallel::DataParallelOptions read_data_parallel(const Values& values, std::vect
                  " are full only when the backward pass is nearly over, so little communication overlaps with it. "
                  "Leave the key out for buckets of 25 MiB."));
     }
+  }
+  // A bucket is what the optimizer steps, and offload moves, at a time.
+  if (const auto elements = values.section("zero_optimization").maybe<int64_t>("sub_group_size"); elements && *elements < out.bucket_bytes / kGradientBytes) {
+    out.bucket_bytes = std::max<int64_t>(1, *elements) * kGradientBytes;
+    out.first_bucket_bytes = std::min(out.first_bucket_bytes, out.bucket_bytes);
   }
   return out;
 }
@@ -244,6 +250,7 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   out.pipeline = read_pipeline(values.section("pipeline"));
   out.tensor_parallel = read_tensor_parallel(values.section("tensor_parallel"));
   out.zero = read_zero(values.section("zero_optimization"));
+  out.offload = read_offload(values, out.zero.stage, out.notes);
   out.precision = read_precision(values);
   if (bf16_section(values).get("bf16_optimizer_states", false)) {
     if (!out.optimizer) {

@@ -17,6 +17,11 @@ enum class Place {
   nvme,
 };
 
+/// DeepSpeed's word for it: "none", "cpu", "nvme".
+constexpr const char* word(Place place) {
+  return place == Place::device ? "none" : place == Place::host ? "cpu" : "nvme";
+}
+
 /// Masters, optimizer states and, on a device, gradients: "offload_optimizer" of "zero_optimization".
 struct OptimizerOptions {
   Place place = Place::device;
@@ -53,6 +58,10 @@ struct Options {
   OptimizerOptions optimizer;
   ParameterOptions parameters;
   aio::Options aio;
+
+  bool uses_files() const {
+    return optimizer.place == Place::nvme || parameters.place == Place::nvme;
+  }
 };
 
 } // namespace trireme::offload
