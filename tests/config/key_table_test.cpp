@@ -131,9 +131,6 @@ json another_value(const Section& section, const Key& key, const json& current) 
       if (key.name == "mics_shard_size") { // ranks that hold a copy together: 2 at least
         return 2;
       }
-      if (key.name == "sub_group_size") { // fewer than a bucket has
-        return 1000;
-      }
       if (type.most) {
         return number + 1 <= *type.most ? number + 1 : number - 1;
       }

@@ -50,12 +50,11 @@ TEST(OffloadJsonTest, EveryKeyOfThePagesIsRead) {
   EXPECT_EQ(std::tuple(optimizer.place, optimizer.nvme_path, optimizer.buffer_count, optimizer.ratio), std::tuple(Place::nvme, "/local_nvme", 6, 0.3));
   EXPECT_TRUE(optimizer.pin_memory && optimizer.fast_init && optimizer.pipeline_read && optimizer.pipeline_write && !optimizer.delayed_update);
   const offload::ParameterOptions& parameters = config.offload.parameters;
-  EXPECT_EQ(std::tuple(parameters.place, parameters.nvme_path, parameters.buffer_count, parameters.buffer_size, parameters.max_in_cpu, parameters.pin_memory),
-            std::tuple(Place::nvme, "/other_nvme", 7, 200'000'000, 3'000'000'000, false));
+  EXPECT_EQ(std::tuple(parameters.place, parameters.nvme_path, parameters.buffer_count, parameters.max_in_cpu, parameters.pin_memory),
+            std::tuple(Place::nvme, "/other_nvme", 7, 3'000'000'000, false));
   const aio::Options& aio = config.offload.aio;
   EXPECT_EQ(std::tuple(aio.block_size, aio.queue_depth, aio.threads, aio.single_submit, aio.overlap_events), std::tuple(262144, 32, 2, true, false));
-  EXPECT_EQ(config.data_parallel.bucket_bytes, read("{}").data_parallel.bucket_bytes) << "a sub-group is more than a bucket";
-  EXPECT_THAT(config.notes, IsEmpty());
+  EXPECT_THAT(config.notes, ElementsAre(HasSubstr("offload_param.buffer_size has no effect: a buffer is as large as the largest bucket")));
 }
 
 TEST(OffloadJsonTest, DefaultsAreDeepSpeeds) {
@@ -63,8 +62,7 @@ TEST(OffloadJsonTest, DefaultsAreDeepSpeeds) {
   EXPECT_EQ(std::tuple(options.optimizer.place, options.optimizer.nvme_path, options.optimizer.buffer_count, options.optimizer.ratio), std::tuple(Place::host, "", 4, 1.0));
   EXPECT_TRUE(options.optimizer.pin_memory);
   EXPECT_FALSE(options.optimizer.pipeline_read || options.optimizer.pipeline_write || options.optimizer.fast_init || options.optimizer.delayed_update);
-  EXPECT_EQ(std::tuple(options.parameters.place, options.parameters.buffer_count, options.parameters.buffer_size, options.parameters.max_in_cpu),
-            std::tuple(Place::host, 5, 100'000'000, 1'000'000'000));
+  EXPECT_EQ(std::tuple(options.parameters.place, options.parameters.buffer_count, options.parameters.max_in_cpu), std::tuple(Place::host, 5, 1'000'000'000));
   EXPECT_TRUE(options.parameters.pin_memory);
   const aio::Options aio = options.aio;
   EXPECT_EQ(std::tuple(aio.block_size, aio.queue_depth, aio.threads, aio.single_submit, aio.overlap_events), std::tuple(1 << 20, 8, 1, false, true));
@@ -78,13 +76,6 @@ TEST(OffloadJsonTest, WhatIsOffMovesNothing) {
     EXPECT_EQ(config.offload.parameters.place, Place::device) << inside;
     EXPECT_EQ(to_json(config), to_json(read(zero(R"("reduce_scatter": true)", 1)))) << inside;
   }
-}
-
-TEST(OffloadJsonTest, ASubGroupIsABucketAtMost) {
-  EXPECT_EQ(read(zero(R"("sub_group_size": 1e5)")).data_parallel.bucket_bytes, 400'000);
-  EXPECT_EQ(read(zero(R"("sub_group_size": 1e5)")).data_parallel.first_bucket_bytes, 400'000);
-  EXPECT_EQ(read(zero(R"("sub_group_size": 1e5, "reduce_bucket_size": 1e4)")).data_parallel.bucket_bytes, 40'000);
-  EXPECT_EQ(read(zero(R"("sub_group_size": "auto")")).data_parallel.bucket_bytes, 25 << 20);
 }
 
 TEST(OffloadJsonTest, WhatFilesNeedIsNotedWithoutFiles) {
@@ -109,6 +100,7 @@ TEST(OffloadJsonTest, WhatCannotBeIsOneSentence) {
            {zero(R"("offload_param": {"device": "nvme", "nvme_path": "auto"})"), "offload_param.nvme_path: \"auto\" is a placeholder", "which disk", "Write the folder."},
            {zero(R"("offload_param": {"device": "cpu"})", 2), "zero_optimization.offload_param.device: parameters are in parts", "the stage is 2", "\"stage\": 3"},
            {zero(concat(R"("offload_optimizer": {)", nvme, R"("buffer_count": 2})")), "zero_optimization.offload_optimizer.buffer_count: one bucket is read", "at least 3 buffers, found 2", "Write 4"},
+           {zero(concat(R"("offload_param": {)", nvme, R"("buffer_count": 1})")), "zero_optimization.offload_param.buffer_count: one bucket is read", "found 1", "Write 5"},
            {zero(concat(R"("offload_optimizer": {)", nvme, R"("ratio": 1.5})")), "zero_optimization.offload_optimizer.ratio: ", "must be a number from 0 to 1, found 1.5", ""},
            {zero(concat(R"("offload_optimizer": {)", nvme, R"("buffer_size": 1e8})")), "zero_optimization.offload_optimizer.buffer_size: not supported: ", "offload_param", "\"buffer_count\""},
            {zero(R"("offload_optimizer": {"device": "disk"})"), "zero_optimization.offload_optimizer.device: \"disk\" is not one of the choices", "", "Known: none, cpu, nvme"},
@@ -133,7 +125,7 @@ TEST(OffloadJsonTest, BuffersAreCountedForFilesOnly) {
 }
 
 TEST(OffloadJsonTest, WhatWasUnderstoodReadsBackTheSame) {
-  for (const std::string& text : {std::string("{}"), std::string(kInfinity), zero(R"("offload_optimizer": {"device": "cpu", "delayed_update": true}, "sub_group_size": 1000)", 2)}) {
+  for (const std::string& text : {std::string("{}"), std::string(kInfinity), zero(R"("offload_optimizer": {"device": "cpu", "delayed_update": true})", 2)}) {
     const auto once = to_json(read(text));
     EXPECT_EQ(to_json(read(once.dump())), once);
   }

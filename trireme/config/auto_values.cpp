@@ -98,7 +98,6 @@ class Filler {
     of_width("param_persistence_threshold", 10, false);
     fill("zero_optimization.stage3_max_live_parameters", kAbsent);
     fill("zero_optimization.max_live_parameters", kAbsent);
-    fill("zero_optimization.sub_group_size", kAbsent);
   }
 
   JsonNode& engine_;

@@ -91,11 +91,6 @@ parallel::DataParallelOptions read_data_parallel(const Values& values, std::vect
                  "Leave the key out for buckets of 25 MiB."));
     }
   }
-  // A bucket is what the optimizer steps, and offload moves, at a time.
-  if (const auto elements = values.section("zero_optimization").maybe<int64_t>("sub_group_size"); elements && *elements < out.bucket_bytes / kGradientBytes) {
-    out.bucket_bytes = std::max<int64_t>(1, *elements) * kGradientBytes;
-    out.first_bucket_bytes = std::min(out.first_bucket_bytes, out.bucket_bytes);
-  }
   return out;
 }
 

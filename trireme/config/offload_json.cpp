@@ -36,6 +36,14 @@ std::string folder_of(const Values& section, Place place) {
   return folder;
 }
 
+int64_t buffers_of(const Values& section, Place place, int64_t usual) {
+  const int64_t count = section.get("buffer_count", usual);
+  if (place == Place::nvme && count < kLeastBuffers) {
+    section.find("buffer_count")->fail(concat("one bucket is read and one written while one is used: at least ", kLeastBuffers, " buffers, found ", count), concat("Write ", usual, ", or leave it out."));
+  }
+  return count;
+}
+
 // What only files have, where the section asks for memory.
 void note_what_files_need(const Values& section, Place place, std::initializer_list<const char*> keys, std::vector<std::string>& notes) {
   std::vector<std::string> found;
@@ -56,10 +64,7 @@ offload::OptimizerOptions read_optimizer_place(const Values& section, std::vecto
     return out;
   }
   out.nvme_path = folder_of(section, out.place);
-  out.buffer_count = section.get("buffer_count", out.buffer_count);
-  if (out.place == Place::nvme && out.buffer_count < kLeastBuffers) {
-    section.find("buffer_count")->fail(concat("one bucket is read and one written while one is stepped: at least ", kLeastBuffers, " buffers, found ", out.buffer_count), "Write 4, or leave it out.");
-  }
+  out.buffer_count = buffers_of(section, out.place, out.buffer_count);
   out.pin_memory = section.get("pin_memory", out.pin_memory);
   out.pipeline_read = section.get("pipeline_read", out.pipeline_read);
   out.pipeline_write = section.get("pipeline_write", out.pipeline_write);
@@ -81,11 +86,10 @@ offload::ParameterOptions read_parameter_place(const Values& section, int zero_s
                                  "Say \"stage\": 3, or leave offload_param out; offload_optimizer works at every stage.");
   }
   out.nvme_path = folder_of(section, out.place);
-  out.buffer_count = section.get("buffer_count", out.buffer_count);
-  out.buffer_size = section.get("buffer_size", out.buffer_size);
+  out.buffer_count = buffers_of(section, out.place, out.buffer_count);
   out.max_in_cpu = section.get("max_in_cpu", out.max_in_cpu);
   out.pin_memory = section.get("pin_memory", out.pin_memory);
-  note_what_files_need(section, out.place, {"nvme_path", "buffer_count", "buffer_size", "max_in_cpu"}, notes);
+  note_what_files_need(section, out.place, {"nvme_path", "buffer_count", "max_in_cpu"}, notes);
   return out;
 }
 
@@ -135,8 +139,11 @@ ordered_json to_json(const offload::OptimizerOptions& options) {
 }
 
 ordered_json to_json(const offload::ParameterOptions& options) {
-  return {{"device", offload::word(options.place)}, {"nvme_path", path_or_null(options.nvme_path)}, {"buffer_count", options.buffer_count},
-          {"buffer_size", options.buffer_size},     {"max_in_cpu", options.max_in_cpu},             {"pin_memory", options.pin_memory}};
+  return {{"device", offload::word(options.place)},
+          {"nvme_path", path_or_null(options.nvme_path)},
+          {"buffer_count", options.buffer_count},
+          {"max_in_cpu", options.max_in_cpu},
+          {"pin_memory", options.pin_memory}};
 }
 
 ordered_json to_json(const aio::Options& options) {

@@ -45,9 +45,8 @@ struct OptimizerOptions {
 struct ParameterOptions {
   Place place = Place::device;
   std::string nvme_path = {};
-  /// Buckets that have memory on the host at a time, and elements of the largest.
+  /// Buckets that have memory on the host at a time, at least 3.
   int64_t buffer_count = 5;
-  int64_t buffer_size = 100'000'000;
   /// Elements that stay in the host's memory although the place is nvme.
   int64_t max_in_cpu = 1'000'000'000;
   bool pin_memory = true;
