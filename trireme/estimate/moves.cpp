@@ -130,6 +130,7 @@ class Moves {
       add(to, "gaps", "to whole blocks of 4096 bytes", "", bytes - there_.state_bytes - there_.master_bytes);
       move(Way::from_files, "masters and states", "M, in blocks", std::to_string(bytes), there_.state_buckets > there_.state_buffers ? bytes : 0);
       move(Way::to_files, "masters and states", "M, in blocks", std::to_string(bytes), bytes);
+      out_.initial_states = run_.offload.optimizer.fast_init ? 0 : bytes;
     }
     if (run_.gradients_in_files()) {
       const int64_t bytes = there_.gradient_file_bytes;
@@ -167,6 +168,7 @@ class Moves {
     add(out_.in_files, "parameters", concat(e, " (U / N - max_in_cpu), in blocks"), concat(e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
     move(Way::from_files, "parameters, to be stepped", concat(e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
     move(Way::to_files, "stepped parameters", concat(e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
+    out_.built_parameters = there_.parameter_file_bytes;
   }
 
   // Parameters on their way back: stepped ones to the device, and units that a layer is about to use.

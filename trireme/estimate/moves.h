@@ -57,6 +57,9 @@ struct StageMoves {
   /// those used last are left out, so that less is read than is said here. The first step also reads and writes the states once more, and parameters
   /// are written when they are built.
   std::vector<Item> moved;
+  /// Bytes that are written to files before the first step: initial states (fast_init leaves them out), and parameters as they are built.
+  int64_t initial_states = 0;
+  int64_t built_parameters = 0;
 
   int64_t host_bytes() const;
   int64_t file_bytes() const;

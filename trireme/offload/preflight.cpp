@@ -29,30 +29,26 @@ std::string speed(double bytes_per_second) {
 
 } // namespace
 
-void add_use(std::vector<FolderUse>& folders, const Options& options, int64_t state_bytes, int64_t parameter_bytes, int64_t read_bytes, int64_t write_bytes, int64_t ranks) {
-  const auto of = [&](const std::string& folder) -> FolderUse& {
-    const auto found = std::find_if(folders.begin(), folders.end(), [&](const FolderUse& use) { return use.folder == folder; });
-    return found != folders.end() ? *found : folders.emplace_back(FolderUse{folder, 0, 0, 0, 0, 0});
+void add_use(std::vector<FolderUse>& folders, const Options& options, const KindUse& states, const KindUse& parameters, int64_t ranks) {
+  const auto add = [&](const std::string& folder, const KindUse& kind, int64_t FolderUse::* bytes, int64_t ranks_there) {
+    auto found = std::find_if(folders.begin(), folders.end(), [&](const FolderUse& use) { return use.folder == folder; });
+    if (found == folders.end()) {
+      folders.push_back({folder, 0, 0, 0, 0, 0, 0});
+      found = folders.end() - 1;
+    }
+    found->ranks += ranks_there;
+    (*found).*bytes += ranks * kind.bytes;
+    found->read_bytes += ranks * kind.read_bytes;
+    found->write_bytes += ranks * kind.write_bytes;
+    found->start_bytes += ranks * kind.start_bytes;
   };
-  const int64_t all = state_bytes + parameter_bytes;
-  if (all == 0) {
-    return;
+  const bool has_states = options.optimizer.place == Place::nvme && states.bytes > 0;
+  const bool has_parameters = options.parameters.place == Place::nvme && parameters.bytes > 0;
+  if (has_states) {
+    add(options.optimizer.nvme_path, states, &FolderUse::state_bytes, ranks);
   }
-  // Where kinds have a folder each, traffic is divided as the files are.
-  const auto share = [&](int64_t bytes, int64_t part) { return static_cast<int64_t>(static_cast<double>(bytes) * static_cast<double>(part) / static_cast<double>(all)); };
-  if (options.optimizer.place == Place::nvme) {
-    FolderUse& use = of(options.optimizer.nvme_path);
-    use.ranks = std::max(use.ranks, ranks);
-    use.state_bytes += ranks * state_bytes;
-    use.read_bytes += ranks * share(read_bytes, state_bytes);
-    use.write_bytes += ranks * share(write_bytes, state_bytes);
-  }
-  if (options.parameters.place == Place::nvme) {
-    FolderUse& use = of(options.parameters.nvme_path);
-    use.ranks = std::max(use.ranks, ranks);
-    use.parameter_bytes += ranks * parameter_bytes;
-    use.read_bytes += ranks * share(read_bytes, parameter_bytes);
-    use.write_bytes += ranks * share(write_bytes, parameter_bytes);
+  if (has_parameters) {
+    add(options.parameters.nvme_path, parameters, &FolderUse::parameter_bytes, has_states && options.parameters.nvme_path == options.optimizer.nvme_path ? 0 : ranks);
   }
 }
 
@@ -109,6 +105,9 @@ Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& 
   const double both = out.read_seconds + out.write_seconds;
   out.lines.push_back(concat("a step reads ", size(use.read_bytes), " in ", format_seconds(out.read_seconds), " and writes ", size(use.write_bytes), " in ", format_seconds(out.write_seconds), ": ",
                              format_seconds(both), " of the disk's time"));
+  if (use.start_bytes > 0) {
+    out.lines.push_back(concat("before the first step ", size(use.start_bytes), " are written in ", format_seconds(static_cast<double>(use.start_bytes) / disk.write_bytes_per_s)));
+  }
   std::string waited;
   if (use.state_bytes > 0 && !options.optimizer.pipeline_read) {
     waited = "\"pipeline_read\"";

@@ -19,14 +19,24 @@ struct FolderUse {
   int64_t parameter_bytes = 0;
   int64_t read_bytes = 0;
   int64_t write_bytes = 0;
+  /// Before the first step.
+  int64_t start_bytes = 0;
   /// Bytes of the ranks' memory that would be needed instead, if nothing were in files.
   int64_t bytes() const {
     return state_bytes + parameter_bytes;
   }
 };
 
-/// What a rank has in files and moves through them in a step; the same on `ranks` ranks of the host: adds it to the folders of `options`, or begins one.
-void add_use(std::vector<FolderUse>& folders, const Options& options, int64_t state_bytes, int64_t parameter_bytes, int64_t read_bytes, int64_t write_bytes, int64_t ranks);
+/// What a rank has in files of one kind, and moves through them in a step.
+struct KindUse {
+  int64_t bytes = 0;
+  int64_t read_bytes = 0;
+  int64_t write_bytes = 0;
+  int64_t start_bytes = 0; ///< written before the first step
+};
+
+/// Adds what `ranks` ranks of the host have, each the same, to the folders that `options` name for their states and their parameters, or begins one.
+void add_use(std::vector<FolderUse>& folders, const Options& options, const KindUse& states, const KindUse& parameters, int64_t ranks);
 
 /// The folder, or of one that is to be made the nearest above it that is there. Errors: InputError where it is no folder, or may not be written to.
 std::filesystem::path existing_folder(const std::filesystem::path& folder);
