@@ -45,7 +45,8 @@ json base_for(const Section& section, std::string_view key = "") {
     run["engine"]["zero_optimization"]["stage"] = 1;
   } else if (section.path.starts_with("engine.zero_optimization.offload_") && (key == "device" || is_honoured(section, key))) {
     run["engine"]["zero_optimization"]["stage"] = 3;
-    run["engine"]["zero_optimization"][std::string(section.path.substr(section.path.rfind('.') + 1))] = {{"device", "cpu"}};
+    const json files = {{"device", "nvme"}, {"nvme_path", "/n"}};
+    run["engine"]["zero_optimization"][std::string(section.path.substr(section.path.rfind('.') + 1))] = key == "nvme_path" ? json{{"device", "cpu"}} : files;
   } else if (section.path == "engine.parameter_averaging") {
     run["engine"]["parameter_averaging"] = {{"every", 2}, {"outer_optimizer", "nesterov"}};
     run["training"]["steps"] = 8;

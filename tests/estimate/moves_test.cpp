@@ -185,7 +185,8 @@ TEST(MovesTest, EightBitStatesHaveScalesInFiles) {
   estimate::Run run = moving(1, 1, false, Place::nvme);
   run.state_bytes = 1;
   int64_t bytes = 0;
-  for (const bucket::Bucket& bucket : layout_of(run, 0).buckets()) {
+  const bucket::FlatLayout layout = layout_of(run, 0);
+  for (const bucket::Bucket& bucket : layout.buckets()) {
     bytes += blocks(4 * bucket.numel()) + 2 * (blocks(bucket.numel()) + blocks(4 * ((bucket.numel() + 255) / 256)));
   }
   EXPECT_EQ(moves_of(run).front().file_bytes(), bytes);

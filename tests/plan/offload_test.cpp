@@ -142,8 +142,8 @@ TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {
   const Layout on_host{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
   const Layout in_files{.zero_stage = 2, .micro_batch = 1, .states = Place::nvme};
   Cluster where = cards();
-  where.host.memory_bytes = 300'000'000;
-  EXPECT_THAT(predict(where, what, on_host).refused, testing::AllOf(HasSubstr("what is moved needs "), HasSubstr("of the memory of a host, which has 300 MB")));
+  where.host.memory_bytes = 200'000'000;
+  EXPECT_THAT(predict(where, what, on_host).refused, testing::AllOf(HasSubstr("what is moved needs "), HasSubstr("of the memory of a host, which has 200 MB")));
   EXPECT_EQ(predict(where, what, in_files).refused, "");
   where.disk.bytes = 1000;
   EXPECT_THAT(predict(where, what, in_files).refused, HasSubstr("of the disk of a host, which has 1.00 kB"));

@@ -66,12 +66,20 @@ ordered_json items_json(const std::vector<Item>& items) {
 
 } // namespace
 
-std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<StageMoves>& moves) {
+std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<StageMoves>& moves, int64_t first, int64_t count) {
   std::vector<offload::FolderUse> folders;
   for (const StageMoves& stage : moves) {
-    offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), run.ranks_of_stage());
+    const int64_t begin = std::max(first, stage.stage * run.ranks_of_stage());
+    const int64_t end = std::min(first + count, (stage.stage + 1) * run.ranks_of_stage());
+    if (begin < end) {
+      offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), end - begin);
+    }
   }
   return folders;
+}
+
+std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<StageMoves>& moves) {
+  return folder_uses(run, moves, 0, run.stages * run.ranks_of_stage());
 }
 
 void check_files(const estimate::Run& run) {
@@ -86,6 +94,16 @@ void check_files(const estimate::Run& run) {
     }
   }
   offload::check_room(folder_uses(run, estimate::moves_of(run)), run.offload, std::max<int64_t>(0, memory.bytes - needed), run.on_device);
+}
+
+std::vector<std::string> look_at_disks(const estimate::Run& run, int64_t first, int64_t count) {
+  std::vector<std::string> lines;
+  const std::vector<offload::FolderUse> folders = folder_uses(run, estimate::moves_of(run), first, count);
+  offload::check_room(folders, run.offload, 0, run.on_device);
+  for (const offload::Preflight& disk : offload::preflight(folders, run.offload)) {
+    lines.insert(lines.end(), disk.lines.begin(), disk.lines.end());
+  }
+  return lines;
 }
 
 ordered_json disk_json(const offload::Preflight& preflight) {
