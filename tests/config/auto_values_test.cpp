@@ -119,7 +119,7 @@ TEST(SwitchedOffTest, WhatIsIgnoredIsNamed) {
 
 TEST(SwitchedOffTest, ASectionThatDoesNotSaySoIsRead) {
   EXPECT_THAT(complaint(R"({"fp16": {"enable": true}})"), AllOf(HasSubstr("fp16.enable: unknown key"), HasSubstr("\"enabled\"")));
-  EXPECT_THAT(complaint(R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})"), HasSubstr("not yet: "));
+  EXPECT_THAT(complaint(R"({"zero_optimization": {"offload_optimizer": {"device": "cpu", "super_offload": true}}})"), HasSubstr("not supported: "));
   EXPECT_THAT(complaint(R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})"), HasSubstr("not supported: "));
 }
 

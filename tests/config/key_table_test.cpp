@@ -19,6 +19,10 @@ using nlohmann::json;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
+bool is_honoured(const Section& section, std::string_view key) {
+  return std::any_of(section.keys.begin(), section.keys.end(), [&](const Key& one) { return one.name == key && one.verdict == Verdict::honoured; });
+}
+
 // A run file in which the section of this path and type has a place.
 json base_for(const Section& section, std::string_view key = "") {
   json run =
@@ -39,6 +43,10 @@ json base_for(const Section& section, std::string_view key = "") {
     run["data"]["validation"] = "v.txt";
   } else if (section.path == "engine.zero_optimization") {
     run["engine"]["zero_optimization"]["stage"] = 1;
+  } else if (section.path.starts_with("engine.zero_optimization.offload_") && (key == "device" || is_honoured(section, key))) {
+    run["engine"]["zero_optimization"]["stage"] = 3;
+    const json files = {{"device", "nvme"}, {"nvme_path", "/n"}};
+    run["engine"]["zero_optimization"][std::string(section.path.substr(section.path.rfind('.') + 1))] = key == "nvme_path" ? json{{"device", "cpu"}} : files;
   } else if (section.path == "engine.parameter_averaging") {
     run["engine"]["parameter_averaging"] = {{"every", 2}, {"outer_optimizer", "nesterov"}};
     run["training"]["steps"] = 8;

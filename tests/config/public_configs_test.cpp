@@ -23,7 +23,7 @@ EngineConfig public_config(const std::string& name) {
   return read_deepspeed(JsonNode::parse_file(concat(TRIREME_SOURCE_DIR "/tests/config/public_configs/", name, ".json")), kRun);
 }
 
-TEST(PublicConfigsTest, AtLeastSeventeenAreRead) {
+TEST(PublicConfigsTest, AllButTwoAreRead) {
   int read_well = 0;
   std::set<std::string> refused;
   for (const auto& file : test::public_configs()) {
@@ -40,7 +40,7 @@ TEST(PublicConfigsTest, AtLeastSeventeenAreRead) {
     }
   }
   EXPECT_EQ(refused.size(), test::refused_public_configs().size());
-  EXPECT_GE(read_well, 17);
+  EXPECT_GE(read_well, 26);
 }
 
 TEST(PublicConfigsTest, TheirPageListsEachOfThem) {

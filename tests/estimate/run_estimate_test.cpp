@@ -31,6 +31,23 @@ TEST(RunEstimateTest, TakesTheNumbersOver) {
   EXPECT_FALSE(run.layer_list);
 }
 
+TEST(RunEstimateTest, KnowsWhereThingsAre) {
+  const std::vector<std::string> offload = {"engine.zero_optimization.stage=3", R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n", "buffer_count": 6})",
+                                            R"(engine.zero_optimization.offload_param={"device": "cpu"})"};
+  const RunEstimate on_cpu = described(2, offload);
+  EXPECT_EQ(on_cpu.run.offload.optimizer.place, offload::Place::nvme);
+  EXPECT_EQ(on_cpu.run.offload.optimizer.buffer_count, 6);
+  EXPECT_EQ(on_cpu.run.offload.parameters.place, offload::Place::host);
+  EXPECT_FALSE(on_cpu.run.on_device);
+  EXPECT_THAT(on_cpu.notes, ElementsAre(testing::HasSubstr("offload_param to the host changes nothing")));
+  EXPECT_FALSE(on_cpu.run.moves_parameters());
+  std::vector<std::string> on_gpu = offload;
+  on_gpu.emplace_back("training.device=cuda:1");
+  EXPECT_TRUE(described(2, on_gpu).run.on_device);
+  EXPECT_TRUE(described(2, on_gpu).run.moves_parameters());
+  EXPECT_THAT(described(2, on_gpu).notes, testing::IsEmpty());
+}
+
 TEST(RunEstimateTest, CountsTheStatesOfEveryOptimizer) {
   const auto states = [](const std::string& type, const std::string& more = "") {
     std::vector<std::string> overrides = {concat("engine.optimizer={\"type\": \"", type, "\", \"params\": {\"lr\": 0.1", more, "}}")};

@@ -56,6 +56,43 @@ TEST(ClusterTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(again.products.at(1000), parse_cluster(kText, "cluster.json").products.at(1000));
 }
 
+TEST(ClusterTest, HostAndDiskAreRead) {
+  std::string text = kText;
+  EXPECT_EQ(parse_cluster(text, "cluster.json").host.memory_bytes, 0);
+  EXPECT_EQ(parse_cluster(text, "cluster.json").disk.bytes, 0);
+  const std::string host = R"("host": {"memory_bytes": 256e9, "reserved_bytes": 4e9, "memory_bandwidth": 1e11, "link_bandwidth": 12e9}, )";
+  const std::string disk = R"("disk": {"bytes": 2e12, "read_bandwidth": 3e9, "write_bandwidth": 2e9}, )";
+  const auto with = [&](const std::string& more) {
+    std::string out = kText;
+    return out.insert(out.find("\"links\""), more);
+  };
+  const Cluster cluster = parse_cluster(with(host + disk), "cluster.json");
+  EXPECT_EQ(cluster.host.memory_bytes, 256'000'000'000);
+  EXPECT_EQ(cluster.host.reserved_bytes, 4'000'000'000);
+  EXPECT_EQ(cluster.host.memory_bandwidth, 1e11);
+  EXPECT_EQ(cluster.host.link_bandwidth, 12e9);
+  EXPECT_EQ(cluster.disk.bytes, 2'000'000'000'000);
+  EXPECT_EQ(cluster.disk.read_bandwidth, 3e9);
+  EXPECT_EQ(cluster.disk.write_bandwidth, 2e9);
+  EXPECT_EQ(write_cluster(parse_cluster(write_cluster(cluster), "again.json")), write_cluster(cluster));
+  const auto refused = [&](const std::string& text) -> std::string {
+    try {
+      parse_cluster(text, "cluster.json");
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(refused(with(disk)), HasSubstr("disk: a card's files are read and stepped in the host's memory"));
+  EXPECT_THAT(refused(with(R"("host": {"memory_bytes": 1e9, "memory_bandwidth": 0, "link_bandwidth": 1}, )")), HasSubstr("host.memory_bandwidth: must be above 0"));
+  std::string on_host = with(host);
+  on_host.insert(on_host.find("\"memory_bytes\""), R"("device": "host", )");
+  EXPECT_THAT(refused(on_host), HasSubstr("host: ranks compute on the host"));
+  on_host = with(disk);
+  on_host.insert(on_host.find("\"memory_bytes\""), R"("device": "host", )");
+  EXPECT_EQ(parse_cluster(on_host, "cluster.json").disk.read_bandwidth, 3e9);
+}
+
 TEST(ClusterTest, MistakesAreNamedWithTheirPlace) {
   EXPECT_THAT(refusal("\"hosts\": 8", "\"hosts\": 0"), HasSubstr("cluster.json:2:33: hosts: must be from 1"));
   EXPECT_THAT(refusal("16e9", "-1"), HasSubstr("rank.memory_bytes: must be above 0"));

@@ -50,6 +50,37 @@ TEST_F(EstimateCommandTest, SaysTheNumbersAsJson) {
   EXPECT_FALSE(all.contains("measured"));
 }
 
+TEST_F(EstimateCommandTest, SaysWhatIsMoved) {
+  const std::string files = concat(R"( --set 'engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ")", path("nvme"), R"(", "pipeline_read": true}')");
+  const json all = estimate_json("-n 2 --set engine.zero_optimization.stage=1 --set engine.zero_optimization.reduce_bucket_size=100" + files + " --probe");
+  EXPECT_EQ(all.at("offload_optimizer"), "nvme");
+  EXPECT_EQ(all.at("offload_param"), "none");
+  const json& stage = all.at("by_stage").at(0);
+  EXPECT_EQ(stage.at("memory").at("optimizer_states").at("bytes"), 0);
+  EXPECT_GT(stage.at("memory").at("offload_buffers").at("bytes").get<int64_t>(), 0);
+  EXPECT_GT(stage.at("file_bytes").get<int64_t>(), 0);
+  EXPECT_EQ(stage.at("from_files_bytes"), stage.at("file_bytes"));
+  EXPECT_EQ(stage.at("to_files_bytes"), stage.at("file_bytes"));
+  ASSERT_EQ(all.at("disks").size(), 1u);
+  const json& disk = all.at("disks").at(0);
+  EXPECT_EQ(disk.at("file_bytes"), 2 * stage.at("file_bytes").get<int64_t>()) << "of both ranks";
+  EXPECT_EQ(disk.at("read_bytes"), disk.at("file_bytes"));
+  EXPECT_GT(disk.at("read_bytes_per_s").get<double>(), 0);
+  EXPECT_NEAR(disk.at("write_ms").get<double>(), 1e3 * disk.at("write_bytes").get<double>() / disk.at("write_bytes_per_s").get<double>(), 1e-6);
+  EXPECT_FALSE(std::filesystem::exists(folder / "nvme")) << "looking makes nothing";
+  const Finished table = estimate("-n 2" + files + " --probe");
+  for (const char* words : {"states in files", "offload buffers", "in files of a rank", "moved by a rank in a step", "disk: ", "of the disk's time"}) {
+    EXPECT_THAT(table.output, HasSubstr(words));
+  }
+  const Finished nothing = estimate("--probe");
+  EXPECT_EQ(nothing.status, 2);
+  EXPECT_THAT(nothing.output, HasSubstr("nothing is in files"));
+  const json on_card = estimate_json(R"(--set training.device=cuda --set engine.zero_optimization.stage=2 --set 'engine.zero_optimization.offload_optimizer={"device": "cpu"}')");
+  EXPECT_EQ(on_card.at("by_stage").at(0).at("memory").at("gradients").at("bytes"), 0);
+  EXPECT_GT(on_card.at("by_stage").at(0).at("host_bytes").get<int64_t>(), 0);
+  EXPECT_GT(on_card.at("by_stage").at(0).at("to_host_bytes").get<int64_t>(), 0);
+}
+
 TEST_F(EstimateCommandTest, ShowsATable) {
   const Finished shown = estimate("-n 4 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=3");
   EXPECT_EQ(shown.status, 0) << shown.output;

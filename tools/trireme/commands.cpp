@@ -122,6 +122,7 @@ struct Parser {
     c->add_option("--measure", estimate.measured_steps, "Also run so many steps (at least 2) in a scratch folder, and print what they needed")
         ->type_name("STEPS")
         ->check(CLI::Range(int64_t{2}, int64_t{1'000'000}));
+    c->add_flag("--probe", estimate.probe, "Also measure the disks that files of offload are on");
     c->add_flag("--json", estimate.json, "One JSON object instead of tables");
   }
 

@@ -41,6 +41,7 @@ struct EstimateCommand {
   int64_t ranks = 0; ///< as TrainCommand's
   std::vector<std::string> overrides;
   int64_t measured_steps = 0;
+  bool probe = false;
   bool json = false;
 };
 

@@ -1,7 +1,9 @@
 #include "memory_check.h"
 
+#include "offload_check.h"
 #include "run_estimate.h"
 
+#include <trireme/aio/probe.h>
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
@@ -67,12 +69,34 @@ std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) 
   return changes;
 }
 
-// Returns nothing if the configuration is invalid.
+// States, and at stage 3 parameters, in files of this folder, if it is on a disk.
+std::vector<Change> file_changes(const config::RunConfig& run, int64_t ranks) {
+  std::vector<Change> changes = {{{}, ranks}};
+  const std::string disk = aio::filesystem_of(".");
+  if (run.engine.offload.uses_files() || disk == "tmpfs" || disk == "ramfs" || disk.empty()) {
+    return changes;
+  }
+  const std::string states = R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ".", "pipeline_read": true, "pipeline_write": true})";
+  changes.push_back({{states}, ranks});
+  changes.push_back({{"engine.zero_optimization.stage=3", states, R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": ".", "max_in_cpu": 0})"}, ranks});
+  return changes;
+}
+
+bool files_fit(const estimate::Run& run) {
+  try {
+    check_files(run);
+  } catch (const InputError&) {
+    return false;
+  }
+  return true;
+}
+
+// Returns nothing if the configuration is invalid, or its files do not fit.
 std::optional<estimate::Need> need_of(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks) {
   try {
     const config::RunConfig run = config::read_run_file(run_file, overrides);
     const estimate::Run described = describe_run(run, ranks).run;
-    return estimate::need_of(estimate::memory_of(described), described.ranks_of_stage());
+    return files_fit(described) ? std::optional(estimate::need_of(estimate::memory_of(described), described.ranks_of_stage())) : std::nullopt;
   } catch (const InputError&) {
     return std::nullopt;
   }
@@ -113,30 +137,36 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
     }
     const auto batches = batch_changes(*laid_out, count);
     const auto stages = zero_changes(*laid_out, count);
+    const auto files = file_changes(*laid_out, count);
+    const auto consider = [&](size_t p, size_t b, size_t z, size_t f) {
+      // Fewest kinds of change first, then the gentlest: stages, batches, types, layouts, files.
+      const size_t kinds = (l > 0) + (p > 0) + (b > 0) + (z > 0) + (f > 0);
+      const size_t cost = kinds * 1'000'000 + f * 300'000 + l * 10'000 + p * 5'000 + b * 10 + z;
+      if (kinds > kMostChanges || cost >= found_cost) {
+        return;
+      }
+      std::vector<std::string> changes = layouts[l].overrides;
+      for (const auto* more : {&precisions[p].overrides, &batches[b].overrides, &stages[z].overrides, &files[f].overrides}) {
+        changes.insert(changes.end(), more->begin(), more->end());
+      }
+      std::vector<std::string> all = overrides;
+      all.insert(all.end(), changes.begin(), changes.end());
+      const auto need = need_of(run_file, all, count);
+      if (!need) {
+        return;
+      }
+      if (estimate::fits(*need, memory)) {
+        found = {arguments_of(changes, count, ranks), count, need->peak_of_all};
+        found_cost = cost;
+      } else if (smallest.peak_of_all == 0 || need->peak_of_all < smallest.peak_of_all) {
+        smallest = {{}, count, need->peak_of_all};
+      }
+    };
     for (size_t p = 0; p < precisions.size(); ++p) {
       for (size_t b = 0; b < batches.size(); ++b) {
         for (size_t z = 0; z < stages.size(); ++z) {
-          // Fewest kinds of change first, then the gentlest: stages, batches, types, layouts.
-          const size_t kinds = (l > 0) + (p > 0) + (b > 0) + (z > 0);
-          const size_t cost = kinds * 1'000'000 + l * 10'000 + p * 5'000 + b * 10 + z;
-          if (kinds > kMostChanges || cost >= found_cost) {
-            continue;
-          }
-          std::vector<std::string> changes = layouts[l].overrides;
-          for (const auto* more : {&precisions[p].overrides, &batches[b].overrides, &stages[z].overrides}) {
-            changes.insert(changes.end(), more->begin(), more->end());
-          }
-          std::vector<std::string> all = overrides;
-          all.insert(all.end(), changes.begin(), changes.end());
-          const auto need = need_of(run_file, all, count);
-          if (!need) {
-            continue;
-          }
-          if (estimate::fits(*need, memory)) {
-            found = {arguments_of(changes, count, ranks), count, need->peak_of_all};
-            found_cost = cost;
-          } else if (smallest.peak_of_all == 0 || need->peak_of_all < smallest.peak_of_all) {
-            smallest = {{}, count, need->peak_of_all};
+          for (size_t f = 0; f < files.size(); ++f) {
+            consider(p, b, z, f);
           }
         }
       }

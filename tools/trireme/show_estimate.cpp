@@ -1,6 +1,7 @@
 #include "show_estimate.h"
 
 #include "measure_run.h"
+#include "offload_check.h"
 #include "run_estimate.h"
 
 #include <trireme/base/error.h>
@@ -32,6 +33,8 @@ struct Shown {
   std::vector<std::string> notes;
   std::vector<StageMemory> memory; ///< by stage
   std::vector<StageTraffic> traffic;
+  std::vector<estimate::StageMoves> moves; ///< by stage
+  std::vector<offload::Preflight> disks; ///< where --probe asked
   std::vector<StageTraffic> compressed; // of the steps that compress; empty: none does
   /// Of the first steps of a run, which are measured.
   const std::vector<StageTraffic>& of_first_steps() const {
@@ -119,6 +122,7 @@ ordered_json stage_json(const Shown& shown, const StageMemory& memory) {
     object["compressed_wire"] = wire_of(compressed);
     object["compressed_comm_bytes"] = compressed.bytes();
   }
+  add_offload(object, shown.moves[static_cast<size_t>(memory.stage)]);
   return object;
 }
 
@@ -132,6 +136,8 @@ ordered_json as_json(const Shown& shown) {
                          {"zero_stage", run.zero_stage},
                          {"type", estimate::type_name(run.compute)},
                          {"optimizer", run.optimizer},
+                         {"offload_optimizer", offload::word(run.offload.optimizer.place)},
+                         {"offload_param", offload::word(run.offload.parameters.place)},
                          {"micro_batch", run.micro_batch},
                          {"accumulation", run.accumulation},
                          {"parameters", run.model.parameters()}};
@@ -147,6 +153,12 @@ ordered_json as_json(const Shown& shown) {
   object["peak_bytes_of_all"] = need.peak_of_all;
   object["memory_at_hand_bytes"] = shown.at_hand.bytes == estimate::MemoryAtHand::kUnlimited ? ordered_json(nullptr) : ordered_json(shown.at_hand.bytes);
   object["fits"] = estimate::fits(need, shown.at_hand);
+  if (!shown.disks.empty()) {
+    object["disks"] = ordered_json::array();
+    for (const offload::Preflight& disk : shown.disks) {
+      object["disks"].push_back(disk_json(disk));
+    }
+  }
   if (shown.measured) {
     const MeasuredRun& measured = *shown.measured;
     ordered_json& entry = object["measured"] = {{"steps", measured.steps}, {"peak_rss_bytes", measured.peak_rss_bytes}};
@@ -205,7 +217,12 @@ void print_heading(const Shown& shown) {
                         run.context_ranks > 1 ? concat(" x ", run.context_ranks, " context") : "", run.tensor_ranks > 1 ? concat(" x ", run.tensor_ranks, " tensor") : "");
   }
   std::cout << concat(", ZeRO ", run.zero_stage, ", ", estimate::type_name(run.compute), ", ", run.optimizer, ", micro-batches of ", run.micro_batch, " x ",
-                      run.accumulation, "\n\n");
+                      run.accumulation);
+  if (run.moves_states() || run.moves_parameters()) {
+    const auto part = [](const char* what, offload::Place place) { return place == offload::Place::device ? "" : concat(", ", what, place == offload::Place::host ? " on the host" : " in files"); };
+    std::cout << part("states", run.offload.optimizer.place) << part("parameters", run.offload.parameters.place);
+  }
+  std::cout << "\n\n";
 }
 
 // Prints one column for each stage that differs from the one before.
@@ -276,6 +293,11 @@ void print_rest(const Shown& shown) {
     std::cout << concat("textbook: model 4nh(13+12h) = ", bytes(book.at("model_bytes").get<int64_t>()), ", activations nblh(67+9ml/h) = ",
                         bytes(book.at("activations_bytes").get<int64_t>()), " (fp32, without embeddings; docs/memory.md)\n");
   }
+  for (const offload::Preflight& disk : shown.disks) {
+    for (const std::string& line : disk.lines) {
+      std::cout << "disk: " << line << '\n';
+    }
+  }
   const estimate::Need need = estimate::need_of(shown.memory, shown.run.ranks_of_stage());
   std::cout << concat(shown.ranks == 1 ? "the rank" : "all ranks together", ": ", bytes(need.peak_of_all));
   if (shown.at_hand.bytes != estimate::MemoryAtHand::kUnlimited) {
@@ -312,6 +334,13 @@ int show_estimate(const EstimateCommand& command) {
   shown.notes = std::move(described.notes);
   shown.memory = estimate::memory_of(shown.run);
   shown.traffic = estimate::traffic_of(shown.run);
+  shown.moves = estimate::moves_of(shown.run);
+  if (command.probe) {
+    if (!shown.run.offload.uses_files()) {
+      throw InputError("estimate", "--probe measures the disks that files of offload are on, and nothing is in files", R"(Say "device": "nvme" and "nvme_path" in zero_optimization.offload_optimizer.)");
+    }
+    shown.disks = offload::preflight(folder_uses(shown.run, shown.moves), shown.run.offload);
+  }
   if (shown.run.compression.on()) {
     shown.compressed = estimate::traffic_of(shown.run, estimate::Step::compressed);
   }
@@ -325,6 +354,7 @@ int show_estimate(const EstimateCommand& command) {
   }
   print_heading(shown);
   print_memory(shown);
+  print_offload(shown.run, shown.moves);
   print_traffic(shown, shown.traffic, shown.compressed.empty() ? "sent by a rank in a step" : "sent by a rank in a step that does not compress");
   if (!shown.compressed.empty()) {
     print_traffic(shown, shown.compressed, "sent by a rank in a step that compresses");

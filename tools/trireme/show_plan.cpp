@@ -69,6 +69,35 @@ double model_flops(const plan::Job& job, const plan::Cluster& cluster, const Pre
   return sum * static_cast<double>(layout.accumulation(job)) / static_cast<double>(layout.pipe) / prediction.step_seconds;
 }
 
+// The sections of zero_optimization that ask for it, but for nvme_path, which only the hosts know. null: nothing is moved.
+ordered_json offload_json(const plan::Layout& layout) {
+  if (layout.moves_nothing()) {
+    return nullptr;
+  }
+  ordered_json out = ordered_json::object();
+  if (layout.states != offload::Place::device) {
+    out["offload_optimizer"] = {{"device", offload::word(layout.states)}};
+  }
+  if (layout.states == offload::Place::nvme) { // as the plan assumes
+    out["offload_optimizer"].update({{"pipeline_read", true}, {"pipeline_write", true}});
+  }
+  if (layout.parameters != offload::Place::device) {
+    out["offload_param"] = {{"device", offload::word(layout.parameters)}};
+  }
+  return out;
+}
+
+// Of the layouts that fit, the one with the fewest other axes; the fastest of those.
+const Prediction* nearest(const plan::Plan& found, const Prediction& refused) {
+  const auto differences = [&](const Prediction& other) {
+    const plan::Layout& a = refused.layout;
+    const plan::Layout& b = other.layout;
+    return (a.pipe != b.pipe) + (a.data != b.data) + (a.context != b.context) + (a.tensor != b.tensor);
+  };
+  const auto best = std::min_element(found.best.begin(), found.best.end(), [&](const Prediction& a, const Prediction& b) { return differences(a) < differences(b); });
+  return best == found.best.end() ? nullptr : &*best;
+}
+
 ordered_json row_json(const plan::Job& job, const plan::Cluster& cluster, const Prediction& prediction) {
   const plan::Layout& layout = prediction.layout;
   ordered_json row = {{"pipe", layout.pipe},
@@ -82,11 +111,28 @@ ordered_json row_json(const plan::Job& job, const plan::Cluster& cluster, const 
                       {"schedule", pipeline::schedule_name(layout.schedule)},
                       {"chunks", layout.chunks},
                       {"recompute", layout.recompute},
-                      {"offload", nullptr},
+                      {"offload", offload_json(layout)},
                       {"memory_bytes", prediction.memory_bytes > 0 ? ordered_json(prediction.memory_bytes) : ordered_json()}};
   row["memory"] = ordered_json::object();
   for (const estimate::Item& item : prediction.memory) {
     row["memory"][item.name] = item.bytes;
+  }
+  if (!layout.moves_nothing()) {
+    const auto list = [](const std::vector<estimate::Item>& items) {
+      ordered_json out = ordered_json::object();
+      for (const estimate::Item& item : items) {
+        out[item.name] = out.value(item.name, int64_t{0}) + item.bytes;
+      }
+      return out;
+    };
+    row["on_host"] = list(prediction.on_host);
+    row["in_files"] = list(prediction.in_files);
+    row["host_bytes"] = prediction.host_bytes;
+    row["disk_bytes"] = prediction.disk_bytes;
+    row["moved"] = ordered_json::object();
+    for (const plan::MovedBytes& moved : prediction.moved) {
+      row["moved"][estimate::way_name(moved.way)] = moved.bytes;
+    }
   }
   const bool runs = prediction.refused.empty();
   row["bubble"] = runs ? ordered_json(prediction.bubble) : ordered_json();
@@ -106,38 +152,16 @@ ordered_json row_json(const plan::Job& job, const plan::Cluster& cluster, const 
   return row;
 }
 
-// What moving masters and optimizer states to the host would leave in a rank's memory, and that it cannot be done.
-ordered_json offload_json(const plan::Job& job, const plan::Cluster& cluster, Prediction prediction) {
-  int64_t moved = 0;
-  for (const estimate::Item& item : prediction.memory) {
-    moved += item.name == "optimizer_states" || item.name == "masters" ? item.bytes : 0;
-  }
-  prediction.memory_bytes -= moved;
-  prediction.refused = concat("offload of optimizer states and masters (", size_text(moved), " of a rank) is not built yet");
-  ordered_json row = row_json(job, cluster, prediction);
-  row["offload"] = "optimizer";
-  return row;
-}
-
-// The layout whose offload is shown: what needs least of what is too large, or the best one.
-const Prediction* offloaded(const plan::Plan& found) {
-  const auto known = std::find_if(found.refused.begin(), found.refused.end(), [](const Prediction& p) { return !p.memory.empty(); });
-  if (found.best.empty()) {
-    return known == found.refused.end() ? nullptr : &*known;
-  }
-  return &found.best.front();
-}
-
 void print_json(const plan::Job& job, const plan::Cluster& cluster, const plan::Plan& found) {
   const auto print = [](const ordered_json& row) { std::cout << row.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n'; };
   for (const Prediction& prediction : found.best) {
     print(row_json(job, cluster, prediction));
   }
-  if (const Prediction* prediction = offloaded(found)) {
-    print(offload_json(job, cluster, *prediction));
-  }
   for (const Prediction& prediction : found.refused) {
-    print(row_json(job, cluster, prediction));
+    ordered_json row = row_json(job, cluster, prediction);
+    const Prediction* const near = nearest(found, prediction);
+    row["nearest"] = near == nullptr ? ordered_json() : ordered_json(plan::describe(near->layout, job));
+    print(row);
   }
 }
 
@@ -147,8 +171,44 @@ void print_heading(const plan::Job& job, const plan::Cluster& cluster) {
                       cluster.hosts == 1 ? " host x " : " hosts x ", cluster.ranks_per_host, " ranks of ", size_text(cluster.memory_bytes), "\n\n");
 }
 
+std::string moves_text(const plan::Layout& layout) {
+  using offload::Place;
+  const auto part = [](const char* what, Place place) { return place == Place::device ? "" : concat(what, place == Place::host ? " on the host" : " in files"); };
+  const std::string states = part("states", layout.states);
+  const std::string parameters = part("parameters", layout.parameters);
+  return states.empty() && parameters.empty() ? "-" : concat(states, states.empty() || parameters.empty() ? "" : ", ", parameters);
+}
+
+void print_item(const estimate::Item& item) {
+  std::cout << "  " << std::left << std::setw(22) << item.name << std::right << std::setw(9) << size_text(item.bytes) << "  " << item.formula
+            << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
+}
+
+// What the first has elsewhere.
+void print_moves(const Prediction& first) {
+  if (first.layout.moves_nothing()) {
+    return;
+  }
+  for (const auto& [items, where] : {std::pair(&first.on_host, "on its host"), std::pair(&first.in_files, "in files")}) {
+    if (!items->empty()) {
+      std::cout << "the first, " << where << '\n';
+      for (const estimate::Item& item : *items) {
+        print_item(item);
+      }
+    }
+  }
+  if (first.host_bytes > 0) {
+    std::cout << concat("  a host needs ", size_text(first.host_bytes), ", with libtorch and data\n");
+  }
+  std::cout << "the first, moved by a rank in a step\n";
+  for (const plan::MovedBytes& moved : first.moved) {
+    std::cout << "  " << std::left << std::setw(22) << estimate::way_name(moved.way) << std::right << std::setw(9) << size_text(moved.bytes) << '\n';
+  }
+}
+
 void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::Plan& found) {
-  std::cout << "    pipe  data  context  tensor  SP  ZeRO  micro-batch  schedule         recompute    memory  bubble       step  tokens/s  TFLOP/s a rank\n";
+  const bool any_moves = std::any_of(found.best.begin(), found.best.end(), [](const Prediction& p) { return !p.layout.moves_nothing(); });
+  std::cout << "    pipe  data  context  tensor  SP  ZeRO  micro-batch  schedule         recompute    memory  bubble       step  tokens/s  TFLOP/s a rank" << (any_moves ? "  offload" : "") << '\n';
   for (size_t i = 0; i < found.best.size(); ++i) {
     const Prediction& p = found.best[i];
     const plan::Layout& layout = p.layout;
@@ -158,16 +218,17 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
               << concat(layout.micro_batch, " x ", layout.accumulation(job)) << "  " << std::left << std::setw(17) << schedule << std::right << std::setw(9)
               << (layout.recompute > 0 ? "yes" : "-") << std::setw(10) << size_text(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
               << 100 * p.bubble << " %" << std::setw(11) << format_seconds(p.step_seconds) << std::setw(10) << format_count(tokens_per_second(job, p))
-              << std::setprecision(model_flops(job, cluster, p) < 1e12 ? 3 : 1) << std::setw(16) << model_flops(job, cluster, p) / 1e12 << '\n';
+              << std::setprecision(model_flops(job, cluster, p) < 1e12 ? 3 : 1) << std::setw(16) << model_flops(job, cluster, p) / 1e12
+              << (any_moves ? concat("  ", moves_text(layout)) : "") << '\n';
   }
   const Prediction& first = found.best.front();
   std::cout << "\nthe first, memory of the rank that needs most\n";
   for (const estimate::Item& item : first.memory) {
     if (item.bytes > 0 && (cluster.on_host || (item.name != "data" && item.name != "baseline"))) {
-      std::cout << "  " << std::left << std::setw(22) << item.name << std::right << std::setw(9) << size_text(item.bytes) << "  " << item.formula
-                << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
+      print_item(item);
     }
   }
+  print_moves(first);
   std::cout << "the first, sent by a rank in a step\n";
   for (const plan::AxisBytes& axis : first.traffic) {
     std::cout << "  " << std::left << std::setw(22) << axis.axis << std::right << std::setw(9) << size_text(axis.bytes) << "  " << axis.link << '\n';
@@ -178,12 +239,15 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
 }
 
 void print_refused(const plan::Job& job, const plan::Cluster& cluster, const plan::Plan& found) {
-  if (const Prediction* prediction = offloaded(found)) {
-    std::cout << concat("refused: ", offload_json(job, cluster, *prediction).at("refused").get<std::string>(), '\n');
-  }
   for (size_t i = 0; i < std::min(kShownRefusals, found.refused.size()); ++i) {
     const Prediction& p = found.refused[i];
     std::cout << concat("refused: ", plan::describe(p.layout, job), ": ", p.refused, '\n');
+  }
+  if (!found.refused.empty() && !found.best.empty()) {
+    std::cout << concat("nearest to the first of these that fits: ", plan::describe(nearest(found, found.refused.front())->layout, job), '\n');
+  }
+  if (cluster.disk.bytes == 0 && (cluster.on_host || cluster.host.memory_bytes == 0)) {
+    std::cout << "offload was not tried: the cluster file says nothing of " << (cluster.on_host ? "disks (\"disk\")\n" : "hosts (\"host\", \"disk\")\n");
   }
   if (found.refused.size() > kShownRefusals) {
     std::cout << concat("and ", found.refused.size() - kShownRefusals, " more divisions of the ranks: --json lists all\n");

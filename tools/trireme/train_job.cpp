@@ -3,6 +3,7 @@
 #include "joined_job.h"
 #include "launch_options.h"
 #include "memory_check.h"
+#include "offload_check.h"
 #include "run_estimate.h"
 #include "tf_config.h"
 
@@ -355,6 +356,9 @@ int train_job(TrainCommand command) {
   run.engine.batch_for(ranks / ranks_of_replica(run)); // complain before anything starts
   if (command.memory_check && slots == 0 && !asks_for_gpu(run)) { // of other hosts only their agents know, of GPUs only ranks
     check_memory(run, command.run_file, command.overrides, ranks, estimate::memory_at_hand());
+  }
+  if (command.memory_check && slots == 0 && run.engine.offload.uses_files()) {
+    check_files(describe_run(run, ranks).run);
   }
   if (command.resume && command.resume_from != "auto" && slots == 0 && !fs::exists(command.resume_from)) {
     throw InputError("trireme", concat("--resume ", command.resume_from, ": there is no such file or folder"), "Name a checkpoint, or the folder that holds them.");

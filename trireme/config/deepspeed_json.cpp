@@ -3,6 +3,7 @@
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
 #include <trireme/config/key_check.h>
+#include <trireme/config/offload_json.h>
 #include <trireme/config/optimizer_json.h>
 #include <trireme/config/precision_json.h>
 #include <trireme/config/tensor_parallel_json.h>
@@ -244,6 +245,7 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   out.pipeline = read_pipeline(values.section("pipeline"));
   out.tensor_parallel = read_tensor_parallel(values.section("tensor_parallel"));
   out.zero = read_zero(values.section("zero_optimization"));
+  out.offload = read_offload(values, out.zero.stage, out.notes);
   out.precision = read_precision(values);
   if (bf16_section(values).get("bf16_optimizer_states", false)) {
     if (!out.optimizer) {

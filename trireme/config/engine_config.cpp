@@ -1,5 +1,6 @@
 #include <trireme/config/engine_config.h>
 
+#include <trireme/config/offload_json.h>
 #include <trireme/config/optimizer_json.h>
 #include <trireme/config/precision_json.h>
 
@@ -98,8 +99,11 @@ ordered_json to_json(const EngineConfig& config) {
          {"stage3_prefetch_bucket_size", config.zero.prefetch_elements ? nlohmann::ordered_json(*config.zero.prefetch_elements) : nlohmann::ordered_json(nullptr)},
          {"stage3_max_live_parameters", config.zero.max_live_elements ? nlohmann::ordered_json(*config.zero.max_live_elements) : nlohmann::ordered_json(nullptr)},
          {"mics_shard_size", config.zero.shard_size.value_or(-1)},
+         {"offload_optimizer", to_json(config.offload.optimizer)},
+         {"offload_param", to_json(config.offload.parameters)},
          {"stage3_param_persistence_threshold", config.zero.param_persistence_threshold},
          {"stage3_model_persistence_threshold", config.zero.model_persistence_threshold}}},
+      {"aio", to_json(config.offload.aio)},
       {"prescale_gradients", data.prescale_gradients},
       {"broadcast_buffers", data.broadcast_buffers},
       {"sync_batch_norm", data.sync_batch_norm},

@@ -38,7 +38,7 @@ Section top_level() {
     {"pipeline", H, "object", "null", "Pipeline stages."},
     {"activation_checkpointing", N, "object", "null", "How recomputed layers keep their inputs; it turns no recomputation on."},
     {"sparse_attention", L, "object", "null", "attention is dense."},
-    {"aio", N, "object", "null", "Asynchronous file access for offload to NVMe."},
+    {"aio", H, "object", "null", "How files of offload are read and written."},
     {"flops_profiler", L, "object", "null", "Count floating-point operations by layer."},
     {"comms_logger", L, "object", "null", "A log of the collectives."},
     {"timers", N, "object", "null", "Timers."},

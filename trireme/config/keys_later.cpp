@@ -5,7 +5,6 @@
 namespace trireme::config {
 namespace {
 
-constexpr std::string_view kNvme = "it matters with offload to NVMe, which is not built yet.";
 constexpr std::string_view kProfiler = "it belongs to the profiler.";
 constexpr std::string_view kElastic = "it belongs to elasticity.";
 constexpr std::string_view kTensor = "it belongs to tensor parallelism.";
@@ -30,13 +29,13 @@ std::vector<Section> pipeline_and_memory() {
       {"synchronize_checkpoint_boundary", N, "bool", "false", "nothing is waited for at the edge of a recomputed layer."},
       {"profile", N, "bool", "false", "forward and backward are timed with \"wall_clock_breakdown\"; trireme train --trace draws them."},
     }},
-    {"engine.aio", "", "Asynchronous file access for offload to NVMe.", false, {
-      {"block_size", N, "int >= 512", "1048576", kNvme},
-      {"queue_depth", N, "int >= 1", "8", kNvme},
-      {"intra_op_parallelism", N, "int >= 1", "1", kNvme},
+    {"engine.aio", "", "How files of offload are read and written. docs/offload.md.", false, {
+      {"block_size", H, "int >= 4096", "1048576", "Bytes of one request to the system, a multiple of 4096."},
+      {"queue_depth", H, "int >= 1", "8", "Requests that are in the system at a time."},
+      {"intra_op_parallelism", H, "int >= 1", "1", "Threads that transfer where the system has no io_uring."},
       {"thread_count", R, "int", "1", "it is called \"intra_op_parallelism\"."},
-      {"single_submit", N, "bool", "false", kNvme},
-      {"overlap_events", N, "bool", "true", kNvme},
+      {"single_submit", H, "bool", "false", "Hand requests over one by one instead of as many as there is room for."},
+      {"overlap_events", H, "bool", "true", "Wait for any request that is finished instead of for a whole queue of them."},
       {"use_gds", R, "bool", "false", "GPUDirect Storage is not used. Leave it out."},
     }},
     {"engine.tensor_parallel", "", "Splits the weights of a program's own model, whose layers know nothing of ranks, over ranks. The gpt of a run file is split by parallel.tensor. Shoeybi et al. 2019, arXiv:1909.08053.", false, {

@@ -6,7 +6,10 @@ namespace {
 
 constexpr std::string_view kPlusPlus = "ZeRO++ is not part of this engine. Leave it out.";
 constexpr std::string_view kMics = "parameters are gathered within \"mics_shard_size\" ranks by one collective. Leave it out.";
-constexpr std::string_view kOffloadOnly = "it belongs to the offload.";
+constexpr std::string_view kOptimizerPlace = "write \"offload_optimizer\": {\"device\": \"cpu\"} instead.";
+constexpr std::string_view kParameterPlace = "write \"offload_param\": {\"device\": \"cpu\"} instead.";
+constexpr std::string_view kFolder = "nvme: the folder of the files, on a disk of the host; each rank makes a folder of its own in it.";
+constexpr std::string_view kPinned = "For a model on a device: memory of the host is page-locked, so that the device copies by itself.";
 
 } // namespace
 
@@ -25,9 +28,9 @@ std::vector<Section> zero_sections() {
       {"load_from_fp32_weights", N, "bool", "true", "there is one set of weights."},
       {"elastic_checkpoint", N, "bool", "false", "every checkpoint fits any number of ranks."},
       {"ignore_unused_parameters", N, "bool", "true", "a parameter without a gradient is always allowed."},
-      {"offload_param", L, "object", "null", "Where parameters live."},
-      {"offload_optimizer", L, "object", "null", "Where optimizer state lives."},
-      {"sub_group_size", N, "int >= 0", "1000000000", "the optimizer steps bucket by bucket."},
+      {"offload_param", H, "object", "null", "Where parameters are while no layer uses them. docs/offload.md."},
+      {"offload_optimizer", H, "object", "null", "Where masters and optimizer states are between steps. docs/offload.md."},
+      {"sub_group_size", N, "int >= 0", "1000000000", "the optimizer steps, and offload moves, bucket by bucket: reduce_bucket_size bounds one, at stage 3 a unit's parameters do."},
       {"stage3_prefetch_bucket_size", H, "int|auto >= 0", "null", "Stage 3: elements that may be gathered ahead of their use. Without it the next unit is, whatever its size; 0 gathers nothing ahead. \"auto\": 0.9 x the width squared."},
       {"prefetch_bucket_size", H, "int|auto >= 0", "null", "Another name of stage3_prefetch_bucket_size."},
       {"stage3_param_persistence_threshold", H, "int|auto >= 0", "100000", "Stage 3: parameters with fewer elements stay whole on every rank. \"auto\": 10 x the width."},
@@ -48,10 +51,10 @@ std::vector<Section> zero_sections() {
       {"log_trace_cache_warnings", N, "bool", "false", "the order of units is learned anew in every pass."},
       {"enable_sanity_checks", N, "bool", "false", "the checks that exist are always on."},
       {"leaf_module", N, "object", "null", "a unit is what is Sharded, with everything in it."},
-      {"cpu_offload", R, "bool", "false", "offload is not built yet: leave it out (its name today: \"offload_optimizer\": {\"device\": \"cpu\"})."},
-      {"cpu_offload_params", R, "bool", "false", "offload is not built yet: leave it out (its name today: \"offload_param\": {\"device\": \"cpu\"})."},
-      {"cpu_offload_param", R, "bool", "false", "offload is not built yet: leave it out (its name today: \"offload_param\": {\"device\": \"cpu\"})."},
-      {"cpu_offload_use_pin_memory", R, "bool", "false", "DeepSpeed's old word for \"pin_memory\" in an offload section; there is no offload yet."},
+      {"cpu_offload", R, "bool", "false", kOptimizerPlace},
+      {"cpu_offload_params", R, "bool", "false", kParameterPlace},
+      {"cpu_offload_param", R, "bool", "false", kParameterPlace},
+      {"cpu_offload_use_pin_memory", R, "bool", "false", "write \"pin_memory\" in the offload section instead."},
       {"stage3_gather_fp16_weights_on_model_save", R, "bool", "false", "write \"stage3_gather_16bit_weights_on_model_save\" instead."},
       {"grad_hooks", R, "bool", "null", "no version of the program reads it. Leave it out."},
       {"legacy_stage1", R, "bool", "false", "there is one stage 1. Leave it out."},
@@ -65,23 +68,24 @@ std::vector<Section> zero_sections() {
       {"save_muon_momentum_buffer_in_memory", R, "bool", "false", "there is no Muon. Leave it out."},
       {"zenflow", R, "object", "null", "ZenFlow is not part of this engine. Leave it out."},
     }},
-    {"engine.zero_optimization.offload_param", "", "Where parameters live.", true, {
-      {"device", L, "word|auto none|cpu|nvme", "\"none\"", "parameters stay where the model is.", R"(["auto"])"},
-      {"nvme_path", L, "path", "null", kOffloadOnly},
-      {"buffer_count", L, "int >= 1", "5", kOffloadOnly},
-      {"buffer_size", L, "int >= 1", "100000000", kOffloadOnly},
-      {"max_in_cpu", L, "int >= 0", "1000000000", kOffloadOnly},
-      {"pin_memory", L, "bool", "true", kOffloadOnly},
+    {"engine.zero_optimization.offload_param", "", "Where a rank's parts of the parameters are while no layer uses them, at stage 3. Rajbhandari et al. 2021, arXiv:2104.07857.", true, {
+      {"device", H, "word|auto none|cpu|nvme", "\"none\"", "none: where the model is. cpu: in the host's memory. nvme: in files. \"auto\": none.", R"(["auto"])"},
+      {"nvme_path", H, "path", "null", kFolder},
+      {"buffer_count", H, "int >= 1", "5", "nvme: buckets that have memory on the host at a time, at least 3: all but one may be read ahead of use."},
+      {"buffer_size", N, "int >= 1", "100000000", "a buffer is as large as the largest bucket that is in files."},
+      {"max_in_cpu", H, "int >= 0", "1000000000", "nvme: so many elements of a rank stay in the host's memory all the same, the first units."},
+      {"pin_memory", H, "bool", "true", kPinned},
     }},
-    {"engine.zero_optimization.offload_optimizer", "", "Where optimizer state lives.", true, {
-      {"device", L, "word|auto none|cpu|nvme", "\"none\"", "optimizer state stays where the parameters are.", R"(["auto"])"},
-      {"nvme_path", L, "path", "null", kOffloadOnly},
-      {"buffer_count", L, "int >= 1", "4", kOffloadOnly},
-      {"pin_memory", L, "bool", "true", kOffloadOnly},
-      {"pipeline_read", L, "bool", "false", kOffloadOnly},
-      {"pipeline_write", L, "bool", "false", kOffloadOnly},
-      {"fast_init", L, "bool", "false", kOffloadOnly},
-      {"ratio", L, "real 0..1", "1.0", kOffloadOnly},
+    {"engine.zero_optimization.offload_optimizer", "", "Where masters and optimizer states are between steps, and gradients of a model on a device. Ren et al. 2021, arXiv:2101.06840.", true, {
+      {"device", H, "word|auto none|cpu|nvme", "\"none\"", "none: where the parameters are. cpu: in the host's memory, where the CPU steps them. nvme: in files. \"auto\": none.", R"(["auto"])"},
+      {"nvme_path", H, "path", "null", kFolder},
+      {"buffer_count", H, "int >= 1", "4", "nvme: buckets that have memory on the host at a time, at least 3: one is read and one written while one is stepped."},
+      {"pin_memory", H, "bool", "true", kPinned},
+      {"pipeline_read", H, "bool", "false", "nvme: read the next bucket while one is stepped."},
+      {"pipeline_write", H, "bool", "false", "nvme: write the bucket before while one is stepped."},
+      {"fast_init", H, "bool", "false", "nvme: do not write initial states; what was never written is read as its initial value."},
+      {"ratio", H, "real 0..1", "1.0", "For a model on a device: share of the elements that is moved, by whole buckets; the rest stays on the device and is stepped there."},
+      {"delayed_update", H, "bool", "false", "For a model on a device: step while it computes the next gradients, with parameters that lack this step's: ZeRO-Offload's delayed parameter update. Ours."},
       {"buffer_size", R, "int", "null", "it belongs in \"offload_param\"; here it is \"buffer_count\"."},
       {"super_offload", R, "bool", "false", "SuperOffload needs Grace Hopper. Leave it out."},
       {"cpuadam_cores_perc", R, "real", "0.8", "it belongs to SuperOffload. Leave it out."},

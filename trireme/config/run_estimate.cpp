@@ -124,9 +124,21 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   for (int stage = 0; stage < e.stages; ++stage) {
     e.in_flight.push_back(pipeline::most_in_flight(pipeline::make_program(options.schedule, shape, stage), shape.chunks));
   }
-  if (run.engine.zero.stage >= 3 && e.gradient_ranks() > 1) {
+  if (e.shards(3)) {
     e.programs = plan::programs_of(options.schedule, shape);
   }
+}
+
+void set_offload(const RunConfig& run, RunEstimate& out) {
+  out.run.offload = run.engine.offload;
+  out.run.on_device = run.training.device.starts_with("cuda");
+  const auto note = [&](const char* section, offload::Place place) {
+    if (place == offload::Place::host && !out.run.on_device) {
+      out.notes.push_back(concat(section, " to the host changes nothing for ranks that train on the CPU; of a GPU: --set training.device=cuda"));
+    }
+  };
+  note("offload_optimizer", run.engine.offload.optimizer.place);
+  note("offload_param", run.engine.offload.parameters.place);
 }
 
 int64_t size_of(const std::vector<std::filesystem::path>& files) {
@@ -172,6 +184,8 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.micro_batch = batch.micro;
   e.accumulation = batch.accumulation;
   e.model = model_of(run, batch.micro, vocab_size, e.layer_list);
+  e.zero_stage = run.engine.zero.stage;
+  set_offload(run, out);
   set_pipeline(run, out);
 
   const precision::PrecisionOptions& precision = run.engine.precision;
@@ -181,7 +195,6 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   if (precision.bf16_if_faster) {
     out.notes.push_back("bf16 is \"auto\": estimated in fp32, which needs about as much");
   }
-  e.zero_stage = run.engine.zero.stage;
   if (const auto size = run.engine.zero.shard_size; size && e.zero_stage > 0 && *size != e.gradient_ranks()) {
     if (e.gradient_ranks() % *size != 0) {
       throw InputError("estimate", concat("zero_optimization.mics_shard_size is ", *size, ", and there are ", e.gradient_ranks(), " data ranks"), "It has to divide their number.");

@@ -4,6 +4,7 @@
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
+#include <trireme/estimate/moves.h>
 
 #include <algorithm>
 
@@ -29,24 +30,47 @@ std::string over(int64_t ranks) {
   return ranks > 1 ? concat(" / ", ranks) : "";
 }
 
-Item parameters(const Run& run, const bucket::FlatLayout& layout) {
+// "2 x 4 F, of which (in files) 1.5 GB" and so on: what stays of an item.
+void take_out(Item& item, int64_t moved, const std::string& where) {
+  if (moved == 0) {
+    return;
+  }
+  if (moved >= item.bytes) {
+    item.formula = concat("none here: ", where);
+    item.numbers.clear();
+  } else {
+    item.formula += concat(", less what is ", where);
+    item.numbers += concat(" - ", moved);
+  }
+  item.bytes = std::max<int64_t>(0, item.bytes - moved);
+}
+
+std::string where_is(offload::Place place) {
+  return place == offload::Place::nvme ? "in files" : "on the host";
+}
+
+Item parameters(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
   const int64_t e = bytes_of(run.compute);
   if (!run.shards(3)) {
     return {"", concat(e, " F"), concat(e, " x ", layout.numel()), e * layout.numel()};
   }
   const int64_t sharded = unit_elements(layout);
   const int64_t whole = whole_elements(layout);
-  return {"", concat(e, " (U / N + F - U): of units a share, the rest whole"),
-          concat(e, " x (", sharded, " / ", run.shard_ranks(), " + ", whole, ')'), e * (sharded / run.shard_ranks() + whole)};
+  Item item{"", concat(e, " (U / N + F - U): of units a share, the rest whole"),
+            concat(e, " x (", sharded, " / ", run.shard_ranks(), " + ", whole, ')'), e * (sharded / run.shard_ranks() + whole)};
+  take_out(item, e * (run.on_device ? elsewhere.parameters : elsewhere.parameters_in_files), where_is(run.offload.parameters.place));
+  return item;
 }
 
-Item gradients(const Run& run, const bucket::FlatLayout& layout) {
+Item gradients(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
   const int64_t g = bytes_of(run.gradients());
   const int64_t ranks = run.shards(2) ? run.shard_ranks() : 1;
-  return {"", concat(g, " F", divided(ranks)), concat(g, " x ", layout.numel(), over(ranks)), g * layout.numel() / ranks};
+  Item item{"", concat(g, " F", divided(ranks)), concat(g, " x ", layout.numel(), over(ranks)), g * layout.numel() / ranks};
+  take_out(item, run.moves_gradients() ? g * elsewhere.elements : run.gradients_in_files() ? item.bytes : 0, run.on_device ? "on the host" : "in files");
+  return item;
 }
 
-Item states(const Run& run, const bucket::FlatLayout& layout) {
+Item states(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
   const int64_t ranks = run.shard_ranks();
   const int64_t each = layout.numel() / ranks;
   Item item{run.optimizer, concat(run.states, " states x ", run.state_bytes, " F", divided(ranks)),
@@ -55,6 +79,7 @@ Item states(const Run& run, const bucket::FlatLayout& layout) {
     item.formula += concat(", a scale of ", kScaleBytes, " bytes for ", kStateBlock);
     item.bytes += run.states * kScaleBytes * ((each + kStateBlock - 1) / kStateBlock);
   }
+  take_out(item, elsewhere.state_bytes, where_is(run.offload.optimizer.place));
   if (run.has_outer_optimizer()) { // where the round began, and the momentum
     item.formula += concat(", ", kOuterBytes, " F", divided(run.gradient_ranks()), " of the outer optimizer");
     item.numbers += concat(" + ", kOuterBytes, " x ", layout.numel(), over(run.gradient_ranks()));
@@ -63,12 +88,14 @@ Item states(const Run& run, const bucket::FlatLayout& layout) {
   return item;
 }
 
-Item masters(const Run& run, const bucket::FlatLayout& layout) {
+Item masters(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
   const int64_t ranks = run.shard_ranks();
   if (run.compute == Type::fp32) {
     return {"", "none: parameters are fp32", "", 0};
   }
-  return {"", concat("4 F", divided(ranks)), concat("4 x ", layout.numel(), over(ranks)), 4 * layout.numel() / ranks};
+  Item item{"", concat("4 F", divided(ranks)), concat("4 x ", layout.numel(), over(ranks)), 4 * layout.numel() / ranks};
+  take_out(item, elsewhere.master_bytes, where_is(run.offload.optimizer.place));
+  return item;
 }
 
 class Sum {
@@ -83,6 +110,23 @@ class Sum {
  private:
   Item& item_;
 };
+
+// Of files that a rank on the CPU moves; a device's are the host's.
+Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
+  Item item;
+  Sum sum(item);
+  if (!run.on_device && elsewhere.state_buffers > 0) {
+    sum.add(concat(elsewhere.state_buffers, " buckets of masters and states"), elsewhere.state_buffers * elsewhere.largest_states);
+  }
+  if (!run.on_device && elsewhere.parameter_buffers > 0) {
+    sum.add(concat(elsewhere.parameter_buffers, " buckets of parameters"), elsewhere.parameter_buffers * elsewhere.largest_parameters);
+  }
+  if (elsewhere.gradient_buffers > 0) {
+    sum.add(concat(elsewhere.gradient_buffers, " buckets of gradients"), elsewhere.gradient_buffers * elsewhere.largest_gradients);
+  }
+  item.formula = item.formula.empty() ? "none: nothing is in files" : item.formula;
+  return item;
+}
 
 // What the neighbours of a stage are sent and what they send: as many messages as micro-batches are in flight, and one that is expected.
 void add_messages(const Run& run, int64_t stage, Sum& sum) {
@@ -159,7 +203,7 @@ void check(const Run& run) {
 } // namespace
 
 const char* category_name(Category category) {
-  constexpr const char* names[] = {"parameters", "gradients", "optimizer_states", "masters", "activations", "communication_buffers", "data", "baseline"};
+  constexpr const char* names[] = {"parameters", "gradients", "optimizer_states", "masters", "activations", "communication_buffers", "offload_buffers", "data", "baseline"};
   return names[static_cast<size_t>(category)];
 }
 
@@ -205,12 +249,14 @@ std::vector<StageMemory> memory_of(const Run& run) {
       memory.parameters += tensor.numel();
     }
     memory.flat = layout.numel();
-    memory.items = {parameters(run, layout),
-                    gradients(run, layout),
-                    states(run, layout),
-                    masters(run, layout),
+    const Elsewhere elsewhere = elsewhere_of(run, layout);
+    memory.items = {parameters(run, layout, elsewhere),
+                    gradients(run, layout, elsewhere),
+                    states(run, layout, elsewhere),
+                    masters(run, layout, elsewhere),
                     activations_of(run, stage),
                     buffers(run, stage, layout),
+                    offload_buffers(run, elsewhere),
                     {"", "the data set and the batches made ahead", "", run.data_bytes},
                     {"", "measured: libtorch itself", "", baseline_bytes()}};
     for (size_t i = 0; i < memory.items.size(); ++i) {

@@ -9,9 +9,9 @@
 namespace trireme::estimate {
 
 /// What memory is for.
-enum class Category { parameters, gradients, optimizer_states, masters, activations, communication_buffers, data, baseline };
-inline constexpr Category kCategories[] = {Category::parameters,  Category::gradients,             Category::optimizer_states, Category::masters,
-                                           Category::activations, Category::communication_buffers, Category::data,             Category::baseline};
+enum class Category { parameters, gradients, optimizer_states, masters, activations, communication_buffers, offload_buffers, data, baseline };
+inline constexpr Category kCategories[] = {Category::parameters,  Category::gradients,             Category::optimizer_states, Category::masters, Category::activations,
+                                           Category::communication_buffers, Category::offload_buffers, Category::data,     Category::baseline};
 
 /// "parameters", "optimizer_states" and so on: what --json calls it.
 const char* category_name(Category category);
@@ -23,7 +23,7 @@ struct Item {
   std::string numbers = {};
   int64_t bytes = 0;
   /// Of traffic: the axis of the mesh along which it runs, "pipe", "data" (with context, for gradients), "context", "tensor" or
-  /// "pipe+tensor".
+  /// "pipe+tensor"; of moves the way_name().
   std::string axis = {};
 };
 
@@ -33,7 +33,7 @@ struct StageMemory {
   /// Numbers in the stage's parameters, and with the gaps of the flat buffer that they lie in.
   int64_t parameters = 0;
   int64_t flat = 0;
-  /// One for each of kCategories, in that order.
+  /// One for each of kCategories, in that order: where the model is. What offload moves elsewhere is in moves_of().
   std::vector<Item> items;
   /// At the start parameters move into the flat buffers and are there twice, but neither optimizer states nor activations are.
   int64_t start = 0;

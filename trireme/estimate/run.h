@@ -2,6 +2,7 @@
 
 #include <trireme/compress/options.h>
 #include <trireme/estimate/model.h>
+#include <trireme/offload/options.h>
 #include <trireme/parallel/averaging/options.h>
 #include <trireme/zero/options.h>
 
@@ -94,6 +95,32 @@ struct Run {
   /// What the data set and its loader hold.
   int64_t data_bytes = 0;
 
+  /// What is elsewhere between uses. Ranks train on a device with memory of its own: then its host's memory is elsewhere too.
+  offload::Options offload;
+  bool on_device = false;
+  /// Whether this place is elsewhere. On the CPU the host's memory is where the model is.
+  bool is_elsewhere(offload::Place place) const {
+    return place == offload::Place::nvme || (place == offload::Place::host && on_device);
+  }
+  bool moves_states() const {
+    return is_elsewhere(offload.optimizer.place);
+  }
+  /// From stage 2 on a device keeps no gradients that it does not step: they leave bucket by bucket, whatever the number of ranks. Not where several copies of what is
+  /// sharded add theirs up before the step.
+  bool moves_gradients() const {
+    return zero_stage >= 2 && on_device && moves_states() && !has_copies();
+  }
+  bool moves_parameters() const {
+    return zero_stage >= 3 && is_elsewhere(offload.parameters.place);
+  }
+  /// On the CPU they are in files where masters and parameters both are.
+  bool gradients_in_files() const {
+    return !on_device && zero_stage >= 3 && offload.optimizer.place == offload::Place::nvme && offload.parameters.place == offload::Place::nvme && !has_copies();
+  }
+  bool has_copies() const {
+    return shard_size && *shard_size < gradient_ranks();
+  }
+
   /// Elements that are whole at a time while units of a stage that has so many are kept for later.
   int64_t live_elements(int64_t unit_elements) const {
     return zero::ZeroOptions{.max_live_elements = max_live_elements}.live_elements(unit_elements, stages);
@@ -109,9 +136,9 @@ struct Run {
   int64_t ranks_of_stage() const {
     return gradient_ranks() * tensor_ranks;
   }
-  /// Whether ranks share gradients or more.
+  /// Whether ranks share gradients or more; a rank alone, whether gradients or parameters have memory by the bucket only.
   bool shards(int stage) const {
-    return zero_stage >= stage && gradient_ranks() > 1;
+    return zero_stage >= stage && (gradient_ranks() > 1 || (stage >= 2 && moves_parameters()) || (stage == 2 && moves_gradients()));
   }
   /// Ranks among which optimizer states are divided.
   int64_t shard_ranks() const {

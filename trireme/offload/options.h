@@ -17,6 +17,11 @@ enum class Place {
   nvme,
 };
 
+/// DeepSpeed's word for it: "none", "cpu", "nvme".
+constexpr const char* word(Place place) {
+  return place == Place::device ? "none" : place == Place::host ? "cpu" : "nvme";
+}
+
 /// Masters, optimizer states and, on a device, gradients: "offload_optimizer" of "zero_optimization".
 struct OptimizerOptions {
   Place place = Place::device;
@@ -40,9 +45,8 @@ struct OptimizerOptions {
 struct ParameterOptions {
   Place place = Place::device;
   std::string nvme_path = {};
-  /// Buckets that have memory on the host at a time, and elements of the largest.
+  /// Buckets that have memory on the host at a time, at least 3.
   int64_t buffer_count = 5;
-  int64_t buffer_size = 100'000'000;
   /// Elements that stay in the host's memory although the place is nvme.
   int64_t max_in_cpu = 1'000'000'000;
   bool pin_memory = true;
@@ -53,6 +57,10 @@ struct Options {
   OptimizerOptions optimizer;
   ParameterOptions parameters;
   aio::Options aio;
+
+  bool uses_files() const {
+    return optimizer.place == Place::nvme || parameters.place == Place::nvme;
+  }
 };
 
 } // namespace trireme::offload

@@ -29,6 +29,26 @@ struct Level {
   double latency = 0;
 };
 
+/// What a host offers to what its ranks move out of their cards. All ranks of the host together, but for the link.
+struct HostMemory {
+  /// 0: nothing is known of it, and nothing is moved there.
+  int64_t memory_bytes = 0;
+  int64_t reserved_bytes = 0;
+  /// Bytes a second of an optimizer on all its cores.
+  double memory_bandwidth = 0;
+  /// Bytes a second between a card and the host, each way, while all ranks use theirs.
+  double link_bandwidth = 0;
+};
+
+/// Disks of a host, for all its ranks together.
+struct Disk {
+  /// 0: there is none to use.
+  int64_t bytes = 0;
+  /// Bytes a second, each alone: what is read and written at the same time takes the sum of both times.
+  double read_bandwidth = 0;
+  double write_bandwidth = 0;
+};
+
 /// What a run can be planned for: equal hosts with equal ranks. Ranks are numbered host by host.
 struct Cluster {
   std::string name;
@@ -58,6 +78,9 @@ struct Cluster {
 
   /// Whether collectives use the links of all their members on a host together. Else they are one ring over all ranks.
   bool hierarchical = true;
+
+  HostMemory host;
+  Disk disk;
 
   /// The last one connects all.
   std::vector<Level> levels;

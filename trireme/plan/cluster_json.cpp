@@ -86,6 +86,29 @@ void read_rank(const JsonNode& node, Cluster& out) {
   reader.finish();
 }
 
+void read_host(const JsonNode& node, Cluster& out) {
+  if (out.on_host) {
+    node.fail("ranks compute on the host: \"rank\" describes its memory", "Leave it out, or write \"device\": \"card\" in \"rank\".");
+  }
+  ObjectReader reader(node);
+  out.host.memory_bytes = static_cast<int64_t>(positive(reader, "memory_bytes"));
+  out.host.reserved_bytes = static_cast<int64_t>(not_negative(reader, "reserved_bytes", 0));
+  out.host.memory_bandwidth = positive(reader, "memory_bandwidth");
+  out.host.link_bandwidth = positive(reader, "link_bandwidth");
+  reader.finish();
+}
+
+void read_disk(const JsonNode& node, Cluster& out) {
+  if (!out.on_host && out.host.memory_bytes == 0) {
+    node.fail("a card's files are read and stepped in the host's memory, which is not described", "Write \"host\" too.");
+  }
+  ObjectReader reader(node);
+  out.disk.bytes = static_cast<int64_t>(positive(reader, "bytes"));
+  out.disk.read_bandwidth = positive(reader, "read_bandwidth");
+  out.disk.write_bandwidth = positive(reader, "write_bandwidth");
+  reader.finish();
+}
+
 void read_links(const JsonNode& node, Cluster& out) {
   ObjectReader links(node);
   const auto link = [&](const char* key, int64_t ranks) {
@@ -138,6 +161,12 @@ Cluster read(const JsonNode& root) {
   }
   out.hierarchical = reader.word("collectives", "hierarchical", {"hierarchical", "flat"}) == "hierarchical";
   read_rank(reader.require("rank"), out);
+  if (const JsonNode* host = reader.find("host")) {
+    read_host(*host, out);
+  }
+  if (const JsonNode* disk = reader.find("disk")) {
+    read_disk(*disk, out);
+  }
   read_links(reader.require("links"), out);
   reader.finish();
   return out;
@@ -191,11 +220,20 @@ std::string write_cluster(const Cluster& cluster) {
   if (!groups.empty()) {
     links["host_groups"] = groups;
   }
-  return ordered_json{{"name", cluster.name},           {"hosts", cluster.hosts},     {"ranks_per_host", cluster.ranks_per_host},
-                      {"processors", cluster.processors}, {"overlap", cluster.overlap}, {"collectives", cluster.hierarchical ? "hierarchical" : "flat"},
-                      {"rank", rank},                   {"links", links}}
-             .dump(2) +
-         "\n";
+  ordered_json out{{"name", cluster.name},           {"hosts", cluster.hosts},     {"ranks_per_host", cluster.ranks_per_host},
+                   {"processors", cluster.processors}, {"overlap", cluster.overlap}, {"collectives", cluster.hierarchical ? "hierarchical" : "flat"},
+                   {"rank", rank}};
+  if (cluster.host.memory_bytes > 0) {
+    out["host"] = {{"memory_bytes", cluster.host.memory_bytes},
+                   {"reserved_bytes", cluster.host.reserved_bytes},
+                   {"memory_bandwidth", cluster.host.memory_bandwidth},
+                   {"link_bandwidth", cluster.host.link_bandwidth}};
+  }
+  if (cluster.disk.bytes > 0) {
+    out["disk"] = {{"bytes", cluster.disk.bytes}, {"read_bandwidth", cluster.disk.read_bandwidth}, {"write_bandwidth", cluster.disk.write_bandwidth}};
+  }
+  out["links"] = links;
+  return out.dump(2) + "\n";
 }
 
 } // namespace trireme::plan

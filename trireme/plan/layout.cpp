@@ -12,6 +12,10 @@ int64_t layers_of(const Job& job) {
   return job.gpt.layers + 4;
 }
 
+std::string where(const char* what, offload::Place place) {
+  return place == offload::Place::device ? "" : concat(", ", what, place == offload::Place::host ? " on the host" : " in files");
+}
+
 std::string does_not_divide(const char* what, int64_t number, const char* by, int64_t divisor) {
   return concat(what, ' ', number, " cannot be divided by ", by, ' ', divisor);
 }
@@ -21,7 +25,8 @@ std::string does_not_divide(const char* what, int64_t number, const char* by, in
 std::string describe(const Layout& layout, const Job& job) {
   return concat("pipe ", layout.pipe, ", data ", layout.data, ", context ", layout.context, ", tensor ", layout.tensor, layout.sequence_parallel ? " with sequence parallelism" : "",
                 ", ZeRO ", layout.zero_stage, ", micro-batch ", layout.micro_batch, " x ", layout.accumulation(job), ", ", pipeline::schedule_name(layout.schedule),
-                layout.chunks > 1 ? concat(" (", layout.chunks, " chunks)") : "", layout.recompute > 0 ? concat(", recompute ", layout.recompute) : "");
+                layout.chunks > 1 ? concat(" (", layout.chunks, " chunks)") : "", layout.recompute > 0 ? concat(", recompute ", layout.recompute) : "",
+                where("states", layout.states), where("parameters", layout.parameters));
 }
 
 std::string why_impossible(const Job& job, const Layout& layout) {
@@ -105,6 +110,7 @@ const std::vector<int64_t>& Shared::bounds(const Layout& layout) {
 const pipeline::Timeline& Shared::timeline(const Layout& layout, const pipeline::Costs& costs) {
   Layout same = layout;
   same.zero_stage = 0;
+  same.states = same.parameters = offload::Place::device;
   if (last_costs_.empty() || !(same == last_layout_) || last_costs_ != costs.parts) {
     const pipeline::ScheduleShape shape = shape_of(job_, layout);
     last_ = pipeline::simulate(pipeline::make_programs(schedule_of(layout), shape), shape, costs);
@@ -129,7 +135,7 @@ estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks) {
   return estimate::gpt(gpt, conditions);
 }
 
-estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared) {
+estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared, bool on_device) {
   if (const std::string why = why_impossible(job, layout); !why.empty()) {
     throw Error("plan", why);
   }
@@ -143,6 +149,12 @@ estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared) {
   run.tensor_ranks = layout.tensor;
   run.sequence_parallel = layout.sequence_parallel;
   run.zero_stage = layout.zero_stage;
+  run.on_device = on_device;
+  run.offload.optimizer.place = layout.states;
+  run.offload.parameters.place = layout.parameters;
+  if (layout.states == offload::Place::nvme) {
+    run.offload.optimizer.pipeline_read = run.offload.optimizer.pipeline_write = true;
+  }
   run.micro_batch = layout.micro_batch;
   run.accumulation = layout.accumulation(job);
   run.recompute_interval = layout.recompute;

@@ -41,7 +41,13 @@ struct Layout {
   /// Layers recomputed together; 0: none.
   int64_t recompute = 0;
   bool sequence_parallel = false;
+  /// Where masters and optimizer states are between steps, and sharded parameters between uses (stage 3).
+  offload::Place states = offload::Place::device;
+  offload::Place parameters = offload::Place::device;
 
+  bool moves_nothing() const {
+    return states == offload::Place::device && parameters == offload::Place::device;
+  }
   int64_t ranks() const {
     return pipe * data * context * tensor;
   }
@@ -92,8 +98,9 @@ class Shared {
   pipeline::Timeline last_;
 };
 
-/// The run on the ranks of a layout. Errors: Error where why_impossible() says something.
-estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared);
+/// The run on the ranks of a layout, which have a device's memory or their host's. Files are read ahead and written behind (pipeline_read and pipeline_write).
+/// Errors: Error where why_impossible() says something.
+estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared, bool on_device = true);
 
 /// The pipeline's size. With one stage micro-batches follow each other as in naive.
 pipeline::ScheduleShape shape_of(const Job& job, const Layout& layout);

@@ -6,6 +6,7 @@
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/traffic.h>
 #include <trireme/plan/link_time.h>
+#include <trireme/plan/move_time.h>
 
 #include <algorithm>
 #include <cmath>
@@ -36,7 +37,8 @@ class Step {
         layout_(layout),
         run_(run),
         shared_(shared),
-        replicas_{run_.gradient_ranks(), run_.tensor_ranks} {}
+        replicas_{run_.gradient_ranks(), run_.tensor_ranks},
+        moves_(estimate::moves_of(run)) {}
 
   void into(Prediction& out) const {
     pipeline::Costs costs;
@@ -57,11 +59,15 @@ class Step {
     double reduced = 0;
     for (int64_t stage = 0; stage < run_.stages; ++stage) {
       const bucket::FlatLayout flat = estimate::layout_of(run_, stage);
+      const MoveTimes moved = move_times(cluster_, run_, flat, moves_[static_cast<size_t>(stage)]);
       const auto s = static_cast<size_t>(stage);
-      reduced = std::max(reduced, end[s] + tied(stage) + reduction(flat, last[s]));
-      out.optimizer_seconds = std::max(out.optimizer_seconds, optimizer(flat));
+      reduced = std::max(reduced, end[s] + tied(stage) + std::max(reduction(flat, last[s]), leaving(moved, last[s])));
+      out.optimizer_seconds = std::max(out.optimizer_seconds, optimizer(flat, moved));
     }
     out.reduce_seconds = std::max(0.0, reduced - timeline.total) + small_sums();
+    if (run_.on_device && run_.moves_states() && run_.offload.optimizer.delayed_update) { // beside the next step's computation
+      out.optimizer_seconds = std::max(0.0, out.optimizer_seconds - out.pipeline_seconds);
+    }
     out.step_seconds = out.pipeline_seconds + out.reduce_seconds + out.optimizer_seconds;
   }
 
@@ -78,8 +84,10 @@ class Step {
   std::vector<pipeline::PartCosts> part_costs() const {
     const std::vector<LayerCost> layers = layer_costs(cluster_, job_, layout_);
     std::vector<double> gathers; // by stage
+    std::vector<MoveTimes> moved;
     for (int64_t stage = 0; stage < run_.stages; ++stage) {
       gathers.push_back(gathering(stage));
+      moved.push_back(move_times(cluster_, run_, estimate::layout_of(run_, stage), moves_[static_cast<size_t>(stage)]));
     }
     std::vector<pipeline::PartCosts> parts;
     const int64_t count = run_.stages * run_.chunks;
@@ -106,6 +114,14 @@ class Step {
       part.forward += exposed(gathers[stage], cluster_.overlap, part.forward);
       part.backward += exposed(travelling, cluster_.overlap, part.backward);
       part.backward_input += exposed(travelling, cluster_.overlap, part.backward_input);
+      // Units come, and gradients leave, by themselves while layers are computed.
+      const auto passes = static_cast<double>(2 * run_.accumulation * run_.chunks);
+      const MoveTimes& own = moved[static_cast<size_t>(stage)];
+      const double coming = std::max(own.units_over_link, own.units_from_files) / passes;
+      const double going = own.in_every_micro_batch ? own.gradients / static_cast<double>(run_.accumulation) : 0;
+      part.forward = std::max(part.forward, coming);
+      part.backward = std::max({part.backward, coming, going});
+      part.backward_input = std::max({part.backward_input, coming, going});
     }
     return parts;
   }
@@ -140,6 +156,15 @@ class Step {
     return std::max(last_bucket, exposed(all, cluster_.overlap, last_backward));
   }
 
+  // What is left of gradients that leave behind a stage's last backward: a bucket's at least.
+  double leaving(const MoveTimes& moved, double last_backward) const {
+    const double last_bucket = moved.gradients / static_cast<double>(std::max<int64_t>(1, moved.buckets));
+    if (moved.in_every_micro_batch) {
+      return last_bucket / static_cast<double>(run_.accumulation);
+    }
+    return std::max(last_bucket, exposed(moved.gradients, 1, last_backward));
+  }
+
   // A parameter on the first and the last stage.
   double tied(int64_t stage) const {
     if (!job_.gpt.tie_embeddings || run_.stages == 1 || (stage > 0 && stage < run_.stages - 1)) {
@@ -149,15 +174,19 @@ class Step {
     return 2 * gather_seconds(cluster_, {2, (run_.stages - 1) * run_.ranks_of_stage()}, estimate::bytes_of(run_.compute) * numel);
   }
 
-  // A pass over gradients, states, masters and parameters, and the gathers of parameters beside it.
-  double optimizer(const bucket::FlatLayout& flat) const {
+  // A pass over gradients, states, masters and parameters, and the gathers of parameters beside it. What is elsewhere is stepped by a card's host at the same
+  // time; ranks on the CPU do both.
+  double optimizer(const bucket::FlatLayout& flat, const MoveTimes& moved) const {
     const auto owned = static_cast<double>(flat.numel() / run_.shard_ranks());
+    const auto here = static_cast<double>(flat.numel() / run_.shard_ranks() - estimate::elsewhere_of(run_, flat).elements);
     const double g = estimate::bytes_of(run_.gradients());
     const double e = estimate::bytes_of(run_.compute);
     const double states = 2.0 * static_cast<double>(run_.states * run_.state_bytes);
     const double masters = run_.compute == estimate::Type::fp32 ? e : 8; // read before the parameter is written
     const double sharing = std::max(1.0, static_cast<double>(cluster_.ranks_per_host) / static_cast<double>(cluster_.processors));
-    const double pass = sharing * owned * (g + states + masters + e) / cluster_.memory_bandwidth;
+    const double beside = sharing * here * (g + states + masters + e) / cluster_.memory_bandwidth;
+    const double there = moved.optimizer(run_.offload.optimizer);
+    const double pass = cluster_.on_host ? beside + there : std::max(beside, there);
     const double norm = job_.clips ? sharing * owned * g / cluster_.memory_bandwidth : 0;
     const double gathers =
         run_.shards(1) ? gather_seconds(cluster_, replicas_, e * static_cast<double>(estimate::whole_elements(flat))) : 0;
@@ -177,6 +206,7 @@ class Step {
   const estimate::Run& run_;
   Shared& shared_;
   AxisGroup replicas_;
+  std::vector<estimate::StageMoves> moves_;
 };
 
 std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, const estimate::Run& run) {
@@ -206,12 +236,65 @@ std::string too_large(const Cluster& cluster, const Prediction& prediction) {
                 " too much, most for ", name, " (", bytes(largest->bytes), ')');
 }
 
+// The sum over the ranks of the host that needs most; `of` is a stage's.
+int64_t largest_host(const Cluster& cluster, const estimate::Run& run, const std::vector<int64_t>& of) {
+  int64_t most = 0;
+  for (int64_t host = 0; host < cluster.hosts; ++host) {
+    int64_t sum = 0;
+    for (int64_t rank = host * cluster.ranks_per_host; rank < (host + 1) * cluster.ranks_per_host; ++rank) {
+      sum += of[static_cast<size_t>(rank / run.ranks_of_stage())];
+    }
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+// What is moved, and whether a host has room for it.
+void add_moves(const Cluster& cluster, const estimate::Run& run, const std::vector<estimate::StageMemory>& memory, size_t shown, Prediction& out) {
+  const std::vector<estimate::StageMoves> moves = estimate::moves_of(run);
+  std::vector<int64_t> on_host;
+  std::vector<int64_t> in_files;
+  for (size_t stage = 0; stage < moves.size(); ++stage) {
+    const auto always = [&](estimate::Category category) { return cluster.on_host ? 0 : memory[stage].item(category).bytes; };
+    on_host.push_back(moves[stage].host_bytes() + always(estimate::Category::data) + always(estimate::Category::baseline));
+    in_files.push_back(moves[stage].file_bytes());
+  }
+  out.on_host = moves[shown].on_host;
+  out.in_files = moves[shown].in_files;
+  out.host_bytes = cluster.on_host ? 0 : largest_host(cluster, run, on_host) + cluster.host.reserved_bytes;
+  out.disk_bytes = largest_host(cluster, run, in_files);
+  for (const estimate::Way way : estimate::kWays) {
+    int64_t most = 0;
+    for (const estimate::StageMoves& stage : moves) {
+      most = std::max(most, stage.bytes(way));
+    }
+    if (most > 0) {
+      out.moved.push_back({way, most});
+    }
+  }
+  if (!out.refused.empty()) {
+    return;
+  }
+  const auto no_room = [&](const char* what, int64_t needed, int64_t there) {
+    return there == 0 ? concat("nothing is said of the ", what, " of a host, which is needed for what is moved (", bytes(needed), ')')
+                      : concat("what is moved needs ", bytes(needed), " of the ", what, " of a host, which has ", bytes(there));
+  };
+  if (!cluster.on_host && out.host_bytes > cluster.host.memory_bytes) {
+    out.refused = no_room("memory", out.host_bytes, cluster.host.memory_bytes);
+  } else if (out.disk_bytes > cluster.disk.bytes) {
+    out.refused = no_room("disk", out.disk_bytes, cluster.disk.bytes);
+  }
+}
+
 void add_memory(const Cluster& cluster, const estimate::Run& run, Prediction& out) {
   const std::vector<estimate::StageMemory> memory = estimate::memory_of(run);
   const auto largest = std::max_element(memory.begin(), memory.end(), [&](const auto& a, const auto& b) { return needed(cluster, a) < needed(cluster, b); });
   out.memory = largest->items;
   out.memory_bytes = needed(cluster, *largest);
   out.refused = out.memory_bytes > cluster.memory_bytes ? too_large(cluster, out) : "";
+  if (run.moves_states() || run.moves_parameters()) {
+    add_moves(cluster, run, memory, static_cast<size_t>(largest - memory.begin()), out);
+  }
 }
 
 } // namespace
@@ -229,7 +312,7 @@ Prediction memory_only(const Cluster& cluster, const Job& job, const Layout& lay
     out.refused = concat("the axes have ", layout.ranks(), " ranks, the cluster ", cluster.ranks());
   }
   if (out.refused.empty()) {
-    add_memory(cluster, run_of(job, layout, shared), out);
+    add_memory(cluster, run_of(job, layout, shared, !cluster.on_host), out);
   }
   return out;
 }
@@ -237,7 +320,7 @@ Prediction memory_only(const Cluster& cluster, const Job& job, const Layout& lay
 Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared) {
   Prediction out = memory_only(cluster, job, layout, shared);
   if (out.refused.empty()) {
-    const estimate::Run run = run_of(job, layout, shared);
+    const estimate::Run run = run_of(job, layout, shared, !cluster.on_host);
     Step(cluster, job, layout, run, shared).into(out);
     out.traffic = traffic_of(cluster, layout, run);
   }
@@ -269,11 +352,16 @@ double least_seconds(const Cluster& cluster, const Job& job, const Layout& layou
   return std::max(least, sharing * all / static_cast<double>(layout.pipe));
 }
 
-int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept) {
+int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept, bool on_device) {
   const double share = layout.zero_stage >= 1 ? 1.0 / static_cast<double>(layout.gradient_ranks()) : 1.0;
   const double e = estimate::bytes_of(job.base.compute);
-  const double states = static_cast<double>(job.base.states * job.base.state_bytes) + (job.base.compute == estimate::Type::fp32 ? 0 : 4);
-  const double a_number = e * (layout.zero_stage >= 3 ? share : 1) + e * (layout.zero_stage >= 2 ? share : 1) + states * share;
+  const auto elsewhere = [&](offload::Place place) { return place == offload::Place::nvme || (on_device && place == offload::Place::host); };
+  const bool states_moved = elsewhere(layout.states);
+  const double kept = states_moved ? 0 : 1; // of what may be moved; with a ratio a part of it stays, which may be less than a bucket
+  const double states = (static_cast<double>(job.base.states * job.base.state_bytes) + (job.base.compute == estimate::Type::fp32 ? 0 : 4)) * kept;
+  const double shards = layout.zero_stage >= 3 ? share * (elsewhere(layout.parameters) ? 0 : 1) : 1;
+  const double gradients = layout.zero_stage >= 2 ? share * (on_device ? kept : 1) : 1;
+  const double a_number = e * shards + e * gradients + states * share;
   // Embeddings take the place of some blocks.
   const double blocks = std::max(0.0, static_cast<double>(job.gpt.layers) / static_cast<double>(layout.pipe) -
                                           static_cast<double>(job.gpt.vocab_size + job.gpt.sequence_length) / (12 * static_cast<double>(job.gpt.hidden)) - 1);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/estimate/memory.h>
+#include <trireme/estimate/moves.h>
 #include <trireme/plan/cluster.h>
 #include <trireme/plan/layer_cost.h>
 #include <trireme/plan/layout.h>
@@ -18,6 +19,12 @@ struct AxisBytes {
   int64_t bytes = 0;
 };
 
+/// What a rank moves in a step over a link of its host, on the stage where it is most.
+struct MovedBytes {
+  estimate::Way way = estimate::Way::to_host;
+  int64_t bytes = 0;
+};
+
 struct Prediction {
   Layout layout;
   /// Why the layout cannot run; empty: it can. Then the times are 0.
@@ -25,6 +32,11 @@ struct Prediction {
   /// Of the rank that needs most, by category (estimate::kCategories), and all of it; empty for layouts that cannot be built.
   std::vector<estimate::Item> memory = {};
   int64_t memory_bytes = 0;
+  /// The same rank's on its host and in files, and all of the host that needs most: with what its ranks have there without offload.
+  std::vector<estimate::Item> on_host = {};
+  std::vector<estimate::Item> in_files = {};
+  int64_t host_bytes = 0;
+  int64_t disk_bytes = 0;
   /// Share of the pipeline's time in which a stage computes nothing.
   double bubble = 0;
   double step_seconds = 0;
@@ -34,12 +46,16 @@ struct Prediction {
   double reduce_seconds = 0;
   double optimizer_seconds = 0;
   std::vector<AxisBytes> traffic = {};
+  std::vector<MovedBytes> moved = {};
 };
 
 /// Simulates one step. The programs of the pipeline's stages run with the costs of their layers and messages (pipeline::simulate). In a stage's last
 /// backward its gradients begin to travel; what does not hide there is added, the last bucket never hides. ZeRO stage 2 without a pipeline reduces in every
 /// micro-batch, stage 3 gathers for every forward and backward. The slowest stage decides when the optimizer begins. Where a host has fewer
 /// processors than ranks a step takes at least all their work over the processors.
+///
+/// Offload: gradients that leave and units that come hide behind the computation beside them. The optimizer's buckets are read, stepped on the host, written and
+/// sent back one behind the other, so the slowest of these counts, and of the others one bucket. With a delayed update all of it hides behind the next step.
 /// Cost: proportional to stages x micro-batches x chunks.
 Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared);
 Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout);
@@ -52,6 +68,6 @@ Prediction memory_only(const Cluster& cluster, const Job& job, const Layout& lay
 double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs, Shared& shared);
 
 /// Bytes that a rank needs at least: model states divided evenly over the stages. Activations: what blocks of the first stage keep with 1f1b; no schedule that is searched keeps less.
-int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept);
+int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept, bool on_device = true);
 
 } // namespace trireme::plan

@@ -50,6 +50,33 @@ std::vector<std::pair<ScheduleKind, int64_t>> schedules(const Job& job, int64_t 
   return out;
 }
 
+// Where states and parameters of a layout may be beside where the model is. A rank alone has ZeRO's stages for this.
+std::vector<Layout> with_moves(const Cluster& cluster, Layout layout) {
+  using offload::Place;
+  std::vector<Place> places = {Place::device};
+  if (!cluster.on_host && cluster.host.memory_bytes > 0) {
+    places.push_back(Place::host);
+  }
+  if (cluster.disk.bytes > 0) {
+    places.push_back(Place::nvme);
+  }
+  std::vector<Layout> out;
+  for (const int zero_stage : layout.gradient_ranks() > 1 ? std::vector{layout.zero_stage} : std::vector{2, 3}) {
+    layout.zero_stage = zero_stage;
+    for (const Place states : places) {
+      for (const Place parameters : places) {
+        layout.states = states;
+        layout.parameters = parameters;
+        const bool stepped_elsewhere = parameters != Place::device && states == Place::device && !cluster.on_host; // parameters on the host are stepped there
+        if (!layout.moves_nothing() && (zero_stage == 3 || parameters == Place::device) && !stepped_elsewhere) {
+          out.push_back(layout);
+        }
+      }
+    }
+  }
+  return out;
+}
+
 class Search {
  public:
   Search(const Cluster& cluster, const Job& job, const SearchOptions& options)
@@ -131,18 +158,31 @@ class Search {
   }
 
   void consider(const Candidate& candidate) {
+    if (!fits(candidate)) {
+      for (const Layout& moved : with_moves(cluster_, candidate.layout)) {
+        ++plan_.candidates;
+        fits({moved, candidate.least, candidate.block_kept});
+      }
+    }
+  }
+
+  // Takes a layout into the plan if it is among the best. False: it needs too much memory.
+  bool fits(const Candidate& candidate) {
     const Axes axes = axes_of(candidate.layout);
-    const bool too_large = least_memory(job_, candidate.layout, parameters_, candidate.block_kept) + cluster_.reserved_bytes > cluster_.memory_bytes;
     const bool too_slow = std::ssize(plan_.best) == options_.best && candidate.least >= plan_.best.back().step_seconds;
-    if (too_large || too_slow) {
+    if (too_slow) {
       left_out_.insert(axes);
-      return;
+      return true;
+    }
+    if (least_memory(job_, candidate.layout, parameters_, candidate.block_kept, !cluster_.on_host) + cluster_.reserved_bytes > cluster_.memory_bytes) {
+      left_out_.insert(axes);
+      return false;
     }
     Prediction prediction = predict(cluster_, job_, candidate.layout, shared_);
     ++plan_.estimated;
     if (!prediction.refused.empty()) {
       note(std::move(prediction));
-      return;
+      return false;
     }
     ++plan_.simulated;
     fitting_.insert(axes);
@@ -152,6 +192,7 @@ class Search {
     if (std::ssize(plan_.best) > options_.best) {
       plan_.best.pop_back();
     }
+    return true;
   }
 
   // Whether any layout of this division fits: what needs least memory does.
@@ -162,10 +203,16 @@ class Search {
     Layout layout{.pipe = std::get<0>(axes), .data = std::get<1>(axes), .context = std::get<2>(axes), .tensor = std::get<3>(axes), .recompute = 1};
     layout.sequence_parallel = layout.tensor > 1;
     layout.sequence_parallel = layout.sequence_parallel && why_impossible(job_, layout).empty();
+    std::vector<Layout> smallest;
     for (const int zero_stage : {2, 3}) { // in a pipeline stage 3 holds a whole stage's parameters while it works
       layout.zero_stage = layout.gradient_ranks() > 1 ? zero_stage : 0;
+      smallest.push_back(layout);
+      const std::vector<Layout> moved = with_moves(cluster_, layout);
+      smallest.insert(smallest.end(), moved.begin(), moved.end());
+    }
+    for (const Layout& one : smallest) {
       ++plan_.estimated;
-      Prediction prediction = memory_only(cluster_, job_, layout, shared_);
+      Prediction prediction = memory_only(cluster_, job_, one, shared_);
       if (prediction.refused.empty()) {
         fitting_.insert(axes);
         return;

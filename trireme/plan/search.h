@@ -28,6 +28,7 @@ struct Plan {
 
 /// Looks through all layouts of all ranks: pipe x data x context x tensor, ZeRO 0 to 3, micro-batches, with and without recomputation and sequence
 /// parallelism, 1f1b, interleaved (2 to 8 chunks) and zero-bubble. gpipe is not tried, 1f1b is as fast with less memory; nor is naive.
+/// A layout that does not fit is tried with states, and at stage 3 parameters, on the hosts and in files, where the cluster describes these.
 ///
 /// Layouts are taken in the order of the least time they could need; when that is more than what the best ones take, the rest is left
 /// out, so the result is that of looking at all of them. Layouts whose states alone are too large are not worked out.

@@ -1,0 +1,265 @@
+// What offload leaves where the model is, what it has elsewhere, and what it moves, against numbers by hand.
+#include <trireme/base/error.h>
+#include <trireme/estimate/gather_plan.h>
+#include <trireme/estimate/layouts.h>
+#include <trireme/estimate/moves.h>
+#include <trireme/estimate/verdict.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::estimate {
+namespace {
+
+using offload::Place;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr int64_t kBlock = 4096;
+
+int64_t blocks(int64_t bytes) {
+  return (bytes + kBlock - 1) / kBlock * kBlock;
+}
+
+estimate::Run moving(int64_t ranks, int zero_stage, bool on_device, Place states, Place parameters = Place::device) {
+  estimate::Run run;
+  run.model = gpt({.layers = 4, .hidden = 64, .heads = 4, .sequence_length = 16, .vocab_size = 100}, {.type = Type::bf16, .layer_list = true});
+  run.layer_list = true;
+  run.bounds = {0, std::ssize(run.model.layers)};
+  run.data_ranks = ranks;
+  run.zero_stage = zero_stage;
+  run.param_persistence_threshold = 0;
+  run.compute = run.travel = Type::bf16;
+  run.bucket_bytes = run.first_bucket_bytes = 50'000;
+  run.on_device = on_device;
+  run.offload.optimizer.place = states;
+  run.offload.parameters.place = parameters;
+  run.offload.parameters.max_in_cpu = 0;
+  return run;
+}
+
+int64_t bytes_in(const StageMemory& memory, Category category) {
+  return memory.item(category).bytes;
+}
+
+int64_t named(const std::vector<Item>& items, const std::string& name, const std::string& way = "") {
+  int64_t bytes = 0;
+  for (const Item& item : items) {
+    bytes += item.name == name && (way.empty() || item.axis == way) ? item.bytes : 0;
+  }
+  return bytes;
+}
+
+TEST(MovesTest, WithoutOffloadNothingMoves) {
+  for (const bool on_device : {false, true}) {
+    const StageMoves moves = moves_of(moving(2, 3, on_device, Place::device)).front();
+    EXPECT_THAT(moves.on_host, IsEmpty());
+    EXPECT_THAT(moves.in_files, IsEmpty());
+    EXPECT_THAT(moves.moved, IsEmpty());
+  }
+}
+
+TEST(MovesTest, TheHostOfTheCpuIsWhereTheModelIs) {
+  const estimate::Run plain = moving(2, 3, false, Place::device);
+  const estimate::Run host = moving(2, 3, false, Place::host, Place::host);
+  EXPECT_EQ(memory_of(host).front().training(), memory_of(plain).front().training());
+  EXPECT_THAT(moves_of(host).front().moved, IsEmpty());
+}
+
+// ZeRO-Offload: parameters stay on the device, 2 bytes of each; masters, two moments and gradients are on the host.
+TEST(MovesTest, ZeroOffloadLeavesParametersAndAFewBuckets) {
+  for (const int64_t ranks : {1, 2}) {
+    const estimate::Run run = moving(ranks, 2, true, Place::host);
+    const StageMemory memory = memory_of(run).front();
+    const StageMoves moves = moves_of(run).front();
+    const int64_t F = memory.flat;
+    EXPECT_EQ(bytes_in(memory, Category::parameters), 2 * F);
+    EXPECT_EQ(bytes_in(memory, Category::gradients), 0);
+    EXPECT_EQ(bytes_in(memory, Category::optimizer_states), 0);
+    EXPECT_EQ(bytes_in(memory, Category::masters), 0);
+    EXPECT_EQ(bytes_in(memory, Category::offload_buffers), 0);
+    EXPECT_GE(bytes_in(memory, Category::communication_buffers), 2 * largest_buckets(layout_of(run, 0), 3)) << "gradients on their way";
+    EXPECT_THAT(memory.item(Category::masters).formula, HasSubstr("on the host"));
+    EXPECT_EQ(named(moves.on_host, "optimizer_states"), 8 * F / ranks);
+    EXPECT_EQ(named(moves.on_host, "masters"), 4 * F / ranks);
+    EXPECT_EQ(named(moves.on_host, "gradients"), 2 * F / ranks);
+    EXPECT_THAT(moves.in_files, IsEmpty());
+    EXPECT_EQ(moves.bytes(Way::to_host), 2 * F / ranks);
+    EXPECT_EQ(moves.bytes(Way::to_device), 2 * F / ranks) << "stepped parameters";
+    EXPECT_EQ(moves.bytes(Way::from_files) + moves.bytes(Way::to_files), 0);
+  }
+}
+
+// Gradients of each micro-batch are added to those on the host by the device: they come and go.
+TEST(MovesTest, MicroBatchesAddUpOnTheHost) {
+  estimate::Run run = moving(1, 2, true, Place::host);
+  run.accumulation = 5;
+  const int64_t F = memory_of(run).front().flat;
+  const StageMoves moves = moves_of(run).front();
+  EXPECT_EQ(named(moves.on_host, "gradients"), 4 * F) << "in fp32: 16 bytes of each parameter are on the host";
+  EXPECT_EQ(named(moves.on_host, "gradients") + named(moves.on_host, "masters") + named(moves.on_host, "optimizer_states"), 16 * F);
+  EXPECT_EQ(moves.bytes(Way::to_host), 5 * 4 * F);
+  EXPECT_EQ(moves.bytes(Way::to_device), 4 * 4 * F + 2 * F);
+  run.zero_stage = 1; // the device adds up, and keeps them all
+  EXPECT_EQ(moves_of(run).front().bytes(Way::to_host), 4 * F);
+  EXPECT_EQ(bytes_in(memory_of(run).front(), Category::gradients), 4 * F);
+  run.zero_stage = 2;
+  run.data_ranks = 4;
+  run.shard_size = 2; // two copies add up what they have before the step
+  EXPECT_EQ(bytes_in(memory_of(run).front(), Category::gradients), 4 * memory_of(run).front().flat / 2);
+}
+
+TEST(MovesTest, AParameterInFp32HasACopyOnTheHost) {
+  estimate::Run run = moving(1, 2, true, Place::host);
+  run.compute = run.travel = Type::fp32;
+  const int64_t F = memory_of(run).front().flat;
+  EXPECT_EQ(named(moves_of(run).front().on_host, "masters"), 4 * F);
+  EXPECT_EQ(moves_of(run).front().bytes(Way::to_device), 4 * F);
+  run.on_device = false;
+  run.offload.optimizer.place = Place::nvme;
+  EXPECT_EQ(named(moves_of(run).front().in_files, "masters"), 0) << "on the CPU it is its own master";
+}
+
+TEST(MovesTest, ADelayedUpdateHasTwoSetsOfGradientsAndAllParametersWaiting) {
+  estimate::Run run = moving(1, 2, true, Place::host);
+  run.offload.optimizer.delayed_update = true;
+  const int64_t F = memory_of(run).front().flat;
+  EXPECT_EQ(named(moves_of(run).front().on_host, "gradients"), 2 * 2 * F);
+  EXPECT_EQ(named(moves_of(run).front().on_host, "stepped parameters"), 2 * F);
+}
+
+TEST(MovesTest, ARatioMovesWholeBucketsFromTheFront) {
+  estimate::Run run = moving(1, 2, true, Place::host);
+  const bucket::FlatLayout layout = layout_of(run, 0);
+  ASSERT_GT(layout.buckets().size(), 4u);
+  for (const double ratio : {0.0, 0.3, 0.5, 0.9, 1.0}) {
+    run.offload.optimizer.ratio = ratio;
+    int64_t there = 0;
+    for (const bucket::Bucket& bucket : layout.buckets()) {
+      const bool moved = static_cast<double>(bucket.begin) + static_cast<double>(bucket.numel()) / 2 < ratio * static_cast<double>(layout.numel());
+      there += moved ? bucket.numel() : 0;
+    }
+    const StageMemory memory = memory_of(run).front();
+    const StageMoves moves = moves_of(run).front();
+    EXPECT_EQ(named(moves.on_host, "masters"), 4 * there) << ratio;
+    EXPECT_EQ(bytes_in(memory, Category::masters), 4 * (memory.flat - there)) << ratio;
+    EXPECT_EQ(bytes_in(memory, Category::optimizer_states), 8 * (memory.flat - there)) << ratio;
+    EXPECT_EQ(bytes_in(memory, Category::gradients), 2 * (memory.flat - there)) << ratio;
+  }
+  run.on_device = false;
+  run.offload.optimizer = {.place = Place::nvme, .ratio = 0.5};
+  EXPECT_EQ(named(moves_of(run).front().in_files, "masters"), 4 * layout.numel()) << "a ratio is of a device's";
+}
+
+// Every array's part of a bucket fills whole blocks; each bucket is read and written once a step.
+TEST(MovesTest, StatesInFilesAreReadAndWrittenOnce) {
+  for (const int64_t ranks : {1, 2, 4}) {
+    estimate::Run run = moving(ranks, 1, false, Place::nvme);
+    int64_t bytes = 0;
+    int64_t largest = 0;
+    const bucket::FlatLayout layout = layout_of(run, 0);
+    for (const bucket::Bucket& bucket : layout.buckets()) {
+      const int64_t here = 3 * blocks(4 * bucket.numel() / ranks);
+      bytes += here;
+      largest = std::max(largest, here);
+    }
+    ASSERT_GT(std::ssize(layout.buckets()), run.offload.optimizer.buffer_count);
+    const StageMemory memory = memory_of(run).front();
+    const StageMoves moves = moves_of(run).front();
+    EXPECT_EQ(moves.file_bytes(), bytes);
+    EXPECT_EQ(moves.bytes(Way::from_files), bytes);
+    EXPECT_EQ(moves.bytes(Way::to_files), bytes);
+    EXPECT_EQ(moves.initial_states, bytes);
+    EXPECT_EQ(bytes_in(memory, Category::offload_buffers), 4 * largest);
+    EXPECT_EQ(bytes_in(memory, Category::optimizer_states) + bytes_in(memory, Category::masters), 0);
+    EXPECT_EQ(bytes_in(memory, Category::gradients), 2 * memory.flat) << "of a rank on the CPU they stay";
+    EXPECT_THAT(moves.on_host, IsEmpty());
+    run.offload.optimizer.fast_init = true;
+    EXPECT_EQ(moves_of(run).front().initial_states, 0);
+    run.offload.optimizer.buffer_count = std::ssize(layout.buckets());
+    EXPECT_EQ(moves_of(run).front().bytes(Way::from_files), 0) << "all of them have memory: what was written is there still";
+    EXPECT_EQ(moves_of(run).front().bytes(Way::to_files), bytes);
+  }
+}
+
+TEST(MovesTest, EightBitStatesHaveScalesInFiles) {
+  estimate::Run run = moving(1, 1, false, Place::nvme);
+  run.state_bytes = 1;
+  int64_t bytes = 0;
+  const bucket::FlatLayout layout = layout_of(run, 0);
+  for (const bucket::Bucket& bucket : layout.buckets()) {
+    bytes += blocks(4 * bucket.numel()) + 2 * (blocks(bucket.numel()) + blocks(4 * ((bucket.numel() + 255) / 256)));
+  }
+  EXPECT_EQ(moves_of(run).front().file_bytes(), bytes);
+}
+
+// ZeRO-Infinity on the CPU: nothing of the model stays but what is gathered and the buffers.
+TEST(MovesTest, ParametersInFilesLeaveBuffers) {
+  for (const int64_t ranks : {1, 2}) {
+    estimate::Run run = moving(ranks, 3, false, Place::nvme, Place::nvme);
+    run.accumulation = 2;
+    const bucket::FlatLayout layout = layout_of(run, 0);
+    const StageMemory memory = memory_of(run).front();
+    const StageMoves moves = moves_of(run).front();
+    int64_t sharded = 0;
+    int64_t parameters = 0;
+    int64_t gradients = 0;
+    for (const bucket::Bucket& bucket : layout.buckets()) {
+      sharded += bucket.unit == bucket::TensorInfo::kNoUnit ? 0 : bucket.numel() / ranks;
+      parameters += bucket.unit == bucket::TensorInfo::kNoUnit ? 0 : blocks(2 * bucket.numel() / ranks);
+      gradients += blocks(4 * bucket.numel() / ranks);
+    }
+    ASSERT_GT(sharded, 0) << "a rank alone has units too";
+    EXPECT_EQ(bytes_in(memory, Category::parameters), 2 * (whole_elements(layout)));
+    EXPECT_EQ(bytes_in(memory, Category::gradients), 0);
+    EXPECT_EQ(named(moves.in_files, "parameters"), parameters);
+    EXPECT_EQ(named(moves.in_files, "gradients"), gradients);
+    EXPECT_EQ(named(moves.moved, "stepped parameters", "to_files"), parameters);
+    EXPECT_EQ(named(moves.moved, "gradients", "to_files"), 2 * gradients);
+    EXPECT_EQ(named(moves.moved, "gradients", "from_files"), 3 * gradients);
+    const int64_t used = gather_plan(run, 0).elements(layout) / ranks;
+    EXPECT_LE(used, 4 * sharded) << "for each forward and backward of two micro-batches";
+    EXPECT_GT(used, 2 * sharded);
+    EXPECT_EQ(named(moves.moved, kUnits, "from_files"), 2 * used);
+    run.offload.parameters.max_in_cpu = sharded;
+    EXPECT_EQ(named(moves_of(run).front().in_files, "parameters"), 0);
+    EXPECT_EQ(bytes_in(memory_of(run).front(), Category::parameters), 2 * (sharded + whole_elements(layout)));
+  }
+}
+
+TEST(MovesTest, ParametersOfADeviceComeWhenTheyAreUsed) {
+  const estimate::Run run = moving(2, 3, true, Place::host, Place::host);
+  const StageMoves moves = moves_of(run).front();
+  const bucket::FlatLayout layout = layout_of(run, 0);
+  const int64_t each = unit_elements(layout) / 2;
+  EXPECT_EQ(named(moves.on_host, "parameters"), 2 * each);
+  EXPECT_EQ(named(moves.moved, kUnits, "to_device"), 2 * gather_plan(run, 0).elements(layout) / 2) << "forward and backward";
+  EXPECT_EQ(named(moves.moved, "stepped parameters", "to_device"), 2 * (layout.numel() / 2 - each)) << "units are stepped where they stay";
+  EXPECT_EQ(bytes_in(memory_of(run).front(), Category::parameters), 2 * whole_elements(layout));
+}
+
+TEST(MovesTest, PipelineStagesHaveTheirOwn) {
+  estimate::Run run = moving(1, 1, false, Place::nvme);
+  run.stages = 2;
+  run.bounds = {0, 4, std::ssize(run.model.layers)};
+  run.in_flight = {{2}, {1}};
+  const std::vector<StageMoves> moves = moves_of(run);
+  ASSERT_EQ(moves.size(), 2u);
+  EXPECT_EQ(moves[1].stage, 1);
+  run.stages = 1;
+  run.bounds = {0, std::ssize(run.model.layers)};
+  run.in_flight = {{1}};
+  const double whole = static_cast<double>(moves_of(run).front().file_bytes());
+  EXPECT_NEAR(static_cast<double>(moves[0].file_bytes() + moves[1].file_bytes()), whole, 0.1 * whole);
+}
+
+// What is in files does not count against memory.
+TEST(MovesTest, TheVerdictKnowsFiles) {
+  const estimate::Run plain = moving(1, 1, false, Place::device);
+  const estimate::Run files = moving(1, 1, false, Place::nvme);
+  const Need with = need_of(memory_of(files), 1);
+  const Need without = need_of(memory_of(plain), 1);
+  EXPECT_EQ(without.least_of_a_rank - with.least_of_a_rank, 12 * memory_of(plain).front().flat);
+}
+
+} // namespace
+} // namespace trireme::estimate

@@ -1,0 +1,171 @@
+// What is said of a disk before ranks use it, and what is refused.
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/text.h>
+#include <trireme/offload/preflight.h>
+
+#include <gmock/gmock.h>
+
+#include <unistd.h>
+
+namespace trireme::offload {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+Options nvme(const std::string& states = "/a", const std::string& parameters = "") {
+  Options options;
+  options.optimizer.place = Place::nvme;
+  options.optimizer.nvme_path = states;
+  if (!parameters.empty()) {
+    options.parameters.place = Place::nvme;
+    options.parameters.nvme_path = parameters;
+  }
+  return options;
+}
+
+TEST(PreflightTest, FoldersAddUpWhatTheirRanksHave) {
+  std::vector<FolderUse> folders;
+  add_use(folders, nvme("/a", "/b"), {100, 10, 20, 7}, {50, 5, 6, 1}, 2); // a stage of two ranks
+  add_use(folders, nvme("/a", "/b"), {30, 3, 4, 0}, {0, 0, 0, 0}, 3);
+  ASSERT_EQ(folders.size(), 2u);
+  EXPECT_EQ(std::tuple(folders[0].folder, folders[0].ranks, folders[0].state_bytes, folders[0].parameter_bytes), std::tuple(fs::path("/a"), 5, 290, 0));
+  EXPECT_EQ(std::tuple(folders[0].read_bytes, folders[0].write_bytes, folders[0].start_bytes), std::tuple(29, 52, 14));
+  EXPECT_EQ(std::tuple(folders[1].folder, folders[1].ranks, folders[1].parameter_bytes, folders[1].bytes()), std::tuple(fs::path("/b"), 2, 100, 100));
+  std::vector<FolderUse> one;
+  add_use(one, nvme("/a", "/a"), {100, 10, 20, 0}, {50, 5, 6, 0}, 2);
+  ASSERT_EQ(one.size(), 1u);
+  EXPECT_EQ(std::tuple(one[0].ranks, one[0].bytes(), one[0].read_bytes), std::tuple(2, 300, 30));
+  std::vector<FolderUse> none;
+  add_use(none, Options(), {100, 10, 20, 0}, {50, 5, 6, 0}, 2);
+  EXPECT_THAT(none, IsEmpty());
+}
+
+// The nearest first: parameters in memory, states in memory, no files, fewer of the states.
+TEST(PreflightTest, ARefusalNamesTheNearestThatFits) {
+  const int64_t gb = 1'000'000'000;
+  const FolderUse both{"/disk", 4, 60 * gb, 20 * gb, 0, 0, 0};
+  const auto next = [&](const FolderUse& use, int64_t free, int64_t memory, bool on_device = false) {
+    const Refusal no = refusal(use, nvme("/disk", "/disk"), {free * gb, memory * gb, on_device});
+    EXPECT_EQ(no.what.empty(), no.next.empty());
+    return no.next;
+  };
+  EXPECT_EQ(next(both, 80, 0), "") << "just enough";
+  EXPECT_THAT(refusal(both, nvme("/disk", "/disk"), {70 * gb, 0, false}).what, HasSubstr("files of 4 ranks need 80.0 GB in /disk, which has 70.0 GB free: 10.0 GB too little"));
+  EXPECT_THAT(next(both, 70, 25), HasSubstr("Fits with \"offload_param\": {\"device\": \"cpu\"}: 20.0 GB of parameters stay in memory, which has 25.0 GB free."));
+  EXPECT_THAT(next(both, 30, 65), HasSubstr("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: 60.0 GB of masters and states stay in memory"));
+  EXPECT_THAT(next(both, 10, 90), HasSubstr("Fits without files, with \"device\": \"cpu\""));
+  EXPECT_THAT(next(both, 50, 10, true), HasSubstr("Fits with \"ratio\": 0.5 in offload_optimizer, if devices have room for the rest of the states, 30.0 GB."));
+  EXPECT_THAT(next(both, 50, 10), HasSubstr("Memory (10.0 GB free) cannot take it either")) << "a rank on the CPU has no device beside";
+  EXPECT_THAT(next({"/disk", 1, 60 * gb, 0, 0, 0, 0}, 50, 61), HasSubstr("Fits without files"));
+  EXPECT_THAT(next({"/disk", 1, 60 * gb, 0, 0, 0, 0}, 50, 59), HasSubstr("use a folder with more room"));
+}
+
+// The share that is named does fit, and a hundredth more would not.
+TEST(PreflightTest, TheRatioIsTheLargestThatFits) {
+  const FolderUse use{"/disk", 1, 1'000'000, 0, 0, 0, 0};
+  for (const int64_t free : {9'999, 10'000, 345'678, 999'999}) {
+    const std::string next = refusal(use, nvme("/disk"), {free, 0, true}).next;
+    const size_t at = next.find("\"ratio\": ");
+    if (free < 10'000) {
+      EXPECT_EQ(at, std::string::npos) << next;
+      continue;
+    }
+    ASSERT_NE(at, std::string::npos) << next;
+    const double ratio = std::stod(next.substr(at + 9));
+    EXPECT_LE(ratio * 1e6, static_cast<double>(free) + 1e-6);
+    EXPECT_GT((ratio + 0.01) * 1e6, static_cast<double>(free));
+  }
+}
+
+TEST(PreflightTest, AFolderThatIsToBeMadeIsJudgedByTheOneAboveIt) {
+  const ScratchFolder scratch(make_scratch_folder("trireme_preflight"));
+  EXPECT_EQ(existing_folder(scratch.path), fs::absolute(scratch.path));
+  EXPECT_EQ(existing_folder(scratch.path / "x/y/../z"), fs::absolute(scratch.path));
+  write_file_atomically(scratch.path / "file", "a", 0644);
+  const auto refused = [](const fs::path& folder) -> std::string {
+    try {
+      existing_folder(folder);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(refused(scratch.path / "file"), HasSubstr("file is not a folder"));
+  EXPECT_THAT(refused(scratch.path / "file/below"), AllOf(HasSubstr("below, of which there is"), HasSubstr("is not a folder")));
+  fs::create_directory(scratch.path / "closed");
+  fs::permissions(scratch.path / "closed", fs::perms::owner_read);
+  if (::geteuid() != 0) {
+    EXPECT_THAT(refused(scratch.path / "closed/x"), HasSubstr("may not be written to"));
+  }
+}
+
+TEST(PreflightTest, JudgesWhatTheDiskShowed) {
+  const FolderUse use{"/disk", 2, 4'000'000'000, 0, 4'000'000'000, 4'000'000'000, 4'000'000'000};
+  aio::Probe disk;
+  disk.direct = true;
+  disk.alignment = 512;
+  disk.free_bytes = 80'000'000'000;
+  disk.read_bytes_per_s = 2e9;
+  disk.write_bytes_per_s = 1e9;
+  disk.engine = "io_uring";
+  disk.filesystem = "ext4";
+  Options options = nvme("/disk");
+  const Preflight found = judge(use, options, disk);
+  EXPECT_DOUBLE_EQ(found.read_seconds, 2);
+  EXPECT_DOUBLE_EQ(found.write_seconds, 4);
+  EXPECT_THAT(found.lines, testing::ElementsAre("/disk (ext4): files of 2 ranks need 4.00 GB, 80.0 GB are free",
+                                                "io_uring, direct transfers (aligned to 512 bytes), 1.05 MB a request, 8 at a time: reads 2.00 GB/s, writes 1.00 GB/s",
+                                                "a step reads 4.00 GB in 2.00 s and writes 4.00 GB in 4.00 s: 6.00 s of the disk's time",
+                                                "before the first step 4.00 GB are written in 4.00 s", HasSubstr("\"pipeline_read\" and \"pipeline_write\" are off")));
+  options.optimizer.pipeline_read = true;
+  EXPECT_THAT(judge(use, options, disk).lines.back(), HasSubstr("\"pipeline_write\" is off"));
+  options.optimizer.pipeline_write = true;
+  EXPECT_THAT(judge(use, options, disk).lines, testing::Not(Contains(HasSubstr("waited for"))));
+  disk.direct = false;
+  EXPECT_THAT(judge(use, options, disk).lines, AllOf(Contains(HasSubstr("no direct transfers here")), Contains(HasSubstr("take memory of the system's cache"))));
+}
+
+TEST(PreflightTest, TheProbeIsLargeEnoughAndFits) {
+  Options options = nvme();
+  const auto bytes = [&](int64_t needed, int64_t free) { return probe_bytes({"/a", 1, needed, 0, 0, 0, 0}, options, free); };
+  const int64_t mib = 1 << 20;
+  EXPECT_EQ(bytes(int64_t{1} << 40, int64_t{1} << 40), 256 * mib);
+  EXPECT_EQ(bytes(1, int64_t{1} << 40), 32 * mib) << "four times the queue";
+  EXPECT_EQ(bytes(int64_t{1} << 40, 20 * mib), 10 * mib);
+  EXPECT_EQ(bytes(int64_t{1} << 40, 0), mib) << "a block at least";
+  options.aio.queue_depth = 32;
+  EXPECT_EQ(bytes(1, int64_t{1} << 40), 128 * mib);
+}
+
+// The whole of it on the disk of this folder: measured, judged, and nothing left.
+TEST(PreflightTest, MeasuresTheFolderItself) {
+  const ScratchFolder scratch(make_scratch_folder("trireme_preflight"));
+  Options options = nvme(scratch.path / "to/be/made");
+  options.aio.block_size = 64 << 10;
+  options.aio.queue_depth = 4;
+  std::vector<FolderUse> folders;
+  add_use(folders, options, {5'000'000, 5'000'000, 5'000'000, 0}, {}, 1);
+  check_room(folders, options, 0, false);
+  const std::vector<Preflight> found = preflight(folders, options);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_GT(found[0].disk.read_bytes_per_s, 0);
+  EXPECT_GT(found[0].disk.write_bytes_per_s, 0);
+  EXPECT_DOUBLE_EQ(found[0].read_seconds, 5e6 / found[0].disk.read_bytes_per_s);
+  EXPECT_THAT(found[0].lines, Contains(HasSubstr("65.5 kB a request, 4 at a time")));
+  EXPECT_TRUE(fs::is_empty(scratch.path));
+  folders[0].state_bytes = int64_t{1} << 60;
+  try {
+    check_room(folders, options, 1000, false);
+    ADD_FAILURE() << "a disk of this size?";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("files of 1 rank need 1153 PB"), HasSubstr("to/be/made"), HasSubstr("Memory (1.00 kB free) cannot take it either")));
+  }
+}
+
+} // namespace
+} // namespace trireme::offload

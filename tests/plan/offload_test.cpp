@@ -1,0 +1,259 @@
+// Places as a dimension of the plan: memory, room on hosts and disks, the time of moves, and the search against looking at all.
+#include <trireme/estimate/layouts.h>
+#include <trireme/plan/move_time.h>
+#include <trireme/plan/search.h>
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+namespace trireme::plan {
+namespace {
+
+using offload::Place;
+using testing::HasSubstr;
+
+constexpr double kInfinite = 1e30;
+
+// Cards that only multiply matrices; a host and a disk with these bandwidths.
+Cluster cards(int64_t ranks = 1) {
+  Cluster out;
+  out.ranks_per_host = out.processors = ranks;
+  out.memory_bytes = int64_t{1} << 50;
+  out.peak_flops = 1e12;
+  out.products.points = {{1, 1e12}};
+  out.attention.points = {{1, kInfinite}};
+  out.memory_bandwidth = out.pass_bandwidth = kInfinite;
+  out.host = {int64_t{1} << 50, 0, 2e9, 1e9};
+  out.disk = {int64_t{1} << 50, 5e8, 2.5e8};
+  if (ranks > 1) {
+    out.levels = {{"inside_host", ranks, kInfinite, 0}};
+  }
+  return out;
+}
+
+Job job(int64_t batch = 4) {
+  Job out;
+  out.gpt = {.layers = 8, .hidden = 256, .heads = 4, .sequence_length = 16, .vocab_size = 100};
+  out.batch = batch;
+  out.clips = false;
+  out.base.compute = out.base.travel = estimate::Type::bf16;
+  out.base.bucket_bytes = out.base.first_bucket_bytes = 1 << 20;
+  out.base.param_persistence_threshold = 0;
+  out.base.offload.parameters.max_in_cpu = 0;
+  return out;
+}
+
+double flat(const Job& what, const Layout& layout) {
+  Shared shared(what);
+  return static_cast<double>(estimate::layout_of(run_of(what, layout, shared), 0).numel());
+}
+
+TEST(PlanOffloadTest, TheHostStepsAndTheLinkReturns) {
+  const Job what = job(1);
+  const Layout layout{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
+  const Prediction p = predict(cards(), what, layout);
+  ASSERT_EQ(p.refused, "");
+  const double F = flat(what, layout);
+  // Gradient 2, two moments read and written 16, master 8, parameter 2: 28 bytes at 2e9 a second; 2 bytes back at 1e9, of which one bucket does not hide.
+  const double pass = 28 * F / 2e9;
+  EXPECT_GT(p.optimizer_seconds, pass);
+  EXPECT_LT(p.optimizer_seconds, pass + 2 * F / 1e9 / 4);
+  ASSERT_EQ(p.moved.size(), 2u);
+  EXPECT_EQ(p.moved[0].way, estimate::Way::to_host);
+  EXPECT_EQ(static_cast<double>(p.moved[0].bytes), 2 * F);
+  EXPECT_GE(static_cast<double>(p.host_bytes), 14 * F);
+  EXPECT_EQ(p.disk_bytes, 0);
+}
+
+// On a slow link gradients are what a backward waits for; on a fast one they hide.
+TEST(PlanOffloadTest, GradientsLeaveBesideBackward) {
+  Cluster where = cards();
+  where.host.link_bandwidth = kInfinite;
+  where.host.memory_bandwidth = kInfinite;
+  const Job what = job(4);
+  const Layout layout{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
+  const double free = predict(where, what, layout).pipeline_seconds;
+  where.host.link_bandwidth = 1e6;
+  const double slow = predict(where, what, layout).pipeline_seconds;
+  const double F = flat(what, layout);
+  EXPECT_GT(slow, 4 * 4 * F / 1e6) << "in fp32, in every one of four micro-batches";
+  EXPECT_LT(slow, 4 * 4 * F / 1e6 + free);
+}
+
+TEST(PlanOffloadTest, FilesTakeTheLongerOfDiskAndPassAndABucketOfTheOther) {
+  const Job what = job(1);
+  const Layout layout{.zero_stage = 2, .micro_batch = 1, .states = Place::nvme};
+  Shared shared(what);
+  const estimate::Run run = run_of(what, layout, shared);
+  EXPECT_TRUE(run.offload.optimizer.pipeline_read && run.offload.optimizer.pipeline_write);
+  const MoveTimes times = move_times(cards(), run, estimate::layout_of(run, 0), estimate::moves_of(run).front());
+  const double F = flat(what, layout);
+  EXPECT_NEAR(times.reads, 12 * F / 5e8, 0.02 * times.reads);
+  EXPECT_NEAR(times.writes, 12 * F / 2.5e8, 0.02 * times.writes);
+  EXPECT_NEAR(times.pass, 28 * F / 2e9, 1e-9);
+  EXPECT_GT(times.buckets, 4);
+  offload::OptimizerOptions options = run.offload.optimizer;
+  const double buckets = static_cast<double>(times.buckets);
+  EXPECT_DOUBLE_EQ(times.optimizer(options), times.reads + times.writes + (times.pass + times.returns) / buckets);
+  options.pipeline_read = options.pipeline_write = false;
+  EXPECT_DOUBLE_EQ(times.optimizer(options), times.reads + times.writes + times.pass + times.returns / buckets) << "reads and writes are waited for";
+  options.pipeline_write = true;
+  EXPECT_LT(times.optimizer(options), times.reads + times.writes + times.pass + times.returns);
+  EXPECT_NEAR(predict(cards(), what, layout).optimizer_seconds, times.optimizer(run.offload.optimizer), 1e-12);
+}
+
+TEST(PlanOffloadTest, RanksOfAHostShareItsCoresAndItsDisk) {
+  const Layout one{.zero_stage = 1, .micro_batch = 1, .states = Place::nvme};
+  const Layout two{.data = 2, .zero_stage = 1, .micro_batch = 1, .states = Place::nvme};
+  const double alone = predict(cards(1), job(2), one).optimizer_seconds;
+  const double shared = predict(cards(2), job(2), two).optimizer_seconds;
+  EXPECT_NEAR(shared, alone, 0.05 * alone) << "each has half, at half the speed";
+}
+
+TEST(PlanOffloadTest, ADelayedUpdateHidesBehindTheStep) {
+  Job what = job(4);
+  const Layout layout{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
+  const Prediction plain = predict(cards(), what, layout);
+  what.base.offload.optimizer.delayed_update = true;
+  const Prediction delayed = predict(cards(), what, layout);
+  EXPECT_NEAR(delayed.step_seconds, std::max(plain.pipeline_seconds, plain.optimizer_seconds) + plain.reduce_seconds, 1e-9);
+  EXPECT_LT(delayed.step_seconds, plain.step_seconds);
+}
+
+TEST(PlanOffloadTest, UnitsComeBesideTheComputation) {
+  Cluster where = cards(2);
+  const Job what = job(2);
+  const Layout layout{.data = 2, .zero_stage = 3, .micro_batch = 1, .states = Place::host, .parameters = Place::nvme};
+  where.host.link_bandwidth = where.host.memory_bandwidth = kInfinite;
+  where.disk.read_bandwidth = where.disk.write_bandwidth = kInfinite;
+  const double free = predict(where, what, layout).pipeline_seconds;
+  where.disk.read_bandwidth = 1e6;
+  Shared shared(what);
+  const estimate::Run run = run_of(what, layout, shared);
+  const double from_files = move_times(where, run, estimate::layout_of(run, 0), estimate::moves_of(run).front()).units_from_files;
+  const double slow = predict(where, what, layout).pipeline_seconds;
+  EXPECT_GE(slow, from_files);
+  EXPECT_LE(slow, from_files + free);
+}
+
+TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {
+  const Job what = job();
+  const Layout on_host{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
+  const Layout in_files{.zero_stage = 2, .micro_batch = 1, .states = Place::nvme};
+  Cluster where = cards();
+  where.host.memory_bytes = 200'000'000;
+  EXPECT_THAT(predict(where, what, on_host).refused, testing::AllOf(HasSubstr("what is moved needs "), HasSubstr("of the memory of a host, which has 200 MB")));
+  EXPECT_EQ(predict(where, what, in_files).refused, "");
+  where.disk.bytes = 1000;
+  EXPECT_THAT(predict(where, what, in_files).refused, HasSubstr("of the disk of a host, which has 1.00 kB"));
+  where.host.memory_bytes = 0;
+  EXPECT_THAT(predict(where, what, on_host).refused, HasSubstr("nothing is said of the memory of a host"));
+}
+
+// Every layout, without any pruning; with moves those that do not fit without.
+std::vector<double> all_times(const Cluster& where, const Job& what, int64_t most_micro_batch) {
+  std::vector<double> out;
+  Shared shared(what);
+  const int64_t n = where.ranks();
+  const std::vector<Place> places = where.on_host ? std::vector{Place::device, Place::nvme} : std::vector{Place::device, Place::host, Place::nvme};
+  const auto fits = [&](const Layout& layout) {
+    const Prediction p = predict(where, what, layout, shared);
+    if (p.refused.empty()) {
+      out.push_back(p.step_seconds);
+    }
+    return p.refused.empty();
+  };
+  for (int64_t pipe = 1; pipe <= n; pipe *= 2) {
+    for (int64_t tensor = 1; pipe * tensor <= n; tensor *= 2) {
+      for (int64_t context = 1; pipe * tensor * context <= n; context *= 2) {
+        for (int64_t micro = 1; micro <= most_micro_batch; ++micro) {
+          for (int64_t recompute : {0, 1}) {
+            for (const bool sp : {false, true}) {
+              for (int64_t chunks = 1; chunks <= 9; ++chunks) { // 9: zero-bubble
+                Layout l{.pipe = pipe, .data = n / (pipe * tensor * context), .context = context, .tensor = tensor, .micro_batch = micro, .recompute = recompute, .sequence_parallel = sp};
+                l.chunks = chunks == 9 ? 1 : chunks;
+                l.schedule = chunks == 9 ? pipeline::ScheduleKind::zero_bubble : chunks > 1 ? pipeline::ScheduleKind::interleaved : pipeline::ScheduleKind::one_f_one_b;
+                const bool searched = (!sp || tensor > 1) && (pipe > 1 || chunks == 1) && (l.chunks == 1 || (pipe * l.chunks <= 8 && (8 % (pipe * l.chunks) == 0 || l.chunks == 2)));
+                if (!searched || !why_impossible(what, l).empty()) {
+                  continue;
+                }
+                for (int stage = 0; stage <= (l.gradient_ranks() > 1 ? 3 : 0); ++stage) {
+                  l.zero_stage = stage;
+                  l.states = l.parameters = Place::device;
+                  if (fits(l)) {
+                    continue;
+                  }
+                  for (const int moved_stage : l.gradient_ranks() > 1 ? std::vector{stage} : std::vector{2, 3}) {
+                    for (const Place states : places) {
+                      for (const Place parameters : places) {
+                        const bool nothing = states == Place::device && (parameters == Place::device || !where.on_host);
+                        if (nothing || (moved_stage < 3 && parameters != Place::device)) {
+                          continue;
+                        }
+                        Layout moved = l;
+                        moved.zero_stage = moved_stage;
+                        moved.states = states;
+                        moved.parameters = parameters;
+                        fits(moved);
+                      }
+                    }
+                  }
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+TEST(PlanOffloadTest, SearchFindsWhatLookingAtAllFinds) {
+  Job what = job(8);
+  what.gpt.vocab_size = 1000;
+  for (const bool on_host : {false, true}) {
+    for (const int64_t ranks : {1, 2}) {
+      for (const int64_t memory : {int64_t{400'000'000}, int64_t{45'000'000}, int64_t{20'000'000}}) {
+        Cluster where = cards(ranks);
+        where.on_host = on_host;
+        where.memory_bytes = memory + (on_host ? estimate::baseline_bytes() : 0);
+        where.host = on_host ? HostMemory() : HostMemory{2'000'000'000, 0, 2e9, 1e9};
+        where.memory_bandwidth = where.pass_bandwidth = 1e11;
+        SearchOptions options;
+        options.most_micro_batch = 2;
+        const Plan found = search(where, what, options);
+        const std::vector<double> times = all_times(where, what, 2);
+        ASSERT_EQ(found.best.size(), std::min<size_t>(10, times.size())) << on_host << ' ' << ranks << ' ' << memory;
+        for (size_t i = 0; i < found.best.size(); ++i) {
+          EXPECT_DOUBLE_EQ(found.best[i].step_seconds, times[i]) << i << " of " << memory << " bytes";
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanOffloadTest, BoundsAreBounds) {
+  const Job what = job(8);
+  const Cluster where = cards(2);
+  const int64_t parameters = estimate::gpt(what.gpt, {}).parameters();
+  for (const int stage : {1, 2, 3}) {
+    for (const Place states : {Place::host, Place::nvme}) {
+      for (const Place place : {Place::device, Place::nvme}) {
+        const Layout layout{.data = 2, .zero_stage = stage, .micro_batch = 1, .recompute = 1, .states = states, .parameters = stage == 3 ? place : Place::device};
+        const int64_t kept = model_of(what, layout, 1).layers.at(2).input;
+        EXPECT_LE(least_memory(what, layout, parameters, kept), predict(where, what, layout).memory_bytes) << describe(layout, what);
+      }
+    }
+  }
+}
+
+TEST(PlanOffloadTest, ALayoutSaysWhereThingsAre) {
+  EXPECT_THAT(describe({.zero_stage = 3, .states = Place::host, .parameters = Place::nvme}, job()), HasSubstr(", states on the host, parameters in files"));
+  EXPECT_THAT(describe({}, job()), testing::Not(HasSubstr("states")));
+}
+
+} // namespace
+} // namespace trireme::plan

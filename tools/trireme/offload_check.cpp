@@ -1,0 +1,152 @@
+#include "offload_check.h"
+
+#include <trireme/base/error.h>
+#include <trireme/base/units.h>
+#include <trireme/estimate/machine_memory.h>
+#include <trireme/estimate/memory.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <iomanip>
+#include <iostream>
+
+namespace trireme::tools {
+namespace {
+
+using estimate::Item;
+using estimate::StageMoves;
+using estimate::Way;
+using nlohmann::ordered_json;
+
+bool is_of_parameters(const Item& item) {
+  return item.name.find("parameters") != std::string::npos || item.name == estimate::kUnits;
+}
+
+offload::KindUse use_of(const StageMoves& moves, bool parameters) {
+  offload::KindUse use;
+  for (const Item& item : moves.in_files) {
+    use.bytes += is_of_parameters(item) == parameters ? item.bytes : 0;
+  }
+  for (const Item& item : moves.moved) {
+    const int64_t bytes = is_of_parameters(item) == parameters ? item.bytes : 0;
+    use.read_bytes += item.axis == estimate::way_name(Way::from_files) ? bytes : 0;
+    use.write_bytes += item.axis == estimate::way_name(Way::to_files) ? bytes : 0;
+  }
+  use.start_bytes = parameters ? moves.built_parameters : moves.initial_states;
+  return use;
+}
+
+std::string spoken_way(std::string name) {
+  std::replace(name.begin(), name.end(), '_', ' ');
+  return name;
+}
+
+void print_items(const std::string& heading, const std::vector<Item>& items, bool with_way) {
+  if (items.empty()) {
+    return;
+  }
+  std::cout << heading << '\n';
+  for (const Item& item : items) {
+    std::cout << "  " << std::left << std::setw(26) << item.name.substr(0, 26) << std::right << std::setw(9) << format_bytes(static_cast<double>(item.bytes)) << "  "
+              << (with_way ? concat(spoken_way(item.axis), ": ") : "") << item.formula << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
+  }
+}
+
+ordered_json items_json(const std::vector<Item>& items) {
+  ordered_json out = ordered_json::array();
+  for (const Item& item : items) {
+    out.push_back({{"what", item.name}, {"formula", item.formula}, {"numbers", item.numbers}, {"bytes", item.bytes}});
+    if (!item.axis.empty()) {
+      out.back()["way"] = item.axis;
+    }
+  }
+  return out;
+}
+
+} // namespace
+
+std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<StageMoves>& moves, int64_t first, int64_t count) {
+  std::vector<offload::FolderUse> folders;
+  for (const StageMoves& stage : moves) {
+    const int64_t begin = std::max(first, stage.stage * run.ranks_of_stage());
+    const int64_t end = std::min(first + count, (stage.stage + 1) * run.ranks_of_stage());
+    if (begin < end) {
+      offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), end - begin);
+    }
+  }
+  return folders;
+}
+
+std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<StageMoves>& moves) {
+  return folder_uses(run, moves, 0, run.stages * run.ranks_of_stage());
+}
+
+void check_files(const estimate::Run& run) {
+  if (!run.offload.uses_files()) {
+    return;
+  }
+  const estimate::MemoryAtHand memory = estimate::memory_at_hand();
+  int64_t needed = 0; // in any case
+  if (!run.on_device) {
+    for (const estimate::StageMemory& stage : estimate::memory_of(run)) {
+      needed += run.ranks_of_stage() * stage.peak();
+    }
+  }
+  offload::check_room(folder_uses(run, estimate::moves_of(run)), run.offload, std::max<int64_t>(0, memory.bytes - needed), run.on_device);
+}
+
+std::vector<std::string> look_at_disks(const estimate::Run& run, int64_t first, int64_t count) {
+  std::vector<std::string> lines;
+  const std::vector<offload::FolderUse> folders = folder_uses(run, estimate::moves_of(run), first, count);
+  offload::check_room(folders, run.offload, 0, run.on_device);
+  for (const offload::Preflight& disk : offload::preflight(folders, run.offload)) {
+    lines.insert(lines.end(), disk.lines.begin(), disk.lines.end());
+  }
+  return lines;
+}
+
+ordered_json disk_json(const offload::Preflight& preflight) {
+  return {{"folder", preflight.use.folder.string()},
+          {"filesystem", preflight.disk.filesystem},
+          {"direct", preflight.disk.direct},
+          {"alignment", preflight.disk.alignment},
+          {"engine", preflight.disk.engine},
+          {"free_bytes", preflight.disk.free_bytes},
+          {"file_bytes", preflight.use.bytes()},
+          {"read_bytes_per_s", preflight.disk.read_bytes_per_s},
+          {"write_bytes_per_s", preflight.disk.write_bytes_per_s},
+          {"read_bytes", preflight.use.read_bytes},
+          {"write_bytes", preflight.use.write_bytes},
+          {"start_bytes", preflight.use.start_bytes},
+          {"read_ms", 1e3 * preflight.read_seconds},
+          {"write_ms", 1e3 * preflight.write_seconds}};
+}
+
+void print_offload(const estimate::Run& run, const std::vector<StageMoves>& moves) {
+  for (const StageMoves& stage : moves) {
+    const std::string of = run.stages > 1 ? concat("stage ", stage.stage, ": ") : "";
+    print_items(of + "on the host of a rank's device", stage.on_host, false);
+    print_items(of + "in files of a rank", stage.in_files, false);
+    print_items(of + "moved by a rank in a step", stage.moved, true);
+    if (!stage.moved.empty()) {
+      std::cout << "M elements that are moved, A micro-batches\n\n";
+    }
+  }
+}
+
+void add_offload(ordered_json& stage, const StageMoves& moves) {
+  if (moves.moved.empty()) {
+    return;
+  }
+  stage["on_host"] = items_json(moves.on_host);
+  stage["in_files"] = items_json(moves.in_files);
+  stage["moved"] = items_json(moves.moved);
+  stage["host_bytes"] = moves.host_bytes();
+  stage["file_bytes"] = moves.file_bytes();
+  for (const Way way : estimate::kWays) {
+    stage[concat(estimate::way_name(way), "_bytes")] = moves.bytes(way);
+  }
+}
+
+} // namespace trireme::tools

@@ -1,0 +1,157 @@
+#include <trireme/config/offload_json.h>
+
+#include <trireme/base/text.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <initializer_list>
+
+namespace trireme::config {
+namespace {
+
+using nlohmann::ordered_json;
+using offload::Place;
+
+// A buffer is read into and one written from while one is stepped.
+constexpr int64_t kLeastBuffers = 3;
+constexpr int64_t kTransferUnit = 4096;
+
+Place place_of(const Values& section) {
+  const auto device = section.get<std::string>("device", "none");
+  return device == "cpu" ? Place::host : device == "nvme" ? Place::nvme : Place::device; // "auto" as "none"
+}
+
+std::string folder_of(const Values& section, Place place) {
+  const auto folder = section.get<std::string>("nvme_path", "");
+  if (place != Place::nvme) {
+    return folder;
+  }
+  if (folder.empty()) {
+    section.find("device")->fail("files need a folder, and there is no \"nvme_path\" beside it", "Write \"nvme_path\": \"/a/folder/on/a/disk\".");
+  }
+  if (folder == "auto") {
+    section.find("nvme_path")->fail("\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; here nothing knows which disk is meant", "Write the folder.");
+  }
+  return folder;
+}
+
+int64_t buffers_of(const Values& section, Place place, int64_t usual) {
+  const int64_t count = section.get("buffer_count", usual);
+  if (place == Place::nvme && count < kLeastBuffers) {
+    section.find("buffer_count")->fail(concat("one bucket is read and one written while one is used: at least ", kLeastBuffers, " buffers, found ", count), concat("Write ", usual, ", or leave it out."));
+  }
+  return count;
+}
+
+// What only files have, where the section asks for memory.
+void note_what_files_need(const Values& section, Place place, std::initializer_list<const char*> keys, std::vector<std::string>& notes) {
+  std::vector<std::string> found;
+  for (const char* key : keys) {
+    if (place == Place::host && section.find(key) != nullptr) {
+      found.emplace_back(key);
+    }
+  }
+  if (!found.empty()) {
+    notes.push_back(concat(section.node().where(), ": ", section.node().path(), ": ", join(found, ", "), found.size() == 1 ? " has" : " have", " no effect: the device is \"cpu\", not \"nvme\"."));
+  }
+}
+
+offload::OptimizerOptions read_optimizer_place(const Values& section, std::vector<std::string>& notes) {
+  offload::OptimizerOptions out;
+  out.place = place_of(section);
+  if (out.place == Place::device) {
+    return out;
+  }
+  out.nvme_path = folder_of(section, out.place);
+  out.buffer_count = buffers_of(section, out.place, out.buffer_count);
+  out.pin_memory = section.get("pin_memory", out.pin_memory);
+  out.pipeline_read = section.get("pipeline_read", out.pipeline_read);
+  out.pipeline_write = section.get("pipeline_write", out.pipeline_write);
+  out.fast_init = section.get("fast_init", out.fast_init);
+  out.ratio = section.get("ratio", out.ratio);
+  out.delayed_update = section.get("delayed_update", out.delayed_update);
+  note_what_files_need(section, out.place, {"nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"}, notes);
+  return out;
+}
+
+offload::ParameterOptions read_parameter_place(const Values& section, int zero_stage, std::vector<std::string>& notes) {
+  offload::ParameterOptions out;
+  out.place = place_of(section);
+  if (out.place == Place::device) {
+    return out;
+  }
+  if (zero_stage < 3) {
+    section.find("device")->fail(concat("parameters are in parts, which can be elsewhere, at \"stage\": 3, and the stage is ", zero_stage),
+                                 "Say \"stage\": 3, or leave offload_param out; offload_optimizer works at every stage.");
+  }
+  out.nvme_path = folder_of(section, out.place);
+  out.buffer_count = buffers_of(section, out.place, out.buffer_count);
+  out.max_in_cpu = section.get("max_in_cpu", out.max_in_cpu);
+  out.pin_memory = section.get("pin_memory", out.pin_memory);
+  note_what_files_need(section, out.place, {"nvme_path", "buffer_count", "max_in_cpu"}, notes);
+  return out;
+}
+
+aio::Options read_aio(const Values& section) {
+  aio::Options out;
+  out.block_size = section.get("block_size", out.block_size);
+  if (out.block_size % kTransferUnit != 0) {
+    const int64_t near = std::max<int64_t>(1, (out.block_size + kTransferUnit / 2) / kTransferUnit) * kTransferUnit;
+    section.find("block_size")->fail(concat("direct transfers are multiples of ", kTransferUnit, " bytes, found ", out.block_size), concat("Write ", near, '.'));
+  }
+  out.queue_depth = section.get("queue_depth", out.queue_depth);
+  out.threads = section.get("intra_op_parallelism", out.threads);
+  out.single_submit = section.get("single_submit", out.single_submit);
+  out.overlap_events = section.get("overlap_events", out.overlap_events);
+  return out;
+}
+
+ordered_json path_or_null(const std::string& path) {
+  return path.empty() ? ordered_json(nullptr) : ordered_json(path);
+}
+
+} // namespace
+
+offload::Options read_offload(const Values& engine, int zero_stage, std::vector<std::string>& notes) {
+  const Values zero = engine.section("zero_optimization");
+  const Values section = engine.section("aio");
+  offload::Options out;
+  out.optimizer = read_optimizer_place(zero.section("offload_optimizer"), notes);
+  out.parameters = read_parameter_place(zero.section("offload_param"), zero_stage, notes);
+  out.aio = read_aio(section);
+  if (section.present() && !out.uses_files() && to_json(out.aio) != to_json(aio::Options())) {
+    notes.push_back(concat(section.node().where(), ": aio has no effect: nothing is kept in files, which \"device\": \"nvme\" in an offload section does."));
+  }
+  return out;
+}
+
+ordered_json to_json(const offload::OptimizerOptions& options) {
+  return {{"device", offload::word(options.place)},
+          {"nvme_path", path_or_null(options.nvme_path)},
+          {"buffer_count", options.buffer_count},
+          {"pin_memory", options.pin_memory},
+          {"pipeline_read", options.pipeline_read},
+          {"pipeline_write", options.pipeline_write},
+          {"fast_init", options.fast_init},
+          {"ratio", options.ratio},
+          {"delayed_update", options.delayed_update}};
+}
+
+ordered_json to_json(const offload::ParameterOptions& options) {
+  return {{"device", offload::word(options.place)},
+          {"nvme_path", path_or_null(options.nvme_path)},
+          {"buffer_count", options.buffer_count},
+          {"max_in_cpu", options.max_in_cpu},
+          {"pin_memory", options.pin_memory}};
+}
+
+ordered_json to_json(const aio::Options& options) {
+  return {{"block_size", options.block_size},
+          {"queue_depth", options.queue_depth},
+          {"intra_op_parallelism", options.threads},
+          {"single_submit", options.single_submit},
+          {"overlap_events", options.overlap_events}};
+}
+
+} // namespace trireme::config

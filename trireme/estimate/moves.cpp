@@ -1,0 +1,243 @@
+#include <trireme/estimate/moves.h>
+
+#include <trireme/base/error.h>
+#include <trireme/estimate/gather_plan.h>
+#include <trireme/estimate/layouts.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme::estimate {
+namespace {
+
+using offload::Place;
+
+constexpr int64_t kFileBlock = 4096;
+constexpr int64_t kStateBlock = 256;
+constexpr int64_t kScaleBytes = 4;
+constexpr int64_t kReturning = 3; // buckets of stepped parameters on their way to the device
+
+int64_t in_blocks(int64_t bytes) {
+  return (bytes + kFileBlock - 1) / kFileBlock * kFileBlock;
+}
+
+int64_t sum(const std::vector<Item>& items, const std::string& axis = "") {
+  int64_t bytes = 0;
+  for (const Item& item : items) {
+    bytes += axis.empty() || item.axis == axis ? item.bytes : 0;
+  }
+  return bytes;
+}
+
+// How many buckets from the front have their middle within this share of the elements.
+int64_t moved_buckets(const bucket::FlatLayout& layout, double ratio) {
+  const double share = ratio * static_cast<double>(layout.numel());
+  const auto& buckets = layout.buckets();
+  const auto first_here = std::find_if(buckets.begin(), buckets.end(), [&](const bucket::Bucket& bucket) { return static_cast<double>(bucket.begin + bucket.end) / 2 >= share; });
+  return first_here - buckets.begin();
+}
+
+void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
+  const bool files = run.offload.optimizer.place == Place::nvme;
+  out.state_buckets = run.on_device ? moved_buckets(layout, run.offload.optimizer.ratio) : std::ssize(layout.buckets());
+  for (int64_t b = 0; b < out.state_buckets; ++b) {
+    const bucket::Bucket& bucket = layout.buckets()[b];
+    const int64_t each = bucket.numel() / run.shard_ranks();
+    const bool stays_there = run.moves_parameters() && bucket.unit != bucket::TensorInfo::kNoUnit; // a parameter in fp32 is its own master
+    const int64_t master = run.compute != Type::fp32 || (run.on_device && !stays_there) ? 4 * each : 0;
+    const int64_t scales = run.state_bytes == 1 ? kScaleBytes * ((each + kStateBlock - 1) / kStateBlock) : 0;
+    const int64_t in_file = in_blocks(master) + run.states * (in_blocks(run.state_bytes * each) + in_blocks(scales));
+    out.elements += each;
+    out.state_bytes += run.states * (run.state_bytes * each + scales);
+    out.master_bytes += master;
+    out.largest_states = std::max(out.largest_states, in_file);
+    out.largest_elements = std::max(out.largest_elements, each);
+    out.state_file_bytes += files ? in_file : 0;
+  }
+  out.state_buffers = out.state_file_bytes > 0 ? std::min(out.state_buckets, run.offload.optimizer.buffer_count) : 0;
+}
+
+void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
+  const int64_t e = bytes_of(run.compute);
+  const bool files = run.offload.parameters.place == Place::nvme;
+  int64_t in_memory = 0;
+  int64_t count = 0;
+  for (const bucket::Bucket& bucket : layout.buckets()) {
+    if (bucket.unit == bucket::TensorInfo::kNoUnit) {
+      continue;
+    }
+    const int64_t each = bucket.numel() / run.shard_ranks();
+    out.parameters += each;
+    if (!files || in_memory + each <= run.offload.parameters.max_in_cpu) {
+      in_memory += each;
+      continue;
+    }
+    ++count;
+    out.parameters_in_files += each;
+    out.parameter_file_bytes += in_blocks(e * each);
+    out.largest_parameters = std::max(out.largest_parameters, in_blocks(e * each));
+  }
+  out.parameter_buffers = std::min(count, run.offload.parameters.buffer_count);
+}
+
+void add_gradients(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
+  for (const bucket::Bucket& bucket : layout.buckets()) {
+    const int64_t bytes = in_blocks(bytes_of(run.gradients()) * (bucket.numel() / run.shard_ranks()));
+    out.gradient_file_bytes += bytes;
+    out.largest_gradients = std::max(out.largest_gradients, bytes);
+  }
+  out.gradient_buffers = std::min(static_cast<int64_t>(std::ssize(layout.buckets())), run.offload.optimizer.buffer_count);
+}
+
+class Moves {
+ public:
+  Moves(const Run& run, int64_t stage) : run_(run), layout_(layout_of(run, stage)), there_(elsewhere_of(run, layout_)) {
+    out_.stage = stage;
+    if (there_.elements > 0) {
+      states(run.offload.optimizer.place);
+    }
+    if (there_.parameters > 0) {
+      parameters(run.offload.parameters.place);
+    }
+    if (there_.parameters > 0 || (run.on_device && there_.elements > 0)) {
+      gathered(stage);
+    }
+  }
+  StageMoves take() {
+    return std::move(out_);
+  }
+
+ private:
+  static void add(std::vector<Item>& to, const std::string& name, const std::string& formula, const std::string& numbers, int64_t bytes, const char* axis = "") {
+    if (bytes > 0) {
+      to.push_back({name, formula, numbers, bytes, axis});
+    }
+  }
+  void move(Way way, const std::string& name, const std::string& formula, const std::string& numbers, int64_t bytes) {
+    add(out_.moved, name, formula, numbers, bytes, way_name(way));
+  }
+
+  // M: elements that are moved.
+  void states(Place place) {
+    const bool files = place == Place::nvme;
+    const std::string m = std::to_string(there_.elements);
+    std::vector<Item>& to = files ? out_.in_files : out_.on_host;
+    add(to, "optimizer_states", concat(run_.states, " states x ", run_.state_bytes, " M", run_.state_bytes == 1 ? ", with scales" : ""),
+        concat(run_.states, " x ", run_.state_bytes, " x ", m), there_.state_bytes);
+    add(to, "masters", run_.on_device && run_.compute == Type::fp32 ? "4 M, a copy to be stepped" : "4 M", concat("4 x ", there_.master_bytes / 4), there_.master_bytes);
+    if (files) {
+      const int64_t bytes = there_.state_file_bytes;
+      add(to, "gaps", "to whole blocks of 4096 bytes", "", bytes - there_.state_bytes - there_.master_bytes);
+      move(Way::from_files, "masters and states", "M, in blocks", std::to_string(bytes), there_.state_buckets > there_.state_buffers ? bytes : 0);
+      move(Way::to_files, "masters and states", "M, in blocks", std::to_string(bytes), bytes);
+      out_.initial_states = run_.offload.optimizer.fast_init ? 0 : bytes;
+    }
+    if (run_.gradients_in_files()) {
+      const int64_t bytes = there_.gradient_file_bytes;
+      const int64_t a = run_.accumulation;
+      add(out_.in_files, "gradients", concat(bytes_of(run_.gradients()), " M, in blocks"), "", bytes);
+      move(Way::to_files, "gradients", concat(bytes_of(run_.gradients()), " M for each micro-batch"), concat(a, " x ", bytes), a * bytes);
+      move(Way::from_files, "gradients", concat(bytes_of(run_.gradients()), " M for each micro-batch but the first, the norm and the step"), concat(a + 1, " x ", bytes), (a + 1) * bytes);
+    }
+    if (run_.on_device) {
+      gradients_of_a_device(m);
+      add(out_.on_host, "buffers of files", concat(there_.state_buffers, " buckets of masters and states"), concat(there_.state_buffers, " x ", there_.largest_states),
+          there_.state_buffers * there_.largest_states);
+    }
+  }
+
+  // Added up on the host, where the device keeps none: what is there comes to the device, and the sum goes back. A pipeline adds up first.
+  void gradients_of_a_device(const std::string& m) {
+    const int64_t g = bytes_of(run_.gradients());
+    const int64_t sets = run_.offload.optimizer.delayed_update ? 2 : 1;
+    add(out_.on_host, "gradients", concat(sets > 1 ? "2 x " : "", g, " M", sets > 1 ? ": of the step before, and those that arrive" : ""), concat(sets > 1 ? "2 x " : "", g, " x ", m),
+        sets * g * there_.elements);
+    const int64_t times = run_.moves_gradients() && run_.stages == 1 ? run_.accumulation : 1;
+    move(Way::to_host, "gradients", concat(times > 1 ? "A " : "", g, " M"), concat(times > 1 ? concat(times, " x ") : "", g, " x ", m), times * g * there_.elements);
+    move(Way::to_device, "gradients, to be added to", concat("(A - 1) ", g, " M"), concat(times - 1, " x ", g, " x ", m), (times - 1) * g * there_.elements);
+  }
+
+  void parameters(Place place) {
+    const int64_t e = bytes_of(run_.compute);
+    if (run_.on_device) {
+      const int64_t on_host = there_.parameters - there_.parameters_in_files;
+      add(out_.on_host, "parameters", concat(e, " U / N", place == Place::nvme ? ", at most max_in_cpu" : ""), concat(e, " x ", on_host), e * on_host);
+      add(out_.on_host, "buffers of files", concat(there_.parameter_buffers, " buckets of parameters"), concat(there_.parameter_buffers, " x ", there_.largest_parameters),
+          there_.parameter_buffers * there_.largest_parameters);
+    }
+    add(out_.in_files, "parameters", concat(e, " (U / N - max_in_cpu), in blocks"), concat(e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
+    move(Way::from_files, "parameters, to be stepped", concat(e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
+    move(Way::to_files, "stepped parameters", concat(e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
+    out_.built_parameters = there_.parameter_file_bytes;
+  }
+
+  // Parameters on their way back: stepped ones to the device, and units that a layer is about to use.
+  void gathered(int64_t stage) {
+    const int64_t e = bytes_of(run_.compute);
+    int64_t returning = there_.elements;
+    if (there_.parameters > 0) {
+      returning = std::max<int64_t>(0, there_.elements - there_.parameters); // units are stepped where they stay
+      const int64_t used = gather_plan(run_, stage).elements(layout_) / run_.shard_ranks();
+      const double in_files = static_cast<double>(there_.parameters_in_files) / static_cast<double>(there_.parameters);
+      const char* const formula = " U' / N, U': units for every forward and backward, less what is still there";
+      move(Way::from_files, kUnits, concat(e, formula, ", less what max_in_cpu keeps"), concat(e, " x ", used, " x ", in_files), std::llround(static_cast<double>(e * used) * in_files));
+      if (run_.on_device) {
+        move(Way::to_device, kUnits, concat(e, formula), concat(e, " x ", used), e * used);
+      }
+    }
+    if (run_.on_device && returning > 0) {
+      move(Way::to_device, "stepped parameters", concat(e, " M", there_.parameters > 0 ? ", less units" : ""), concat(e, " x ", returning), e * returning);
+      const bool all = run_.offload.optimizer.delayed_update; // until the next step ends
+      const int64_t waiting = all ? returning : std::min(returning, kReturning * there_.largest_elements);
+      add(out_.on_host, "stepped parameters", all ? concat(e, " M") : concat(kReturning, " buckets"), concat(e, " x ", waiting), e * waiting);
+    }
+  }
+
+  const Run& run_;
+  const bucket::FlatLayout layout_;
+  const Elsewhere there_;
+  StageMoves out_;
+};
+
+} // namespace
+
+const char* way_name(Way way) {
+  constexpr const char* names[] = {"to_host", "to_device", "from_files", "to_files"};
+  return names[static_cast<size_t>(way)];
+}
+
+Elsewhere elsewhere_of(const Run& run, const bucket::FlatLayout& layout) {
+  Elsewhere out;
+  if (run.moves_states()) {
+    add_states(run, layout, out);
+  }
+  if (run.moves_parameters()) {
+    add_parameters(run, layout, out);
+  }
+  if (run.gradients_in_files()) {
+    add_gradients(run, layout, out);
+  }
+  return out;
+}
+
+int64_t StageMoves::host_bytes() const {
+  return sum(on_host);
+}
+
+int64_t StageMoves::file_bytes() const {
+  return sum(in_files);
+}
+
+int64_t StageMoves::bytes(Way way) const {
+  return sum(moved, way_name(way));
+}
+
+std::vector<StageMoves> moves_of(const Run& run) {
+  std::vector<StageMoves> out;
+  for (int64_t stage = 0; stage < run.stages; ++stage) {
+    out.push_back(Moves(run, stage).take());
+  }
+  return out;
+}
+
+} // namespace trireme::estimate

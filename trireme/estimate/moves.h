@@ -1,0 +1,72 @@
+#pragma once
+
+#include <trireme/bucket/flat_layout.h>
+#include <trireme/estimate/memory.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::estimate {
+
+/// The links of a host over which offload moves something.
+enum class Way { to_host, to_device, from_files, to_files };
+inline constexpr Way kWays[] = {Way::to_host, Way::to_device, Way::from_files, Way::to_files};
+
+/// "to_host", "to_device", "from_files", "to_files".
+const char* way_name(Way way);
+
+/// Name of the moves of units of stage 3 that layers are about to use.
+inline constexpr const char* kUnits = "units";
+
+/// What a rank has of a flat buffer elsewhere than where the model is. Bytes, unless they are called elements or buffers (buckets that have memory while files
+/// hold the rest). In files each array's part of a bucket fills whole blocks of 4096 bytes.
+struct Elsewhere {
+  /// Elements whose masters and states are elsewhere. Of a device's, with a ratio, whole buckets from the front: those whose middle lies within the share.
+  int64_t elements = 0;
+  int64_t state_bytes = 0;
+  /// Of parameters in fp32 on a device too: the host has a copy to step.
+  int64_t master_bytes = 0;
+  int64_t state_file_bytes = 0;
+  int64_t largest_states = 0;
+  int64_t largest_elements = 0;
+  int64_t state_buckets = 0;
+  int64_t state_buffers = 0;
+
+  /// Elements of sharded parameters, and those of them that are in files, beyond max_in_cpu.
+  int64_t parameters = 0;
+  int64_t parameters_in_files = 0;
+  int64_t parameter_file_bytes = 0;
+  int64_t largest_parameters = 0;
+  int64_t parameter_buffers = 0;
+
+  int64_t gradient_file_bytes = 0;
+  int64_t largest_gradients = 0;
+  int64_t gradient_buffers = 0;
+};
+Elsewhere elsewhere_of(const Run& run, const bucket::FlatLayout& layout);
+
+/// What a rank of a pipeline stage has on the host of its device and in files, and what it moves in a step. Empty without offload.
+struct StageMoves {
+  int64_t stage = 0;
+  /// In the host's memory beside what a rank on a device has there anyway (estimate::Category::data and baseline). Empty for ranks on the CPU, whose
+  /// memory this is.
+  std::vector<Item> on_host;
+  std::vector<Item> in_files;
+  /// In one step, `axis` being the way. A bucket that is in memory still is not read: states of no more buckets than there are buffers never are, and of units
+  /// those used last are left out, so that less is read than is said here. The first step also reads and writes the states once more, and parameters
+  /// are written when they are built.
+  std::vector<Item> moved;
+  /// Bytes that are written to files before the first step: initial states (fast_init leaves them out), and parameters as they are built.
+  int64_t initial_states = 0;
+  int64_t built_parameters = 0;
+
+  int64_t host_bytes() const;
+  int64_t file_bytes() const;
+  int64_t bytes(Way way) const;
+};
+
+/// One for each pipeline stage. Source: Ren et al. 2021, arXiv:2101.06840; Rajbhandari et al. 2021, arXiv:2104.07857.
+std::vector<StageMoves> moves_of(const Run& run);
+
+} // namespace trireme::estimate

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <trireme/aio/probe.h>
+#include <trireme/offload/options.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme::offload {
+
+/// What the ranks of one host keep in a folder, and move through it in a step: all of them together.
+struct FolderUse {
+  std::filesystem::path folder;
+  int64_t ranks = 0;
+  /// Masters and optimizer states, and parameters.
+  int64_t state_bytes = 0;
+  int64_t parameter_bytes = 0;
+  int64_t read_bytes = 0;
+  int64_t write_bytes = 0;
+  /// Before the first step.
+  int64_t start_bytes = 0;
+  /// Bytes of the ranks' memory that would be needed instead, if nothing were in files.
+  int64_t bytes() const {
+    return state_bytes + parameter_bytes;
+  }
+};
+
+/// What a rank has in files of one kind, and moves through them in a step.
+struct KindUse {
+  int64_t bytes = 0;
+  int64_t read_bytes = 0;
+  int64_t write_bytes = 0;
+  int64_t start_bytes = 0; ///< written before the first step
+};
+
+/// Adds what `ranks` ranks of the host have, each the same, to the folders that `options` name for their states and their parameters, or begins one.
+void add_use(std::vector<FolderUse>& folders, const Options& options, const KindUse& states, const KindUse& parameters, int64_t ranks);
+
+/// The folder, or of one that is to be made the nearest above it that is there. Errors: InputError where it is no folder, or may not be written to.
+std::filesystem::path existing_folder(const std::filesystem::path& folder);
+
+/// What there is room for: in the folder, and in the memory of the host. A rank on a device may leave a part of its states there ("ratio").
+struct Room {
+  int64_t free_bytes = 0;
+  int64_t memory_bytes = 0;
+  bool on_device = false;
+};
+
+/// Why the files do not fit, and the nearest configuration that does: fewer of the states in files ("ratio"), parameters or all of it in memory. Empty: they fit.
+struct Refusal {
+  std::string what;
+  std::string next;
+};
+Refusal refusal(const FolderUse& use, const Options& options, const Room& room);
+
+/// What the disk showed, and what a step makes of it: a line each.
+///
+/// Reads and writes of a step take bytes / bandwidth, one after the other. Read ahead and written behind (pipeline_read, pipeline_write) they hide behind computation
+/// that takes as long; else they are waited for.
+struct Preflight {
+  FolderUse use;
+  aio::Probe disk;
+  double read_seconds = 0;
+  double write_seconds = 0;
+  std::vector<std::string> lines;
+};
+Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& disk);
+
+/// Bytes of the file with which a folder is measured: enough that a few requests do not decide, and no more than it has room for.
+int64_t probe_bytes(const FolderUse& use, const Options& options, int64_t free_bytes);
+
+/// Of every folder: whether there is room. Errors: InputError with refusal(), and as existing_folder().
+void check_room(const std::vector<FolderUse>& folders, const Options& options, int64_t memory_bytes, bool on_device);
+
+/// Of every folder: measures and judges. Takes about as long as writing probe_bytes() twice and reading them once. Errors: as aio::probe().
+std::vector<Preflight> preflight(const std::vector<FolderUse>& folders, const Options& options);
+
+} // namespace trireme::offload

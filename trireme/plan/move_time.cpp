@@ -1,0 +1,59 @@
+#include <trireme/plan/move_time.h>
+
+#include <algorithm>
+
+namespace trireme::plan {
+
+using estimate::Way;
+
+double MoveTimes::optimizer(const offload::OptimizerOptions& options) const {
+  const double waited = (options.pipeline_read ? 0 : reads) + (options.pipeline_write ? 0 : writes);
+  const double disk = (options.pipeline_read ? reads : 0) + (options.pipeline_write ? writes : 0);
+  const double slowest = std::max({disk, pass, returns});
+  return waited + slowest + (disk + pass + returns - slowest) / static_cast<double>(std::max<int64_t>(1, buckets));
+}
+
+MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const bucket::FlatLayout& layout, const estimate::StageMoves& moves) {
+  MoveTimes out;
+  if (moves.moved.empty()) {
+    return out;
+  }
+  const auto ranks = static_cast<double>(cluster.ranks_per_host);
+  const auto seconds = [](int64_t bytes, double bandwidth) { return bytes == 0 ? 0 : static_cast<double>(bytes) / bandwidth; };
+  const auto of = [&](Way way, auto&& counts) {
+    int64_t bytes = 0;
+    for (const estimate::Item& item : moves.moved) {
+      bytes += item.axis == estimate::way_name(way) && counts(item) ? item.bytes : 0;
+    }
+    return bytes;
+  };
+  const auto units = [](const estimate::Item& item) { return item.name == estimate::kUnits; };
+  const auto gradients = [](const estimate::Item& item) { return item.name.starts_with("gradients"); };
+  const auto others = [&](const estimate::Item& item) { return !units(item) && !gradients(item); };
+  const double link = cluster.host.link_bandwidth;
+  const double reading = cluster.disk.read_bandwidth / ranks;
+  const double writing = cluster.disk.write_bandwidth / ranks;
+  out.gradients = std::max(seconds(of(Way::to_host, gradients), link), seconds(of(Way::to_device, gradients), link)) + seconds(of(Way::from_files, gradients), reading) +
+                  seconds(of(Way::to_files, gradients), writing);
+  out.in_every_micro_batch = run.stages == 1 && (run.moves_gradients() || run.gradients_in_files());
+  out.units_over_link = seconds(of(Way::to_device, units), link);
+  out.units_from_files = seconds(of(Way::from_files, units), reading);
+  out.reads = seconds(of(Way::from_files, others), reading);
+  out.writes = seconds(of(Way::to_files, others), writing);
+  out.returns = seconds(of(Way::to_device, others), link);
+
+  const estimate::Elsewhere there = estimate::elsewhere_of(run, layout);
+  const auto e = estimate::bytes_of(run.compute);
+  const bool copies = run.compute != estimate::Type::fp32; // masters are read and written, and the parameter is written
+  const int64_t element = estimate::bytes_of(run.gradients()) + 2 * run.states * run.state_bytes + 8 + (copies ? e : 0);
+  const double sharing = std::max(1.0, ranks / static_cast<double>(cluster.processors));
+  const double bandwidth = cluster.on_host ? cluster.memory_bandwidth / sharing : cluster.host.memory_bandwidth / ranks;
+  out.pass = seconds(there.elements * element, bandwidth);
+  int64_t elements = 0;
+  while (out.buckets < std::ssize(layout.buckets()) && elements < there.elements * run.shard_ranks()) {
+    elements += layout.buckets()[out.buckets++].numel();
+  }
+  return out;
+}
+
+} // namespace trireme::plan

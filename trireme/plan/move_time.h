@@ -1,0 +1,31 @@
+#pragma once
+
+#include <trireme/estimate/moves.h>
+#include <trireme/plan/cluster.h>
+
+namespace trireme::plan {
+
+/// What offload costs a rank in a step: seconds of each link by itself. All ranks of a host move at the same time and share its disk and its cores.
+struct MoveTimes {
+  /// Gradients on their way to the host and, to be added to, back, or into files and out of them: in every micro-batch's backward, or in the last.
+  double gradients = 0;
+  bool in_every_micro_batch = false;
+  /// Units that layers are about to use: from the host to a card, and from files.
+  double units_over_link = 0;
+  double units_from_files = 0;
+  /// Of the optimizer: reads, writes, its pass over what is moved, and stepped parameters on their way to a card.
+  double reads = 0;
+  double writes = 0;
+  double pass = 0;
+  double returns = 0;
+  /// Buckets that are stepped one behind the other.
+  int64_t buckets = 0;
+
+  /// All of the optimizer's. Reads and writes that are not ahead and behind are waited for; of the others, the pass and the returns the longest counts
+  /// (reads and writes together: one disk), and of the rest a bucket's.
+  double optimizer(const offload::OptimizerOptions& options) const;
+};
+
+MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const bucket::FlatLayout& layout, const estimate::StageMoves& moves);
+
+} // namespace trireme::plan
