@@ -19,6 +19,7 @@
 #include <trireme/device/host_scalars.h>
 #include <trireme/device/upload.h>
 #include <trireme/engine/initialize.h>
+#include <trireme/engine/make_store.h>
 #include <trireme/engine/peak_memory.h>
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
@@ -92,7 +93,7 @@ class TrainRun {
     return world_.rank() == 0 && (!worker_ || worker_->worker == 0);
   }
   bool shards_parameters() const {
-    return run_.engine.zero.stage >= 3 && mesh_.group({mesh::Axis::data, mesh::Axis::context}).size() > 1;
+    return engine::shards_parameters(run_.engine, mesh_.group({mesh::Axis::data, mesh::Axis::context}).size());
   }
   struct Start {
     fs::path from;
@@ -137,6 +138,7 @@ class TrainRun {
   std::optional<RunLog> log_; // rank 0
   int64_t last_saved_ = -1;
   std::map<std::string, int64_t> bytes_before_; // by axes
+  offload::Traffic offloaded_before_;
   int64_t peak_rss_ = 0;
   std::optional<int64_t> device_peak_;
   std::optional<std::string> failed_save_;
@@ -341,6 +343,11 @@ monitor::StepMetrics TrainRun::metrics() {
     m.comm_bytes_by.clear();
   }
   bytes_before_ = bytes;
+  if (const auto moved = engine_->offload_traffic()) {
+    m.offload_read_bytes = moved->read - offloaded_before_.read;
+    m.offload_write_bytes = moved->written - offloaded_before_.written;
+    offloaded_before_ = *moved;
+  }
   return m;
 }
 
@@ -377,6 +384,7 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     metrics.val_accuracy = sums[0].item<double>() / sums[1].item<double>();
   }
   bytes_before_ = engine_->bytes_sent_by_axes();
+  offloaded_before_ = engine_->offload_traffic().value_or(offload::Traffic());
   set_status("");
 }
 

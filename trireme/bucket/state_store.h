@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace trireme::bucket {
@@ -19,7 +20,7 @@ struct StoredArray {
   std::vector<int64_t> numel;
 };
 
-/// Where such arrays are between steps: in memory, and later on the host of a device or on a disk. A bucket's parts are used between
+/// Where such arrays are between steps: in memory, on the host of a device, on a disk (offload/disk_store.h). A bucket's parts are used between
 /// acquire() and release(), and buckets are asked for one after the other, in an order that prefetch() can tell ahead.
 class StateStore {
  public:
@@ -33,6 +34,10 @@ class StateStore {
   virtual void release(int64_t buffer, int64_t bucket, bool modified) = 0;
   /// Says that acquire() of this bucket is near.
   virtual void prefetch(int64_t buffer, int64_t bucket) = 0;
+  /// Says that nobody needs what the bucket has: the next acquire() gives what is cheapest, until it is written.
+  virtual void forget(int64_t /*buffer*/, int64_t /*bucket*/) {}
+  /// The first parameter of each bucket, for messages.
+  virtual void name_buckets(int64_t /*buffer*/, std::vector<std::string> /*first_parameters*/) {}
   /// Calls `f` with the parts of a bucket between acquire() and release(), which also follows if `f` throws.
   void use(int64_t buffer, int64_t bucket, bool modifies, const std::function<void(const std::vector<at::Tensor>&)>& f);
 };
