@@ -169,7 +169,9 @@ Task TrainRun::build_task() {
   }
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
-    init.emplace(mesh_.group({mesh::Axis::data, mesh::Axis::context}), run_.engine.precision.compute, device_);
+    std::shared_ptr<bucket::StateStore> store;
+    engine::check_together(world_.group(), [&] { store = engine::make_building_store(run_.engine, world_.rank()); });
+    init.emplace(mesh_.group({mesh::Axis::data, mesh::Axis::context}), run_.engine.precision.compute, device_, store);
   }
   for (fs::path* from : {&run_.model.gpt.init_from, &run_.model.cnn.init_from}) {
     if (!from->empty() && checkpoint::find_newest(*from, world_.group())) {

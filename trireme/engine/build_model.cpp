@@ -7,6 +7,7 @@
 #include <trireme/device/move.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
+#include <trireme/engine/same_options.h>
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/precision/cast.h>
 
@@ -37,7 +38,9 @@ void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUni
     parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.stage);
     return;
   }
-  hooks.built = [&, store = make_building_store(parts, options)](torch::nn::Module& layer) {
+  std::shared_ptr<bucket::StateStore> store;
+  check_together(parts.everyone, [&] { store = options.state_store ? nullptr : make_building_store(options.config, parts.everyone.rank()); });
+  hooks.built = [&, store](torch::nn::Module& layer) {
     move_and_cast(layer, parts);
     units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group, store));
   };

@@ -122,12 +122,14 @@ std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, cons
   return make(parts, wanted.optimizer.nvme_path, {.kind = "gradients", .buffers = wanted.optimizer.buffer_count, .fast_init = true}, wanted.aio);
 }
 
-std::shared_ptr<bucket::StateStore> make_building_store(const Parts& parts, const InitializeOptions& options) {
-  const offload::Options& wanted = options.config.offload;
-  if (!is_on_disk(options, wanted.parameters.place)) {
+std::shared_ptr<bucket::StateStore> make_building_store(const config::EngineConfig& config, int rank) {
+  const offload::ParameterOptions& wanted = config.offload.parameters;
+  if (config.zero.stage < 3 || wanted.place != Place::nvme) {
     return nullptr;
   }
-  return make(parts, wanted.parameters.nvme_path, {.kind = "layers as they are built", .buffers = 3, .fast_init = true}, wanted.aio);
+  offload::DiskOptions disk{.kind = "modules as they are built", .buffers = 3, .fast_init = true};
+  disk.aio = config.offload.aio;
+  return std::make_shared<offload::DiskStore>(offload::RankFolder::open(wanted.nvme_path, rank, "trireme.building"), disk, std::make_shared<offload::Traffic>());
 }
 
 } // namespace trireme::engine

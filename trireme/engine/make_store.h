@@ -20,7 +20,8 @@ void prepare_offload(Parts& parts, const InitializeOptions& options);
 std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, const InitializeOptions& options);
 std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options);
 std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options);
-/// For the shards of layers that are built one by one, until the parameter store has them.
-std::shared_ptr<bucket::StateStore> make_building_store(const Parts& parts, const InitializeOptions& options);
+/// For the shards of modules that are built one by one (zero::Init, layers of a list), until the parameter store has them: in files where parameters will be, else null. For
+/// that time parameters are on the disk twice. Errors as prepare_offload().
+std::shared_ptr<bucket::StateStore> make_building_store(const config::EngineConfig& config, int rank);
 
 } // namespace trireme::engine

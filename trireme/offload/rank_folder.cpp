@@ -55,8 +55,8 @@ bool is_still_there(const fs::path& path, const struct stat& locked) {
 
 } // namespace
 
-std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank) {
-  const fs::path path = fs::absolute(parent) / concat("trireme.rank", rank);
+std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, const std::string& name) {
+  const fs::path path = fs::absolute(parent) / concat(name, ".rank", rank);
   const auto fail = [&](const char* what, int code) { throw InputError("offload", concat("cannot ", what, ' ', path.string(), ": ", std::strerror(code)), kNext); };
   // Again, if its last user has removed it between open() and flock().
   for (;;) {
