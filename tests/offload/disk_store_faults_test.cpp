@@ -1,11 +1,14 @@
 // Disks that change bytes, lose them, refuse them or are full: a sentence that says where, and no wrong value.
 #include "stored.h"
 
+#include <tests/support/command.h>
+#include <tests/support/sanitized.h>
+
 #include <gmock/gmock.h>
 
 #include <csignal>
-#include <cstdio>
-#include <limits>
+#include <cstdlib>
+#include <iostream>
 
 #include <fcntl.h>
 #include <sys/mount.h>
@@ -110,6 +113,53 @@ TEST(DiskStoreFaultsTest, WhatCouldNotBeWrittenIsLostAndSaysSo) {
     filled.store.forget(filled.buffer, 2);
     write(filled.store, filled.buffer, 2, 5);
     EXPECT_EQ(read(filled.store, filled.buffer, 2), 5);
+  }
+}
+
+/// What the next test runs under strace, by itself.
+TEST(DiskStoreFaultsTest, StepsUntilTheSystemRefuses) {
+  if (std::getenv("TRIREME_TEST_TRACED") == nullptr) {
+    GTEST_SKIP() << "a part of EveryErrorOfTheSystemIsTold";
+  }
+  Filled filled;
+  int step = 0;
+  const std::string error = error_of([&] {
+    for (; step < 100; ++step) {
+      for (int b = 0; b < kBuckets; ++b) {
+        write(filled.store, filled.buffer, b, step);
+      }
+    }
+  });
+  int whole = 0;
+  int lost = 0;
+  for (int b = 0; b < kBuckets; ++b) {
+    try {
+      const double value = read(filled.store, filled.buffer, b);
+      EXPECT_TRUE(value == step || value == step - 1) << "step " << step << ", bucket " << b << ": " << value;
+      ++whole;
+    } catch (const Error&) {
+      ++lost;
+    }
+  }
+  EXPECT_LE(lost, 1);
+  std::cout << "whole " << whole << ": " << error << std::endl;
+}
+
+TEST(DiskStoreFaultsTest, EveryErrorOfTheSystemIsTold) {
+  if (test::run_command("strace -qq -e trace=none -e inject=getppid:error=EIO true").first != 0) {
+    GTEST_SKIP() << "no strace that may trace";
+  }
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer's process is not traced";
+  }
+  const std::string traced = "TRIREME_TEST_TRACED=1 TRIREME_AIO=threads OMP_NUM_THREADS=1 strace -f -qq -o /dev/null -e trace=pread64,pwrite64 -e inject=";
+  const std::string program = " " + fs::read_symlink("/proc/self/exe").string() + " --gtest_filter=DiskStoreFaultsTest.StepsUntilTheSystemRefuses";
+  // The loader of libraries reads by pread64 too, but never so often in one thread.
+  for (const auto& [fault, told] : {std::pair("pread64:error=EIO:when=300", "cannot read 4096 bytes"), std::pair("pwrite64:error=EIO:when=300", "cannot write 4096 bytes"),
+                                    std::pair("pwrite64:error=ENOSPC:when=301", "No space left on device")}) {
+    const auto [status, output] = test::run_command(traced + fault + program);
+    EXPECT_EQ(status, 0) << output;
+    EXPECT_THAT(output, AllOf(HasSubstr("whole "), HasSubstr(told), HasSubstr("trireme.rank0/optimizer_states.0"), HasSubstr("are free in "))) << fault;
   }
 }
 

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 
 #include <deque>
-#include <limits>
 #include <map>
 #include <random>
 

@@ -7,6 +7,8 @@
 #include <ATen/ATen.h>
 
 #include <filesystem>
+#include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 

@@ -383,7 +383,11 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
                                                              parts.server ? parts.server->make_store() : make_optimizer_store(parts, options));
   };
-  check_together(parts.everyone, make_optimizer); // a disk may be full on one rank
+  if (parts.offloaded) {
+    check_together(parts.everyone, make_optimizer); // a disk may be full on one rank
+  } else {
+    make_optimizer();
+  }
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });

@@ -184,18 +184,18 @@ DiskStore::Slot* DiskStore::find(int64_t buffer, int64_t bucket) {
   return found == slots_.end() ? nullptr : found->get();
 }
 
-// Of those that nobody uses or holds. Whether a transfer of it goes on makes no difference: the choice follows from the calls alone.
-DiskStore::Slot* DiskStore::oldest(bool promised) {
+// Of those that nobody uses, holds or was promised. Whether a transfer of it goes on makes no difference: the choice follows from the calls alone.
+DiskStore::Slot* DiskStore::oldest() {
   Slot* found = nullptr;
   for (const auto& slot : slots_) {
-    if (slot->uses == 0 && slot->is_promised == promised && !slot->memory.is_held() && (found == nullptr || slot->last_use < found->last_use)) {
+    if (slot->uses == 0 && !slot->is_promised && !slot->memory.is_held() && (found == nullptr || slot->last_use < found->last_use)) {
       found = slot.get();
     }
   }
   return found;
 }
 
-// Memory that has nothing of value; with `must` whatever it costs.
+// Memory that has nothing of value any more; with `must` more than there are buffers, if it has to be.
 DiskStore::Slot* DiskStore::take(bool must) {
   for (const auto& slot : slots_) {
     if (slot->buffer < 0 && !slot->memory.is_held() && slot->memory.size() >= largest_) {
@@ -205,19 +205,12 @@ DiskStore::Slot* DiskStore::take(bool must) {
   if (std::ssize(slots_) < options_.buffers) {
     return &make_slot(false);
   }
-  Slot* slot = oldest(false);
-  if (slot == nullptr && !must) {
-    return nullptr;
-  }
+  Slot* const slot = oldest();
   if (slot == nullptr) {
-    slot = oldest(true);
-  }
-  if (slot == nullptr) {
-    return &make_slot(true);
+    return must ? &make_slot(true) : nullptr;
   }
   finish(*slot);
   slot->buffer = slot->bucket = -1;
-  slot->is_promised = false;
   grow(*slot);
   return slot;
 }
@@ -266,11 +259,9 @@ void DiskStore::store(Slot& slot) {
   const DiskPlan::Bucket& place = buffers_[slot.buffer].plan.buckets[slot.bucket];
   Bucket& bucket = buffers_[slot.buffer].buckets[slot.bucket];
   bucket.checksum = checksum(slot.memory.data(), static_cast<size_t>(place.bytes));
-  bucket.is_lost = true; // unless all goes well
   slot.transfer = transfers_.write(*buffers_[slot.buffer].file, place.offset, slot.memory.data(), place.bytes);
   slot.state = Slot::State::writing;
   bucket.is_written = true;
-  bucket.is_lost = false;
   traffic_->written += place.bytes;
   if (!options_.pipeline_write) {
     finish(slot);

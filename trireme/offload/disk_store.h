@@ -18,7 +18,7 @@ namespace trireme::offload {
 
 struct DiskOptions {
   /// What is kept, in messages and in the files' names: "optimizer states".
-  std::string kind;
+  std::string kind = {};
   /// Buckets that have memory at a time; at least 3.
   int64_t buffers = 4;
   /// Reads what prefetch() names while the caller goes on; else prefetch() does nothing.
@@ -65,7 +65,7 @@ class DiskStore : public bucket::StateStore {
     bool is_written = false;
     bool is_lost = false;
     uint64_t checksum = 0;
-    std::vector<at::Tensor> in_memory; // if it has no place in the file
+    std::vector<at::Tensor> in_memory = {}; // if it has no place in the file
   };
   struct Buffer {
     std::vector<bucket::StoredArray> arrays;
@@ -88,11 +88,11 @@ class DiskStore : public bucket::StateStore {
     bool is_modified = false;
     bool is_promised = false; // prefetched, and not used since
     uint64_t last_use = 0;
-    std::vector<at::Tensor> parts;
+    std::vector<at::Tensor> parts = {};
   };
 
   Slot* find(int64_t buffer, int64_t bucket);
-  Slot* oldest(bool promised);
+  Slot* oldest();
   Slot* take(bool must);
   Slot& make_slot(bool extra);
   void load(Slot& slot, int64_t buffer, int64_t bucket);
