@@ -30,7 +30,10 @@ class Holder {
       std::ofstream(folder->path() / "left") << "something";
       const ssize_t told = ::write(ready[1], "x", 1);
       for (;;) {
-        told == 1 ? ::pause() : ::_exit(1);
+        if (told != 1) {
+          ::_exit(1);
+        }
+        ::pause();
       }
     }
     char byte = 0;
