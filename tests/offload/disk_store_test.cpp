@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <deque>
+#include <fstream>
 #include <map>
 #include <random>
 
@@ -217,6 +218,30 @@ TEST(DiskStoreTest, TheFirstBucketsStayInMemoryAsFarAsTheyMay) {
     step_all(stored.store, buffer, 10, step);
   }
   EXPECT_EQ(stored.traffic->written, 3 * 8 * kBlock) << "2 of 10 buckets have room";
+}
+
+// For checkpoints that share its blocks.
+TEST(DiskStoreTest, SaysWhereInItsFileAnArrayIs) {
+  Stored stored({.kind = "optimizer states", .buffers = 3, .fast_init = true, .elements_in_memory = 2000});
+  const int64_t buffer = stored.store.add(equal_arrays(2, 5, 1000), at::kCPU);
+  EXPECT_FALSE(stored.store.extent(buffer, 2, 0)) << "never written";
+  for (int b = 0; b < 5; ++b) {
+    stored.store.use(buffer, b, true, [&](const Parts& parts) {
+      EXPECT_FALSE(stored.store.extent(buffer, b, 1)) << "in use";
+      at::Tensor(parts[0]).fill_(b);
+      at::Tensor(parts[1]).copy_(at::arange(1000) + b);
+    });
+  }
+  EXPECT_FALSE(stored.store.extent(buffer, 0, 1)) << "in memory";
+  for (int b = 1; b < 5; ++b) {
+    const auto extent = stored.store.extent(buffer, b, 1);
+    ASSERT_TRUE(extent);
+    EXPECT_EQ(extent->offset % kBlock, 0);
+    EXPECT_EQ(extent->bytes, 4000);
+    const at::Tensor found = at::empty({1000});
+    std::ifstream(extent->file, std::ios::binary).seekg(extent->offset).read(static_cast<char*>(found.mutable_data_ptr()), extent->bytes);
+    EXPECT_TRUE(found.equal((at::arange(1000) + b).to(at::kFloat))) << b;
+  }
 }
 
 TEST(DiskStoreTest, TensorsOutliveTheStore) {

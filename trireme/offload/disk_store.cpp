@@ -171,6 +171,21 @@ void DiskStore::forget(int64_t buffer, int64_t bucket) {
   }
 }
 
+std::optional<bucket::Extent> DiskStore::extent(int64_t buffer, int64_t bucket, int64_t array) {
+  const Buffer& of = buffers_[buffer];
+  const Bucket& wanted = of.buckets[bucket];
+  Slot* const slot = find(buffer, bucket);
+  if (!wanted.in_memory.empty() || !wanted.is_written || wanted.is_lost || (slot != nullptr && slot->uses > 0)) {
+    return std::nullopt;
+  }
+  if (slot != nullptr) {
+    finish(*slot);
+  }
+  const DiskPlan::Bucket& place = of.plan.buckets[bucket];
+  const bucket::StoredArray& stored = of.arrays[array];
+  return bucket::Extent{concat("/proc/self/fd/", of.file->descriptor()), place.offset + place.begins[array], stored.numel[bucket] * static_cast<int64_t>(c10::elementSize(stored.type))};
+}
+
 int64_t DiskStore::buffer_bytes() const {
   int64_t bytes = 0;
   for (const auto& slot : slots_) {

@@ -57,6 +57,9 @@ class DiskStore : public bucket::StateStore {
   void prefetch(int64_t buffer, int64_t bucket) override;
   void forget(int64_t buffer, int64_t bucket) override;
 
+  /// Its name is one of this process's open files. What it has is as the disk gives it: compared with nothing, unlike what acquire() gives.
+  std::optional<bucket::Extent> extent(int64_t buffer, int64_t bucket, int64_t array) override;
+
   /// Bytes of memory that buckets have now, without those that stay in memory.
   int64_t buffer_bytes() const;
 
