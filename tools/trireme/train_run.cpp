@@ -4,6 +4,7 @@
 #include "run_log.h"
 #include "server_roles.h"
 #include "task.h"
+#include "traffic_meter.h"
 
 #include <trireme/base/env.h>
 #include <trireme/base/file.h>
@@ -37,7 +38,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
-#include <map>
 #include <optional>
 
 namespace trireme::tools {
@@ -137,8 +137,7 @@ class TrainRun {
   std::optional<int64_t> resumed_step_;
   std::optional<RunLog> log_; // rank 0
   int64_t last_saved_ = -1;
-  std::map<std::string, int64_t> bytes_before_; // by axes
-  offload::Traffic offloaded_before_;
+  TrafficMeter traffic_;
   int64_t peak_rss_ = 0;
   std::optional<int64_t> device_peak_;
   std::optional<std::string> failed_save_;
@@ -256,6 +255,7 @@ void TrainRun::save() {
       log::error("checkpoint at step ", engine_->global_steps(), " failed", goes_on ? ", training goes on: " : ": ", error.what());
     }
   }
+  traffic_.skip_files(*engine_);
   set_status("");
 }
 
@@ -318,7 +318,6 @@ void TrainRun::finish_trace() {
 monitor::StepMetrics TrainRun::metrics() {
   const double seconds = engine_->times().total;
   const auto samples = static_cast<double>(engine_->train_batch_size());
-  const std::map<std::string, int64_t> bytes = engine_->bytes_sent_by_axes();
   monitor::StepMetrics m;
   m.step = engine_->global_steps();
   m.loss = engine_->loss() / task_.loss_divisor;
@@ -337,19 +336,7 @@ monitor::StepMetrics TrainRun::metrics() {
   if (!engine_->device().is_cpu()) {
     m.host_syncs = engine_->host_syncs();
   }
-  m.comm_bytes = 0;
-  for (const auto& [axes, sent] : bytes) {
-    *m.comm_bytes += m.comm_bytes_by[axes] = sent - bytes_before_[axes];
-  }
-  if (m.comm_bytes_by.size() == 1) {
-    m.comm_bytes_by.clear();
-  }
-  bytes_before_ = bytes;
-  if (const auto moved = engine_->offload_traffic()) {
-    m.offload_read_bytes = moved->read - offloaded_before_.read;
-    m.offload_write_bytes = moved->written - offloaded_before_.written;
-    offloaded_before_ = *moved;
-  }
+  traffic_.measure(*engine_, m);
   return m;
 }
 
@@ -385,8 +372,7 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     world_.group().all_reduce(sums, comm::ReduceOp::sum, "accuracy").wait();
     metrics.val_accuracy = sums[0].item<double>() / sums[1].item<double>();
   }
-  bytes_before_ = engine_->bytes_sent_by_axes();
-  offloaded_before_ = engine_->offload_traffic().value_or(offload::Traffic());
+  traffic_.skip(*engine_);
   set_status("");
 }
 
@@ -441,7 +427,7 @@ int TrainRun::leave() {
 int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
-  bytes_before_ = engine_->bytes_sent_by_axes();
+  traffic_.skip(*engine_);
   const int64_t first = engine_->global_steps();
   if (command_.trace_steps > 0 && (!worker_ || is_first())) {
     monitor::tracer().start(world_.rank());
