@@ -6,6 +6,7 @@
 #include "run_log.h"
 #include "server_roles.h"
 #include "task.h"
+#include "traffic_meter.h"
 
 #include <trireme/base/env.h>
 #include <trireme/base/file.h>
@@ -21,6 +22,7 @@
 #include <trireme/device/host_scalars.h>
 #include <trireme/device/upload.h>
 #include <trireme/engine/initialize.h>
+#include <trireme/engine/make_store.h>
 #include <trireme/engine/peak_memory.h>
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
@@ -38,7 +40,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
-#include <map>
 #include <optional>
 
 namespace trireme::tools {
@@ -95,7 +96,7 @@ class TrainRun {
     return world_.rank() == 0 && (!worker_ || worker_->worker == 0);
   }
   bool shards_parameters() const {
-    return run_.engine.zero.stage >= 3 && mesh_.group({mesh::Axis::data, mesh::Axis::context}).size() > 1;
+    return engine::shards_parameters(run_.engine, mesh_.group({mesh::Axis::data, mesh::Axis::context}).size());
   }
   struct Start {
     fs::path from;
@@ -140,7 +141,7 @@ class TrainRun {
   std::optional<int64_t> resumed_step_;
   std::optional<RunLog> log_; // rank 0
   int64_t last_saved_ = -1;
-  std::map<std::string, int64_t> bytes_before_; // by axes
+  TrafficMeter traffic_;
   int64_t peak_rss_ = 0;
   std::optional<int64_t> device_peak_;
   std::optional<std::string> failed_save_;
@@ -171,7 +172,9 @@ Task TrainRun::build_task() {
   }
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
-    init.emplace(mesh_.group({mesh::Axis::data, mesh::Axis::context}), run_.engine.precision.compute, device_);
+    std::shared_ptr<bucket::StateStore> store;
+    engine::check_together(world_.group(), [&] { store = engine::make_building_store(run_.engine, world_.rank()); });
+    init.emplace(mesh_.group({mesh::Axis::data, mesh::Axis::context}), run_.engine.precision.compute, device_, store);
   }
   for (fs::path* from : {&run_.model.gpt.init_from, &run_.model.cnn.init_from}) {
     if (!from->empty() && checkpoint::find_newest(*from, world_.group())) {
@@ -273,6 +276,7 @@ void TrainRun::save() {
       log::error("checkpoint at step ", engine_->global_steps(), " failed", goes_on ? ", training goes on: " : ": ", error.what());
     }
   }
+  traffic_.skip_files(*engine_);
   set_status("");
 }
 
@@ -335,7 +339,6 @@ void TrainRun::finish_trace() {
 monitor::StepMetrics TrainRun::metrics() {
   const double seconds = engine_->times().total;
   const auto samples = static_cast<double>(engine_->train_batch_size());
-  const std::map<std::string, int64_t> bytes = engine_->bytes_sent_by_axes();
   monitor::StepMetrics m;
   m.step = engine_->global_steps();
   m.loss = engine_->loss() / task_.loss_divisor;
@@ -354,14 +357,7 @@ monitor::StepMetrics TrainRun::metrics() {
   if (!engine_->device().is_cpu()) {
     m.host_syncs = engine_->host_syncs();
   }
-  m.comm_bytes = 0;
-  for (const auto& [axes, sent] : bytes) {
-    *m.comm_bytes += m.comm_bytes_by[axes] = sent - bytes_before_[axes];
-  }
-  if (m.comm_bytes_by.size() == 1) {
-    m.comm_bytes_by.clear();
-  }
-  bytes_before_ = bytes;
+  traffic_.measure(*engine_, m);
   return m;
 }
 
@@ -397,7 +393,7 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     world_.group().all_reduce(sums, comm::ReduceOp::sum, "accuracy").wait();
     metrics.val_accuracy = sums[0].item<double>() / sums[1].item<double>();
   }
-  bytes_before_ = engine_->bytes_sent_by_axes();
+  traffic_.skip(*engine_);
   set_status("");
 }
 
@@ -452,7 +448,7 @@ int TrainRun::leave() {
 int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
-  bytes_before_ = engine_->bytes_sent_by_axes();
+  traffic_.skip(*engine_);
   const int64_t first = engine_->global_steps();
   if (command_.trace_steps > 0 && (!worker_ || is_first())) {
     monitor::tracer().start(world_.rank());

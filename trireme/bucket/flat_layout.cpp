@@ -70,4 +70,12 @@ FlatLayout::FlatLayout(std::vector<TensorInfo> tensors, std::vector<int64_t> ord
   }
 }
 
+std::vector<std::string> FlatLayout::first_names() const {
+  std::vector<std::string> names;
+  for (const Bucket& bucket : buckets_) {
+    names.push_back(tensors_[slots_[bucket.first_slot].tensor].name);
+  }
+  return names;
+}
+
 } // namespace trireme::bucket

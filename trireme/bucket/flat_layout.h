@@ -97,6 +97,8 @@ class FlatLayout {
   int64_t bucket_of(int64_t tensor) const {
     return bucket_of_[tensor];
   }
+  /// The name of each bucket's first tensor.
+  std::vector<std::string> first_names() const;
   const std::vector<int64_t>& order() const {
     return order_;
   }

@@ -94,7 +94,7 @@ at::Tensor FlatParameters::view(const at::Tensor& flat, int64_t i, int64_t flat_
 void FlatParameters::allocate_gradients() {
   if (options_.shard_gradients) {
     clear_grads();
-    grad_shards_ = std::make_unique<GradientShards>(layout_, plan_, gradient_type_, allocate_, pool_);
+    grad_shards_ = std::make_unique<GradientShards>(layout_, plan_, gradient_type_, allocate_, pool_, options_.gradient_store, parameters_.front().device());
     return;
   }
   flat_grad_ = allocate_(layout_.numel(), gradient_type_).zero_();
@@ -131,20 +131,34 @@ void FlatParameters::release(int64_t b) {
   data_shards_->release(b);
 }
 
-void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t, const at::Tensor&)>& visit) const {
+void FlatParameters::prefetch_data(int64_t b) {
+  if (data_shards_) {
+    data_shards_->prefetch(b);
+  }
+}
+
+void FlatParameters::prefetch_grad(int64_t b) {
+  if (grad_shards_) {
+    grad_shards_->prefetch(b);
+  }
+}
+
+void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t, const at::Tensor&)>& visit, bool modifies) const {
   for (size_t b = 0; b < layout_.buckets().size(); ++b) {
     const Bucket& bucket = layout_.buckets()[b];
     if (is_replicated(static_cast<int64_t>(b))) {
       continue;
     }
     const Range mine = plan_.mine(static_cast<int64_t>(b));
-    for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
-      const Slot& slot = layout_.slots()[s];
-      const Range piece{std::max(slot.begin, mine.begin), std::min(slot.end, mine.end)};
-      if (piece.begin < piece.end) {
-        data_shards_->with_owned(static_cast<int64_t>(b), piece, true, [&](const at::Tensor& values) { visit(slot.tensor, piece.begin - slot.begin, values); });
+    data_shards_->with_owned(static_cast<int64_t>(b), mine, modifies, [&](const at::Tensor& owned) {
+      for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
+        const Slot& slot = layout_.slots()[s];
+        const Range piece{std::max(slot.begin, mine.begin), std::min(slot.end, mine.end)};
+        if (piece.begin < piece.end) {
+          visit(slot.tensor, piece.begin - slot.begin, owned.slice(0, piece.begin - mine.begin, piece.end - mine.begin));
+        }
       }
-    }
+    });
   }
 }
 

@@ -37,6 +37,8 @@ struct FlatOptions {
   std::function<Placement(const std::string& name, const at::Tensor&)> placement_of = nullptr;
   /// Where the shards of sharded parameters are; null: in memory.
   std::shared_ptr<StateStore> parameter_store = nullptr;
+  /// The same of sharded gradients.
+  std::shared_ptr<StateStore> gradient_store = nullptr;
   /// TensorInfo::place of each parameter; empty: these are all parameters of the model.
   std::vector<int64_t> places = {};
   /// Memory of buckets that are not there is kept for the next ones, about three buckets of it.
@@ -102,6 +104,9 @@ class FlatParameters {
   at::Tensor owned_data(int64_t b, const Range& range) const;
   /// Calls f with them, to be changed.
   void modify_owned_data(int64_t b, const Range& range, const std::function<void(const at::Tensor&)>& f);
+  /// Say that this rank's shard of bucket `b` is needed soon.
+  void prefetch_data(int64_t b);
+  void prefetch_grad(int64_t b);
   /// FlatOptions::is_repeated.
   bool is_repeated() const {
     return options_.is_repeated;
@@ -122,8 +127,8 @@ class FlatParameters {
   void update_shard(int64_t b);
   void release(int64_t b);
   /// Calls visit(i, begin, values) for each piece of a sharded parameter on this rank: elements [begin, begin + n) of parameter
-  /// i's row-major order, viewed. It may change them.
-  void for_each_sharded(const std::function<void(int64_t i, int64_t begin, const at::Tensor& values)>& visit) const;
+  /// i's row-major order, viewed. With `modifies` it may change them.
+  void for_each_sharded(const std::function<void(int64_t i, int64_t begin, const at::Tensor& values)>& visit, bool modifies = true) const;
   /// [layout().numel()]; undefined when gradients are sharded.
   const at::Tensor& flat_grad() const {
     return flat_grad_;

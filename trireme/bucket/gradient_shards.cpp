@@ -1,5 +1,7 @@
 #include <trireme/bucket/gradient_shards.h>
 
+#include <trireme/bucket/state_store.h>
+
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -19,9 +21,18 @@ void clear_gaps(const FlatLayout& layout, int64_t bucket, const at::Tensor& memo
 }
 
 GradientShards::GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate,
-                               std::shared_ptr<MemoryPool> pool)
-    : layout_(layout), plan_(plan), type_(type), allocate_(std::move(allocate)), pool_(std::move(pool)),
-      begun_(layout.buckets().size(), false), under_way_(layout.buckets().size()) {}
+                               std::shared_ptr<MemoryPool> pool, std::shared_ptr<StateStore> store, at::Device device)
+    : layout_(layout), plan_(plan), type_(type), allocate_(std::move(allocate)), pool_(std::move(pool)), store_(std::move(store)),
+      begun_(layout.buckets().size(), false), under_way_(layout.buckets().size()) {
+  if (store_) {
+    StoredArray shards{type_, 0, {}};
+    for (int64_t b = 0; b < std::ssize(layout_.buckets()); ++b) {
+      shards.numel.push_back(plan_.mine(b).numel());
+    }
+    in_store_ = store_->add({shards}, device);
+    store_->name_buckets(in_store_, layout_.first_names());
+  }
+}
 
 at::Tensor GradientShards::bucket(int64_t b) {
   const Bucket& bucket = layout_.buckets()[b];
@@ -40,17 +51,23 @@ void GradientShards::accumulate(int64_t b) {
     return;
   }
   const torch::NoGradGuard no_grad;
-  if (!shard_.defined()) {
+  if (!shard_.defined() && !store_) {
     shard_ = allocate_(plan_.state_numel(), type_);
   }
   const Range mine = plan_.mine(b);
   const int64_t begin = layout_.buckets()[b].begin;
   const at::Tensor reduced = memory.slice(0, mine.begin - begin, mine.end - begin);
-  at::Tensor kept = owned(b, mine);
-  if (begun_[b]) {
-    kept.add_(reduced);
+  const auto keep = [&](at::Tensor kept) {
+    if (begun_[b]) {
+      kept.add_(reduced);
+    } else {
+      kept.copy_(reduced);
+    }
+  };
+  if (store_) {
+    store_->use(in_store_, b, true, [&](const std::vector<at::Tensor>& arrays) { keep(arrays.front()); });
   } else {
-    kept.copy_(reduced);
+    keep(owned(b, mine));
   }
   begun_[b] = true;
   pool_->give_back(std::move(memory));
@@ -58,12 +75,29 @@ void GradientShards::accumulate(int64_t b) {
 }
 
 at::Tensor GradientShards::owned(int64_t b, const Range& range) const {
+  if (store_) {
+    const int64_t begin = plan_.mine(b).begin;
+    at::Tensor values;
+    store_->use(in_store_, b, false, [&](const std::vector<at::Tensor>& arrays) { values = arrays.front().slice(0, range.begin - begin, range.end - begin); });
+    return values;
+  }
   const int64_t offset = plan_.state_offset(b) - plan_.mine(b).begin;
   return shard_.slice(0, offset + range.begin, offset + range.end);
 }
 
 void GradientShards::start_over() {
+  for (int64_t b = 0; store_ && b < std::ssize(begun_); ++b) {
+    if (begun_[b]) {
+      store_->forget(in_store_, b);
+    }
+  }
   std::fill(begun_.begin(), begun_.end(), false);
+}
+
+void GradientShards::prefetch(int64_t b) {
+  if (store_) {
+    store_->prefetch(in_store_, b);
+  }
 }
 
 } // namespace trireme::bucket

@@ -36,6 +36,7 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
     }
   }
   in_store_ = store_->add({shards}, device);
+  store_->name_buckets(in_store_, layout.first_names());
 }
 
 // Parameters may outlive this object; they are empty then.
@@ -94,6 +95,12 @@ void ParameterShards::empty_storage(int64_t b) {
       concat("the parameters from \"", first, "\" on (", bucket.last_slot - bucket.first_slot,
              " tensors) are sharded among the ranks (ZeRO stage 3) and not gathered now. Read them while a "
              "zero::GatheredParameters of them lives, or call the forward() of the module that is Sharded."));
+}
+
+void ParameterShards::prefetch(int64_t b) {
+  if (!is_replicated(b)) {
+    store_->prefetch(in_store_, b);
+  }
 }
 
 void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f) {

@@ -53,6 +53,8 @@ class ParameterShards {
   /// Calls f with this rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer. Who only reads them may hold
   /// them longer.
   void with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f);
+  /// Says that they are needed soon.
+  void prefetch(int64_t b);
 
  private:
   void empty_storage(int64_t b);

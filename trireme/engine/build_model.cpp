@@ -5,6 +5,9 @@
 #include <trireme/bucket/parameter_shards.h>
 #include <trireme/bucket/shared_memory.h>
 #include <trireme/device/move.h>
+#include <trireme/engine/make_store.h>
+#include <trireme/engine/make_sync.h>
+#include <trireme/engine/same_options.h>
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/precision/cast.h>
 
@@ -16,10 +19,6 @@
 namespace trireme::engine {
 namespace {
 
-bool shards_parameters(const Parts& parts, const config::EngineConfig& config) {
-  return config.zero.stage >= 3 && parts.group.size() > 1;
-}
-
 // Moves parameters to the device and casts them to the compute type; masters stay fp32 in the optimizer.
 void move_and_cast(torch::nn::Module& module, const Parts& parts) {
   bucket::refuse_shared_memory(bucket::tensors_of(module));
@@ -30,18 +29,20 @@ void move_and_cast(torch::nn::Module& module, const Parts& parts) {
 }
 
 // Layers are the units: each is sharded as soon as it is built.
-void build_layers(Parts& parts, const config::EngineConfig& config, zero::ModelUnits& units) {
+void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   pipeline::LayerHooks hooks;
   hooks.around = [&parts] { return parts.autocast_guard(); };
   hooks.built = [&parts](torch::nn::Module& layer) { move_and_cast(layer, parts); };
-  if (!shards_parameters(parts, config)) {
+  if (!parts.shards_parameters) {
     parts.layers->set_hooks(hooks);
     parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.stage);
     return;
   }
-  hooks.built = [&](torch::nn::Module& layer) {
+  std::shared_ptr<bucket::StateStore> store;
+  check_together(parts.everyone, [&] { store = options.state_store ? nullptr : make_building_store(options.config, parts.everyone.rank()); });
+  hooks.built = [&, store](torch::nn::Module& layer) {
     move_and_cast(layer, parts);
-    units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group));
+    units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group, store));
   };
   hooks.before = [&parts](torch::nn::Module& layer) { parts.coordinator->enter(layer); };
   hooks.after = [&parts](torch::nn::Module& layer, const pipeline::Tensors& outputs) {
@@ -79,7 +80,7 @@ void refuse_early_shards_in_stages(const Parts& parts) {
 void build_pipeline(Parts& parts, const StepState& state, const InitializeOptions& options, zero::ModelUnits& units) {
   parts.layers = options.pipeline;
   refuse_early_shards_in_stages(parts);
-  build_layers(parts, options.config, units);
+  build_layers(parts, options, units);
   parts.model = parts.layers;
   parts.loss_function = [&parts, &state](const data::Batch& batch) {
     const int64_t count = state.micro_steps * parts.group.size() + parts.group.rank(); // context ranks, who have other tokens, draw other numbers
@@ -231,7 +232,7 @@ at::ScalarType gradient_type(const Parts& parts) {
 
 zero::ModelUnits build_model(Parts& parts, const StepState& state, const InitializeOptions& options) {
   zero::ModelUnits units;
-  parts.shards_parameters = shards_parameters(parts, options.config);
+  parts.shards_parameters = shards_parameters(options.config, parts.group.size());
   if (options.pipeline) {
     build_pipeline(parts, state, options, units);
     return units;
@@ -247,8 +248,8 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     sharding.rank = parts.sync->step_group().rank();
     sharding.size = parts.sync->groups().largest();
   }
-  sharding.shard_gradients = parts.group.size() > 1 && config.zero.stage >= 2;
-  sharding.shard_parameters = shards_parameters(parts, config);
+  sharding.shard_gradients = shards_states(parts, config) && config.zero.stage >= 2;
+  sharding.shard_parameters = parts.shards_parameters;
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
   sharding.gradient_type = gradient_type(parts);
   for (const torch::nn::Module* module : modules_of(parts)) {
@@ -256,7 +257,8 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   }
   refuse_early_shards_of_some_ranks(*parts.model, options);
   if (sharding.shard_parameters) {
-    sharding.parameter_store = options.state_store ? options.state_store() : nullptr;
+    sharding.parameter_store = make_parameter_store(parts, options);
+    sharding.gradient_store = make_gradient_store(parts, options);
     units.choose(config.zero, parts.tensor);
     warn_of_whole_parameters(parts, units, config);
   } else {
@@ -307,6 +309,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     const auto agree = [&](bucket::FlatParameters& buffer, int64_t b) { agree_on_bucket(parts, buffer, b); };
     units.move_into(all, config.data_parallel.broadcast_at_start ? agree : zero::ModelUnits::Agree(), parts.coordinator);
     parts.coordinator->keep(config.zero.live_elements(parts.coordinator->unit_elements(), parts.pipe.size()));
+    parts.coordinator->read_ahead(options.state_store || config.offload.parameters.place != offload::Place::nvme ? 0 : config.offload.parameters.buffer_count - 1);
   }
   if (config.data_parallel.broadcast_at_start) {
     agree_on_whole(parts);

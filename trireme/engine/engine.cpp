@@ -416,6 +416,9 @@ std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
   }
   return bytes;
 }
+std::optional<offload::Traffic> Engine::offload_traffic() const {
+  return impl_->parts.offloaded ? std::optional(*impl_->parts.offloaded) : std::nullopt;
+}
 std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank) {
   return std::make_unique<zero::GatheredParameters>(impl_->parts.coordinator, std::move(parameters), modifier_rank);
 }

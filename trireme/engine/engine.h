@@ -4,6 +4,7 @@
 #include <trireme/data/batch.h>
 #include <trireme/device/memory.h>
 #include <trireme/monitor/straggler.h>
+#include <trireme/offload/traffic.h>
 #include <trireme/zero/gathered_parameters.h>
 
 #include <ATen/core/Tensor.h>
@@ -164,6 +165,8 @@ class Engine {
   /// The same by the axes of the mesh that the ranks lie along: "data", "tensor", "data+context", ... Ranks along no axis of the mesh ("reduce_groups") count as
   /// "data". A group of all ranks also carries what is not of one axis: losses, checkpoints.
   std::map<std::string, int64_t> bytes_sent_by_axes() const;
+  /// Bytes that this rank has read from and written to files of masters, states and shards so far; absent: none are in files.
+  std::optional<offload::Traffic> offload_traffic() const;
   torch::nn::Module& module();
   /// Makes these parameters whole on every rank while what it returns lives: to look at them, or to change them on one of the
   /// data-parallel ranks, whose values are then everybody's. For ZeRO stage 3; at other stages they are whole anyway. Collective

@@ -10,6 +10,7 @@
 #include <trireme/device/stream.h>
 #include <trireme/engine/build_model.h>
 #include <trireme/engine/engine_impl.h>
+#include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
 #include <trireme/engine/optimizer_groups.h>
 #include <trireme/engine/resolve_precision.h>
@@ -352,6 +353,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     check_averaging(parts, options);
   }
   check_server(parts, options);
+  check_together(parts.everyone, [&] { prepare_offload(parts, options); });
   parts.sync = make_sync(parts, options);
   check_together(parts.everyone, [&] { check_step_group(*parts.sync); });
   open_groups(parts);
@@ -377,8 +379,15 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.reducer = std::make_unique<parallel::Reducer>(buffers, *parts.sync);
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
-  parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
-                                                           parts.server ? parts.server->make_store() : options.state_store ? options.state_store() : nullptr);
+  const auto make_optimizer = [&] {
+    parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
+                                                             parts.server ? parts.server->make_store() : make_optimizer_store(parts, options));
+  };
+  if (parts.offloaded) {
+    check_together(parts.everyone, make_optimizer); // a disk may be full on one rank
+  } else {
+    make_optimizer();
+  }
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });

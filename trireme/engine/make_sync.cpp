@@ -5,6 +5,7 @@
 #include <trireme/compress/one_bit_adam_sync.h>
 #include <trireme/compress/one_bit_lamb_sync.h>
 #include <trireme/compress/zero_one_adam_sync.h>
+#include <trireme/engine/make_store.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/parallel/averaging/averaging_sync.h>
 #include <trireme/precision/cast.h>
@@ -155,7 +156,7 @@ const char* compresses(const config::EngineConfig& config) {
 }
 
 bool shards_states(const Parts& parts, const config::EngineConfig& config) {
-  return config.zero.stage >= 1 && parts.group.size() > 1;
+  return (config.zero.stage >= 1 && parts.group.size() > 1) || shards_parameters(config, parts.group.size());
 }
 
 void check_averaging(const Parts& parts, const InitializeOptions& options) {

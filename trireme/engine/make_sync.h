@@ -8,7 +8,7 @@
 
 namespace trireme::engine {
 
-/// Whether each data rank has a part of the optimizer's states only (ZeRO).
+/// Whether each data rank has a part of the optimizer's states only (ZeRO); one whose parameters are elsewhere is one of one.
 bool shards_states(const Parts& parts, const config::EngineConfig& config);
 
 /// Refuses what needs all replicas in every step, where they step by themselves ("parameter_averaging"). Errors: InputError.

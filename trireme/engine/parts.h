@@ -6,6 +6,8 @@
 #include <trireme/device/upload.h>
 #include <trireme/engine/claimed_model.h>
 #include <trireme/engine/engine.h>
+#include <trireme/offload/rank_folder.h>
+#include <trireme/offload/traffic.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
 #include <trireme/parallel/data/convert_sync_batch_norm.h>
@@ -23,8 +25,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace trireme::engine {
@@ -61,7 +65,9 @@ struct Parts {
   precision::PrecisionOptions precision;
   bool may_step_in_backward = false;
   bool several_reduce_groups = false; // on any rank
-  bool shards_parameters = false; // ZeRO stage 3 among several data ranks
+  bool shards_parameters = false; // ZeRO stage 3 among several data ranks, or of one that keeps them elsewhere
+  std::map<std::string, std::shared_ptr<offload::RankFolder>> offload_folders; // by nvme_path
+  std::shared_ptr<offload::Traffic> offloaded; // null: nothing is in files
   parallel::FlatBuffers buffers;
   parallel::FlatBuffers frozen; // sharded parameters that are not trained
   std::vector<parallel::ModuleBuffers> module_buffers; // of replicas, then of tensor ranks; empty: ranks keep their own

@@ -89,13 +89,13 @@ bucket::TensorInfo TrainingState::info_of(const at::Tensor& tensor) const {
 }
 
 // Visits this rank's shards of sharded parameters; returns which parameters those are.
-std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit) {
+std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit, bool modifies) {
   std::set<const void*> sharded;
   for (const auto* buffers : {&engine_.parts.buffers, &engine_.parts.frozen}) {
     for (const auto& buffer : *buffers) {
       buffer->for_each_sharded([&](int64_t i, int64_t begin, const at::Tensor& values) {
         visit(buffer->layout().tensors()[i], begin, values);
-      });
+      }, modifies);
       for (int64_t i = 0; i < buffer->count(); ++i) {
         if (!buffer->is_replicated(buffer->layout().bucket_of(i))) {
           sharded.insert(buffer->parameter(i).unsafeGetTensorImpl());
@@ -343,7 +343,7 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   engine_.parts.coordinator->release_all();
   const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     checkpoint::read_placed(saved, most_exact(tensor.name, values), tensor, begin, values);
-  });
+  }, true);
   for (const auto& item : engine_.parts.model->named_parameters()) {
     if (sharded.count(item.value().unsafeGetTensorImpl()) == 0) {
       read(item.key(), item.value());

@@ -30,7 +30,7 @@ class TrainingState {
 
  private:
   using VisitPiece = std::function<void(const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
-  std::set<const void*> for_each_sharded(const VisitPiece& visit);
+  std::set<const void*> for_each_sharded(const VisitPiece& visit, bool modifies = false);
   std::vector<checkpoint::TensorShard> shards();
   bool is_saved_here(const bucket::TensorInfo& tensor) const;
   /// Whether each replica saves such a state of the optimizer, because it steps by itself.

@@ -40,6 +40,8 @@ constexpr WholeKey kWholeKeys[] = {
     {"peak_rss_bytes", &StepMetrics::peak_rss_bytes},
     {"device_peak_bytes", &StepMetrics::device_peak_bytes},
     {"comm_bytes", &StepMetrics::comm_bytes},
+    {"offload_read_bytes", &StepMetrics::offload_read_bytes},
+    {"offload_write_bytes", &StepMetrics::offload_write_bytes},
     {"host_syncs", &StepMetrics::host_syncs},
 };
 

@@ -30,6 +30,8 @@ struct StepMetrics {
   std::optional<int64_t> device_peak_bytes; ///< the same of a device's memory, where ranks train on one
   std::optional<int64_t> comm_bytes;      ///< sent by one rank during this step
   std::map<std::string, int64_t> comm_bytes_by; ///< the same by the axes of the mesh that were used; empty: one axis
+  std::optional<int64_t> offload_read_bytes; ///< from files of masters, states and shards during this step, on rank 0; where they are in files
+  std::optional<int64_t> offload_write_bytes;
   std::optional<int64_t> host_syncs;      ///< how often the host waited for its device during this step, on rank 0; where ranks train on one
 };
 

@@ -182,6 +182,8 @@ void TensorBoardWriter::step(const StepMetrics& metrics) {
   add("memory/peak_rss_bytes", metrics.peak_rss_bytes);
   add("memory/device_peak_bytes", metrics.device_peak_bytes);
   add("traffic/comm_bytes", metrics.comm_bytes);
+  add("traffic/offload_read_bytes", metrics.offload_read_bytes);
+  add("traffic/offload_write_bytes", metrics.offload_write_bytes);
   add("speed/host_syncs", metrics.host_syncs);
 }
 

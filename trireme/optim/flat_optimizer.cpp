@@ -118,6 +118,7 @@ void FlatOptimizer::keep(Shard& shard) {
   }
   if (!arrays.empty()) {
     shard.in_store = store_->add(arrays, shard.buffer->parameter(0).device());
+    store_->name_buckets(*shard.in_store, shard.buffer->layout().first_names());
   }
 }
 
@@ -310,12 +311,18 @@ void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::funct
   });
 }
 
-// Buckets are stepped in this order.
+// Buckets are stepped in this order; after the last the first comes again, in the next pass or the next step.
 void FlatOptimizer::prefetch_after(const Shard& shard, int64_t bucket) const {
   const bool is_last = bucket + 1 == std::ssize(shard.segments);
-  const Shard* const next = is_last ? &shard + 1 : &shard;
-  if (next != shards_.data() + shards_.size() && next->in_store) {
-    store_->prefetch(*next->in_store, is_last ? 0 : bucket + 1);
+  const bool is_end = is_last && &shard == &shards_.back();
+  const Shard& next = is_end ? shards_.front() : is_last ? *(&shard + 1) : shard;
+  const int64_t b = is_last ? 0 : bucket + 1;
+  if (next.in_store) {
+    store_->prefetch(*next.in_store, b);
+  }
+  if (!is_end) {
+    next.buffer->prefetch_data(b);
+    next.buffer->prefetch_grad(b);
   }
 }
 
@@ -366,6 +373,7 @@ at::Tensor FlatOptimizer::squared_grad_norm() const {
   at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
   for (const Shard& shard : shards_) {
     for (int64_t b = 0; b < std::ssize(shard.segments) && !shard.buffer->is_repeated(); ++b) {
+      shard.buffer->prefetch_grad((b + 1) % std::ssize(shard.segments)); // the first one's step comes next
       add_squared_norm_of(shard, b, shard.buffer->plan().mine(b), sum);
     }
   }

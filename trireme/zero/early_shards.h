@@ -15,7 +15,8 @@ namespace trireme::zero {
 /// Rank 0's values become everybody's. Collective, as gather() is.
 class EarlyShards {
  public:
-  EarlyShards(const torch::nn::Module& module, const comm::Group& group);
+  /// The shards are in `store`; null: in memory.
+  EarlyShards(const torch::nn::Module& module, const comm::Group& group, std::shared_ptr<bucket::StateStore> store = nullptr);
   /// Makes the parameters whole again.
   void gather();
 

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <trireme/bucket/state_store.h>
 #include <trireme/comm/world.h>
 #include <trireme/precision/options.h>
 
 #include <c10/core/Device.h>
 
+#include <memory>
 #include <optional>
 
 namespace trireme::zero {
@@ -25,8 +27,8 @@ class Init {
   /// device::choose("auto").
   /// Errors: Error when another one lives; those of device::choose().
   explicit Init(const comm::World& world, precision::Type type = precision::Type::fp32, std::optional<c10::Device> device = std::nullopt);
-  /// Among some of the ranks, whose device only the caller knows.
-  Init(comm::Group group, precision::Type type, c10::Device device);
+  /// Among some of the ranks, whose device only the caller knows. The parts are in `store`, which lives until the engine has them; null: in memory.
+  Init(comm::Group group, precision::Type type, c10::Device device, std::shared_ptr<bucket::StateStore> store = nullptr);
   ~Init();
   Init(const Init&) = delete;
   Init& operator=(const Init&) = delete;
@@ -42,11 +44,15 @@ class Init {
   c10::Device device() const {
     return device_;
   }
+  const std::shared_ptr<bucket::StateStore>& store() const {
+    return store_;
+  }
 
  private:
   comm::Group group_;
   precision::Type type_;
   c10::Device device_;
+  std::shared_ptr<bucket::StateStore> store_;
 };
 
 } // namespace trireme::zero

@@ -138,11 +138,31 @@ void ParameterCoordinator::enter(const torch::nn::Module& module) {
   kept.insert(kept.begin(), needed.begin(), needed.end());
   add_kept_for_later(kept);
   release_except(kept);
+  prefetch(kept);
   for (const Part& part : kept) {
     start(part);
   }
   for (const Part& part : needed) {
     finish(part);
+  }
+}
+
+// Has the shards of what is gathered now, and of what comes after it as far as that is known, read from where they are.
+void ParameterCoordinator::prefetch(const Parts& gathered) const {
+  Parts asked;
+  const auto ask = [&](const Part& part) {
+    if (live_.count(part) == 0 && !contains(asked, part) && std::ssize(asked) < read_ahead_) {
+      buffers_[part.buffer]->prefetch_data(part.bucket);
+      asked.push_back(part);
+    }
+  };
+  std::for_each(gathered.begin(), gathered.end(), ask);
+  if (std::ssize(asked) < read_ahead_) {
+    order_.for_each_upcoming([&](const void* unit) {
+      const Parts& parts = units_.at(static_cast<const torch::nn::Module*>(unit));
+      std::for_each(parts.begin(), parts.end(), ask);
+      return std::ssize(asked) < read_ahead_;
+    });
   }
 }
 

@@ -32,6 +32,8 @@ namespace trireme::zero {
 ///
 /// Cost: P(N-1)/N bytes sent a rank for the forward and as much for the backward of P bytes of parameters, less what is kept: where M
 /// micro-batches go to and fro over L units of one size, of which K (at least two, where one is gathered ahead) are kept, 2M(L - K) + K units are gathered.
+/// Shards that are in files come from there two stages ahead: from the disk to the host, and then gathered.
+///
 /// Memory: the shards, one unit, and what is gathered ahead; or, if that is more, what may be kept. Source: Rajbhandari et al. 2020,
 /// arXiv:1910.02054, section 5.3.
 class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordinator> {
@@ -52,6 +54,11 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   /// How many elements may be whole at a time with those of units that are used again later in the pass. At first none are kept.
   void keep(int64_t elements) {
     keep_ = elements;
+  }
+  /// Says that shards are elsewhere (a bucket::StateStore that reads ahead): the buckets of so many come from there to the host while earlier units are
+  /// used, before they are gathered. At first none.
+  void read_ahead(int64_t buckets) {
+    read_ahead_ = buckets;
   }
   /// Elements that belong to units.
   int64_t unit_elements() const;
@@ -114,6 +121,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   Parts parts_of(const std::vector<at::Tensor>& parameters) const;
   Parts expected(const Parts& needed) const;
   void add_kept_for_later(Parts& kept) const;
+  void prefetch(const Parts& gathered) const;
   void start(const Part& part);
   void finish(const Part& part);
   void release_except(const Parts& kept);
@@ -123,6 +131,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   std::optional<int64_t> ahead_;
   IsExchange is_exchange_;
   int64_t keep_ = 0;
+  int64_t read_ahead_ = 0;
   std::map<const torch::nn::Module*, Parts> units_;
   std::map<Part, int64_t> numel_; // as add() was told
   AccessOrder order_;

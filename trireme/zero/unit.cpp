@@ -46,7 +46,7 @@ void Unit::built(torch::nn::Module& module) {
     if (Init::active()->type() != precision::Type::fp32) {
       precision::cast_module(module, Init::active()->type());
     }
-    early_ = std::make_unique<EarlyShards>(module, Init::active()->group());
+    early_ = std::make_unique<EarlyShards>(module, Init::active()->group(), Init::active()->store());
   }
 }
 

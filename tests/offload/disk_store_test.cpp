@@ -1,0 +1,283 @@
+// A store in files: whatever is asked of it in whatever order, it gives what was left there.
+#include "stored.h"
+
+#include <gmock/gmock.h>
+
+#include <deque>
+#include <fstream>
+#include <map>
+#include <random>
+
+namespace trireme::offload {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kBlock = aio::kAlignment;
+
+/// What a bucket has, bytes of each array.
+using Parts = std::vector<at::Tensor>;
+
+Parts copies(const Parts& parts) {
+  Parts made;
+  for (const at::Tensor& part : parts) {
+    made.push_back(part.clone());
+  }
+  return made;
+}
+
+bool equal(const Parts& a, const Parts& b) {
+  bool same = a.size() == b.size();
+  for (size_t i = 0; same && i < a.size(); ++i) {
+    same = at::equal(a[i], b[i]);
+  }
+  return same;
+}
+
+/// Calls with random buckets beside a plain copy of everything. Tensors that are held for a while must keep what they had.
+class Chance {
+ public:
+  Chance(DiskStore& store, uint32_t seed) : store_(store), random_(seed) {}
+
+  void add() {
+    const std::vector<at::ScalarType> types = {at::kFloat, at::kBFloat16, at::kByte, at::kFloat};
+    std::vector<bucket::StoredArray> arrays;
+    const int buckets = below(6) + 1;
+    for (int i = below(3) + 1; i > 0; --i) {
+      bucket::StoredArray& array = arrays.emplace_back(bucket::StoredArray{types[static_cast<size_t>(below(4))], static_cast<double>(below(3)), {}});
+      for (int b = 0; b < buckets; ++b) {
+        array.numel.push_back(below(8) == 0 ? 0 : below(3000));
+      }
+    }
+    const int64_t buffer = store_.add(arrays, at::kCPU);
+    for (int b = 0; b < buckets; ++b) {
+      Parts parts;
+      for (const bucket::StoredArray& array : arrays) {
+        parts.push_back(at::full({array.numel[static_cast<size_t>(b)]}, array.initial, array.type));
+      }
+      expected_[{buffer, b}] = parts;
+    }
+  }
+  void call() {
+    auto place = expected_.begin();
+    std::advance(place, below(static_cast<int>(expected_.size())));
+    const auto [buffer, bucket] = place->first;
+    switch (below(6)) {
+      case 0:
+        store_.prefetch(buffer, bucket);
+        break;
+      case 1: {
+        std::erase_if(held_, [&, key = place->first](const Held& held) { return held.key == key; }); // its memory may be taken
+        store_.forget(buffer, bucket);
+        store_.use(buffer, bucket, true, [&](const Parts& parts) { change(parts, place->second); });
+        break;
+      }
+      case 2:
+      case 3: {
+        std::erase_if(held_, [&, key = place->first](const Held& held) { return held.key == key; }); // it sees the change
+        store_.use(buffer, bucket, true, [&](const Parts& parts) {
+          ASSERT_TRUE(equal(parts, place->second)) << "buffer " << buffer << ", bucket " << bucket;
+          change(parts, place->second);
+        });
+        break;
+      }
+      default:
+        store_.use(buffer, bucket, false, [&](const Parts& parts) {
+          ASSERT_TRUE(equal(parts, place->second)) << "buffer " << buffer << ", bucket " << bucket;
+          if (below(3) == 0) {
+            held_.push_back({place->first, parts, place->second});
+          }
+        });
+    }
+    while (!held_.empty() && below(4) == 0) {
+      EXPECT_TRUE(equal(held_.front().parts, held_.front().expected)) << "memory of tensors that are still there was used again";
+      held_.pop_front();
+    }
+  }
+
+ private:
+  using Key = std::pair<int64_t, int64_t>;
+  struct Held {
+    Key key;
+    Parts parts;
+    Parts expected;
+  };
+
+  int below(int n) {
+    return static_cast<int>(random_() % static_cast<uint32_t>(n));
+  }
+  void change(const Parts& parts, Parts& expected) {
+    for (const at::Tensor& part : parts) {
+      at::Tensor(part).copy_(at::arange(part.numel()).mul(below(7)).add(below(100)).remainder(251));
+    }
+    expected = copies(parts);
+  }
+
+  DiskStore& store_;
+  std::mt19937 random_;
+  std::map<Key, Parts> expected_;
+  std::deque<Held> held_;
+};
+
+TEST(DiskStoreTest, GivesWhatWasLeftThereInAnyOrder) {
+  for (uint32_t seed = 0; seed < 24; ++seed) {
+    Stored stored({.kind = "optimizer states",
+                   .buffers = 3 + seed % 3,
+                   .pipeline_read = (seed & 1) != 0,
+                   .pipeline_write = (seed & 2) != 0,
+                   .fast_init = (seed & 4) != 0,
+                   .elements_in_memory = seed % 5 == 4 ? 4000 : 0});
+    Chance chance(stored.store, seed);
+    chance.add();
+    chance.add();
+    for (int i = 0; i < 300; ++i) {
+      chance.call();
+      if (i == 100) {
+        chance.add(); // its buckets may be larger than all before
+      }
+    }
+  }
+}
+
+/// Steps as an optimizer does: each bucket in order, the next one named ahead, the first after the last.
+void step_all(DiskStore& store, int64_t buffer, int buckets, int step) {
+  for (int b = 0; b < buckets; ++b) {
+    store.use(buffer, b, true, [&](const Parts& parts) {
+      store.prefetch(buffer, (b + 1) % buckets);
+      EXPECT_EQ(parts.front()[0].item<double>(), step);
+      for (const at::Tensor& part : parts) {
+        at::Tensor(part).add_(1);
+      }
+    });
+  }
+}
+
+// Of N buckets in turn, all are read and written in a step, or none is read if all have memory.
+TEST(DiskStoreTest, BytesReadAndWrittenAreThoseOfTheClosedForm) {
+  constexpr int64_t kNumel = 1500; // 6000 bytes: two blocks
+  for (const bool pipelined : {true, false}) {
+    for (const int buckets : {3, 4, 5, 9}) {
+      Stored stored({.kind = "optimizer states", .buffers = 4, .pipeline_read = pipelined, .pipeline_write = pipelined, .fast_init = true});
+      const int64_t buffer = stored.store.add(equal_arrays(2, buckets, kNumel), at::kCPU);
+      EXPECT_EQ(stored.traffic->written, 0);
+      step_all(stored.store, buffer, buckets, 0);
+      const int64_t bytes = int64_t{buckets} * 2 * 2 * kBlock;
+      for (int step = 1; step < 5; ++step) {
+        const Traffic before = *stored.traffic;
+        step_all(stored.store, buffer, buckets, step);
+        EXPECT_EQ(stored.traffic->read - before.read, buckets <= 4 ? 0 : bytes) << buckets << " buckets";
+        EXPECT_EQ(stored.traffic->written - before.written, bytes) << buckets << " buckets";
+      }
+    }
+  }
+}
+
+TEST(DiskStoreTest, WithoutFastInitAllIsWrittenOnceAtTheStart) {
+  Stored stored({.kind = "optimizer states", .fast_init = false});
+  const int64_t buffer = stored.store.add(equal_arrays(3, 7, 1024), at::kCPU);
+  EXPECT_EQ(stored.traffic->written, 3 * 7 * kBlock);
+  EXPECT_EQ(read(stored.store, buffer, 5), 0);
+  EXPECT_EQ(stored.traffic->read, 3 * kBlock);
+}
+
+TEST(DiskStoreTest, ReadingOnlyWritesNothing) {
+  Stored stored({.kind = "optimizer states", .buffers = 3, .fast_init = true});
+  const int64_t buffer = stored.store.add(equal_arrays(1, 6, 1024), at::kCPU);
+  for (int b = 0; b < 6; ++b) {
+    write(stored.store, buffer, b, b + 1);
+  }
+  const int64_t written = stored.traffic->written;
+  for (int b = 0; b < 6; ++b) {
+    EXPECT_EQ(read(stored.store, buffer, b), b + 1);
+  }
+  EXPECT_EQ(stored.traffic->written, written);
+}
+
+TEST(DiskStoreTest, MemoryIsThatOfItsBuffersHoweverManyBuckets) {
+  Stored stored({.kind = "optimizer states", .buffers = 3, .fast_init = true});
+  const int64_t buffer = stored.store.add(equal_arrays(2, 50, 2048), at::kCPU);
+  const int64_t largest = 2 * 2 * kBlock;
+  for (int step = 0; step < 2; ++step) {
+    step_all(stored.store, buffer, 50, step);
+    EXPECT_EQ(stored.store.buffer_bytes(), 3 * largest);
+  }
+  std::vector<Parts> held;
+  for (int b = 0; b < 20; ++b) {
+    stored.store.use(buffer, b, false, [&](const Parts& parts) { held.push_back(parts); });
+  }
+  EXPECT_EQ(stored.store.buffer_bytes(), 20 * largest) << "what a caller holds is not used again";
+  held.clear();
+  step_all(stored.store, buffer, 50, 2);
+  EXPECT_EQ(stored.store.buffer_bytes(), 3 * largest);
+}
+
+TEST(DiskStoreTest, TheFirstBucketsStayInMemoryAsFarAsTheyMay) {
+  Stored stored({.kind = "parameters", .buffers = 3, .fast_init = true, .elements_in_memory = 2500});
+  const int64_t buffer = stored.store.add(equal_arrays(1, 10, 1000), at::kCPU);
+  for (int step = 0; step < 3; ++step) {
+    step_all(stored.store, buffer, 10, step);
+  }
+  EXPECT_EQ(stored.traffic->written, 3 * 8 * kBlock) << "2 of 10 buckets have room";
+}
+
+// For checkpoints that share its blocks.
+TEST(DiskStoreTest, SaysWhereInItsFileAnArrayIs) {
+  Stored stored({.kind = "optimizer states", .buffers = 3, .fast_init = true, .elements_in_memory = 2000});
+  const int64_t buffer = stored.store.add(equal_arrays(2, 5, 1000), at::kCPU);
+  EXPECT_FALSE(stored.store.extent(buffer, 2, 0)) << "never written";
+  for (int b = 0; b < 5; ++b) {
+    stored.store.use(buffer, b, true, [&](const Parts& parts) {
+      EXPECT_FALSE(stored.store.extent(buffer, b, 1)) << "in use";
+      at::Tensor(parts[0]).fill_(b);
+      at::Tensor(parts[1]).copy_(at::arange(1000) + b);
+    });
+  }
+  EXPECT_FALSE(stored.store.extent(buffer, 0, 1)) << "in memory";
+  for (int b = 1; b < 5; ++b) {
+    const auto extent = stored.store.extent(buffer, b, 1);
+    ASSERT_TRUE(extent);
+    EXPECT_EQ(extent->offset % kBlock, 0);
+    EXPECT_EQ(extent->bytes, 4000);
+    const at::Tensor found = at::empty({1000});
+    std::ifstream(extent->file, std::ios::binary).seekg(extent->offset).read(static_cast<char*>(found.mutable_data_ptr()), extent->bytes);
+    EXPECT_TRUE(found.equal((at::arange(1000) + b).to(at::kFloat))) << b;
+  }
+}
+
+TEST(DiskStoreTest, TensorsOutliveTheStore) {
+  at::Tensor kept;
+  {
+    Stored stored;
+    const int64_t buffer = stored.store.add(equal_arrays(1, 2, 1000), at::kCPU);
+    write(stored.store, buffer, 1, 7);
+    stored.store.use(buffer, 1, false, [&](const Parts& parts) { kept = parts.front().slice(0, 10, 20); });
+  }
+  EXPECT_TRUE(kept.eq(7).all().item<bool>());
+}
+
+TEST(DiskStoreTest, NoFileHasANameAndTheFolderEndsWithTheStore) {
+  const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
+  {
+    DiskStore store(RankFolder::open(scratch.path, 3), {.kind = "optimizer states"}, std::make_shared<Traffic>());
+    store.add(equal_arrays(1, 4, 1000), at::kCPU);
+    EXPECT_TRUE(fs::is_directory(scratch.path / "trireme.rank3"));
+    EXPECT_TRUE(fs::is_empty(scratch.path / "trireme.rank3"));
+  }
+  EXPECT_TRUE(fs::is_empty(scratch.path));
+}
+
+TEST(DiskStoreTest, RefusesWhatCannotBe) {
+  try {
+    Stored stored({.kind = "optimizer states", .buffers = 2});
+    ADD_FAILURE() << "two buffers";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("buffer_count of the optimizer states is 2"));
+  }
+  Stored stored;
+  EXPECT_THROW(stored.store.add(equal_arrays(1, 4, 1000), at::kMeta), Error);
+  const int64_t buffer = stored.store.add(equal_arrays(1, 4, 1000), at::kCPU);
+  EXPECT_THROW(stored.store.release(buffer, 0, false), Error);
+}
+
+} // namespace
+} // namespace trireme::offload

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <trireme/engine/engine.h>
+#include <trireme/monitor/metrics.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace trireme::tools {
+
+/// What rank 0 has sent, and moved from and to files, since it was asked last.
+class TrafficMeter {
+ public:
+  /// Forgets what was moved between steps: for an evaluation.
+  void skip(const engine::Engine& engine) {
+    sent_ = engine.bytes_sent_by_axes();
+    skip_files(engine);
+  }
+  /// The same of files only: a checkpoint reads all states.
+  void skip_files(const engine::Engine& engine) {
+    files_ = engine.offload_traffic().value_or(offload::Traffic());
+  }
+  /// Notes a step's in its metrics.
+  void measure(const engine::Engine& engine, monitor::StepMetrics& step) {
+    step.comm_bytes = 0;
+    for (const auto& [axes, sent] : engine.bytes_sent_by_axes()) {
+      *step.comm_bytes += step.comm_bytes_by[axes] = sent - sent_[axes];
+    }
+    if (step.comm_bytes_by.size() == 1) {
+      step.comm_bytes_by.clear();
+    }
+    if (const auto files = engine.offload_traffic()) {
+      step.offload_read_bytes = files->read - files_.read;
+      step.offload_write_bytes = files->written - files_.written;
+    }
+    skip(engine);
+  }
+
+ private:
+  std::map<std::string, int64_t> sent_; // by axes
+  offload::Traffic files_;
+};
+
+} // namespace trireme::tools

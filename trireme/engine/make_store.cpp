@@ -1,0 +1,135 @@
+#include <trireme/engine/make_store.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/log.h>
+#include <trireme/offload/disk_store.h>
+
+#include <filesystem>
+#include <string>
+
+namespace trireme::engine {
+namespace {
+
+using offload::Place;
+
+const char* name(Place place) {
+  return place == Place::nvme ? "nvme" : place == Place::host ? "cpu" : "none";
+}
+
+bool is_on_disk(const InitializeOptions& options, Place place) {
+  return !options.state_store && place == Place::nvme;
+}
+
+std::string key_of(const std::string& nvme_path) {
+  return std::filesystem::weakly_canonical(nvme_path / std::filesystem::path()).string();
+}
+
+// One folder of this rank for all stores that have the same path.
+void open_folder(Parts& parts, const std::string& nvme_path) {
+  std::shared_ptr<offload::RankFolder>& folder = parts.offload_folders[key_of(nvme_path)];
+  if (!folder) {
+    folder = offload::RankFolder::open(nvme_path, parts.everyone.members()[static_cast<size_t>(parts.everyone.rank())]);
+  }
+  if (!parts.offloaded) {
+    parts.offloaded = std::make_shared<offload::Traffic>();
+  }
+}
+
+std::unique_ptr<offload::DiskStore> make(const Parts& parts, const std::string& nvme_path, offload::DiskOptions disk, const aio::Options& aio) {
+  disk.aio = aio;
+  return std::make_unique<offload::DiskStore>(parts.offload_folders.at(key_of(nvme_path)), std::move(disk), parts.offloaded);
+}
+
+void check_place(const char* key, Place place, const std::string& nvme_path, int64_t buffer_count) {
+  if (place != Place::nvme) {
+    return;
+  }
+  if (nvme_path.empty()) {
+    throw InputError("engine", concat(key, " has \"device\": \"nvme\" and no \"nvme_path\""), "Name a folder on the disk.");
+  }
+  if (buffer_count < 3) {
+    throw InputError("engine", concat(key, ".buffer_count is ", buffer_count), "Say at least 3: one bucket is read and one written while one is used.");
+  }
+}
+
+} // namespace
+
+bool shards_parameters(const config::EngineConfig& config, int data_ranks) {
+  return config.zero.stage >= 3 && (data_ranks > 1 || config.offload.parameters.place == Place::nvme);
+}
+
+void prepare_offload(Parts& parts, const InitializeOptions& options) {
+  const config::EngineConfig& config = options.config;
+  const offload::OptimizerOptions& states = config.offload.optimizer;
+  const offload::ParameterOptions& parameters = config.offload.parameters;
+  if (states.place == Place::device && parameters.place == Place::device) {
+    return;
+  }
+  check_place("offload_optimizer", states.place, states.nvme_path, states.buffer_count);
+  check_place("offload_param", parameters.place, parameters.nvme_path, parameters.buffer_count);
+  if (parameters.place != Place::device && config.zero.stage < 3) {
+    throw InputError("engine", concat("offload_param with ZeRO stage ", config.zero.stage, ", at which every rank uses whole parameters all the time"),
+                     "Use \"stage\": 3, or leave offload_param out.");
+  }
+  if (config.server.on()) {
+    throw InputError("engine", "offload with parameter servers: masters and states are on the servers", "Leave one of them out.");
+  }
+  if (!parts.device().is_cpu()) {
+    throw InputError("engine", concat("offload from ", parts.device().str(), " is not built yet"), "Train on the CPU, or leave offload out.");
+  }
+  if (options.state_store) {
+    log::info("InitializeOptions::state_store takes the place of what the configuration says of offload");
+    return;
+  }
+  if (states.place == Place::host || parameters.place == Place::host) {
+    log::info(states.place == Place::host ? "offload_optimizer" : "offload_param", " to \"cpu\": this rank trains on the CPU, where everything is in the host's memory already; it changes nothing");
+  }
+  if (states.place != Place::device && (states.ratio < 1 || states.delayed_update)) {
+    log::info("offload_optimizer to \"", name(states.place), "\": ", states.ratio < 1 ? "ratio" : "delayed_update", " is about a device beside the host, and this rank trains on the CPU; it changes nothing");
+  }
+  if (states.place == Place::nvme) {
+    open_folder(parts, states.nvme_path);
+  }
+  if (parameters.place == Place::nvme) {
+    open_folder(parts, parameters.nvme_path);
+  }
+}
+
+std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, const InitializeOptions& options) {
+  const offload::OptimizerOptions& wanted = options.config.offload.optimizer;
+  if (!is_on_disk(options, wanted.place)) {
+    return options.state_store ? options.state_store() : nullptr;
+  }
+  return make(parts, wanted.nvme_path,
+              {.kind = "optimizer states", .buffers = wanted.buffer_count, .pipeline_read = wanted.pipeline_read, .pipeline_write = wanted.pipeline_write, .fast_init = wanted.fast_init},
+              options.config.offload.aio);
+}
+
+std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options) {
+  const offload::ParameterOptions& wanted = options.config.offload.parameters;
+  if (!is_on_disk(options, wanted.place)) {
+    return options.state_store ? options.state_store() : nullptr;
+  }
+  return make(parts, wanted.nvme_path, {.kind = "parameters", .buffers = wanted.buffer_count, .fast_init = true, .elements_in_memory = wanted.max_in_cpu}, options.config.offload.aio);
+}
+
+std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options) {
+  const offload::Options& wanted = options.config.offload;
+  const bool has_copies = options.config.zero.shard_size.has_value(); // whose gradients are summed where they lie
+  if (!is_on_disk(options, wanted.optimizer.place) || !is_on_disk(options, wanted.parameters.place) || has_copies) {
+    return nullptr;
+  }
+  return make(parts, wanted.optimizer.nvme_path, {.kind = "gradients", .buffers = wanted.optimizer.buffer_count, .fast_init = true}, wanted.aio);
+}
+
+std::shared_ptr<bucket::StateStore> make_building_store(const config::EngineConfig& config, int rank) {
+  const offload::ParameterOptions& wanted = config.offload.parameters;
+  if (config.zero.stage < 3 || wanted.place != Place::nvme) {
+    return nullptr;
+  }
+  offload::DiskOptions disk{.kind = "modules as they are built", .buffers = 3, .fast_init = true};
+  disk.aio = config.offload.aio;
+  return std::make_shared<offload::DiskStore>(offload::RankFolder::open(wanted.nvme_path, rank, "trireme.building"), disk, std::make_shared<offload::Traffic>());
+}
+
+} // namespace trireme::engine
