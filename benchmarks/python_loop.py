@@ -12,7 +12,7 @@ import numpy
 import torch
 
 from python_gpt import build, loss as loss_of
-from workloads import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, rank_positions
+from workloads import AIO, BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, offload_of, rank_positions
 
 
 def make_batches(spec, rank):
@@ -113,7 +113,18 @@ class DeepSpeed:
             "zero_optimization": {"stage": spec["zero_stage"], "overlap_comm": False, "contiguous_gradients": True},
             "bf16": {"enabled": spec["dtype"] == "bf16"},
         }
-        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), optimizer=make_optimizer(model), config=config)
+        if spec.get("nvme"):
+            config["zero_optimization"].update(offload_of(spec))
+            config["aio"] = AIO
+        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), optimizer=self.optimizer(spec, model), config=config)
+
+    @staticmethod
+    def optimizer(spec, model):
+        if not spec.get("nvme"):
+            return make_optimizer(model)
+        from deepspeed.ops.adam import DeepSpeedCPUAdam  # the only one that it offloads
+
+        return DeepSpeedCPUAdam(model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, adamw_mode=True)
 
     def step(self, micro_batches):
         total = 0.0

@@ -84,6 +84,15 @@ def write_tokens(path, spec):
     path.write_bytes(tokens.tobytes())
 
 
+def offload_of(spec):
+    """What goes into "zero_optimization": the same for Trireme and DeepSpeed."""
+    kinds = {"optimizer": dict(buffer_count=4, pipeline_read=True, pipeline_write=True), "param": dict(buffer_count=5, buffer_size=100_000_000)}
+    return {f"offload_{kind}": dict(kinds[kind], device="nvme", nvme_path=spec["nvme_path"], pin_memory=True) for kind in spec["nvme"]}
+
+
+AIO = {"block_size": 1 << 20, "queue_depth": 8, "single_submit": False, "overlap_events": True}
+
+
 def write_run_file(path, spec):
     """Writes the run file of `trireme train`: same model, same order of samples, no clipping, nothing but training."""
     run = {
@@ -99,6 +108,9 @@ def write_run_file(path, spec):
             "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}},
         },
     }
+    if spec.get("nvme"):
+        run["engine"]["zero_optimization"].update(offload_of(spec))
+        run["engine"]["aio"] = AIO
     if spec["shard_all"]:
         run["engine"]["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     if spec["dtype"] == "bf16":

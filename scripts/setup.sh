@@ -8,10 +8,10 @@
 preset=${TRIREME_PRESET:-release}
 torch_version=2.13.0
 torch_index=${TRIREME_TORCH_INDEX-https://download.pytorch.org/whl/cpu}
-system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev
+system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev liburing-dev
                  libgtest-dev libgmock-dev python3 python3-venv)
-# What only tests use: several hosts on one machine, an MPI, gRPC and certificates for it, a Slurm (tests of the last four are skipped, visibly, without them).
-test_packages=(iproute2 procps openmpi-bin libopenmpi-dev libgrpc++-dev openssl slurmctld slurmd slurm-client)
+# What only tests use: several hosts on one machine, calls to the system that fail, file systems, an MPI, gRPC and certificates for it, a Slurm (tests of all but the first are skipped, visibly, without them).
+test_packages=(iproute2 procps strace e2fsprogs mount openmpi-bin libopenmpi-dev libgrpc++-dev openssl slurmctld slurmd slurm-client)
 
 [ -e /proc/self/fd/0 ] || exec </dev/null # closed: the first file that a program opens would be its input
 

@@ -1,0 +1,161 @@
+"""`benchmarks/run offload`: transfers of files beside fio and DeepSpeed's AIO handle; steps with states in files beside steps without, and DeepSpeed's. Standard library only."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from engines import OFFLOAD_ENGINES, has_row, row_of
+from processes import Failed, run_together
+from rounds import run_in_turns
+from tables import Results, check, median_of, number, print_checks, print_table
+from train import print_engines, step_ratio
+from workloads import make_spec
+
+HERE = Path(__file__).resolve().parent
+TIMEOUT_S = 900
+TARGET_OF_FIO = 0.95
+PIECE = 64 << 20  # of benchmark_aio
+# name: (kind, threads); 0: the one thread of an io_uring
+TRANSFERS = {"trireme": ("trireme", 0), "trireme, 4 threads": ("trireme", 4), "fio io_uring": ("fio", 0), "fio libaio": ("fio", 0), "DeepSpeed": ("deepspeed", 1), "DeepSpeed, 4 threads": ("deepspeed", 4)}
+OURS, THEIRS = "trireme", "fio io_uring"
+
+
+def run_fio(name, file, size, block, depth):
+    """fio with the same file, blocks and depth: one row of both directions."""
+    row = {}
+    for direction in ("write", "read"):
+        command = ["fio", "--name=x", f"--filename={file}", f"--rw={direction}", f"--bs={block}", f"--size={size}", f"--ioengine={name.split()[1]}", f"--iodepth={depth}", "--direct=1",
+                   "--fallocate=none", "--output-format=json"]
+        done = run_together(command, [{}], TIMEOUT_S, lambda output: "{" in output)
+        output = done.outputs[0]
+        job = json.loads(output[output.index("{"):])["jobs"][0]
+        if job["error"] or job[direction]["io_bytes"] != size:
+            raise Failed(f"fio moved {job[direction]['io_bytes']} bytes, error {job['error']}")
+        row[f"{direction}_gb_per_s"] = job[direction]["bw_bytes"] / 1e9
+    return row, done
+
+
+def run_transfers(installed, name, file, size, block, depth):
+    kind, threads = TRANSFERS[name]
+    if kind == "fio":
+        return run_fio(name, file, size, block, depth)
+    if kind == "trireme":
+        command = [str(program_of(installed)), str(file), str(size), str(block), str(depth), *([str(threads)] if threads else [])]
+        environment = {}
+    else:
+        command = [installed.deepspeed, str(HERE / "python_aio.py"), str(file), str(size), str(block), str(depth), str(threads)]
+        # DeepSpeed compiles its AIO with the ninja beside its Python.
+        environment = {"DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR", "PATH": f"{Path(installed.deepspeed).parent}:{os.environ.get('PATH', '')}"}
+    done = run_together(command, [environment], TIMEOUT_S, has_row)
+    return row_of(done.outputs[0]), done
+
+
+def program_of(installed):
+    return installed.trireme.with_name("benchmark_aio")
+
+
+def missing_of(installed, name):
+    kind = TRANSFERS[name][0]
+    if kind == "fio":
+        return None if shutil.which("fio") else "fio is not installed"
+    if kind == "trireme":
+        return None if program_of(installed).exists() else f"{program_of(installed)} is not built: cmake --build --preset release --target benchmark_aio"
+    return installed.missing.get("deepspeed")
+
+
+def measure(installed, names, file, size, block, depth, args, record):
+    results = Results()
+    for n in range(args.rounds):
+        shift = n % len(names)
+        for name in names[shift:] + names[:shift]:
+            try:
+                row, done = run_transfers(installed, name, file, size, block, depth)
+                row = dict(row, benchmark="offload", part="transfers", impl=name, block_size=block, queue_depth=depth, bytes=size, round=n + 1, other_cpu_pct=round(done.other_cpu_pct, 1))
+                record(row)
+                said = f"write {row['write_gb_per_s']:.2f}, read {row['read_gb_per_s']:.2f} GB/s"
+            except Failed as failure:
+                row, said = None, f"FAILED, {failure}"
+                record(dict(benchmark="offload", impl=name, round=n + 1, failed=str(failure)))
+            results.add(name, n, row)
+            print(f"depth {depth} {n + 1}/{args.rounds} {name}: {said}", file=sys.stderr, flush=True)
+    return results
+
+
+def print_transfers(results, names):
+    def ranged(rows, key):
+        values = [row[key] for row in rows]
+        return f"{number(median_of(rows, key), 2)} ({min(values):.2f}-{max(values):.2f})"
+
+    lines = []
+    for name in names:
+        rows = results.of(name)
+        lines.append([name] + ([ranged(rows, "write_gb_per_s"), ranged(rows, "read_gb_per_s"), number(median_of(rows, "write_cpu_s_per_gb"), 3), number(median_of(rows, "read_cpu_s_per_gb"), 3)]
+                               if rows else ["failed", "", "", ""]))
+    print_table(["", "write GB/s", "read GB/s", "CPU s a GB written", "read"], lines)
+
+
+def checks_of(results, names):
+    checks = []
+    for peer in names:
+        if TRANSFERS[peer][0] == "trireme":
+            continue
+        limit = TARGET_OF_FIO if peer == THEIRS else 1.0 if TRANSFERS[peer][0] == "deepspeed" else None
+        for direction in ("write", "read"):
+            key = f"{direction}_gb_per_s"
+            checks.append(check(f"{OURS} / {peer}, {direction}", results.pairs(lambda a, b: a[key] / b[key], OURS, peer), limit, at_least=True))
+    return checks
+
+
+def transfers(installed, args, record):
+    names = []
+    for name in TRANSFERS:
+        why = missing_of(installed, name)
+        if why:
+            print(f"SKIPPED {name}: {why}")
+            record(dict(benchmark="offload", engine=name, skipped=why))
+        else:
+            names.append(name)
+    if OURS not in names:
+        record(dict(benchmark="offload", impl=OURS, round=0, failed=missing_of(installed, OURS)))
+        return
+    size = max(1, args.bytes // PIECE) * PIECE
+    folder = Path(tempfile.mkdtemp(prefix="trireme-benchmark-", dir=args.folder))
+    file = folder / "transfers"
+    try:
+        subprocess.run([str(program_of(installed)), str(file), "0", str(size)], check=True)
+        for depth in args.queue_depths:
+            results = measure(installed, names, file, size, args.block_size, depth, args, record)
+            print(f"\n## Transfers of {size / 1e9:.2f} GB, blocks of {args.block_size >> 10} KiB, {depth} at a time, in {args.folder}\n")
+            print_transfers(results, names)
+            for row in print_checks(checks_of(results, names)):
+                record(dict(row, benchmark="offload", part="transfers", queue_depth=depth))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print("All write over one file that is there, then read it, past the page cache. DeepSpeed's threads have a queue each.")
+
+
+def steps(installed, args, record):
+    names = installed.usable(args.engines)
+    tempfile.tempdir = str(args.folder)  # where run_in_turns() makes the folder with the files
+    for size in args.sizes:
+        results = run_in_turns(installed, names, args.rounds, record, dict(benchmark="offload", size=size),
+                               lambda name: make_spec(size, OFFLOAD_ENGINES[name][1], args.total_threads, args.steps))
+        print(f"\n## Steps of {size}, masters and states (params: parameters too) in {args.folder}\n")
+        print_engines(results, names)
+        checks = []
+        for ours in (name for name in names if name.startswith("trireme") and "nvme" in name):
+            checks.append(check(f"{ours} / {ours.partition('-nvme')[0]}", step_ratio(results, ours, ours.partition("-nvme")[0]), None))
+            peer = ours.replace("trireme", "deepspeed").replace("z1", "z3")
+            checks.append(check(f"{ours} / {peer}", step_ratio(results, ours, peer), 1.0))
+        for row in print_checks([c for c in checks if c[1] or set(args.engines) == set(OFFLOAD_ENGINES)]):
+            record(dict(row, benchmark="offload", part="steps", size=size))
+
+
+def offload(installed, args, record):
+    if "transfers" in args.parts:
+        transfers(installed, args, record)
+    if "steps" in args.parts:
+        steps(installed, args, record)

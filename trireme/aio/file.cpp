@@ -1,0 +1,196 @@
+#include <trireme/aio/file.h>
+
+#include <trireme/base/descriptor.h>
+#include <trireme/base/error.h>
+#include <trireme/base/units.h>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+namespace trireme::aio {
+
+namespace fs = std::filesystem;
+
+struct File::Opened {
+  fs::path path;
+  Descriptor descriptor;
+  int64_t size = 0;
+  bool direct = false;
+};
+
+namespace {
+
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+Descriptor open_descriptor(const fs::path& path, int flags) {
+  int fd = -1;
+  do {
+    fd = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
+  } while (fd < 0 && errno == EINTR);
+  return Descriptor(fd);
+}
+
+// Some file systems accept O_DIRECT and then refuse every transfer.
+bool reads_directly(int fd, int64_t size) {
+  if (size < kAlignment) {
+    return true;
+  }
+  const Memory block(kAlignment);
+  ssize_t count = -1;
+  do {
+    count = ::pread(fd, block.data(), kAlignment, 0);
+  } while (count < 0 && errno == EINTR);
+  return count >= 0 || errno != EINVAL;
+}
+
+// The file again, for direct transfers; `opened` as it is, where there are none.
+Descriptor made_direct(const fs::path& path, int flags, Descriptor opened, int64_t size, bool& direct) {
+  const int64_t alignment = direct_alignment(path);
+  direct = false;
+  if (alignment == 0 || alignment > kAlignment) {
+    return opened;
+  }
+  Descriptor again = open_descriptor(path, flags | O_DIRECT);
+  struct stat one {};
+  struct stat other {};
+  if (!again || ::fstat(opened.get(), &one) != 0 || ::fstat(again.get(), &other) != 0 || one.st_dev != other.st_dev || one.st_ino != other.st_ino ||
+      !reads_directly(again.get(), size)) {
+    return opened;
+  }
+  direct = true;
+  return again;
+}
+
+int reserve(int fd, const fs::path& path, int64_t bytes) {
+  if (bytes == 0) {
+    return 0;
+  }
+  // Not posix_fallocate(): where the file system cannot, it would write a byte into each block.
+  int result = 0;
+  do {
+    result = ::fallocate(fd, 0, 0, bytes);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) {
+    return 0;
+  }
+  if (errno != EOPNOTSUPP && errno != ENOSYS) {
+    return errno;
+  }
+  std::error_code unknown;
+  const auto space = fs::space(folder_of(path), unknown);
+  if (!unknown && space.available < static_cast<uintmax_t>(bytes)) {
+    return ENOSPC;
+  }
+  do {
+    result = ::ftruncate(fd, bytes);
+  } while (result != 0 && errno == EINTR);
+  return result == 0 ? 0 : errno;
+}
+
+} // namespace
+
+int64_t direct_alignment([[maybe_unused]] const fs::path& path) {
+#ifdef STATX_DIOALIGN
+  struct statx found {};
+  if (::statx(AT_FDCWD, path.c_str(), 0, STATX_DIOALIGN, &found) == 0 && (found.stx_mask & STATX_DIOALIGN) != 0) {
+    return std::max(found.stx_dio_mem_align, found.stx_dio_offset_align);
+  }
+#endif
+  return -1;
+}
+
+std::string free_space_near(const fs::path& path) {
+  std::error_code unknown;
+  const auto space = fs::space(folder_of(path), unknown);
+  return unknown ? "" : concat(", ", format_bytes(static_cast<double>(space.available)), " are free in ", folder_of(path).string());
+}
+
+File::File(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
+
+File File::create(const fs::path& path, int64_t bytes, bool direct) {
+  if (bytes < 0) {
+    throw Error("aio", concat("a file of ", bytes, " bytes was asked for: ", path.string()));
+  }
+  const int64_t size = round_up(bytes);
+  const auto fail = [&](const char* what, int code, const char* next) {
+    const std::string space = free_space_near(path);
+    return Error("aio", concat("cannot ", what, ' ', format_bytes(static_cast<double>(size)), " for ", path.string(), ": ", std::strerror(code), space), next);
+  };
+  auto made = std::make_shared<Opened>();
+  made->path = path;
+  made->size = size;
+  made->descriptor = open_descriptor(path, O_RDWR | O_CREAT | O_TRUNC);
+  if (!made->descriptor) {
+    throw fail("make a file of", errno, "Check that the folder exists and that this user may write there.");
+  }
+  if (const int code = reserve(made->descriptor.get(), path, size); code != 0) {
+    made->descriptor.close();
+    ::unlink(path.c_str()); // before the free space is asked for: a part may have been reserved
+    throw fail("reserve", code, code == ENOSPC || code == EDQUOT || code == EFBIG ? "Make room there, or name a folder on another disk." : "Name a folder on another disk.");
+  }
+  if (direct) {
+    made->descriptor = made_direct(path, O_RDWR, std::move(made->descriptor), size, made->direct);
+  }
+  return File(std::move(made));
+}
+
+File File::open(const fs::path& path, bool direct) {
+  auto found = std::make_shared<Opened>();
+  found->path = path;
+  int flags = O_RDWR;
+  found->descriptor = open_descriptor(path, flags);
+  if (!found->descriptor && (errno == EACCES || errno == EROFS || errno == EPERM)) {
+    flags = O_RDONLY;
+    found->descriptor = open_descriptor(path, flags);
+  }
+  struct stat status {};
+  if (!found->descriptor || ::fstat(found->descriptor.get(), &status) != 0) {
+    throw Error("aio", concat("cannot open ", path.string(), ": ", std::strerror(errno)), "Check the path, and who may read it.");
+  }
+  if (!S_ISREG(status.st_mode)) {
+    throw Error("aio", concat("cannot open ", path.string(), ": it is no file"), "Check the path.");
+  }
+  found->size = status.st_size;
+  if (direct) {
+    found->descriptor = made_direct(path, flags, std::move(found->descriptor), found->size, found->direct);
+  }
+  return File(std::move(found));
+}
+
+const fs::path& File::path() const {
+  return opened_->path;
+}
+
+int64_t File::size() const {
+  return opened_->size;
+}
+
+bool File::direct() const {
+  return opened_->direct;
+}
+
+int File::descriptor() const {
+  return opened_->descriptor.get();
+}
+
+void File::sync() const {
+  int result = 0;
+  do {
+    result = ::fdatasync(descriptor());
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
+    const int code = errno;
+    throw Error("aio", concat("cannot sync ", path().string(), ": ", std::strerror(code), free_space_near(path())),
+                "What was written to it may be lost. Look at the system's log (dmesg), or name a folder on another disk.");
+  }
+}
+
+} // namespace trireme::aio

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <trireme/aio/memory.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+namespace trireme::aio {
+
+/// One file with a fixed size. Copies are the same open file, which is closed with the last of them and after the last transfer.
+///
+/// Direct files bypass the page cache, where the file system can (O_DIRECT): what was written is with the disk, and takes no memory here. Other files
+/// (a file system that refuses, one that asks for more than kAlignment) are read and written through the page cache: a write is finished when it is there, and an error
+/// of the disk may only be seen by sync(). The blocks are reserved either way, so that a write finds no full disk.
+class File {
+ public:
+  /// Makes the file, private to this user, or replaces one that is there, and reserves its blocks, which read as zeros. `bytes` is rounded up to a multiple of kAlignment. Where the
+  /// file system cannot reserve, free space is only compared. Not `direct`: through the page cache.
+  /// Errors: Error with the file, the bytes wanted and the free space; then there is no file.
+  static File create(const std::filesystem::path& path, int64_t bytes, bool direct = true);
+  /// An existing file; only to read, where this user may not write it. Errors: Error with the file and the system's reason.
+  static File open(const std::filesystem::path& path, bool direct = true);
+
+  const std::filesystem::path& path() const;
+  /// Bytes, when it was opened.
+  int64_t size() const;
+  bool direct() const;
+  int descriptor() const;
+  /// Waits until all that was written will survive a power failure. Transfers must be finished. Errors: Error.
+  void sync() const;
+
+ private:
+  struct Opened;
+  explicit File(std::shared_ptr<const Opened> opened);
+  std::shared_ptr<const Opened> opened_;
+};
+
+/// What the file system of `path` says about its direct transfers: the multiple that offsets and addresses must be of, 0: it has none, -1: it says nothing.
+int64_t direct_alignment(const std::filesystem::path& path);
+
+/// ", 3.20 GB are free in /data" for messages; "" if that is not known.
+std::string free_space_near(const std::filesystem::path& path);
+
+} // namespace trireme::aio
