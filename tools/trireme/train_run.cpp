@@ -333,6 +333,9 @@ monitor::StepMetrics TrainRun::metrics() {
   if (!engine_->device().is_cpu()) {
     m.host_syncs = engine_->host_syncs();
   }
+  if (engine_->activations() != nullptr) {
+    m.activation_bytes = engine_->activations()->peak_bytes();
+  }
   m.comm_bytes = 0;
   for (const auto& [axes, sent] : bytes) {
     *m.comm_bytes += m.comm_bytes_by[axes] = sent - bytes_before_[axes];

@@ -194,6 +194,8 @@ void Activations::Impl::end_step() {
     }
   }
   ++steps_;
+  peak_bytes = ledger->peak();
+  ledger->forget_peak();
 }
 
 bool Activations::Impl::wants_decision() const {
@@ -263,10 +265,7 @@ int64_t Activations::bytes() const {
   return impl_->ledger->bytes();
 }
 int64_t Activations::peak_bytes() const {
-  return impl_->ledger->peak();
-}
-void Activations::forget_peak() {
-  impl_->ledger->forget_peak();
+  return impl_->peak_bytes;
 }
 int64_t Activations::bytes_out() const {
   return impl_->mover->bytes_out();

@@ -94,10 +94,9 @@ class Activations {
   std::vector<Way> ways() const;
   std::vector<int64_t> places() const;
   const Options& options() const;
-  /// Bytes that activations of parts have where the model is, now and at most since forget_peak().
+  /// Bytes that activations of parts have where the model is, now; and the most in the last step that ended.
   int64_t bytes() const;
   int64_t peak_bytes() const;
-  void forget_peak();
   /// Bytes that have left and come back.
   int64_t bytes_out() const;
   int64_t bytes_in() const;

@@ -41,6 +41,7 @@ class Activations::Impl : public std::enable_shared_from_this<Impl> {
   std::shared_ptr<SavedStorages> storages;
   std::shared_ptr<const std::unordered_set<const void*>> fixed = std::make_shared<std::unordered_set<const void*>>();
   std::vector<Known> parts;
+  int64_t peak_bytes = 0; // of the last step
 
  private:
   size_t place_of(const Part& part);
