@@ -72,7 +72,6 @@ Way Activations::Impl::first_way(const Part& part, size_t index) const {
     if (place >= options.choices.size()) {
       throw InputError("activations", concat("\"choices\" has ", options.choices.size(), " ways, and the model calls another part: ", part.type), "Give every part one, as a run with \"policy\": \"auto\" prints them.");
     }
-    places_given_ = places_given_ || part.place >= 0;
     return usable(options.choices[place]);
   }
   if (options.policy) {
@@ -86,6 +85,7 @@ size_t Activations::Impl::place_of(const Part& part) {
   if (found != parts.end()) {
     return static_cast<size_t>(found - parts.begin());
   }
+  places_given_ = places_given_ || part.place >= 0;
   parts.push_back({part.key, std::string(part.type), part.place, first_way(part, parts.size()), 0, 0, Mark(device), Mark(device), Mark(device)});
   return parts.size() - 1;
 }
@@ -113,9 +113,16 @@ void Activations::Impl::end_forward(size_t index, const Call& call) {
   known.forward_ends.now();
   known.bytes = std::max(known.bytes, call.bytes());
   known.input_bytes = std::max(known.input_bytes, call.input_bytes());
+  allow_moves();
+}
+
+// As much as the largest part that moves, so that it leaves while the next one computes.
+void Activations::Impl::allow_moves() {
   int64_t largest = 0;
-  for (const Known& one : parts) {
-    largest = std::max(largest, one.bytes + one.input_bytes);
+  for (const Known& known : parts) {
+    if (moves(known.way)) {
+      largest = std::max(largest, known.input_bytes + (recomputes(known.way) ? 0 : known.bytes));
+    }
   }
   mover->set_most_leaving(largest);
 }
@@ -164,24 +171,13 @@ Tensors Activations::Impl::call_recomputed(size_t index, const Part& part, const
   return recompute::run(counted, inputs, part.recompute);
 }
 
-void Activations::Impl::wait_for_device() const {
-  if (options.synchronise && !device.is_cpu()) {
-    device::Event here(device.type());
-    here.record(device::current_stream(device));
-    here.synchronize();
-  }
-}
-
 Tensors Activations::Impl::run(const Part& part, const Function& f, const Tensors& inputs) {
   if (layers_ && !std::regex_search(part.type.begin(), part.type.end(), *layers_)) {
     const Present inside(nullptr);
     return part.recomputes ? recompute::run(f, inputs, part.recompute) : f(inputs);
   }
   const size_t index = place_of(part);
-  wait_for_device();
-  Tensors outputs = recomputes(parts[index].way) ? call_recomputed(index, part, f, inputs) : call_directly(index, f, inputs);
-  wait_for_device();
-  return outputs;
+  return recomputes(parts[index].way) ? call_recomputed(index, part, f, inputs) : call_directly(index, f, inputs);
 }
 
 void Activations::Impl::end_step() {

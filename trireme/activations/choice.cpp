@@ -36,27 +36,40 @@ double seconds_of(const Problem& problem, size_t index, Way way, const PartCost*
   return seconds;
 }
 
+// What has moved so far.
+enum class Moved { nothing, inputs, parts };
+
+Moved after(Moved before, Way way) {
+  return !moves(way) ? before : std::max(before, recomputes(way) ? Moved::inputs : Moved::parts);
+}
+
 struct Memory {
   int64_t largest = 0;
-  int64_t moving = 0;
+  int64_t largest_input = 0;
+  int64_t copies = 0;
+
+  int64_t moving(Moved moved) const {
+    return moved == Moved::nothing ? 0 : copies * (moved == Moved::inputs ? largest_input : largest);
+  }
 };
 
 Memory memory_of(const Problem& problem) {
   Memory memory;
   for (const PartCost& part : problem.parts) {
     memory.largest = std::max(memory.largest, whole(part));
+    memory.largest_input = std::max(memory.largest_input, part.input_bytes);
   }
-  memory.moving = problem.moving_copies * memory.largest;
+  memory.copies = problem.moving_copies;
   return memory;
 }
 
 // At a part: what is held before it and its own. With several micro-batches in flight only the end of a forward counts.
-int64_t bytes_at(const Problem& problem, const Memory& memory, int64_t held_before, size_t index, bool moved) {
-  return problem.in_flight > 1 ? 0 : held_before + whole(problem.parts[index]) + (moved ? memory.moving : 0);
+int64_t bytes_at(const Problem& problem, const Memory& memory, int64_t held_before, size_t index, Moved moved) {
+  return problem.in_flight > 1 ? 0 : held_before + whole(problem.parts[index]) + memory.moving(moved);
 }
 
-int64_t bytes_at_end(const Problem& problem, const Memory& memory, int64_t held, bool moved) {
-  return problem.in_flight > 1 ? problem.in_flight * held + memory.largest + (moved ? memory.moving : 0) : 0;
+int64_t bytes_at_end(const Problem& problem, const Memory& memory, int64_t held, Moved moved) {
+  return problem.in_flight > 1 ? problem.in_flight * held + memory.largest + memory.moving(moved) : 0;
 }
 
 // One way to treat the parts so far. `before` leads to the rest.
@@ -104,16 +117,16 @@ std::vector<Way> allowed_ways(const Problem& problem) {
   return ways;
 }
 
-// Of all parts the way that holds least; with and without moves, whose buffers may cost more than they save.
+// Of all parts the way that holds least; without moves, with those of inputs, with all: buffers may cost more than they save.
 Choice least_memory(const Problem& problem) {
   const std::vector<Way> allowed = allowed_ways(problem);
   Choice best;
-  for (const bool may_move : {false, true}) {
+  for (const Moved may_move : {Moved::nothing, Moved::inputs, Moved::parts}) {
     std::vector<Way> ways;
     for (const PartCost& part : problem.parts) {
       Way least = Way::keep;
       for (const Way way : allowed) {
-        if ((may_move || !moves(way)) && held_by(part, way) < held_by(part, least)) {
+        if (after(Moved::nothing, way) <= may_move && held_by(part, way) < held_by(part, least)) {
           least = way;
         }
       }
@@ -137,9 +150,9 @@ Choice judge(const Problem& problem, const std::vector<Way>& ways) {
   Choice choice;
   choice.ways = ways;
   int64_t held = 0;
-  bool moved = false;
+  Moved moved = Moved::nothing;
   for (size_t i = 0; i < ways.size(); ++i) {
-    moved = moved || moves(ways[i]);
+    moved = after(moved, ways[i]);
     choice.bytes = std::max(choice.bytes, bytes_at(problem, memory, held, i, moved));
     held += held_by(problem.parts[i], ways[i]);
     const bool last = i + 1 == ways.size();
@@ -157,12 +170,12 @@ Choice choose(const Problem& problem) {
   if (parts == 0) {
     return {{}, 0, 0, true};
   }
-  // kept[i]: all states after part i. Only the last way and whether any part has moved matter to what follows.
-  using Key = std::pair<Way, bool>;
+  // kept[i]: all states after part i. Only the last way and what has moved matter to what follows.
+  using Key = std::pair<Way, Moved>;
   std::vector<std::vector<State>> kept(parts);
   std::map<Key, std::vector<State>> open;
-  const auto enter = [&](std::map<Key, std::vector<State>>& into, size_t index, Way way, const State& from, int before, bool moved_before, double added) {
-    const bool moved = moved_before || moves(way);
+  const auto enter = [&](std::map<Key, std::vector<State>>& into, size_t index, Way way, const State& from, int before, Moved moved_before, double added) {
+    const Moved moved = after(moved_before, way);
     const int64_t bytes = std::max(from.most, bytes_at(problem, memory, from.held, index, moved));
     if (bytes > problem.budget) {
       return;
@@ -170,7 +183,7 @@ Choice choose(const Problem& problem) {
     into[{way, moved}].push_back({from.held + held_by(problem.parts[index], way), bytes, from.seconds + added, before, way});
   };
   for (const Way way : allowed) {
-    enter(open, 0, way, {}, -1, false, 0);
+    enter(open, 0, way, {}, -1, Moved::nothing, 0);
   }
   for (size_t i = 0;; ++i) {
     std::map<Key, std::vector<State>> following;

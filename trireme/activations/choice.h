@@ -36,7 +36,7 @@ struct Problem {
   int64_t budget = 0;
   /// Micro-batches whose activations wait for their backward at a time: more than 1 in a pipeline.
   int64_t in_flight = 1;
-  /// How often a part's bytes are in memory a second time while parts move: 1 on a device, where what is copied stays until it has arrived; 2 on the CPU, for
+  /// How often what moves of a part is in memory a second time while parts move: 1 on a device, where what is copied stays until it has arrived; 2 on the CPU, for
   /// the buffers that a file is written from and read into.
   int64_t moving_copies = 1;
 };
@@ -52,7 +52,8 @@ struct Choice {
 
 /// What these ways cost.
 ///
-/// Memory: at each part, what the parts before it hold, its own activations and inputs, and, once a part has moved, moving_copies times the largest part.
+/// Memory: at each part, what the parts before it hold, its own activations and inputs, and, once a part has moved, moving_copies times the largest that may: whole
+/// parts, or inputs where only those of recomputed parts have moved.
 /// Time: a recomputed part adds its forward. A move is hidden behind the forward of the next part, and on the way back behind its backward; what it takes longer
 /// is added. The last part has nothing to hide behind.
 Choice judge(const Problem& problem, const std::vector<Way>& ways);

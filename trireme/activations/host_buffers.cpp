@@ -9,7 +9,7 @@ namespace trireme::activations {
 
 at::Tensor HostBuffer::tensor(int64_t bytes) const {
   if (pinned_.defined()) {
-    return pinned_.narrow(0, data_ - pinned_.const_data_ptr<std::byte>(), bytes);
+    return pinned_.narrow(0, data_ - static_cast<const std::byte*>(pinned_.const_data_ptr()), bytes);
   }
   return at::from_blob(data_, {bytes}, at::TensorOptions(at::kByte));
 }

@@ -50,9 +50,9 @@ class Activations::Impl : public std::enable_shared_from_this<Impl> {
   bool measures() const;
   std::shared_ptr<Call> begin_call(size_t index, std::optional<Place> place, const Tensors& inputs);
   void end_forward(size_t index, const Call& call);
+  void allow_moves();
   Tensors call_directly(size_t index, const Function& f, const Tensors& inputs);
   Tensors call_recomputed(size_t index, const Part& part, const Function& f, const Tensors& inputs);
-  void wait_for_device() const;
   std::string table(const Problem& problem) const;
 
   std::optional<std::regex> layers_;

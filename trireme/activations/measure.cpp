@@ -131,14 +131,11 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
     problem.allowed.insert(problem.allowed.end(), {Way::nvme, Way::recompute_nvme});
   }
   double seconds = 0;
-  int64_t most = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     const double* const numbers = &largest[kNumbersOfMoves + kNumbersOfPart * i];
     problem.parts.push_back({static_cast<int64_t>(numbers[0]), static_cast<int64_t>(numbers[1]), numbers[2], numbers[3]});
     seconds += numbers[2] + numbers[3];
-    most = std::max(most, problem.parts.back().bytes + problem.parts.back().input_bytes);
   }
-  mover->set_most_leaving(most);
   std::string said;
   if (options.automatic) {
     const Choice choice = choose(problem);
@@ -150,7 +147,10 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
     }
     for (size_t i = 0; i < parts.size(); ++i) {
       parts[i].way = choice.ways[i];
+      parts[i].bytes = problem.parts[i].bytes;
+      parts[i].input_bytes = problem.parts[i].input_bytes;
     }
+    allow_moves();
     said = concat("activations of ", parts.size(), " parts: at most ", format_bytes(static_cast<double>(choice.bytes)), " of the ", format_bytes(static_cast<double>(options.memory_budget)),
                   " allowed; moves and recomputation add about ", format_seconds(choice.seconds), " to the ", format_seconds(seconds), " of a micro-batch's parts: ", join(to_words(choice.ways), ", "));
   }

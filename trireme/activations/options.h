@@ -25,8 +25,6 @@ struct Options {
   std::string nvme_path = {};
   /// Inputs of parts that are recomputed go to the host (DeepSpeed's cpu_checkpointing).
   bool inputs_to_host = false;
-  /// Waits for the device before and after each part.
-  bool synchronise = false;
   /// Logs what each part costs, once, after the second step.
   bool profile = false;
   /// Storages of fewer bytes stay where they are.
@@ -34,7 +32,7 @@ struct Options {
 
   /// Whether anything here is asked for.
   bool on() const {
-    return policy.has_value() || automatic || !choices.empty() || inputs_to_host || synchronise || profile;
+    return policy.has_value() || automatic || !choices.empty() || inputs_to_host || profile;
   }
   bool uses_nvme() const {
     bool any = policy && to_nvme(*policy);

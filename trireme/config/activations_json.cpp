@@ -83,7 +83,6 @@ activations::Options read_activations(const Values& values) {
     values.node().fail("activations are to go to files, and there is no nvme_path", "Name a folder on a local disk: \"nvme_path\": \"/local_nvme\".");
   }
   out.inputs_to_host = values.get("cpu_checkpointing", out.inputs_to_host);
-  out.synchronise = values.get("synchronize_checkpoint_boundary", out.synchronise);
   out.profile = values.get("profile", out.profile);
   return out;
 }
@@ -109,7 +108,6 @@ nlohmann::ordered_json to_json(const activations::Options& options) {
     out["nvme_path"] = options.nvme_path;
   }
   out["cpu_checkpointing"] = options.inputs_to_host;
-  out["synchronize_checkpoint_boundary"] = options.synchronise;
   out["profile"] = options.profile;
   return out;
 }

@@ -32,7 +32,7 @@ std::vector<Section> pipeline_and_memory() {
       {"number_checkpoints", N, "int >= 1", "null", "it is the size of a buffer that does not exist; policy and pipeline.activation_checkpoint_interval say what is recomputed."},
       {"contiguous_memory_optimization", N, "bool", "false", "inputs of recomputed layers stay where they are, they are not copied together."},
       {"cpu_checkpointing", H, "bool", "false", "Inputs of recomputed parts go to the host's memory, and come back ahead of their backward. Of a model on the CPU they are there already."},
-      {"synchronize_checkpoint_boundary", H, "bool", "false", "The host waits for the device before and after each part, on a device."},
+      {"synchronize_checkpoint_boundary", N, "bool", "false", "nothing is waited for at the edge of a part; \"profile\" times parts by the device's own clock."},
       {"profile", H, "bool", "false", "After the second step the forward, the backward and the saved bytes of each part are logged."},
     }},
     {"engine.aio", "", "Asynchronous file access for offload to NVMe.", false, {
