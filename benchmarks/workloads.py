@@ -111,6 +111,8 @@ def write_run_file(path, spec):
     if spec.get("nvme"):
         run["engine"]["zero_optimization"].update(offload_of(spec))
         run["engine"]["aio"] = AIO
+    if "activations" in spec:
+        run["engine"]["activation_checkpointing"] = spec["activations"]
     if spec["shard_all"]:
         run["engine"]["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     if spec["dtype"] == "bf16":

@@ -1,16 +1,19 @@
 #include "engine_observers.h"
 
+#include <trireme/activations/activations.h>
 #include <trireme/base/error.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/log.h>
 #include <trireme/comm/recorder.h>
 
+#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/convert_parameters.h>
 
 #include <chrono>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <regex>
@@ -222,6 +225,35 @@ json differing_tags(comm::World& world, const json& run) {
   if (world.rank() == 0) {
     fs::remove_all(folder);
   }
+  return seen;
+}
+
+json activations(comm::World& world, const json& run) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_observed_activations_", ::getpid());
+  json here = run;
+  json& section = here["engine"]["activation_checkpointing"];
+  if (section.contains("nvme_path")) {
+    section["nvme_path"] = (folder / section["nvme_path"].get<std::string>()).string();
+  }
+  json seen;
+  {
+    SmallRun it = small(world, here);
+    for (int step = 0; step < 3; ++step) {
+      it.engine().train_batch();
+    }
+    if (const auto* const found = it.engine().activations()) {
+      const std::vector<trireme::activations::Way> ways = found->ways();
+      seen["all kept"] = ways == std::vector<trireme::activations::Way>(ways.size(), trireme::activations::Way::keep);
+      if (!found->options().automatic) {
+        seen["ways"] = trireme::activations::to_words(ways);
+        seen["parts"] = ways.size();
+      }
+    }
+  }
+  for (const char* name : {"one", "other"}) {
+    seen[name] = fs::exists(folder / name);
+  }
+  fs::remove_all(folder);
   return seen;
 }
 

@@ -125,6 +125,20 @@ std::vector<KeyObserver> averaging() {
   };
 }
 
+std::vector<KeyObserver> activation_checkpointing() {
+  const std::string_view at = "engine.activation_checkpointing";
+  const auto section = [](const char* text) { return json{{"engine", {{"activation_checkpointing", parsed(text)}}}}; };
+  return {
+      {at, "", "policy", "keep", "recompute", observe::activations},
+      {at, "", "memory_budget", "150KB", "1GB", observe::activations, section(R"({"policy": "auto"})")},
+      {at, "", "choices", parsed(R"(["2*keep"])"), parsed(R"(["keep", "recompute"])"), observe::activations},
+      {at, "", "layers", "Gpt", "Bert", observe::activations, section(R"({"policy": "recompute"})")},
+      {at, "", "nvme_path", "one", "other", observe::activations, section(R"({"policy": "nvme"})")},
+      {at, "", "cpu_checkpointing", false, true, observe::log_lines},
+      {at, "", "profile", false, true, observe::log_lines},
+  };
+}
+
 std::vector<KeyObserver> compression() {
   const std::string_view at = "engine.gradient_compression";
   const auto section = [](const char* text) { return json{{"engine", {{"gradient_compression", parsed(text)}}}}; };
@@ -258,7 +272,7 @@ std::vector<KeyObserver> schedules() {
 
 std::vector<KeyObserver> all_observers() {
   std::vector<KeyObserver> all;
-  for (const auto& part : {top_level(), zero_and_pipeline(), averaging(), compression(), precision(), optimizers(), schedules()}) {
+  for (const auto& part : {top_level(), zero_and_pipeline(), averaging(), activation_checkpointing(), compression(), precision(), optimizers(), schedules()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

@@ -127,6 +127,46 @@ TEST(FormulasTest, RecomputationKeepsTheInputs) {
   EXPECT_LT(few, 2 * logits + (12 + 16 + 12) * S + 4 * 50257 * 768 * 2);
 }
 
+// A block keeps 16 units and its input is one of them; the vocabulary is small, so that the loss is not what needs most.
+TEST(FormulasTest, ActivationsByTheirWays) {
+  using activations::Way;
+  estimate::Run run = plain();
+  models::GptOptions few_words = shape();
+  few_words.vocab_size = 256;
+  run.model = gpt(few_words, {/*samples=*/2, Type::fp32, false, false});
+  const auto bytes = [&] { return memory_of(run).front().item(Category::activations).bytes; };
+  const int64_t keep = bytes();
+  int64_t block = 0;
+  int64_t input = 0;
+  for (const Layer& layer : run.model.layers) {
+    if (layer.type == "GptBlock") {
+      block = layer.kept;
+      input = layer.input;
+    }
+  }
+  ASSERT_GT(block, 15 * input);
+  run.activations.policy = Way::recompute;
+  const int64_t recompute = bytes();
+  EXPECT_GT(recompute, keep - 12 * (block - input));
+  EXPECT_LE(recompute, keep - 12 * (block - input) + block);
+  run.activations.policy = Way::recompute_host;
+  EXPECT_EQ(bytes(), recompute) << "on the CPU";
+  run.activations.policy = Way::host;
+  EXPECT_EQ(bytes(), keep) << "on the CPU";
+  run.activations.policy = Way::nvme;
+  run.activations.nvme_path = "/nvme";
+  EXPECT_GT(bytes(), keep - 12 * block + 2 * block);
+  EXPECT_LE(bytes(), keep - 12 * block + 3 * block) << "one in use, two of buffers";
+  run.activations = {.choices = std::vector<Way>(12, Way::keep)};
+  EXPECT_EQ(bytes(), keep);
+  run.activations.choices.back() = Way::recompute;
+  EXPECT_LE(bytes(), keep + input);
+  run.activations = {.automatic = true, .memory_budget = 4 * block};
+  EXPECT_EQ(bytes(), keep - 8 * block);
+  run.activations.memory_budget = 20 * block;
+  EXPECT_EQ(bytes(), keep);
+}
+
 TEST(FormulasTest, ARunIsRefusedOnlyBeyondTheMargin) {
   const Need need = need_of(memory_of(plain(2)), 2);
   EXPECT_EQ(need.least_of_all, 2 * need.least_of_a_rank);

@@ -357,6 +357,9 @@ monitor::StepMetrics TrainRun::metrics() {
   if (!engine_->device().is_cpu()) {
     m.host_syncs = engine_->host_syncs();
   }
+  if (engine_->activations() != nullptr) {
+    m.activation_bytes = engine_->activations()->peak_bytes();
+  }
   traffic_.measure(*engine_, m);
   return m;
 }

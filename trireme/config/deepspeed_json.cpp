@@ -2,6 +2,7 @@
 
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
+#include <trireme/config/activations_json.h>
 #include <trireme/config/key_check.h>
 #include <trireme/config/offload_json.h>
 #include <trireme/config/optimizer_json.h>
@@ -243,6 +244,7 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   out.averaging = read_averaging(values.section("parameter_averaging"));
   out.compression = read_compression(values.section("gradient_compression"));
   out.pipeline = read_pipeline(values.section("pipeline"));
+  out.activations = read_activations(values.section("activation_checkpointing"));
   out.tensor_parallel = read_tensor_parallel(values.section("tensor_parallel"));
   out.zero = read_zero(values.section("zero_optimization"));
   out.offload = read_offload(values, out.zero.stage, out.notes);

@@ -1,5 +1,6 @@
 #include <trireme/config/engine_config.h>
 
+#include <trireme/config/activations_json.h>
 #include <trireme/config/offload_json.h>
 #include <trireme/config/optimizer_json.h>
 #include <trireme/config/precision_json.h>
@@ -90,6 +91,7 @@ ordered_json to_json(const EngineConfig& config) {
         {"partition", pipeline.partition},
         {"seed_layers", pipeline.seed_layers},
         {"activation_checkpoint_interval", pipeline.activation_checkpoint_interval}}},
+      {"activation_checkpointing", to_json(config.activations)},
       {"tensor_parallel", {{"autotp_size", config.tensor_parallel.size}, {"tp_grain_size", config.tensor_parallel.rules.empty() ? 1 : config.tensor_parallel.rules.front().grain}, {"partition_config", {{"layer_specs", layer_specs(config.tensor_parallel)}}}}},
       {"step_in_backward", config.step_in_backward},
       {"parameter_averaging", averaging_json(config.averaging)},

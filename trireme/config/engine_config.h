@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/activations/options.h>
 #include <trireme/checkpoint/options.h>
 #include <trireme/compress/options.h>
 #include <trireme/config/batch_size.h>
@@ -57,6 +58,8 @@ struct EngineConfig {
   zero::ZeroOptions zero;
   /// What is in cheaper memory between uses: "offload_optimizer" and "offload_param" of "zero_optimization", and "aio".
   offload::Options offload;
+  /// What becomes of activations between forward and backward: "activation_checkpointing".
+  activations::Options activations;
   /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with options that need all gradients first.
   bool step_in_backward = false;
   /// Types of parameters, gradients and communication; the loss scale.

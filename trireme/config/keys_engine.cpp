@@ -36,7 +36,7 @@ Section top_level() {
     {"torch_autocast", H, "object", "null", "Automatic mixed precision by operation."},
     {"amp", R, "object", "null", "NVIDIA apex."},
     {"pipeline", H, "object", "null", "Pipeline stages."},
-    {"activation_checkpointing", N, "object", "null", "How recomputed layers keep their inputs; it turns no recomputation on."},
+    {"activation_checkpointing", H, "object", "null", "What becomes of activations between forward and backward: kept, recomputed, moved to the host or to files."},
     {"sparse_attention", L, "object", "null", "attention is dense."},
     {"aio", H, "object", "null", "How files of offload are read and written."},
     {"flops_profiler", L, "object", "null", "Count floating-point operations by layer."},

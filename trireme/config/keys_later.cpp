@@ -21,13 +21,18 @@ std::vector<Section> pipeline_and_memory() {
       {"grad_partitioned", N, "bool", "true", kTensor},
       {"use_reentrant", N, "bool", "true", "it is about Python's autograd."},
     }},
-    {"engine.activation_checkpointing", "", "How recomputed layers keep their inputs, in DeepSpeed as here once the model recomputes: pipeline.activation_checkpoint_interval, or recompute() in C++. Chen et al. 2016, arXiv:1604.06174.", false, {
+    {"engine.activation_checkpointing", "", "What becomes of the activations of a model's parts between forward and backward. Parts are the layers of a list, and of a model in one piece the modules that are zero::Sharded (the blocks of gpt) or called with activations::call(). DeepSpeed's keys turn no recomputation on; policy, choices, memory_budget, layers and nvme_path are ours. docs/memory.md; Chen et al. 2016, arXiv:1604.06174.", false, {
+      {"policy", H, "word auto|keep|recompute|host|nvme|recompute_host|recompute_nvme", "null", "What becomes of every part: kept; computed again in backward; moved to the host's memory or to files, and back ahead of backward; recompute_host and recompute_nvme compute again and move the inputs. auto: for each part what costs least, as measured in the second step, within memory_budget. Without it a model does as it says itself (pipeline.activation_checkpoint_interval)."},
+      {"memory_budget", H, "text", "null", "With auto: what the activations of all parts of a rank may take at a time where the model is: \"2GB\", \"512MiB\"."},
+      {"choices", H, "texts", "null", "The way of each part in the order of forward, instead of policy, as a run with auto prints them: [\"4*nvme\", \"2*recompute\", \"keep\"]. In a pipeline: of each layer of the list."},
+      {"layers", H, "text", "null", "A regular expression: only modules whose class name has a match are parts (GptBlock)."},
+      {"nvme_path", H, "path", "null", "The folder for files of activations. They have no names there, so that nothing stays behind."},
       {"partition_activations", N, "bool", "false", "what tensor ranks would hold twice is divided by parallel.sequence_parallel."},
-      {"number_checkpoints", N, "int >= 1", "null", "it is the size of a buffer that does not exist; pipeline.activation_checkpoint_interval says what is recomputed."},
+      {"number_checkpoints", N, "int >= 1", "null", "it is the size of a buffer that does not exist; policy and pipeline.activation_checkpoint_interval say what is recomputed."},
       {"contiguous_memory_optimization", N, "bool", "false", "inputs of recomputed layers stay where they are, they are not copied together."},
-      {"cpu_checkpointing", L, "bool", "false", "activations stay where the model is."},
-      {"synchronize_checkpoint_boundary", N, "bool", "false", "nothing is waited for at the edge of a recomputed layer."},
-      {"profile", N, "bool", "false", "forward and backward are timed with \"wall_clock_breakdown\"; trireme train --trace draws them."},
+      {"cpu_checkpointing", H, "bool", "false", "Inputs of recomputed parts go to the host's memory, and come back ahead of their backward. Of a model on the CPU they are there already."},
+      {"synchronize_checkpoint_boundary", N, "bool", "false", "nothing is waited for at the edge of a part; \"profile\" times parts by the device's own clock."},
+      {"profile", H, "bool", "false", "After the second step the forward, the backward and the saved bytes of each part are logged."},
     }},
     {"engine.aio", "", "How files of offload are read and written. docs/offload.md.", false, {
       {"block_size", H, "int >= 4096", "1048576", "Bytes of one request to the system, a multiple of 4096."},

@@ -111,7 +111,14 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   const pipeline::PipelineOptions& options = run.pipeline;
   Run& e = out.run;
   e.chunks = e.stages > 1 ? options.chunks : 1;
+  e.activations = run.engine.activations;
   e.recompute_interval = e.layer_list ? options.activation_checkpoint_interval : 0;
+  if (e.layer_list && e.activations.policy) {
+    e.recompute_interval = activations::recomputes(*e.activations.policy) ? std::max<int64_t>(1, e.recompute_interval) : 0;
+  }
+  if (e.activations.automatic) {
+    out.notes.push_back("activation_checkpointing.policy is auto: which layers are recomputed is chosen in the second step. Their exchanges are counted once.");
+  }
   if (e.stages == 1) {
     e.bounds = {0, std::ssize(e.model.layers)};
     e.in_flight = {{1}};

@@ -31,7 +31,7 @@ void move_and_cast(torch::nn::Module& module, const Parts& parts) {
 // Layers are the units: each is sharded as soon as it is built.
 void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   pipeline::LayerHooks hooks;
-  hooks.around = [&parts] { return parts.autocast_guard(); };
+  hooks.around = [&parts] { return parts.forward_guard(); };
   hooks.built = [&parts](torch::nn::Module& layer) { move_and_cast(layer, parts); };
   if (!parts.shards_parameters) {
     parts.layers->set_hooks(hooks);

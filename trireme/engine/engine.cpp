@@ -8,6 +8,7 @@
 #include <trireme/checkpoint/folder.h>
 #include <trireme/device/host_scalars.h>
 #include <trireme/engine/engine_impl.h>
+#include <trireme/engine/make_activations.h>
 #include <trireme/engine/training_state.h>
 #include <trireme/monitor/chrome_trace.h>
 
@@ -224,6 +225,7 @@ void Engine::Impl::step() {
   }
   ++state.global_steps;
   clear_step();
+  end_step_of_activations(parts);
   state.global_samples += parts.batch.train;
   if (!parts.steps_together()) {
     broadcast_module_buffers(); // at a meeting, so that nothing travels until the next
@@ -364,6 +366,9 @@ std::optional<double> Engine::loss_scale() const {
 }
 double Engine::loss() const {
   return impl_->optimizer_step.mean_loss();
+}
+const activations::Activations* Engine::activations() const {
+  return impl_->parts.activations.get();
 }
 at::Device Engine::device() const {
   return impl_->parts.device();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/activations/activations.h>
 #include <trireme/comm/group.h>
 #include <trireme/data/batch.h>
 #include <trireme/device/memory.h>
@@ -153,6 +154,8 @@ class Engine {
   /// Mean loss of the last step, the same on every rank.
   double loss() const;
 
+  /// What becomes of activations between forward and backward ("activation_checkpointing"): ways, bytes. Null where nothing was asked for.
+  const activations::Activations* activations() const;
   /// Where this rank trains; the model is there, and batches are moved there.
   at::Device device() const;
   /// The data-parallel ranks of this one, the stages of its pipeline, and the ranks that share the tokens and the layers of each.

@@ -10,6 +10,7 @@
 #include <trireme/device/stream.h>
 #include <trireme/engine/build_model.h>
 #include <trireme/engine/engine_impl.h>
+#include <trireme/engine/make_activations.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
 #include <trireme/engine/optimizer_groups.h>
@@ -89,8 +90,8 @@ void apply_pipeline(const InitializeOptions& options) {
                                                                                 : nullptr;
   if (asked != nullptr) {
     throw InputError("engine", concat("the configuration asks for \"pipeline\": {\"", asked, "\"}, but the model is in one piece"),
-                     "Give initialize() a PipelineModule, a list of layers, or leave the key out. To recompute parts of a model in one piece, its forward() "
-                     "calls them with trireme::recompute::call(part, x).");
+                     "Give initialize() a PipelineModule, a list of layers, or leave the key out. To recompute the blocks of a model in one piece, say "
+                     "\"activation_checkpointing\": {\"policy\": \"recompute\"}; its forward() calls them as zero::Sharded or with trireme::activations::call(part, f, x).");
   }
 }
 
@@ -415,6 +416,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     log::warning(warning);
   }
 
+  check_together(parts.everyone, [&] { make_activations(parts, options); });
   if (world.rank() == 0 && parts.worker == 0) {
     impl->report.emplace(config);
   }

@@ -31,7 +31,7 @@ bucket::Placement Parts::placement_of(const at::Tensor& parameter) const {
 }
 
 LossAndLogits Parts::loss_of(const data::Batch& micro_batch) {
-  const std::shared_ptr<void> guard = autocast_guard();
+  const std::shared_ptr<void> guard = forward_guard();
   return loss_function(prepared(micro_batch));
 }
 
@@ -44,11 +44,18 @@ data::Batch Parts::prepared(data::Batch micro_batch) {
   return micro_batch;
 }
 
-std::shared_ptr<void> Parts::autocast_guard() const {
-  if (!precision.autocast) {
-    return nullptr;
+std::shared_ptr<void> Parts::forward_guard() const {
+  std::shared_ptr<void> autocast;
+  if (precision.autocast) {
+    autocast = std::make_shared<precision::Autocast>(precision.autocast_type, device().type());
   }
-  return std::make_shared<precision::Autocast>(precision.autocast_type, device().type());
+  if (!activations || !at::GradMode::is_enabled()) {
+    return autocast;
+  }
+  std::vector<at::Tensor> fixed = model->parameters();
+  const std::vector<at::Tensor> buffers = model->buffers();
+  fixed.insert(fixed.end(), buffers.begin(), buffers.end());
+  return std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(autocast, activations->enter(fixed));
 }
 
 } // namespace trireme::engine

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/activations/activations.h>
 #include <trireme/checkpoint/options.h>
 #include <trireme/config/batch_size.h>
 #include <trireme/data/loader.h>
@@ -81,6 +82,7 @@ struct Parts {
   std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters, if there are any
   std::shared_ptr<optim::Schedule> schedule;
   std::shared_ptr<data::RepeatingLoader> loader;
+  std::unique_ptr<activations::Activations> activations; // null: they stay where they are
   nlohmann::ordered_json config;
   checkpoint::CheckpointOptions checkpoint;
   int64_t num_parameters = 0;
@@ -125,8 +127,8 @@ struct Parts {
   LossAndLogits loss_of(const data::Batch& micro_batch);
   /// The micro-batch on the device, its inputs in the type that is computed in.
   data::Batch prepared(data::Batch micro_batch);
-  /// Null without autocast.
-  std::shared_ptr<void> autocast_guard() const;
+  /// Lives while a forward or a loss is computed: autocast, and what becomes of activations. Null if there is neither.
+  std::shared_ptr<void> forward_guard() const;
 };
 
 } // namespace trireme::engine

@@ -1,6 +1,7 @@
 #include <trireme/engine/same_options.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/hash.h>
 #include <trireme/base/overloaded.h>
 #include <trireme/checkpoint/exchange.h>
 
@@ -31,6 +32,16 @@ int64_t freeze_step_of(const optim::OptimizerOptions& optimizer) {
 int64_t intervals_of(const optim::OptimizerOptions& optimizer) {
   const auto* const one = std::get_if<optim::ZeroOneAdamOptions>(&optimizer.rule);
   return one == nullptr ? -1 : one->var_update_scaler + 1'000'003 * (one->local_step_scaler + 1'000'003 * one->local_step_clipper);
+}
+
+// Of a list or a text, in one number, which is compared only.
+template <typename List>
+int64_t number_of(const List& list) {
+  uint64_t mixed = list.size();
+  for (const auto one : list) {
+    mixed = mix64(mixed + static_cast<uint64_t>(one) + kMixStep);
+  }
+  return static_cast<int64_t>(mixed);
 }
 
 std::vector<Compared> compared(const Parts& parts, const InitializeOptions& options) {
@@ -71,6 +82,12 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
       {"whether there is a gradient_sync", options.gradient_sync != nullptr},
       {"whether there are reduce_groups", options.reduce_groups != nullptr},
       {"whether there is a placement", options.placement != nullptr},
+      {"activation_checkpointing.policy", config.activations.automatic ? -1 : config.activations.policy ? static_cast<int64_t>(*config.activations.policy) : -2},
+      {"activation_checkpointing.memory_budget", config.activations.memory_budget},
+      {"activation_checkpointing.choices", number_of(config.activations.choices)},
+      {"activation_checkpointing.layers", number_of(config.activations.layers)},
+      {"activation_checkpointing.cpu_checkpointing", config.activations.inputs_to_host},
+      {"activation_checkpointing.profile", config.activations.profile},
       {"sequence_parallel", options.sequence_parallel},
       {"tensor_parallel.autotp_size", config.tensor_parallel.size},
       {"whether there is an order of the samples", options.order != nullptr},

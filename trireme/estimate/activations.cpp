@@ -6,15 +6,30 @@
 
 #include <algorithm>
 #include <map>
+#include <regex>
 
 namespace trireme::estimate {
 namespace {
+
+using activations::Way;
+
+constexpr int64_t kBuffers = 2; // times the largest part: one is written or read while another is in use
 
 // Bytes kept for one micro-batch in one chunk.
 struct Kept {
   int64_t always = 0; // from forward to backward
   int64_t in_backward = 0; // beside that, in the backward that needs most
+  int64_t of_parts = 0; // of `always`, what a memory_budget limits
 };
+
+// The model calls it as a part: activations/activations.h. The first layer's inputs need no gradient, so only a group that is recomputed begins with it.
+bool is_part(const Run& run, int64_t index) {
+  const Layer& layer = run.model.layers[index];
+  if (!run.activations.layers.empty() && !std::regex_search(layer.type, std::regex(run.activations.layers))) {
+    return false;
+  }
+  return run.layer_list ? index > 0 || run.recompute_interval > 0 : layer.is_unit && layer.type.find("Block") != std::string::npos;
+}
 
 // A shared weight gets its first gradient from the head and holds it until the embedding's comes.
 int64_t held_gradient(const Run& run, const std::vector<int64_t>& layers) {
@@ -31,10 +46,17 @@ int64_t held_gradient(const Run& run, const std::vector<int64_t>& layers) {
   return held;
 }
 
+// What goes to the host is on the host already.
+Way on_cpu(Way way) {
+  return way == Way::host ? Way::keep : way == Way::recompute_host ? Way::recompute : way;
+}
+
 Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) {
   const int64_t held = held_gradient(run, layers);
-  const auto step = run.recompute_interval > 0 ? run.recompute_interval : std::max<int64_t>(1, std::ssize(layers));
+  const auto step = std::max<int64_t>(1, run.recompute_interval);
   Kept kept;
+  int64_t largest = 0; // of what moves, and of what is chosen
+  bool moves = false;
   for (int64_t first = 0; first < std::ssize(layers); first += step) {
     int64_t group = 0;
     int64_t working = 0;
@@ -43,14 +65,21 @@ Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) 
       group += layer.kept;
       working = std::max(working, layer.working + (i + 1 < std::ssize(layers) ? held : 0));
     }
-    if (run.recompute_interval > 0) {
-      kept.always += run.model.layers[layers[first]].input;
-      kept.in_backward = std::max(kept.in_backward, group + working);
-    } else {
+    const Way way = on_cpu(run.way_of(layers[first]));
+    if (is_part(run, layers[first])) {
+      largest = std::max(largest, group);
+      kept.of_parts += way == Way::keep ? group : 0;
+    }
+    moves = moves || activations::moves(way);
+    if (way == Way::keep) {
       kept.always += group;
       kept.in_backward = std::max(kept.in_backward, working);
+    } else {
+      kept.always += way == Way::recompute ? run.model.layers[layers[first]].input : 0;
+      kept.in_backward = std::max(kept.in_backward, group + working);
     }
   }
+  kept.in_backward += moves ? kBuffers * largest : 0;
   if (has_loss) {
     const Layer& head = run.model.layers[layers.back()];
     // The logits' gradient is there until the head has used it; every other backward has the logits' memory for itself.
@@ -63,9 +92,29 @@ Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) 
 
 } // namespace
 
+Way Run::way_of(int64_t layer) const {
+  const Way own = recompute_interval > 0 ? Way::recompute : Way::keep;
+  if (activations.automatic || !is_part(*this, layer)) {
+    return own;
+  }
+  if (activations.choices.empty()) {
+    return activations.policy.value_or(own);
+  }
+  int64_t place = layer;
+  if (!layer_list) { // in the order of forward
+    place = 0;
+    for (int64_t before = 0; before < layer; ++before) {
+      place += is_part(*this, before) ? 1 : 0;
+    }
+  }
+  return place < std::ssize(activations.choices) ? activations.choices[static_cast<size_t>(place)] : own;
+}
+
 Item activations_of(const Run& run, int64_t stage) {
-  Item item{run.recompute_interval > 0 ? "recomputed" : "kept", "", "", 0};
+  const bool chosen = run.activations.automatic;
+  Item item{chosen ? "chosen" : run.activations.uses_nvme() ? "moved" : run.recompute_interval > 0 || (run.activations.policy && activations::recomputes(*run.activations.policy)) ? "recomputed" : "kept", "", "", 0};
   int64_t kept_bytes = 0;
+  int64_t of_parts = 0;
   int64_t working = 0;
   std::vector<std::string> terms;
   const auto chunks = layers_of(run, stage);
@@ -77,12 +126,19 @@ Item activations_of(const Run& run, int64_t stage) {
     const Kept kept = kept_of(run, chunks[chunk], has_loss);
     const int64_t in_flight = run.in_flight.at(stage).at(chunk);
     kept_bytes += in_flight * kept.always;
+    of_parts += in_flight * kept.of_parts;
     working = std::max(working, kept.in_backward);
     terms.push_back(concat(in_flight, " x ", kept.always));
   }
   item.bytes = kept_bytes + working;
   item.formula = run.stages == 1 ? "K + W: kept for backward, and the backward that needs most" : "M K + W: M micro-batches in flight";
   item.numbers = concat(join(terms, " + "), " + ", working);
+  if (chosen && of_parts > run.activations.memory_budget) {
+    const int64_t less = of_parts - run.activations.memory_budget;
+    item.bytes -= less;
+    item.formula += ", of parts no more than memory_budget";
+    item.numbers += concat(" - ", less);
+  }
   return item;
 }
 

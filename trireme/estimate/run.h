@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/activations/options.h>
 #include <trireme/compress/options.h>
 #include <trireme/estimate/model.h>
 #include <trireme/offload/options.h>
@@ -54,6 +55,12 @@ struct Run {
   bool splits_backward = false;
   /// Layers that are recomputed together; 0: none is.
   int64_t recompute_interval = 0;
+
+  /// What becomes of activations between forward and backward; as in a run on the CPU, where the host's memory is the model's. A uniform way that recomputes layers of a list
+  /// is also in recompute_interval.
+  activations::Options activations;
+  /// The way of a layer, of a group of recomputed layers that of its first. With `automatic`: as the layer does by itself.
+  activations::Way way_of(int64_t layer) const;
 
   /// Samples of a micro-batch, and micro-batches of a step.
   int64_t micro_batch = 1;

@@ -156,7 +156,7 @@ int64_t of_layers(const Run& run, int64_t stage, const Forward& forward, const B
   for (const auto& chunk : layers_of(run, stage)) {
     for (const int64_t index : chunk) {
       const Layer& layer = run.model.layers[index];
-      sum += (run.recompute_interval > 0 ? 2 : 1) * forward(layer) + backward(layer);
+      sum += (activations::recomputes(run.way_of(index)) ? 2 : 1) * forward(layer) + backward(layer);
     }
   }
   return sum;

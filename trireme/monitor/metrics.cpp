@@ -39,6 +39,7 @@ constexpr RealKey kRealKeys[] = {
 constexpr WholeKey kWholeKeys[] = {
     {"peak_rss_bytes", &StepMetrics::peak_rss_bytes},
     {"device_peak_bytes", &StepMetrics::device_peak_bytes},
+    {"activation_bytes", &StepMetrics::activation_bytes},
     {"comm_bytes", &StepMetrics::comm_bytes},
     {"offload_read_bytes", &StepMetrics::offload_read_bytes},
     {"offload_write_bytes", &StepMetrics::offload_write_bytes},

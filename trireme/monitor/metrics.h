@@ -28,6 +28,7 @@ struct StepMetrics {
   std::optional<double> wall_time;        ///< seconds since 1970; MetricsWriter fills it in
   std::optional<int64_t> peak_rss_bytes;  ///< of the largest rank so far
   std::optional<int64_t> device_peak_bytes; ///< the same of a device's memory, where ranks train on one
+  std::optional<int64_t> activation_bytes; ///< the most that activations of parts had at a time in this step, on rank 0; with "activation_checkpointing"
   std::optional<int64_t> comm_bytes;      ///< sent by one rank during this step
   std::map<std::string, int64_t> comm_bytes_by; ///< the same by the axes of the mesh that were used; empty: one axis
   std::optional<int64_t> offload_read_bytes; ///< from files of masters, states and shards during this step, on rank 0; where they are in files

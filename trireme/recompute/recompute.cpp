@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
+#include <trireme/recompute/saver.h>
 #include <trireme/recompute/state.h>
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -258,6 +259,7 @@ Tensors run(const Function& f, const Tensors& inputs, const Options& options) {
     const std::vector<uint32_t> before = versions(inputs);
     // Runs with gradients and drops the graph at once: this shows which outputs have one.
     // The peak of a step is the same, because backward holds one function's activations anyway.
+    const SavingScope nobody(nullptr); // nothing of this is needed again
     outputs = f(leaves);
     if (const std::vector<uint32_t> after = versions(inputs); after != before) {
       const auto first = std::mismatch(before.begin(), before.end(), after.begin()).first - before.begin();

@@ -19,7 +19,7 @@ struct Options {
   Tensors buffers = {};
 };
 
-/// Calls f without keeping its activations; backward calls f again on the same inputs.
+/// Calls f without keeping its activations (activations::run() decides between that and other ways); backward calls f again on the same inputs.
 ///
 /// Results and gradients are bit-equal to f(inputs). Only the inputs are kept between forward and backward.
 /// Peak memory of a model in k such parts: the parts' inputs and one part's activations. Cost: one more

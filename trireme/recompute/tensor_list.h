@@ -19,6 +19,14 @@ struct IsTuple<std::tuple<T...>> : std::true_type {};
 template <typename A, typename B>
 struct IsTuple<std::pair<A, B>> : std::true_type {};
 
+/// Whether T is a tensor, a vector of tensors, or a pair or tuple of these (also nested).
+template <typename T>
+struct IsTensors : std::bool_constant<std::is_same_v<T, at::Tensor> || std::is_same_v<T, Tensors>> {};
+template <typename... T>
+struct IsTensors<std::tuple<T...>> : std::bool_constant<(IsTensors<T>::value && ...)> {};
+template <typename A, typename B>
+struct IsTensors<std::pair<A, B>> : std::bool_constant<IsTensors<A>::value && IsTensors<B>::value> {};
+
 /// Appends the tensors of a tensor, a vector of tensors, or a pair or tuple of these (also nested).
 template <typename T>
 void append(Tensors& list, T&& value) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/activations/activations.h>
+#include <trireme/recompute/tensor_list.h>
 #include <trireme/zero/unit.h>
 
 #include <torch/nn/module.h>
@@ -8,6 +10,8 @@
 
 #include <concepts>
 #include <string>
+#include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -32,8 +36,15 @@ class ShardedImpl : public Impl, public Unit {
     built(*this);
   }
 
+  /// A part of the model whose activations may be recomputed or moved (activations::run()), if it takes tensors and returns such.
   template <typename... A>
   auto forward(A&&... args) {
+    using Result = decltype(Impl::forward(std::forward<A>(args)...));
+    if constexpr (recompute::IsTensors<Result>::value && (std::is_same_v<std::decay_t<A>, at::Tensor> && ...)) {
+      if (activations::active()) {
+        return activations::call(part(*this, typeid(Impl)), [this](const std::same_as<at::Tensor> auto&... inputs) { return use([&] { return Impl::forward(inputs...); }); }, args...);
+      }
+    }
     return use([&] { return Impl::forward(std::forward<A>(args)...); });
   }
   /// Calls f() with the parameters there, for what is not forward(): a head that uses the embedding's weight.

@@ -7,6 +7,7 @@
 #include <trireme/zero/init.h>
 #include <trireme/zero/parameter_coordinator.h>
 
+#include <c10/util/Type.h>
 #include <torch/nn/module.h>
 
 namespace trireme::zero {
@@ -48,6 +49,14 @@ void Unit::built(torch::nn::Module& module) {
     }
     early_ = std::make_unique<EarlyShards>(module, Init::active()->group(), Init::active()->store());
   }
+}
+
+activations::Part Unit::part(torch::nn::Module& module, const std::type_info& type) {
+  if (type_.empty()) {
+    type_ = c10::demangle(type.name());
+    type_ = type_.substr(type_.rfind(':') + 1); // npos + 1 is 0
+  }
+  return {.key = &module, .type = type_, .recompute = {.buffers = module.buffers()}};
 }
 
 void Unit::enter(torch::nn::Module& module) {

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <trireme/activations/activations.h>
+
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 #include <tuple>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -32,6 +36,8 @@ class Unit {
 
  protected:
   void built(torch::nn::Module& module);
+  /// The module as a part of the model, of class `type`.
+  activations::Part part(torch::nn::Module& module, const std::type_info& type);
   void enter(torch::nn::Module& module);
   void leave(torch::nn::Module& module, const at::Tensor& output);
   void leave(torch::nn::Module& module, const std::vector<at::Tensor>& outputs);
@@ -48,6 +54,7 @@ class Unit {
  private:
   std::weak_ptr<ParameterCoordinator> coordinator_;
   std::unique_ptr<EarlyShards> early_;
+  std::string type_; // for part()
 };
 
 /// The units of a model, outermost ones only, in the order of registration.

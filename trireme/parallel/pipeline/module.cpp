@@ -1,5 +1,6 @@
 #include <trireme/parallel/pipeline/module.h>
 
+#include <trireme/activations/activations.h>
 #include <trireme/base/error.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/notes.h>
@@ -379,20 +380,21 @@ Tensors PipelineModule::run(const std::vector<Part>& chunk, size_t first, size_t
 Tensors PipelineModule::forward_chunk(int index, const Tensors& inputs, int64_t micro_batch) {
   const std::shared_ptr<void> guard = hooks_.around ? hooks_.around() : nullptr;
   const std::vector<Part>& chunk = chunks_[index];
-  const auto interval = static_cast<size_t>(options_.activation_checkpoint_interval);
-  if (interval == 0 || !at::GradMode::is_enabled()) {
+  const auto recomputed = static_cast<size_t>(options_.activation_checkpoint_interval);
+  if ((recomputed == 0 && !activations::active()) || !at::GradMode::is_enabled()) {
     return run(chunk, 0, chunk.size(), inputs, micro_batch);
   }
+  const size_t interval = std::max<size_t>(1, recomputed);
   Tensors tensors = inputs;
   for (size_t first = 0; first < chunk.size(); first += interval) {
     const size_t last = std::min(chunk.size(), first + interval);
-    recompute::Options options;
+    activations::Part part{.key = &chunk[first], .type = layers_[chunk[first].index].type(), .place = chunk[first].index, .recomputes = recomputed > 0};
     for (size_t i = first; i < last; ++i) {
       if (chunk[i].built.module) {
-        recompute::append(options.buffers, chunk[i].built.module->buffers());
+        recompute::append(part.recompute.buffers, chunk[i].built.module->buffers());
       }
     }
-    tensors = recompute::run([&chunk, this, first, last, micro_batch](const Tensors& x) { return run(chunk, first, last, x, micro_batch); }, tensors, options);
+    tensors = activations::run(part, [&chunk, this, first, last, micro_batch](const Tensors& x) { return run(chunk, first, last, x, micro_batch); }, tensors);
   }
   return tensors;
 }

@@ -1,0 +1,196 @@
+// "activation_checkpointing": whatever becomes of activations, an engine trains the same bits; ranks choose the same, within the budget.
+#include "small_run.h"
+
+#include <tests/support/run_ranks.h>
+
+#include <trireme/models/gpt_layers.h>
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <filesystem>
+
+namespace trireme::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using activations::Way;
+using test::run_ranks;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+fs::path files_of_activations() {
+  return fs::path(testing::TempDir()) / concat("trireme_engine_activations_", ::getppid());
+}
+
+struct Trained {
+  std::vector<double> numbers;
+  std::vector<Way> ways;
+  std::vector<int64_t> peaks; // of each step
+  int64_t moved = 0;
+};
+
+constexpr int kTrainedSteps = 4;
+
+struct Task {
+  int stage = 0; // of ZeRO
+  int stages = 1;
+  int layers = 3;
+  double dropout = 0.1;
+  int64_t interval = 0;
+  bool autocast = false;
+  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
+};
+
+Trained train(comm::World& world, const Task& task, const activations::Options& wanted, int steps = kTrainedSteps) {
+  torch::manual_seed(11 + world.rank());
+  models::GptOptions shape = small_gpt(task.dropout);
+  shape.layers = task.layers;
+  InitializeOptions options;
+  options.config = zero_config(task.stage, 2);
+  options.config.activations = wanted;
+  options.config.precision.autocast = task.autocast;
+  options.training_data = std::make_shared<Counting>();
+  if (task.stages > 1 || task.interval > 0) {
+    pipeline::PipelineOptions stages{.stages = task.stages, .schedule = task.schedule, .activation_checkpoint_interval = task.interval};
+    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(shape), models::token_loss, stages);
+  } else {
+    models::Gpt model(shape);
+    options.model = model.ptr();
+    options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+  }
+  const auto engine = initialize(world, options).engine;
+  Trained trained;
+  for (int step = 0; step < steps; ++step) {
+    engine->train_batch();
+    trained.numbers.push_back(engine->loss());
+    trained.numbers.push_back(engine->get_global_grad_norm().value_or(0));
+    if (engine->activations() != nullptr) {
+      trained.peaks.push_back(engine->activations()->peak_bytes());
+    }
+  }
+  if (engine->activations() != nullptr) {
+    trained.ways = engine->activations()->ways();
+    trained.moved = engine->activations()->bytes_in();
+  }
+  return trained;
+}
+
+activations::Options every_part(Way way) {
+  return {.policy = way, .nvme_path = files_of_activations().string(), .least_bytes = 0};
+}
+
+class EngineActivationsTest : public testing::TestWithParam<int> {};
+
+TEST_P(EngineActivationsTest, AModelInOnePieceTrainsTheSameBitsAtEveryZeroStage) {
+  const Task task{.stage = GetParam()};
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          const Trained plain = train(world, task, {});
+                          for (const Way way : {Way::keep, Way::recompute, Way::nvme, Way::recompute_nvme}) {
+                            SCOPED_TRACE(activations::name_of(way));
+                            const Trained other = train(world, task, every_part(way));
+                            EXPECT_EQ(other.numbers, plain.numbers);
+                            EXPECT_EQ(other.ways.size(), task.layers); // the blocks; a tied head is not a part
+                            EXPECT_EQ(other.moved > 0, activations::moves(way));
+                          }
+                          activations::Options mixed = every_part(Way::keep);
+                          mixed.policy.reset();
+                          mixed.choices = {Way::nvme, Way::recompute, Way::keep};
+                          EXPECT_EQ(train(world, task, mixed).numbers, plain.numbers);
+                        }),
+              IsEmpty());
+  fs::remove_all(files_of_activations());
+}
+
+INSTANTIATE_TEST_SUITE_P(Zero, EngineActivationsTest, testing::Range(0, 4), testing::PrintToStringParamName());
+
+TEST(EngineActivations, PipelinesAndAutocastTrainTheSameBits) {
+  std::vector<Task> tasks = {{.stages = 2}, {.stages = 2, .interval = 2}, {.stages = 2, .schedule = pipeline::ScheduleKind::zero_bubble}, {.stage = 1, .stages = 2, .schedule = pipeline::ScheduleKind::gpipe}, {.autocast = true}, {.interval = 1}};
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          for (const Task& task : tasks) {
+                            const Trained plain = train(world, task, {});
+                            for (const Way way : {Way::keep, Way::recompute, Way::nvme, Way::recompute_nvme}) {
+                              SCOPED_TRACE(concat(task.stages, " stages, interval ", task.interval, ", ", activations::name_of(way)));
+                              EXPECT_EQ(train(world, task, every_part(way)).numbers, plain.numbers);
+                            }
+                          }
+                        }),
+              IsEmpty());
+  fs::remove_all(files_of_activations());
+}
+
+TEST(EngineActivations, RecomputationNeedsLessMemoryThanKeeping) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          const Task task{.layers = 8};
+                          const int64_t keep = train(world, task, every_part(Way::keep)).peaks.back();
+                          const int64_t recompute = train(world, task, every_part(Way::recompute)).peaks.back();
+                          const int64_t input = kZeroBatch / 2 * 8 * 16 * 4;
+                          EXPECT_GE(keep, 8 * 14 * input);
+                          EXPECT_LE(recompute, 8 * input + keep / 8);
+                        }),
+              IsEmpty());
+  fs::remove_all(files_of_activations());
+}
+
+TEST(EngineActivations, RanksChooseTheSameWithinTheBudget) {
+  for (const int stages : {1, 2}) {
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            const Task task{.stages = stages, .layers = 8};
+                            const Trained plain = train(world, task, {}, 6);
+                            const int64_t keep = train(world, task, every_part(Way::keep)).peaks.back();
+                            const int64_t recompute = train(world, task, every_part(Way::recompute)).peaks.back();
+                            activations::Options wanted{.automatic = true, .memory_budget = stages > 1 ? keep : (keep + recompute) / 2, .nvme_path = files_of_activations().string()};
+                            const Trained chosen = train(world, task, wanted, 6);
+                            EXPECT_EQ(chosen.numbers, plain.numbers);
+                            for (size_t step = 2; step < chosen.peaks.size(); ++step) {
+                              EXPECT_LE(chosen.peaks[step], wanted.memory_budget) << "step " << step;
+                            }
+                            std::vector<int64_t> mine(chosen.ways.begin(), chosen.ways.end());
+                            at::Tensor own = torch::tensor(mine);
+                            if (stages == 1) {
+                              at::Tensor first = own.clone();
+                              world.group().broadcast(first, 0, "ways").wait();
+                              EXPECT_TRUE(first.equal(own));
+                              const Trained again = train(world, task, {.choices = chosen.ways, .nvme_path = files_of_activations().string()}, 6);
+                              EXPECT_EQ(again.numbers, plain.numbers);
+                              EXPECT_EQ(again.ways, chosen.ways);
+                            }
+                          }),
+                IsEmpty());
+  }
+  fs::remove_all(files_of_activations());
+}
+
+TEST(EngineActivations, ABudgetThatNothingFitsEndsAllRanksWithTheReason) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          try {
+                            train(world, {}, {.automatic = true, .memory_budget = 1000});
+                            ADD_FAILURE() << "it fits";
+                          } catch (const Error& error) {
+                            EXPECT_THAT(error.what(), HasSubstr("Raise memory_budget to"));
+                          }
+                        }),
+              IsEmpty());
+}
+
+TEST(EngineActivations, OptionsMustBeTheSameOnAllRanks) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          try {
+                            train(world, {}, {.policy = world.rank() == 0 ? Way::keep : Way::recompute});
+                            ADD_FAILURE() << "ranks differ";
+                          } catch (const Error& error) {
+                            EXPECT_THAT(error.what(), HasSubstr("activation_checkpointing.policy"));
+                          }
+                        }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::engine

@@ -1,0 +1,229 @@
+#include <trireme/activations/choice.h>
+
+#include <trireme/base/error.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+
+namespace trireme::activations {
+namespace {
+
+constexpr size_t kMostStates = 4096;
+constexpr int64_t kGrid = 1024;
+
+int64_t whole(const PartCost& part) {
+  return part.bytes + part.input_bytes;
+}
+
+int64_t held_by(const PartCost& part, Way way) {
+  return way == Way::keep ? whole(part) : way == Way::recompute ? part.input_bytes : 0;
+}
+
+// Seconds of the part itself, and of its move behind the next part; there is none after the last.
+double seconds_of(const Problem& problem, size_t index, Way way, const PartCost* next, Way next_way) {
+  const PartCost& part = problem.parts[index];
+  double seconds = recomputes(way) ? part.forward : 0;
+  if (!moves(way)) {
+    return seconds;
+  }
+  const MoveCost& move = to_nvme(way) ? problem.nvme : problem.host;
+  const auto bytes = static_cast<double>(recomputes(way) ? part.input_bytes : whole(part));
+  const double hides_out = next != nullptr ? next->forward : 0;
+  const double hides_in = next != nullptr ? next->backward + (recomputes(next_way) ? next->forward : 0) : 0;
+  seconds += bytes * move.busy + std::max(0.0, bytes * move.out - hides_out) + std::max(0.0, bytes * move.in - hides_in);
+  return seconds;
+}
+
+// What has moved so far.
+enum class Moved { nothing, inputs, parts };
+
+Moved after(Moved before, Way way) {
+  return !moves(way) ? before : std::max(before, recomputes(way) ? Moved::inputs : Moved::parts);
+}
+
+struct Memory {
+  int64_t largest = 0;
+  int64_t largest_input = 0;
+  int64_t copies = 0;
+
+  int64_t moving(Moved moved) const {
+    return moved == Moved::nothing ? 0 : copies * (moved == Moved::inputs ? largest_input : largest);
+  }
+};
+
+Memory memory_of(const Problem& problem) {
+  Memory memory;
+  for (const PartCost& part : problem.parts) {
+    memory.largest = std::max(memory.largest, whole(part));
+    memory.largest_input = std::max(memory.largest_input, part.input_bytes);
+  }
+  memory.copies = problem.moving_copies;
+  return memory;
+}
+
+// At a part: what is held before it and its own. With several micro-batches in flight only the end of a forward counts.
+int64_t bytes_at(const Problem& problem, const Memory& memory, int64_t held_before, size_t index, Moved moved) {
+  return problem.in_flight > 1 ? 0 : held_before + whole(problem.parts[index]) + memory.moving(moved);
+}
+
+int64_t bytes_at_end(const Problem& problem, const Memory& memory, int64_t held, Moved moved) {
+  return problem.in_flight > 1 ? problem.in_flight * held + memory.largest + memory.moving(moved) : 0;
+}
+
+// One way to treat the parts so far. `before` leads to the rest.
+struct State {
+  int64_t held = 0;
+  int64_t most = 0; // bytes at a time so far
+  double seconds = 0;
+  int before = -1;
+  Way way = Way::keep;
+};
+
+// Those of which no other holds less and costs less.
+void thin_out(std::vector<State>& states, int64_t budget) {
+  std::sort(states.begin(), states.end(), [](const State& a, const State& b) {
+    return a.held != b.held ? a.held < b.held : a.seconds != b.seconds ? a.seconds < b.seconds : a.most < b.most;
+  });
+  std::vector<State> best;
+  for (const State& state : states) {
+    if (best.empty() || state.seconds < best.back().seconds) {
+      best.push_back(state);
+    }
+  }
+  if (best.size() > kMostStates) {
+    const int64_t cell = std::max<int64_t>(1, budget / kGrid);
+    std::vector<State> coarse;
+    for (const State& state : best) { // in each cell the last one costs least
+      if (!coarse.empty() && coarse.back().held / cell == state.held / cell) {
+        coarse.back() = state;
+      } else {
+        coarse.push_back(state);
+      }
+    }
+    best.swap(coarse);
+  }
+  states.swap(best);
+}
+
+std::vector<Way> allowed_ways(const Problem& problem) {
+  std::vector<Way> ways = {Way::keep};
+  for (const Way way : problem.allowed) {
+    if (std::find(ways.begin(), ways.end(), way) == ways.end()) {
+      ways.push_back(way);
+    }
+  }
+  return ways;
+}
+
+// Of all parts the way that holds least; without moves, with those of inputs, with all: buffers may cost more than they save.
+Choice least_memory(const Problem& problem) {
+  const std::vector<Way> allowed = allowed_ways(problem);
+  Choice best;
+  for (const Moved may_move : {Moved::nothing, Moved::inputs, Moved::parts}) {
+    std::vector<Way> ways;
+    for (const PartCost& part : problem.parts) {
+      Way least = Way::keep;
+      for (const Way way : allowed) {
+        if (after(Moved::nothing, way) <= may_move && held_by(part, way) < held_by(part, least)) {
+          least = way;
+        }
+      }
+      ways.push_back(least);
+    }
+    const Choice one = judge(problem, ways);
+    if (best.ways.empty() || one.bytes < best.bytes) {
+      best = one;
+    }
+  }
+  return best;
+}
+
+} // namespace
+
+Choice judge(const Problem& problem, const std::vector<Way>& ways) {
+  if (ways.size() != problem.parts.size()) {
+    throw Error("activations", concat(ways.size(), " ways for ", problem.parts.size(), " parts"));
+  }
+  const Memory memory = memory_of(problem);
+  Choice choice;
+  choice.ways = ways;
+  int64_t held = 0;
+  Moved moved = Moved::nothing;
+  for (size_t i = 0; i < ways.size(); ++i) {
+    moved = after(moved, ways[i]);
+    choice.bytes = std::max(choice.bytes, bytes_at(problem, memory, held, i, moved));
+    held += held_by(problem.parts[i], ways[i]);
+    const bool last = i + 1 == ways.size();
+    choice.seconds += seconds_of(problem, i, ways[i], last ? nullptr : &problem.parts[i + 1], last ? Way::keep : ways[i + 1]);
+  }
+  choice.bytes = std::max(choice.bytes, bytes_at_end(problem, memory, held, moved));
+  choice.fits = choice.bytes <= problem.budget;
+  return choice;
+}
+
+Choice choose(const Problem& problem) {
+  const std::vector<Way> allowed = allowed_ways(problem);
+  const Memory memory = memory_of(problem);
+  const size_t parts = problem.parts.size();
+  if (parts == 0) {
+    return {{}, 0, 0, true};
+  }
+  // kept[i]: all states after part i. Only the last way and what has moved matter to what follows.
+  using Key = std::pair<Way, Moved>;
+  std::vector<std::vector<State>> kept(parts);
+  std::map<Key, std::vector<State>> open;
+  const auto enter = [&](std::map<Key, std::vector<State>>& into, size_t index, Way way, const State& from, int before, Moved moved_before, double added) {
+    const Moved moved = after(moved_before, way);
+    const int64_t bytes = std::max(from.most, bytes_at(problem, memory, from.held, index, moved));
+    if (bytes > problem.budget) {
+      return;
+    }
+    into[{way, moved}].push_back({from.held + held_by(problem.parts[index], way), bytes, from.seconds + added, before, way});
+  };
+  for (const Way way : allowed) {
+    enter(open, 0, way, {}, -1, Moved::nothing, 0);
+  }
+  for (size_t i = 0;; ++i) {
+    std::map<Key, std::vector<State>> following;
+    for (auto& [key, states] : open) {
+      thin_out(states, problem.budget);
+      for (const State& state : states) {
+        const auto place = static_cast<int>(kept[i].size());
+        kept[i].push_back(state);
+        if (i + 1 < parts) {
+          for (const Way way : allowed) {
+            enter(following, i + 1, way, state, place, key.second, seconds_of(problem, i, key.first, &problem.parts[i + 1], way));
+          }
+        }
+      }
+    }
+    if (i + 1 == parts) {
+      break;
+    }
+    open.swap(following);
+  }
+  const State* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const auto& [key, states] : open) {
+    for (const State& state : states) {
+      const double seconds = state.seconds + seconds_of(problem, parts - 1, key.first, nullptr, Way::keep);
+      if (bytes_at_end(problem, memory, state.held, key.second) <= problem.budget && seconds < least) {
+        least = seconds;
+        best = &state;
+      }
+    }
+  }
+  if (best == nullptr) {
+    return least_memory(problem);
+  }
+  std::vector<Way> ways(parts);
+  for (size_t i = parts; i-- > 0;) {
+    ways[i] = best->way;
+    best = i > 0 ? &kept[i - 1][static_cast<size_t>(best->before)] : best;
+  }
+  return judge(problem, ways);
+}
+
+} // namespace trireme::activations

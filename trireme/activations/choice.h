@@ -1,0 +1,67 @@
+#pragma once
+
+#include <trireme/activations/ways.h>
+
+#include <cstdint>
+#include <vector>
+
+// Which part of a model is kept, recomputed or moved, so that a budget of memory is kept at the least cost. No tensors.
+namespace trireme::activations {
+
+/// What was measured of a part, for one micro-batch.
+struct PartCost {
+  /// Bytes that its forward saves for backward, beside its inputs; and those of its inputs.
+  int64_t bytes = 0;
+  int64_t input_bytes = 0;
+  /// Seconds.
+  double forward = 0;
+  double backward = 0;
+};
+
+/// Seconds a byte: to leave, to come back, and what of it the computing thread does itself.
+struct MoveCost {
+  double out = 0;
+  double in = 0;
+  double busy = 0;
+};
+
+struct Problem {
+  /// In the order of forward.
+  std::vector<PartCost> parts;
+  /// Those that may be chosen; keep is always one.
+  std::vector<Way> allowed;
+  MoveCost host;
+  MoveCost nvme;
+  /// Bytes.
+  int64_t budget = 0;
+  /// Micro-batches whose activations wait for their backward at a time: more than 1 in a pipeline.
+  int64_t in_flight = 1;
+  /// How often what moves of a part is in memory a second time while parts move: 1 on a device, where what is copied stays until it has arrived; 2 on the CPU, for
+  /// the buffers that a file is written from and read into.
+  int64_t moving_copies = 1;
+};
+
+struct Choice {
+  std::vector<Way> ways;
+  /// Seconds of a micro-batch beyond those of keeping everything.
+  double seconds = 0;
+  /// The most bytes at a time.
+  int64_t bytes = 0;
+  bool fits = false;
+};
+
+/// What these ways cost.
+///
+/// Memory: at each part, what the parts before it hold, its own activations and inputs, and, once a part has moved, moving_copies times the largest that may: whole
+/// parts, or inputs where only those of recomputed parts have moved.
+/// Time: a recomputed part adds its forward. A move is hidden behind the forward of the next part, and on the way back behind its backward; what it takes longer
+/// is added. The last part has nothing to hide behind.
+Choice judge(const Problem& problem, const std::vector<Way>& ways);
+
+/// The ways that cost least among those that fit; if none do, those that need least memory, and `fits` is false.
+///
+/// Dynamic programming from the first part to the last over (bytes held, seconds) of which neither is worse than another's: exact while there are at most 4096
+/// of them, which is so for a hundred equal parts; beyond that the best of each 1024th of the budget is kept.
+Choice choose(const Problem& problem);
+
+} // namespace trireme::activations

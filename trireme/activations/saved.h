@@ -1,0 +1,113 @@
+#pragma once
+
+#include <trireme/activations/ledger.h>
+#include <trireme/activations/mark.h>
+#include <trireme/activations/mover.h>
+#include <trireme/recompute/saver.h>
+
+#include <c10/core/Storage.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace trireme::activations {
+
+/// What one or several saved tensors are views of: where it is, and its bytes in the ledger. Moved: in `away`.
+struct SavedStorage {
+  std::shared_ptr<Ledger> ledger;
+  int64_t counted = 0;
+  std::shared_ptr<Away> away;
+
+  ~SavedStorage() {
+    ledger->remove(counted);
+  }
+};
+
+/// Every storage that is saved, once, however many tensors view it. Any thread.
+class SavedStorages {
+ public:
+  SavedStorages(std::shared_ptr<Ledger> ledger, std::shared_ptr<Mover> mover) : ledger_(std::move(ledger)), mover_(std::move(mover)) {}
+
+  /// The one of this storage: moved to `place`, unless somebody keeps it anyway, or kept. `version`: of the tensor that is saved, which changes with its values.
+  std::shared_ptr<SavedStorage> of(const c10::Storage& storage, uint32_t version, std::optional<Place> place);
+  Mover& mover() const {
+    return *mover_;
+  }
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage; // as long as it exists no other storage has the address
+    std::weak_ptr<SavedStorage> kept;
+    std::weak_ptr<SavedStorage> moved;
+    uint32_t version = 0; // of what was moved
+  };
+  void forget_freed();
+
+  const std::shared_ptr<Ledger> ledger_;
+  const std::shared_ptr<Mover> mover_;
+  std::mutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_;
+  size_t look_again_ = 64;
+};
+
+/// One forward of one part, and what it saved.
+class Call {
+ public:
+  Call(std::shared_ptr<SavedStorages> storages, std::shared_ptr<const std::unordered_set<const void*>> fixed, std::optional<Place> place, int64_t least_bytes)
+      : storages_(std::move(storages)), fixed_(std::move(fixed)), place_(place), least_bytes_(least_bytes) {}
+
+  /// Storages that do not count as what the part itself saves.
+  void set_inputs(const std::vector<at::Tensor>& inputs);
+  /// The call whose backward comes next.
+  void set_before(std::weak_ptr<Call> before) {
+    before_ = std::move(before);
+  }
+  /// Called once, when backward asks for the first of what was saved.
+  void on_backward(std::function<void()> f) {
+    on_backward_ = std::move(f);
+  }
+  /// Bytes of storages that this call saved: beside the inputs, and of these. After its forward.
+  int64_t bytes() const {
+    return bytes_;
+  }
+  int64_t input_bytes() const {
+    return input_bytes_;
+  }
+
+ private:
+  friend class SavedTensor;
+  void note(const c10::Storage& storage);
+  void begin_backward();
+  void call_back();
+
+  const std::shared_ptr<SavedStorages> storages_;
+  const std::shared_ptr<const std::unordered_set<const void*>> fixed_;
+  const std::optional<Place> place_;
+  const int64_t least_bytes_;
+  std::weak_ptr<Call> before_;
+  std::function<void()> on_backward_;
+  std::mutex mutex_;
+  std::unordered_set<const void*> inputs_;
+  std::unordered_set<const void*> noted_;
+  std::vector<std::weak_ptr<SavedStorage>> moved_;
+  int64_t bytes_ = 0;
+  int64_t input_bytes_ = 0;
+  bool in_backward_ = false;
+};
+
+/// Hands what autograd saves on this thread to a call.
+class CallSaver : public recompute::Saver {
+ public:
+  explicit CallSaver(std::shared_ptr<Call> call) : call_(std::move(call)) {}
+  std::unique_ptr<torch::autograd::SavedVariableHooks> save() override;
+
+ private:
+  const std::shared_ptr<Call> call_;
+};
+
+} // namespace trireme::activations

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <trireme/activations/options.h>
+#include <trireme/config/key_check.h>
+
+#include <nlohmann/json.hpp>
+
+namespace trireme::config {
+
+/// The section "activation_checkpointing".
+activations::Options read_activations(const Values& values);
+/// As it was read; null where nothing was asked for.
+nlohmann::ordered_json to_json(const activations::Options& options);
+
+} // namespace trireme::config

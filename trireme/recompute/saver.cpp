@@ -1,0 +1,53 @@
+#include <trireme/recompute/saver.h>
+
+#include <trireme/base/error.h>
+
+#include <torch/csrc/autograd/engine.h>
+
+#include <typeinfo>
+
+namespace trireme::recompute {
+namespace {
+
+thread_local Saver* present = nullptr;
+
+class AskingEngine : public torch::autograd::Engine {
+ public:
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    return present != nullptr ? present->save() : nullptr;
+  }
+};
+
+// Lives for ever, as libtorch's own does: device threads may still be in it when the process ends.
+torch::autograd::Engine& asking_engine() {
+  static auto* const engine = new AskingEngine;
+  return *engine;
+}
+
+void install() {
+  static const bool installed = [] {
+    const torch::autograd::Engine& before = torch::autograd::Engine::get_default_engine();
+    if (typeid(before) != typeid(torch::autograd::Engine)) {
+      throw Error("activations", "autograd's engine in this process is not libtorch's own (Python has one of its own), so that saved tensors cannot be moved or counted",
+                  "Leave \"activation_checkpointing\" out, or use torch.autograd.graph.saved_tensors_hooks in Python.");
+    }
+    torch::autograd::set_default_engine_stub(&asking_engine);
+    return true;
+  }();
+  static_cast<void>(installed);
+}
+
+} // namespace
+
+SavingScope::SavingScope(Saver* saver) : before_(present) {
+  if (saver != nullptr) {
+    install();
+  }
+  present = saver;
+}
+
+SavingScope::~SavingScope() {
+  present = before_;
+}
+
+} // namespace trireme::recompute
