@@ -131,21 +131,49 @@ void FlatParameters::release(int64_t b) {
   data_shards_->release(b);
 }
 
-void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t, const at::Tensor&)>& visit) const {
-  for (size_t b = 0; b < layout_.buckets().size(); ++b) {
-    const Bucket& bucket = layout_.buckets()[b];
-    if (is_replicated(static_cast<int64_t>(b))) {
-      continue;
-    }
-    const Range mine = plan_.mine(static_cast<int64_t>(b));
-    for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
-      const Slot& slot = layout_.slots()[s];
-      const Range piece{std::max(slot.begin, mine.begin), std::min(slot.end, mine.end)};
-      if (piece.begin < piece.end) {
-        data_shards_->with_owned(static_cast<int64_t>(b), piece, true, [&](const at::Tensor& values) { visit(slot.tensor, piece.begin - slot.begin, values); });
-      }
+std::vector<FlatParameters::Piece> FlatParameters::sharded_pieces(int64_t b) const {
+  std::vector<Piece> pieces;
+  if (is_replicated(b)) {
+    return pieces;
+  }
+  const Range mine = plan_.mine(b);
+  const Bucket& bucket = layout_.buckets()[b];
+  for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
+    const Slot& slot = layout_.slots()[s];
+    const int64_t begin = std::max(slot.begin, mine.begin);
+    const int64_t end = std::min(slot.end, mine.end);
+    if (begin < end) {
+      pieces.push_back({slot.tensor, begin - slot.begin, end - begin, begin - mine.begin});
     }
   }
+  return pieces;
+}
+
+void FlatParameters::visit_sharded(int64_t b, const std::function<void(size_t, const at::Tensor&)>& visit, bool modifies) const {
+  const std::vector<Piece> pieces = sharded_pieces(b);
+  if (pieces.empty()) {
+    return;
+  }
+  data_shards_->with_owned(b, plan_.mine(b), modifies, [&](const at::Tensor& mine) {
+    for (size_t number = 0; number < pieces.size(); ++number) {
+      visit(number, mine.slice(0, pieces[number].first, pieces[number].first + pieces[number].numel));
+    }
+  });
+}
+
+void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t, const at::Tensor&)>& visit) const {
+  for (int64_t b = 0; b < std::ssize(layout_.buckets()); ++b) {
+    const std::vector<Piece> pieces = sharded_pieces(b);
+    visit_sharded(b, [&](size_t number, const at::Tensor& values) { visit(pieces[number].i, pieces[number].begin, values); }, true);
+  }
+}
+
+void FlatParameters::prefetch_sharded(int64_t b) const {
+  data_shards_->prefetch(b);
+}
+
+std::optional<Extent> FlatParameters::sharded_extent(int64_t b) const {
+  return data_shards_->extent(b);
 }
 
 at::Tensor FlatParameters::bucket_data(int64_t b) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/bucket/extent.h>
 #include <trireme/bucket/flatten.h>
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace trireme::bucket {
@@ -33,6 +35,13 @@ class StateStore {
   virtual void release(int64_t buffer, int64_t bucket, bool modified) = 0;
   /// Says that acquire() of this bucket is near.
   virtual void prefetch(int64_t buffer, int64_t bucket) = 0;
+  /// Where in a file array number `array` of a bucket that is not acquired lies, whole and written, byte for byte as acquire() would give it; nullopt: nowhere. A file
+  /// that is opened by this name and read must give these bytes until the bucket is acquired again. Checkpoints then share its blocks instead of copying them, where the file
+  /// system can and the offset is a multiple of its blocks (4096 bytes, mostly); what the store writes later goes elsewhere on the disk.
+  virtual std::optional<Extent> extent(int64_t buffer, int64_t bucket, int64_t array) {
+    (void)buffer, (void)bucket, (void)array;
+    return std::nullopt;
+  }
   /// Calls `f` with the parts of a bucket between acquire() and release(), which also follows if `f` throws.
   void use(int64_t buffer, int64_t bucket, bool modifies, const std::function<void(const std::vector<at::Tensor>&)>& f);
 };

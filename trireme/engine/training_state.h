@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -29,8 +28,10 @@ class TrainingState {
   nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
 
  private:
-  using VisitPiece = std::function<void(const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
-  std::set<const void*> for_each_sharded(const VisitPiece& visit);
+  void for_each_buffer(const std::function<void(bucket::FlatParameters&)>& visit) const;
+  /// The sharded parameters, by TensorImpl.
+  std::map<const void*, const bucket::TensorInfo*> sharded() const;
+  /// What this rank saves. Masters, states and sharded parameters are lent, a bucket at a time.
   std::vector<checkpoint::TensorShard> shards();
   bool is_saved_here(const bucket::TensorInfo& tensor) const;
   /// Whether each replica saves such a state of the optimizer, because it steps by itself.
