@@ -4,10 +4,12 @@
 
 #include <trireme/checkpoint/hash.h>
 
+#include <tests/support/xfs_disk.h>
+
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <cstdlib>
+#include <optional>
 
 namespace trireme::checkpoint {
 namespace {
@@ -269,46 +271,39 @@ TEST_F(LentTest, TheManifestFitsAFileWithPaddings) {
   }
 }
 
-/// A small file system that shares blocks.
 class SharedBlocksTest : public LentTest {
  protected:
   void SetUp() override {
     disk_ = folder_ / "disk";
-    fs::create_directories(disk_);
-    const std::string image = (folder_ / "image").string();
-    const std::string make = concat("truncate -s 320M '", image, "' && mkfs.xfs -q -m reflink=1 '", image, "' && mount -o loop '", image, "' '", disk_.string(), "' >/dev/null 2>&1");
-    is_mounted_ = ::geteuid() == 0 && ::system(concat("{ ", make, "; } >/dev/null 2>&1").c_str()) == 0;
-    if (!is_mounted_) {
-      GTEST_SKIP() << "needs root, mkfs.xfs (xfsprogs) and the right to mount";
+    mounted_.emplace(disk_);
+    if (!mounted_->is_mounted()) {
+      GTEST_SKIP() << test::XfsDisk::kNeeds;
     }
   }
   void TearDown() override {
     LentTest::TearDown();
-    if (is_mounted_) {
-      EXPECT_EQ(::system(concat("umount '", disk_.string(), "'").c_str()), 0);
-    }
+    mounted_.reset();
   }
   fs::path disk_;
-  bool is_mounted_ = false;
+  std::optional<test::XfsDisk> mounted_;
 };
 
 TEST_F(SharedBlocksTest, ASaveTakesNoRoomUntilTheStoreIsWritten) {
   const at::Tensor state = at::randn({4 << 20}); // 16 MiB
   const at::Tensor other = at::randn({100});
   const auto lender = std::make_shared<FileLender>(disk_ / "store", std::vector{other, state}, 0, 64);
-  ::sync();
-  const auto free_before = fs::space(disk_).available;
+  const auto free_before = mounted_->free_bytes();
   save(disk_ / "saved", "global_step1", comm::Group(), {{"other", "optimizer", {100}, 0, lent("", other, lender, 0).tensor, {}, {}, {lender, 0, 0}},
                                                          {"state", "optimizer", {4 << 20}, 0, lent("", state, lender, 1).tensor, {}, {}, {lender, 1, 0}}});
   EXPECT_EQ(lender->times_lent, 0) << "was copied";
-  EXPECT_LT(free_before - fs::space(disk_).available, uintmax_t{4} << 20);
+  EXPECT_LT(free_before - mounted_->free_bytes(), uintmax_t{4} << 20);
   // What the store writes later does not reach the checkpoint.
   const int fd = ::open((disk_ / "store").c_str(), O_WRONLY | O_CLOEXEC);
   const std::string zeros(size_t{8} << 20, '\0');
   ASSERT_EQ(::pwrite(fd, zeros.data(), zeros.size(), 0), static_cast<ssize_t>(zeros.size()));
   ::fsync(fd);
   ::close(fd);
-  EXPECT_GT(free_before - fs::space(disk_).available, uintmax_t{7} << 20);
+  EXPECT_GT(free_before - mounted_->free_bytes(), uintmax_t{7} << 20);
   const Checkpoint opened = Checkpoint::open(disk_ / "saved"); // checks the hash
   EXPECT_TRUE(at::equal(opened.read("state"), state));
   EXPECT_TRUE(at::equal(opened.read("other"), other));
@@ -318,7 +313,7 @@ TEST_F(SharedBlocksTest, WithoutRoomForACopyNothingIsShared) {
   const at::Tensor state = at::randn({8 << 20}); // 32 MiB
   const auto lender = std::make_shared<FileLender>(disk_ / "store", std::vector{state}, 0, 0);
   const int fd = ::open((disk_ / "filler").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-  ASSERT_EQ(::fallocate(fd, 0, 0, static_cast<off_t>(fs::space(disk_).available - (uintmax_t{16} << 20))), 0);
+  ASSERT_EQ(::fallocate(fd, 0, 0, static_cast<off_t>(mounted_->free_bytes() - (uintmax_t{16} << 20))), 0);
   ::close(fd);
   const std::string message = message_of<Error>([&] { write_safetensors(disk_ / "saved.safetensors", {lent("state", state, lender, 0)}); });
   EXPECT_THAT(message, AllOf(HasSubstr("No space left on device (needs 33"), HasSubstr("MB free)")));

@@ -7,6 +7,7 @@
 #include <tests/support/counting_store.h>
 #include <tests/support/file_store.h>
 #include <tests/support/run_ranks.h>
+#include <tests/support/xfs_disk.h>
 
 #include <gmock/gmock.h>
 #include <unistd.h>
@@ -99,6 +100,41 @@ TEST(StreamedCheckpointTest, OneBucketIsInMemoryAndTheFilesAreThoseOfStatesInMem
       fs::remove_all(folder);
     }
   }
+}
+
+// States in files of a file system that shares blocks: the checkpoint takes no room for them, and stays as it is when they are written again.
+TEST(StreamedCheckpointTest, BlocksOfTheStoreAreShared) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_shared_", ::getpid());
+  {
+    test::XfsDisk disk(folder);
+    if (!disk.is_mounted()) {
+      fs::remove_all(folder);
+      GTEST_SKIP() << test::XfsDisk::kNeeds;
+    }
+    for (const auto& [stage, type] : {std::pair{1, precision::Type::fp32}, {1, precision::Type::bf16}, {3, precision::Type::fp32}}) {
+      EXPECT_THAT(run_ranks(2,
+                            [&, stage = stage, type = type](comm::World& world) {
+                              const MakeStore files = [&, made = 0]() mutable { return std::make_unique<test::FileStore>(folder / concat("states", world.rank(), '.', made++)); };
+                              StreamedRun run(world, stage, type, files, 256);
+                              run.train(2);
+                              world.group().barrier().wait();
+                              const auto before = disk.free_bytes();
+                              world.group().barrier().wait();
+                              run.made.engine->save_checkpoint(folder / "saved");
+                              const auto taken = static_cast<int64_t>(before - disk.free_bytes());
+                              const int64_t parameters = run.made.engine->num_parameters() * (type == precision::Type::fp32 ? 4 : 2);
+                              EXPECT_LT(taken, parameters + run.made.optimizer->bytes()) << "half of the states, at most, and the parameters";
+                              const std::vector<double> expected = run.train(2); // writes the states
+                              StreamedRun resumed(world, stage, type, nullptr, 256);
+                              ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder / "saved"));
+                              EXPECT_EQ(resumed.train(2), expected);
+                            }),
+                  IsEmpty())
+          << "ZeRO stage " << stage << ", " << precision::type_name(type);
+      fs::remove_all(folder / "saved");
+    }
+  }
+  fs::remove_all(folder);
 }
 
 // One rank's store fails: nobody has a checkpoint, all are told, and the next save works.

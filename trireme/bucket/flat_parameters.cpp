@@ -162,9 +162,21 @@ void FlatParameters::visit_sharded(int64_t b, const std::function<void(size_t, c
 }
 
 void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t, const at::Tensor&)>& visit) const {
+  std::vector<std::pair<int64_t, std::vector<Piece>>> buckets;
   for (int64_t b = 0; b < std::ssize(layout_.buckets()); ++b) {
-    const std::vector<Piece> pieces = sharded_pieces(b);
-    visit_sharded(b, [&](size_t number, const at::Tensor& values) { visit(pieces[number].i, pieces[number].begin, values); }, true);
+    if (std::vector<Piece> pieces = sharded_pieces(b); !pieces.empty()) {
+      buckets.emplace_back(b, std::move(pieces));
+    }
+  }
+  for (size_t k = 0; k < buckets.size(); ++k) {
+    const auto& [b, pieces] = buckets[k];
+    const auto visit_piece = [&, &pieces = pieces](size_t number, const at::Tensor& values) {
+      if (number == 0 && k + 1 < buckets.size()) {
+        prefetch_sharded(buckets[k + 1].first);
+      }
+      visit(pieces[number].i, pieces[number].begin, values);
+    };
+    visit_sharded(b, visit_piece, true);
   }
 }
 

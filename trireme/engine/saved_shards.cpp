@@ -61,7 +61,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       for (size_t i = 0; i < pieces.size(); ++i) {
         const bucket::TensorInfo& tensor = buffer.layout().tensors()[pieces[i].i];
         if (is_saved_here(tensor) && saved_name(tensor.name) == tensor.name && has_first_copy(tensor)) {
-          append(checkpoint::lent_shards_of(tensor, tensor.name, "parameter", pieces[i].begin, pieces[i].numel, buffer.scalar_type(), lender, static_cast<int64_t>(i)));
+          append(checkpoint::lent_shards_of(tensor, whole_name(tensor), "parameter", pieces[i].begin, pieces[i].numel, buffer.scalar_type(), lender, static_cast<int64_t>(i)));
         }
       }
     }
@@ -71,7 +71,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
     const bucket::TensorInfo info = info_of(item.value());
     if (sharded_ones.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && is_saved_here(info) &&
         balances[info.placement.reduce_group].is_mine(static_cast<int64_t>(item.value().nbytes()))) {
-      add(info, item.key(), "parameter", 0, item.value().detach());
+      add(info, whole_name(item.key(), info), "parameter", 0, item.value().detach());
     }
   }
   // Replicas may differ in these.
@@ -91,7 +91,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       if (saved_name(tensor.name) != tensor.name || !is_saved_here(tensor)) {
         continue;
       }
-      const std::string name = concat(piece.state, '/', tensor.name);
+      const std::string name = concat(piece.state, '/', whole_name(tensor));
       const auto lend = [&](const std::string& as) {
         append(checkpoint::lent_shards_of(tensor, as, "optimizer", piece.begin, piece.numel, piece.type, lender, static_cast<int64_t>(i)));
       };
@@ -100,14 +100,14 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
         continue;
       }
       const int64_t bytes = piece.numel * static_cast<int64_t>(c10::elementSize(piece.type));
-      if (engine_.parts.optimizer->sharded() ? has_first_copy(tensor) : is_mine.try_emplace(name, balances[tensor.placement.reduce_group].is_mine(bytes)).first->second) {
+      if (engine_.parts.optimizer->sharded() ? has_first_copy(tensor) : is_mine.try_emplace(concat(piece.state, '/', tensor.name), balances[tensor.placement.reduce_group].is_mine(bytes)).first->second) {
         lend(name);
       }
     }
   }
   engine_.parts.sync->for_each_state(engine_.parts.sync->state(), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
-      add(tensor, concat(state, '/', tensor.name), "gradient_sync", begin, values);
+      add(tensor, concat(state, '/', whole_name(tensor)), "gradient_sync", begin, values);
     }
   });
   for (const at::Device device : devices_with_rng(engine_.parts.device())) {

@@ -162,17 +162,18 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
   std::set<const void*> seen;
   for (const auto& [parameter, tensor] : sharded()) {
     seen.insert(parameter);
-    shapes[saved_name(tensor->name)] = tensor->global_shape();
+    shapes[whole_name(*tensor)] = tensor->global_shape();
   }
   const auto need = [&](const std::string& name, const at::Tensor& tensor) {
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
-      shapes[saved_name(name)] = info_of(tensor).global_shape();
+      const bucket::TensorInfo info = info_of(tensor);
+      shapes[whole_name(name, info)] = info.global_shape();
     }
   };
   std::set<const void*> named;
   for (const auto& item : engine_.parts.model->named_parameters()) {
     if (named.insert(item.value().unsafeGetTensorImpl()).second) {
-      parameters.push_back(saved_name(item.key())); // one of two names is saved under its first
+      parameters.push_back(whole_name(item.key(), info_of(item.value()))); // one of two names is saved under its first
     }
     need(item.key(), item.value());
   }
@@ -183,13 +184,13 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
   for (const auto& buffer : engine_.parts.buffers) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       for (const auto& state : engine_.parts.optimizer->rule().states()) {
-        states.push_back(concat(state.name, '/', saved_name(buffer->name(i))));
+        states.push_back(concat(state.name, '/', whole_name(buffer->layout().tensors()[i])));
       }
     }
   }
   nlohmann::json sync_states = nlohmann::json::array();
   engine_.parts.sync->for_each_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
-    sync_states.push_back(concat(state, '/', saved_name(tensor.name)));
+    sync_states.push_back(concat(state, '/', whole_name(tensor)));
   });
   const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
     std::map<std::string, std::vector<int64_t>> needed;
@@ -237,16 +238,17 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   const torch::NoGradGuard no_grad;
   std::set<const void*> seen;
   // A run in fp32 continues from the masters of a run in low precision.
-  const auto most_exact = [&](const std::string& name, const at::Tensor& values) {
-    const std::string master = concat(optim::kMasterState, '/', saved_name(name));
-    return values.scalar_type() == torch::kFloat32 && saved.has(master) ? master : saved_name(name);
+  const auto most_exact = [&](const std::string& whole, const at::Tensor& values) {
+    const std::string master = concat(optim::kMasterState, '/', whole);
+    return values.scalar_type() == torch::kFloat32 && saved.has(master) ? master : whole;
   };
   const auto read = [&](const std::string& name, const at::Tensor& tensor) {
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
       return;
     }
     const at::Tensor values = tensor.is_contiguous() ? tensor.detach() : at::empty_like(tensor, at::MemoryFormat::Contiguous);
-    checkpoint::read_placed(saved, most_exact(name, tensor), info_of(tensor), 0, values);
+    const bucket::TensorInfo info = info_of(tensor);
+    checkpoint::read_placed(saved, most_exact(whole_name(name, info), tensor), info, 0, values);
     if (!tensor.is_contiguous()) {
       tensor.detach().copy_(values);
     }
@@ -255,7 +257,7 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   for_each_buffer([&](bucket::FlatParameters& buffer) {
     buffer.for_each_sharded([&](int64_t i, int64_t begin, const at::Tensor& values) {
       const bucket::TensorInfo& tensor = buffer.layout().tensors()[i];
-      checkpoint::read_placed(saved, most_exact(tensor.name, values), tensor, begin, values);
+      checkpoint::read_placed(saved, most_exact(whole_name(tensor), values), tensor, begin, values);
     });
   });
   const auto sharded_ones = sharded();
@@ -271,14 +273,14 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     load_optimizer_state(saved, state, tensor, begin, values);
   });
   engine_.parts.sync->for_each_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    checkpoint::read_placed(saved, concat(state, '/', saved_name(tensor.name)), tensor, begin, values);
+    checkpoint::read_placed(saved, concat(state, '/', whole_name(tensor)), tensor, begin, values);
   });
 }
 
 // Where each replica saved its own, a new replica, and a run whose ranks step together, begin with the mean.
 void TrainingState::load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin,
                                          const at::Tensor& values) const {
-  const std::string& name = saved_name(tensor.name);
+  const std::string name = whole_name(tensor);
   const std::string whole = concat(state, '/', name);
   if (saved.has(whole) || !saved.has(of_replica(0, whole))) {
     // A run without masters saved their values as its parameters.

@@ -49,6 +49,13 @@ class TrainingState {
   void load_tensors(const checkpoint::Checkpoint& saved);
   void load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) const;
   const std::string& saved_name(const std::string& parameter) const;
+  /// The name of the parameter of which `parameter` is a part or all.
+  std::string whole_name(const std::string& parameter, const bucket::TensorInfo& tensor) const {
+    return tensor.placement.whole_name(saved_name(parameter));
+  }
+  std::string whole_name(const bucket::TensorInfo& tensor) const {
+    return whole_name(tensor.name, tensor);
+  }
   bucket::TensorInfo info_of(const at::Tensor& tensor) const;
 
   Engine::Impl& engine_;
