@@ -11,7 +11,7 @@ torch_index=${TRIREME_TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev liburing-dev
                  libgtest-dev libgmock-dev python3 python3-venv)
 # What only tests use: several hosts on one machine, calls to the system that fail, file systems, an MPI, gRPC and certificates for it, a Slurm (tests of all but the first are skipped, visibly, without them).
-test_packages=(iproute2 procps strace e2fsprogs mount openmpi-bin libopenmpi-dev libgrpc++-dev openssl slurmctld slurmd slurm-client)
+test_packages=(iproute2 procps strace e2fsprogs mount openmpi-bin libopenmpi-dev libgrpc++-dev openssl slurmctld slurmd slurm-client xfsprogs)
 
 [ -e /proc/self/fd/0 ] || exec </dev/null # closed: the first file that a program opens would be its input
 

@@ -46,6 +46,7 @@
 #include <trireme/zero/init.h>
 #include <trireme/zero/options.h>
 #include <trireme/zero/sharded.h>
+#include <trireme/zero/tiled_linear.h>
 
 namespace trireme {
 

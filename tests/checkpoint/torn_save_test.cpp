@@ -1,10 +1,14 @@
+#include "fake_clone.h"
 #include "hand_made.h"
 
+#include <trireme/base/descriptor.h>
 #include <trireme/base/log.h>
 
 #include <nlohmann/json.hpp>
 
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -13,6 +17,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdarg>
 #include <filesystem>
 #include <functional>
 #include <random>
@@ -86,9 +91,37 @@ int mkdir(const char* path, mode_t mode) noexcept {
   count_call();
   return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
 }
+int ioctl(int fd, unsigned long request, ...) noexcept {
+  va_list arguments;
+  va_start(arguments, request);
+  void* const argument = va_arg(arguments, void*);
+  va_end(arguments);
+  using trireme::checkpoint::fake_clones;
+  if (request != FICLONERANGE || fake_clones == 0) {
+    return static_cast<int>(::syscall(SYS_ioctl, fd, request, argument));
+  }
+  count_call();
+  const auto& range = *static_cast<const file_clone_range*>(argument);
+  const bool is_aligned = range.src_offset % 4096 == 0 && range.src_length % 4096 == 0 && range.dest_offset % 4096 == 0 && range.src_length > 0;
+  if (fake_clones < 0 || --fake_clones < 0 || !is_aligned) {
+    errno = is_aligned ? EOPNOTSUPP : EINVAL;
+    fake_clones = is_aligned ? -1 : fake_clones;
+    return -1;
+  }
+  std::string bytes(range.src_length, '\0');
+  if (::pread(static_cast<int>(range.src_fd), bytes.data(), bytes.size(), static_cast<off_t>(range.src_offset)) != static_cast<ssize_t>(bytes.size())) {
+    errno = EINVAL; // past its end
+    return -1;
+  }
+  fake_clones = fake_clones == 0 ? -1 : fake_clones;
+  return ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(range.dest_offset)) == static_cast<ssize_t>(bytes.size()) ? 0 : -1;
+}
 }
 
 namespace trireme::checkpoint {
+
+int fake_clones = 0;
+
 namespace {
 
 using nlohmann::json;
@@ -111,8 +144,8 @@ class TornSaveTest : public FolderTest {
   static float loaded_value(const fs::path& root) {
     const Checkpoint opened = Checkpoint::open(root);
     const float value = opened.state().at("value");
-    EXPECT_TRUE(at::equal(opened.read("w"), at::full({1000}, value)));
-    EXPECT_TRUE(at::equal(opened.read("m"), at::full({500}, -value)));
+    EXPECT_TRUE(at::equal(opened.read("w"), at::full(opened.entry("w").shape, value)));
+    EXPECT_TRUE(at::equal(opened.read("m"), at::full(opened.entry("m").shape, -value)));
     return value;
   }
 
@@ -139,11 +172,12 @@ class TornSaveTest : public FolderTest {
 
   // Kills a save of `tag` at every change it makes to the disk, each time in the folder
   // that the deaths before left behind; returns how many moments there were.
-  int kill_at_every_moment(const std::function<std::string(int)>& tag, const SaveOptions& options) {
+  using Save = std::function<void(const fs::path& root, const std::string& tag, float value, const SaveOptions& options)>;
+  int kill_at_every_moment(const std::function<std::string(int)>& tag, const SaveOptions& options, const Save& save_it = &save_value) {
     float last = 0;
-    save_value(folder_, "global_step0", last, options);
+    save_it(folder_, "global_step0", last, options);
     for (int k = 1; k < 1000; ++k) {
-      const bool died = dies_at(k, [&] { save_value(folder_, tag(k), static_cast<float>(k), options); });
+      const bool died = dies_at(k, [&] { save_it(folder_, tag(k), static_cast<float>(k), options); });
       const float found = loaded_value(folder_);
       EXPECT_TRUE(found == last || found == static_cast<float>(k)) << "killed at call " << k << ": found " << found << ", before " << last;
       if (!died) {
@@ -183,6 +217,60 @@ TEST_F(TornSaveTest, KilledAtEveryChangeWhileReplacingWithoutAtomicExchange) {
   refuse_exchange = false;
   EXPECT_GT(moments, 15);
   EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step0", "latest"));
+}
+
+/// A store in a file, beside the checkpoints: w and m, lent one after the other, and overwritten before each save as a step does.
+class StoreFile : public Lender {
+ public:
+  explicit StoreFile(fs::path file) : file_(std::move(file)) {}
+  static constexpr int64_t kNumel = 40'000; // enough to share blocks
+  void set(float value) {
+    std::fill_n(values_[0].data_ptr<float>(), kNumel, value);
+    std::fill_n(values_[1].data_ptr<float>(), kNumel, -value);
+    const Descriptor out(::open(file_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    for (int i = 0; i < 2; ++i) {
+      const auto bytes = static_cast<ssize_t>(values_[i].nbytes());
+      EXPECT_EQ(::pwrite(out.get(), values_[i].const_data_ptr(), values_[i].nbytes(), i * bytes), bytes);
+    }
+  }
+  void lend(const Take& take) override {
+    take(0, values_[0]);
+    take(1, values_[1]);
+  }
+  std::optional<bucket::Extent> extent(int64_t i) override {
+    return bucket::Extent{file_, i * kNumel * 4, kNumel * 4};
+  }
+  static std::vector<TensorShard> shards(const std::shared_ptr<StoreFile>& store) {
+    const at::Tensor nothing = at::empty({kNumel}, at::TensorOptions(at::kFloat).device(at::kMeta));
+    return {{"w", "optimizer", {kNumel}, 0, nothing, {}, {}, {store, 0, 0}}, {"m", "optimizer", {kNumel}, 0, nothing, {}, {}, {store, 1, 0}}};
+  }
+
+ private:
+  fs::path file_;
+  at::Tensor values_[2] = {at::empty({kNumel}), at::empty({kNumel})};
+};
+
+TEST_F(TornSaveTest, KilledAtEveryChangeWhileAStoreIsStreamedOrShared) {
+  fs::create_directories(folder_ / "store");
+  const auto store = std::make_shared<StoreFile>(folder_ / "store" / "states");
+  const auto save_it = [&](const fs::path& root, const std::string& tag, float value, const SaveOptions& options) {
+    store->set(value);
+    save(root, tag, comm::Group(), StoreFile::shards(store), {{"value", value}}, json::object(), options);
+  };
+  for (const int clones : {-1, 1000, 1}) {
+    fake_clones = clones;
+    SaveOptions options;
+    options.keep_last = 2;
+    const int moments = kill_at_every_moment([](int k) { return step_tag(k); }, options, save_it);
+    EXPECT_GT(moments, clones == 1000 ? 16 : 15) << clones << " clones";
+    fs::remove_all(folder_ / "latest");
+    for (const std::string& name : names_in(folder_)) {
+      if (name != "store") {
+        fs::remove_all(folder_ / name);
+      }
+    }
+  }
+  fake_clones = 0;
 }
 
 // Another run saves into the same folder meanwhile: it must not take a save that is under way for a dead one's.

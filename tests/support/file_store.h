@@ -72,8 +72,20 @@ class FileStore : public bucket::StateStore {
   void prefetch(int64_t buffer, int64_t bucket) override {
     expected_ = {buffer, bucket};
   }
+  std::optional<bucket::Extent> extent(int64_t buffer, int64_t bucket, int64_t array) override {
+    EXPECT_FALSE(used_) << "is acquired";
+    int64_t offset = 0;
+    for (int64_t i = 0; i < array; ++i) {
+      offset += bytes(buffer, bucket, i);
+    }
+    return bucket::Extent{file(buffer, bucket), offset, bytes(buffer, bucket, array)};
+  }
   int writes() const {
     return writes_;
+  }
+  /// What was to come does not, because somebody threw.
+  void expect_nothing() {
+    expected_.reset();
   }
 
  private:
@@ -81,6 +93,10 @@ class FileStore : public bucket::StateStore {
 
   std::filesystem::path file(int64_t buffer, int64_t bucket) const {
     return folder_ / concat(buffer, '.', bucket);
+  }
+  int64_t bytes(int64_t buffer, int64_t bucket, int64_t array) const {
+    const bucket::StoredArray& stored = buffers_[buffer - kFirst][array];
+    return stored.numel[bucket] * static_cast<int64_t>(c10::elementSize(stored.type));
   }
   std::vector<at::Tensor> parts(int64_t buffer, int64_t bucket) const {
     std::vector<at::Tensor> empty;

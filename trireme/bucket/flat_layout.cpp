@@ -18,6 +18,12 @@ int64_t round_up(int64_t value, int64_t multiple) {
 
 } // namespace
 
+std::string Placement::whole_name(const std::string& name) const {
+  const std::string part = tile + '.';
+  const size_t at = tile.empty() ? std::string::npos : name.rfind(part);
+  return at == std::string::npos ? name : name.substr(0, at) + name.substr(at + part.size());
+}
+
 int64_t TensorInfo::numel() const {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }

@@ -18,6 +18,11 @@ struct Placement {
   int reduce_group = 0;
   /// Whether the gradient norm counts it on this rank, and checkpoints save it here. Not where another rank, or another copy, counts the same elements.
   bool counts_in_norm = true;
+  /// Where several parameters of one rank are boxes of a whole one: the part of the name that tells them apart. "a.tile_0_1.weight" of tile "tile_0_1" is a box of "a.weight".
+  std::string tile = {};
+
+  /// The whole parameter's name.
+  std::string whole_name(const std::string& name) const;
 };
 
 /// A tensor that shall live in a flat buffer.

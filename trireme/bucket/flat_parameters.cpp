@@ -131,35 +131,69 @@ void FlatParameters::release(int64_t b) {
   data_shards_->release(b);
 }
 
-void FlatParameters::prefetch_data(int64_t b) {
+void FlatParameters::prefetch_data(int64_t b) const {
   if (data_shards_) {
     data_shards_->prefetch(b);
   }
 }
 
-void FlatParameters::prefetch_grad(int64_t b) {
+void FlatParameters::prefetch_grad(int64_t b) const {
   if (grad_shards_) {
     grad_shards_->prefetch(b);
   }
 }
 
-void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t, const at::Tensor&)>& visit, bool modifies) const {
-  for (size_t b = 0; b < layout_.buckets().size(); ++b) {
-    const Bucket& bucket = layout_.buckets()[b];
-    if (is_replicated(static_cast<int64_t>(b))) {
-      continue;
-    }
-    const Range mine = plan_.mine(static_cast<int64_t>(b));
-    data_shards_->with_owned(static_cast<int64_t>(b), mine, modifies, [&](const at::Tensor& owned) {
-      for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
-        const Slot& slot = layout_.slots()[s];
-        const Range piece{std::max(slot.begin, mine.begin), std::min(slot.end, mine.end)};
-        if (piece.begin < piece.end) {
-          visit(slot.tensor, piece.begin - slot.begin, owned.slice(0, piece.begin - mine.begin, piece.end - mine.begin));
-        }
-      }
-    });
+std::vector<FlatParameters::Piece> FlatParameters::sharded_pieces(int64_t b) const {
+  std::vector<Piece> pieces;
+  if (is_replicated(b)) {
+    return pieces;
   }
+  const Range mine = plan_.mine(b);
+  const Bucket& bucket = layout_.buckets()[b];
+  for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
+    const Slot& slot = layout_.slots()[s];
+    const int64_t begin = std::max(slot.begin, mine.begin);
+    const int64_t end = std::min(slot.end, mine.end);
+    if (begin < end) {
+      pieces.push_back({slot.tensor, begin - slot.begin, end - begin, begin - mine.begin});
+    }
+  }
+  return pieces;
+}
+
+void FlatParameters::visit_sharded(int64_t b, const std::function<void(size_t, const at::Tensor&)>& visit, bool modifies) const {
+  const std::vector<Piece> pieces = sharded_pieces(b);
+  if (pieces.empty()) {
+    return;
+  }
+  data_shards_->with_owned(b, plan_.mine(b), modifies, [&](const at::Tensor& mine) {
+    for (size_t number = 0; number < pieces.size(); ++number) {
+      visit(number, mine.slice(0, pieces[number].first, pieces[number].first + pieces[number].numel));
+    }
+  });
+}
+
+void FlatParameters::for_each_sharded(const std::function<void(int64_t, int64_t, const at::Tensor&)>& visit) const {
+  std::vector<std::pair<int64_t, std::vector<Piece>>> buckets;
+  for (int64_t b = 0; b < std::ssize(layout_.buckets()); ++b) {
+    if (std::vector<Piece> pieces = sharded_pieces(b); !pieces.empty()) {
+      buckets.emplace_back(b, std::move(pieces));
+    }
+  }
+  for (size_t k = 0; k < buckets.size(); ++k) {
+    const auto& [b, pieces] = buckets[k];
+    const auto visit_piece = [&, &pieces = pieces](size_t number, const at::Tensor& values) {
+      if (number == 0 && k + 1 < buckets.size()) {
+        prefetch_data(buckets[k + 1].first);
+      }
+      visit(pieces[number].i, pieces[number].begin, values);
+    };
+    visit_sharded(b, visit_piece, true);
+  }
+}
+
+std::optional<Extent> FlatParameters::sharded_extent(int64_t b) const {
+  return data_shards_->extent(b);
 }
 
 at::Tensor FlatParameters::bucket_data(int64_t b) {

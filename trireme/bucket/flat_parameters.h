@@ -105,8 +105,8 @@ class FlatParameters {
   /// Calls f with them, to be changed.
   void modify_owned_data(int64_t b, const Range& range, const std::function<void(const at::Tensor&)>& f);
   /// Say that this rank's shard of bucket `b` is needed soon.
-  void prefetch_data(int64_t b);
-  void prefetch_grad(int64_t b);
+  void prefetch_data(int64_t b) const;
+  void prefetch_grad(int64_t b) const;
   /// FlatOptions::is_repeated.
   bool is_repeated() const {
     return options_.is_repeated;
@@ -126,9 +126,22 @@ class FlatParameters {
   void move_in(int64_t b);
   void update_shard(int64_t b);
   void release(int64_t b);
-  /// Calls visit(i, begin, values) for each piece of a sharded parameter on this rank: elements [begin, begin + n) of parameter
-  /// i's row-major order, viewed. With `modifies` it may change them.
-  void for_each_sharded(const std::function<void(int64_t i, int64_t begin, const at::Tensor& values)>& visit, bool modifies = true) const;
+  /// A piece of a sharded parameter on this rank: elements [begin, begin + numel) of the row-major order of parameter `i`. It is elements [first, first + numel) of this
+  /// rank's part of the bucket.
+  struct Piece {
+    int64_t i = 0;
+    int64_t begin = 0;
+    int64_t numel = 0;
+    int64_t first = 0;
+  };
+  /// Those of bucket `b`; none if it is replicated.
+  std::vector<Piece> sharded_pieces(int64_t b) const;
+  /// Calls visit(number, values) for each of them; with `modifies` it may change the values. They have memory for the time of the call.
+  void visit_sharded(int64_t b, const std::function<void(size_t number, const at::Tensor& values)>& visit, bool modifies) const;
+  /// The same for all buckets, one after the other: visit(i, begin, values). It may change the values.
+  void for_each_sharded(const std::function<void(int64_t i, int64_t begin, const at::Tensor& values)>& visit) const;
+  /// Where this rank's part of a bucket that is not replicated lies in a file (StateStore::extent).
+  std::optional<Extent> sharded_extent(int64_t b) const;
   /// [layout().numel()]; undefined when gradients are sharded.
   const at::Tensor& flat_grad() const {
     return flat_grad_;

@@ -113,4 +113,8 @@ void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, c
   store_->use(in_store_, b, modifies, [&](const std::vector<at::Tensor>& arrays) { f(arrays.front().slice(0, range.begin - begin, range.end - begin)); });
 }
 
+std::optional<Extent> ParameterShards::extent(int64_t b) const {
+  return store_->extent(in_store_, b, 0);
+}
+
 } // namespace trireme::bucket

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/bucket/extent.h>
 #include <trireme/bucket/memory_pool.h>
 #include <trireme/bucket/shard_plan.h>
 
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,8 +55,10 @@ class ParameterShards {
   /// Calls f with this rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer. Who only reads them may hold
   /// them longer.
   void with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f);
-  /// Says that they are needed soon.
+  /// Says that with_owned() of a sharded bucket is near.
   void prefetch(int64_t b);
+  /// Where this rank's parameters of a sharded bucket lie in a file (StateStore::extent).
+  std::optional<Extent> extent(int64_t b) const;
 
  private:
   void empty_storage(int64_t b);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/checkpoint/lender.h>
 #include <trireme/checkpoint/manifest.h>
 #include <trireme/checkpoint/options.h>
 #include <trireme/comm/group.h>
@@ -26,11 +27,12 @@ struct TensorShard {
   std::vector<int64_t> global_shape;
   /// First element of `data`, counted in the row-major tensor (or in the box, if one is given).
   int64_t begin = 0;
-  /// The elements, any device, any strides; its own shape does not matter.
+  /// The elements, any device, any strides; its own shape does not matter. On the meta device: those that are lent.
   at::Tensor data;
   /// Both empty, or the box of the tensor that `begin` counts in (tensor parallel).
   std::vector<int64_t> box_offset;
   std::vector<int64_t> box_size;
+  Lent lent = {};
 };
 
 /// Saves `mine` of every rank as the checkpoint `root/tag`. Collective over `group`.

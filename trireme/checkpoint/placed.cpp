@@ -50,6 +50,18 @@ std::vector<TensorShard> shards_of(const bucket::TensorInfo& tensor, const std::
   return shards;
 }
 
+std::vector<TensorShard> lent_shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind, int64_t begin, int64_t numel, at::ScalarType type,
+                                        const std::shared_ptr<Lender>& by, int64_t i) {
+  const at::Tensor values = at::empty({numel}, at::TensorOptions(type).device(at::kMeta));
+  std::vector<TensorShard> shards = shards_of(tensor, name, kind, begin, values);
+  int64_t first = 0;
+  for (TensorShard& shard : shards) {
+    shard.lent = {by, i, first};
+    first += shard.data.numel();
+  }
+  return shards;
+}
+
 void read_placed(const Checkpoint& saved, const std::string& name, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
   for (const Piece& piece : pieces_of(tensor, begin, values.numel())) {
     saved.read_into(name, piece.region, values_of(piece, values));

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/checkpoint/lender.h>
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -66,12 +68,16 @@ class Safetensors {
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;
+  /// Who has the values of a tensor on the meta device.
+  Lent lent = {};
 };
 
 struct WrittenFile {
   uint64_t bytes = 0;
   /// XXH3-128 of the whole file, 32 hexadecimal digits.
-  std::string hash;
+  std::string hash = {};
+  /// Of `bytes`: those that lie on the disk once, for this file and the one that they come from.
+  uint64_t shared_bytes = 0;
 };
 
 /// Writes a safetensors file beside `file` under a temporary name, fsyncs it and renames it
@@ -80,9 +86,12 @@ struct WrittenFile {
 ///
 /// Tensors may be on any device and need not be contiguous; larger elements are placed first
 /// so that every view is aligned. Memory: no copy of contiguous CPU tensors; 64 MiB at a time
-/// of contiguous device tensors; one whole tensor otherwise.
-/// Errors: InputError for a name twice or a dtype without a safetensors name; Error naming
-///         the file, the reason and, for a full disk, bytes needed and free.
+/// of contiguous device tensors; one whole tensor otherwise; of tensors that are lent, what one lender has at a time.
+/// Tensors that lie in a file already (Lender::extent) are not written where the file system can share their blocks; they are read once, for the hash, and
+/// their bytes are what is in the file. For that the header gets longer and tensors "padding@N" of bytes stand between them. Anywhere else the file is the same as of tensors in memory.
+/// The disk needs room for a copy all the same, because the owner's next write of shared blocks takes new ones.
+/// Errors: InputError for a name twice, a dtype without a safetensors name, or a tensor on the meta device that nobody lends; Error naming
+///         the file, the reason and, for a full disk, bytes needed and free. What lenders throw.
 WrittenFile write_safetensors(const std::filesystem::path& file,
                               const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {});

@@ -242,7 +242,7 @@ Header parse_header(std::string_view file, const std::string& path) {
   return header;
 }
 
-std::string header_text(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata) {
+std::string header_text(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata, uint64_t alignment) {
   const auto quoted = [](const std::string& text) {
     try {
       return nlohmann::json(text).dump();
@@ -271,7 +271,7 @@ std::string header_text(const std::vector<TensorInfo>& tensors, const std::map<s
                    ",\"data_offsets\":", list(std::vector<uint64_t>{tensor.begin, tensor.end}), "}");
   }
   json += "}";
-  json.resize((json.size() + 7) / 8 * 8, ' ');
+  json.resize((8 + json.size() + alignment - 1) / alignment * alignment - 8, ' ');
   if (json.size() > kMaxHeaderBytes) {
     throw InputError("safetensors", concat("the header of ", tensors.size(), " tensors would have ", json.size(), " bytes, at most ",
                                            kMaxHeaderBytes, " are allowed"));

@@ -1,8 +1,10 @@
+#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
-#include <trireme/base/file.h>
-#include <trireme/checkpoint/hash.h>
+#include <trireme/checkpoint/file_layout.h>
+#include <trireme/checkpoint/new_file.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/checkpoint/safetensors_header.h>
+#include <trireme/checkpoint/share_blocks.h>
 #include <trireme/checkpoint/size_signal.h>
 
 #include <fcntl.h>
@@ -10,90 +12,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <set>
-#include <utility>
+#include <cstring>
 
 namespace trireme::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kPieceBytes = size_t{1} << 20; // hashed while it is still in cache, then written
 constexpr int64_t kDevicePieceBytes = int64_t{64} << 20;
-
-// A file that is removed again unless it is committed.
-class NewFile {
- public:
-  NewFile(const fs::path& path, uint64_t total_bytes)
-      : path_(path), total_bytes_(total_bytes), temporary_(temporary_name(path)),
-        fd_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)) {
-    if (fd_ < 0) {
-      fail("create");
-    }
-    // Finds a full disk before gigabytes are written; file systems without fallocate() report it at write().
-    if (total_bytes > 0 && ::fallocate(fd_, 0, 0, static_cast<off_t>(total_bytes)) != 0 &&
-        (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
-      fail("write");
-    }
-  }
-  ~NewFile() {
-    discard();
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-
-  void write(const char* data, size_t bytes) {
-    while (bytes > 0) {
-      const size_t piece = std::min(bytes, kPieceBytes);
-      hasher_.update(data, piece);
-      for (size_t done = 0; done < piece;) {
-        const ssize_t n = ::write(fd_, data + done, piece - done);
-        if (n < 0 && errno != EINTR) {
-          fail("write");
-        }
-        done += n > 0 ? static_cast<size_t>(n) : 0;
-      }
-      data += piece;
-      bytes -= piece;
-    }
-  }
-
-  WrittenFile commit() {
-    if (::fsync(fd_) != 0) {
-      fail("sync");
-    }
-    const int fd = std::exchange(fd_, -1);
-    if (::close(fd) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-      fail("finish");
-    }
-    temporary_.clear();
-    sync_folder(path_.parent_path());
-    return {total_bytes_, hasher_.hex()};
-  }
-
- private:
-  void discard() {
-    if (fd_ >= 0) {
-      ::close(std::exchange(fd_, -1));
-    }
-    if (!temporary_.empty()) {
-      ::unlink(temporary_.c_str());
-    }
-  }
-  // Removes the partial file first, so that "free" is right for the next attempt.
-  [[noreturn]] void fail(const char* what) {
-    const int code = errno;
-    discard();
-    throw Error("safetensors", concat("cannot ", what, ' ', path_.string(), ": ", describe_write_failure(code, path_, total_bytes_)),
-                "Nothing that was there before is changed.");
-  }
-
-  fs::path path_;
-  uint64_t total_bytes_;
-  fs::path temporary_;
-  int fd_;
-  Hasher hasher_;
-};
 
 void write_tensor(NewFile& out, const at::Tensor& tensor) {
   if (tensor.numel() == 0) {
@@ -108,40 +34,163 @@ void write_tensor(NewFile& out, const at::Tensor& tensor) {
   }
 }
 
+void write_padding(NewFile& out, uint64_t bytes) {
+  const std::string zeros(bytes, '\0');
+  out.write(zeros.data(), zeros.size());
+}
+
+/// Writes the items of a layout, from the first to the last.
+class ItemWriter {
+ public:
+  ItemWriter(NewFile& out, const FileLayout& layout, uint64_t data_start) : out_(out), layout_(layout), data_start_(data_start), is_shared_(layout.runs.size()) {}
+
+  // Shares the blocks of the runs. False: not those of the first one, so of none.
+  bool share() {
+    for (size_t r = 0; r < layout_.runs.size(); ++r) {
+      is_shared_[r] = share_run(layout_.runs[r]);
+      if (r == 0 && !is_shared_[r]) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  uint64_t write() {
+    uint64_t shared = 0;
+    size_t next = 0;
+    for (size_t r = 0; r < layout_.runs.size(); ++r) {
+      const FileLayout::Run& run = layout_.runs[r];
+      if (is_shared_[r]) {
+        stream(next, run.first);
+        write_padding(out_, layout_.items[run.first].padding);
+        shared += finish_run(run);
+        next = run.last;
+      }
+    }
+    stream(next, layout_.items.size());
+    return shared;
+  }
+
+ private:
+  struct Blocks {
+    uint64_t begin;
+    uint64_t end;
+  };
+  // The whole blocks of a run, as places in the file.
+  Blocks blocks_of(const FileLayout::Run& run) const {
+    const uint64_t begin = data_start_ + run.begin;
+    const uint64_t block = layout_.alignment;
+    return {(begin + block - 1) / block * block, (begin + static_cast<uint64_t>(run.source.bytes)) / block * block};
+  }
+
+  bool share_run(const FileLayout::Run& run) const {
+    const Descriptor source(::open(run.source.file.c_str(), O_RDONLY | O_CLOEXEC));
+    const auto [begin, end] = blocks_of(run);
+    const auto from = run.source.offset + static_cast<int64_t>(begin - data_start_ - run.begin);
+    return source && share_blocks(source.get(), from, out_.descriptor(), static_cast<int64_t>(begin), static_cast<int64_t>(end - begin));
+  }
+
+  // Copies what is in front of the first shared block and behind the last one, and reads those between. Returns their bytes.
+  uint64_t finish_run(const FileLayout::Run& run) const {
+    const auto [begin, end] = blocks_of(run);
+    const uint64_t front = begin - data_start_ - run.begin;
+    const uint64_t behind = front + (end - begin);
+    copy(run.source, 0, front);
+    out_.skip(end - begin);
+    copy(run.source, behind, static_cast<uint64_t>(run.source.bytes));
+    return end - begin;
+  }
+
+  void copy(const bucket::Extent& source, uint64_t begin, uint64_t end) const {
+    std::string bytes(end - begin, '\0');
+    const Descriptor file(::open(source.file.c_str(), O_RDONLY | O_CLOEXEC));
+    for (size_t done = 0; done < bytes.size();) {
+      const ssize_t n = ::pread(file.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(source.offset + static_cast<int64_t>(begin + done)));
+      if (n == 0 || (n < 0 && errno != EINTR)) {
+        throw Error("checkpoint", concat("cannot read ", source.file.string(), ": ", n == 0 ? "it is too short" : std::strerror(errno)));
+      }
+      done += n > 0 ? static_cast<size_t>(n) : 0;
+    }
+    out_.write(bytes.data(), bytes.size());
+  }
+
+  // The items [first, last): those of one lender, one behind the other, while it lends them.
+  void stream(size_t first, size_t last) {
+    while (first < last) {
+      const Lent& lent = layout_.items[first].tensor->lent;
+      if (!lent.by) {
+        write_item(first, layout_.items[first].tensor->tensor);
+        ++first;
+        continue;
+      }
+      expect_next(first, last);
+      size_t next = first;
+      lent.by->lend([&](int64_t i, const at::Tensor& values) {
+        for (; next < last && layout_.items[next].tensor->lent.by == lent.by && layout_.items[next].tensor->lent.i == i; ++next) {
+          write_item(next, lent_part(*layout_.items[next].tensor, values));
+        }
+      });
+      if (next == first) {
+        throw Error("checkpoint", concat("nobody lent the values of \"", layout_.items[first].tensor->name, '"'));
+      }
+      first = next;
+    }
+  }
+
+  void write_item(size_t item, const at::Tensor& values) {
+    write_padding(out_, layout_.items[item].padding);
+    write_tensor(out_, values);
+  }
+
+  static at::Tensor lent_part(const NamedTensor& tensor, const at::Tensor& values) {
+    const int64_t numel = tensor.tensor.numel();
+    if (values.scalar_type() != tensor.tensor.scalar_type() || values.numel() < tensor.lent.first + numel) {
+      throw Error("checkpoint", concat("\"", tensor.name, "\" was said to be ", numel, ' ', tensor.tensor.scalar_type(), " from element ", tensor.lent.first, " of what was lent, ",
+                                       values.numel(), ' ', values.scalar_type()));
+    }
+    return values.reshape({-1}).narrow(0, tensor.lent.first, numel);
+  }
+
+  // Tells the lender after this one that it is next.
+  void expect_next(size_t item, size_t last) const {
+    const auto& by = layout_.items[item].tensor->lent.by;
+    for (; item < last; ++item) {
+      const auto& other = layout_.items[item].tensor->lent.by;
+      if (other && other != by) {
+        other->expect();
+        return;
+      }
+    }
+  }
+
+  NewFile& out_;
+  const FileLayout& layout_;
+  uint64_t data_start_;
+  std::vector<bool> is_shared_;
+};
+
+WrittenFile write(const fs::path& file, const FileLayout& layout, const std::map<std::string, std::string>& metadata) {
+  const std::string header = header_text(layout.infos, metadata, layout.alignment);
+  NewFile out(file, header.size() + layout.bytes);
+  ItemWriter items(out, layout, header.size());
+  // Blocks that are shared need new places once their owner writes: then there must be room for a copy of them.
+  if (!layout.runs.empty() && !(out.has_room() && items.share())) {
+    return {};
+  }
+  out.reserve();
+  out.write(header.data(), header.size());
+  const uint64_t shared = items.write();
+  return {header.size() + layout.bytes, out.commit(), shared};
+}
+
 } // namespace
 
-WrittenFile write_safetensors(const fs::path& file,
-                              const std::vector<NamedTensor>& tensors,
-                              const std::map<std::string, std::string>& metadata) {
-  std::vector<const NamedTensor*> order;
-  std::set<std::string_view> names{"__metadata__"};
-  for (const NamedTensor& tensor : tensors) {
-    if (!names.insert(tensor.name).second) {
-      throw InputError("safetensors", concat("cannot write ", file.string(), ": the name \"", tensor.name, "\" is used twice or reserved"));
-    }
-    if (!tensor.tensor.defined()) {
-      throw InputError("safetensors", concat("cannot write ", file.string(), ": tensor \"", tensor.name, "\" is undefined"));
-    }
-    order.push_back(&tensor);
-  }
-  std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
-    return a->tensor.element_size() > b->tensor.element_size();
-  });
-  std::vector<TensorInfo> infos;
-  uint64_t at = 0;
-  for (const NamedTensor* tensor : order) {
-    const uint64_t end = at + static_cast<uint64_t>(tensor->tensor.numel()) * tensor->tensor.element_size();
-    infos.push_back({tensor->name, dtype_name(tensor->tensor.scalar_type()), tensor->tensor.sizes().vec(), at, end});
-    at = end;
-  }
-  const std::string header = header_text(infos, metadata);
+WrittenFile write_safetensors(const fs::path& file, const std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata) {
   const SizeSignalBlock block;
-  NewFile out(file, header.size() + at);
-  out.write(header.data(), header.size());
-  for (const NamedTensor* tensor : order) {
-    write_tensor(out, tensor->tensor);
-  }
-  return out.commit();
+  const Descriptor folder(::open(file.has_parent_path() ? file.parent_path().c_str() : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const FileLayout layout = layout_to_share(tensors, file.string(), block_bytes(folder.get()));
+  const WrittenFile written = write(file, layout, metadata);
+  return written.bytes > 0 ? written : write(file, plain_layout(tensors, file.string()), metadata);
 }
 
 } // namespace trireme::checkpoint

@@ -111,7 +111,7 @@ json write_shards(const fs::path& folder, int rank, const std::string& save_id, 
     while (key == "__metadata__" || !keys.insert(key).second) {
       key += '\'';
     }
-    tensors.push_back({key, is_whole ? shard.data.reshape(shard.global_shape) : shard.data});
+    tensors.push_back({key, is_whole ? shard.data.reshape(shard.global_shape) : shard.data, shard.lent});
     report["shards"].push_back({{"name", shard.name},
                                 {"kind", shard.kind},
                                 {"dtype", dtype_name(shard.data.scalar_type())},

@@ -10,6 +10,7 @@
 #include <trireme/engine/same_options.h>
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/precision/cast.h>
+#include <trireme/zero/tiled_linear.h>
 
 #include <torch/nn/module.h>
 
@@ -254,6 +255,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   sharding.gradient_type = gradient_type(parts);
   for (const torch::nn::Module* module : modules_of(parts)) {
     parts.split.merge(tensor::placements_of(*module));
+    parts.tiles.merge(zero::placements_of_tiles(*module));
   }
   refuse_early_shards_of_some_ranks(*parts.model, options);
   if (sharding.shard_parameters) {

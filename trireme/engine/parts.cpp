@@ -27,6 +27,11 @@ bucket::Placement Parts::placement_of(const at::Tensor& parameter) const {
     placement.reduce_group = parameter.requires_grad() ? whole.group : 0;
     placement.counts_in_norm = (whole.is_sum && parameter.requires_grad()) || tensor.rank() == 0;
   }
+  if (const auto tile = tiles.find(parameter.unsafeGetTensorImpl()); tile != tiles.end()) {
+    placement.tile = tile->second.tile;
+    placement.global_shape = tile->second.global_shape;
+    placement.box_offset = tile->second.box_offset;
+  }
   return placement;
 }
 

@@ -58,6 +58,7 @@ struct Parts {
   WholeParameters whole;
   std::optional<tensor::SplitModel> ordinary; // a model that engine.tensor_parallel has split
   tensor::Placements split; // of the model's parameters and buffers of which each tensor rank has a part
+  std::map<const void*, bucket::Placement> tiles; // of parameters that are tiles of one (zero::TiledLinear)
   std::shared_ptr<pipeline::PipelineModule> layers; // null: a model in one piece
   std::unique_ptr<pipeline::Ties> ties;
   std::unique_ptr<pipeline::Executor> executor;

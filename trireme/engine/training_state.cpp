@@ -5,6 +5,7 @@
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/checkpoint/placed.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/engine/saved_names.h>
 
 #include <ATen/Context.h>
 #include <nlohmann/json.hpp>
@@ -24,27 +25,8 @@ constexpr const char* kOfTheOptimizer =
 constexpr const char* kOfTheSync = "Synchronise gradients as the checkpoint's run did, or start from the weights alone with model.init_from.";
 constexpr const char* kOfTheCheckpoint = "Use the model configuration that the checkpoint was made with.";
 
-std::string rng_name(at::Device device, int rank) {
-  return concat("rng/", c10::DeviceTypeName(device.type(), /*lower_case=*/true), '/', rank);
-}
-
-std::string of_replica(int64_t replica, const std::string& name) {
-  return concat("replica", replica, '/', name);
-}
-
 uint64_t new_seed(int64_t step, int rank) {
   return static_cast<uint64_t>(step * 1000003 + rank);
-}
-
-// Random numbers come from the CPU's generator and, on a GPU, also from the GPU's.
-std::vector<at::Device> devices_with_rng(at::Device device) {
-  return device.is_cpu() ? std::vector<at::Device>{at::kCPU} : std::vector<at::Device>{at::kCPU, device};
-}
-
-at::Tensor get_rng_state(at::Device device) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
 }
 
 void set_rng_state(at::Device device, const at::Tensor& state) {
@@ -56,21 +38,6 @@ void set_rng_state(at::Device device, const at::Tensor& state) {
 nlohmann::json sync_state(const nlohmann::json& positions) {
   return positions.value("gradient_sync", nlohmann::json());
 }
-
-// Hands whole tensors to the ranks of a group so that each writes about the same number of bytes.
-class Balance {
- public:
-  explicit Balance(const comm::Group& group) : rank_(group.rank()), bytes_(group.size(), 0) {}
-  bool is_mine(const at::Tensor& tensor) {
-    const auto least = std::min_element(bytes_.begin(), bytes_.end());
-    *least += static_cast<int64_t>(tensor.nbytes());
-    return least - bytes_.begin() == rank_;
-  }
-
- private:
-  int rank_;
-  std::vector<int64_t> bytes_;
-};
 
 } // namespace
 
@@ -88,22 +55,25 @@ bucket::TensorInfo TrainingState::info_of(const at::Tensor& tensor) const {
   return found != infos_.end() ? *found->second : bucket::TensorInfo{.name = "", .sizes = tensor.sizes().vec(), .placement = engine_.parts.placement_of(tensor)};
 }
 
-// Visits this rank's shards of sharded parameters; returns which parameters those are.
-std::set<const void*> TrainingState::for_each_sharded(const VisitPiece& visit, bool modifies) {
-  std::set<const void*> sharded;
+// Calls visit(buffer) for those whose parameters may be sharded.
+void TrainingState::for_each_buffer(const std::function<void(bucket::FlatParameters&)>& visit) const {
   for (const auto* buffers : {&engine_.parts.buffers, &engine_.parts.frozen}) {
     for (const auto& buffer : *buffers) {
-      buffer->for_each_sharded([&](int64_t i, int64_t begin, const at::Tensor& values) {
-        visit(buffer->layout().tensors()[i], begin, values);
-      }, modifies);
-      for (int64_t i = 0; i < buffer->count(); ++i) {
-        if (!buffer->is_replicated(buffer->layout().bucket_of(i))) {
-          sharded.insert(buffer->parameter(i).unsafeGetTensorImpl());
-        }
-      }
+      visit(*buffer);
     }
   }
-  return sharded;
+}
+
+std::map<const void*, const bucket::TensorInfo*> TrainingState::sharded() const {
+  std::map<const void*, const bucket::TensorInfo*> found;
+  for_each_buffer([&](bucket::FlatParameters& buffer) {
+    for (int64_t i = 0; i < buffer.count(); ++i) {
+      if (!buffer.is_replicated(buffer.layout().bucket_of(i))) {
+        found[buffer.parameter(i).unsafeGetTensorImpl()] = &buffer.layout().tensors()[i];
+      }
+    }
+  });
+  return found;
 }
 
 // Not where another rank's copy of the same elements is saved. (Copies of a tied parameter are known by their names.)
@@ -115,68 +85,6 @@ bool TrainingState::is_of_each_replica(const std::string& state) const {
   using Own = parallel::GradientSync::Own;
   const Own own = engine_.parts.sync->own_values();
   return !engine_.parts.steps_together() && (own == Own::masters_and_states || (own == Own::states && state != optim::kMasterState));
-}
-
-std::vector<checkpoint::TensorShard> TrainingState::shards() {
-  std::vector<checkpoint::TensorShard> mine;
-  std::vector<Balance> balances; // the ranks that have the same tensors share the work of saving them
-  for (const comm::Group& group : engine_.parts.sync->groups().all()) {
-    balances.emplace_back(group);
-  }
-  const auto has_first_copy = [&](const bucket::TensorInfo& tensor) { return engine_.parts.sync->groups().replicas(tensor.placement.reduce_group).rank() == 0; };
-  std::set<const void*> seen; // a tied weight is saved once, under its first name
-  const auto is_new = [&](const std::string& name, const at::Tensor& tensor) {
-    return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
-  };
-  const auto add = [&](const bucket::TensorInfo& tensor, const std::string& name, const char* kind, int64_t begin, const at::Tensor& values) {
-    for (checkpoint::TensorShard& shard : checkpoint::shards_of(tensor, name, kind, begin, values)) {
-      mine.push_back(std::move(shard));
-    }
-  };
-  const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    if (is_saved_here(tensor) && saved_name(tensor.name) == tensor.name && has_first_copy(tensor)) {
-      add(tensor, tensor.name, "parameter", begin, values);
-    }
-  });
-  for (const auto& item : engine_.parts.model->named_parameters()) {
-    const bucket::TensorInfo info = info_of(item.value());
-    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && is_saved_here(info) &&
-        balances[info.placement.reduce_group].is_mine(item.value())) {
-      add(info, item.key(), "parameter", 0, item.value().detach());
-    }
-  }
-  // Replicas may differ in these.
-  for (const auto& item : engine_.parts.model->named_buffers()) {
-    const bucket::TensorInfo info = info_of(item.value());
-    if (is_new(item.key(), item.value()) && engine_.parts.group.rank() == 0 && is_saved_here(info)) {
-      add(info, item.key(), "buffer", 0, item.value().detach());
-    }
-  }
-  // Where replicas hold the same states, each tensor's are written by one of them.
-  std::map<std::string, bool> is_mine;
-  engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    if (saved_name(tensor.name) != tensor.name || !is_saved_here(tensor)) {
-      return;
-    }
-    const std::string name = concat(state, '/', tensor.name);
-    if (is_of_each_replica(state)) {
-      add(tensor, of_replica(engine_.parts.group.rank(), name), "optimizer", begin, values);
-      return;
-    }
-    if (engine_.parts.optimizer->sharded() ? has_first_copy(tensor) : is_mine.try_emplace(name, balances[tensor.placement.reduce_group].is_mine(values)).first->second) {
-      add(tensor, name, "optimizer", begin, values);
-    }
-  }, false);
-  engine_.parts.sync->for_each_state(engine_.parts.sync->state(), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
-      add(tensor, concat(state, '/', tensor.name), "gradient_sync", begin, values);
-    }
-  });
-  for (const at::Device device : devices_with_rng(engine_.parts.device())) {
-    const at::Tensor rng = get_rng_state(device);
-    mine.push_back({rng_name(device, engine_.parts.everyone.rank()), "rng", rng.sizes().vec(), 0, rng, {}, {}});
-  }
-  return mine;
 }
 
 nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
@@ -240,7 +148,7 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
   std::vector<checkpoint::TensorShard> mine;
   nlohmann::json positions;
   nlohmann::json own;
-  check_together(engine_.parts.everyone, [&] { // a StateStore or GradientSync of the client's may throw on one rank
+  check_together(engine_.parts.everyone, [&] { // a GradientSync of the client's may throw on one rank
     mine = shards();
     positions = state(client_state);
     own = state_of_replica();
@@ -251,17 +159,21 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
 void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
   nlohmann::json shapes = nlohmann::json::object();
   nlohmann::json parameters = nlohmann::json::array();
-  std::set<const void*> seen = for_each_sharded(
-      [&](const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) { shapes[saved_name(tensor.name)] = tensor.global_shape(); });
+  std::set<const void*> seen;
+  for (const auto& [parameter, tensor] : sharded()) {
+    seen.insert(parameter);
+    shapes[whole_name(*tensor)] = tensor->global_shape();
+  }
   const auto need = [&](const std::string& name, const at::Tensor& tensor) {
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
-      shapes[saved_name(name)] = info_of(tensor).global_shape();
+      const bucket::TensorInfo info = info_of(tensor);
+      shapes[whole_name(name, info)] = info.global_shape();
     }
   };
   std::set<const void*> named;
   for (const auto& item : engine_.parts.model->named_parameters()) {
     if (named.insert(item.value().unsafeGetTensorImpl()).second) {
-      parameters.push_back(saved_name(item.key())); // one of two names is saved under its first
+      parameters.push_back(whole_name(item.key(), info_of(item.value()))); // one of two names is saved under its first
     }
     need(item.key(), item.value());
   }
@@ -272,13 +184,13 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
   for (const auto& buffer : engine_.parts.buffers) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       for (const auto& state : engine_.parts.optimizer->rule().states()) {
-        states.push_back(concat(state.name, '/', saved_name(buffer->name(i))));
+        states.push_back(concat(state.name, '/', whole_name(buffer->layout().tensors()[i])));
       }
     }
   }
   nlohmann::json sync_states = nlohmann::json::array();
   engine_.parts.sync->for_each_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
-    sync_states.push_back(concat(state, '/', saved_name(tensor.name)));
+    sync_states.push_back(concat(state, '/', whole_name(tensor)));
   });
   const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
     std::map<std::string, std::vector<int64_t>> needed;
@@ -326,26 +238,31 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   const torch::NoGradGuard no_grad;
   std::set<const void*> seen;
   // A run in fp32 continues from the masters of a run in low precision.
-  const auto most_exact = [&](const std::string& name, const at::Tensor& values) {
-    const std::string master = concat(optim::kMasterState, '/', saved_name(name));
-    return values.scalar_type() == torch::kFloat32 && saved.has(master) ? master : saved_name(name);
+  const auto most_exact = [&](const std::string& whole, const at::Tensor& values) {
+    const std::string master = concat(optim::kMasterState, '/', whole);
+    return values.scalar_type() == torch::kFloat32 && saved.has(master) ? master : whole;
   };
   const auto read = [&](const std::string& name, const at::Tensor& tensor) {
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
       return;
     }
     const at::Tensor values = tensor.is_contiguous() ? tensor.detach() : at::empty_like(tensor, at::MemoryFormat::Contiguous);
-    checkpoint::read_placed(saved, most_exact(name, tensor), info_of(tensor), 0, values);
+    const bucket::TensorInfo info = info_of(tensor);
+    checkpoint::read_placed(saved, most_exact(whole_name(name, info), tensor), info, 0, values);
     if (!tensor.is_contiguous()) {
       tensor.detach().copy_(values);
     }
   };
   engine_.parts.coordinator->release_all();
-  const std::set<const void*> sharded = for_each_sharded([&](const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    checkpoint::read_placed(saved, most_exact(tensor.name, values), tensor, begin, values);
-  }, true);
+  for_each_buffer([&](bucket::FlatParameters& buffer) {
+    buffer.for_each_sharded([&](int64_t i, int64_t begin, const at::Tensor& values) {
+      const bucket::TensorInfo& tensor = buffer.layout().tensors()[i];
+      checkpoint::read_placed(saved, most_exact(whole_name(tensor), values), tensor, begin, values);
+    });
+  });
+  const auto sharded_ones = sharded();
   for (const auto& item : engine_.parts.model->named_parameters()) {
-    if (sharded.count(item.value().unsafeGetTensorImpl()) == 0) {
+    if (sharded_ones.count(item.value().unsafeGetTensorImpl()) == 0) {
       read(item.key(), item.value());
     }
   }
@@ -356,14 +273,14 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     load_optimizer_state(saved, state, tensor, begin, values);
   });
   engine_.parts.sync->for_each_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    checkpoint::read_placed(saved, concat(state, '/', saved_name(tensor.name)), tensor, begin, values);
+    checkpoint::read_placed(saved, concat(state, '/', whole_name(tensor)), tensor, begin, values);
   });
 }
 
 // Where each replica saved its own, a new replica, and a run whose ranks step together, begin with the mean.
 void TrainingState::load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin,
                                          const at::Tensor& values) const {
-  const std::string& name = saved_name(tensor.name);
+  const std::string name = whole_name(tensor);
   const std::string whole = concat(state, '/', name);
   if (saved.has(whole) || !saved.has(of_replica(0, whole))) {
     // A run without masters saved their values as its parameters.
@@ -423,13 +340,13 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   engine_.parts.sync->finish();
   load_positions(state);
   engine_.torn_by(concat("the load of ", saved.folder().string(), " failed")); // until all is there
+  engine_.parts.optimizer->set_steps(state["optimizer"].at("steps")); // so that masters do not follow the parameters first
   load_tensors(saved);
   engine_.optimizer_step.start_over();
   engine_.state.global_steps = state.at("global_steps");
   engine_.state.skipped_steps = state.at("skipped_steps");
   engine_.state.global_samples = state.at("global_samples");
   engine_.clear_step();
-  engine_.parts.optimizer->set_steps(state["optimizer"].at("steps"));
   const int rank = engine_.parts.everyone.rank() - engine_.parts.tensor.rank(); // tensor ranks, who are neighbours, draw the same numbers
   if (saved.world_size() == engine_.parts.everyone.size()) {
     for (const at::Device device : devices_with_rng(engine_.parts.device())) {

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -29,8 +28,10 @@ class TrainingState {
   nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
 
  private:
-  using VisitPiece = std::function<void(const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
-  std::set<const void*> for_each_sharded(const VisitPiece& visit, bool modifies = false);
+  void for_each_buffer(const std::function<void(bucket::FlatParameters&)>& visit) const;
+  /// The sharded parameters, by TensorImpl.
+  std::map<const void*, const bucket::TensorInfo*> sharded() const;
+  /// What this rank saves. Masters, states and sharded parameters are lent, a bucket at a time.
   std::vector<checkpoint::TensorShard> shards();
   bool is_saved_here(const bucket::TensorInfo& tensor) const;
   /// Whether each replica saves such a state of the optimizer, because it steps by itself.
@@ -48,6 +49,13 @@ class TrainingState {
   void load_tensors(const checkpoint::Checkpoint& saved);
   void load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) const;
   const std::string& saved_name(const std::string& parameter) const;
+  /// The name of the parameter of which `parameter` is a part or all.
+  std::string whole_name(const std::string& parameter, const bucket::TensorInfo& tensor) const {
+    return tensor.placement.whole_name(saved_name(parameter));
+  }
+  std::string whole_name(const bucket::TensorInfo& tensor) const {
+    return whole_name(tensor.name, tensor);
+  }
   bucket::TensorInfo info_of(const at::Tensor& tensor) const;
 
   Engine::Impl& engine_;

@@ -141,15 +141,22 @@ void FlatOptimizer::follow_first_values() {
 }
 
 void FlatOptimizer::refresh_masters() {
-  const torch::NoGradGuard no_grad;
-  for (Shard& shard : shards_) {
-    for (int64_t bucket = 0; shard.has_master && bucket < std::ssize(shard.segments); ++bucket) {
-      with_states(shard, bucket, true, [&](const BucketStates& states) {
-        const at::Tensor data = shard.buffer->owned_data(bucket, owned(shard, bucket));
-        states.master.copy_(torch::where(states.master.to(data.scalar_type()) == data, states.master, data.to(torch::kFloat32)));
-      });
+  for (const Shard& shard : shards_) {
+    for (int64_t bucket = 0; bucket < std::ssize(shard.segments); ++bucket) {
+      refresh_master(shard, bucket);
     }
   }
+}
+
+void FlatOptimizer::refresh_master(const Shard& shard, int64_t bucket) {
+  if (!shard.has_master) {
+    return;
+  }
+  const torch::NoGradGuard no_grad;
+  with_states(shard, bucket, true, [&](const BucketStates& states) {
+    const at::Tensor data = shard.buffer->owned_data(bucket, owned(shard, bucket));
+    states.master.copy_(torch::where(states.master.to(data.scalar_type()) == data, states.master, data.to(torch::kFloat32)));
+  });
 }
 
 void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access, const std::function<void(const Values&)>& f) {
@@ -402,43 +409,6 @@ void FlatOptimizer::add_squared_norm_of(const Shard& shard, int64_t bucket, cons
     }
   }
   add_squared_norm(shard.buffer->owned_grad(bucket, {begin, range.end}), sum);
-}
-
-void FlatOptimizer::for_each_state(const Visit& visit, bool modifies) {
-  follow_first_values();
-  const auto& infos = rule_->states();
-  for (Shard& shard : shards_) {
-    const bucket::FlatLayout& layout = shard.buffer->layout();
-    for (int64_t bucket = 0; bucket < std::ssize(shard.segments); ++bucket) {
-      const std::vector<Segment>& segments = shard.segments[bucket];
-      const int64_t start = owned(shard, bucket).begin;
-      const auto visit_segment = [&](const std::string& name, const Segment& segment, const at::Tensor& values) {
-        visit(name, layout.tensors()[segment.parameter], start + segment.begin - layout.slot_of(segment.parameter).begin, values);
-      };
-      with_states(shard, bucket, modifies, [&](const BucketStates& states) {
-        for (const Segment& segment : segments) {
-          if (shard.has_master) {
-            visit_segment(kMasterState, segment, states.master.slice(0, segment.begin, segment.end));
-          }
-        }
-        for (size_t i = 0; i < infos.size(); ++i) {
-          for (size_t s = 0; s < segments.size(); ++s) {
-            const at::Tensor state = states.states[i].slice(0, segments[s].begin, segments[s].end);
-            if (states.scales.empty()) {
-              visit_segment(infos[i].name, segments[s], state);
-              continue;
-            }
-            const at::Tensor scales = scales_of(shard, states, i, bucket, s);
-            const at::Tensor values = decode_states(state, scales, infos[i].is_signed);
-            visit_segment(infos[i].name, segments[s], values);
-            if (modifies) {
-              encode_states(values, state, scales, infos[i].is_signed);
-            }
-          }
-        }
-      });
-    }
-  }
 }
 
 } // namespace trireme::optim

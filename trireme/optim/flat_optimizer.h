@@ -128,6 +128,30 @@ class FlatOptimizer : public bucket::SteppedValues {
   using Visit = std::function<void(const std::string&, const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
   void for_each_state(const Visit& visit, bool modifies = true);
 
+  /// A piece of state as for_each_state() visits it, without its values.
+  struct Piece {
+    std::string state;
+    const bucket::TensorInfo* tensor = nullptr;
+    int64_t begin = 0;
+    int64_t numel = 0;
+    /// The type in which it is visited.
+    at::ScalarType type = at::kFloat;
+  };
+  /// A bucket that has states on this rank, and its pieces in the order in which they are visited.
+  struct StateBucket {
+    int64_t buffer = 0;
+    int64_t bucket = 0;
+    std::vector<Piece> pieces;
+  };
+  /// All of them. Reads no values.
+  std::vector<StateBucket> state_buckets() const;
+  /// Calls visit(number, values) for the pieces of one bucket, which have memory for the time of the call. for_each_state() is this for one bucket after the other.
+  void visit_states(int64_t buffer, int64_t bucket, const std::function<void(size_t number, const at::Tensor& values)>& visit, bool modifies);
+  /// Says that visit_states() of this bucket is near.
+  void prefetch_states(int64_t buffer, int64_t bucket);
+  /// Where the values of one piece lie in a file, byte for byte as they are visited (bucket::StateStore::extent).
+  std::optional<bucket::Extent> state_extent(int64_t buffer, int64_t bucket, size_t number);
+
  private:
   struct Shard {
     bucket::FlatParameters* buffer;
@@ -156,6 +180,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   void keep(Shard& shard);
   void with_states(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(const BucketStates&)>& f) const;
   void follow_first_values();
+  void refresh_master(const Shard& shard, int64_t bucket);
   /// Calls f(step) for each part of a bucket's owned range that is stepped in one pass.
   void for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;
   ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first, size_t last) const;

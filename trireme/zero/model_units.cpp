@@ -17,8 +17,17 @@ ModelUnits ModelUnits::of(torch::nn::Module& model) {
 }
 
 void ModelUnits::add(torch::nn::Module& module, std::unique_ptr<EarlyShards> early, Unit* unit) {
-  Item item{&module, std::move(early), unit, {}};
-  for (const at::Tensor& parameter : module.parameters()) {
+  const size_t number = items_.size();
+  add_one(module, std::move(early), unit, std::nullopt);
+  for (Unit* const tile : tiles_of(module)) {
+    add_one(tile->module(), nullptr, tile, number);
+  }
+}
+
+// Tiles come after the unit that they are in, because their gradients are final before all of the unit's own are.
+void ModelUnits::add_one(torch::nn::Module& module, std::unique_ptr<EarlyShards> early, Unit* unit, std::optional<size_t> within) {
+  Item item{&module, std::move(early), unit, {}, within};
+  for (const at::Tensor& parameter : own_parameters(module)) {
     if (unit_of_.emplace(parameter.unsafeGetTensorImpl(), static_cast<int64_t>(items_.size())).second) {
       item.parameters.push_back(parameter);
     }
@@ -74,21 +83,25 @@ int64_t ModelUnits::sharded_elements() const {
 }
 
 void ModelUnits::make_whole(Item& item) {
-  if (item.early) {
-    item.early->gather();
+  for (Item* one : {&item, item.within ? &items_[*item.within] : nullptr}) { // a layer was sharded with its tiles
+    if (one != nullptr && one->early) {
+      one->early->gather();
+    }
   }
   for (const auto& module : item.module->modules()) {
-    if (auto* const unit = dynamic_cast<Unit*>(module.get())) {
+    auto* const unit = dynamic_cast<Unit*>(module.get());
+    if (unit != nullptr && (unit == item.unit || !unit->is_tile())) {
       unit->make_whole();
     }
   }
 }
 
-// Units inside others have nothing left to do.
+// Units inside others have nothing left to do, but for tiles.
 void ModelUnits::join(Item& item, const std::shared_ptr<ParameterCoordinator>& coordinator) {
   item.early.reset();
   for (const auto& module : item.module->modules()) {
-    if (auto* const unit = dynamic_cast<Unit*>(module.get())) {
+    auto* const unit = dynamic_cast<Unit*>(module.get());
+    if (unit != nullptr && (unit == item.unit || !unit->is_tile())) {
       unit->join(unit == item.unit ? coordinator : nullptr);
     }
   }
@@ -125,7 +138,7 @@ void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, 
       }
     }
   };
-  for (size_t i = 0; i < items_.size(); ++i) {
+  const auto move_item = [&](size_t i) {
     Item& item = items_[i];
     make_whole(item);
     for (const at::Tensor& parameter : item.parameters) {
@@ -135,10 +148,19 @@ void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, 
     }
     move_in_unit(static_cast<int64_t>(i));
     join(item, coordinator);
+  };
+  for (size_t i = 0; i < items_.size(); ++i) { // tiles first: they may lie in the unit's early shards
+    for (size_t tile = i + 1; tile < items_.size() && items_[tile].within == i; ++tile) {
+      move_item(tile);
+    }
+    if (!items_[i].within) {
+      move_item(i);
+    }
   }
   move_in_unit(bucket::TensorInfo::kNoUnit);
   for (const Item& item : items_) {
-    coordinator->add(*item.module, [this](const at::Tensor& parameter) { return sizes_.at(parameter.unsafeGetTensorImpl()); });
+    coordinator->add(*item.module, [this](const at::Tensor& parameter) { return sizes_.at(parameter.unsafeGetTensorImpl()); },
+                     item.within ? items_[*item.within].module : nullptr);
   }
 }
 

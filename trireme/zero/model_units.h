@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,7 @@ class ModelUnits {
  public:
   /// The modules of `model` that are Sharded.
   static ModelUnits of(torch::nn::Module& model);
-  /// Adds a module, perhaps with its parameters sharded already.
+  /// Adds a module, perhaps with its parameters sharded already, and its tiles.
   void add(torch::nn::Module& module, std::unique_ptr<EarlyShards> early = nullptr, Unit* unit = nullptr);
 
   /// Decides which small parameters stay whole, as the options say. The ranks of `tensor`, whose parts of a parameter may differ in size, decide the same, by
@@ -49,9 +50,11 @@ class ModelUnits {
     std::unique_ptr<EarlyShards> early;
     Unit* unit; // null: a layer of a list
     std::vector<at::Tensor> parameters; // that no earlier one has
+    std::optional<size_t> within; // of a tile: the unit that it is in
   };
 
-  static void make_whole(Item& item);
+  void add_one(torch::nn::Module& module, std::unique_ptr<EarlyShards> early, Unit* unit, std::optional<size_t> within);
+  void make_whole(Item& item);
   static void join(Item& item, const std::shared_ptr<ParameterCoordinator>& coordinator);
 
   std::vector<Item> items_;

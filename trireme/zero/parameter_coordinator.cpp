@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/zero/gather_bucket.h>
+#include <trireme/zero/unit.h>
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/nn/module.h>
@@ -57,8 +58,8 @@ ParameterCoordinator::Parts ParameterCoordinator::parts_of(const std::vector<at:
   return parts;
 }
 
-void ParameterCoordinator::add(const torch::nn::Module& module, const SizeOf& size) {
-  Parts parts = parts_of(module.parameters());
+void ParameterCoordinator::add(const torch::nn::Module& module, const SizeOf& size, const torch::nn::Module* within) {
+  Parts parts = parts_of(own_parameters(module));
   std::erase_if(parts, [&](const Part& part) { return buffers_[part.buffer]->is_replicated(part.bucket); });
   if (parts.empty()) {
     return;
@@ -70,6 +71,9 @@ void ParameterCoordinator::add(const torch::nn::Module& module, const SizeOf& si
     for (int64_t slot = bucket.first_slot; slot < bucket.last_slot; ++slot) {
       elements += size(buffer.parameter(buffer.layout().slots()[slot].tensor));
     }
+  }
+  if (const auto outer = units_.find(within); outer != units_.end()) {
+    std::copy_if(outer->second.begin(), outer->second.end(), std::back_inserter(parts), [&](const Part& part) { return !contains(parts, part); });
   }
   units_.emplace(&module, std::move(parts));
 }

@@ -46,10 +46,11 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
       : buffers_(std::move(buffers)), groups_(std::move(groups)), ahead_(ahead), is_exchange_(std::move(is_exchange)) {}
 
   using SizeOf = std::function<int64_t(const at::Tensor& parameter)>;
-  /// Makes a unit of the module: its parameters, those of its children included, are gathered together.
+  /// Makes a unit of the module: its parameters, those of its children but not of tiles included, are gathered together. Those of the unit `within` which a tile lies
+  /// stay while it is used.
   /// They have been taken in by the buffers. `size`: elements of a parameter when it is decided what is gathered ahead and kept. Tensor ranks, whose parts may
   /// differ, take the largest: they gather what they have whole among all of them, so they decide the same.
-  void add(const torch::nn::Module& module, const SizeOf& size);
+  void add(const torch::nn::Module& module, const SizeOf& size, const torch::nn::Module* within = nullptr);
 
   /// How many elements may be whole at a time with those of units that are used again later in the pass. At first none are kept.
   void keep(int64_t elements) {

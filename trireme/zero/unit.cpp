@@ -13,6 +13,11 @@
 namespace trireme::zero {
 namespace {
 
+const Unit* as_tile(const torch::nn::Module& module) {
+  const auto* const unit = dynamic_cast<const Unit*>(&module);
+  return unit != nullptr && unit->is_tile() ? unit : nullptr;
+}
+
 void collect(torch::nn::Module& module, std::vector<Unit*>& units) {
   if (auto* const unit = dynamic_cast<Unit*>(&module)) {
     units.push_back(unit);
@@ -83,6 +88,30 @@ std::vector<Unit*> units_of(torch::nn::Module& model) {
   std::vector<Unit*> units;
   collect(model, units);
   return units;
+}
+
+std::vector<Unit*> tiles_of(torch::nn::Module& unit) {
+  std::vector<Unit*> tiles;
+  for (const auto& child : unit.children()) {
+    if (as_tile(*child) != nullptr) {
+      tiles.push_back(dynamic_cast<Unit*>(child.get()));
+    } else {
+      const std::vector<Unit*> within = tiles_of(*child);
+      tiles.insert(tiles.end(), within.begin(), within.end());
+    }
+  }
+  return tiles;
+}
+
+std::vector<at::Tensor> own_parameters(const torch::nn::Module& unit) {
+  std::vector<at::Tensor> found = unit.parameters(/*recurse=*/false);
+  for (const auto& child : unit.children()) {
+    if (as_tile(*child) == nullptr) {
+      const std::vector<at::Tensor> within = own_parameters(*child);
+      found.insert(found.end(), within.begin(), within.end());
+    }
+  }
+  return found;
 }
 
 } // namespace trireme::zero

@@ -28,6 +28,10 @@ class Unit {
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
   virtual torch::nn::Module& module() = 0;
+  /// Whether it is a unit by itself within another one, too, of which everything else stays while it is used. Else it is a part of that.
+  virtual bool is_tile() const {
+    return false;
+  }
 
   /// From now on `coordinator` is told when the parameters are needed; what Init left is dropped.
   void join(const std::shared_ptr<ParameterCoordinator>& coordinator);
@@ -59,5 +63,9 @@ class Unit {
 
 /// The units of a model, outermost ones only, in the order of registration.
 std::vector<Unit*> units_of(torch::nn::Module& model);
+/// The tiles within a unit, in the order of registration.
+std::vector<Unit*> tiles_of(torch::nn::Module& unit);
+/// The parameters of a unit without those of its tiles.
+std::vector<at::Tensor> own_parameters(const torch::nn::Module& unit);
 
 } // namespace trireme::zero
