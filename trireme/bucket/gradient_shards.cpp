@@ -40,12 +40,23 @@ void GradientShards::accumulate(int64_t b) {
     return;
   }
   const torch::NoGradGuard no_grad;
-  if (!shard_.defined()) {
-    shard_ = allocate_(plan_.state_numel(), type_);
-  }
   const Range mine = plan_.mine(b);
   const int64_t begin = layout_.buckets()[b].begin;
   const at::Tensor reduced = memory.slice(0, mine.begin - begin, mine.end - begin);
+  if (on_host(b)) {
+    host_->send(b, reduced, begun_[b]);
+    begun_[b] = true;
+    memory = at::Tensor(); // not lent to the next bucket while it is copied
+    return;
+  }
+  if (!shard_.defined()) {
+    int64_t numel = 0;
+    for (int64_t bucket = 0; bucket < std::ssize(begun_); ++bucket) {
+      offset_.push_back(numel);
+      numel += on_host(bucket) ? 0 : plan_.mine(bucket).numel();
+    }
+    shard_ = allocate_(numel, type_);
+  }
   at::Tensor kept = owned(b, mine);
   if (begun_[b]) {
     kept.add_(reduced);
@@ -58,7 +69,7 @@ void GradientShards::accumulate(int64_t b) {
 }
 
 at::Tensor GradientShards::owned(int64_t b, const Range& range) const {
-  const int64_t offset = plan_.state_offset(b) - plan_.mine(b).begin;
+  const int64_t offset = offset_[b] - plan_.mine(b).begin;
   return shard_.slice(0, offset + range.begin, offset + range.end);
 }
 

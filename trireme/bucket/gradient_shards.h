@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/bucket/host_gradients.h>
 #include <trireme/bucket/memory_pool.h>
 #include <trireme/bucket/shard_plan.h>
 
@@ -14,28 +15,38 @@ namespace trireme::bucket {
 /// Gradients of which only this rank's shard stays (ZeRO stages 2 and 3): a bucket has memory from its first gradient until it
 /// has been reduced and accumulate() has taken its shard out of it.
 ///
-/// Memory: numel / ranks from the first accumulate() on, and the buckets under way; their memory is used again by later ones.
+/// Memory: numel / ranks from the first accumulate() on, less what is on the host, and the buckets under way; their memory is used again by later ones.
 class GradientShards {
  public:
   /// `layout` and `plan` must outlive it.
   GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate, std::shared_ptr<MemoryPool> pool);
 
+  /// Buckets that it has are added up there: before the first accumulate(). It must outlive this object.
+  void add_up_in(HostGradients& host) {
+    host_ = &host;
+  }
   /// The bucket's memory, [bucket numel], gaps zero; taken when there is none yet.
   at::Tensor bucket(int64_t b);
   /// Adds this rank's slice of the reduced bucket to what it has of this step, and gives the memory back.
   void accumulate(int64_t b);
-  /// This rank's gradients of bucket `b`, or the part of them that is `range` of the flat buffer.
+  /// This rank's gradients of bucket `b`, or the part of them that is `range` of the flat buffer. Not of buckets that are added up on the host.
   at::Tensor owned(int64_t b, const Range& range) const;
   /// A new step begins: what was there does not count any more.
   void start_over();
 
  private:
+  bool on_host(int64_t b) const {
+    return host_ != nullptr && host_->has(b);
+  }
+
   const FlatLayout& layout_;
   const ShardPlan& plan_;
   at::ScalarType type_;
   Allocate allocate_;
   std::shared_ptr<MemoryPool> pool_;
-  at::Tensor shard_; // [plan.state_numel()]
+  HostGradients* host_ = nullptr;
+  at::Tensor shard_; // bucket after bucket
+  std::vector<int64_t> offset_; // of each bucket in it
   std::vector<bool> begun_;
   std::vector<at::Tensor> under_way_; // by bucket, perhaps longer than it
 };

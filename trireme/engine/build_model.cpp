@@ -5,6 +5,8 @@
 #include <trireme/bucket/parameter_shards.h>
 #include <trireme/bucket/shared_memory.h>
 #include <trireme/device/move.h>
+#include <trireme/engine/make_store.h>
+#include <trireme/engine/make_sync.h>
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/precision/cast.h>
 
@@ -17,7 +19,7 @@ namespace trireme::engine {
 namespace {
 
 bool shards_parameters(const Parts& parts, const config::EngineConfig& config) {
-  return config.zero.stage >= 3 && parts.group.size() > 1;
+  return config.zero.stage >= 3 && (parts.group.size() > 1 || config.offload.parameters.place != offload::Place::device);
 }
 
 // Moves parameters to the device and casts them to the compute type; masters stay fp32 in the optimizer.
@@ -247,7 +249,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     sharding.rank = parts.sync->step_group().rank();
     sharding.size = parts.sync->groups().largest();
   }
-  sharding.shard_gradients = parts.group.size() > 1 && config.zero.stage >= 2;
+  sharding.shard_gradients = shards_gradients(parts, config);
   sharding.shard_parameters = shards_parameters(parts, config);
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
   sharding.gradient_type = gradient_type(parts);
@@ -256,7 +258,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   }
   refuse_early_shards_of_some_ranks(*parts.model, options);
   if (sharding.shard_parameters) {
-    sharding.parameter_store = options.state_store ? options.state_store() : nullptr;
+    sharding.parameter_store = make_parameter_store(parts, options);
     units.choose(config.zero, parts.tensor);
     warn_of_whole_parameters(parts, units, config);
   } else {

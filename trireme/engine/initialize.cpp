@@ -10,6 +10,7 @@
 #include <trireme/device/stream.h>
 #include <trireme/engine/build_model.h>
 #include <trireme/engine/engine_impl.h>
+#include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
 #include <trireme/engine/optimizer_groups.h>
 #include <trireme/engine/resolve_precision.h>
@@ -352,6 +353,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     check_averaging(parts, options);
   }
   check_server(parts, options);
+  check_offload(parts, options);
   parts.sync = make_sync(parts, options);
   check_together(parts.everyone, [&] { check_step_group(*parts.sync); });
   open_groups(parts);
@@ -378,7 +380,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
-                                                           parts.server ? parts.server->make_store() : options.state_store ? options.state_store() : nullptr);
+                                                           parts.server ? parts.server->make_store() : make_state_store(parts, options), host_steps(parts, config));
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });
@@ -394,7 +396,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   if (config.step_in_backward) {
     check_step_in_backward(parts, options);
     parts.may_step_in_backward = true;
-    parts.reducer->on_bucket_final([step = &impl->optimizer_step](int64_t buffer, int64_t bucket) { step->step_in_backward(buffer, bucket); });
+  }
+  if (parts.may_step_in_backward || parts.optimizer->steps_on_host()) {
+    parts.reducer->on_bucket_final([step = &impl->optimizer_step](int64_t buffer, int64_t bucket) { step->bucket_final(buffer, bucket); });
   }
   if (parts.layers) {
     respect_ties(parts);
