@@ -3,6 +3,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/offload/host_store.h>
+#include <trireme/zero/gather_bucket.h>
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
@@ -10,6 +11,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 #include <thread>
 
 namespace trireme::engine {
@@ -157,6 +160,36 @@ TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
                           }
                           EXPECT_GT(loaded, 4);
                           EXPECT_GE(hidden, loaded - 3) << "all but a batch and the first unit of a pass";
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+// A shard on the host that is on its way to the device changes when it has been read.
+TEST(SimDeviceShards, AreSteppedAfterTheyHaveBeenRead) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World&) {
+                          start();
+                          at::Tensor weight = torch::arange(64, at::TensorOptions(at::kFloat).device(sim::device()));
+                          bucket::FlatOptions sharding;
+                          sharding.shard_parameters = true;
+                          sharding.unit_of = [](const at::Tensor&) { return 0; };
+                          sharding.parameter_store = offload::make_host_store(true);
+                          const auto allocate = [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, at::TensorOptions(type).device(sim::device())); };
+                          bucket::FlatParameters flat({{"weight", weight}}, {}, allocate, sharding);
+                          flat.move_in(0);
+                          flat.update_shard(0);
+                          flat.release(0);
+                          EXPECT_TRUE(flat.keeps_on_host(0));
+                          sim::reset_host_synchronisations();
+                          comm::Work gathered = zero::gather_bucket(comm::Group(), flat, 0);
+                          EXPECT_EQ(sim::host_synchronisations(), 0);
+                          flat.modify_owned_data(0, flat.plan().mine(0), [](const at::Tensor& shard) { at::Tensor(shard).fill_(5); });
+                          gathered.wait();
+                          EXPECT_EQ(weight.sum().item<float>(), 63 * 32);
+                          flat.release(0);
+                          zero::gather_bucket(comm::Group(), flat, 0).wait();
+                          EXPECT_EQ(weight.sum().item<float>(), 64 * 5);
                           EXPECT_THAT(sim::problems(), IsEmpty());
                         }),
               IsEmpty());

@@ -68,7 +68,7 @@ class HostGradients {
   };
 
   HostGradientOptions options_;
-  mutable device::KeptStreams streams_;
+  device::KeptStreams streams_;
   std::vector<std::vector<Arrival>> sets_; // by set and bucket
   std::vector<bool> sent_;
   int current_ = 0;

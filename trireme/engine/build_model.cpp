@@ -32,18 +32,18 @@ void move_and_cast(torch::nn::Module& module, const Parts& parts) {
 }
 
 // Layers are the units: each is sharded as soon as it is built.
-void build_layers(Parts& parts, const config::EngineConfig& config, zero::ModelUnits& units) {
+void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   pipeline::LayerHooks hooks;
   hooks.around = [&parts] { return parts.autocast_guard(); };
   hooks.built = [&parts](torch::nn::Module& layer) { move_and_cast(layer, parts); };
-  if (!shards_parameters(parts, config)) {
+  if (!shards_parameters(parts, options.config)) {
     parts.layers->set_hooks(hooks);
     parts.layers->build(parts.pipe, static_cast<int>(parts.batch.accumulation), parts.stage);
     return;
   }
   hooks.built = [&](torch::nn::Module& layer) {
     move_and_cast(layer, parts);
-    units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group));
+    units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group, make_early_store(parts, options)));
   };
   hooks.before = [&parts](torch::nn::Module& layer) { parts.coordinator->enter(layer); };
   hooks.after = [&parts](torch::nn::Module& layer, const pipeline::Tensors& outputs) {
@@ -81,7 +81,7 @@ void refuse_early_shards_in_stages(const Parts& parts) {
 void build_pipeline(Parts& parts, const StepState& state, const InitializeOptions& options, zero::ModelUnits& units) {
   parts.layers = options.pipeline;
   refuse_early_shards_in_stages(parts);
-  build_layers(parts, options.config, units);
+  build_layers(parts, options, units);
   parts.model = parts.layers;
   parts.loss_function = [&parts, &state](const data::Batch& batch) {
     const int64_t count = state.micro_steps * parts.group.size() + parts.group.rank(); // context ranks, who have other tokens, draw other numbers

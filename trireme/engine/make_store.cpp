@@ -72,6 +72,10 @@ std::unique_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, con
   if (options.state_store) {
     return options.state_store();
   }
+  return make_early_store(parts, options);
+}
+
+std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const InitializeOptions& options) {
   const offload::ParameterOptions& parameters = options.config.offload.parameters;
   return parameters.place == Place::host && !parts.device().is_cpu() ? offload::make_host_store(parameters.pin_memory) : nullptr;
 }

@@ -15,6 +15,8 @@ void check_offload(const Parts& parts, const InitializeOptions& options);
 std::unique_ptr<bucket::StateStore> make_state_store(const Parts& parts, const InitializeOptions& options);
 /// The same for shards of parameters at ZeRO stage 3.
 std::unique_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options);
+/// The same for a layer that is sharded as soon as it is built, before all of them are there: a store for each. Of the host of a device; null: memory.
+std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const InitializeOptions& options);
 
 /// How the optimizer steps what is on the host of a device.
 optim::HostStepOptions host_steps(const Parts& parts, const config::EngineConfig& config);

@@ -343,11 +343,11 @@ void FlatOptimizer::prepare() {
   for (Shard& shard : shards_) {
     for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
       const auto add_norms = [&](ShardStep& step) { rule_->prepare(step, shard.norms); };
-      if (!shard.on_host[b]) {
+      send_gradient(&shard - shards_.data(), b);
+      if (!shard.on_host[b] || !shard.has_master[b]) {
         for_each_step(shard, b, add_norms);
         continue;
       }
-      send_gradient(&shard - shards_.data(), b);
       with_states(shard, b, true, [&](const BucketStates& states) {
         prefetch_after(shard, b);
         step_parts(shard, b, at::Tensor(), states, add_norms);

@@ -137,6 +137,8 @@ class FlatOptimizer : public bucket::SteppedValues {
   }
   /// Waits for the thread and brings the bucket's new parameters to the device. Errors: what the step threw.
   void finish_bucket(int64_t buffer, int64_t bucket);
+  /// Waits for the thread, whatever it comes to: before the end of the buffers.
+  void drop_delayed() noexcept;
   /// Sum of squares, in double and in order of buckets, of this rank's shard of the gradients that count (bucket::Placement). The sum
   /// over the ranks is that of all gradients. Uses shards even if nothing is sharded, so that every stage adds in the same order.
   /// Finite if and only if all these gradients are.

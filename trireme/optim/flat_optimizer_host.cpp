@@ -111,7 +111,9 @@ void FlatOptimizer::send_gradient(int64_t buffer, int64_t bucket) {
 void FlatOptimizer::fill_unstepped(const Shard& shard, int64_t bucket, const at::Tensor& master, const at::Tensor& parameters) const {
   int64_t end = 0;
   for (const Segment& segment : shard.segments[bucket]) {
-    parameters.slice(0, end, segment.begin).zero_();
+    if (end < segment.begin) {
+      parameters.slice(0, end, segment.begin).zero_();
+    }
     if (is_left_out(shard, segment.parameter)) {
       parameters.slice(0, segment.begin, segment.end).copy_(master.slice(0, segment.begin, segment.end));
     }
@@ -161,6 +163,15 @@ void FlatOptimizer::start_delayed() {
       });
     }
   });
+}
+
+void FlatOptimizer::drop_delayed() noexcept {
+  if (delayed_.valid()) {
+    delayed_.wait();
+    delayed_ = {};
+  }
+  queued_.clear();
+  finished_.clear();
 }
 
 void FlatOptimizer::finish_bucket(int64_t buffer, int64_t bucket) {

@@ -34,7 +34,6 @@ void ParametersToDevice::send(const at::Tensor& from, const at::Tensor& to) {
   {
     const device::OnStream on(own);
     ready.block(own);
-    device::record_stream(to, own);
     at::Tensor(to).copy_(from, /*non_blocking=*/true);
     piece->sent.record(own);
   }

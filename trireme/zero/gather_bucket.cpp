@@ -19,7 +19,6 @@ comm::Work gather_from_host(const comm::Group& group, bucket::FlatParameters& pa
   ready.record(device::current_stream(device));
   const device::OnStream on(own);
   ready.block(own);
-  device::record_stream(whole, own);
   const at::Tensor there = torch::empty({part.numel()}, whole.options());
   parameters.copy_to_device(bucket, part, there);
   comm::Work gathered = group.all_gather(whole, there, "parameters");
