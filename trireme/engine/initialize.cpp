@@ -380,7 +380,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
-                                                           parts.server ? parts.server->make_store() : make_state_store(parts, options), host_steps(parts, config));
+                                                           parts.server ? parts.server->make_store() : make_optimizer_store(parts, options), host_steps(parts, config));
   parts.optimizer->sum_over([groups = parts.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });

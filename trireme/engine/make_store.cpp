@@ -31,9 +31,8 @@ void check_offload(const Parts& parts, const InitializeOptions& options) {
     throw InputError("engine", concat("offload_optimizer on ", parts.device().str(), " with ", exchanges_values(options), ", which works on masters and states where the gradients are"),
                      "Leave one of them out.");
   }
-  if (optimizer.delayed_update) {
+  if (optimizer.delayed_update && !on_cpu) { // on the CPU it changes nothing
     const char* const refused = optimizer.place == Place::device ? "optimizer states on the device, which steps them in no time of the host"
-                                : on_cpu                         ? "a model on the CPU, which would step and compute at the same time"
                                 : optimizer.ratio < 1            ? "a ratio below 1: one part would be a step ahead of the other"
                                 : options.config.step_in_backward ? "step_in_backward, which steps at once"
                                 : parameters.place != Place::device ? "offload_param: shards would change while they are gathered"
@@ -56,7 +55,7 @@ void check_offload(const Parts& parts, const InitializeOptions& options) {
   }
 }
 
-std::unique_ptr<bucket::StateStore> make_state_store(const Parts& parts, const InitializeOptions& options) {
+std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, const InitializeOptions& options) {
   if (options.state_store) {
     return options.state_store();
   }
@@ -68,7 +67,7 @@ std::unique_ptr<bucket::StateStore> make_state_store(const Parts& parts, const I
   return optimizer.ratio < 1 ? offload::make_partial_store(std::move(store), optimizer.ratio) : std::move(store);
 }
 
-std::unique_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options) {
+std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options) {
   if (options.state_store) {
     return options.state_store();
   }

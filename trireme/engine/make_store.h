@@ -12,9 +12,9 @@ namespace trireme::engine {
 void check_offload(const Parts& parts, const InitializeOptions& options);
 
 /// Makes what holds masters and optimizer states between steps, as EngineConfig::offload says, or the client's own; null: the memory of their device.
-std::unique_ptr<bucket::StateStore> make_state_store(const Parts& parts, const InitializeOptions& options);
+std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, const InitializeOptions& options);
 /// The same for shards of parameters at ZeRO stage 3.
-std::unique_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options);
+std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options);
 /// The same for a layer that is sharded as soon as it is built, before all of them are there: a store for each. Of the host of a device; null: memory.
 std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const InitializeOptions& options);
 
