@@ -17,11 +17,16 @@ BUILD = ROOT / "build/release"
 GUARD = "TRIREME_MUTATION"
 STAGED = ("sim_device_staged_test", "SimDeviceStreamsTest.*:*shm2Ranks")
 ENGINE = ("sim_device_engine_test", "All/SimDeviceEngineTest.IsEqualToTheCpu/zero3:SimDeviceTwoEngines.BatchesAndScalars*")
+OFFLOAD = ("sim_device_offload_test", "All/SimDeviceOffloadTest.*/zero0_fp32:*/zero2_bf16:*/parameters_fp32:SimDeviceMoves.*:SimDeviceShards.*:All/SimDeviceDelayedTest.*/zero0")
 
 COPIES = "trireme/comm/staged/copies.cpp"
 POOL = "trireme/comm/staged/pinned_pool.cpp"
 UPLOAD = "trireme/device/upload.cpp"
 SCALARS = "trireme/device/host_scalars.cpp"
+GRADIENTS = "trireme/bucket/host_gradients.cpp"
+SHARDS = "trireme/bucket/parameter_shards.cpp"
+RETURNS = "trireme/optim/parameters_to_device.cpp"
+GATHER = "trireme/zero/gather_bucket.cpp"
 
 # Name, file, text before the statement (to find it), the statement, tests that have to fail.
 LEFT_OUT = [
@@ -44,6 +49,16 @@ LEFT_OUT = [
     ("upload_orders_the_stream", UPLOAD, "", "copied.block(current);", ENGINE),
     ("upload_records_its_tensor", UPLOAD, "", "record_stream(there, current);", ENGINE),
     ("scalars_are_waited_for", SCALARS, "", "copied_->synchronize();", ENGINE),
+    ("gradients_leave_after_the_stream", GRADIENTS, "", "ready.block(own);", OFFLOAD),
+    ("gradients_are_recorded", GRADIENTS, "", "device::record_stream(values, own);", OFFLOAD),
+    ("gradients_are_waited_for", GRADIENTS, "", "home.arrived.synchronize();", OFFLOAD),
+    ("gradients_are_read_before_the_next", GRADIENTS, "", "last_.block(device::current_stream(options_.device));", OFFLOAD),
+    ("parameters_return_after_the_stream", RETURNS, "", "ready.block(own);", OFFLOAD),
+    ("parameters_order_the_stream", RETURNS, "", "piece->sent.block(current);", OFFLOAD),
+    ("returned_memory_is_waited_for", RETURNS, "", "piece.sent.synchronize();", OFFLOAD),
+    ("shards_are_read_before_they_change", SHARDS, "", "read->second.synchronize();", OFFLOAD),
+    ("shards_come_after_the_stream", GATHER, "", "ready.block(own);", OFFLOAD),
+    ("shards_order_the_stream", GATHER, "", "copied->block(device::current_stream(device));", OFFLOAD),
 ]
 # Name, file, expression, what takes its place, tests that have to fail.
 REPLACED = [
@@ -89,8 +104,8 @@ def main():
     try:
         for file, text in mutated(dict(before)).items():
             (ROOT / file).write_text(text)
-        subprocess.run(["ninja", "-C", BUILD, STAGED[0], ENGINE[0]], check=True)
-        for program, tests in (STAGED, ENGINE):
+        subprocess.run(["ninja", "-C", BUILD, STAGED[0], ENGINE[0], OFFLOAD[0]], check=True)
+        for program, tests in (STAGED, ENGINE, OFFLOAD):
             if not passes(program, tests, "none"):
                 sys.exit(f"{program} {tests} fails without a mutation")
         for name, *_, (program, tests) in LEFT_OUT + REPLACED:

@@ -31,7 +31,7 @@ bool on_device(const Tensor& tensor) {
 class Launch {
  public:
   Launch(std::string name, int device) : name_(std::move(name)), stream_(clock_of(device, current_stream(device))) {
-    timeline().launch(stream_);
+    timeline().launch(name_, stream_);
   }
   void touch(const Tensor& tensor, bool writes, bool between_devices = false) const {
     if (!on_device(tensor) || tensor.numel() == 0) {
@@ -118,7 +118,7 @@ Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
   if (crosses) { // as in CUDA, after the work of both current streams, and before what comes on either of them
     timeline().wait(clock_of(there.device().index(), current_stream(there.device().index())), timeline().now(source));
   }
-  const Launch launch("copy", there.device().index());
+  const Launch launch(self.is_cpu() ? "copy to the device" : target.is_cpu() ? "copy to the host" : "copy", there.device().index());
   if (crosses) {
     timeline().wait(source, timeline().now(launch.stream()));
   }
@@ -398,7 +398,7 @@ void launch(const char* kernel, const std::vector<Touched>& touched) {
     index = is_device_pointer(one.pointer) ? device_of(one.pointer) : index;
   }
   const int stream = clock_of(index, current_stream(index));
-  timeline().launch(stream);
+  timeline().launch(kernel, stream);
   for (const Touched& one : touched) {
     const auto begin = reinterpret_cast<uintptr_t>(one.pointer);
     timeline().touch(kernel, stream, begin, begin + static_cast<uintptr_t>(one.bytes), one.writes);

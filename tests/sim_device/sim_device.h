@@ -32,6 +32,21 @@ void reset_host_synchronisations();
 /// Kernels and copies that were ever launched on the streams of a device.
 int64_t launches(int device);
 
+/// A kernel or copy on a clock on which each takes a millisecond. It begins when what is before it on its stream is over, what the stream waits for is done, and the host, which
+/// takes no time but for its waits and host_works(), has launched it. Streams are numbered by device, 16 each.
+struct Span {
+  std::string kernel;
+  int stream;
+  double begin;
+  double end;
+};
+/// Keeps spans from now on, and forgets earlier ones.
+void keep_spans(bool on);
+std::vector<Span> spans();
+/// Of the calling thread.
+void host_works(double milliseconds);
+double host_time();
+
 /// An event is ready when it was asked this many times (default 1), or the host has waited for later work: polling code has to go on.
 void set_polls(int polls);
 

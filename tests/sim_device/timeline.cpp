@@ -39,10 +39,30 @@ void Timeline::report(const std::string& problem) {
   }
 }
 
-void Timeline::launch(int stream) {
+double& Timeline::host_time() {
+  static thread_local double time = 0;
+  return time;
+}
+
+double Timeline::time_of(const Clock& done) const {
+  double time = 0;
+  for (size_t stream = 0; stream < done.size(); ++stream) {
+    time = done[stream] == 0 ? time : std::max(time, ends_[stream][static_cast<size_t>(done[stream]) - 1]);
+  }
+  return time;
+}
+
+void Timeline::launch(const std::string& kernel, int stream) {
   Clock& clock = streams_[static_cast<size_t>(stream)];
   join(clock, host());
   ++clock[static_cast<size_t>(stream)];
+  double& time = times_[static_cast<size_t>(stream)];
+  const double begin = std::max(time, host_time());
+  time = begin + 1;
+  ends_[static_cast<size_t>(stream)].push_back(time);
+  if (keeps_spans) {
+    spans.push_back({kernel, stream, begin, time});
+  }
 }
 
 void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes, bool between_devices) {
@@ -75,6 +95,7 @@ void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uin
 
 void Timeline::host_waits(const Clock& done, const std::string& what, bool counts) {
   join(host(), done);
+  host_time() = std::max(host_time(), time_of(done));
   arrive(host());
   if (counts) {
     synchronisations.push_back(what);
@@ -227,6 +248,21 @@ int64_t launches(int device) {
     all += timeline().now(stream)[static_cast<size_t>(stream)];
   }
   return all;
+}
+void keep_spans(bool on) {
+  const std::lock_guard lock(timeline().mutex);
+  timeline().keeps_spans = on;
+  timeline().spans.clear();
+}
+std::vector<Span> spans() {
+  const std::lock_guard lock(timeline().mutex);
+  return timeline().spans;
+}
+void host_works(double milliseconds) {
+  Timeline::host_time() += milliseconds;
+}
+double host_time() {
+  return Timeline::host_time();
 }
 void set_polls(int polls) {
   const std::lock_guard lock(timeline().mutex);

@@ -2,6 +2,7 @@
 
 #include "sim_device.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -31,7 +32,7 @@ class Timeline {
   static Clock& host();
 
   /// Starts a kernel on the stream: after everything that this thread has waited for.
-  void launch(int stream);
+  void launch(const std::string& kernel, int stream);
   /// The kernel that was launched last on the stream reads or writes these bytes; of the stream's device, unless it copies between two.
   void touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes, bool between_devices = false);
   /// This thread waits for work that has come as far as `done`. `counts`: it is a synchronisation of the host.
@@ -45,7 +46,12 @@ class Timeline {
   }
   void wait(int stream, const Clock& done) {
     join(streams_[static_cast<size_t>(stream)], done);
+    times_[static_cast<size_t>(stream)] = std::max(times_[static_cast<size_t>(stream)], time_of(done));
   }
+  /// Milliseconds since the start on the clock of spans(), for this thread of the host.
+  static double& host_time();
+  /// When work that has come so far is done.
+  double time_of(const Clock& done) const;
 
   /// Earlier owners of the memory may still use it on that stream: who uses it on another one waits for this place in the stream.
   void allocated(uintptr_t begin, int64_t bytes, int stream);
@@ -70,6 +76,8 @@ class Timeline {
   std::vector<std::string> problems;
   std::vector<std::string> synchronisations;
   int polls = 1;
+  bool keeps_spans = false;
+  std::vector<Span> spans;
 
  private:
   struct Access {
@@ -99,6 +107,8 @@ class Timeline {
   void report(const std::string& problem);
 
   std::array<Clock, kClocks> streams_{};
+  std::array<double, kClocks> times_{}; // when each stream is done
+  std::array<std::vector<double>, kClocks> ends_; // of each kernel of each stream
   std::map<uintptr_t, Block> blocks_;
   std::deque<HostCopy> copies_; // under way
 };

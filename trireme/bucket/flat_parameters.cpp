@@ -233,6 +233,20 @@ at::Tensor FlatParameters::owned_grad(int64_t b, const Range& range) const {
   return grad_shards_ ? grad_shards_->owned(b, range) : flat_grad_.slice(0, range.begin, range.end);
 }
 
+void FlatParameters::bring_gradients_to_host(HostGradientOptions options) {
+  options.add_up_there = options.add_up_there && gradients_are_sharded();
+  host_gradients_ = std::make_unique<HostGradients>(std::move(options));
+  if (host_gradients_->options().add_up_there) {
+    grad_shards_->add_up_in(*host_gradients_);
+  }
+}
+
+void FlatParameters::send_gradient(int64_t b) {
+  if (host_gradients_ && host_gradients_->has(b) && !host_gradients_->was_sent(b)) {
+    host_gradients_->send(b, owned_grad(b, host_gradients_->range(b)), /*adds=*/false);
+  }
+}
+
 void FlatParameters::accumulate(int64_t b) {
   grad_shards_->accumulate(b);
   const Bucket& bucket = layout_.buckets()[b];
@@ -278,6 +292,9 @@ void FlatParameters::clear_grads() {
   used_.assign(parameters_.size(), false);
   if (grad_shards_) {
     grad_shards_->start_over();
+  }
+  if (host_gradients_) {
+    host_gradients_->start_over();
   }
 }
 

@@ -118,6 +118,18 @@ class FlatParameters {
   bool is_replicated(int64_t b) const {
     return !data_shards_ || data_shards_->is_replicated(b);
   }
+  /// Whether owned_data() of the bucket is in the host's memory although the parameters are on a device: a shard of them.
+  bool keeps_on_host(int64_t b) const {
+    return data_shards_ && data_shards_->keeps_on_host(b);
+  }
+  /// Copies `shard`, owned_data() of such a bucket, to `to` on the device, on the current stream.
+  void copy_to_device(int64_t b, const at::Tensor& shard, const at::Tensor& to) {
+    data_shards_->copy_to_device(b, shard, to);
+  }
+  /// The stream on which such shards come to the device.
+  c10::Stream shard_stream() const {
+    return shard_streams_->on(device());
+  }
   bool is_gathered(int64_t b) const {
     return !data_shards_ || data_shards_->is_gathered(b);
   }
@@ -153,6 +165,15 @@ class FlatParameters {
   bool gradients_are_sharded() const {
     return grad_shards_ != nullptr;
   }
+  /// From now on gradients of these buckets go to the host, before the first backward: those that are sharded and added up there as they are accumulated, others when
+  /// send_gradient() says so.
+  void bring_gradients_to_host(HostGradientOptions options);
+  /// Null: none do.
+  HostGradients* host_gradients() const {
+    return host_gradients_.get();
+  }
+  /// Bucket `b` is final on the device: starts to bring its gradients to the host, unless they are on their way or do not go there.
+  void send_gradient(int64_t b);
   /// Bucket `b` has been reduced: takes this rank's shard and forgets the rest.
   void accumulate(int64_t b);
 
@@ -183,6 +204,8 @@ class FlatParameters {
   at::Tensor flat_data_;
   at::Tensor flat_grad_;
   std::vector<at::Tensor> grad_views_; // of flat_grad_
+  std::shared_ptr<device::KeptStreams> shard_streams_ = std::make_shared<device::KeptStreams>();
+  std::unique_ptr<HostGradients> host_gradients_;
   std::unique_ptr<GradientShards> grad_shards_;
 };
 

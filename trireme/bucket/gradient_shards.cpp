@@ -51,12 +51,15 @@ void GradientShards::accumulate(int64_t b) {
     return;
   }
   const torch::NoGradGuard no_grad;
-  if (!shard_.defined() && !store_) {
-    shard_ = allocate_(plan_.state_numel(), type_);
-  }
   const Range mine = plan_.mine(b);
   const int64_t begin = layout_.buckets()[b].begin;
   const at::Tensor reduced = memory.slice(0, mine.begin - begin, mine.end - begin);
+  if (on_host(b)) {
+    host_->send(b, reduced, begun_[b]);
+    begun_[b] = true;
+    memory = at::Tensor(); // not lent to the next bucket while it is copied
+    return;
+  }
   const auto keep = [&](at::Tensor kept) {
     if (begun_[b]) {
       kept.add_(reduced);
@@ -67,11 +70,24 @@ void GradientShards::accumulate(int64_t b) {
   if (store_) {
     store_->use(in_store_, b, true, [&](const std::vector<at::Tensor>& arrays) { keep(arrays.front()); });
   } else {
+    take_memory();
     keep(owned(b, mine));
   }
   begun_[b] = true;
   pool_->give_back(std::move(memory));
   memory = at::Tensor();
+}
+
+void GradientShards::take_memory() {
+  if (shard_.defined()) {
+    return;
+  }
+  int64_t numel = 0;
+  for (int64_t bucket = 0; bucket < std::ssize(begun_); ++bucket) {
+    offset_.push_back(numel);
+    numel += on_host(bucket) ? 0 : plan_.mine(bucket).numel();
+  }
+  shard_ = allocate_(numel, type_);
 }
 
 at::Tensor GradientShards::owned(int64_t b, const Range& range) const {
@@ -81,7 +97,7 @@ at::Tensor GradientShards::owned(int64_t b, const Range& range) const {
     store_->use(in_store_, b, false, [&](const std::vector<at::Tensor>& arrays) { values = arrays.front().slice(0, range.begin - begin, range.end - begin); });
     return values;
   }
-  const int64_t offset = plan_.state_offset(b) - plan_.mine(b).begin;
+  const int64_t offset = offset_[b] - plan_.mine(b).begin;
   return shard_.slice(0, offset + range.begin, offset + range.end);
 }
 

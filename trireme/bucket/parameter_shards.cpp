@@ -35,6 +35,10 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
       empty_storage(bucket);
     }
   }
+  if (!device.is_cpu()) {
+    on_host_ = store_->on_host(shards.numel, device);
+  }
+  on_host_.resize(layout.buckets().size(), false);
   in_store_ = store_->add({shards}, device);
   store_->name_buckets(in_store_, layout.first_names());
 }
@@ -103,11 +107,23 @@ void ParameterShards::prefetch(int64_t b) {
   }
 }
 
+void ParameterShards::copy_to_device(int64_t b, const at::Tensor& from, const at::Tensor& to) {
+  const torch::NoGradGuard no_grad;
+  at::Tensor(to).copy_(from, /*non_blocking=*/true);
+  reads_.insert_or_assign(b, device::Event(device_.type())).first->second.record(device::current_stream(device_));
+}
+
 void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f) {
   if (is_replicated(b)) {
     const int64_t begin = layout_.buckets()[b].begin;
     f(whole_[b].slice(0, range.begin - begin, range.end - begin));
     return;
+  }
+  if (const auto read = reads_.find(b); modifies && read != reads_.end()) {
+    if (!read->second.done()) {
+      read->second.synchronize();
+    }
+    reads_.erase(read);
   }
   const int64_t begin = plan_.mine(b).begin;
   store_->use(in_store_, b, modifies, [&](const std::vector<at::Tensor>& arrays) { f(arrays.front().slice(0, range.begin - begin, range.end - begin)); });

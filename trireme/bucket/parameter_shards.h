@@ -3,12 +3,14 @@
 #include <trireme/bucket/extent.h>
 #include <trireme/bucket/memory_pool.h>
 #include <trireme/bucket/shard_plan.h>
+#include <trireme/device/stream.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,6 +54,12 @@ class ParameterShards {
   void update(int64_t b);
   /// Gives the bucket's memory back; not of buckets that stay whole.
   void release(int64_t b);
+  /// Whether this rank's part of the bucket is in the host's memory, of a device.
+  bool keeps_on_host(int64_t b) const {
+    return !is_replicated(b) && on_host_[b];
+  }
+  /// Copies `from`, this rank's part of the bucket on the host, to `to` on the device, on the current stream. Its values stay as they are until they have been read.
+  void copy_to_device(int64_t b, const at::Tensor& from, const at::Tensor& to);
   /// Calls f with this rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer. Who only reads them may hold
   /// them longer.
   void with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f);
@@ -69,6 +77,8 @@ class ParameterShards {
   at::Device device_;
   std::shared_ptr<MemoryPool> pool_;
   std::shared_ptr<StateStore> store_;
+  std::vector<bool> on_host_;
+  std::map<int64_t, device::Event> reads_; // of parts on the host, by the device
   int64_t in_store_; // our number there
   std::vector<at::Tensor> whole_; // by bucket, perhaps longer than it
   std::vector<c10::Storage> storages_; // by bucket

@@ -37,6 +37,10 @@ class MemoryStore : public StateStore {
 
 } // namespace
 
+std::vector<bool> StateStore::on_host(const std::vector<int64_t>&, at::Device) {
+  return {};
+}
+
 void StateStore::use(int64_t buffer, int64_t bucket, bool modifies, const std::function<void(const std::vector<at::Tensor>&)>& f) {
   const std::vector<at::Tensor>& arrays = acquire(buffer, bucket);
   try {

@@ -27,7 +27,11 @@ struct StoredArray {
 class StateStore {
  public:
   virtual ~StateStore() = default;
-  /// Adds the arrays of one more flat buffer (at least one), filled with their initial values, and returns its number. acquire() gives them on `device`.
+  /// Which buckets of a flat buffer on `device`, a GPU, acquire() gives in the host's memory; `numel`: the elements of each bucket's part. An optimizer steps such
+  /// buckets on the host. Asked before add() of the same buffer. Empty: none.
+  virtual std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device device);
+  /// Adds the arrays of one more flat buffer (at least one), filled with their initial values, and returns its number. acquire() gives them on `device`, those of
+  /// buckets on_host() there.
   virtual int64_t add(const std::vector<StoredArray>& arrays, at::Device device) = 0;
   /// The bucket's part of each array, flat and contiguous, to be read and written until release().
   virtual const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) = 0;

@@ -43,7 +43,7 @@ void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUni
   check_together(parts.everyone, [&] { store = options.state_store ? nullptr : make_building_store(options.config, parts.everyone.rank()); });
   hooks.built = [&, store](torch::nn::Module& layer) {
     move_and_cast(layer, parts);
-    units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group, store));
+    units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group, store ? store : std::shared_ptr<bucket::StateStore>(make_early_store(parts, options))));
   };
   hooks.before = [&parts](torch::nn::Module& layer) { parts.coordinator->enter(layer); };
   hooks.after = [&parts](torch::nn::Module& layer, const pipeline::Tensors& outputs) {
@@ -249,7 +249,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     sharding.rank = parts.sync->step_group().rank();
     sharding.size = parts.sync->groups().largest();
   }
-  sharding.shard_gradients = shards_states(parts, config) && config.zero.stage >= 2;
+  sharding.shard_gradients = shards_gradients(parts, config);
   sharding.shard_parameters = parts.shards_parameters;
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
   sharding.gradient_type = gradient_type(parts);

@@ -425,11 +425,18 @@ std::optional<offload::Traffic> Engine::offload_traffic() const {
   return impl_->parts.offloaded ? std::optional(*impl_->parts.offloaded) : std::nullopt;
 }
 std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank) {
+  if (!impl_->in_the_middle_of_a_step()) {
+    impl_->optimizer_step.finish_delayed();
+  }
   return std::make_unique<zero::GatheredParameters>(impl_->parts.coordinator, std::move(parameters), modifier_rank);
 }
 std::shared_ptr<void> Engine::mean_of_replicas() {
   impl_->check_whole("mean_of_replicas()");
   return impl_->replica_mean();
+}
+void Engine::finish_delayed_update() {
+  impl_->check_whole("finish_delayed_update()");
+  impl_->optimizer_step.finish_delayed();
 }
 torch::nn::Module& Engine::module() {
   return *impl_->parts.model;

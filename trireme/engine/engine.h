@@ -170,6 +170,9 @@ class Engine {
   std::map<std::string, int64_t> bytes_sent_by_axes() const;
   /// Bytes that this rank has read from and written to files of masters, states and shards so far; absent: none are in files.
   std::optional<offload::Traffic> offload_traffic() const;
+  /// With a delayed update (offload::OptimizerOptions) the parameters lack the last step's until the next one, or until evaluate(), eval_batch(), gather_parameters(),
+  /// save_checkpoint() or this. The step after it then uses them, a step earlier than it would. Collective; else nothing happens.
+  void finish_delayed_update();
   torch::nn::Module& module();
   /// Makes these parameters whole on every rank while what it returns lives: to look at them, or to change them on one of the
   /// data-parallel ranks, whose values are then everybody's. For ZeRO stage 3; at other stages they are whole anyway. Collective

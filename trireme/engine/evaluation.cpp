@@ -29,6 +29,7 @@ at::Tensor Engine::eval_batch(const data::Batch& batch) {
 
 LossAndLogits Engine::eval_batch_with_logits(const data::Batch& batch) {
   impl_->check_whole("eval_batch()");
+  impl_->optimizer_step.finish_delayed();
   impl_->broadcast_module_buffers();
   const auto mean = impl_->replica_mean();
   pipeline::Tensors logits;
@@ -43,6 +44,7 @@ LossAndLogits Engine::eval_batch_with_logits(const data::Batch& batch) {
 
 double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
   impl_->check_whole("evaluate()");
+  impl_->optimizer_step.finish_delayed();
   impl_->broadcast_module_buffers();
   const auto mean = impl_->replica_mean();
   loader.start_epoch(0);

@@ -382,7 +382,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   const auto make_optimizer = [&] {
     parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
-                                                             parts.server ? parts.server->make_store() : make_optimizer_store(parts, options));
+                                                             parts.server ? parts.server->make_store() : make_optimizer_store(parts, options), host_steps(parts, config));
   };
   if (parts.offloaded) {
     check_together(parts.everyone, make_optimizer); // a disk may be full on one rank
@@ -404,7 +404,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   if (config.step_in_backward) {
     check_step_in_backward(parts, options);
     parts.may_step_in_backward = true;
-    parts.reducer->on_bucket_final([step = &impl->optimizer_step](int64_t buffer, int64_t bucket) { step->step_in_backward(buffer, bucket); });
+  }
+  if (parts.may_step_in_backward || parts.optimizer->steps_on_host()) {
+    parts.reducer->on_bucket_final([step = &impl->optimizer_step](int64_t buffer, int64_t bucket) { step->bucket_final(buffer, bucket); });
   }
   if (parts.layers) {
     respect_ties(parts);

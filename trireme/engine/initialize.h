@@ -73,7 +73,7 @@ struct InitializeOptions {
   /// The model splits sequences between its split layers (tensor::Ranks::sequence_parallel): gradients of what the tensor ranks have whole are summed over them.
   bool sequence_parallel = false;
   /// Makes what holds this rank's masters and optimizer states between steps, and another one for its shards of the parameters at ZeRO stage 3;
-  /// default: the memory of their device.
+  /// default: as EngineConfig::offload says. On a GPU a store may keep them on the host: StateStore::on_host().
   std::function<std::unique_ptr<bucket::StateStore>()> state_store = nullptr;
   /// Micro-batches of training_data that a thread makes ahead; 0: none, they are made when asked for.
   int64_t prefetch = 2;

@@ -2,10 +2,13 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/engine/make_sync.h>
 #include <trireme/offload/disk_store.h>
+#include <trireme/offload/host_store.h>
 
 #include <filesystem>
 #include <string>
+#include <utility>
 
 namespace trireme::engine {
 namespace {
@@ -52,17 +55,54 @@ void check_place(const char* key, Place place, const std::string& nvme_path, int
   }
 }
 
+// What exchanges something else than gradients reads and writes masters and states where the device is.
+const char* exchanges_values(const InitializeOptions& options) {
+  return options.config.averaging.on()           ? "parameter_averaging"
+         : compresses(options.config) != nullptr ? compresses(options.config)
+         : options.gradient_sync                 ? "a gradient_sync of its own"
+                                                 : nullptr;
+}
+
+// What does not go together where states or parameters leave a device for its host.
+void check_on_device(const Parts& parts, const InitializeOptions& options) {
+  const offload::OptimizerOptions& states = options.config.offload.optimizer;
+  const offload::ParameterOptions& parameters = options.config.offload.parameters;
+  const std::string device = parts.device().str();
+  if (states.place == Place::nvme || parameters.place == Place::nvme) {
+    throw InputError("engine", concat("offload from ", device, " to \"nvme\" is not built yet"), "Say \"device\": \"cpu\", or train on the CPU.");
+  }
+  if (states.place != Place::device && exchanges_values(options) != nullptr) {
+    throw InputError("engine", concat("offload_optimizer on ", device, " with ", exchanges_values(options), ", which works on masters and states where the gradients are"), "Leave one of them out.");
+  }
+  if (states.delayed_update) {
+    const char* const refused = states.place == Place::device       ? "optimizer states on the device, which steps them in no time of the host"
+                                : states.ratio < 1                  ? "a ratio below 1: one part would be a step ahead of the other"
+                                : options.config.step_in_backward   ? "step_in_backward, which steps at once"
+                                : parameters.place != Place::device ? "offload_param: shards would change while they are gathered"
+                                                                    : nullptr;
+    if (refused != nullptr) {
+      throw InputError("engine", concat("delayed_update with ", refused), "Leave one of them out.");
+    }
+  }
+  if (parameters.place != Place::device && (states.place == Place::device || states.ratio < 1)) {
+    throw InputError("engine",
+                     concat("offload_param ", states.place == Place::device ? "without offload_optimizer" : "with offload_optimizer's ratio below 1",
+                            ": parameters on the host would be stepped on the device"),
+                     "Say \"offload_optimizer\": {\"device\": \"cpu\"} too.");
+  }
+}
+
 } // namespace
 
 bool shards_parameters(const config::EngineConfig& config, int data_ranks) {
-  return config.zero.stage >= 3 && (data_ranks > 1 || config.offload.parameters.place == Place::nvme);
+  return config.zero.stage >= 3 && (data_ranks > 1 || config.offload.parameters.place != Place::device);
 }
 
 void prepare_offload(Parts& parts, const InitializeOptions& options) {
   const config::EngineConfig& config = options.config;
   const offload::OptimizerOptions& states = config.offload.optimizer;
   const offload::ParameterOptions& parameters = config.offload.parameters;
-  if (states.place == Place::device && parameters.place == Place::device) {
+  if (states.place == Place::device && parameters.place == Place::device && !states.delayed_update) {
     return;
   }
   check_place("offload_optimizer", states.place, states.nvme_path, states.buffer_count);
@@ -74,11 +114,12 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
   if (config.server.on()) {
     throw InputError("engine", "offload with parameter servers: masters and states are on the servers", "Leave one of them out.");
   }
-  if (!parts.device().is_cpu()) {
-    throw InputError("engine", concat("offload from ", parts.device().str(), " is not built yet"), "Train on the CPU, or leave offload out.");
-  }
   if (options.state_store) {
     log::info("InitializeOptions::state_store takes the place of what the configuration says of offload");
+    return;
+  }
+  if (!parts.device().is_cpu()) {
+    check_on_device(parts, options);
     return;
   }
   if (states.place == Place::host || parameters.place == Place::host) {
@@ -98,7 +139,11 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
 std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, const InitializeOptions& options) {
   const offload::OptimizerOptions& wanted = options.config.offload.optimizer;
   if (!is_on_disk(options, wanted.place)) {
-    return options.state_store ? options.state_store() : nullptr;
+    if (options.state_store || wanted.place != Place::host || parts.device().is_cpu()) {
+      return options.state_store ? options.state_store() : nullptr;
+    }
+    std::unique_ptr<bucket::StateStore> store = offload::make_host_store(wanted.pin_memory);
+    return wanted.ratio < 1 ? offload::make_partial_store(std::move(store), wanted.ratio) : std::move(store);
   }
   return make(parts, wanted.nvme_path,
               {.kind = "optimizer states", .buffers = wanted.buffer_count, .pipeline_read = wanted.pipeline_read, .pipeline_write = wanted.pipeline_write, .fast_init = wanted.fast_init},
@@ -108,9 +153,14 @@ std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, con
 std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options) {
   const offload::ParameterOptions& wanted = options.config.offload.parameters;
   if (!is_on_disk(options, wanted.place)) {
-    return options.state_store ? options.state_store() : nullptr;
+    return options.state_store ? options.state_store() : make_early_store(parts, options);
   }
   return make(parts, wanted.nvme_path, {.kind = "parameters", .buffers = wanted.buffer_count, .fast_init = true, .elements_in_memory = wanted.max_in_cpu}, options.config.offload.aio);
+}
+
+std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const InitializeOptions& options) {
+  const offload::ParameterOptions& parameters = options.config.offload.parameters;
+  return parameters.place == Place::host && !parts.device().is_cpu() ? offload::make_host_store(parameters.pin_memory) : nullptr;
 }
 
 std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options) {
@@ -130,6 +180,16 @@ std::shared_ptr<bucket::StateStore> make_building_store(const config::EngineConf
   offload::DiskOptions disk{.kind = "modules as they are built", .buffers = 3, .fast_init = true};
   disk.aio = config.offload.aio;
   return std::make_shared<offload::DiskStore>(offload::RankFolder::open(wanted.nvme_path, rank, "trireme.building"), disk, std::make_shared<offload::Traffic>());
+}
+
+optim::HostStepOptions host_steps(const Parts& parts, const config::EngineConfig& config) {
+  optim::HostStepOptions host;
+  host.pinned = config.offload.optimizer.pin_memory;
+  for (int group = 0; group < static_cast<int>(parts.sync->groups().all().size()); ++group) {
+    host.add_up_there = host.add_up_there && parts.sync->groups().replicas(group).size() == 1;
+  }
+  host.delayed = config.offload.optimizer.delayed_update;
+  return host;
 }
 
 } // namespace trireme::engine

@@ -3,6 +3,7 @@
 #include <trireme/bucket/state_store.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/parts.h>
+#include <trireme/optim/flat_optimizer.h>
 
 #include <memory>
 
@@ -20,8 +21,13 @@ void prepare_offload(Parts& parts, const InitializeOptions& options);
 std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, const InitializeOptions& options);
 std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options);
 std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options);
+/// For a layer that is sharded as soon as it is built, before all of them are there: a store for each, on the host of a device; null: memory.
+std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const InitializeOptions& options);
 /// For the shards of modules that are built one by one (zero::Init, layers of a list), until the parameter store has them: in files where parameters will be, else null. For
 /// that time parameters are on the disk twice. Errors as prepare_offload().
 std::shared_ptr<bucket::StateStore> make_building_store(const config::EngineConfig& config, int rank);
+
+/// How the optimizer steps what is on the host of a device.
+optim::HostStepOptions host_steps(const Parts& parts, const config::EngineConfig& config);
 
 } // namespace trireme::engine

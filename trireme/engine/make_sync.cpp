@@ -159,6 +159,11 @@ bool shards_states(const Parts& parts, const config::EngineConfig& config) {
   return (config.zero.stage >= 1 && parts.group.size() > 1) || shards_parameters(config, parts.group.size());
 }
 
+bool shards_gradients(const Parts& parts, const config::EngineConfig& config) {
+  const bool go_to_host = !parts.device().is_cpu() && config.offload.optimizer.place != offload::Place::device;
+  return config.zero.stage >= 2 && (parts.group.size() > 1 || go_to_host);
+}
+
 void check_averaging(const Parts& parts, const InitializeOptions& options) {
   const auto refuse = [](const std::string& what, const char* next) { throw InputError("engine", concat("parameter_averaging with ", what), next); };
   if (options.gradient_sync) {
@@ -269,7 +274,7 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
   }
   const at::ScalarType travel = precision::scalar_type(parts.precision.communication_type());
   std::unique_ptr<parallel::AllReduceSync> plain;
-  if (shards_states(parts, options.config)) {
+  if (shards_states(parts, options.config) || shards_gradients(parts, options.config)) {
     plain = std::make_unique<zero::ShardedSync>(groups, options.config.data_parallel, travel);
   } else {
     plain = std::make_unique<parallel::AllReduceSync>(groups, options.config.data_parallel, travel);

@@ -11,6 +11,9 @@ namespace trireme::engine {
 /// Whether each data rank has a part of the optimizer's states only (ZeRO); one whose parameters are elsewhere is one of one.
 bool shards_states(const Parts& parts, const config::EngineConfig& config);
 
+/// Whether each data rank keeps its part of the gradients only (ZeRO 2 and 3), on a device also a single rank whose gradients go to the host.
+bool shards_gradients(const Parts& parts, const config::EngineConfig& config);
+
 /// Refuses what needs all replicas in every step, where they step by themselves ("parameter_averaging"). Errors: InputError.
 void check_averaging(const Parts& parts, const InitializeOptions& options);
 

@@ -159,6 +159,7 @@ void OptimizerStep::run() {
   if (!loss_was_sent()) {
     throw InputError("engine", concat("step() of step ", state_.global_steps + 1, " without backward()"), "Call the engine's backward(loss) for each micro-batch, then step().");
   }
+  finish_delayed();
   check_split_gradients();
   const bool gradients_stay = parts_.sync->gradients_stay();
   const bool needs_norm = parts_.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow() || gradients_stay;
@@ -206,7 +207,7 @@ void OptimizerStep::run() {
   double unscale = parts_.sync->scale() / state_.scale.scaler().scale();
   const auto left_out = [&] { return asks_for_unused ? unused_everywhere(unused, sums[1].item<double>()) : Unused(); };
   const double lr_before = lr_;
-  const bool steps_ahead = on_device && one_scale && !gradients_stay;
+  const bool steps_ahead = on_device && one_scale && !gradients_stay && !parts_.optimizer->steps_on_host(); // the host steps what it has
   if (on_device) {
     const at::Tensor agreed = agree_on_device(norm);
     device::ScalarsToHost reading({agreed[0], agreed[1]});
@@ -277,12 +278,43 @@ void OptimizerStep::begin(double grad_scale, const Unused& unused, const at::Ten
   }
 }
 
-void OptimizerStep::step_buckets() {
+template <typename F>
+void OptimizerStep::for_each_bucket(const F& f) const {
   for (size_t b = 0; b < parts_.buffers.size(); ++b) {
     for (size_t k = 0; k < parts_.buffers[b]->layout().buckets().size(); ++k) {
-      step_bucket(static_cast<int64_t>(b), static_cast<int64_t>(k));
+      f(static_cast<int64_t>(b), static_cast<int64_t>(k));
     }
   }
+}
+
+void OptimizerStep::step_buckets() {
+  if (parts_.optimizer->steps_on_host()) { // those that backward has not sent
+    for_each_bucket([this](int64_t buffer, int64_t bucket) {
+      if (stepped_.count({buffer, bucket}) == 0) {
+        parts_.reducer->wait(buffer, bucket);
+        parts_.optimizer->send_gradient(buffer, bucket);
+      }
+    });
+  }
+  for_each_bucket([this](int64_t buffer, int64_t bucket) { step_bucket(buffer, bucket); });
+  if (parts_.optimizer->steps_later()) {
+    parts_.optimizer->start_delayed();
+  }
+}
+
+// What fails leaves a step that has begun.
+void OptimizerStep::finish_delayed() {
+  if (!parts_.optimizer->has_delayed()) {
+    return;
+  }
+  const torch::NoGradGuard no_grad;
+  begun_ = true;
+  parts_.coordinator->release_all();
+  for_each_bucket([this](int64_t buffer, int64_t bucket) {
+    parts_.sync->step_bucket(*parts_.buffers[buffer], bucket, [&] { parts_.optimizer->finish_bucket(buffer, bucket); });
+  });
+  end_step(true);
+  begun_ = false;
 }
 
 void OptimizerStep::step_bucket(int64_t buffer, int64_t bucket) {
@@ -290,7 +322,20 @@ void OptimizerStep::step_bucket(int64_t buffer, int64_t bucket) {
     return;
   }
   parts_.reducer->wait(buffer, bucket);
+  if (parts_.optimizer->steps_later()) {
+    parts_.optimizer->step_bucket(buffer, bucket);
+    return;
+  }
   parts_.sync->step_bucket(*parts_.buffers[buffer], bucket, [&] { parts_.optimizer->step_bucket(buffer, bucket); });
+}
+
+void OptimizerStep::bucket_final(int64_t buffer, int64_t bucket) {
+  if (parts_.runs_schedule() || state_.at_boundary(parts_.batch.accumulation)) {
+    parts_.optimizer->send_gradient(buffer, bucket);
+  }
+  if (parts_.may_step_in_backward) {
+    step_in_backward(buffer, bucket);
+  }
 }
 
 // The loss was sent before backward, so it arrives before the first bucket: a skipped step changes nothing.

@@ -28,8 +28,11 @@ class OptimizerStep {
   bool loss_was_sent() const {
     return sent_;
   }
-  /// For Reducer::on_bucket_final: steps a bucket while backward goes on, where Parts::may_step_in_backward.
-  void step_in_backward(int64_t buffer, int64_t bucket);
+  /// For Reducer::on_bucket_final: sends the bucket's gradients to the host if it is stepped there, and steps it while backward goes on, where
+  /// Parts::may_step_in_backward.
+  void bucket_final(int64_t buffer, int64_t bucket);
+  /// With a delayed update: what a thread has stepped comes to the parameters. Collective. Nothing happens if nothing is under way.
+  void finish_delayed();
   /// Whether buckets of this step are stepped already.
   bool has_begun() const {
     return begun_;
@@ -75,6 +78,9 @@ class OptimizerStep {
   at::Tensor agree_on_device(const at::Tensor& norm);
   at::Tensor factor_on_device(const at::Tensor& loss_and_norm, bool has_norm, double unscale) const;
   void begin(double grad_scale, const Unused& unused = {}, const at::Tensor& device_grad_scale = {});
+  void step_in_backward(int64_t buffer, int64_t bucket);
+  template <typename F>
+  void for_each_bucket(const F& f) const;
   void step_buckets();
   void step_bucket(int64_t buffer, int64_t bucket);
   void end_step(bool taken);

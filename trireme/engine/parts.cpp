@@ -10,6 +10,9 @@ namespace trireme::engine {
 
 // The user's module may outlive the engine.
 Parts::~Parts() {
+  if (optimizer) {
+    optimizer->drop_delayed();
+  }
   if (coordinator) {
     coordinator->forget_buffers();
   }

@@ -145,6 +145,7 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
     throw InputError("engine", concat("save_checkpoint() after step ", engine_.state.global_steps, ": the ranks are between two meetings and have different parameters"),
                      concat("Save after a step in which they meet, the next is step ", next, '.'));
   }
+  engine_.optimizer_step.finish_delayed();
   std::vector<checkpoint::TensorShard> mine;
   nlohmann::json positions;
   nlohmann::json own;
@@ -272,6 +273,9 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     load_optimizer_state(saved, state, tensor, begin, values);
   });
+  if (engine_.parts.optimizer->steps_on_host()) {
+    engine_.parts.optimizer->refresh_masters(); // fp32 parameters have copies on the host, which no checkpoint has
+  }
   engine_.parts.sync->for_each_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     checkpoint::read_placed(saved, concat(state, '/', whole_name(tensor)), tensor, begin, values);
   });
@@ -336,6 +340,7 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
                      kOfTheOptimizer);
   }
   check_model(saved);
+  engine_.optimizer_step.finish_delayed();
   engine_.parts.reducer->finish(); // of a step that has begun
   engine_.parts.sync->finish();
   load_positions(state);

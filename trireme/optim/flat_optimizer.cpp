@@ -38,8 +38,8 @@ at::Tensor allocate_beside(int64_t numel, at::ScalarType type, at::Device device
 } // namespace
 
 FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, bool sharded,
-                             std::unique_ptr<bucket::StateStore> store)
-    : rule_(make_optimizer(options)), store_(store ? std::move(store) : bucket::make_memory_store(allocate_beside)), sharded_(sharded) {
+                             std::unique_ptr<bucket::StateStore> store, const HostStepOptions& host)
+    : rule_(make_optimizer(options)), store_(store ? std::move(store) : bucket::make_memory_store(allocate_beside)), sharded_(sharded), host_(host) {
   int64_t tensors = 0;
   for (bucket::FlatParameters* buffer : buffers) {
     std::vector<ParameterOptions> of_each;
@@ -50,20 +50,26 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
       }
       of_each.push_back(options_of(tensor));
     }
-    Shard& shard = shards_.emplace_back(Shard{buffer, std::move(of_each), buffer->scalar_type() != torch::kFloat32, {}, {}, {}, {}, {}, 2 * tensors, {}, {}});
+    Shard& shard = shards_.emplace_back();
+    shard.buffer = buffer;
+    shard.options = std::move(of_each);
+    shard.low_precision = buffer->scalar_type() != torch::kFloat32;
+    shard.first_norm = 2 * tensors;
     tensors += shard.buffer->count();
     cut(shard);
+    place(shard);
     keep(shard);
   }
   if (!shards_.empty()) {
     device_ = shards_.front().buffer->parameter(0).device();
-    if (options.state_type == StateType::int8 && &kernels_for(shards_.front().buffer->parameter(0)) == &kAtenKernels) {
+    prepare_host_steps();
+    if (options.state_type == StateType::int8 && !steps_all_on_host() && &kernels_for(shards_.front().buffer->parameter(0)) == &kAtenKernels) {
       throw InputError("optim", concat("optimizer states of 8 bits need kernels of our own, and this build has none for ", device_.str(), '.'),
                        "Use \"state_dtype\": \"bf16\", or build Trireme with nvcc.");
     }
   }
   if (rule_->needs_norms()) {
-    norms_ = torch::zeros({2 * tensors}, at::TensorOptions(torch::kFloat64).device(device_));
+    norms_ = torch::zeros({2 * tensors}, at::TensorOptions(torch::kFloat64).device(steps_on_host() ? at::kCPU : device_));
     for (Shard& shard : shards_) {
       shard.norms = norms_.slice(0, shard.first_norm, shard.first_norm + 2 * shard.buffer->count());
     }
@@ -102,8 +108,11 @@ void FlatOptimizer::keep(Shard& shard) {
     }
   }
   std::vector<bucket::StoredArray> arrays;
-  if (shard.has_master) {
-    arrays.push_back({at::kFloat, 0, elements});
+  if (has_masters(shard)) {
+    bucket::StoredArray& masters = arrays.emplace_back(bucket::StoredArray{at::kFloat, 0, elements});
+    for (size_t b = 0; b < elements.size(); ++b) {
+      masters.numel[b] = shard.has_master[b] ? elements[b] : 0;
+    }
   }
   const bool coded = rule_->state_type() == StateType::int8;
   for (const StateInfo& info : rule_->states()) {
@@ -123,14 +132,14 @@ void FlatOptimizer::keep(Shard& shard) {
 }
 
 void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(const BucketStates&)>& f) const {
-  const size_t masters = shard.has_master ? 1 : 0;
+  const size_t masters = has_masters(shard) ? 1 : 0;
   const size_t states = rule_->states().size();
   if (!shard.in_store) {
     f({});
     return;
   }
   store_->use(*shard.in_store, bucket, modifies, [&](std::span<const at::Tensor> arrays) {
-    f({shard.has_master ? arrays.front() : at::Tensor(), arrays.subspan(masters, states), arrays.subspan(masters + states)});
+    f({shard.has_master[bucket] ? arrays.front() : at::Tensor(), arrays.subspan(masters, states), arrays.subspan(masters + states)});
   });
 }
 
@@ -149,12 +158,12 @@ void FlatOptimizer::refresh_masters() {
 }
 
 void FlatOptimizer::refresh_master(const Shard& shard, int64_t bucket) {
-  if (!shard.has_master) {
+  if (!shard.has_master[bucket]) {
     return;
   }
   const torch::NoGradGuard no_grad;
   with_states(shard, bucket, true, [&](const BucketStates& states) {
-    const at::Tensor data = shard.buffer->owned_data(bucket, owned(shard, bucket));
+    const at::Tensor data = shard.buffer->owned_data(bucket, owned(shard, bucket)).to(states.master.device());
     states.master.copy_(torch::where(states.master.to(data.scalar_type()) == data, states.master, data.to(torch::kFloat32)));
   });
 }
@@ -173,7 +182,7 @@ void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access, c
     }
   };
   const auto visit = [&](const at::Tensor& data, const BucketStates& kept) {
-    Values values{shard.has_master ? kept.master : data, {}, {}};
+    Values values{shard.has_master[bucket] ? kept.master : data, {}, {}};
     for (size_t i = 0; with_all && i < kept.states.size(); ++i) {
       values.initial.push_back(rule_->states()[i].initial);
       values.states.push_back(kept.states[i]);
@@ -185,7 +194,7 @@ void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access, c
       }
     }
     f(values);
-    if (shard.has_master && writes_parameters) {
+    if (shard.has_master[bucket] && writes_parameters) {
       at::Tensor(data).copy_(kept.master);
     }
     for (size_t i = 0; writes_states && !kept.scales.empty() && i < values.states.size(); ++i) {
@@ -259,17 +268,18 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
   const int64_t begin = segments[first].begin;
   const int64_t end = segments[last - 1].end;
   const bucket::Range range{start + begin, start + end};
-  const at::Tensor data = owned_data.slice(0, begin, end);
   ShardStep step;
-  if (shard.has_master) {
-    step.param = states.master.slice(0, begin, end);
-    step.param_copy = data;
+  if (!states.master.defined()) {
+    step.param = owned_data.slice(0, begin, end);
   } else {
-    step.param = data;
+    step.param = states.master.slice(0, begin, end);
+    step.param_copy = owned_data.defined() ? owned_data.slice(0, begin, end) : at::Tensor();
   }
   const bool given = !shard.gradients.empty() && shard.gradients[bucket].defined();
   const int64_t first_of_bucket = shard.buffer->layout().buckets()[bucket].begin;
-  step.grad = given ? shard.gradients[bucket].slice(0, range.begin - first_of_bucket, range.end - first_of_bucket) : shard.buffer->owned_grad(bucket, range);
+  step.grad = given                   ? shard.gradients[bucket].slice(0, range.begin - first_of_bucket, range.end - first_of_bucket)
+              : shard.on_host[bucket] ? shard.buffer->host_gradients()->wait(bucket, range, shard.gradient_set)
+                                      : shard.buffer->owned_grad(bucket, range);
   for (const at::Tensor& state : states.states) {
     step.states.push_back(state.slice(0, begin, end));
   }
@@ -289,32 +299,35 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
 
 // Steps neighbours together if their options are equal and none between them is left out. With 8-bit states each parameter is stepped alone, because
 // it has blocks of its own.
-void FlatOptimizer::for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const {
+void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states, const std::function<void(ShardStep&)>& f) const {
   const std::vector<Segment>& segments = shard.segments[bucket];
-  const auto left_out = [&](size_t s) { return !shard.unused.empty() && shard.unused[segments[s].parameter]; };
+  const auto left_out = [&](size_t s) { return is_left_out(shard, segments[s].parameter); };
   const auto options = [&](size_t s) { return shard.options[segments[s].parameter]; };
-  const auto step_all = [&](const at::Tensor& data, const BucketStates& states) {
-    prefetch_after(shard, bucket);
-    for (size_t first = 0, last = 0; first < segments.size(); first = last) {
-      last = first + 1;
-      if (left_out(first)) {
-        continue;
-      }
-      while (states.scales.empty() && last < segments.size() && !left_out(last) && options(last) == options(first)) {
-        ++last;
-      }
-      ShardStep step = shard_step(shard, data, states, bucket, first, last);
-      std::vector<Segment> own(segments.begin() + static_cast<int64_t>(first), segments.begin() + static_cast<int64_t>(last));
-      for (Segment& segment : own) {
-        segment.begin -= segments[first].begin;
-        segment.end -= segments[first].begin;
-      }
-      step.segments = own;
-      f(step);
+  for (size_t first = 0, last = 0; first < segments.size(); first = last) {
+    last = first + 1;
+    if (left_out(first)) {
+      continue;
     }
-  };
+    while (states.scales.empty() && last < segments.size() && !left_out(last) && options(last) == options(first)) {
+      ++last;
+    }
+    ShardStep step = shard_step(shard, data, states, bucket, first, last);
+    std::vector<Segment> own(segments.begin() + static_cast<int64_t>(first), segments.begin() + static_cast<int64_t>(last));
+    for (Segment& segment : own) {
+      segment.begin -= segments[first].begin;
+      segment.end -= segments[first].begin;
+    }
+    step.segments = own;
+    f(step);
+  }
+}
+
+void FlatOptimizer::for_each_step(const Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const {
   shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {
-    with_states(shard, bucket, true, [&](const BucketStates& states) { step_all(data, states); });
+    with_states(shard, bucket, true, [&](const BucketStates& states) {
+      prefetch_after(shard, bucket);
+      step_parts(shard, bucket, data, states, f);
+    });
   });
 }
 
@@ -339,8 +352,17 @@ void FlatOptimizer::prepare() {
   }
   norms_.zero_();
   for (Shard& shard : shards_) {
-    for (size_t b = 0; b < shard.segments.size(); ++b) {
-      for_each_step(shard, static_cast<int64_t>(b), [&](ShardStep& step) { rule_->prepare(step, shard.norms); });
+    for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
+      const auto add_norms = [&](ShardStep& step) { rule_->prepare(step, shard.norms); };
+      send_gradient(&shard - shards_.data(), b);
+      if (!shard.on_host[b] || !shard.has_master[b]) {
+        for_each_step(shard, b, add_norms);
+        continue;
+      }
+      with_states(shard, b, true, [&](const BucketStates& states) {
+        prefetch_after(shard, b);
+        step_parts(shard, b, at::Tensor(), states, add_norms);
+      });
     }
   }
   if (sharded_ && !shards_.empty()) {
@@ -365,50 +387,26 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
     throw Error("optim", concat(rule_->name(), ": step_bucket() before prepare()."));
   }
   Shard& shard = shards_[buffer];
-  for_each_step(shard, bucket, [&](ShardStep& step) {
-    if (needs_norms()) {
-      step.norms = shard.norms;
+  if (shard.on_host[bucket]) {
+    send_gradient(buffer, bucket);
+    if (host_.delayed) {
+      queued_.emplace_back(buffer, bucket);
+    } else {
+      step_on_host(shard, bucket);
     }
-    rule_->step(step);
-  });
+    return;
+  }
+  for_each_step(shard, bucket, [&](ShardStep& one) { step(shard, one); });
   if (!shard.gradients.empty()) {
     shard.gradients[bucket] = at::Tensor();
   }
 }
 
-at::Tensor FlatOptimizer::squared_grad_norm() const {
-  at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
-  for (const Shard& shard : shards_) {
-    for (int64_t b = 0; b < std::ssize(shard.segments) && !shard.buffer->is_repeated(); ++b) {
-      shard.buffer->prefetch_grad((b + 1) % std::ssize(shard.segments)); // the first one's step comes next
-      add_squared_norm_of(shard, b, shard.buffer->plan().mine(b), sum);
-    }
+void FlatOptimizer::step(Shard& shard, ShardStep& step) const {
+  if (needs_norms()) {
+    step.norms = shard.norms;
   }
-  return sum;
-}
-
-at::Tensor FlatOptimizer::own_squared_grad_norm(const std::function<double(const bucket::FlatParameters&)>& factor) const {
-  at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
-  for (const Shard& shard : shards_) {
-    const at::Tensor of_buffer = torch::zeros_like(sum);
-    for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
-      const bucket::Bucket& whole = shard.buffer->layout().buckets()[b];
-      add_squared_norm_of(shard, b, {whole.begin, whole.end}, of_buffer);
-    }
-    sum.add_(of_buffer, factor(*shard.buffer));
-  }
-  return sum;
-}
-
-void FlatOptimizer::add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range, const at::Tensor& sum) {
-  int64_t begin = range.begin;
-  for (const bucket::Slot& slot : shard.uncounted) {
-    if (slot.begin < range.end && slot.end > begin) {
-      add_squared_norm(shard.buffer->owned_grad(bucket, {begin, std::max(begin, slot.begin)}), sum);
-      begin = std::min(range.end, slot.end);
-    }
-  }
-  add_squared_norm(shard.buffer->owned_grad(bucket, {begin, range.end}), sum);
+  rule_->step(step);
 }
 
 } // namespace trireme::optim

@@ -5,9 +5,11 @@
 #include <trireme/bucket/state_store.h>
 #include <trireme/bucket/stepped_values.h>
 #include <trireme/optim/optimizer.h>
+#include <trireme/optim/parameters_to_device.h>
 
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,12 +29,24 @@ struct ParameterOptions {
   bool operator==(const ParameterOptions&) const = default;
 };
 
+/// How a FlatOptimizer steps what its store keeps on the host of a device (bucket::StateStore::on_host()).
+struct HostStepOptions {
+  bool pinned = true;
+  /// Sharded gradients are added up over micro-batches on the host: not where ranks with the same shard exchange them before the step.
+  bool add_up_there = true;
+  /// A step begins when its gradients are there, and its parameters come to the device in finish_delayed(): the host steps while the device computes the next gradients, with
+  /// the parameters of before. Source: Ren et al. 2021, arXiv:2101.06840, section 5.2 (delayed parameter update).
+  bool delayed = false;
+};
+
 /// Steps this rank's part of a set of flat buffers, and owns the optimizer states
 /// of that part (ZeRO stage 0: everything; 1 and up: its part of FlatParameters::plan()).
 ///
 /// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes the
 /// parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are.
-/// The bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped. Masters follow changes of
+/// The bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped. Where it has them on the host of a device, the CPU's kernels step the
+/// bucket there: its gradients go to pinned memory as soon as send_gradient() says that they are final, and the new parameters return while the next bucket is stepped, each
+/// on a stream of their own; fp32 parameters then have a copy there, as if they had masters. Bits are those of the CPU's kernels. Masters follow changes of
 /// parameters before the first step; later, see refresh_masters().
 /// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer : public bucket::SteppedValues {
@@ -41,7 +55,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   /// the optimizer. Without a `store` masters and states are in memory, on the parameters' device.
   using OptionsOf = std::function<ParameterOptions(const bucket::TensorInfo&)>;
   FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, bool sharded = false,
-                std::unique_ptr<bucket::StateStore> store = nullptr);
+                std::unique_ptr<bucket::StateStore> store = nullptr, const HostStepOptions& host = {});
 
   bool sharded() const override {
     return sharded_;
@@ -90,7 +104,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   /// Skips parameter i of `buffer` and its states in this step if unused[i]. Call it after begin_step(), the same on every rank.
   void leave_out(int64_t buffer, std::vector<bool> unused);
   bool is_left_out(int64_t buffer, int64_t parameter) const override {
-    return !shards_[buffer].unused.empty() && shards_[buffer].unused[parameter];
+    return is_left_out(shards_[buffer], parameter);
   }
   /// True: all gradients must be final before the first step_bucket(), because the step needs parameters' norms (LAMB).
   bool needs_norms() const override {
@@ -103,8 +117,28 @@ class FlatOptimizer : public bucket::SteppedValues {
   void sum_over(std::function<void(at::Tensor& sums, int reduce_group)> all_reduce) {
     sum_over_ = std::move(all_reduce);
   }
-  /// Steps the owned part of one bucket. Call it once for each bucket after begin_step().
+  /// Steps the owned part of one bucket. Call it once for each bucket after begin_step(). On the host it blocks until the bucket's gradients are there, for nothing else.
   void step_bucket(int64_t buffer, int64_t bucket);
+
+  /// Whether any bucket is stepped on the host of a device.
+  bool steps_on_host() const {
+    return to_device_ != nullptr;
+  }
+  /// The bucket's gradients are final: starts to bring what is stepped on the host there, unless that was done. From step_bucket() on it comes by itself.
+  void send_gradient(int64_t buffer, int64_t bucket);
+  /// With HostStepOptions::delayed, after step_bucket() of all buckets: a thread steps them while this one goes on. Until finish_bucket() has been called for each of them
+  /// nothing else may be asked of this optimizer but send_gradient() and squared_grad_norm().
+  void start_delayed();
+  bool steps_later() const {
+    return steps_on_host() && host_.delayed;
+  }
+  bool has_delayed() const {
+    return delayed_.valid() || !finished_.empty();
+  }
+  /// Waits for the thread and brings the bucket's new parameters to the device. Errors: what the step threw.
+  void finish_bucket(int64_t buffer, int64_t bucket);
+  /// Waits for the thread, whatever it comes to: before the end of the buffers.
+  void drop_delayed() noexcept;
   /// Sum of squares, in double and in order of buckets, of this rank's shard of the gradients that count (bucket::Placement). The sum
   /// over the ranks is that of all gradients. Uses shards even if nothing is sharded, so that every stage adds in the same order.
   /// Finite if and only if all these gradients are.
@@ -113,7 +147,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   /// The same for gradients that every rank has for itself: of all of them, with each buffer's sum multiplied by factor(buffer).
   at::Tensor own_squared_grad_norm(const std::function<double(const bucket::FlatParameters&)>& factor) const;
 
-  /// Copies changed parameters into their masters: those that differ from their rounded master.
+  /// Copies changed parameters into their masters: those that differ from their rounded master, and all that are masters because they are on the host.
   void refresh_masters();
   /// Bytes of masters and states of this rank.
   int64_t bytes() const {
@@ -153,10 +187,11 @@ class FlatOptimizer : public bucket::SteppedValues {
   std::optional<bucket::Extent> state_extent(int64_t buffer, int64_t bucket, size_t number);
 
  private:
+  struct LeftNorms;
   struct Shard {
     bucket::FlatParameters* buffer;
     std::vector<ParameterOptions> options; // of each parameter
-    bool has_master; // the parameters are not fp32
+    bool low_precision; // the parameters are not fp32, and have masters
     std::vector<std::vector<Segment>> segments; // of each bucket's owned range
     std::vector<std::vector<int64_t>> first_block; // of 8-bit states, of each bucket's segments: each begins a block
     std::vector<at::Tensor> gradients; // given for the present step; undefined: the buffer's
@@ -165,26 +200,52 @@ class FlatOptimizer : public bucket::SteppedValues {
     int64_t first_norm; // in norms_
     at::Tensor norms; // its part of norms_
     std::optional<int64_t> in_store; // its number; absent: it has neither masters nor states
+    std::vector<bool> on_host; // bucket b is stepped on the host of a device
+    std::vector<bool> has_master; // bucket b: low precision, or a copy on the host
+    std::shared_ptr<LeftNorms> left_norms; // of gradients that do not stay on the device
+    int gradient_set = 0; // of bucket::HostGradients, that the present step reads
+    std::vector<at::Tensor> results; // of a delayed step: parameters on the host
   };
 
   // Masters and states of a bucket's owned range in the store.
   struct BucketStates {
-    at::Tensor master; // undefined: the parameters are fp32
+    at::Tensor master; // undefined: it has none
     std::span<const at::Tensor> states;
     std::span<const at::Tensor> scales; // of 8-bit states
+  };
+
+  // Squares of gradients that leave the device before anybody asks for the norm, piece by piece as add_squared_norm_of() would add them.
+  struct LeftNorms {
+    std::vector<std::vector<bucket::Range>> pieces; // of each bucket
+    std::vector<at::Tensor> sums; // [pieces], fp64, on the device
   };
 
   /// The range of a bucket that this rank steps.
   bucket::Range owned(const Shard& shard, int64_t bucket) const;
   void cut(Shard& shard) const;
+  void place(Shard& shard);
   void keep(Shard& shard);
+  static bool has_masters(const Shard& shard);
+  bool steps_all_on_host() const;
+  void prepare_host_steps();
+  void bring_gradients(Shard& shard);
   void with_states(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(const BucketStates&)>& f) const;
   void follow_first_values();
   void refresh_master(const Shard& shard, int64_t bucket);
   /// Calls f(step) for each part of a bucket's owned range that is stepped in one pass.
-  void for_each_step(Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;
+  void for_each_step(const Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;
+  // The same of a bucket whose new parameters go to `data`, beside the masters; undefined: nowhere.
+  void step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states, const std::function<void(ShardStep&)>& f) const;
+  void step(Shard& shard, ShardStep& step) const;
+  void step_on_host(Shard& shard, int64_t bucket);
+  at::Tensor new_parameters(Shard& shard, int64_t bucket, const BucketStates& states);
+  void fill_unstepped(const Shard& shard, int64_t bucket, const at::Tensor& master, const at::Tensor& parameters) const;
+  bool is_left_out(const Shard& shard, int64_t parameter) const {
+    return !shard.unused.empty() && shard.unused[parameter];
+  }
   ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first, size_t last) const;
   void prefetch_after(const Shard& shard, int64_t bucket) const;
+  static std::vector<bucket::Range> counted(const Shard& shard, const bucket::Range& range);
   static void add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range, const at::Tensor& sum);
   static at::Tensor scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket, size_t segment);
 
@@ -203,6 +264,11 @@ class FlatOptimizer : public bucket::SteppedValues {
   at::Device device_ = at::kCPU; // of all buffers
   at::Tensor norms_; // of every tensor of every buffer, as ShardStep::norms
   bool prepared_ = false;
+  HostStepOptions host_;
+  std::unique_ptr<ParametersToDevice> to_device_; // null: nothing is stepped on the host of a device
+  std::vector<std::pair<int64_t, int64_t>> queued_; // buffer and bucket, of a delayed step that begins
+  std::future<void> delayed_;
+  std::vector<std::pair<int64_t, int64_t>> finished_; // of a delayed step: not brought to the device yet
 };
 
 } // namespace trireme::optim

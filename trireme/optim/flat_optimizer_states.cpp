@@ -20,7 +20,7 @@ std::vector<FlatOptimizer::StateBucket> FlatOptimizer::state_buckets() const {
           found.pieces.push_back({state, &layout.tensors()[segment.parameter], begin, segment.end - segment.begin, visited});
         }
       };
-      if (shard.has_master) {
+      if (shard.low_precision) {
         add(kMasterState, at::kFloat);
       }
       for (const StateInfo& info : rule_->states()) {
@@ -43,7 +43,7 @@ void FlatOptimizer::visit_states(int64_t buffer, int64_t bucket, const std::func
   }
   with_states(shard, bucket, modifies, [&](const BucketStates& states) {
     size_t number = 0;
-    for (size_t s = 0; s < segments.size() && shard.has_master; ++s) {
+    for (size_t s = 0; s < segments.size() && shard.low_precision; ++s) {
       visit(number++, states.master.slice(0, segments[s].begin, segments[s].end));
     }
     for (size_t i = 0; i < infos.size(); ++i) {
@@ -88,9 +88,10 @@ void FlatOptimizer::prefetch_states(int64_t buffer, int64_t bucket) {
 std::optional<bucket::Extent> FlatOptimizer::state_extent(int64_t buffer, int64_t bucket, size_t number) {
   const Shard& shard = shards_[buffer];
   const std::vector<Segment>& segments = shard.segments[bucket];
-  const size_t array = number / segments.size(); // as keep() numbers them
-  const bool is_master = shard.has_master && array == 0;
-  if ((shard.has_master && steps_ == 0) || (!is_master && rule_->state_type() == StateType::int8)) {
+  const size_t unvisited = has_masters(shard) && !shard.low_precision ? 1 : 0; // copies of fp32 parameters on the host
+  const size_t array = number / segments.size() + unvisited; // as keep() numbers them
+  const bool is_master = shard.low_precision && array == 0;
+  if ((shard.low_precision && steps_ == 0) || (!is_master && rule_->state_type() == StateType::int8)) {
     return std::nullopt;
   }
   std::optional<bucket::Extent> extent = store_->extent(*shard.in_store, bucket, static_cast<int64_t>(array));

@@ -4,18 +4,13 @@
 #include <trireme/comm/group.h>
 
 #include <cstdint>
-#include <utility>
 
 namespace trireme::zero {
 
 /// Brings the ranks' parts of one bucket of parameters together on every rank. Sharded parameters can be read once it was waited for.
-/// Cost: P(N-1)/N bytes sent a rank for a bucket of P bytes.
-inline comm::Work gather_bucket(const comm::Group& group, bucket::FlatParameters& parameters, int64_t bucket) {
-  comm::Work gathered = group.all_gather(parameters.bucket_data(bucket), parameters.owned_data(bucket, parameters.plan().mine(bucket)), "parameters");
-  if (parameters.is_replicated(bucket)) {
-    return gathered;
-  }
-  return comm::then(std::move(gathered), [&parameters, bucket] { parameters.publish(bucket); });
-}
+/// Parts that are in the host's memory go to the device on a stream of their own, after what the current stream has been given so far, and travel from there: what is computed
+/// meanwhile waits for neither.
+/// Cost: P(N-1)/N bytes sent a rank for a bucket of P bytes; from the host P/N bytes.
+comm::Work gather_bucket(const comm::Group& group, bucket::FlatParameters& parameters, int64_t bucket);
 
 } // namespace trireme::zero

@@ -1,0 +1,397 @@
+// When moves between a device and its host happen, on the simulated device's clock, and what a delayed update computes.
+#include "offload_case.h"
+
+#include <trireme/base/error.h>
+#include <trireme/offload/host_store.h>
+#include <trireme/zero/gather_bucket.h>
+
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/linear.h>
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <thread>
+
+namespace trireme::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using precision::Type;
+using test::run_ranks;
+using testing::IsEmpty;
+
+constexpr double kStepTime = 5; // of the host, for each bucket
+
+/// Counts the buckets that are stepped, each of which takes the host some time, and knows which thread does it.
+class SlowStore final : public bucket::StateStore {
+ public:
+  struct Seen {
+    int acquired = 0;
+    std::set<std::thread::id> threads;
+  };
+  explicit SlowStore(Seen& seen) : seen_(seen), inner_(offload::make_host_store(true)) {}
+
+  std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device device) override {
+    return inner_->on_host(numel, device);
+  }
+  int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override {
+    return inner_->add(arrays, device);
+  }
+  const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override {
+    ++seen_.acquired;
+    seen_.threads.insert(std::this_thread::get_id());
+    sim::host_works(kStepTime);
+    return inner_->acquire(buffer, bucket);
+  }
+  void release(int64_t buffer, int64_t bucket, bool modified) override {
+    inner_->release(buffer, bucket, modified);
+  }
+  void prefetch(int64_t buffer, int64_t bucket) override {
+    inner_->prefetch(buffer, bucket);
+  }
+
+ private:
+  Seen& seen_;
+  std::unique_ptr<bucket::StateStore> inner_;
+};
+
+using Spans = std::vector<sim::Span>;
+
+Spans only(const Spans& all, const std::function<bool(const sim::Span&)>& wanted) {
+  Spans found;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(found), wanted);
+  return found;
+}
+
+bool computes(const sim::Span& span) {
+  return span.stream == 0;
+}
+
+// Launched before the last copy of a gradient to the host.
+struct Backward {
+  Spans compute;
+  Spans gradients; // copies to the host beside the computation
+};
+
+Backward backward_of(const Spans& all) {
+  const auto leaves = [](const sim::Span& span) { return span.kernel == "copy to the host" && !computes(span); };
+  const auto last = std::find_if(all.rbegin(), all.rend(), leaves);
+  const Spans before(all.begin(), last.base());
+  return {only(before, computes), only(before, leaves)};
+}
+
+double busy(const Spans& spans) {
+  return static_cast<double>(spans.size());
+}
+
+// Of a step after the first ones.
+Spans spans_of_step(Engine& engine) {
+  sim::keep_spans(true);
+  engine.train_batch();
+  return sim::spans();
+}
+
+TEST(SimDeviceMoves, GradientsLeaveWhileBackwardComputes) {
+  for (const int stage : {0, 2}) {
+    EXPECT_THAT(run_ranks(1,
+                          [&](comm::World& world) {
+                            start();
+                            const auto engine = engine_of(world, {.run = {.name = "moves", .zero_stage = stage, .type = Type::bf16, .accumulation = 1}}, sim::device());
+                            engine->train_batch();
+                            const Backward backward = backward_of(spans_of_step(*engine));
+                            ASSERT_GT(backward.gradients.size(), 3U);
+                            const Spans& compute = backward.compute;
+                            EXPECT_EQ(compute.back().end - compute.front().begin, busy(compute)) << "no copy holds the computation up";
+                            // What the last bucket needs: at stage 2 its norm is taken before it leaves.
+                            const double of_one = stage == 2 ? 3 : 1;
+                            EXPECT_EQ(backward.gradients.back().end, compute.back().end + of_one) << "of all buckets only the last is not hidden";
+                          }),
+                IsEmpty())
+        << stage;
+  }
+}
+
+TEST(SimDeviceMoves, ParametersReturnWhileTheNextBucketIsStepped) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          start();
+                          SlowStore::Seen seen;
+                          InitializeOptions options = options_of({.name = "returns", .accumulation = 1}, sim::device());
+                          options.state_store = [&] { return std::make_unique<SlowStore>(seen); };
+                          const auto engine = initialize(world, options).engine;
+                          engine->train_batch();
+                          seen.acquired = 0;
+                          Spans all = spans_of_step(*engine);
+                          const int buckets = seen.acquired;
+                          ASSERT_GT(buckets, 3);
+                          const auto last_gradient = std::find_if(all.rbegin(), all.rend(), [](const sim::Span& span) { return span.kernel == "copy to the host"; });
+                          const Spans returns = only(Spans(last_gradient.base(), all.end()), [](const sim::Span& span) { return span.kernel == "copy to the device"; });
+                          ASSERT_EQ(std::ssize(returns), buckets);
+                          EXPECT_EQ(returns.back().end - returns.front().begin, kStepTime * (buckets - 1) + 1) << "copies take no time of the host";
+                          for (size_t i = 1; i < returns.size(); ++i) {
+                            EXPECT_LE(returns[i - 1].end, returns[i].begin);
+                          }
+                          const Spans next = only(spans_of_step(*engine), computes);
+                          EXPECT_GE(next.front().begin, returns.back().end) << "forward uses what has returned";
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+// With parameters on the host the next unit's come while this one's forward computes.
+TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          start();
+                          const auto engine = engine_of(world, {.run = {.name = "ahead", .zero_stage = 3, .accumulation = 1}, .parameters = offload::Place::host}, sim::device());
+                          engine->train_batch();
+                          engine->train_batch();
+                          const Spans all = spans_of_step(*engine);
+                          const auto loads = [](const sim::Span& span) { return span.kernel == "copy to the device" && !computes(span); };
+                          const Spans compute = only(all, computes);
+                          int hidden = 0;
+                          int loaded = 0;
+                          for (const sim::Span& load : only(all, loads)) {
+                            ++loaded;
+                            hidden += std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) { return span.begin < load.end && load.begin < span.end; });
+                          }
+                          EXPECT_GT(loaded, 4);
+                          EXPECT_GE(hidden, loaded - 3) << "all but a batch and the first unit of a pass";
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+// A shard on the host that is on its way to the device changes when it has been read.
+TEST(SimDeviceShards, AreSteppedAfterTheyHaveBeenRead) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World&) {
+                          start();
+                          at::Tensor weight = torch::arange(64, at::TensorOptions(at::kFloat).device(sim::device()));
+                          bucket::FlatOptions sharding;
+                          sharding.shard_parameters = true;
+                          sharding.unit_of = [](const at::Tensor&) { return 0; };
+                          sharding.parameter_store = offload::make_host_store(true);
+                          const auto allocate = [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, at::TensorOptions(type).device(sim::device())); };
+                          bucket::FlatParameters flat({{"weight", weight}}, {}, allocate, sharding);
+                          flat.move_in(0);
+                          flat.update_shard(0);
+                          flat.release(0);
+                          EXPECT_TRUE(flat.keeps_on_host(0));
+                          sim::reset_host_synchronisations();
+                          comm::Work gathered = zero::gather_bucket(comm::Group(), flat, 0);
+                          EXPECT_EQ(sim::host_synchronisations(), 0);
+                          flat.modify_owned_data(0, flat.plan().mine(0), [](const at::Tensor& shard) { at::Tensor(shard).fill_(5); });
+                          gathered.wait();
+                          EXPECT_EQ(weight.sum().item<float>(), 63 * 32);
+                          flat.release(0);
+                          zero::gather_bucket(comm::Group(), flat, 0).wait();
+                          EXPECT_EQ(weight.sum().item<float>(), 64 * 5);
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+TEST(SimDeviceMoves, ADelayedUpdateIsAnotherThreadsWork) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          start();
+                          SlowStore::Seen seen;
+                          const Offloaded one{.run = {.name = "later", .zero_stage = 2, .accumulation = 1}, .delayed = true};
+                          InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
+                          options.state_store = [&] { return std::make_unique<SlowStore>(seen); };
+                          const auto engine = initialize(world, options).engine;
+                          for (int step = 0; step < 3; ++step) {
+                            engine->train_batch();
+                          }
+                          engine->finish_delayed_update();
+                          seen = {};
+                          for (int step = 0; step < 3; ++step) {
+                            const Backward backward = backward_of(spans_of_step(*engine));
+                            EXPECT_EQ(backward.compute.back().end - backward.compute.front().begin, busy(backward.compute)) << "the device never waits for the host's step";
+                          }
+                          engine->finish_delayed_update();
+                          EXPECT_GT(seen.acquired, 9);
+                          EXPECT_EQ(seen.threads.count(std::this_thread::get_id()), 0U);
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+/// Points near a plane.
+class Points : public data::Dataset {
+ public:
+  int64_t size() const override {
+    return 192;
+  }
+  data::Batch get(std::span<const int64_t> indices) const override {
+    std::vector<float> x;
+    std::vector<float> y;
+    for (const int64_t i : indices) {
+      const float a = static_cast<float>(i * 37 % 64) / 64;
+      const float b = static_cast<float>(i * 11 % 48) / 48;
+      x.insert(x.end(), {a, b, a * b});
+      y.push_back(1.5F * a - b + 0.25F);
+    }
+    const auto n = static_cast<int64_t>(indices.size());
+    return {{torch::tensor(x).view({n, 3})}, {torch::tensor(y).view({n, 1})}, n};
+  }
+  std::string describe() const override {
+    return "points";
+  }
+};
+
+constexpr double kLr = 0.0625; // a power of two: its product with a gradient is exact
+
+torch::nn::Linear plane() {
+  torch::manual_seed(3);
+  return torch::nn::Linear(3, 1);
+}
+
+// w(t + 1) = w(t) - lr g(w(t - 1)), where the first two gradients are of w(0), in plain libtorch.
+Seen delayed_sgd(int steps) {
+  torch::nn::Linear model = plane();
+  Seen seen;
+  std::vector<at::Tensor> late;
+  const auto apply = [&] {
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < late.size(); ++i) {
+      model->parameters()[i].sub_(late[i] * kLr);
+    }
+  };
+  for (int step = 0; step < steps; ++step) {
+    std::vector<int64_t> indices;
+    for (int64_t i = 0; i < kZeroBatch; ++i) {
+      indices.push_back((step * kZeroBatch + i) % Points().size());
+    }
+    const data::Batch batch = Points().get(indices);
+    model->zero_grad();
+    const at::Tensor loss = torch::mse_loss(model->forward(batch.input()), batch.target());
+    loss.backward();
+    seen.numbers.push_back(loss.item<float>());
+    apply();
+    late.clear();
+    for (const at::Tensor& parameter : model->parameters()) {
+      late.push_back(parameter.grad().clone());
+    }
+  }
+  apply();
+  for (const at::Tensor& parameter : model->parameters()) {
+    seen.weights.push_back(parameter.detach().clone());
+  }
+  return seen;
+}
+
+TEST(SimDeviceDelayed, IsTheFormulaOfDelayedDescent) {
+  const Seen expected = delayed_sgd(30);
+  EXPECT_LT(expected.numbers.back(), 0.5 * expected.numbers.front()) << "it descends";
+  EXPECT_EQ(expected.numbers.size(), 30U);
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          start();
+                          torch::nn::Linear model = plane();
+                          InitializeOptions options;
+                          options.device = sim::device();
+                          options.model = model.ptr();
+                          options.loss = [model](const data::Batch& batch) mutable { return torch::mse_loss(model->forward(batch.input()), batch.target()); };
+                          options.config = zero_config(0, /*accumulation=*/1, /*clipping=*/0);
+                          options.config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = kLr}};
+                          options.config.offload.optimizer.place = offload::Place::host;
+                          options.config.offload.optimizer.delayed_update = true;
+                          options.training_data = std::make_shared<Points>();
+                          const auto engine = initialize(world, options).engine;
+                          Seen seen;
+                          for (int step = 0; step < 30; ++step) {
+                            engine->train_batch();
+                            seen.numbers.push_back(engine->loss());
+                          }
+                          add_weights(seen, *engine); // which brings the last update
+                          expect_same(seen, expected);
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
+// On a GPT, with AdamW, one step late.
+TEST(SimDeviceDelayed, LearnsAsWell) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          start();
+                          const auto losses = [&](bool delayed) {
+                            const auto engine = engine_of(world, {.run = {.name = "learns", .zero_stage = 2, .type = Type::bf16, .accumulation = 1}, .delayed = delayed}, sim::device());
+                            std::vector<double> found;
+                            for (int step = 0; step < 60; ++step) {
+                              engine->train_batch();
+                              found.push_back(engine->loss());
+                            }
+                            return found;
+                          };
+                          const std::vector<double> plain = losses(false);
+                          const std::vector<double> delayed = losses(true);
+                          EXPECT_EQ(delayed[1] > plain[1], true) << "the second step computes with the first one's parameters";
+                          const auto mean = [](const std::vector<double>& all) { return std::accumulate(all.end() - 10, all.end(), 0.0) / 10; };
+                          EXPECT_LT(mean(plain), 0.5 * plain.front());
+                          EXPECT_NEAR(mean(delayed), mean(plain), 0.1 * plain.front()) << "of the loss at the start";
+                        }),
+              IsEmpty());
+}
+
+class SimDeviceDelayedTest : public testing::TestWithParam<Offloaded> {};
+
+// A save brings the update that is under way, so a run that goes on and one that resumes are the same; and ZeRO changes nothing.
+TEST_P(SimDeviceDelayedTest, IsResumedAndTheSameAtEveryStage) {
+  const Offloaded& one = GetParam();
+  const fs::path folder = scratch(concat("delayed_", one.run.name).c_str());
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(run_ranks(ranks * one.run.stages,
+                          [&](comm::World& world) {
+                            start();
+                            Offloaded plain = one;
+                            plain.run.zero_stage = 0;
+                            const auto run = [&](const Offloaded& run, bool saves) {
+                              const auto engine = engine_of(world, run, sim::device());
+                              Seen seen;
+                              train_steps(*engine, 5, seen);
+                              if (saves) {
+                                engine->save_checkpoint(folder, "five");
+                              } else {
+                                engine->finish_delayed_update();
+                              }
+                              train_steps(*engine, 5, seen);
+                              add_weights(seen, *engine);
+                              return seen;
+                            };
+                            const Seen expected = run(plain, false);
+                            expect_same(run(one, true), expected);
+                            const auto again = engine_of(world, one, sim::device());
+                            ASSERT_TRUE(again->load_checkpoint(folder, "five"));
+                            Seen resumed;
+                            resumed.numbers.assign(expected.numbers.begin(), expected.numbers.begin() + 10);
+                            train_steps(*again, 5, resumed);
+                            add_weights(resumed, *again);
+                            expect_same(resumed, expected);
+                            EXPECT_THAT(sim::problems(), IsEmpty());
+                          }),
+                IsEmpty())
+        << ranks;
+    fs::remove_all(folder);
+  }
+}
+
+std::vector<Offloaded> delayed() {
+  std::vector<Offloaded> all;
+  for (const int stage : {0, 1, 2, 3}) {
+    all.push_back({.run = {.name = concat("zero", stage), .zero_stage = stage}, .delayed = true});
+    all.push_back({.run = {.name = concat("zero", stage, "_fp16"), .zero_stage = stage, .type = Type::fp16}, .delayed = true});
+  }
+  all.push_back({.run = {.name = "pipe_zero1", .zero_stage = 1, .type = Type::bf16, .accumulation = 4, .stages = 2}, .delayed = true});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SimDeviceDelayedTest, testing::ValuesIn(delayed()), [](const auto& info) { return info.param.run.name; });
+
+} // namespace
+} // namespace trireme::engine

@@ -1,0 +1,62 @@
+#include <trireme/optim/flat_optimizer.h>
+
+#include <torch/utils.h>
+
+#include <algorithm>
+
+namespace trireme::optim {
+
+at::Tensor FlatOptimizer::squared_grad_norm() const {
+  at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
+  for (const Shard& shard : shards_) {
+    if (shard.left_norms) {
+      shard.buffer->host_gradients()->order_current_stream();
+    }
+    for (int64_t b = 0; b < std::ssize(shard.segments) && !shard.buffer->is_repeated(); ++b) {
+      shard.buffer->prefetch_grad((b + 1) % std::ssize(shard.segments)); // the first one's step comes next
+      if (!shard.left_norms || !shard.on_host[b]) {
+        add_squared_norm_of(shard, b, shard.buffer->plan().mine(b), sum);
+        continue;
+      }
+      for (int64_t piece = 0; piece < shard.left_norms->sums[b].numel(); ++piece) {
+        sum.add_(shard.left_norms->sums[b].slice(0, piece, piece + 1));
+      }
+    }
+  }
+  return sum;
+}
+
+at::Tensor FlatOptimizer::own_squared_grad_norm(const std::function<double(const bucket::FlatParameters&)>& factor) const {
+  at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
+  for (const Shard& shard : shards_) {
+    const at::Tensor of_buffer = torch::zeros_like(sum);
+    for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
+      const bucket::Bucket& whole = shard.buffer->layout().buckets()[b];
+      add_squared_norm_of(shard, b, {whole.begin, whole.end}, of_buffer);
+    }
+    sum.add_(of_buffer, factor(*shard.buffer));
+  }
+  return sum;
+}
+
+// The parts of the range that count in the norm, some of them empty.
+std::vector<bucket::Range> FlatOptimizer::counted(const Shard& shard, const bucket::Range& range) {
+  std::vector<bucket::Range> pieces;
+  int64_t begin = range.begin;
+  for (const bucket::Slot& slot : shard.uncounted) {
+    if (slot.begin < range.end && slot.end > begin) {
+      pieces.push_back({begin, std::max(begin, slot.begin)});
+      begin = std::min(range.end, slot.end);
+    }
+  }
+  pieces.push_back({begin, range.end});
+  return pieces;
+}
+
+void FlatOptimizer::add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range, const at::Tensor& sum) {
+  for (const bucket::Range& piece : counted(shard, range)) {
+    add_squared_norm(shard.buffer->owned_grad(bucket, piece), sum);
+  }
+}
+
+} // namespace trireme::optim

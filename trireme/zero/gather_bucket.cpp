@@ -1,0 +1,42 @@
+#include <trireme/zero/gather_bucket.h>
+
+#include <trireme/device/stream.h>
+
+#include <torch/utils.h>
+
+#include <memory>
+#include <utility>
+
+namespace trireme::zero {
+namespace {
+
+comm::Work gather_from_host(const comm::Group& group, bucket::FlatParameters& parameters, int64_t bucket, const at::Tensor& part) {
+  const torch::NoGradGuard no_grad;
+  const at::Device device = parameters.device();
+  const at::Tensor whole = parameters.bucket_data(bucket); // may have been another bucket's on the current stream
+  const c10::Stream own = parameters.shard_stream();
+  device::Event ready(device.type());
+  ready.record(device::current_stream(device));
+  const device::OnStream on(own);
+  ready.block(own);
+  const at::Tensor there = torch::empty({part.numel()}, whole.options());
+  parameters.copy_to_device(bucket, part, there);
+  comm::Work gathered = group.all_gather(whole, there, "parameters");
+  const auto copied = std::make_shared<device::Event>(device.type());
+  copied->record(own);
+  return comm::then(std::move(gathered), [device, copied] { copied->block(device::current_stream(device)); });
+}
+
+} // namespace
+
+comm::Work gather_bucket(const comm::Group& group, bucket::FlatParameters& parameters, int64_t bucket) {
+  const at::Tensor part = parameters.owned_data(bucket, parameters.plan().mine(bucket));
+  comm::Work gathered = part.device() == parameters.device() ? group.all_gather(parameters.bucket_data(bucket), part, "parameters")
+                                                             : gather_from_host(group, parameters, bucket, part);
+  if (parameters.is_replicated(bucket)) {
+    return gathered;
+  }
+  return comm::then(std::move(gathered), [&parameters, bucket] { parameters.publish(bucket); });
+}
+
+} // namespace trireme::zero
