@@ -32,5 +32,15 @@ TEST(EnvTest, FlagsAreWords) {
   EXPECT_TRUE(env::flag("TRIREME_TEST_FLAG", true));
 }
 
+TEST(EnvTest, APlaceIsANumberOfSoMany) {
+  EXPECT_EQ(env::place("TRIREME_TEST_PLACE"), std::nullopt);
+  ::setenv("TRIREME_TEST_PLACE", "2/4", 1);
+  EXPECT_EQ(env::place("TRIREME_TEST_PLACE"), std::pair(2, 4));
+  for (const char* wrong : {"4/4", "-1/4", "2", "2/", "2/4/1", "a/4", "1/4 "}) {
+    ::setenv("TRIREME_TEST_PLACE", wrong, 1);
+    EXPECT_THROW(env::place("TRIREME_TEST_PLACE"), InputError) << wrong;
+  }
+}
+
 } // namespace
 } // namespace trireme

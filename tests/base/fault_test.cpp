@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdlib>
+
 namespace trireme::fault {
 namespace {
 
@@ -43,6 +45,23 @@ TEST_F(FaultTest, StrikesItsRankStepPhaseAndAttemptOnly) {
   set_step(2);
   EXPECT_EQ(at(Phase::forward), Effect::nan) << "no step: every one";
   EXPECT_EQ(at(Phase::all_reduce), Effect::none) << "the first start only";
+}
+
+// Each worker of parameter servers is rank 0 of a world of its own.
+TEST_F(FaultTest, AWorkerOfServersIsTheRankOfItsNumber) {
+  ::setenv("TRIREME_FAULT", "rank=2,phase=forward,kind=nan", 1);
+  const auto effect_on = [](const char* worker) {
+    ::setenv("TRIREME_WORKER", worker, 1);
+    arm_from_environment(0, 1);
+    set_step(1);
+    return at(Phase::forward);
+  };
+  EXPECT_EQ(effect_on("0/3"), Effect::none);
+  EXPECT_EQ(effect_on("2/3"), Effect::nan);
+  EXPECT_THROW(effect_on("0/2"), InputError) << "there is no rank 2";
+  ::unsetenv("TRIREME_WORKER");
+  EXPECT_THROW(arm_from_environment(0, 1), InputError);
+  ::unsetenv("TRIREME_FAULT");
 }
 
 TEST_F(FaultTest, NothingStrikesBeforeTheFirstStep) {

@@ -2,7 +2,6 @@
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
-#include <trireme/base/fault.h>
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/config/run_file.h>
@@ -13,7 +12,6 @@
 #include <ATen/Parallel.h>
 
 #include <atomic>
-#include <charconv>
 #include <csignal>
 #include <filesystem>
 #include <utility>
@@ -23,24 +21,6 @@ namespace {
 
 std::atomic<bool> asked_to_stop{false};
 
-// "2/4": number 2 of 4.
-std::optional<std::pair<int, int>> place_in(const char* variable) {
-  const auto text = env::text(variable);
-  if (!text) {
-    return std::nullopt;
-  }
-  const std::vector<std::string> parts = split(*text, '/');
-  std::pair<int, int> place{-1, 0};
-  const auto read = [](const std::string& digits, int& number) {
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    return error == std::errc() && end == digits.data() + digits.size();
-  };
-  if (parts.size() != 2 || !read(parts[0], place.first) || !read(parts[1], place.second) || place.first < 0 || place.first >= place.second) {
-    throw InputError("train", concat(variable, "=", *text, " is no number of so many"), "It should look like 0/4; trireme train sets it.");
-  }
-  return place;
-}
-
 rpc::Access access_of_job() {
   return {.secret = std::string(store::Secret::from_environment().bytes()), .job = env::text("TRIREME_RUN_ID").value_or("")};
 }
@@ -48,7 +28,7 @@ rpc::Access access_of_job() {
 } // namespace
 
 std::optional<parallel::server::WorkerOptions> worker_of_environment() {
-  const auto place = place_in("TRIREME_WORKER");
+  const auto place = env::place("TRIREME_WORKER");
   if (!place) {
     return std::nullopt;
   }
@@ -61,18 +41,17 @@ std::optional<parallel::server::WorkerOptions> worker_of_environment() {
 }
 
 bool is_server() {
-  return place_in("TRIREME_SERVER").has_value();
+  return env::place("TRIREME_SERVER").has_value();
 }
 
 int serve_parameters(const TrainCommand& command) {
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
-  const auto [place, servers] = *place_in("TRIREME_SERVER");
+  const auto [place, servers] = *env::place("TRIREME_SERVER");
   if (run.engine.server.servers != servers) {
     throw InputError("train", concat("TRIREME_SERVER says that there are ", servers, " servers, and parallel.sync ", run.engine.server.servers), "trireme train sets it as the run file says.");
   }
   std::signal(SIGTERM, [](int) { asked_to_stop = true; });
   std::signal(SIGUSR1, SIG_IGN);
-  fault::arm_from_environment(0, 1);
   parallel::server::ParameterServerOptions options;
   options.server = run.engine.server;
   options.place = place;

@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <vector>
 
 namespace trireme::env {
 
@@ -42,6 +43,23 @@ bool flag(const char* name, bool default_value) {
     return false;
   }
   throw InputError("env", concat(name, " must be 0 or 1, got \"", *value, '"'));
+}
+
+std::optional<std::pair<int, int>> place(const char* name) {
+  const auto value = text(name);
+  if (!value) {
+    return std::nullopt;
+  }
+  const std::vector<std::string> parts = split(*value, '/');
+  std::pair<int, int> place{-1, 0};
+  const auto read = [](const std::string& digits, int& number) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    return error == std::errc() && end == digits.data() + digits.size();
+  };
+  if (parts.size() != 2 || !read(parts[0], place.first) || !read(parts[1], place.second) || place.first < 0 || place.first >= place.second) {
+    throw InputError("env", concat(name, "=", *value, " is no number of so many"), "It should look like 0/4; trireme's launcher sets it.");
+  }
+  return place;
 }
 
 } // namespace trireme::env

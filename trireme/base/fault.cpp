@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 namespace trireme::fault {
@@ -143,6 +144,7 @@ void arm(std::string_view text, int rank, int size, int attempt) {
 
 void arm_from_environment(int rank, int size) {
   if (const auto text = env::text("TRIREME_FAULT")) {
+    std::tie(rank, size) = env::place("TRIREME_WORKER").value_or(std::pair(rank, size));
     arm(*text, rank, size, static_cast<int>(env::integer("TORCHELASTIC_RESTART_COUNT").value_or(0)));
   }
 }
