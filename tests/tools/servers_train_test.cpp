@@ -68,7 +68,7 @@ TEST_F(ServersTrainTest, WorkersAndServersEqualRanks) {
 
 // A snapshot of every update: what a server has answered is on its disk, so the run ends as if nothing had been.
 TEST_F(ServersTrainTest, AKilledServerIsStartedAgainAndLosesNothing) {
-  write_servers(R"({"kind": "server", "servers": 2, "snapshot_every": 1})", 60);
+  write_servers(R"({"kind": "server", "servers": 2, "snapshot_every": 1, "sparse_rows": "transformer.w"})", 60);
   ASSERT_EQ(train("servers.json", "clean").status, 0);
   const std::map<int64_t, double> expected = losses("clean");
   std::mt19937 random(static_cast<unsigned>(::getpid()));

@@ -10,7 +10,9 @@
 #include <trireme/precision/cast.h>
 #include <trireme/zero/sharded_sync.h>
 
+#include <algorithm>
 #include <optional>
+#include <regex>
 #include <string>
 #include <variant>
 
@@ -215,6 +217,37 @@ void check_server(const Parts& parts, const InitializeOptions& options) {
   }
 }
 
+namespace {
+
+// Which parameters have rows that travel by themselves. Errors: InputError for a pattern that names none.
+std::vector<std::string> sparse_parameters(const Parts& parts, const std::vector<std::string>& patterns) {
+  std::vector<std::string> names;
+  for (const std::string& pattern : patterns) {
+    const std::regex regex(pattern);
+    bool any = false;
+    for (const auto& buffer : parts.buffers) {
+      for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
+        if (!std::regex_search(tensor.name, regex, std::regex_constants::match_continuous)) {
+          continue;
+        }
+        if (tensor.sizes.size() < 2) {
+          throw InputError("engine", concat("parallel.sync.sparse_rows: \"", pattern, "\" matches \"", tensor.name, "\", which has no rows: ", tensor.sizes.size(), " dimensions"),
+                           "Name the weights of embeddings, as a rule.");
+        }
+        any = true;
+        names.push_back(tensor.name);
+      }
+    }
+    if (!any) {
+      throw InputError("engine", concat("parallel.sync.sparse_rows: \"", pattern, "\" matches no parameter from the beginning of its name"),
+                       "trireme inspect lists the names of a checkpoint's parameters; an example is transformer.wte.");
+    }
+  }
+  return names;
+}
+
+} // namespace
+
 void join_servers(Parts& parts, const config::EngineConfig& config, const optim::FlatOptimizer::OptionsOf& options_of_each) {
   config::EngineConfig used = config;
   used.optimizer = config.optimizer_or_adamw();
@@ -222,12 +255,14 @@ void join_servers(Parts& parts, const config::EngineConfig& config, const optim:
   for (const optim::StateInfo& state : parts.optimizer->rule().states()) {
     arrays.push_back(state.name);
   }
+  const std::vector<std::string> sparse = sparse_parameters(parts, config.server.sparse_rows);
   parts.server->join(
       [&](const bucket::TensorInfo& tensor) {
         const optim::ParameterOptions of = options_of_each(tensor);
         parallel::server::ParameterInfo parameter;
         parameter.weight_decay = of.weight_decay;
         parameter.lr_factor = of.lr_factor;
+        parameter.sparse = std::find(sparse.begin(), sparse.end(), tensor.name) != sparse.end();
         return parameter;
       },
       nlohmann::json::parse(config::to_json(used).at("optimizer").dump()), arrays);
