@@ -234,7 +234,6 @@ std::vector<KeyObserver> data_keys() {
   };
 }
 
-// What the first server of such a job does with two workers, of which one alone pushes a gradient.
 // What a worker of a server in this process sends in a training.
 json sent_to_server(comm::World& world, const json& run) {
   std::atomic<bool> stop{false};
@@ -256,6 +255,7 @@ json sent_to_server(comm::World& world, const json& run) {
   return seen;
 }
 
+// What the first server of such a job does with two workers, of which one alone pushes a gradient.
 json served(comm::World&, const json& run) {
   namespace server = parallel::server;
   server::ParameterServerOptions options;

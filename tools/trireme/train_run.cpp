@@ -1,6 +1,8 @@
 #include "train_run.h"
 
 #include "clock_offset.h"
+#include "evaluation.h"
+#include "evaluator.h"
 #include "run_log.h"
 #include "server_roles.h"
 #include "task.h"
@@ -16,8 +18,6 @@
 #include <trireme/data/make_dataset.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/device/choose.h>
-#include <trireme/device/host_scalars.h>
-#include <trireme/device/upload.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/peak_memory.h>
 #include <trireme/engine/preemption.h>
@@ -35,7 +35,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <map>
 #include <optional>
 
@@ -349,32 +348,11 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     return;
   }
   set_status("evaluating");
-  const auto mean = engine_->mean_of_replicas(); // once for the loss and the accuracy
-  metrics.val_loss = engine_->evaluate(*validation_, run_.training.eval_batches) / task_.loss_divisor;
+  const Evaluated evaluated = tools::evaluate(*engine_, task_, *validation_, run_.training.eval_batches, world_.group());
+  metrics.val_loss = evaluated.loss;
+  metrics.val_accuracy = evaluated.accuracy;
   if (world_.rank() == 0 && !std::isfinite(*metrics.val_loss)) {
     log::warning("the validation loss at step ", engine_->global_steps(), " is not finite: lower the learning rate, or go back to an earlier checkpoint");
-  }
-  if (task_.count_right) {
-    device::Uploader uploader(engine_->device());
-    at::Tensor right; // on the device, until all batches are through
-    int64_t samples = 0;
-    validation_->start_epoch(0);
-    const int64_t most = run_.training.eval_batches == 0 ? std::numeric_limits<int64_t>::max() : run_.training.eval_batches;
-    for (int64_t batches = 0; batches < most; ++batches) {
-      auto batch = validation_->next();
-      if (!batch) {
-        break;
-      }
-      if (batch->samples > 0) {
-        batch->inputs = uploader.upload(std::move(batch->inputs));
-        batch->targets = uploader.upload(std::move(batch->targets));
-        device::add_scalar(right, task_.count_right(*batch));
-        samples += batch->samples;
-      }
-    }
-    at::Tensor sums = torch::tensor({device::read_scalars({right}).front(), static_cast<double>(samples)}, torch::kFloat64);
-    world_.group().all_reduce(sums, comm::ReduceOp::sum, "accuracy").wait();
-    metrics.val_accuracy = sums[0].item<double>() / sums[1].item<double>();
   }
   bytes_before_ = engine_->bytes_sent_by_axes();
   set_status("");
@@ -481,6 +459,9 @@ int TrainRun::train() {
 int train(const TrainCommand& command) {
   if (is_server()) {
     return serve_parameters(command);
+  }
+  if (is_evaluator()) {
+    return evaluate_checkpoints(command);
   }
   const engine::Preemption preemption; // from the start: a signal while ranks connect is answered after the first step
   comm::World world = comm::World::connect();
