@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <random>
+#include <regex>
 #include <sstream>
 
 namespace trireme::tools {
@@ -47,6 +48,27 @@ class ServersTrainTest : public RunFolder {
     return concat("(while [ \"$(cat ", path(out), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ]; do sleep 0.01; done; for p in $(pgrep -f \"trireme-rank train.*", path(out),
                   "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | grep -qx ", variable, " && kill -9 $p; done) & ");
   }
+  struct Account {
+    std::string log;
+    int64_t updates = 0;
+    int64_t accepted = 0;
+    int64_t dropped = 0;
+    int64_t lost = 0;
+    int64_t workers_lost = 0;
+  };
+  // What a server says at its end.
+  Account account(const std::string& out, int server) {
+    Account account;
+    account.log = read_file(folder / out / concat("logs/server", server, ".log"));
+    std::smatch found;
+    const std::regex last("server [0-9]+: ([0-9]+) updates of ([0-9]+) gradients; ([0-9]+) came too late, ([0-9]+) were lost, ([0-9]+) workers were lost");
+    EXPECT_TRUE(std::regex_search(account.log, found, last)) << account.log;
+    int64_t* const numbers[] = {&account.updates, &account.accepted, &account.dropped, &account.lost, &account.workers_lost};
+    for (size_t i = 0; i + 1 < found.size(); ++i) {
+      *numbers[i] = std::stoll(found[i + 1]);
+    }
+    return account;
+  }
   static int rounds() {
     return std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 1;
   }
@@ -64,6 +86,7 @@ TEST_F(ServersTrainTest, WorkersAndServersEqualRanks) {
   for (const auto& [step, loss] : expected) {
     EXPECT_NEAR(found.at(step), loss, 1e-4 * loss) << "step " << step;
   }
+  EXPECT_THAT(served.output, AllOf(HasSubstr("2 workers of 2 parameter servers (sync), "), HasSubstr("batch 12 = 6 x 1 accumulated x 2 workers")));
   const std::string log = read_file(folder / "served/logs/server1.log");
   EXPECT_THAT(log, HasSubstr("server 1: 30 updates of 60 gradients; 0 came too late, 0 were lost"));
   // What they saved is a checkpoint as any other.
@@ -93,20 +116,52 @@ TEST_F(ServersTrainTest, AKilledServerIsStartedAgainAndLosesNothing) {
   }
 }
 
+// Every gradient that a server has accepted is an update or part of one, and what is not says so. The worker that reports and saves is killed in every other round.
 TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
+  constexpr int kSteps = 600; // it comes again before the end
   std::mt19937 random(static_cast<unsigned>(::getpid()));
-  for (const char* mode : {"sync", "async"}) {
-    write_servers(concat(R"({"kind": "server", "servers": 2, "mode": ")", mode, "\"}"), 600); // it comes again before the end
+  for (const std::string mode : {"sync", "async"}) {
+    write_servers(concat(R"({"kind": "server", "servers": 2, "mode": ")", mode, "\"}"), kSteps);
     for (int round = 0; round < rounds(); ++round) {
       const std::string out = concat(mode, round);
       const int at = 5 + static_cast<int>(random() % 30);
-      const Finished killed = train("servers.json", out, "", killer(out, at, "TRIREME_WORKER=1/2"));
-      ASSERT_EQ(killed.status, 0) << mode << ", at step " << at << ": " << killed.output;
-      EXPECT_EQ(losses(out).rbegin()->first, 600) << mode;
-      EXPECT_THAT(read_file(folder / out / "logs/worker1.log"), HasSubstr("worker 1 goes on at step")) << mode << ", at step " << at;
-      EXPECT_THAT(read_file(folder / out / "logs/server0.log"), AllOf(HasSubstr("worker 1 is gone"), HasSubstr("1 workers were lost"))) << mode << ", at step " << at;
+      const int victim = round % 2 == 0 ? 1 : 0;
+      const std::string what = concat(mode, ", worker ", victim, " at step ", at);
+      const std::string slowly = victim == 0 ? "TRIREME_FAULT=rank=1,phase=step,kind=delay,seconds=0.01 " : ""; // the other one shall not be done before it is back
+      const Finished killed = train("servers.json", out, "", killer(out, at, concat("TRIREME_WORKER=", victim, "/2")) + slowly);
+      ASSERT_EQ(killed.status, 0) << what << ": " << killed.output;
+      EXPECT_EQ(losses(out).rbegin()->first, kSteps) << what;
+      EXPECT_THAT(read_file(folder / out / concat("logs/worker", victim, ".log")), HasSubstr(concat("worker ", victim, " goes on at step"))) << what;
+      const Account first = account(out, 0);
+      const Account second = account(out, 1);
+      for (const Account& one : {first, second}) {
+        EXPECT_THAT(one.log, HasSubstr(concat("worker ", victim, " is gone"))) << what;
+        EXPECT_EQ(one.workers_lost, 1) << what;
+        EXPECT_EQ(one.lost, 0) << what << ": the other worker commits what both have pushed";
+        if (mode == "async") {
+          EXPECT_EQ(one.accepted, one.updates) << what;
+          EXPECT_GE(one.updates, kSteps) << what;
+        } else {
+          EXPECT_EQ(one.updates, kSteps) << what;
+          EXPECT_GT(one.accepted, kSteps) << what;
+          EXPECT_LE(one.accepted, 2 * kSteps) << what;
+        }
+      }
+      EXPECT_LE(std::abs(first.updates - second.updates), mode == "async" ? 1 : 0) << what << ": the last gradient may have come to one of them";
+      EXPECT_LE(std::abs(first.accepted - second.accepted), 1) << what;
     }
   }
+}
+
+// Each worker is rank 0 of its own world.
+TEST_F(ServersTrainTest, AFaultStrikesTheWorkerOfItsNumber) {
+  write_servers(R"({"kind": "server", "servers": 1})", 30);
+  const Finished faulty = train("servers.json", "faulty", "--max-restarts 1", "TRIREME_FAULT=rank=1,step=5,phase=forward,kind=kill ");
+  ASSERT_EQ(faulty.status, 0) << faulty.output;
+  EXPECT_EQ(losses("faulty").size(), 30u);
+  const Account server = account("faulty", 0);
+  EXPECT_THAT(server.log, AllOf(HasSubstr("worker 1 is gone at clock 4"), testing::Not(HasSubstr("worker 0 is gone"))));
+  EXPECT_EQ(server.workers_lost, 1);
 }
 
 // Tasks that somebody else starts, as TensorFlow's: chief, worker, ps and evaluator.
