@@ -148,13 +148,20 @@ void Servers::say_lost(const Connection& server, int64_t before) const {
   }
 }
 
-void Servers::recover(Connection& server, const TensorOf* values) {
-  const int64_t before = server.clock;
-  connect(server);
-  say_lost(server, before);
-  if (values != nullptr) {
-    ask_for_values(server, {{"op", "pull"}, {"clock", server.clock}});
-    take_values(server, *values);
+void Servers::connect_again(Connection& server, const std::function<void(int64_t of_step)>& go_on) {
+  const auto deadline = rpc::Clock::now() + options_.patience;
+  const int64_t of_step = server.clock;
+  while (true) {
+    try {
+      connect(server);
+      say_lost(server, of_step);
+      go_on(of_step);
+      return;
+    } catch (const PeerError&) { // it has ended again
+      if (rpc::Clock::now() >= deadline) {
+        throw;
+      }
+    }
   }
 }
 
@@ -174,10 +181,10 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
       decided = json::parse(first.pushed->wait(rpc::Clock::now() + kLongestAnswer));
       break;
     } catch (const PeerError&) {
-      const int64_t of_step = first.clock;
-      recover(first, nullptr);
-      first.clock = std::min(first.clock, of_step); // a server that has taken the step answers as it did
-      send_push(first);
+      connect_again(first, [&](int64_t of_step) {
+        first.clock = std::min(first.clock, of_step); // a server that has taken the step answers as it did
+        send_push(first);
+      });
     }
   }
   first.pushed.reset();
@@ -214,11 +221,11 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
         }
         break;
       } catch (const PeerError&) {
-        const int64_t of_step = server.clock;
-        recover(server, nullptr);
-        server.clock = std::min(server.clock, of_step);
-        send_push(server);
-        send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.clock}, {"members", members_}});
+        connect_again(server, [&](int64_t of_step) {
+          server.clock = std::min(server.clock, of_step);
+          send_push(server);
+          send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.clock}, {"members", members_}});
+        });
       }
     }
   }
@@ -227,34 +234,23 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
 
 // The server has ended before it answered a commit, or its answer got lost. If it does not know of the step, its part of it is made again: the gradients are still here, and the other workers do the same.
 void Servers::commit_again(Connection& server, json header, const TensorOf& values) {
-  const auto deadline = rpc::Clock::now() + options_.patience;
-  const int64_t of_step = server.clock;
-  while (true) {
-    try {
-      connect(server);
-      say_lost(server, of_step);
-      bool again = !members_.empty() && server.clock <= of_step;
-      if (again) {
-        server.pushed = server.client->call(push_header(server).dump(), server.of_gradients());
-        if (server.number == 0) {
-          const json decided = json::parse(server.pushed->wait(rpc::Clock::now() + kLongestAnswer));
-          again = decided.at("status") == "accepted";
-        } else {
-          const int64_t clock = server.clock;
-          ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"members", members_}});
-          server.clock = clock;
-        }
-      }
-      header["clock"] = server.clock;
-      ask_for_values(server, again ? header : json{{"op", "pull"}, {"clock", server.clock}});
-      take_values(server, values);
-      return;
-    } catch (const PeerError&) {
-      if (rpc::Clock::now() >= deadline) {
-        throw;
+  connect_again(server, [&](int64_t of_step) {
+    bool again = !members_.empty() && server.clock <= of_step;
+    if (again) {
+      server.pushed = server.client->call(push_header(server).dump(), server.of_gradients());
+      if (server.number == 0) {
+        const json decided = json::parse(server.pushed->wait(rpc::Clock::now() + kLongestAnswer));
+        again = decided.at("status") == "accepted";
+      } else {
+        const int64_t clock = server.clock;
+        ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"members", members_}});
+        server.clock = clock;
       }
     }
-  }
+    header["clock"] = server.clock;
+    ask_for_values(server, again ? header : json{{"op", "pull"}, {"clock", server.clock}});
+    take_values(server, values);
+  });
 }
 
 void Servers::commit(const Step& step, const TensorOf& values) {
@@ -302,7 +298,10 @@ void Servers::push_pull(const TensorOf& gradients, double loss, const Step& step
     try {
       take_values(*server, values);
     } catch (const PeerError&) {
-      recover(*server, &values);
+      connect_again(*server, [&](int64_t) {
+        ask_for_values(*server, {{"op", "pull"}, {"clock", server->clock}});
+        take_values(*server, values);
+      });
     }
   }
 }

@@ -104,8 +104,8 @@ class Servers {
   void take_values(Connection& server, const TensorOf& values);
   void visit_arrays(const Connection& server, std::byte* memory, const OfArray& f) const;
   nlohmann::json push_header(const Connection& server) const;
-  /// Connects again and takes what the server has now, because an answer got lost.
-  void recover(Connection& server, const TensorOf* values);
+  /// The server has ended: connects when it is back, and calls go_on(its clock before), and all that again where the server ends meanwhile, until `patience` is over.
+  void connect_again(Connection& server, const std::function<void(int64_t of_step)>& go_on);
   void commit_again(Connection& server, nlohmann::json header, const TensorOf& values);
   void say_lost(const Connection& server, int64_t before) const;
 

@@ -49,7 +49,7 @@ void SparseRows::begin_sum() {
 }
 
 void SparseRows::add(const at::Tensor& numbers, const at::Tensor& rows) {
-  gradient_.index_add_(0, numbers, rows.to(gradient_.scalar_type()));
+  gradient_.index_copy_(0, numbers, gradient_.index_select(0, numbers).add_(rows)); // each row once
   is_touched_.index_fill_(0, numbers, true);
 }
 
