@@ -74,7 +74,7 @@ class TrainRun {
     options.server_worker = worker_;
     engine_ = engine::initialize(world, options).engine;
     resume();
-    if (datasets_.validation && (!worker_ || is_first())) {
+    if (datasets_.validation && !is_silent()) {
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
                                             engine_->group().rank(), engine_->group().size()));
     }
@@ -86,9 +86,13 @@ class TrainRun {
   int train();
 
  private:
-  /// The rank that writes: of workers of parameter servers, each a world of its own, the first.
+  /// Workers of parameter servers are worlds of their own, of which the first alone evaluates, saves and writes.
+  bool is_silent() const {
+    return worker_ && worker_->worker > 0;
+  }
+  /// The rank that writes.
   bool is_first() const {
-    return world_.rank() == 0 && (!worker_ || worker_->worker == 0);
+    return world_.rank() == 0 && !is_silent();
   }
   bool shards_parameters() const {
     return run_.engine.zero.stage >= 3 && mesh_.group({mesh::Axis::data, mesh::Axis::context}).size() > 1;
@@ -231,7 +235,7 @@ void TrainRun::resume() {
 
 // A full disk does not end the training: warns, continues, and fails at the end if the disk is still full.
 void TrainRun::save() {
-  if (last_saved_ == engine_->global_steps() || !(is_first() || !worker_)) {
+  if (last_saved_ == engine_->global_steps() || is_silent()) {
     return;
   }
   set_status("saving checkpoint");
@@ -411,7 +415,7 @@ int TrainRun::train() {
   measure_memory();
   bytes_before_ = engine_->bytes_sent_by_axes();
   const int64_t first = engine_->global_steps();
-  if (command_.trace_steps > 0 && (!worker_ || is_first())) {
+  if (command_.trace_steps > 0 && !is_silent()) {
     monitor::tracer().start(world_.rank());
   }
   while (engine_->global_steps() < steps) {
