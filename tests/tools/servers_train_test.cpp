@@ -257,7 +257,8 @@ TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(train("servers.json", "e", "--set engine.zero_optimization.stage=1").output, HasSubstr("parameter servers with ZeRO stage 1"));
   EXPECT_THAT(train("servers.json", "g", "--set engine.fp16.enabled=true").output, HasSubstr("parameter servers with fp16"));
   EXPECT_THAT(train("servers.json", "h", "--set engine.sync_batch_norm=true").output, HasSubstr("parameter servers with sync_batch_norm"));
-  EXPECT_THAT(train("servers.json", "f", "--set engine.optimizer.type=Lamb").output, HasSubstr("parameter servers with LAMB"));
+  EXPECT_THAT(train("servers.json", "f", "--set engine.optimizer.state_dtype=int8").output, HasSubstr("parameter servers with 8-bit optimizer states"));
+  EXPECT_THAT(train("servers.json", "i", "--set engine.optimizer.type=Lamb --set parallel.sync.sparse_rows=transformer.wte").output, HasSubstr("parameter servers with sparse_rows and LAMB"));
 }
 
 // The run file's short form is the engine's section.

@@ -212,8 +212,11 @@ void check_server(const Parts& parts, const InitializeOptions& options) {
   }
   check_alone(parts, options, "parameter servers", "leave parallel.sync out");
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
-  if (std::holds_alternative<optim::LambOptions>(optimizer.rule) || optimizer.state_type == optim::StateType::int8) {
-    refuse(std::holds_alternative<optim::LambOptions>(optimizer.rule) ? "LAMB, which needs the norms of whole tensors" : "8-bit optimizer states", "Use AdamW with fp32 or bf16 states.");
+  if (optimizer.state_type == optim::StateType::int8) {
+    refuse("8-bit optimizer states", "Use fp32 or bf16 states.");
+  }
+  if (std::holds_alternative<optim::LambOptions>(optimizer.rule) && !config.server.sparse_rows.empty()) {
+    refuse("sparse_rows and LAMB, which needs the norms of whole parameters", "Leave sparse_rows out, or use AdamW.");
   }
 }
 
@@ -262,6 +265,7 @@ void join_servers(Parts& parts, const config::EngineConfig& config, const optim:
         parallel::server::ParameterInfo parameter;
         parameter.weight_decay = of.weight_decay;
         parameter.lr_factor = of.lr_factor;
+        parameter.whole = parts.optimizer->needs_norms();
         parameter.sparse = std::find(sparse.begin(), sparse.end(), tensor.name) != sparse.end();
         return parameter;
       },

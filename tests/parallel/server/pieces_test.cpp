@@ -66,6 +66,33 @@ TEST(PiecesTest, ArraysHaveRoomForEveryPiece) {
   EXPECT_EQ(std::count_if(few.begin(), few.end(), [](const Share& share) { return share.pieces.empty(); }), 2);
 }
 
+// LAMB's: all of a parameter is on one server, the nearest to the equal share.
+TEST(PiecesTest, WholeParametersAreNotCut) {
+  std::vector<ParameterInfo> all = parameters();
+  int64_t bytes = 0;
+  int64_t largest = 0;
+  for (ParameterInfo& parameter : all) {
+    parameter.whole = true;
+    bytes += parameter.bytes();
+    largest = std::max(largest, parameter.bytes());
+  }
+  for (int servers = 1; servers <= 4; ++servers) {
+    std::vector<int> owners(all.size(), 0);
+    for (const Share& share : share_out(all, servers)) {
+      int64_t own = 0;
+      for (const Piece& piece : share.pieces) {
+        EXPECT_EQ(piece.end - piece.begin, all[piece.parameter].rows()) << all[piece.parameter].name;
+        ++owners[piece.parameter];
+        own += all[piece.parameter].bytes();
+      }
+      EXPECT_NEAR(own, bytes / servers, largest);
+    }
+    for (size_t p = 0; p < all.size(); ++p) {
+      EXPECT_EQ(owners[p], all[p].rows() > 0 ? 1 : 0) << all[p].name << " of " << servers;
+    }
+  }
+}
+
 // What workers send of an embedding: 8 bytes and the values for each row, either part at a multiple of 64.
 TEST(PiecesTest, ABodyOfRowsHasTheOtherPiecesFirst) {
   const std::vector<ParameterInfo> all = {{.name = "embedding", .shape = {1000, 12}, .sparse = true}, {.name = "weight", .shape = {48, 16}}, {.name = "low", .shape = {30, 7}, .type = "bfloat16", .sparse = true}};
@@ -102,6 +129,7 @@ TEST(PiecesTest, ABodyOfRowsHasTheOtherPiecesFirst) {
 TEST(PiecesTest, ADescriptionIsReadAsItWasWritten) {
   std::vector<ParameterInfo> all = parameters();
   all[0].sparse = true;
+  all[1].whole = true;
   all[1].weight_decay = 0.25;
   all[2].lr_factor = 2;
   EXPECT_EQ(read_parameters(describe(all)), all);

@@ -54,6 +54,9 @@ std::vector<Share> share_out(const std::vector<ParameterInfo>& parameters, int s
     const int64_t row = parameter.row_numel() * parameter.element_bytes();
     const auto cut = [&](int server) { // the row at which this server's share ends, the nearest to its part of all bytes
       const auto target = static_cast<int64_t>(static_cast<double>(all) * (server + 1) / servers) - before;
+      if (parameter.whole) {
+        return server == servers - 1 || 2 * target >= parameter.bytes() ? parameter.rows() : 0;
+      }
       return server == servers - 1 || row == 0 ? parameter.rows() : std::clamp((target + row / 2) / row, int64_t{0}, parameter.rows());
     };
     int64_t begin = 0;
@@ -127,6 +130,7 @@ std::vector<ParameterInfo> read_parameters(const nlohmann::json& described) {
       parameter.weight_decay = one.value("weight_decay", -1.0);
       parameter.lr_factor = one.value("lr_factor", 1.0);
       parameter.sparse = one.value("sparse", false);
+      parameter.whole = one.value("whole", false);
       if (parameter.type != "float32" && parameter.type != "bfloat16" && parameter.type != "float16") {
         fail(concat('"', parameter.name, "\" has the dtype \"", parameter.type, "\", not float32, bfloat16 or float16"));
       }
@@ -162,6 +166,9 @@ nlohmann::json describe(const std::vector<ParameterInfo>& parameters) {
     }
     if (parameter.sparse) {
       one["sparse"] = true;
+    }
+    if (parameter.whole) {
+      one["whole"] = true;
     }
   }
   return described;

@@ -19,6 +19,8 @@ struct ParameterInfo {
   double lr_factor = 1;
   /// Workers push the rows that have a gradient, and pull those that have changed.
   bool sparse = false;
+  /// Of an optimizer that needs its norm: one server has all of it.
+  bool whole = false;
   bool operator==(const ParameterInfo&) const = default;
 
   int64_t element_bytes() const {
@@ -51,7 +53,7 @@ struct Share {
   int64_t dense_bytes = 0;
 };
 
-/// Cuts the parameters, one behind the other, into `servers` shares of equal bytes, up to half a row. Pieces begin at multiples of 64 bytes in a body. Pure arithmetic: workers and servers
+/// Cuts the parameters, one behind the other, into `servers` shares of equal bytes, up to half a row, or half a parameter that is to be whole. Pieces begin at multiples of 64 bytes in a body. Pure arithmetic: workers and servers
 /// that know the same list compute the same shares.
 std::vector<Share> share_out(const std::vector<ParameterInfo>& parameters, int servers);
 

@@ -24,8 +24,9 @@ void check_optimizer(const std::vector<ParameterInfo>& parameters, const Share& 
   }
   for (const Piece& piece : share.pieces) {
     const ParameterInfo& parameter = parameters[piece.parameter];
-    if (piece.end - piece.begin < parameter.rows()) {
-      throw InputError("server", concat(rule.name(), " needs the norms of whole tensors, and \"", parameter.name, "\" is cut between two servers"), "Use one server, or AdamW.");
+    if (piece.end - piece.begin < parameter.rows() || parameter.sparse) {
+      throw InputError("server", concat(rule.name(), " needs the norms of whole tensors, and \"", parameter.name, parameter.sparse ? "\" is sparse" : "\" is cut between two servers"),
+                       parameter.sparse ? "Leave sparse_rows out, or use AdamW." : "Describe it as \"whole\", or use AdamW.");
     }
   }
 }
@@ -59,7 +60,7 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
     const Piece& piece = share_.pieces[piece_of_.at(name)];
     bucket::Placement at;
     at.counts_in_norm = !parameters_[piece.parameter].sparse; // squared_norm() reads the rows that have a gradient
-    if (tensor.dim() > 0) {
+    if (piece.end - piece.begin < parameters_[piece.parameter].rows()) {
       at.global_shape = parameters_[piece.parameter].shape;
       at.box_offset.assign(tensor.dim(), 0);
       at.box_offset.front() = piece.begin;
@@ -91,8 +92,8 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
   if (pointers.empty()) { // fewer rows than servers
     return;
   }
+  check_optimizer(parameters_, share_, *optim::make_optimizer(options));
   optimizer_ = std::make_unique<optim::FlatOptimizer>(pointers, options_of, options);
-  check_optimizer(parameters_, share_, optimizer_->rule());
   if (std::any_of(buffers_.begin(), buffers_.end(), [](const auto& buffer) { return buffer->scalar_type() != at::kFloat; })) {
     arrays_.emplace_back(optim::kMasterState);
   }

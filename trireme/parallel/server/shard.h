@@ -25,7 +25,7 @@ at::ScalarType scalar_type(const ParameterInfo& parameter);
 /// weight decay (lazy updates). Memory: that of the pieces for parameters and for gradients, and the optimizer's states.
 class Shard {
  public:
-  /// Errors: InputError for an optimizer that needs whole tensors (LAMB) where a parameter is cut, and for 8-bit states.
+  /// Errors: InputError for an optimizer that needs whole tensors (LAMB) where a parameter is cut or sparse, and for 8-bit states.
   Shard(std::vector<ParameterInfo> parameters, Share share, const optim::OptimizerOptions& optimizer);
 
   const std::vector<ParameterInfo>& parameters() const {
