@@ -56,11 +56,11 @@ class Lost(Exception):
 class Reply:
     """Comes when the server has answered."""
 
-    def __init__(self, room):
+    def __init__(self):
         self._there = threading.Event()
         self._error = None
         self.header = None
-        self.body = bytearray(room)
+        self.body = None
         self.received = 0
 
     def wait(self, timeout=60.0):
@@ -140,8 +140,8 @@ class Connection:
             raise Lost("the server does not know the secret")
 
     def call(self, header, body=b"", room=0):
-        """Sends a request: a header (an object), a body of bytes, and how many bytes the body of the reply has."""
-        reply = Reply(room)
+        """Sends a request: a header (an object), a body of bytes, and how many bytes the body of the reply may have."""
+        reply = Reply()
         text = json.dumps(header)
         body = memoryview(body).cast("B")
         with self._lock:
@@ -178,6 +178,7 @@ class Connection:
                 reply = self._waiting[frame.id]
                 if reply.header is None:
                     reply.header = json.loads(frame.header)
+                    reply.body = bytearray(frame.body_bytes)
                 reply.body[reply.received : reply.received + len(frame.body)] = frame.body
                 reply.received += len(frame.body)
                 if reply.received == len(reply.body):

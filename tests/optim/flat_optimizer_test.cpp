@@ -185,6 +185,56 @@ TEST(FlatOptimizerTest, WhatIsLeftOutStaysAsItIs) {
   }
 }
 
+// Rows of one element each. Those of the step are as if all had been stepped, the others as if none.
+TEST(FlatOptimizerTest, SingleRowsAreSteppedAsInAWholeStep) {
+  const std::vector<int64_t> rows = {0, 7, 8, 331};
+  for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    for (const Rule& rule : kRules) {
+      if (is_lamb(rule)) {
+        continue;
+      }
+      Rank all(options_of(rule), 0, 1, type);
+      Rank some(options_of(rule), 0, 1, type);
+      all.run(1, 2);
+      some.run(1, 2);
+      const auto parameters = some.own_parameters();
+      const auto states = some.states();
+      all.run(3, 3);
+      some.begin(3);
+      some.optimizer().step_rows(0, 2, torch::tensor(rows)); // of p333
+      some.step_all();
+      const std::string what = concat(some.optimizer().rule().name(), ' ', type);
+      const auto expected = [&](at::Tensor before, const at::Tensor& stepped, const std::string& name) {
+        if (!name.ends_with("p333")) {
+          return stepped;
+        }
+        for (const int64_t row : rows) {
+          before[row] = stepped[row];
+        }
+        return before;
+      };
+      const auto all_parameters = all.own_parameters();
+      for (const auto& [name, tensor] : some.own_parameters()) {
+        EXPECT_TRUE(torch::equal(tensor, expected(parameters.at(name).clone(), all_parameters.at(name), name))) << what << ' ' << name;
+      }
+      const auto all_states = all.states();
+      for (const auto& [name, tensor] : some.states()) {
+        EXPECT_TRUE(torch::equal(tensor, expected(states.at(name).clone(), all_states.at(name), name))) << what << ' ' << name;
+      }
+      some.begin(4);
+      some.optimizer().step_rows(0, 2, torch::empty({0}, torch::kInt64)); // none
+      some.step_all();
+      all.run(4, 4);
+      EXPECT_TRUE(torch::equal(some.own_parameters().at("p333")[7], all_parameters.at("p333")[7])) << what;
+      EXPECT_TRUE(torch::equal(some.own_parameters().at("p40"), all.own_parameters().at("p40"))) << what;
+    }
+  }
+  for (const auto& options : {options_of(LambOptions{}), options_of(AdamOptions{}, StateType::int8)}) {
+    Rank rank(options, 0, 1);
+    EXPECT_THROW(rank.optimizer().step_rows(0, 2, torch::tensor(rows)), Error);
+  }
+}
+
 TEST(FlatOptimizerTest, EachParameterHasItsWeightDecayAndItsLr) {
   for (const Rule& rule : kRules) {
     const auto parameters_with = [&](const FlatOptimizer::OptionsOf& options, double lr = 0.01) {

@@ -28,6 +28,32 @@ TEST_P(TransportTest, BodiesOfAllLengths) {
   EXPECT_EQ(client->bytes_received(), received);
 }
 
+// What the server does not use of a room neither travels nor changes.
+TEST_P(TransportTest, ABodyMayBeShorterThanItsRoom) {
+  constexpr size_t kRoom = (1 << 20) + 3;
+  const auto serving = make_serving([](Server& server, const Event& event) {
+    if (event.kind == Event::Kind::request) {
+      const size_t length = std::stoul(event.header);
+      answer_into(event.body, event.room.first(std::min(length, event.room.size())));
+      server.reply(event.id, "short", length);
+    }
+  });
+  const auto client = connect(serving->address, access_, soon());
+  auto body = bytes(100);
+  body.fill(3);
+  int64_t received = 0;
+  for (const size_t length : {size_t{0}, size_t{1}, size_t{70'000}, kRoom, kRoom + 1}) {
+    auto room = bytes(kRoom);
+    std::fill(room.span.begin(), room.span.end(), std::byte{0xee});
+    EXPECT_EQ(client->call(std::to_string(length), body.span, room.span)->wait(soon()), "short");
+    const size_t used = std::min(length, kRoom);
+    EXPECT_TRUE(is_answer(body.span, room.span.first(used))) << length;
+    EXPECT_TRUE(std::all_of(room.span.begin() + static_cast<int64_t>(used), room.span.end(), [](std::byte byte) { return byte == std::byte{0xee}; })) << length;
+    received += static_cast<int64_t>(used);
+    EXPECT_EQ(client->bytes_received(), received);
+  }
+}
+
 TEST_P(TransportTest, LongHeaders) {
   const auto serving = make_serving();
   const auto client = connect(serving->address, access_, soon());

@@ -234,6 +234,27 @@ std::vector<KeyObserver> data_keys() {
   };
 }
 
+// What a worker of a server in this process sends in a training.
+json sent_to_server(comm::World& world, const json& run) {
+  std::atomic<bool> stop{false};
+  parallel::server::ParameterServerOptions options;
+  options.server = read(run).engine.server;
+  options.stop = &stop;
+  auto listening = rpc::serve("local://rows", {});
+  std::thread thread([&] { engine::serve_parameters(*listening, options); });
+  ::setenv("TRIREME_SERVERS", "local://rows", 1);
+  ::setenv("TRIREME_WORKER", "0/1", 1);
+  run_training(world, run);
+  ::unsetenv("TRIREME_WORKER");
+  stop = true;
+  thread.join();
+  json seen;
+  for (const monitor::StepMetrics& step : monitor::read_metrics(out() / "metrics.jsonl")) {
+    seen.push_back(step.comm_bytes.value());
+  }
+  return seen;
+}
+
 // What the first server of such a job does with two workers, of which one alone pushes a gradient.
 json served(comm::World&, const json& run) {
   namespace server = parallel::server;
@@ -292,6 +313,7 @@ std::vector<KeyObserver> run_keys() {
       {"parallel.sync", "", "staleness", 0, 3, served, servers("stale")},
       {"parallel.sync", "", "timeout_s", 1000, 0.01, served, servers("hybrid")},
       {"parallel.sync", "", "snapshot_every", 100, 1, served, servers("async")},
+      {"parallel.sync", "", "sparse_rows", json::array(), "transformer.wte", sent_to_server, {{"model", {{"tie_embeddings", false}}}, {"parallel", {{"sync", {{"kind", "server"}}}}}}},
       {"parallel.sync", "", "every", 2, 4, training, {{"parallel", {{"sync", {{"kind", "local_sgd"}}}}}, {"training", {{"steps", 4}}}}, 2},
       {"parallel.sync", "", "outer", "average", "nesterov", training, {{"parallel", {{"sync", {{"kind", "local_sgd"}, {"every", 2}}}}}, {"training", {{"steps", 4}}}}, 2},
       {"parallel", "", "schedule", "1f1b", "gpipe", operations, staged, 2},

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <random>
+#include <regex>
 #include <sstream>
 
 namespace trireme::tools {
@@ -27,19 +29,45 @@ class ServersTrainTest : public RunFolder {
     return sh(concat(before, kTrireme, " train ", path(file), " -n 2 --out ", path(out), ' ', more));
   }
   // By step; of a step that was made twice the last.
-  std::map<int64_t, double> losses(const std::string& out) {
+  std::map<int64_t, double> values(const std::string& file, const std::string& key) {
     std::map<int64_t, double> all;
-    std::istringstream lines(read_file(folder / out / "metrics.jsonl"));
+    std::istringstream lines(read_file(folder / file));
     for (std::string line; std::getline(lines, line);) {
       const auto row = nlohmann::json::parse(line);
-      all[row.at("step")] = row.at("loss");
+      if (row.contains(key)) {
+        all[row.at("step")] = row.at(key);
+      }
     }
     return all;
+  }
+  std::map<int64_t, double> losses(const std::string& out) {
+    return values(out + "/metrics.jsonl", "loss");
   }
   // A shell command that kills the task with this variable as soon as metrics.jsonl has `lines` lines.
   std::string killer(const std::string& out, int lines, const std::string& variable) {
     return concat("(while [ \"$(cat ", path(out), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ]; do sleep 0.01; done; for p in $(pgrep -f \"trireme-rank train.*", path(out),
                   "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | grep -qx ", variable, " && kill -9 $p; done) & ");
+  }
+  struct Account {
+    std::string log;
+    int64_t updates = 0;
+    int64_t accepted = 0;
+    int64_t dropped = 0;
+    int64_t lost = 0;
+    int64_t workers_lost = 0;
+  };
+  // What a server says at its end.
+  Account account(const std::string& out, int server) {
+    Account account;
+    account.log = read_file(folder / out / concat("logs/server", server, ".log"));
+    std::smatch found;
+    const std::regex last("server [0-9]+: ([0-9]+) updates of ([0-9]+) gradients; ([0-9]+) came too late, ([0-9]+) were lost, ([0-9]+) workers were lost");
+    EXPECT_TRUE(std::regex_search(account.log, found, last)) << account.log;
+    int64_t* const numbers[] = {&account.updates, &account.accepted, &account.dropped, &account.lost, &account.workers_lost};
+    for (size_t i = 0; i + 1 < found.size(); ++i) {
+      *numbers[i] = std::stoll(found[i + 1]);
+    }
+    return account;
   }
   static int rounds() {
     return std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 1;
@@ -58,6 +86,7 @@ TEST_F(ServersTrainTest, WorkersAndServersEqualRanks) {
   for (const auto& [step, loss] : expected) {
     EXPECT_NEAR(found.at(step), loss, 1e-4 * loss) << "step " << step;
   }
+  EXPECT_THAT(served.output, AllOf(HasSubstr("2 workers of 2 parameter servers (sync), "), HasSubstr("batch 12 = 6 x 1 accumulated x 2 workers")));
   const std::string log = read_file(folder / "served/logs/server1.log");
   EXPECT_THAT(log, HasSubstr("server 1: 30 updates of 60 gradients; 0 came too late, 0 were lost"));
   // What they saved is a checkpoint as any other.
@@ -68,7 +97,10 @@ TEST_F(ServersTrainTest, WorkersAndServersEqualRanks) {
 
 // A snapshot of every update: what a server has answered is on its disk, so the run ends as if nothing had been.
 TEST_F(ServersTrainTest, AKilledServerIsStartedAgainAndLosesNothing) {
-  write_servers(R"({"kind": "server", "servers": 2, "snapshot_every": 1})", 60);
+  write_servers(R"({"kind": "server", "servers": 2, "snapshot_every": 1, "sparse_rows": "transformer.w"})", 60);
+  auto run = nlohmann::json::parse(read_file(folder / "servers.json"));
+  run["model"].update({{"vocab_size", 300}, {"tie_embeddings", false}}); // most rows never have a gradient
+  write_file_atomically(folder / "servers.json", run.dump());
   ASSERT_EQ(train("servers.json", "clean").status, 0);
   const std::map<int64_t, double> expected = losses("clean");
   std::mt19937 random(static_cast<unsigned>(::getpid()));
@@ -84,45 +116,133 @@ TEST_F(ServersTrainTest, AKilledServerIsStartedAgainAndLosesNothing) {
   }
 }
 
+// Every gradient that a server has accepted is an update or part of one, and what is not says so. The worker that reports and saves is killed in every other round.
 TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
+  constexpr int kSteps = 600; // it comes again before the end
   std::mt19937 random(static_cast<unsigned>(::getpid()));
-  for (const char* mode : {"sync", "async"}) {
-    write_servers(concat(R"({"kind": "server", "servers": 2, "mode": ")", mode, "\"}"), 600); // it comes again before the end
+  for (const std::string mode : {"sync", "async"}) {
+    write_servers(concat(R"({"kind": "server", "servers": 2, "mode": ")", mode, "\"}"), kSteps);
     for (int round = 0; round < rounds(); ++round) {
       const std::string out = concat(mode, round);
       const int at = 5 + static_cast<int>(random() % 30);
-      const Finished killed = train("servers.json", out, "", killer(out, at, "TRIREME_WORKER=1/2"));
-      ASSERT_EQ(killed.status, 0) << mode << ", at step " << at << ": " << killed.output;
-      EXPECT_EQ(losses(out).rbegin()->first, 600) << mode;
-      EXPECT_THAT(read_file(folder / out / "logs/worker1.log"), HasSubstr("worker 1 goes on at step")) << mode << ", at step " << at;
-      EXPECT_THAT(read_file(folder / out / "logs/server0.log"), AllOf(HasSubstr("worker 1 is gone"), HasSubstr("1 workers were lost"))) << mode << ", at step " << at;
+      const int victim = round % 2 == 0 ? 1 : 0;
+      const std::string what = concat(mode, ", worker ", victim, " at step ", at);
+      const std::string slowly = victim == 0 ? "TRIREME_FAULT=rank=1,phase=step,kind=delay,seconds=0.01 " : ""; // the other one shall not be done before it is back
+      const Finished killed = train("servers.json", out, "", killer(out, at, concat("TRIREME_WORKER=", victim, "/2")) + slowly);
+      ASSERT_EQ(killed.status, 0) << what << ": " << killed.output;
+      EXPECT_EQ(losses(out).rbegin()->first, kSteps) << what;
+      EXPECT_THAT(read_file(folder / out / concat("logs/worker", victim, ".log")), HasSubstr(concat("worker ", victim, " goes on at step"))) << what;
+      const Account first = account(out, 0);
+      const Account second = account(out, 1);
+      for (const Account& one : {first, second}) {
+        EXPECT_THAT(one.log, HasSubstr(concat("worker ", victim, " is gone"))) << what;
+        EXPECT_EQ(one.workers_lost, 1) << what;
+        EXPECT_EQ(one.lost, 0) << what << ": the other worker commits what both have pushed";
+        if (mode == "async") {
+          EXPECT_EQ(one.accepted, one.updates) << what;
+          EXPECT_GE(one.updates, kSteps) << what;
+        } else {
+          EXPECT_EQ(one.updates, kSteps) << what;
+          EXPECT_GT(one.accepted, kSteps) << what;
+          EXPECT_LE(one.accepted, 2 * kSteps) << what;
+        }
+      }
+      EXPECT_LE(std::abs(first.updates - second.updates), mode == "async" ? 1 : 0) << what << ": the last gradient may have come to one of them";
+      EXPECT_LE(std::abs(first.accepted - second.accepted), 1) << what;
     }
   }
 }
 
+// Each worker is rank 0 of its own world.
+TEST_F(ServersTrainTest, AFaultStrikesTheWorkerOfItsNumber) {
+  write_servers(R"({"kind": "server", "servers": 1})", 30);
+  const Finished faulty = train("servers.json", "faulty", "--max-restarts 1", "TRIREME_FAULT=rank=1,step=5,phase=forward,kind=kill ");
+  ASSERT_EQ(faulty.status, 0) << faulty.output;
+  EXPECT_EQ(losses("faulty").size(), 30u);
+  const Account server = account("faulty", 0);
+  EXPECT_THAT(server.log, AllOf(HasSubstr("worker 1 is gone at clock 4"), testing::Not(HasSubstr("worker 0 is gone"))));
+  EXPECT_EQ(server.workers_lost, 1);
+}
+
 // Tasks that somebody else starts, as TensorFlow's: chief, worker, ps and evaluator.
 TEST_F(ServersTrainTest, TasksOfTfConfigAreWorkersAndServers) {
+  std::vector<uint16_t> tokens;
+  for (int i = 0; i < 400; ++i) {
+    tokens.push_back(static_cast<uint16_t>(i * 7 % 50));
+  }
+  write_tokens("validation.bin", tokens);
   write_servers(R"({"kind": "server", "servers": 1})", 30);
+  auto run = nlohmann::json::parse(read_file(folder / "servers.json"));
+  run["data"]["validation"] = {"validation.bin"};
+  run["training"].update({{"checkpoint_every", 10}, {"eval_every", 10}, {"eval_batches", 2}, {"keep_checkpoints", 1}});
+  write_file_atomically(folder / "servers.json", run.dump());
   write_file_atomically(folder / "tasks.sh", concat(R"(p=$((20000 + $$ % 20000))
 task() {
   TF_CONFIG=$(printf '{"cluster": {"chief": ["127.0.0.1:%d"], "worker": ["127.0.0.1:%d"], "ps": ["127.0.0.1:%d"]}, "task": {"type": "%s", "index": 0}}' $((p + 1)) $((p + 2)) $p $1) \
     )", kTrireme, " train ", path("servers.json"), " --out ", path("out"), R"(
 }
 task ps & task worker &
-task evaluator || exit 9
+task evaluator & evaluator=$!
 task chief; status=$?
+wait $evaluator || exit 9
 wait; exit $status
 )"));
   const Finished tasks = sh(concat("bash ", path("tasks.sh")));
   ASSERT_EQ(tasks.status, 0) << tasks.output;
-  EXPECT_THAT(tasks.output, AllOf(HasSubstr("there is nothing to do"), HasSubstr("30 updates of 60 gradients")));
+  EXPECT_THAT(tasks.output, HasSubstr("30 updates of 60 gradients"));
   ASSERT_EQ(train("run.json", "plain", "--set training.checkpoint_every=0").status, 0);
   const std::map<int64_t, double> found = losses("out");
   for (const auto& [step, loss] : losses("plain")) {
     EXPECT_NEAR(found.at(step), loss, 1e-4 * loss) << "step " << step;
   }
+  // The evaluator has seen checkpoints, each once and the last in any case, as the first worker has evaluated these steps.
+  const std::map<int64_t, double> trained = values("out/metrics.jsonl", "val_loss");
+  const std::map<int64_t, double> evaluated = values("out/metrics.evaluator.jsonl", "val_loss");
+  ASSERT_EQ(evaluated.count(30), 1u);
+  for (const auto& [step, loss] : evaluated) {
+    ASSERT_TRUE(trained.contains(step)) << step;
+    EXPECT_NEAR(loss, trained.at(step), 1e-6 * loss) << "step " << step;
+  }
+  const std::string lines = read_file(folder / "out/metrics.evaluator.jsonl");
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), std::ssize(evaluated)) << "each once";
+  EXPECT_EQ(sh(concat("bash ", path("tasks.sh"))).status, 2) << "the others are refused, and the evaluator, which has seen all, ends well";
+  EXPECT_EQ(read_file(folder / "out/metrics.evaluator.jsonl"), lines);
   write_file_atomically(folder / "wrong.sh", concat(R"(TF_CONFIG='{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 0}}' )", kTrireme, " train ", path("run.json"), " --out ", path("no"), '\n'));
   EXPECT_THAT(sh(concat("bash ", path("wrong.sh"))).output, HasSubstr("makes this process a parameter server, and the run file has none"));
+}
+
+// Of ranks that evaluate together as much is read as all of them read. It waits for the first checkpoint, and goes on where another evaluator has stopped.
+TEST_F(ServersTrainTest, AnEvaluatorOfDataParallelRanksSaysWhatTheyHaveSaid) {
+  std::vector<uint16_t> tokens;
+  for (int i = 0; i < 1000; ++i) {
+    tokens.push_back(static_cast<uint16_t>(i * i % 50));
+  }
+  write_tokens("validation.bin", tokens);
+  auto run = nlohmann::json::parse(read_file(folder / "run.json"));
+  run["data"]["validation"] = {"validation.bin"};
+  run["training"] = {{"steps", 10}, {"checkpoint_every", 5}, {"eval_every", 5}, {"eval_batches", 2}};
+  run["engine"]["bf16"] = {{"enabled", true}};
+  write_file_atomically(folder / "evaluated.json", run.dump());
+  const std::string evaluator = concat("TF_CONFIG='{\"cluster\": {\"worker\": [\"127.0.0.1:1\", \"127.0.0.1:2\"]}, \"task\": {\"type\": \"evaluator\", \"index\": 0}}' ", kTrireme, " train ", path("evaluated.json"), " --out ", path("out"));
+  write_file_atomically(folder / "evaluator.sh", concat(evaluator, " \"$@\"\n"));
+  const Finished both = sh(concat("bash ", path("evaluator.sh"), " & evaluator=$!; ", kTrireme, " train ", path("evaluated.json"), " -n 2 --out ", path("out"), " && wait $evaluator"));
+  ASSERT_EQ(both.status, 0) << both.output;
+  const std::map<int64_t, double> trained = values("out/metrics.jsonl", "val_loss");
+  for (const auto& [step, loss] : values("out/metrics.evaluator.jsonl", "val_loss")) {
+    EXPECT_NEAR(loss, trained.at(step), 1e-6 * loss) << "step " << step;
+  }
+  ASSERT_EQ(trained.size(), 2u);
+  ASSERT_EQ(values("out/metrics.evaluator.jsonl", "val_loss").count(10), 1u);
+  // The run goes on, the evaluator too.
+  const Finished more = sh(concat(kTrireme, " train ", path("evaluated.json"), " -n 2 --out ", path("out"), " --resume --set training.steps=20 && bash ", path("evaluator.sh"), " --set training.steps=20"));
+  ASSERT_EQ(more.status, 0) << more.output;
+  const std::map<int64_t, double> evaluated = values("out/metrics.evaluator.jsonl", "val_loss");
+  ASSERT_EQ(evaluated.count(20), 1u);
+  EXPECT_EQ(evaluated.count(10), 1u);
+  EXPECT_NEAR(evaluated.at(20), values("out/metrics.jsonl", "val_loss").at(20), 1e-6 * evaluated.at(20));
+  const Finished nothing = sh(concat("bash ", path("evaluator.sh"), " --set data.validation=null"));
+  EXPECT_EQ(nothing.status, 2);
+  EXPECT_THAT(nothing.output, HasSubstr("the run has nothing to evaluate on"));
 }
 
 TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
@@ -137,7 +257,8 @@ TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(train("servers.json", "e", "--set engine.zero_optimization.stage=1").output, HasSubstr("parameter servers with ZeRO stage 1"));
   EXPECT_THAT(train("servers.json", "g", "--set engine.fp16.enabled=true").output, HasSubstr("parameter servers with fp16"));
   EXPECT_THAT(train("servers.json", "h", "--set engine.sync_batch_norm=true").output, HasSubstr("parameter servers with sync_batch_norm"));
-  EXPECT_THAT(train("servers.json", "f", "--set engine.optimizer.type=Lamb").output, HasSubstr("parameter servers with LAMB"));
+  EXPECT_THAT(train("servers.json", "f", "--set engine.optimizer.state_dtype=int8").output, HasSubstr("parameter servers with 8-bit optimizer states"));
+  EXPECT_THAT(train("servers.json", "i", "--set engine.optimizer.type=Lamb --set parallel.sync.sparse_rows=transformer.wte").output, HasSubstr("parameter servers with sparse_rows and LAMB"));
 }
 
 // The run file's short form is the engine's section.

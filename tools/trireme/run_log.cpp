@@ -54,6 +54,17 @@ std::string describe_split(const engine::Engine& engine, const config::RunConfig
   return text;
 }
 
+// Data-parallel ranks, or workers of parameter servers, each of which is a world of its own.
+int64_t replicas_of(const engine::Engine& engine) {
+  return engine.train_batch_size() / (engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps());
+}
+
+// "2 workers of 3 parameter servers (sync)"
+std::string describe_workers(const engine::Engine& engine, const parallel::ServerOptions& servers) {
+  const int64_t workers = replicas_of(engine);
+  return concat(workers, workers == 1 ? " worker of " : " workers of ", servers.servers, servers.servers == 1 ? " parameter server (" : " parameter servers (", parallel::ServerOptions::name(servers.mode), ')');
+}
+
 } // namespace
 
 RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
@@ -76,9 +87,11 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
   }
   log::info(describe_model(run), ", ", format_count(static_cast<double>(parameters_)), " parameters; ", datasets.train->describe());
   const int ranks = ranks_of(engine);
-  log::info(ranks, ranks == 1 ? " rank" : " ranks", group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()), describe_split(engine, run), ", ",
-            at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each", "; batch ", engine.train_batch_size(), " = ",
-            engine.train_micro_batch_size_per_gpu(), " x ", engine.gradient_accumulation_steps(), " accumulated x ", group.size(), " ranks");
+  const bool served = run.engine.server.on();
+  const std::string layout = served ? describe_workers(engine, run.engine.server)
+                                    : concat(ranks, ranks == 1 ? " rank" : " ranks", group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()), describe_split(engine, run));
+  log::info(layout, ", ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each", "; batch ", engine.train_batch_size(), " = ", engine.train_micro_batch_size_per_gpu(), " x ",
+            engine.gradient_accumulation_steps(), " accumulated x ", replicas_of(engine), served ? " workers" : " ranks", served && !run.engine.server.together() ? ", each of which steps by itself" : "");
   tensorboard_.text("config", "```json\n" + run.resolved.dump(2) + "\n```", resumed_step.value_or(0));
   monitor::ProgressOptions options;
   options.total_steps = run.training.steps;
@@ -139,6 +152,10 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
   summary.layout = stages == 1 ? concat("data parallel, ", engine_.group().backend())
                                : concat(stages, " stages x ", replicas, replicas == 1 ? " replica" : " replicas", ", ", run_.parallel.schedule, ", ", engine_.pipe_group().backend());
   summary.layout += describe_split(engine_, run_);
+  if (run_.engine.server.on()) {
+    summary.ranks = static_cast<int>(replicas_of(engine_));
+    summary.layout = describe_workers(engine_, run_.engine.server);
+  }
   summary.num_parameters = parameters_;
   summary.model = describe_model(run_);
   summary.device = engine_.device().is_cpu() ? "CPU" : engine_.device().str();

@@ -80,4 +80,9 @@ void become_task(const TfConfig& config) {
   ::unsetenv("TF_CONFIG"); // a worker is a world of its own
 }
 
+void become_evaluator(int64_t data_ranks) {
+  ::setenv("TRIREME_EVALUATOR", std::to_string(data_ranks).c_str(), 1);
+  ::unsetenv("TF_CONFIG");
+}
+
 } // namespace trireme::tools

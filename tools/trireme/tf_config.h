@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,5 +25,7 @@ std::optional<TfConfig> tf_config();
 
 /// Gives a task of a job with parameter servers the variables that trireme's launcher would set (TRIREME_SERVERS, TRIREME_WORKER or TRIREME_SERVER), and removes TF_CONFIG.
 void become_task(const TfConfig& config);
+/// The same for the task that evaluates checkpoints of a run with so many data ranks or workers (TRIREME_EVALUATOR).
+void become_evaluator(int64_t data_ranks);
 
 } // namespace trireme::tools

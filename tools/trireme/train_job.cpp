@@ -297,13 +297,13 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
 [[noreturn]] void become_rank(TrainCommand command, const JoinedJob& job) {
   check_joined(command, job);
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  bool evaluates = false;
   if (const auto tasks = job.launcher == kTfConfig ? tf_config() : std::nullopt) {
     check_tasks(run, *tasks);
-    if (tasks->task == TfConfig::Task::evaluator) {
-      log::info("TF_CONFIG makes this process the evaluator: the first worker evaluates, as training.eval_every says, so there is nothing to do");
-      std::exit(0);
-    }
-    if (run.engine.server.on()) {
+    evaluates = tasks->task == TfConfig::Task::evaluator;
+    if (evaluates) {
+      become_evaluator(job.ranks / ranks_of_replica(run));
+    } else if (run.engine.server.on()) {
       become_task(*tasks);
     }
   } else if (run.engine.server.on()) {
@@ -317,8 +317,10 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
   }
   const launch::LaunchOptions options = launch_options(command.places);
   make_run_folder(command);
-  check_out(command); // nothing is saved before all ranks have met, so what is there is an earlier run's
-  if (job.rank == 0) {
+  if (!evaluates) {
+    check_out(command); // nothing is saved before all ranks have met, so what is there is an earlier run's
+  }
+  if (job.rank == 0 && !evaluates) {
     RunLock(command.out).keep_in_next_program();
   }
   for (const auto& [name, value] : options.extra_env) {

@@ -1,6 +1,8 @@
 #include "train_run.h"
 
 #include "clock_offset.h"
+#include "evaluation.h"
+#include "evaluator.h"
 #include "offload_check.h"
 #include "run_estimate.h"
 #include "run_log.h"
@@ -19,8 +21,6 @@
 #include <trireme/data/make_dataset.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/device/choose.h>
-#include <trireme/device/host_scalars.h>
-#include <trireme/device/upload.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/peak_memory.h>
@@ -40,6 +40,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <optional>
 
 namespace trireme::tools {
@@ -79,7 +80,7 @@ class TrainRun {
     options.server_worker = worker_;
     engine_ = engine::initialize(world, options).engine;
     resume();
-    if (datasets_.validation && (!worker_ || is_first())) {
+    if (datasets_.validation && !is_silent()) {
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
                                             engine_->group().rank(), engine_->group().size()));
     }
@@ -91,9 +92,13 @@ class TrainRun {
   int train();
 
  private:
-  /// The rank that writes: of workers of parameter servers, each a world of its own, the first.
+  /// Workers of parameter servers are worlds of their own, of which the first alone evaluates, saves and writes.
+  bool is_silent() const {
+    return worker_ && worker_->worker > 0;
+  }
+  /// The rank that writes.
   bool is_first() const {
-    return world_.rank() == 0 && (!worker_ || worker_->worker == 0);
+    return world_.rank() == 0 && !is_silent();
   }
   bool shards_parameters() const {
     return engine::shards_parameters(run_.engine, mesh_.group({mesh::Axis::data, mesh::Axis::context}).size());
@@ -256,7 +261,7 @@ void TrainRun::resume() {
 
 // A full disk does not end the training: warns, continues, and fails at the end if the disk is still full.
 void TrainRun::save() {
-  if (last_saved_ == engine_->global_steps() || !(is_first() || !worker_)) {
+  if (last_saved_ == engine_->global_steps() || is_silent()) {
     return;
   }
   set_status("saving checkpoint");
@@ -369,32 +374,11 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     return;
   }
   set_status("evaluating");
-  const auto mean = engine_->mean_of_replicas(); // once for the loss and the accuracy
-  metrics.val_loss = engine_->evaluate(*validation_, run_.training.eval_batches) / task_.loss_divisor;
+  const Evaluated evaluated = tools::evaluate(*engine_, task_, *validation_, run_.training.eval_batches, world_.group());
+  metrics.val_loss = evaluated.loss;
+  metrics.val_accuracy = evaluated.accuracy;
   if (world_.rank() == 0 && !std::isfinite(*metrics.val_loss)) {
     log::warning("the validation loss at step ", engine_->global_steps(), " is not finite: lower the learning rate, or go back to an earlier checkpoint");
-  }
-  if (task_.count_right) {
-    device::Uploader uploader(engine_->device());
-    at::Tensor right; // on the device, until all batches are through
-    int64_t samples = 0;
-    validation_->start_epoch(0);
-    const int64_t most = run_.training.eval_batches == 0 ? std::numeric_limits<int64_t>::max() : run_.training.eval_batches;
-    for (int64_t batches = 0; batches < most; ++batches) {
-      auto batch = validation_->next();
-      if (!batch) {
-        break;
-      }
-      if (batch->samples > 0) {
-        batch->inputs = uploader.upload(std::move(batch->inputs));
-        batch->targets = uploader.upload(std::move(batch->targets));
-        device::add_scalar(right, task_.count_right(*batch));
-        samples += batch->samples;
-      }
-    }
-    at::Tensor sums = torch::tensor({device::read_scalars({right}).front(), static_cast<double>(samples)}, torch::kFloat64);
-    world_.group().all_reduce(sums, comm::ReduceOp::sum, "accuracy").wait();
-    metrics.val_accuracy = sums[0].item<double>() / sums[1].item<double>();
   }
   traffic_.skip(*engine_);
   set_status("");
@@ -453,7 +437,7 @@ int TrainRun::train() {
   measure_memory();
   traffic_.skip(*engine_);
   const int64_t first = engine_->global_steps();
-  if (command_.trace_steps > 0 && (!worker_ || is_first())) {
+  if (command_.trace_steps > 0 && !is_silent()) {
     monitor::tracer().start(world_.rank());
   }
   while (engine_->global_steps() < steps) {
@@ -501,6 +485,9 @@ int TrainRun::train() {
 int train(const TrainCommand& command) {
   if (is_server()) {
     return serve_parameters(command);
+  }
+  if (is_evaluator()) {
+    return evaluate_checkpoints(command);
   }
   const engine::Preemption preemption; // from the start: a signal while ranks connect is answered after the first step
   comm::World world = comm::World::connect();

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <regex>
 
 namespace trireme::config {
 namespace {
@@ -333,6 +334,22 @@ std::vector<std::string> Values::convert(const JsonNode* node, const std::vector
     out.push_back(element.as_string());
   }
   return out;
+}
+
+std::vector<std::string> Values::patterns(const std::string& key) const {
+  constexpr size_t kLongest = 1000; // std::regex calls itself for every bracket
+  const std::vector<std::string> texts = get(key, std::vector<std::string>());
+  for (const std::string& text : texts) {
+    if (text.size() > kLongest) {
+      find(key)->fail(concat("a pattern has more than ", kLongest, " characters"));
+    }
+    try {
+      std::regex(text, std::regex::ECMAScript);
+    } catch (const std::regex_error& error) {
+      find(key)->fail(concat("\"", text, "\" is not a regular expression: ", error.what()));
+    }
+  }
+  return texts;
 }
 
 std::vector<double> Values::convert(const JsonNode* node, const std::vector<double>&) {

@@ -329,6 +329,9 @@ ordered_json write_sync(const SyncConfig& sync) {
     using Mode = parallel::ServerOptions::Mode;
     const parallel::ServerOptions& server = sync.server;
     out.update({{"servers", server.servers}, {"mode", parallel::ServerOptions::name(server.mode)}, {"snapshot_every", server.snapshot_every}});
+    if (!server.sparse_rows.empty()) {
+      out["sparse_rows"] = server.sparse_rows;
+    }
     if (server.mode == Mode::stale) {
       out["staleness"] = server.staleness;
     } else if (server.mode == Mode::hybrid) {

@@ -1,24 +1,11 @@
 #include <trireme/config/tensor_parallel_json.h>
 
 #include <algorithm>
-#include <regex>
 
 namespace trireme::config {
 namespace {
 
 using Kind = tensor::SplitRule::Kind;
-
-void check_pattern(const JsonNode& node, const std::string& pattern) {
-  constexpr size_t kLongest = 1000; // std::regex calls itself for every bracket
-  if (pattern.size() > kLongest) {
-    node.fail(concat("a pattern has more than ", kLongest, " characters"));
-  }
-  try {
-    std::regex(pattern, std::regex::ECMAScript);
-  } catch (const std::regex_error& error) {
-    node.fail(concat("\"", pattern, "\" is not a regular expression: ", error.what()));
-  }
-}
 
 // [blocks, -1]
 int64_t read_blocks(const JsonNode& node) {
@@ -51,8 +38,7 @@ void read_spec(const JsonNode& node, int64_t grain, std::vector<tensor::SplitRul
   if (const JsonNode* dim = values.find("partition_dim"); dim != nullptr && dim->as_integer() != (rule.kind == Kind::row ? 1 : 0)) {
     dim->fail(concat("partition_type \"", type, "\" splits dim ", rule.kind == Kind::row ? 1 : 0, " of a weight [out, in]"), "Leave it out.");
   }
-  for (const std::string& pattern : values.get("patterns", std::vector<std::string>())) {
-    check_pattern(*values.find("patterns"), pattern);
+  for (const std::string& pattern : values.patterns("patterns")) {
     rule.pattern = pattern;
     out.push_back(rule);
   }

@@ -11,7 +11,9 @@
 #include <trireme/precision/cast.h>
 #include <trireme/zero/sharded_sync.h>
 
+#include <algorithm>
 #include <optional>
+#include <regex>
 #include <string>
 #include <variant>
 
@@ -216,10 +218,44 @@ void check_server(const Parts& parts, const InitializeOptions& options) {
   }
   check_alone(parts, options, "parameter servers", "leave parallel.sync out");
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
-  if (std::holds_alternative<optim::LambOptions>(optimizer.rule) || optimizer.state_type == optim::StateType::int8) {
-    refuse(std::holds_alternative<optim::LambOptions>(optimizer.rule) ? "LAMB, which needs the norms of whole tensors" : "8-bit optimizer states", "Use AdamW with fp32 or bf16 states.");
+  if (optimizer.state_type == optim::StateType::int8) {
+    refuse("8-bit optimizer states", "Use fp32 or bf16 states.");
+  }
+  if (std::holds_alternative<optim::LambOptions>(optimizer.rule) && !config.server.sparse_rows.empty()) {
+    refuse("sparse_rows and LAMB, which needs the norms of whole parameters", "Leave sparse_rows out, or use AdamW.");
   }
 }
+
+namespace {
+
+// Which parameters have rows that travel by themselves. Errors: InputError for a pattern that names none.
+std::vector<std::string> sparse_parameters(const Parts& parts, const std::vector<std::string>& patterns) {
+  std::vector<std::string> names;
+  for (const std::string& pattern : patterns) {
+    const std::regex regex(pattern);
+    bool any = false;
+    for (const auto& buffer : parts.buffers) {
+      for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
+        if (!std::regex_search(tensor.name, regex, std::regex_constants::match_continuous)) {
+          continue;
+        }
+        if (tensor.sizes.size() < 2) {
+          throw InputError("engine", concat("parallel.sync.sparse_rows: \"", pattern, "\" matches \"", tensor.name, "\", which has no rows: ", tensor.sizes.size(), " dimensions"),
+                           "Name the weights of embeddings, as a rule.");
+        }
+        any = true;
+        names.push_back(tensor.name);
+      }
+    }
+    if (!any) {
+      throw InputError("engine", concat("parallel.sync.sparse_rows: \"", pattern, "\" matches no parameter from the beginning of its name"),
+                       "trireme inspect lists the names of a checkpoint's parameters; an example is transformer.wte.");
+    }
+  }
+  return names;
+}
+
+} // namespace
 
 void join_servers(Parts& parts, const config::EngineConfig& config, const optim::FlatOptimizer::OptionsOf& options_of_each) {
   config::EngineConfig used = config;
@@ -228,12 +264,15 @@ void join_servers(Parts& parts, const config::EngineConfig& config, const optim:
   for (const optim::StateInfo& state : parts.optimizer->rule().states()) {
     arrays.push_back(state.name);
   }
+  const std::vector<std::string> sparse = sparse_parameters(parts, config.server.sparse_rows);
   parts.server->join(
       [&](const bucket::TensorInfo& tensor) {
         const optim::ParameterOptions of = options_of_each(tensor);
         parallel::server::ParameterInfo parameter;
         parameter.weight_decay = of.weight_decay;
         parameter.lr_factor = of.lr_factor;
+        parameter.whole = parts.optimizer->needs_norms();
+        parameter.sparse = std::find(sparse.begin(), sparse.end(), tensor.name) != sparse.end();
         return parameter;
       },
       nlohmann::json::parse(config::to_json(used).at("optimizer").dump()), arrays);

@@ -272,7 +272,7 @@ void OptimizerStep::begin(double grad_scale, const Unused& unused, const at::Ten
     parts_.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
   }
   parts_.sync->begin_step();
-  if (parts_.optimizer->needs_norms()) {
+  if (parts_.optimizer->needs_norms() && parts_.server == nullptr) { // servers have the states
     parts_.reducer->finish();
     parts_.optimizer->prepare();
   }

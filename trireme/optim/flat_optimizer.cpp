@@ -222,6 +222,7 @@ void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double gra
   prepared_ = false;
   for (Shard& shard : shards_) {
     shard.unused.clear();
+    shard.rows.clear();
     shard.gradients.clear();
   }
 }
@@ -253,6 +254,14 @@ void FlatOptimizer::set_trust_ratios(int64_t buffer, const at::Tensor& ratios) {
 
 void FlatOptimizer::leave_out(int64_t buffer, std::vector<bool> unused) {
   shards_[buffer].unused = std::move(unused);
+}
+
+void FlatOptimizer::step_rows(int64_t buffer, int64_t parameter, at::Tensor rows) {
+  if (sharded_ || needs_norms() || rule_->state_type() == StateType::int8) {
+    throw Error("optim", concat(rule_->name(), ": single rows of \"", shards_[buffer].buffer->name(parameter), "\" cannot be stepped with ",
+                                sharded_ ? "shards" : needs_norms() ? "norms of whole parameters" : "8-bit states", '.'));
+  }
+  shards_[buffer].rows[parameter] = std::move(rows);
 }
 
 at::Tensor FlatOptimizer::scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket, size_t segment) {
@@ -297,18 +306,46 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
   return step;
 }
 
+void FlatOptimizer::step_rows_of(const ShardStep& whole, const at::Tensor& rows, int64_t row_numel, const std::function<void(ShardStep&)>& f) {
+  if (rows.numel() == 0) {
+    return;
+  }
+  const auto taken = [&](const at::Tensor& from) { return from.defined() ? from.view({-1, row_numel}).index_select(0, rows).view({-1}) : at::Tensor(); };
+  ShardStep step = whole;
+  step.param = taken(whole.param);
+  step.param_copy = taken(whole.param_copy);
+  step.grad = taken(whole.grad);
+  for (at::Tensor& state : step.states) {
+    state = taken(state);
+  }
+  const std::vector<Segment> own = {{0, step.param.numel(), whole.segments.front().parameter}};
+  step.segments = own;
+  f(step);
+  const auto put_back = [&](const at::Tensor& to, const at::Tensor& values) {
+    if (to.defined()) {
+      to.view({-1, row_numel}).index_copy_(0, rows, values.view({-1, row_numel}));
+    }
+  };
+  put_back(whole.param, step.param);
+  put_back(whole.param_copy, step.param_copy);
+  for (size_t i = 0; i < whole.states.size(); ++i) {
+    put_back(whole.states[i], step.states[i]);
+  }
+}
+
 // Steps neighbours together if their options are equal and none between them is left out. With 8-bit states each parameter is stepped alone, because
 // it has blocks of its own.
 void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states, const std::function<void(ShardStep&)>& f) const {
   const std::vector<Segment>& segments = shard.segments[bucket];
   const auto left_out = [&](size_t s) { return is_left_out(shard, segments[s].parameter); };
   const auto options = [&](size_t s) { return shard.options[segments[s].parameter]; };
+  const auto by_rows = [&](size_t s) { return shard.rows.contains(segments[s].parameter); };
   for (size_t first = 0, last = 0; first < segments.size(); first = last) {
     last = first + 1;
     if (left_out(first)) {
       continue;
     }
-    while (states.scales.empty() && last < segments.size() && !left_out(last) && options(last) == options(first)) {
+    while (states.scales.empty() && !by_rows(first) && last < segments.size() && !left_out(last) && !by_rows(last) && options(last) == options(first)) {
       ++last;
     }
     ShardStep step = shard_step(shard, data, states, bucket, first, last);
@@ -318,7 +355,12 @@ void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Ten
       segment.end -= segments[first].begin;
     }
     step.segments = own;
-    f(step);
+    if (by_rows(first)) {
+      const std::vector<int64_t>& sizes = shard.buffer->layout().tensors()[segments[first].parameter].sizes;
+      step_rows_of(step, shard.rows.at(segments[first].parameter), c10::multiply_integers(sizes.begin() + 1, sizes.end()), f);
+    } else {
+      f(step);
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -106,6 +107,9 @@ class FlatOptimizer : public bucket::SteppedValues {
   bool is_left_out(int64_t buffer, int64_t parameter) const override {
     return is_left_out(shards_[buffer], parameter);
   }
+  /// Steps only these rows ([n], int64, ascending, on the parameter's device) of parameter i of `buffer` in this step; the other rows and their states stay as they are. Call it after begin_step().
+  /// Cost: the rows are copied together, stepped in one pass, and copied back. Not where something is sharded, with needs_norms(), or with 8-bit states: Error.
+  void step_rows(int64_t buffer, int64_t parameter, at::Tensor rows);
   /// True: all gradients must be final before the first step_bucket(), because the step needs parameters' norms (LAMB).
   bool needs_norms() const override {
     return rule_->needs_norms();
@@ -196,6 +200,7 @@ class FlatOptimizer : public bucket::SteppedValues {
     std::vector<std::vector<int64_t>> first_block; // of 8-bit states, of each bucket's segments: each begins a block
     std::vector<at::Tensor> gradients; // given for the present step; undefined: the buffer's
     std::vector<bool> unused; // parameters that this step leaves out; empty: none
+    std::map<int64_t, at::Tensor> rows; // of parameters of which this step takes only these
     std::vector<bucket::Slot> uncounted; // in the norm, in buffer order
     int64_t first_norm; // in norms_
     at::Tensor norms; // its part of norms_
@@ -244,6 +249,7 @@ class FlatOptimizer : public bucket::SteppedValues {
     return !shard.unused.empty() && shard.unused[parameter];
   }
   ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first, size_t last) const;
+  static void step_rows_of(const ShardStep& whole, const at::Tensor& rows, int64_t row_numel, const std::function<void(ShardStep&)>& f);
   void prefetch_after(const Shard& shard, int64_t bucket) const;
   static std::vector<bucket::Range> counted(const Shard& shard, const bucket::Range& range);
   static void add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range, const at::Tensor& sum);

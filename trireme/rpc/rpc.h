@@ -16,6 +16,8 @@ namespace trireme::rpc {
 
 using Clock = std::chrono::steady_clock;
 inline constexpr size_t kLargestHeader = size_t{64} << 20;
+/// As long as the room.
+inline constexpr size_t kWholeRoom = ~size_t{0};
 
 /// A request on its way.
 class Call {
@@ -31,7 +33,7 @@ class Call {
 class Client {
  public:
   virtual ~Client() = default;
-  /// Sends a request. `body` and `room`, where the reply's body goes (as many bytes as it has), stay alive and in place until wait() has returned or thrown, or the client is gone.
+  /// Sends a request. `body` and `room`, where the reply's body goes (at most as many bytes as it has; the reply's header says how many where that is not clear), stay alive and in place until wait() has returned or thrown, or the client is gone.
   virtual std::shared_ptr<Call> call(std::string header, std::span<const std::byte> body = {}, std::span<std::byte> room = {}) = 0;
   /// Bytes of bodies sent and received so far.
   virtual int64_t bytes_sent() const = 0;
@@ -59,8 +61,8 @@ class Server {
   virtual ~Server() = default;
   /// The next event, or nullopt after `timeout`.
   virtual std::optional<Event> next(std::chrono::milliseconds timeout) = 0;
-  /// Answers a request. Does nothing where the client is gone.
-  virtual void reply(uint64_t id, std::string header) = 0;
+  /// Answers a request; the first `body_bytes` of its room, at most all, are the body and travel. Does nothing where the client is gone.
+  virtual void reply(uint64_t id, std::string header, size_t body_bytes = kWholeRoom) = 0;
   /// What clients connect to, such as "tcp://10.0.0.1:4711".
   virtual std::string address() const = 0;
 };

@@ -60,6 +60,41 @@ INSTANTIATE_TEST_SUITE_P(All, ServersTest, testing::ValuesIn(cases()), [](const 
   return concat(ServerOptions::name(info.param.mode), "_", info.param.workers, "workers_", info.param.servers, "servers_", info.index);
 });
 
+// Trust ratios are of whole parameters: each is on one server. As one rank with the whole batch.
+TEST(ServersLambTest, TwentyStepsEqualOneRank) {
+  config::EngineConfig config = small_config(kZeroBatch, 1);
+  config.optimizer->rule = optim::LambOptions{.lr = 0.02, .weight_decay = 0.1};
+  const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / concat("trireme_lamb_", ::getpid());
+  EXPECT_THAT(test::run_ranks(1, [&](comm::World& world) {
+    SmallRun run(world, config);
+    std::string text;
+    for (int step = 0; step < 20; ++step) {
+      text += concat(run.engine().train_batch().item<double>(), '\n');
+    }
+    write_file_atomically(file, text);
+  }),
+              IsEmpty());
+  for (const int servers : {1, 3}) {
+    ServerOptions options;
+    options.servers = servers;
+    ServerJob job(2, options);
+    EXPECT_THAT(job.run([&](int number, comm::World& world) {
+      models::Gpt model(small_gpt());
+      const Initialized made = initialize(world, job.engine_options(number, model, config));
+      std::istringstream losses(read_file(file));
+      double loss = 0;
+      for (int step = 0; step < 20; ++step) {
+        losses >> loss;
+        EXPECT_NEAR(made.engine->train_batch().item<double>(), loss, 1e-4 * loss) << "step " << step;
+      }
+      EXPECT_LT(loss, 3) << "it learns";
+    }),
+                IsEmpty())
+        << servers << " servers";
+  }
+  std::filesystem::remove(file);
+}
+
 // Fewer rows than servers: some hold nothing, and answer all the same.
 TEST(ServersOfASmallModelTest, AServerMayHoldNothing) {
   ServerOptions options;

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace trireme::parallel {
 
@@ -18,6 +20,9 @@ struct ServerOptions {
   double timeout_s = 1;
   /// Updates after which a server writes its part to its folder; 0: only when it ends.
   int64_t snapshot_every = 100;
+  /// Regular expressions that match from the beginning of a parameter's name (std::regex, ECMAScript). Of such a parameter of two dimensions or more, an embedding as a rule, only the rows travel that have a
+  /// gradient, or have changed, and only rows that have a gradient are stepped (lazy updates).
+  std::vector<std::string> sparse_rows;
 
   bool on() const {
     return servers > 0;

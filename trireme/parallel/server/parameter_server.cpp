@@ -64,6 +64,7 @@ class Service : private Replies {
     Waiting waiting{std::move(event), {}, -1};
     try {
       waiting.header = json::parse(waiting.event.header);
+      waiting.header.value("have", int64_t{0}); // where it is no number, now and not when others are answered
       take(waiting, waiting.header.at("op").get<std::string>());
     } catch (const json::exception& error) {
       refuse(waiting, concat("the header is not what docs/parameter_server.md says: ", error.what()));
@@ -144,7 +145,7 @@ class Service : private Replies {
 
   void init(const Waiting& waiting) {
     if (!initialized_) {
-      check_body(waiting);
+      shard_->check(waiting.event.body, std::nullopt);
       shard_->set_values(waiting.event.body);
       initialized_ = true;
       keep(); // a server that ends before its first update has them
@@ -178,7 +179,7 @@ class Service : private Replies {
 
   void push(const Waiting& waiting) {
     const int number = worker_of(waiting);
-    check_body(waiting);
+    check_gradients(waiting);
     check_push(waiting.header);
     if (!initialized_) {
       return refuse(waiting, "there are no values yet: init or pull first");
@@ -195,9 +196,6 @@ class Service : private Replies {
     round_.push(number, waiting);
     close_if_complete();
     answer_sums();
-  }
-  bool any_is_there(const std::vector<int>& numbers) const {
-    return std::any_of(numbers.begin(), numbers.end(), [this](int number) { return workers_.is_there(number); });
   }
   bool was_member(int number) const {
     const auto members = last_.value("members", std::vector<int>());
@@ -335,7 +333,7 @@ class Service : private Replies {
 
   void step_alone(const Waiting& waiting) {
     const int number = worker_of(waiting);
-    check_body(waiting);
+    check_gradients(waiting);
     check_push(waiting.header);
     const json& header = waiting.header;
     if (!initialized_) {
@@ -345,7 +343,7 @@ class Service : private Replies {
     const json factor = header.value("factor", json(1.0));
     if (!factor.is_null()) {
       shard_->begin_sum();
-      shard_->add(waiting.event.body, header.value("unused", std::vector<int64_t>()));
+      shard_->add(waiting.event.body, header.value("unused", std::vector<int64_t>()), counts_in(header));
       shard_->step(header.value("lr", default_lr_), betas_in(header), factor.get<double>());
     }
     ++clock_;
@@ -425,8 +423,8 @@ class Service : private Replies {
         refuse(one, "the worker has left");
         ++counters_.dropped;
       }
-    } else if (!round_.wants_commit() && !any_is_there(round_.committers())) { // nobody can say a factor any more
-      if (!round_.empty() && any_is_there(round_.members())) {
+    } else if (!round_.wants_commit() && !workers_.any_is_there(round_.committers())) { // nobody can say a factor any more
+      if (!round_.empty() && workers_.any_is_there(round_.members())) {
         finish_as_said();
       } else {
         log::warning("server ", options_.place, ": the update of clock ", clock_, " is lost: all workers that could have committed it are gone");

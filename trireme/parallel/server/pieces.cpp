@@ -11,7 +11,26 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kFloatBytes = 4;
+constexpr int64_t kNumberBytes = 8;
 constexpr int64_t kMostElements = int64_t{1} << 48;
+
+int64_t padded(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Places the pieces, sparse ones last.
+void place(Share& share, const std::vector<ParameterInfo>& parameters) {
+  for (const bool sparse : {false, true}) {
+    for (Piece& piece : share.pieces) {
+      const ParameterInfo& parameter = parameters[piece.parameter];
+      if (parameter.sparse == sparse) {
+        piece.offset = share.bytes;
+        share.bytes += padded((piece.end - piece.begin) * parameter.row_numel() * parameter.element_bytes());
+      }
+    }
+    share.dense_bytes = sparse ? share.dense_bytes : share.bytes;
+  }
+}
 
 } // namespace
 
@@ -35,21 +54,58 @@ std::vector<Share> share_out(const std::vector<ParameterInfo>& parameters, int s
     const int64_t row = parameter.row_numel() * parameter.element_bytes();
     const auto cut = [&](int server) { // the row at which this server's share ends, the nearest to its part of all bytes
       const auto target = static_cast<int64_t>(static_cast<double>(all) * (server + 1) / servers) - before;
+      if (parameter.whole) {
+        return server == servers - 1 || 2 * target >= parameter.bytes() ? parameter.rows() : 0;
+      }
       return server == servers - 1 || row == 0 ? parameter.rows() : std::clamp((target + row / 2) / row, int64_t{0}, parameter.rows());
     };
     int64_t begin = 0;
     for (int server = 0; server < servers; ++server) {
       const int64_t end = std::max(begin, cut(server));
       if (end > begin) {
-        Share& share = shares[server];
-        share.pieces.push_back({p, begin, end, share.bytes});
-        share.bytes += ((end - begin) * row + kAlignment - 1) / kAlignment * kAlignment;
+        shares[server].pieces.push_back({p, begin, end, 0});
       }
       begin = end;
     }
     before += parameter.bytes();
   }
+  for (Share& share : shares) {
+    place(share, parameters);
+  }
   return shares;
+}
+
+RowLayout row_layout(const std::vector<ParameterInfo>& parameters, const Share& share, const std::vector<int64_t>& counts) {
+  RowLayout layout{{}, share.dense_bytes};
+  size_t next = 0;
+  for (size_t i = 0; i < share.pieces.size(); ++i) {
+    const Piece& piece = share.pieces[i];
+    const ParameterInfo& parameter = parameters[piece.parameter];
+    if (!parameter.sparse) {
+      continue;
+    }
+    if (next == counts.size() || counts[next] < 0 || counts[next] > piece.end - piece.begin) {
+      throw InputError("server", next == counts.size() ? concat("the rows of ", counts.size(), " sparse pieces, and the share has more")
+                                                       : concat(counts[next], " rows of \"", parameter.name, "\", and this server has ", piece.end - piece.begin));
+    }
+    RowBlock& block = layout.blocks.emplace_back(RowBlock{i, counts[next++], layout.bytes, 0});
+    block.values = block.numbers + padded(block.rows * kNumberBytes);
+    layout.bytes = block.values + padded(block.rows * parameter.row_numel() * parameter.element_bytes());
+  }
+  if (next != counts.size()) {
+    throw InputError("server", concat("the rows of ", counts.size(), " sparse pieces, and the share has ", next));
+  }
+  return layout;
+}
+
+std::vector<int64_t> all_rows(const std::vector<ParameterInfo>& parameters, const Share& share) {
+  std::vector<int64_t> counts;
+  for (const Piece& piece : share.pieces) {
+    if (parameters[piece.parameter].sparse) {
+      counts.push_back(piece.end - piece.begin);
+    }
+  }
+  return counts;
 }
 
 ArrayLayout array_layout(const std::vector<ParameterInfo>& parameters, const Share& share) {
@@ -57,7 +113,7 @@ ArrayLayout array_layout(const std::vector<ParameterInfo>& parameters, const Sha
   for (const Piece& piece : share.pieces) {
     layout.offsets.push_back(layout.bytes);
     const int64_t bytes = (piece.end - piece.begin) * parameters[piece.parameter].row_numel() * kFloatBytes;
-    layout.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    layout.bytes += padded(bytes);
   }
   return layout;
 }
@@ -73,8 +129,13 @@ std::vector<ParameterInfo> read_parameters(const nlohmann::json& described) {
       parameter.type = one.value("dtype", "float32");
       parameter.weight_decay = one.value("weight_decay", -1.0);
       parameter.lr_factor = one.value("lr_factor", 1.0);
+      parameter.sparse = one.value("sparse", false);
+      parameter.whole = one.value("whole", false);
       if (parameter.type != "float32" && parameter.type != "bfloat16" && parameter.type != "float16") {
         fail(concat('"', parameter.name, "\" has the dtype \"", parameter.type, "\", not float32, bfloat16 or float16"));
+      }
+      if (parameter.sparse && parameter.shape.size() < 2) {
+        fail(concat('"', parameter.name, "\" is sparse and has ", parameter.shape.size(), " dimensions, not rows"));
       }
       int64_t numel = 1;
       for (const int64_t size : parameter.shape) {
@@ -102,6 +163,12 @@ nlohmann::json describe(const std::vector<ParameterInfo>& parameters) {
     }
     if (parameter.lr_factor != 1) {
       one["lr_factor"] = parameter.lr_factor;
+    }
+    if (parameter.sparse) {
+      one["sparse"] = true;
+    }
+    if (parameter.whole) {
+      one["whole"] = true;
     }
   }
   return described;

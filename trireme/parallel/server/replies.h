@@ -17,26 +17,37 @@ class Replies {
  protected:
   explicit Replies(rpc::Server& server) : server_(server) {}
 
-  void answer(const Waiting& waiting, nlohmann::json header) {
+  void answer(const Waiting& waiting, nlohmann::json header, size_t body_bytes = rpc::kWholeRoom) {
     header["clock"] = clock_;
-    server_.reply(waiting.event.id, header.dump());
+    server_.reply(waiting.event.id, header.dump(), body_bytes);
   }
+  /// All values, or, of the sparse pieces, what has changed since the version that the worker says it has.
   void answer_with_values(const Waiting& waiting, nlohmann::json header) {
-    if (waiting.event.room.size() == static_cast<size_t>(shard_->share().bytes)) {
-      shard_->get_values(waiting.event.room);
-      answer(waiting, std::move(header));
-    } else {
-      refuse(waiting, concat("room for ", waiting.event.room.size(), " bytes of values, and there are ", shard_->share().bytes));
+    const auto have = waiting.header.find("have");
+    const bool all = have == waiting.header.end() || !shard_->has_sparse();
+    const Shard::Changes changes = all ? Shard::Changes() : shard_->changes_since(have->get<int64_t>());
+    const auto bytes = static_cast<size_t>(all ? shard_->share().bytes : changes.layout.bytes);
+    const size_t room = waiting.event.room.size();
+    if (room < bytes || (all && room > bytes)) {
+      return refuse(waiting, concat("room for ", room, " bytes of values, and there are ", bytes));
     }
+    if (shard_->has_sparse()) {
+      header["version"] = shard_->version();
+    }
+    if (all) {
+      shard_->get_values(waiting.event.room);
+    } else {
+      header["rows"] = changes.counts;
+      shard_->get_changes(waiting.event.room, changes);
+    }
+    answer(waiting, std::move(header), bytes);
   }
   void refuse(const Waiting& waiting, const std::string& why) {
     answer(waiting, {{"status", "refused"}, {"error", why}});
   }
-  /// Errors: InputError for a body that is not as long as the values.
-  void check_body(const Waiting& waiting) const {
-    if (waiting.event.body.size() != static_cast<size_t>(shard_->share().bytes)) {
-      throw InputError("server", concat("a body of ", waiting.event.body.size(), " bytes, and a share has ", shard_->share().bytes));
-    }
+  /// Errors: InputError for a body that does not have the gradients that its header says.
+  void check_gradients(const Waiting& waiting) const {
+    shard_->check(waiting.event.body, counts_in(waiting.header));
   }
 
   rpc::Server& server_;

@@ -38,6 +38,11 @@ inline std::optional<optim::Betas> betas_in(const nlohmann::json& header) {
   return betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt;
 }
 
+/// How many rows of each sparse piece a push has; absent: its body has all pieces.
+inline std::optional<std::vector<int64_t>> counts_in(const nlohmann::json& header) {
+  return header.contains("rows") ? std::optional(header.at("rows").get<std::vector<int64_t>>()) : std::nullopt;
+}
+
 /// Throws nlohmann's exception where a field of a push has another type than it should: when it comes, not when others wait for it.
 inline void check_push(const nlohmann::json& header) {
   header.at("clock").get<int64_t>();

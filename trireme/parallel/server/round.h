@@ -55,7 +55,7 @@ class Round {
       if (one.op() == "push") {
         committers_.push_back(number);
       }
-      shard.add(one.event.body, one.header.value("unused", std::vector<int64_t>()));
+      shard.add(one.event.body, one.header.value("unused", std::vector<int64_t>()), counts_in(one.header));
       loss_ += number_in(one.header, "loss") / static_cast<double>(members.size());
       stop_ = stop_ || one.header.value("stop", false);
     }

@@ -4,9 +4,7 @@
 #include <trireme/base/log.h>
 #include <trireme/comm/shm/arena.h>
 #include <trireme/parallel/server/requests.h>
-#include <trireme/parallel/server/shard.h>
-
-#include <torch/utils.h>
+#include <trireme/parallel/server/server_connection.h>
 
 #include <algorithm>
 
@@ -31,28 +29,6 @@ std::shared_ptr<std::byte[]> shareable(size_t bytes) {
 
 } // namespace
 
-struct Servers::Connection {
-  int number = 0;
-  std::string address;
-  std::unique_ptr<rpc::Client> client;
-  Share share;
-  std::vector<std::string> arrays;
-  int64_t array_bytes = 0;
-  int64_t clock = 0;
-  bool initialized = false;
-  std::shared_ptr<std::byte[]> gradients; // share.bytes
-  std::shared_ptr<std::byte[]> values; // share.bytes
-  std::shared_ptr<rpc::Call> call; // on its way
-  std::shared_ptr<rpc::Call> pushed; // answered when the sum is there
-
-  std::span<std::byte> of_gradients() const {
-    return {gradients.get(), static_cast<size_t>(share.bytes)};
-  }
-  std::span<std::byte> of_values() const {
-    return {values.get(), static_cast<size_t>(share.bytes)};
-  }
-};
-
 Servers::Servers(WorkerOptions options, std::vector<ParameterInfo> parameters, json optimizer)
     : options_(std::move(options)), parameters_(std::move(parameters)), optimizer_(std::move(optimizer)) {
   std::vector<Share> shares = share_out(parameters_, static_cast<int>(options_.addresses.size()));
@@ -61,8 +37,9 @@ Servers::Servers(WorkerOptions options, std::vector<ParameterInfo> parameters, j
     server->number = static_cast<int>(s);
     server->address = options_.addresses[s];
     server->share = std::move(shares[s]);
-    server->gradients = shareable(static_cast<size_t>(server->share.bytes));
-    server->values = shareable(static_cast<size_t>(server->share.bytes));
+    server->longest = std::max(server->bytes(), static_cast<size_t>(row_layout(parameters_, server->share, all_rows(parameters_, server->share)).bytes));
+    server->gradients = shareable(server->longest);
+    server->values = shareable(server->longest);
     connect(*server);
     servers_.push_back(std::move(server));
   }
@@ -73,10 +50,12 @@ Servers::~Servers() = default;
 void Servers::connect(Connection& server) {
   if (server.client) {
     sent_before_ += server.client->bytes_sent();
+    received_before_ += server.client->bytes_received();
   }
   server.pushed.reset();
   server.call.reset();
   server.client.reset();
+  server.version.reset();
   server.client = rpc::connect(server.address, options_.access, rpc::Clock::now() + options_.patience);
   const json reply = ask(server, {{"op", "join"}, {"worker", options_.worker}, {"workers", options_.workers}, {"parameters", describe(parameters_)}, {"optimizer", optimizer_}});
   if (reply.at("bytes").get<int64_t>() != server.share.bytes || reply.at("servers").get<size_t>() != options_.addresses.size() || reply.at("server").get<int>() != server.number) {
@@ -111,28 +90,16 @@ json Servers::ask(Connection& server, const json& header, std::span<const std::b
   return receive(server);
 }
 
-// Copies each piece of the server's share of what `tensors` says into its body.
-void Servers::gather(Connection& server, const TensorOf& tensors, std::vector<int64_t>& unused) {
-  const torch::NoGradGuard no_grad;
-  for (const Piece& piece : server.share.pieces) {
-    const ParameterInfo& parameter = parameters_[piece.parameter];
-    const at::Tensor whole = tensors(piece.parameter);
-    if (!whole.defined()) {
-      unused.push_back(piece.parameter);
-      continue;
-    }
-    const at::Tensor rows = whole.dim() == 0 ? whole.detach() : whole.detach().slice(0, piece.begin, piece.end);
-    torch::from_blob(server.gradients.get() + piece.offset, rows.sizes(), scalar_type(parameter)).copy_(rows);
+void Servers::ask_for_values(Connection& server, json header, std::span<const std::byte> body) {
+  if (server.version) {
+    header["have"] = *server.version;
   }
+  send(server, header, body, {server.values.get(), server.version ? server.longest : server.bytes()});
 }
 
-void Servers::scatter(const Connection& server, const TensorOf& tensors) const {
-  const torch::NoGradGuard no_grad;
-  for (const Piece& piece : server.share.pieces) {
-    at::Tensor whole = tensors(piece.parameter).detach();
-    at::Tensor rows = whole.dim() == 0 ? whole : whole.slice(0, piece.begin, piece.end);
-    rows.copy_(torch::from_blob(server.values.get() + piece.offset, rows.sizes(), scalar_type(parameters_[piece.parameter])));
-  }
+void Servers::take_values(Connection& server, const TensorOf& values) {
+  const json reply = receive(server);
+  scatter(server, reply, values);
 }
 
 bool Servers::initialized() const {
@@ -141,9 +108,8 @@ bool Servers::initialized() const {
 
 void Servers::initialize(const TensorOf& values) {
   for (const auto& server : servers_) {
-    std::vector<int64_t> none;
-    gather(*server, values, none);
-    send(*server, {{"op", "init"}}, server->of_gradients());
+    gather_values(*server, values);
+    send(*server, {{"op", "init"}}, {server->gradients.get(), server->bytes()});
   }
   for (const auto& server : servers_) {
     receive(*server);
@@ -153,21 +119,23 @@ void Servers::initialize(const TensorOf& values) {
 
 void Servers::pull(const TensorOf& values) {
   for (const auto& server : servers_) {
-    send(*server, {{"op", "pull"}, {"clock", server->clock}}, {}, server->of_values());
+    ask_for_values(*server, {{"op", "pull"}, {"clock", server->clock}});
   }
   for (const auto& server : servers_) {
-    receive(*server);
-    scatter(*server, values);
+    take_values(*server, values);
   }
 }
 
-json Servers::push_header(const Connection& server, const std::vector<int64_t>& unused, double loss, bool stop) const {
-  json header = {{"op", "push"}, {"worker", options_.worker}, {"clock", server.clock}, {"loss", loss}};
-  if (stop) {
+json Servers::push_header(const Connection& server) const {
+  json header = {{"op", "push"}, {"worker", options_.worker}, {"clock", server.clock}, {"loss", loss_}};
+  if (stop_) {
     header["stop"] = true;
   }
-  if (!unused.empty()) {
-    header["unused"] = unused;
+  if (!unused_.empty()) {
+    header["unused"] = unused_;
+  }
+  if (server.has_sparse()) {
+    header["rows"] = server.counts;
   }
   return header;
 }
@@ -180,24 +148,28 @@ void Servers::say_lost(const Connection& server, int64_t before) const {
   }
 }
 
-void Servers::recover(Connection& server, const TensorOf* values) {
-  const int64_t before = server.clock;
-  connect(server);
-  say_lost(server, before);
-  if (values != nullptr) {
-    ask(server, {{"op", "pull"}, {"clock", server.clock}}, {}, server.of_values());
-    scatter(server, *values);
+void Servers::connect_again(Connection& server, const std::function<void(int64_t of_step)>& go_on) {
+  const auto deadline = rpc::Clock::now() + options_.patience;
+  const int64_t of_step = server.clock;
+  while (true) {
+    try {
+      connect(server);
+      say_lost(server, of_step);
+      go_on(of_step);
+      return;
+    } catch (const PeerError&) { // it has ended again
+      if (rpc::Clock::now() >= deadline) {
+        throw;
+      }
+    }
   }
 }
 
 Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
-  unused_.clear();
   loss_ = loss;
   stop_ = stop;
-  for (const auto& server : servers_) {
-    gather(*server, gradients, unused_);
-  }
-  const auto send_push = [&](Connection& server) { server.pushed = server.client->call(push_header(server, unused_, loss, stop).dump(), server.of_gradients()); };
+  gather_gradients(gradients);
+  const auto send_push = [&](Connection& server) { server.pushed = server.client->call(push_header(server).dump(), server.of_gradients()); };
   for (const auto& server : servers_) {
     send_push(*server);
   }
@@ -209,10 +181,10 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
       decided = json::parse(first.pushed->wait(rpc::Clock::now() + kLongestAnswer));
       break;
     } catch (const PeerError&) {
-      const int64_t of_step = first.clock;
-      recover(first, nullptr);
-      first.clock = std::min(first.clock, of_step); // a server that has taken the step answers as it did
-      send_push(first);
+      connect_again(first, [&](int64_t of_step) {
+        first.clock = std::min(first.clock, of_step); // a server that has taken the step answers as it did
+        send_push(first);
+      });
     }
   }
   first.pushed.reset();
@@ -249,11 +221,11 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
         }
         break;
       } catch (const PeerError&) {
-        const int64_t of_step = server.clock;
-        recover(server, nullptr);
-        server.clock = std::min(server.clock, of_step);
-        send_push(server);
-        send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.clock}, {"members", members_}});
+        connect_again(server, [&](int64_t of_step) {
+          server.clock = std::min(server.clock, of_step);
+          send_push(server);
+          send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.clock}, {"members", members_}});
+        });
       }
     }
   }
@@ -262,41 +234,30 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
 
 // The server has ended before it answered a commit, or its answer got lost. If it does not know of the step, its part of it is made again: the gradients are still here, and the other workers do the same.
 void Servers::commit_again(Connection& server, json header, const TensorOf& values) {
-  const auto deadline = rpc::Clock::now() + options_.patience;
-  const int64_t of_step = server.clock;
-  while (true) {
-    try {
-      connect(server);
-      say_lost(server, of_step);
-      bool again = !members_.empty() && server.clock <= of_step;
-      if (again) {
-        server.pushed = server.client->call(push_header(server, unused_, loss_, stop_).dump(), server.of_gradients());
-        if (server.number == 0) {
-          const json decided = json::parse(server.pushed->wait(rpc::Clock::now() + kLongestAnswer));
-          again = decided.at("status") == "accepted";
-        } else {
-          const int64_t clock = server.clock;
-          ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"members", members_}});
-          server.clock = clock;
-        }
-      }
-      header["clock"] = server.clock;
-      ask(server, again ? header : json{{"op", "pull"}, {"clock", server.clock}}, {}, server.of_values());
-      scatter(server, values);
-      return;
-    } catch (const PeerError&) {
-      if (rpc::Clock::now() >= deadline) {
-        throw;
+  connect_again(server, [&](int64_t of_step) {
+    bool again = !members_.empty() && server.clock <= of_step;
+    if (again) {
+      server.pushed = server.client->call(push_header(server).dump(), server.of_gradients());
+      if (server.number == 0) {
+        const json decided = json::parse(server.pushed->wait(rpc::Clock::now() + kLongestAnswer));
+        again = decided.at("status") == "accepted";
+      } else {
+        const int64_t clock = server.clock;
+        ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"members", members_}});
+        server.clock = clock;
       }
     }
-  }
+    header["clock"] = server.clock;
+    ask_for_values(server, again ? header : json{{"op", "pull"}, {"clock", server.clock}});
+    take_values(server, values);
+  });
 }
 
 void Servers::commit(const Step& step, const TensorOf& values) {
   json header;
   if (members_.empty()) { // too late: the values of the step that the others take
     for (const auto& server : servers_) {
-      send(*server, {{"op", "pull"}, {"clock", server->number == 0 ? server->clock : server->clock + steps_missed_}}, {}, server->of_values());
+      ask_for_values(*server, {{"op", "pull"}, {"clock", server->number == 0 ? server->clock : server->clock + steps_missed_}});
     }
   } else {
     header = {{"op", "commit"}, {"worker", options_.worker}, {"lr", step.lr}};
@@ -306,13 +267,12 @@ void Servers::commit(const Step& step, const TensorOf& values) {
     }
     for (const auto& server : servers_) {
       header["clock"] = server->clock;
-      send(*server, header, {}, server->of_values());
+      ask_for_values(*server, header);
     }
   }
   for (const auto& server : servers_) {
     try {
-      receive(*server);
-      scatter(*server, values);
+      take_values(*server, values);
     } catch (const PeerError&) {
       commit_again(*server, header, values);
     }
@@ -321,39 +281,27 @@ void Servers::commit(const Step& step, const TensorOf& values) {
 }
 
 void Servers::push_pull(const TensorOf& gradients, double loss, const Step& step, const TensorOf& values) {
-  unused_.clear();
+  loss_ = loss;
+  stop_ = false;
+  gather_gradients(gradients);
   for (const auto& server : servers_) {
-    gather(*server, gradients, unused_);
-  }
-  for (const auto& server : servers_) {
-    json header = push_header(*server, unused_, loss, false);
+    json header = push_header(*server);
     header["op"] = "push_pull";
     header["lr"] = step.lr;
     header["factor"] = step.factor ? json(*step.factor) : json();
     if (step.betas) {
       header["betas"] = {step.betas->first, step.betas->second};
     }
-    send(*server, header, server->of_gradients(), server->of_values());
+    ask_for_values(*server, header, server->of_gradients());
   }
   for (const auto& server : servers_) {
     try {
-      receive(*server);
-      scatter(*server, values);
+      take_values(*server, values);
     } catch (const PeerError&) {
-      recover(*server, &values);
-    }
-  }
-}
-
-// `memory` has all arrays of the server, one after the other.
-void Servers::visit_arrays(const Connection& server, std::byte* memory, const OfArray& f) const {
-  const ArrayLayout layout = array_layout(parameters_, server.share);
-  for (size_t a = 0; a < server.arrays.size(); ++a) {
-    for (size_t p = 0; p < server.share.pieces.size(); ++p) {
-      const Piece& piece = server.share.pieces[p];
-      const int64_t row = parameters_[piece.parameter].row_numel();
-      const int64_t at = static_cast<int64_t>(a) * server.array_bytes + layout.offsets[p];
-      f(server.arrays[a], piece.parameter, piece.begin * row, torch::from_blob(memory + at, {(piece.end - piece.begin) * row}, at::kFloat));
+      connect_again(*server, [&](int64_t) {
+        ask_for_values(*server, {{"op", "pull"}, {"clock", server->clock}});
+        take_values(*server, values);
+      });
     }
   }
 }
@@ -373,8 +321,7 @@ void Servers::set(const TensorOf& values, const OfArray& f, int64_t steps) {
   for (const auto& server : servers_) {
     const auto bytes = static_cast<size_t>(server->share.bytes + server->array_bytes * std::ssize(server->arrays));
     const auto body = shareable(bytes);
-    std::vector<int64_t> none;
-    gather(*server, values, none);
+    gather_values(*server, values);
     std::copy_n(server->gradients.get(), server->share.bytes, body.get());
     visit_arrays(*server, body.get() + server->share.bytes, f);
     ask(*server, {{"op", "set"}, {"steps", steps}}, {body.get(), bytes});
@@ -394,6 +341,14 @@ void Servers::leave() {
       server->client.reset();
     }
   }
+}
+
+int64_t Servers::bytes_received() const {
+  int64_t sum = received_before_;
+  for (const auto& server : servers_) {
+    sum += server->client ? server->client->bytes_received() : 0;
+  }
+  return sum;
 }
 
 int64_t Servers::bytes_sent() const {

@@ -30,7 +30,10 @@ struct WorkerOptions {
 ///
 /// Tensors are given as functions of a parameter's number, may be on any device, and need not be contiguous. A server that ends is connected to again until `patience` is over; what it has
 /// forgotten is said in a warning.
-/// Cost for P bytes of parameters: P sent and P received in a step, copied once each way; nothing travels to servers of the same host (shared memory).
+/// Of sparse parameters (ParameterInfo::sparse) the rows travel whose gradient is not 0, and those come back that some worker has changed since this worker took values last: its values are those of the servers
+/// at any time, as with all rows.
+/// Cost for P bytes of parameters: P sent and P received in a step, copied once each way; nothing travels to servers of the same host (shared memory). Sparse parameters: their gradients are read once more, and
+/// a row has 8 bytes more.
 class Servers {
  public:
   using TensorOf = std::function<at::Tensor(int64_t parameter)>; ///< undefined: no gradient
@@ -82,6 +85,7 @@ class Servers {
   }
   void leave();
   int64_t bytes_sent() const;
+  int64_t bytes_received() const;
 
  private:
   struct Connection;
@@ -90,12 +94,18 @@ class Servers {
   nlohmann::json ask(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {});
   void send(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {});
   nlohmann::json receive(Connection& server);
-  void gather(Connection& server, const TensorOf& tensors, std::vector<int64_t>& unused);
-  void scatter(const Connection& server, const TensorOf& tensors) const;
+  void gather_piece(Connection& server, const Piece& piece, const at::Tensor& whole) const;
+  void gather_values(Connection& server, const TensorOf& values) const;
+  void gather_gradients(const TensorOf& gradients);
+  void gather_rows(Connection& server, const TensorOf& gradients, std::vector<int64_t>& rows_of);
+  void scatter(Connection& server, const nlohmann::json& reply, const TensorOf& tensors) const;
+  /// Sends a request that is answered with values; take_values() takes them.
+  void ask_for_values(Connection& server, nlohmann::json header, std::span<const std::byte> body = {});
+  void take_values(Connection& server, const TensorOf& values);
   void visit_arrays(const Connection& server, std::byte* memory, const OfArray& f) const;
-  nlohmann::json push_header(const Connection& server, const std::vector<int64_t>& unused, double loss, bool stop) const;
-  /// Connects again and takes what the server has now, because an answer got lost.
-  void recover(Connection& server, const TensorOf* values);
+  nlohmann::json push_header(const Connection& server) const;
+  /// The server has ended: connects when it is back, and calls go_on(its clock before), and all that again where the server ends meanwhile, until `patience` is over.
+  void connect_again(Connection& server, const std::function<void(int64_t of_step)>& go_on);
   void commit_again(Connection& server, nlohmann::json header, const TensorOf& values);
   void say_lost(const Connection& server, int64_t before) const;
 
@@ -109,7 +119,9 @@ class Servers {
   std::vector<int> members_; // of the present step; none: this worker's gradients came too late
   int64_t steps_missed_ = 1; // then
   int64_t steps_ = 0;
+  bool said_dense_ = false; // that a sparse parameter has a gradient in all rows
   int64_t sent_before_ = 0; // over connections that are no more
+  int64_t received_before_ = 0;
 };
 
 } // namespace trireme::parallel::server

@@ -24,8 +24,9 @@ void check_optimizer(const std::vector<ParameterInfo>& parameters, const Share& 
   }
   for (const Piece& piece : share.pieces) {
     const ParameterInfo& parameter = parameters[piece.parameter];
-    if (piece.end - piece.begin < parameter.rows()) {
-      throw InputError("server", concat(rule.name(), " needs the norms of whole tensors, and \"", parameter.name, "\" is cut between two servers"), "Use one server, or AdamW.");
+    if (piece.end - piece.begin < parameter.rows() || parameter.sparse) {
+      throw InputError("server", concat(rule.name(), " needs the norms of whole tensors, and \"", parameter.name, parameter.sparse ? "\" is sparse" : "\" is cut between two servers"),
+                       parameter.sparse ? "Leave sparse_rows out, or use AdamW." : "Describe it as \"whole\", or use AdamW.");
     }
   }
 }
@@ -58,7 +59,8 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
   const auto placement = [this](const std::string& name, const at::Tensor& tensor) {
     const Piece& piece = share_.pieces[piece_of_.at(name)];
     bucket::Placement at;
-    if (tensor.dim() > 0) {
+    at.counts_in_norm = !parameters_[piece.parameter].sparse; // squared_norm() reads the rows that have a gradient
+    if (piece.end - piece.begin < parameters_[piece.parameter].rows()) {
       at.global_shape = parameters_[piece.parameter].shape;
       at.box_offset.assign(tensor.dim(), 0);
       at.box_offset.front() = piece.begin;
@@ -78,6 +80,11 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
       buffers_.back()->attach_zero_grad(n);
     }
   }
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (parameters_[share_.pieces[i].parameter].sparse) {
+      sparse_.emplace(i, tensors_[i].grad());
+    }
+  }
   const auto options_of = [&](const bucket::TensorInfo& tensor) {
     const ParameterInfo& parameter = parameters_[share_.pieces[piece_of_.at(tensor.name)].parameter];
     return optim::ParameterOptions{parameter.weight_decay >= 0 ? parameter.weight_decay : options.weight_decay(), parameter.lr_factor};
@@ -85,8 +92,8 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
   if (pointers.empty()) { // fewer rows than servers
     return;
   }
+  check_optimizer(parameters_, share_, *optim::make_optimizer(options));
   optimizer_ = std::make_unique<optim::FlatOptimizer>(pointers, options_of, options);
-  check_optimizer(parameters_, share_, optimizer_->rule());
   if (std::any_of(buffers_.begin(), buffers_.end(), [](const auto& buffer) { return buffer->scalar_type() != at::kFloat; })) {
     arrays_.emplace_back(optim::kMasterState);
   }
@@ -110,6 +117,14 @@ void Shard::set_values(std::span<const std::byte> body) {
   if (optimizer_) {
     optimizer_->refresh_masters();
   }
+  change_all();
+}
+
+void Shard::change_all() {
+  ++version_;
+  for (auto& [piece, rows] : sparse_) {
+    rows.change_all(version_);
+  }
 }
 
 void Shard::get_values(std::span<std::byte> body) const {
@@ -120,15 +135,58 @@ void Shard::get_values(std::span<std::byte> body) const {
 }
 
 void Shard::begin_sum() {
-  summands_ = 0;
+  const torch::NoGradGuard no_grad;
   used_.assign(tensors_.size(), false);
+  for (auto& [piece, rows] : sparse_) {
+    rows.begin_sum();
+  }
 }
 
-void Shard::add(std::span<const std::byte> body, const std::vector<int64_t>& unused) {
+// A copy: the body may be the worker's memory.
+at::Tensor Shard::numbers_in(std::span<const std::byte> body, const RowBlock& block) const {
+  const at::Tensor numbers = torch::empty({block.rows}, at::kLong);
+  std::memcpy(numbers.mutable_data_ptr(), body.data() + block.numbers, numbers.nbytes());
+  return numbers - share_.pieces[block.piece].begin;
+}
+
+at::Tensor Shard::rows_in(std::span<const std::byte> body, const RowBlock& block) const {
+  const at::Tensor& tensor = tensors_[block.piece];
+  return torch::from_blob(const_cast<std::byte*>(body.data()) + block.values, {block.rows, parameters_[share_.pieces[block.piece].parameter].row_numel()}, tensor.options().requires_grad(false));
+}
+
+void Shard::check(std::span<const std::byte> body, const std::optional<std::vector<int64_t>>& counts) const {
+  const RowLayout layout = counts ? row_layout(parameters_, share_, *counts) : RowLayout{{}, share_.bytes};
+  if (std::ssize(body) != layout.bytes) {
+    throw InputError("server", concat("a body of ", body.size(), " bytes, and ", counts ? "one with these rows has " : "a share has ", layout.bytes));
+  }
+  for (const RowBlock& block : layout.blocks) {
+    const at::Tensor numbers = numbers_in(body, block);
+    const at::Tensor& tensor = tensors_[block.piece];
+    const bool ascend = block.rows < 2 || numbers.slice(0, 1).gt(numbers.slice(0, 0, -1)).all().item<bool>();
+    if (!ascend || (block.rows > 0 && (numbers[0].item<int64_t>() < 0 || numbers[-1].item<int64_t>() >= tensor.size(0)))) {
+      const Piece& piece = share_.pieces[block.piece];
+      throw InputError("server", concat("row numbers of \"", parameters_[piece.parameter].name, "\" that do not ascend from ", piece.begin, " to less than ", piece.end));
+    }
+  }
+}
+
+void Shard::add(std::span<const std::byte> body, const std::vector<int64_t>& unused, const std::optional<std::vector<int64_t>>& counts) {
   const torch::NoGradGuard no_grad;
+  for (const RowBlock& block : counts ? row_layout(parameters_, share_, *counts).blocks : std::vector<RowBlock>()) {
+    sparse_.at(block.piece).add(numbers_in(body, block), rows_in(body, block));
+  }
   for (size_t i = 0; i < tensors_.size(); ++i) {
+    const bool is_unused = std::find(unused.begin(), unused.end(), share_.pieces[i].parameter) != unused.end();
+    if (const auto sparse = sparse_.find(i); sparse != sparse_.end()) {
+      if (!counts && !is_unused) {
+        const at::Tensor all = piece_in(body, i).flatten(1);
+        const at::Tensor numbers = rows_with_values(all);
+        sparse->second.add(numbers, all.index_select(0, numbers));
+      }
+      continue;
+    }
     at::Tensor sum = tensors_[i].grad();
-    if (std::find(unused.begin(), unused.end(), share_.pieces[i].parameter) == unused.end()) {
+    if (!is_unused) {
       const at::Tensor one = piece_in(body, i);
       used_[i] ? sum.add_(one) : sum.copy_(one);
       used_[i] = true;
@@ -136,11 +194,39 @@ void Shard::add(std::span<const std::byte> body, const std::vector<int64_t>& unu
       sum.zero_();
     }
   }
-  ++summands_;
 }
 
 double Shard::squared_norm() const {
-  return optimizer_ ? optimizer_->squared_grad_norm().item<double>() : 0;
+  double sum = optimizer_ ? optimizer_->squared_grad_norm().item<double>() : 0;
+  for (const auto& [piece, rows] : sparse_) {
+    sum += optim::squared_norm(rows.gradients());
+  }
+  return sum;
+}
+
+Shard::Changes Shard::changes_since(int64_t version) const {
+  Changes changes;
+  for (const auto& [piece, rows] : sparse_) {
+    changes.rows.push_back(rows.since(version));
+    changes.counts.push_back(changes.rows.back().numel());
+  }
+  changes.layout = row_layout(parameters_, share_, changes.counts);
+  return changes;
+}
+
+void Shard::get_changes(std::span<std::byte> body, const Changes& changes) const {
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (!sparse_.contains(i)) {
+      piece_in(body, i).copy_(tensors_[i]);
+    }
+  }
+  for (size_t s = 0; s < changes.rows.size(); ++s) {
+    const RowBlock& block = changes.layout.blocks[s];
+    const at::Tensor numbers = changes.rows[s] + share_.pieces[block.piece].begin;
+    std::memcpy(body.data() + block.numbers, numbers.const_data_ptr(), numbers.nbytes());
+    rows_in(body, block).copy_(tensors_[block.piece].flatten(1).index_select(0, changes.rows[s]));
+  }
 }
 
 void Shard::step(double lr, std::optional<optim::Betas> betas, double factor) {
@@ -156,9 +242,16 @@ void Shard::step(double lr, std::optional<optim::Betas> betas, double factor) {
   }
   bool any = false;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    left_out[places_[i].first][places_[i].second] = !used_[i];
-    any = any || !used_[i];
+    const auto [b, n] = places_[i];
+    if (const auto sparse = sparse_.find(i); sparse != sparse_.end()) {
+      optimizer_->step_rows(b, n, sparse->second.touched());
+      sparse->second.change_touched(version_ + 1);
+    } else {
+      left_out[b][n] = !used_[i];
+      any = any || !used_[i];
+    }
   }
+  ++version_;
   for (int64_t b = 0; any && b < std::ssize(buffers_); ++b) {
     optimizer_->leave_out(b, left_out[b]);
   }
@@ -231,6 +324,7 @@ void Shard::load(const std::filesystem::path& file) {
   visit_arrays([&](size_t array, size_t piece, const at::Tensor& values, int64_t) {
     read(concat(arrays_[array], '/', parameters_[share_.pieces[piece].parameter].name), values);
   }, true);
+  change_all();
 }
 
 } // namespace trireme::parallel::server

@@ -3,6 +3,7 @@
 #include <trireme/bucket/flat_parameters.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/parallel/server/pieces.h>
+#include <trireme/parallel/server/sparse_rows.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -20,10 +21,11 @@ at::ScalarType scalar_type(const ParameterInfo& parameter);
 
 /// What a server holds of the parameters, with its optimizer: flat buffers of pieces, stepped by the same kernels as everywhere. On the CPU.
 ///
-/// Bodies have the pieces in their types at Piece::offset. Memory: that of the pieces for parameters and for gradients, and the optimizer's states.
+/// Bodies have the pieces in their types at Piece::offset. Of sparse pieces only the rows that have a gradient are stepped: the others and their states stay as they are, and wait neither for momentum nor for
+/// weight decay (lazy updates). Memory: that of the pieces for parameters and for gradients, and the optimizer's states.
 class Shard {
  public:
-  /// Errors: InputError for an optimizer that needs whole tensors (LAMB) where a parameter is cut, and for 8-bit states.
+  /// Errors: InputError for an optimizer that needs whole tensors (LAMB) where a parameter is cut or sparse, and for 8-bit states.
   Shard(std::vector<ParameterInfo> parameters, Share share, const optim::OptimizerOptions& optimizer);
 
   const std::vector<ParameterInfo>& parameters() const {
@@ -38,7 +40,10 @@ class Shard {
   /// The gradients of the next step: begin_sum(), then add() for each summand, in an order that does not depend on who came first. `unused`: numbers of the parameters without a gradient
   /// in this summand.
   void begin_sum();
-  void add(std::span<const std::byte> body, const std::vector<int64_t>& unused = {});
+  /// `counts`: the body has so many rows of each sparse piece (RowLayout); absent: it has all pieces, and of the sparse ones the rows count that are not 0.
+  void add(std::span<const std::byte> body, const std::vector<int64_t>& unused = {}, const std::optional<std::vector<int64_t>>& counts = std::nullopt);
+  /// Errors: InputError for a body that add() cannot take.
+  void check(std::span<const std::byte> body, const std::optional<std::vector<int64_t>>& counts) const;
   /// Of the sum; NaN or infinite if a gradient is.
   double squared_norm() const;
   /// Steps by the sum, multiplied by `factor`; parameters without any gradient stay.
@@ -52,6 +57,22 @@ class Shard {
       optimizer_->set_steps(steps);
     }
   }
+
+  bool has_sparse() const {
+    return !sparse_.empty();
+  }
+  /// Of the values; grows with every change.
+  int64_t version() const {
+    return version_;
+  }
+  /// The rows of the sparse pieces that have changed after a version, and the body with them and the other pieces.
+  struct Changes {
+    std::vector<at::Tensor> rows; ///< of the piece
+    std::vector<int64_t> counts;
+    RowLayout layout;
+  };
+  Changes changes_since(int64_t version) const;
+  void get_changes(std::span<std::byte> body, const Changes& changes) const;
 
   /// Names of the optimizer's arrays: "master" where there are some, "exp_avg".
   const std::vector<std::string>& arrays() const {
@@ -71,6 +92,9 @@ class Shard {
 
  private:
   at::Tensor piece_in(std::span<const std::byte> body, size_t piece) const;
+  at::Tensor numbers_in(std::span<const std::byte> body, const RowBlock& block) const;
+  at::Tensor rows_in(std::span<const std::byte> body, const RowBlock& block) const;
+  void change_all();
   void visit_arrays(const std::function<void(size_t array, size_t piece, const at::Tensor& values, int64_t begin)>& visit, bool modifies);
 
   std::vector<ParameterInfo> parameters_;
@@ -83,8 +107,9 @@ class Shard {
   int64_t steps_ = 0;
   std::vector<std::string> arrays_;
   ArrayLayout layout_;
-  int64_t summands_ = 0;
-  std::vector<bool> used_; // by piece
+  std::vector<bool> used_; // by piece; of those that are not sparse
+  std::map<size_t, SparseRows> sparse_; // by piece
+  int64_t version_ = 0;
 };
 
 } // namespace trireme::parallel::server

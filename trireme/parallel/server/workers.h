@@ -44,6 +44,9 @@ class Workers {
   bool may_push(int number) const {
     return is_there(number) || (!all_.contains(number) && awaits_any());
   }
+  bool any_is_there(const std::vector<int>& numbers) const {
+    return std::any_of(numbers.begin(), numbers.end(), [this](int number) { return is_there(number); });
+  }
   std::vector<int> there() const {
     std::vector<int> numbers;
     for (const auto& [number, worker] : all_) {

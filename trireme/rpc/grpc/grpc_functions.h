@@ -11,7 +11,7 @@
 namespace trireme::rpc::grpc {
 
 /// Changes when this file does.
-constexpr int kInterfaceVersion = 1;
+constexpr int kInterfaceVersion = 2;
 
 /// Bytes of somebody else's, not ended by a zero.
 struct Text {
@@ -69,8 +69,8 @@ struct Functions {
   int (*serve)(const Options* options, Server* server, int* port, Trouble* trouble);
   /// Waits for the next event. Returns 0 after `timeout_ms` without one. What the event points at is valid until its reply.
   int (*next)(Server server, int64_t timeout_ms, Event* event);
-  /// Sends the header, and as a body what is in the request's room.
-  void (*reply)(Server server, uint64_t id, Text header);
+  /// Sends the header, and as a body the first `body_bytes` of the request's room, at most all.
+  void (*reply)(Server server, uint64_t id, Text header, size_t body_bytes);
   void (*stop)(Server server);
 
   /// Tries for `timeout_ms`.

@@ -58,8 +58,8 @@ int next(Server server, int64_t timeout_ms, Event* event) {
   return server_of(server).next(std::chrono::milliseconds(timeout_ms), event) ? 1 : 0;
 }
 
-void reply(Server server, uint64_t id, Text header) {
-  server_of(server).reply(id, string(header));
+void reply(Server server, uint64_t id, Text header, size_t body_bytes) {
+  server_of(server).reply(id, string(header), body_bytes);
 }
 
 void stop(Server server) {

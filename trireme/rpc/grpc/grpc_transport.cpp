@@ -216,8 +216,8 @@ class GrpcServer : public rpc::Server {
     event.room = {static_cast<std::byte*>(found.room), found.room_bytes};
     return event;
   }
-  void reply(uint64_t id, std::string header) override {
-    functions_.reply(server_, id, text(header));
+  void reply(uint64_t id, std::string header, size_t body_bytes) override {
+    functions_.reply(server_, id, text(header), body_bytes);
   }
   std::string address() const override {
     return concat(address_.tls ? "grpcs://" : "grpc://", address_.target());

@@ -327,7 +327,7 @@ bool ModuleServer::next(std::chrono::milliseconds timeout, Event* event) {
   return true;
 }
 
-void ModuleServer::reply(uint64_t id, std::string header) {
+void ModuleServer::reply(uint64_t id, std::string header, size_t body_bytes) {
   Shared connection;
   {
     const std::lock_guard lock(mutex_);
@@ -341,7 +341,7 @@ void ModuleServer::reply(uint64_t id, std::string header) {
     if (connection->over || stopping_) {
       return;
     }
-    connection->replies.push_back({request->name, std::move(header), request->room, request->room_bytes, 0, false});
+    connection->replies.push_back({request->name, std::move(header), request->room, std::min(body_bytes, request->room_bytes), 0, false});
     if (connection->writing) {
       return;
     }

@@ -30,7 +30,7 @@ class ModuleServer {
     return port_;
   }
   bool next(std::chrono::milliseconds timeout, Event* event);
-  void reply(uint64_t id, std::string header);
+  void reply(uint64_t id, std::string header, size_t body_bytes);
 
  private:
   enum class Step { arrive, opened, read, written, finished };

@@ -20,6 +20,7 @@ constexpr const char* kNext = "The server's thread has ended: look at what it sa
 class Desk {
  public:
   struct Asked {
+    std::shared_ptr<std::atomic<int64_t>> received; // by its client
     std::optional<std::string> reply;
     bool broken = false;
   };
@@ -67,14 +68,16 @@ class Desk {
     events_.pop_front();
     return event;
   }
-  void reply(uint64_t id, std::string header) {
+  void reply(uint64_t id, std::string header, size_t body_bytes) {
     const std::lock_guard lock(mutex_);
     const auto found = waiting_.find(id);
     if (found == waiting_.end()) {
       return;
     }
     if (Waiting& waiting = found->second; waiting.asked) {
-      std::copy(waiting.reply.begin(), waiting.reply.end(), waiting.room.begin());
+      const size_t bytes = std::min(body_bytes, waiting.reply.size());
+      std::copy_n(waiting.reply.begin(), bytes, waiting.room.begin());
+      *waiting.asked->received += static_cast<int64_t>(bytes);
       waiting.asked->reply = std::move(header);
       changed_.notify_all();
     }
@@ -140,8 +143,8 @@ class LocalServer final : public Server {
   std::optional<Event> next(std::chrono::milliseconds timeout) override {
     return desk_->next(timeout);
   }
-  void reply(uint64_t id, std::string header) override {
-    desk_->reply(id, std::move(header));
+  void reply(uint64_t id, std::string header, size_t body_bytes) override {
+    desk_->reply(id, std::move(header), body_bytes);
   }
   std::string address() const override {
     return "local://" + name_;
@@ -176,8 +179,8 @@ class LocalClient final : public Client {
   }
   std::shared_ptr<Call> call(std::string header, std::span<const std::byte> body, std::span<std::byte> room) override {
     sent_ += static_cast<int64_t>(body.size());
-    received_ += static_cast<int64_t>(room.size());
     auto asked = std::make_shared<Desk::Asked>();
+    asked->received = received_;
     desk_->ask(number_, std::move(header), body, room, asked);
     return std::make_shared<LocalCall>(desk_, name_, std::move(asked));
   }
@@ -185,7 +188,7 @@ class LocalClient final : public Client {
     return sent_;
   }
   int64_t bytes_received() const override {
-    return received_;
+    return *received_;
   }
 
  private:
@@ -198,7 +201,7 @@ class LocalClient final : public Client {
   std::string name_;
   uint64_t number_ = next_number();
   int64_t sent_ = 0;
-  int64_t received_ = 0;
+  std::shared_ptr<std::atomic<int64_t>> received_ = std::make_shared<std::atomic<int64_t>>(0);
 };
 
 } // namespace

@@ -156,17 +156,18 @@ class Line : public FrameTaker {
       throw BadFrame("a reply came to what was not asked");
     }
     Asked& asked = *found->second;
-    if (head.body_bytes != asked.room.size() || (head.body_at != kInStream) != asked.shared_room) {
-      throw BadFrame(concat("a reply has ", head.body_bytes, " bytes where ", asked.room.size(), " were asked for"));
+    if (head.body_bytes > asked.room.size() || (head.body_at != kInStream) != asked.shared_room) {
+      throw BadFrame(concat("a reply has ", head.body_bytes, " bytes, and its room ", asked.room.size()));
     }
     coming_ = head.id;
+    coming_bytes_ = static_cast<int64_t>(head.body_bytes);
     asked.header.resize(head.header_bytes);
-    return {asked.header, asked.shared_room ? std::span<std::byte>() : asked.room};
+    return {asked.header, asked.shared_room ? std::span<std::byte>() : asked.room.first(head.body_bytes)};
   }
 
   void finished() override {
     const auto found = asked_.find(coming_);
-    received_ += static_cast<int64_t>(found->second->room.size());
+    received_ += coming_bytes_;
     found->second->done = true;
     asked_.erase(found);
   }
@@ -265,6 +266,7 @@ class Line : public FrameTaker {
   std::map<uint64_t, std::shared_ptr<Asked>> asked_;
   uint64_t next_id_ = 0;
   uint64_t coming_ = 0;
+  int64_t coming_bytes_ = 0;
   int64_t sent_ = 0;
   int64_t received_ = 0;
   std::string broken_;

@@ -92,7 +92,7 @@ class TcpServer : public Server {
     }
   }
 
-  void reply(uint64_t id, std::string header) override {
+  void reply(uint64_t id, std::string header, size_t body_bytes) override {
     const auto found = requests_.find(id);
     if (found == requests_.end()) {
       return;
@@ -106,6 +106,7 @@ class TcpServer : public Server {
     Connection& connection = *asker->second;
     --connection.unanswered;
     request->body = {};
+    request->room = request->room.first(std::min(body_bytes, request->room.size()));
     request->body_memory.reset();
     send(connection, *request, header, request);
   }

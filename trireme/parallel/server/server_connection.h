@@ -1,0 +1,37 @@
+#pragma once
+
+#include <trireme/parallel/server/servers.h>
+
+namespace trireme::parallel::server {
+
+/// One server, and what travels to it and back.
+struct Servers::Connection {
+  int number = 0;
+  std::string address;
+  std::unique_ptr<rpc::Client> client;
+  Share share;
+  std::vector<std::string> arrays;
+  int64_t array_bytes = 0;
+  int64_t clock = 0;
+  bool initialized = false;
+  size_t longest = 0; // body
+  std::shared_ptr<std::byte[]> gradients;
+  std::shared_ptr<std::byte[]> values;
+  std::vector<int64_t> counts; // of the gradients: rows of each sparse piece
+  size_t gradient_bytes = 0;
+  std::optional<int64_t> version; // of the values that this worker has, where pieces are sparse
+  std::shared_ptr<rpc::Call> call; // on its way
+  std::shared_ptr<rpc::Call> pushed; // answered when the sum is there
+
+  size_t bytes() const {
+    return static_cast<size_t>(share.bytes);
+  }
+  std::span<const std::byte> of_gradients() const {
+    return {gradients.get(), gradient_bytes};
+  }
+  bool has_sparse() const {
+    return share.dense_bytes < share.bytes;
+  }
+};
+
+} // namespace trireme::parallel::server
