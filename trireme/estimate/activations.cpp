@@ -11,7 +11,7 @@
 namespace trireme::estimate {
 namespace {
 
-using activations::Way;
+using PartWay = activations::Way;
 
 constexpr int64_t kBuffers = 2; // times the largest part: one is written or read while another is in use
 
@@ -47,8 +47,8 @@ int64_t held_gradient(const Run& run, const std::vector<int64_t>& layers) {
 }
 
 // What goes to the host is on the host already.
-Way on_cpu(Way way) {
-  return way == Way::host ? Way::keep : way == Way::recompute_host ? Way::recompute : way;
+PartWay on_cpu(PartWay way) {
+  return way == PartWay::host ? PartWay::keep : way == PartWay::recompute_host ? PartWay::recompute : way;
 }
 
 Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) {
@@ -65,17 +65,17 @@ Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) 
       group += layer.kept;
       working = std::max(working, layer.working + (i + 1 < std::ssize(layers) ? held : 0));
     }
-    const Way way = on_cpu(run.way_of(layers[first]));
+    const PartWay way = on_cpu(run.way_of(layers[first]));
     if (is_part(run, layers[first])) {
       largest = std::max(largest, group);
-      kept.of_parts += way == Way::keep ? group : 0;
+      kept.of_parts += way == PartWay::keep ? group : 0;
     }
     moves = moves || activations::moves(way);
-    if (way == Way::keep) {
+    if (way == PartWay::keep) {
       kept.always += group;
       kept.in_backward = std::max(kept.in_backward, working);
     } else {
-      kept.always += way == Way::recompute ? run.model.layers[layers[first]].input : 0;
+      kept.always += way == PartWay::recompute ? run.model.layers[layers[first]].input : 0;
       kept.in_backward = std::max(kept.in_backward, group + working);
     }
   }
@@ -92,8 +92,8 @@ Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) 
 
 } // namespace
 
-Way Run::way_of(int64_t layer) const {
-  const Way own = recompute_interval > 0 ? Way::recompute : Way::keep;
+activations::Way Run::way_of(int64_t layer) const {
+  const PartWay own = recompute_interval > 0 ? PartWay::recompute : PartWay::keep;
   if (activations.automatic || !is_part(*this, layer)) {
     return own;
   }
