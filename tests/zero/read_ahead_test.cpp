@@ -105,7 +105,7 @@ TEST(ReadAheadTest, UnitsAreReadInTheOrderOfThePassBeforeTheyAreGathered) {
                           EXPECT_EQ(units.pass().first, "r0 g0 r1 g1 r2 g2 r3 g3 r4 g4 r5 g5") << "nothing is known yet";
                           const auto [there, back] = units.pass();
                           EXPECT_EQ(there, "r0 r1 g0 g1 r2 r3 g2 r3 r4 g3 r4 r5 g4 r5 r3 g5 r3 r2");
-                          EXPECT_EQ(back, "g3 r2 r1 g2 r1 r0 g1 r0 g0");
+                          EXPECT_EQ(back, "r3 r2 g3 r2 r1 g2 r1 r0 g1 r0 g0");
                         }),
               IsEmpty());
 }
