@@ -1,12 +1,18 @@
 // A store in files: whatever is asked of it in whatever order, it gives what was left there.
 #include "stored.h"
 
+#include <trireme/base/notes.h>
+#include <trireme/monitor/chrome_trace.h>
+
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <deque>
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
+#include <thread>
 
 namespace trireme::offload {
 namespace {
@@ -264,6 +270,51 @@ TEST(DiskStoreTest, NoFileHasANameAndTheFolderEndsWithTheStore) {
     EXPECT_TRUE(fs::is_empty(scratch.path / "trireme.rank3"));
   }
   EXPECT_TRUE(fs::is_empty(scratch.path));
+}
+
+// For hang reports, which another thread makes.
+TEST(DiskStoreTest, WhileItWaitsANoteSaysForWhat) {
+  Stored stored({.kind = "optimizer states", .buffers = 3, .pipeline_read = false, .pipeline_write = false});
+  const int64_t buffer = stored.store.add(equal_arrays(1, 5, 1 << 18), at::kCPU);
+  std::set<std::string> seen;
+  std::atomic<bool> enough = false;
+  std::thread watcher([&] {
+    while (seen.size() < 2) {
+      for (const ThreadNotes& thread : current_notes()) {
+        for (const NoteView& note : thread.notes) {
+          if (const std::string text = describe(note); text.ends_with("from disk of bucket 4 (optimizer states)") || text.ends_with("to disk of bucket 4 (optimizer states)")) {
+            seen.insert(text);
+          }
+        }
+      }
+    }
+    enough = true;
+  });
+  for (int b = 0; !enough; b = (b + 1) % 5) {
+    write(stored.store, buffer, b, b);
+  }
+  watcher.join();
+  EXPECT_THAT(seen, testing::ElementsAre("read from disk of bucket 4 (optimizer states)", "write to disk of bucket 4 (optimizer states)"));
+}
+
+TEST(DiskStoreTest, WaitsAreSpansOfTheTrace) {
+  monitor::tracer().start(0);
+  Stored stored({.kind = "optimizer states", .buffers = 3, .pipeline_read = false, .pipeline_write = false, .fast_init = true});
+  const int64_t buffer = stored.store.add(equal_arrays(1, 4, 1024), at::kCPU);
+  for (int step = 0; step < 2; ++step) {
+    step_all(stored.store, buffer, 4, step);
+  }
+  monitor::tracer().write(stored.scratch.path / "trace.json");
+  const std::string trace = read_file(stored.scratch.path / "trace.json");
+  const auto count = [&](const char* text) {
+    int found = 0;
+    for (size_t at = trace.find(text); at != std::string::npos; at = trace.find(text, at + 1)) {
+      ++found;
+    }
+    return found;
+  };
+  EXPECT_EQ(count("wait for a read from disk"), 4) << "of the second step";
+  EXPECT_EQ(count("wait for a write to disk"), 8);
 }
 
 TEST(DiskStoreTest, RefusesWhatCannotBe) {

@@ -1,0 +1,124 @@
+// Shards that are elsewhere are read two stages ahead of their use, in the order of the pass.
+#include <trireme/base/error.h>
+#include <trireme/bucket/state_store.h>
+#include <trireme/zero/parameter_coordinator.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
+#include <string>
+
+namespace trireme::zero {
+namespace {
+
+using test::run_ranks;
+using testing::IsEmpty;
+
+constexpr int kUnits = 6;
+
+/// Memory, and a record of what is asked of it: "r2" for a bucket of unit 2 that is named ahead, "g2" when it is gathered.
+class Recorder : public bucket::StateStore {
+ public:
+  int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override {
+    return memory_->add(arrays, device);
+  }
+  const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override {
+    note('g', bucket);
+    return memory_->acquire(buffer, bucket);
+  }
+  void release(int64_t buffer, int64_t bucket, bool modified) override {
+    memory_->release(buffer, bucket, modified);
+  }
+  void prefetch(int64_t, int64_t bucket) override {
+    note('r', bucket);
+  }
+  std::string take() {
+    return std::exchange(asked_, "");
+  }
+
+ private:
+  void note(char what, int64_t bucket) {
+    asked_ += concat(asked_.empty() ? "" : " ", what, kUnits - 1 - bucket); // the last unit's bucket is the first
+  }
+
+  std::unique_ptr<bucket::StateStore> memory_ = bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device) { return torch::empty({numel}, type); });
+  std::string asked_;
+};
+
+/// A module for each unit, their flat buffer, and the coordinator.
+struct Units {
+  std::vector<torch::nn::Linear> modules;
+  std::shared_ptr<Recorder> store = std::make_shared<Recorder>();
+  std::unique_ptr<bucket::FlatParameters> flat;
+  std::shared_ptr<ParameterCoordinator> coordinator;
+
+  Units(const comm::Group& group, int64_t read_ahead) {
+    bucket::NamedTensors parameters;
+    for (int i = 0; i < kUnits; ++i) {
+      modules.emplace_back(torch::nn::LinearOptions(4, 4).bias(false));
+      parameters.emplace_back(concat("weight", i), modules.back()->weight);
+    }
+    const auto unit_of = [&](const at::Tensor& parameter) {
+      int64_t unit = 0;
+      while (!modules[static_cast<size_t>(unit)]->weight.is_same(parameter)) {
+        ++unit;
+      }
+      return unit;
+    };
+    flat = std::make_unique<bucket::FlatParameters>(parameters, bucket::LayoutOptions{}, [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, type); },
+                                                    bucket::FlatOptions{.shard_gradients = true, .shard_parameters = true, .unit_of = unit_of, .parameter_store = store});
+    for (int64_t b = 0; b < kUnits; ++b) {
+      flat->move_in(b);
+      flat->update_shard(b);
+      flat->release(b);
+    }
+    coordinator = std::make_shared<ParameterCoordinator>(std::vector{flat.get()}, parallel::ReduceGroups(group, {}), std::nullopt, [](const auto&) { return false; });
+    for (const auto& module : modules) {
+      coordinator->add(*module, [](const at::Tensor& parameter) { return parameter.numel(); });
+    }
+    coordinator->read_ahead(read_ahead);
+    store->take();
+  }
+  /// To and fro; returns what was asked of the store on the way there and on the way back.
+  std::pair<std::string, std::string> pass() {
+    coordinator->begin(Pass::training);
+    for (int i = 0; i < kUnits; ++i) {
+      coordinator->enter(*modules[static_cast<size_t>(i)]);
+    }
+    const std::string there = store->take();
+    for (int i = kUnits - 1; i >= 0; --i) {
+      coordinator->enter(*modules[static_cast<size_t>(i)]);
+    }
+    const std::string back = store->take();
+    coordinator->release_all();
+    return {there, back};
+  }
+};
+
+TEST(ReadAheadTest, UnitsAreReadInTheOrderOfThePassBeforeTheyAreGathered) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          Units units(world.group(), 2);
+                          EXPECT_EQ(units.pass().first, "r0 g0 r1 g1 r2 g2 r3 g3 r4 g4 r5 g5") << "nothing is known yet";
+                          const auto [there, back] = units.pass();
+                          EXPECT_EQ(there, "r0 r1 g0 g1 r2 r3 g2 r3 r4 g3 r4 r5 g4 r5 r3 g5 r3 r2");
+                          EXPECT_EQ(back, "r3 r2 g3 r2 r1 g2 r1 r0 g1 r0 g0");
+                        }),
+              IsEmpty());
+}
+
+TEST(ReadAheadTest, WithoutAStoreThatReadsAheadNothingIsNamed) {
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          Units units(world.group(), 0);
+                          units.pass();
+                          EXPECT_EQ(units.pass().first, "g0 g1 g2 g3 g4 g5");
+                        }),
+              IsEmpty());
+}
+
+} // namespace
+} // namespace trireme::zero
