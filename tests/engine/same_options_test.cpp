@@ -46,6 +46,10 @@ TEST(SameOptionsTest, RanksThatDifferAreToldWhatDiffers) {
                           EXPECT_THAT(refusal(world, [&](auto& options) { options.training_data = second ? options.training_data : nullptr; }),
                                       HasSubstr("differ in whether there is training_data"));
                           EXPECT_THAT(refusal(world, [&](auto& options) { options.config.data_parallel.prescale_gradients = second; }), HasSubstr("differ in prescale_gradients"));
+                          EXPECT_THAT(refusal(world, [&](auto& options) { options.config.offload.optimizer.place = second ? offload::Place::host : offload::Place::device; }),
+                                      HasSubstr("differ in offload_optimizer.device"));
+                          EXPECT_THAT(refusal(world, [&](auto& options) { options.config.offload.optimizer.ratio = second ? 0.5 : 1; }), HasSubstr("differ in offload_optimizer.ratio"));
+                          EXPECT_THAT(refusal(world, [&](auto& options) { options.config.offload.optimizer.nvme_path = second ? "/a" : "/b"; }), HasSubstr("made")) << "each has its own disk";
                           EXPECT_THAT(refusal(world, [&](auto&) {}), HasSubstr("made"));
                         }),
               IsEmpty());

@@ -22,7 +22,13 @@ int64_t blocks(int64_t bytes) {
 
 estimate::Run moving(int64_t ranks, int zero_stage, bool on_device, Place states, Place parameters = Place::device) {
   estimate::Run run;
-  run.model = gpt({.layers = 4, .hidden = 64, .heads = 4, .sequence_length = 16, .vocab_size = 100}, {.type = Type::bf16, .layer_list = true});
+  models::GptOptions shape;
+  shape.layers = 4;
+  shape.hidden = 64;
+  shape.heads = 4;
+  shape.sequence_length = 16;
+  shape.vocab_size = 100;
+  run.model = gpt(shape, {.type = Type::bf16, .layer_list = true});
   run.layer_list = true;
   run.bounds = {0, std::ssize(run.model.layers)};
   run.data_ranks = ranks;
@@ -173,6 +179,10 @@ TEST(MovesTest, StatesInFilesAreReadAndWrittenOnce) {
     EXPECT_EQ(bytes_in(memory, Category::optimizer_states) + bytes_in(memory, Category::masters), 0);
     EXPECT_EQ(bytes_in(memory, Category::gradients), 2 * memory.flat) << "of a rank on the CPU they stay";
     EXPECT_THAT(moves.on_host, IsEmpty());
+    run.parameter_norms = true;
+    EXPECT_EQ(moves_of(run).front().bytes(Way::from_files), 2 * bytes) << "LAMB needs the norms first";
+    EXPECT_EQ(moves_of(run).front().bytes(Way::to_files), 2 * bytes);
+    run.parameter_norms = false;
     run.offload.optimizer.fast_init = true;
     EXPECT_EQ(moves_of(run).front().initial_states, 0);
     run.offload.optimizer.buffer_count = std::ssize(layout.buckets());

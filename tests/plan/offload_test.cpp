@@ -34,7 +34,11 @@ Cluster cards(int64_t ranks = 1) {
 
 Job job(int64_t batch = 4) {
   Job out;
-  out.gpt = {.layers = 8, .hidden = 256, .heads = 4, .sequence_length = 16, .vocab_size = 100};
+  out.gpt.layers = 8;
+  out.gpt.hidden = 256;
+  out.gpt.heads = 4;
+  out.gpt.sequence_length = 16;
+  out.gpt.vocab_size = 100;
   out.batch = batch;
   out.clips = false;
   out.base.compute = out.base.travel = estimate::Type::bf16;
@@ -142,8 +146,8 @@ TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {
   const Layout on_host{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
   const Layout in_files{.zero_stage = 2, .micro_batch = 1, .states = Place::nvme};
   Cluster where = cards();
-  where.host.memory_bytes = 200'000'000;
-  EXPECT_THAT(predict(where, what, on_host).refused, testing::AllOf(HasSubstr("what is moved needs "), HasSubstr("of the memory of a host, which has 200 MB")));
+  where.host.memory_bytes = 230'000'000;
+  EXPECT_THAT(predict(where, what, on_host).refused, testing::AllOf(HasSubstr("what is moved needs "), HasSubstr("of the memory of a host, which has 230 MB")));
   EXPECT_EQ(predict(where, what, in_files).refused, "");
   where.disk.bytes = 1000;
   EXPECT_THAT(predict(where, what, in_files).refused, HasSubstr("of the disk of a host, which has 1.00 kB"));

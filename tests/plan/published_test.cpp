@@ -171,7 +171,12 @@ Cluster v100() {
 
 Job of_one_card(int64_t layers, int64_t hidden, int64_t heads, int64_t batch) {
   Job job;
-  job.gpt = {.layers = layers, .hidden = hidden, .heads = heads, .sequence_length = 1024, .vocab_size = 50257, .dropout = 0.1};
+  job.gpt.layers = layers;
+  job.gpt.hidden = hidden;
+  job.gpt.heads = heads;
+  job.gpt.sequence_length = 1024;
+  job.gpt.vocab_size = 50257;
+  job.gpt.dropout = 0.1;
   job.batch = batch;
   job.base.compute = job.base.travel = estimate::Type::fp16;
   return job;
@@ -236,8 +241,7 @@ TEST(PublishedTest, TenBillionOnOneCardAreAsFastAsOneWithoutOffload) {
     EXPECT_LT(0.75 * planned, 1.05 * published);
     EXPECT_NEAR(planned, published, 0.3 * published);
   }
-  const double without = predict(roomy, large, {.zero_stage = 2, .micro_batch = 10, .recompute = 1, .states = offload::Place::host}).pipeline_seconds;
-  EXPECT_LT(moved.step_seconds, 1.02 * without) << "the optimizer on the host is hardly seen in a step of 51 micro-batches";
+  EXPECT_LT(moved.step_seconds, 1.02 * moved.pipeline_seconds) << "the optimizer on the host is hardly seen in a step of 51 micro-batches";
 }
 
 } // namespace

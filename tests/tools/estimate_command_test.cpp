@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <chrono>
+#include <unistd.h>
 
 namespace trireme::tools {
 namespace {
@@ -140,6 +141,42 @@ TEST_F(EstimateCommandTest, ARunOnAGpuIsNotComparedWithTheHost) {
     EXPECT_THAT(started.output, HasSubstr("\"cuda:127\" was asked for"));
     EXPECT_THAT(started.output, testing::Not(HasSubstr("cannot fit")));
   }
+}
+
+// 45 million parameters: 16 bytes of each are more than the limit, whatever the types and batches. What is named fits by the estimate.
+TEST_F(EstimateCommandTest, ARunThatFitsOnlyWithFilesIsToldSo) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer needs address space of its own";
+  }
+  const std::string model = " --set model.layers=14 --set model.hidden=512 --set model.heads=8";
+  const Finished refused = sh(concat("cd ", folder.string(), " && stat -f -c %T . && ulimit -v 600000; ", kTrireme, " train run.json -n 1 --out out", model), 60);
+  if (refused.output.starts_with("tmpfs")) {
+    GTEST_SKIP() << "files in memory are no help";
+  }
+  EXPECT_EQ(refused.status, 2) << refused.output;
+  const size_t begin = refused.output.find("Fits with about");
+  ASSERT_NE(begin, std::string::npos) << refused.output;
+  const size_t colon = refused.output.find(": ", begin) + 2;
+  const std::string arguments = refused.output.substr(colon, refused.output.find(". `trireme estimate", begin) - colon);
+  EXPECT_THAT(arguments, HasSubstr(R"('engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ".")"));
+  const json fitting = json::parse(sh(concat("cd ", folder.string(), " && ", kTrireme, " estimate run.json -n 1 --json", model, ' ', arguments), 60).output);
+  EXPECT_LE(fitting.at("peak_bytes").get<int64_t>(), 600'000 * 1024) << arguments;
+  EXPECT_GT(fitting.at("by_stage").at(0).at("file_bytes").get<int64_t>(), 400'000'000);
+}
+
+TEST_F(EstimateCommandTest, FilesThatDoNotFitAreRefusedBeforeRanksStart) {
+  const std::filesystem::path small = folder / "small";
+  std::filesystem::create_directories(small);
+  if (::geteuid() != 0 || sh(concat("mount -t tmpfs -o size=4m tmpfs ", small.string())).status != 0) {
+    GTEST_SKIP() << "needs root to mount a small file system";
+  }
+  const Finished refused = train(concat("-n 2 --set model.layers=8 --set model.hidden=128 --set 'engine.zero_optimization.offload_optimizer={\"device\": \"nvme\", \"nvme_path\": \"", (small / "states").string(), "\"}'"), 60);
+  sh(concat("umount -l ", small.string()));
+  EXPECT_EQ(refused.status, 2) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("files of 2 ranks need 25"));
+  EXPECT_THAT(refused.output, HasSubstr("small/states, which has 4.19 MB free"));
+  EXPECT_THAT(refused.output, HasSubstr("Fits without files, with \"device\": \"cpu\""));
+  EXPECT_THAT(refused.output, testing::Not(HasSubstr("step 1")));
 }
 
 // 9 million parameters: 147 MB of states on one rank, and a limit between that of stage 0 and that of stage 3.

@@ -225,6 +225,15 @@ void print_heading(const Shown& shown) {
   std::cout << "\n\n";
 }
 
+// Of a rank on a device these are its host's.
+bool is_of_host(const Shown& shown, size_t category) {
+  return shown.run.on_device && (estimate::kCategories[category] == Category::data || estimate::kCategories[category] == Category::baseline);
+}
+
+int64_t host_part(const StageMemory& memory) {
+  return memory.item(Category::data).bytes + memory.item(Category::baseline).bytes;
+}
+
 // Prints one column for each stage that differs from the one before.
 void print_memory(const Shown& shown) {
   std::vector<const StageMemory*> columns;
@@ -233,13 +242,16 @@ void print_memory(const Shown& shown) {
       columns.push_back(&memory);
     }
   }
-  Row head = {"memory of a rank"};
+  Row head = {shown.run.on_device ? "memory of a rank on its device" : "memory of a rank"};
   for (const StageMemory* memory : columns) {
     head.push_back(shown.run.stages == 1 ? "" : concat("stage ", memory->stage));
   }
   std::vector<Row> rows = {head};
   const StageMemory& largest = shown.largest();
   for (size_t i = 0; i < largest.items.size(); ++i) {
+    if (is_of_host(shown, i)) {
+      continue;
+    }
     Row row = {spoken(largest.items[i].name)};
     for (const StageMemory* memory : columns) {
       row.push_back(bytes(memory->items[i].bytes));
@@ -256,9 +268,10 @@ void print_memory(const Shown& shown) {
     row.push_back(formula);
     rows.push_back(std::move(row));
   };
-  add("all while training", [](const StageMemory& m) { return m.training(); }, "");
-  add("start", [](const StageMemory& m) { return m.start; }, "parameters twice, as built and in their flat buffer");
-  add("peak", [](const StageMemory& m) { return m.peak(); }, "the larger of the two");
+  const auto elsewhere = [&](const StageMemory& m) { return shown.run.on_device ? host_part(m) : 0; };
+  add("all while training", [&](const StageMemory& m) { return m.training() - elsewhere(m); }, "");
+  add("start", [&](const StageMemory& m) { return m.start - elsewhere(m); }, "parameters twice, as built and in their flat buffer");
+  add("peak", [&](const StageMemory& m) { return m.peak() - elsewhere(m); }, "the larger of the two");
   print(rows, 1, columns.size());
   std::cout << concat("P ", largest.parameters, " parameters", shown.run.stages > 1 ? concat(" of stage ", largest.stage) : "", ", F ", largest.flat,
                       " with the gaps of the flat buffer, N ", shown.run.gradient_ranks(), " data-parallel ranks\n\n");
@@ -298,8 +311,16 @@ void print_rest(const Shown& shown) {
       std::cout << "disk: " << line << '\n';
     }
   }
-  const estimate::Need need = estimate::need_of(shown.memory, shown.run.ranks_of_stage());
-  std::cout << concat(shown.ranks == 1 ? "the rank" : "all ranks together", ": ", bytes(need.peak_of_all));
+  estimate::Need need = estimate::need_of(shown.memory, shown.run.ranks_of_stage());
+  if (shown.run.on_device) { // what their hosts need
+    need.peak_of_a_rank = need.peak_of_all = 0;
+    for (size_t stage = 0; stage < shown.memory.size(); ++stage) {
+      const int64_t of_a_rank = host_part(shown.memory[stage]) + shown.moves[stage].host_bytes();
+      need.peak_of_a_rank = std::max(need.peak_of_a_rank, of_a_rank);
+      need.peak_of_all += shown.run.ranks_of_stage() * of_a_rank;
+    }
+  }
+  std::cout << concat(shown.ranks == 1 ? "the rank" : "all ranks together", shown.run.on_device ? " on the host, with libtorch and data" : "", ": ", bytes(need.peak_of_all));
   if (shown.at_hand.bytes != estimate::MemoryAtHand::kUnlimited) {
     std::cout << concat("; ", shown.at_hand.source, ' ', bytes(shown.at_hand.bytes), estimate::fits(need, shown.at_hand) ? "" : ": may not fit");
   }

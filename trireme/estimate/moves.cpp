@@ -128,8 +128,11 @@ class Moves {
     if (files) {
       const int64_t bytes = there_.state_file_bytes;
       add(to, "gaps", "to whole blocks of 4096 bytes", "", bytes - there_.state_bytes - there_.master_bytes);
-      move(Way::from_files, "masters and states", "M, in blocks", std::to_string(bytes), there_.state_buckets > there_.state_buffers ? bytes : 0);
-      move(Way::to_files, "masters and states", "M, in blocks", std::to_string(bytes), bytes);
+      const int64_t passes = run_.parameter_norms ? 2 : 1; // LAMB needs all norms before it steps
+      const char* const formula = passes > 1 ? "twice: for the norms, and for the step" : "once, in blocks";
+      const std::string numbers = passes > 1 ? concat("2 x ", bytes) : std::to_string(bytes);
+      move(Way::from_files, "masters and states", formula, numbers, there_.state_buckets > there_.state_buffers ? passes * bytes : 0);
+      move(Way::to_files, "masters and states", formula, numbers, passes * bytes);
       out_.initial_states = run_.offload.optimizer.fast_init ? 0 : bytes;
     }
     if (run_.gradients_in_files()) {
