@@ -11,7 +11,10 @@
 
 #include <gmock/gmock.h>
 
+#include <csignal>
 #include <filesystem>
+#include <map>
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace trireme::activations {
@@ -282,6 +285,37 @@ TEST(ActivationsTest, EachVersionOfAStorageIsMovedByItself) {
   const auto values = [&](const std::shared_ptr<SavedStorage>& saved) { return static_cast<const float*>(mover->wait_for(*saved->away).data())[4999]; };
   EXPECT_EQ(values(first), 1);
   EXPECT_EQ(values(second), 2);
+}
+
+// A disk without room, as far as a process can make one: files may not become large. The step ends with the reason and the next one works.
+TEST(ActivationsTest, ADiskWithoutRoomEndsTheForwardWithTheReason) {
+  const Scratch scratch;
+  const rlimit unlimited = [] {
+    rlimit now{};
+    ::getrlimit(RLIMIT_FSIZE, &now);
+    return now;
+  }();
+  ::signal(SIGXFSZ, SIG_IGN);
+  const auto set_most = [&](rlim_t bytes) {
+    const rlimit limit{bytes, unlimited.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  };
+  Model model(2);
+  Activations activations(Options{.policy = Way::nvme, .nvme_path = scratch.path()});
+  const auto step = [&] {
+    const auto scope = activations.enter(model.fixed());
+    return model.forward(torch::ones({kRows, kWidth}));
+  };
+  set_most(1 << 20);
+  try {
+    step();
+    ADD_FAILURE() << "there is room";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr(scratch.path()));
+  }
+  set_most(unlimited.rlim_cur);
+  step().backward();
+  EXPECT_GT(activations.bytes_in(), 0);
 }
 
 // Within a part another one is its own affair; without an Activations a part does as it says itself.
