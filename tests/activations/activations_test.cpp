@@ -287,6 +287,25 @@ TEST(ActivationsTest, EachVersionOfAStorageIsMovedByItself) {
   EXPECT_EQ(values(second), 2);
 }
 
+// What a model recomputes by itself inside a part: its inputs move, not what its first forward drops at once.
+TEST(ActivationsTest, RecomputationInsideAPartMovesItsInputs) {
+  const Scratch scratch;
+  Activations activations(Options{.policy = Way::nvme, .nvme_path = scratch.path()});
+  const at::Tensor x = torch::randn({kRows, kWidth}).requires_grad_();
+  const int key = 0;
+  at::Tensor loss;
+  {
+    const auto scope = activations.enter({});
+    loss = call({.key = &key}, [](at::Tensor in) { return recompute::call([](at::Tensor y) { return y.sin().cos().sin().cos(); }, in * 2); }, x).sum();
+  }
+  EXPECT_EQ(activations.bytes_out(), kRows * kWidth * 4);
+  loss.backward();
+  const at::Tensor grad = x.grad().clone();
+  x.mutable_grad() = at::Tensor();
+  (x * 2).sin().cos().sin().cos().sum().backward();
+  EXPECT_TRUE(x.grad().equal(grad));
+}
+
 // A disk without room, as far as a process can make one: files may not become large. The step ends with the reason and the next one works.
 TEST(ActivationsTest, ADiskWithoutRoomEndsTheForwardWithTheReason) {
   const Scratch scratch;
