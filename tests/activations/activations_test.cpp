@@ -11,7 +11,10 @@
 
 #include <gmock/gmock.h>
 
+#include <csignal>
 #include <filesystem>
+#include <map>
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace trireme::activations {
@@ -282,6 +285,56 @@ TEST(ActivationsTest, EachVersionOfAStorageIsMovedByItself) {
   const auto values = [&](const std::shared_ptr<SavedStorage>& saved) { return static_cast<const float*>(mover->wait_for(*saved->away).data())[4999]; };
   EXPECT_EQ(values(first), 1);
   EXPECT_EQ(values(second), 2);
+}
+
+// What a model recomputes by itself inside a part: its inputs move, not what its first forward drops at once.
+TEST(ActivationsTest, RecomputationInsideAPartMovesItsInputs) {
+  const Scratch scratch;
+  Activations activations(Options{.policy = Way::nvme, .nvme_path = scratch.path()});
+  const at::Tensor x = torch::randn({kRows, kWidth}).requires_grad_();
+  const int key = 0;
+  at::Tensor loss;
+  {
+    const auto scope = activations.enter({});
+    loss = call({.key = &key}, [](at::Tensor in) { return recompute::call([](at::Tensor y) { return y.sin().cos().sin().cos(); }, in * 2); }, x).sum();
+  }
+  EXPECT_EQ(activations.bytes_out(), kRows * kWidth * 4);
+  loss.backward();
+  const at::Tensor grad = x.grad().clone();
+  x.mutable_grad() = at::Tensor();
+  (x * 2).sin().cos().sin().cos().sum().backward();
+  EXPECT_TRUE(x.grad().equal(grad));
+}
+
+// A disk without room, as far as a process can make one: files may not become large. The step ends with the reason and the next one works.
+TEST(ActivationsTest, ADiskWithoutRoomEndsTheForwardWithTheReason) {
+  const Scratch scratch;
+  const rlimit unlimited = [] {
+    rlimit now{};
+    ::getrlimit(RLIMIT_FSIZE, &now);
+    return now;
+  }();
+  ::signal(SIGXFSZ, SIG_IGN);
+  const auto set_most = [&](rlim_t bytes) {
+    const rlimit limit{bytes, unlimited.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  };
+  Model model(2);
+  Activations activations(Options{.policy = Way::nvme, .nvme_path = scratch.path()});
+  const auto step = [&] {
+    const auto scope = activations.enter(model.fixed());
+    return model.forward(torch::ones({kRows, kWidth}));
+  };
+  set_most(1 << 20);
+  try {
+    step();
+    ADD_FAILURE() << "there is room";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr(scratch.path()));
+  }
+  set_most(unlimited.rlim_cur);
+  step().backward();
+  EXPECT_GT(activations.bytes_in(), 0);
 }
 
 // Within a part another one is its own affair; without an Activations a part does as it says itself.

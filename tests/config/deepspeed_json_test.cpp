@@ -196,9 +196,45 @@ TEST(DeepSpeedJsonTest, ValuesOfTheWrongKindOrRangeAreRefused) {
   });
 }
 
+TEST(DeepSpeedJsonTest, ActivationsThatDoNotGoTogetherAreRefused) {
+  expect_errors({
+      {R"({"activation_checkpointing": {"policy": "disk"}})", "1:41: activation_checkpointing.policy:", "not one of the choices", "recompute_nvme"},
+      {R"({"activation_checkpointing": {"policy": "auto"}})", "1:41: activation_checkpointing.policy:", "there is none", "\"memory_budget\": \"2GB\""},
+      {R"({"activation_checkpointing": {"memory_budget": "2GB"}})", "1:48: activation_checkpointing.memory_budget:", "nothing is", "\"auto\""},
+      {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": "2 gigs"}})", "1:66: activation_checkpointing.memory_budget:", "\"2 gigs\" is no number of bytes", "1.5GiB"},
+      {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": "0"}})", "1:66: activation_checkpointing.memory_budget:", "is no number of bytes", ""},
+      {R"({"activation_checkpointing": {"policy": "nvme"}})", "1:30: activation_checkpointing:", "there is no nvme_path", "\"nvme_path\": "},
+      {R"({"activation_checkpointing": {"choices": ["keep", "recompute_nvme"]}})", "1:30: activation_checkpointing:", "there is no nvme_path", ""},
+      {R"({"activation_checkpointing": {"choices": ["keep", "2 * keep"]}})", "1:42: activation_checkpointing.choices:", "\"2 * keep\" says no way", "4*nvme"},
+      {R"({"activation_checkpointing": {"choices": []}})", "1:42: activation_checkpointing.choices:", "is empty", ""},
+      {R"({"activation_checkpointing": {"policy": "keep", "choices": ["keep"]}})", "1:60: activation_checkpointing.choices:", "so does policy", ""},
+      {R"({"activation_checkpointing": {"policy": "keep", "layers": "("}})", "1:59: activation_checkpointing.layers:", "the regular expression is wrong", ""},
+  });
+}
+
+TEST(DeepSpeedJsonTest, ActivationsAreReadAndWritten) {
+  using activations::Way;
+  const auto read = [](const std::string& section) { return read_deepspeed(JsonNode::parse(R"({"activation_checkpointing": )" + section + "}", "ds.json")); };
+  EXPECT_FALSE(read("{}").activations.on());
+  EXPECT_FALSE(read(R"({"partition_activations": true, "number_checkpoints": 4})").activations.on()) << "DeepSpeed's keys turn nothing on";
+  EXPECT_EQ(to_json(read("{}")).at("activation_checkpointing"), nullptr);
+  const EngineConfig automatic = read(R"({"policy": "auto", "memory_budget": "1.5GiB", "nvme_path": "/n", "layers": "GptBlock", "profile": true, "cpu_checkpointing": true})");
+  EXPECT_TRUE(automatic.activations.automatic);
+  EXPECT_FALSE(automatic.activations.policy);
+  EXPECT_EQ(automatic.activations.memory_budget, int64_t{3} << 29);
+  EXPECT_TRUE(automatic.activations.uses_nvme());
+  EXPECT_TRUE(automatic.activations.inputs_to_host);
+  EXPECT_EQ(read(R"({"policy": "auto", "memory_budget": "800 mb"})").activations.memory_budget, 800'000'000);
+  const EngineConfig listed = read(R"({"choices": ["2*recompute", "host"]})");
+  EXPECT_EQ(listed.activations.choices, (std::vector<Way>{Way::recompute, Way::recompute, Way::host}));
+  for (const EngineConfig& config : {automatic, listed, read(R"({"policy": "recompute_host"})")}) {
+    const nlohmann::ordered_json written = to_json(config).at("activation_checkpointing");
+    EXPECT_EQ(to_json(read(written.dump())).at("activation_checkpointing"), written);
+  }
+}
+
 TEST(DeepSpeedJsonTest, WhatIsNotBuiltSaysNotYet) {
   expect_errors({
-      {R"({"activation_checkpointing": {"cpu_checkpointing": true}})", "1:52: activation_checkpointing.cpu_checkpointing:", "not yet: ", ""},
       {R"({"sparse_attention": {"mode": "fixed"}})", "1:22: sparse_attention:", "not yet: attention is dense", "Leave it out."},
       {R"({"flops_profiler": {"enabled": true}})", "1:32: flops_profiler.enabled:", "not yet: ", "wall_clock_breakdown"},
       {R"({"tensor_parallel": {"preset_model": "llama"}})", "1:38: tensor_parallel.preset_model:", "not yet: ", "partition_config"},

@@ -122,6 +122,29 @@ TEST(EngineActivations, PipelinesAndAutocastTrainTheSameBits) {
   fs::remove_all(files_of_activations());
 }
 
+// In a pipeline the list has a way for each layer, wherever the stages are cut: embedding, positions, three blocks, norm, head.
+TEST(EngineActivations, AListOfLayersHasAChoiceForEachLayer) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          const Task task{.stages = 2};
+                          activations::Options listed = every_part(Way::keep);
+                          listed.policy.reset();
+                          listed.choices = activations::from_words({"keep", "recompute", "nvme", "recompute", "recompute_nvme", "2*keep"});
+                          const Trained trained = train(world, task, listed);
+                          EXPECT_EQ(trained.numbers, train(world, task, {}).numbers);
+                          at::Tensor count = torch::zeros({static_cast<int64_t>(activations::kWays.size())}, torch::kInt64);
+                          for (const Way way : trained.ways) {
+                            count[static_cast<int64_t>(way)] += 1;
+                          }
+                          world.group().all_reduce(count).wait();
+                          EXPECT_TRUE(count.equal(torch::tensor({2, 2, 0, 1, 0, 1}, torch::kInt64))) << count; // the embedding, whose input needs no gradient, is no part
+                          listed.choices.pop_back();
+                          EXPECT_THROW(train(world, task, listed), Error);
+                        }),
+              IsEmpty());
+  fs::remove_all(files_of_activations());
+}
+
 TEST(EngineActivations, RecomputationNeedsLessMemoryThanKeeping) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {

@@ -82,14 +82,14 @@ int64_t Mover::bytes_in() const {
 }
 
 std::shared_ptr<Away> Mover::leave(const c10::Storage& storage, Place place) {
+  const auto bytes = static_cast<int64_t>(storage.nbytes());
+  const auto away = std::make_shared<Away>(shared_from_this(), place, bytes, device_); // before the lock: if this fails, its end takes it again
   const Lock lock(mutex_);
   const at::NoGradGuard no_grad;
   go_on();
-  const auto bytes = static_cast<int64_t>(storage.nbytes());
   while (!leaving_.empty() && leaving_bytes_ + bytes > most_leaving_) {
     let_go(*leaving_.front());
   }
-  const auto away = std::make_shared<Away>(shared_from_this(), place, bytes, device_);
   if (place == Place::nvme) {
     away->piece_ = files_->take(aio::round_up(bytes));
   }
