@@ -78,21 +78,23 @@ TEST(StreamedCheckpointTest, OneBucketIsInMemoryAndTheFilesAreThoseOfStatesInMem
                                 StreamedRun counted(world, stage, type, counting);
                                 counted.train(2);
                                 EXPECT_EQ(live->now, 0);
-                                live->peak = 0;
+                                live->peak = live->acquired = 0;
                                 counted.made.engine->save_checkpoint(folder / "counted");
                                 EXPECT_EQ(live->now, 0);
                                 EXPECT_GT(live->peak, 0);
                                 EXPECT_LE(live->peak, live->largest_bucket) << "of " << live->kept;
+                                EXPECT_LE(live->acquired, live->buckets) << "each is read once";
                                 EXPECT_GT(live->kept, 3 * live->largest_bucket) << "else this shows nothing";
                               }
                               EXPECT_EQ(file_of(folder / "counted" / "global_step2", world.rank()), file_of(folder / "memory" / "global_step2", world.rank()));
                               *live = {};
                               StreamedRun resumed(world, stage, type, counting);
-                              live->peak = 0;
+                              live->peak = live->acquired = 0;
                               ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder / "memory"));
                               EXPECT_EQ(live->now, 0);
                               EXPECT_GT(live->peak, 0);
                               EXPECT_LE(live->peak, live->largest_bucket);
+                              EXPECT_LE(live->acquired, live->buckets);
                               EXPECT_EQ(resumed.train(2), memory.train(2));
                             }),
                   IsEmpty())

@@ -7,6 +7,7 @@
 #include <trireme/zero/init.h>
 #include <trireme/zero/tiled_linear.h>
 
+#include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>
 
 #include <ATen/record_function.h>
@@ -266,6 +267,16 @@ TEST(TiledLinearEngineTest, LayersOfAListHaveTiles) {
                           }),
                 IsEmpty());
   }
+}
+
+TEST(TiledLinearEngineTest, AnOptimizerThatNeedsTheNormOfTheWholeIsRefused) {
+  EXPECT_THAT(run_ranks(1,
+                        [](comm::World& world) {
+                          config::EngineConfig config = tiled_config(0);
+                          config.optimizer->rule = optim::LambOptions{};
+                          EXPECT_THAT(test::error_of([&] { TiledRun run(world, TiledKind{}, config); }), testing::AllOf(testing::HasSubstr("tile_0_0.weight"), testing::HasSubstr("which is in tiles")));
+                        }),
+              IsEmpty());
 }
 
 TEST(TiledLinearEngineTest, CheckpointsFitOtherTilesAndNone) {

@@ -20,6 +20,9 @@ struct LiveBytes {
   /// Of all that the stores keep, and of their largest bucket.
   int64_t kept = 0;
   int64_t largest_bucket = 0;
+  /// Buckets, and how often one was acquired.
+  int64_t buckets = 0;
+  int64_t acquired = 0;
 };
 
 /// Keeps buckets as strings; a tensor that it gave out counts until its last reference is gone.
@@ -37,6 +40,7 @@ class CountingStore : public bucket::StateStore {
         parts.emplace_back(static_cast<const char*>(part.const_data_ptr()), part.nbytes());
         bytes += static_cast<int64_t>(part.nbytes());
       }
+      ++live_->buckets;
       live_->kept += bytes;
       live_->largest_bucket = std::max(live_->largest_bucket, bytes);
     }
@@ -44,6 +48,7 @@ class CountingStore : public bucket::StateStore {
   }
   const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override {
     acquired_.clear();
+    ++live_->acquired;
     for (size_t i = 0; i < buffers_[buffer].arrays.size(); ++i) {
       const std::string& kept = buffers_[buffer].parts[bucket][i];
       const auto bytes = static_cast<int64_t>(kept.size());

@@ -29,7 +29,7 @@ TEST_P(TiledLinearEqualsLinear, ForwardAndAllGradients) {
   if (c.bias) {
     EXPECT_TRUE(tiled->bias().equal(linear->bias));
   }
-  for (const at::IntArrayRef shape : {at::IntArrayRef{21}, at::IntArrayRef{5, 21}, at::IntArrayRef{2, 3, 21}}) {
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{21}, {5, 21}, {2, 3, 21}}) {
     linear->zero_grad();
     tiled->zero_grad();
     const at::Tensor x = torch::randn(shape).requires_grad_(true);

@@ -45,7 +45,7 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
     std::vector<ParameterOptions> of_each;
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
       if (rule_->needs_norms() && !tensor.placement.global_shape.empty()) {
-        throw InputError("optim", concat(rule_->name(), " needs the norm of the whole parameter \"", tensor.name, "\", of which each rank has a part"),
+        throw InputError("optim", concat(rule_->name(), " needs the norm of the whole parameter \"", tensor.name, "\", ", tensor.placement.tile.empty() ? "of which each rank has a part" : "which is in tiles"),
                          "Use AdamW.");
       }
       of_each.push_back(options_of(tensor));
