@@ -42,12 +42,13 @@ WAYS = {
     "server async": server("async"),
     "server stale": server("stale", staleness=3),
     "server hybrid": server("hybrid", timeout_s=0.05),
+    "server hybrid, 15 ms": server("hybrid", timeout_s=0.015),
     "local SGD": lambda steps: ({"engine": {"parameter_averaging": {"every": 10}}}, {}),
     "DiLoCo": lambda steps: ({"engine": {"parameter_averaging": {"every": 50, "outer_optimizer": "nesterov", "start_step": steps // 5}}}, {}),
     "1-bit Adam": lambda steps: ({"engine": {"optimizer": {"type": "OneBitAdam", "params": {**ADAM, "freeze_step": steps * 15 // 100}}}}, {}),
 }
 # Which of them feel a worker that is four times as slow, and how.
-WITH_A_SLOW_WORKER = ["two-level", "local SGD", "server sync", "server async", "server stale", "server hybrid"]
+WITH_A_SLOW_WORKER = ["two-level", "local SGD", "server sync", "server async", "server stale", "server hybrid", "server hybrid, 15 ms"]
 
 
 def merged(base, change):

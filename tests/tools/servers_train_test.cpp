@@ -95,6 +95,15 @@ TEST_F(ServersTrainTest, WorkersAndServersEqualRanks) {
   EXPECT_EQ(losses("on").begin()->first, 31);
 }
 
+// It is late at every step, and at the last one nobody is there any more.
+TEST_F(ServersTrainTest, AWorkerThatIsAlwaysLateEndsWithTheOthers) {
+  write_servers(R"({"kind": "server", "servers": 2, "mode": "hybrid", "timeout_s": 0.01})", 40);
+  const Finished late = train("servers.json", "late", "", "TRIREME_FAULT=rank=1,phase=backward,kind=delay,seconds=0.05 timeout -k 5 100 ");
+  ASSERT_EQ(late.status, 0) << late.output;
+  EXPECT_EQ(losses("late").rbegin()->first, 40);
+  EXPECT_GT(account("late", 0).dropped, 0) << account("late", 0).log;
+}
+
 // A snapshot of every update: what a server has answered is on its disk, so the run ends as if nothing had been.
 TEST_F(ServersTrainTest, AKilledServerIsStartedAgainAndLosesNothing) {
   write_servers(R"({"kind": "server", "servers": 2, "snapshot_every": 1, "sparse_rows": "transformer.w"})", 60);

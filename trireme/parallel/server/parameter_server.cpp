@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -27,6 +28,9 @@ constexpr std::chrono::milliseconds kLook{50};
 class Service : private Replies {
  public:
   Service(rpc::Server& server, const ParameterServerOptions& options) : Replies(server), options_(options), together_(options.server.together()) {
+    if (!together_) {
+      first_clock_.reset();
+    }
     if (!options_.folder.empty() && std::filesystem::exists(snapshot_file(options_.folder, options_.place))) {
       go_on();
     }
@@ -82,6 +86,7 @@ class Service : private Replies {
       init(waiting);
     } else if (op == "pull") {
       waiting.header.value("clock", int64_t{0});
+      waiting.header.value("first_clock", int64_t{0});
       pulls_.push_back(waiting);
       answer_pulls();
     } else if (op == "push") {
@@ -166,7 +171,8 @@ class Service : private Replies {
   void answer_pulls() {
     std::vector<Waiting> still;
     for (Waiting& pull : std::exchange(pulls_, {})) {
-      if (initialized_ && clock_ >= pull.header.value("clock", int64_t{0})) {
+      const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) && first_clock_.value_or(std::numeric_limits<int64_t>::max()) >= pull.header.value("first_clock", int64_t{0});
+      if (initialized_ && is_there) {
         answer_with_values(pull, {{"status", "ok"}, {"steps", shard_->steps()}});
       } else {
         still.push_back(std::move(pull));
@@ -248,7 +254,7 @@ class Service : private Replies {
   void finish_as_said() {
     const json& header = round_.first().header;
     const json factor = header.value("factor", json(1.0));
-    finish_round(header.value("lr", default_lr_), betas_in(header), factor.is_null() ? std::nullopt : std::optional(factor.get<double>() / static_cast<double>(round_.members().size())));
+    finish_round(header, header.value("lr", default_lr_), factor.is_null() ? std::nullopt : std::optional(factor.get<double>() / static_cast<double>(round_.members().size())));
   }
 
   // Of other servers: as soon as the gradients of all that the first server names are here, or cannot come.
@@ -306,17 +312,17 @@ class Service : private Replies {
       return refuse(waiting, concat("there is no sum to commit for clock ", clock, ", and this server is at clock ", clock_));
     }
     const json& factor = waiting.header.at("factor");
-    finish_round(waiting.header.at("lr").get<double>(), betas_in(waiting.header),
-                 factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
+    finish_round(waiting.header, waiting.header.at("lr").get<double>(), factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
     answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
   }
 
-  void finish_round(double lr, std::optional<optim::Betas> betas, std::optional<double> factor) {
+  void finish_round(const json& header, double lr, std::optional<double> factor) {
     last_ = round_.decision();
     if (factor) {
-      shard_->step(lr, betas, *factor);
+      shard_->step(lr, betas_in(header), *factor);
     }
     ++clock_;
+    first_clock_ = options_.place == 0 ? clock_ : header.value("first_clock", clock_ - 1) + 1;
     Round done = std::exchange(round_, {});
     keep_if_due(); // before anybody sees the values
     counters_.accepted += std::ssize(done.members());
@@ -466,6 +472,7 @@ class Service : private Replies {
     shard_->load(file);
     shard_->set_steps(snapshot.steps);
     clock_ = snapshot.clock;
+    first_clock_ = together_ && options_.place == 0 ? std::optional(clock_) : std::nullopt;
     last_ = snapshot.last;
     initialized_ = goes_on_ = true;
     log::info("server ", options_.place, " goes on from its snapshot at clock ", clock_);

@@ -19,6 +19,9 @@ class Replies {
 
   void answer(const Waiting& waiting, nlohmann::json header, size_t body_bytes = rpc::kWholeRoom) {
     header["clock"] = clock_;
+    if (first_clock_) {
+      header["first_clock"] = *first_clock_;
+    }
     server_.reply(waiting.event.id, header.dump(), body_bytes);
   }
   /// All values, or, of the sparse pieces, what has changed since the version that the worker says it has.
@@ -53,6 +56,8 @@ class Replies {
   rpc::Server& server_;
   std::optional<Shard> shard_; // from the first join on
   int64_t clock_ = 0; // updates of the values
+  /// The first server's clock that these values belong to; absent: not known, since this server has started again. Clocks of servers differ once one has lost updates.
+  std::optional<int64_t> first_clock_ = 0;
 };
 
 } // namespace trireme::parallel::server

@@ -13,6 +13,7 @@ struct Servers::Connection {
   std::vector<std::string> arrays;
   int64_t array_bytes = 0;
   int64_t clock = 0;
+  std::optional<int64_t> first_clock; // the first server's, of the same values, if this server knows it
   bool initialized = false;
   size_t longest = 0; // body
   std::shared_ptr<std::byte[]> gradients;

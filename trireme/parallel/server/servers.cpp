@@ -79,6 +79,7 @@ json Servers::receive(Connection& server) {
     throw InputError("server", concat("server ", server.number, " (", server.address, ") refuses: ", reply.at("error").get<std::string>()));
   }
   server.clock = reply.at("clock");
+  server.first_clock = reply.contains("first_clock") ? std::optional(reply["first_clock"].get<int64_t>()) : std::nullopt;
   if (reply.contains("steps")) {
     steps_ = reply["steps"];
   }
@@ -123,6 +124,27 @@ void Servers::pull(const TensorOf& values) {
   }
   for (const auto& server : servers_) {
     take_values(*server, values);
+  }
+  catch_up(values);
+}
+
+// Others may have stepped meanwhile: no server's values are older than the first one's. A gradient pushed to servers at different steps would be part of a sum on some of them only.
+void Servers::catch_up(const TensorOf& values) {
+  const int64_t first = servers_.front()->clock;
+  for (const auto& server : servers_) {
+    if (server->number == 0 || server->first_clock.value_or(first) >= first) {
+      continue;
+    }
+    const json header = {{"op", "pull"}, {"first_clock", first}};
+    try {
+      ask_for_values(*server, header);
+      take_values(*server, values);
+    } catch (const PeerError&) {
+      connect_again(*server, [&](int64_t) {
+        ask_for_values(*server, header);
+        take_values(*server, values);
+      });
+    }
   }
 }
 
@@ -193,9 +215,7 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
   }
   Sum sum;
   if (decided.at("status") == "stale") {
-    const int64_t next = decided.value("next", decided.at("clock").get<int64_t>());
-    steps_missed_ = next - first.clock;
-    first.clock = next;
+    first.clock = decided.value("next", decided.at("clock").get<int64_t>());
     sum.stale = true;
     sum.loss = loss;
     members_.clear();
@@ -257,10 +277,10 @@ void Servers::commit(const Step& step, const TensorOf& values) {
   json header;
   if (members_.empty()) { // too late: the values of the step that the others take
     for (const auto& server : servers_) {
-      ask_for_values(*server, {{"op", "pull"}, {"clock", server->number == 0 ? server->clock : server->clock + steps_missed_}});
+      ask_for_values(*server, {{"op", "pull"}, {server->number == 0 ? "clock" : "first_clock", servers_.front()->clock}});
     }
   } else {
-    header = {{"op", "commit"}, {"worker", options_.worker}, {"lr", step.lr}};
+    header = {{"op", "commit"}, {"worker", options_.worker}, {"lr", step.lr}, {"first_clock", servers_.front()->clock}};
     header["factor"] = step.factor ? json(*step.factor) : json();
     if (step.betas) {
       header["betas"] = {step.betas->first, step.betas->second};
@@ -278,6 +298,7 @@ void Servers::commit(const Step& step, const TensorOf& values) {
     }
     server->pushed.reset();
   }
+  catch_up(values);
 }
 
 void Servers::push_pull(const TensorOf& gradients, double loss, const Step& step, const TensorOf& values) {

@@ -101,6 +101,7 @@ class Servers {
   void scatter(Connection& server, const nlohmann::json& reply, const TensorOf& tensors) const;
   /// Sends a request that is answered with values; take_values() takes them.
   void ask_for_values(Connection& server, nlohmann::json header, std::span<const std::byte> body = {});
+  void catch_up(const TensorOf& values);
   void take_values(Connection& server, const TensorOf& values);
   void visit_arrays(const Connection& server, std::byte* memory, const OfArray& f) const;
   nlohmann::json push_header(const Connection& server) const;
@@ -117,7 +118,6 @@ class Servers {
   double loss_ = 0;
   bool stop_ = false;
   std::vector<int> members_; // of the present step; none: this worker's gradients came too late
-  int64_t steps_missed_ = 1; // then
   int64_t steps_ = 0;
   bool said_dense_ = false; // that a sparse parameter has a gradient in all rows
   int64_t sent_before_ = 0; // over connections that are no more
