@@ -249,7 +249,7 @@ TEST_F(ServersTrainTest, AnEvaluatorOfDataParallelRanksSaysWhatTheyHaveSaid) {
   ASSERT_EQ(evaluated.count(20), 1u);
   EXPECT_EQ(evaluated.count(10), 1u);
   EXPECT_NEAR(evaluated.at(20), values("out/metrics.jsonl", "val_loss").at(20), 1e-6 * evaluated.at(20));
-  const Finished nothing = sh(concat("bash ", path("evaluator.sh"), " --set data.validation=null"));
+  const Finished nothing = sh(concat("bash ", path("evaluator.sh"), " --set data.validation=null --set training.eval_every=0 --set training.eval_batches=0"));
   EXPECT_EQ(nothing.status, 2);
   EXPECT_THAT(nothing.output, HasSubstr("the run has nothing to evaluate on"));
 }
@@ -266,7 +266,7 @@ TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(train("servers.json", "e", "--set engine.zero_optimization.stage=1").output, HasSubstr("parameter servers with ZeRO stage 1"));
   EXPECT_THAT(train("servers.json", "g", "--set engine.fp16.enabled=true").output, HasSubstr("parameter servers with fp16"));
   EXPECT_THAT(train("servers.json", "h", "--set engine.sync_batch_norm=true").output, HasSubstr("parameter servers with sync_batch_norm"));
-  EXPECT_THAT(train("servers.json", "f", "--set engine.optimizer.state_dtype=int8").output, HasSubstr("parameter servers with 8-bit optimizer states"));
+  EXPECT_THAT(train("servers.json", "f", "--set engine.optimizer.params.state_dtype=int8").output, HasSubstr("parameter servers with 8-bit optimizer states"));
   EXPECT_THAT(train("servers.json", "i", "--set engine.optimizer.type=Lamb --set parallel.sync.sparse_rows=transformer.wte").output, HasSubstr("parameter servers with sparse_rows and LAMB"));
 }
 
