@@ -1,8 +1,10 @@
 // Transfers of one file that is there: `benchmark_aio FILE BYTES BLOCK_SIZE QUEUE_DEPTH [threads]` writes all of it, then reads it, in pieces of 64 MiB of which three have memory at a time.
+// "small" instead of a number of threads: by io_uring, without huge pages.
 // One line of JSON: engine, direct, GB/s (1e9 bytes), seconds of the processor a GB. With BYTES 0 and a size as BLOCK_SIZE it makes the file and fills it.
 #include <trireme/aio/transfers.h>
 #include <trireme/base/error.h>
 
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -86,8 +88,13 @@ int run(int argc, char** argv) {
   aio::Options options;
   options.block_size = std::atoll(argv[3]);
   options.queue_depth = std::atoll(argv[4]);
-  options.threads = argc > 5 ? std::atoll(argv[5]) : 1;
-  aio::Transfers transfers(options, argc <= 5);
+  const std::string how = argc > 5 ? argv[5] : "";
+  const bool small_pages = how == "small";
+  if (small_pages && ::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0) {
+    throw Error("aio", "this system cannot leave out huge pages");
+  }
+  options.threads = how.empty() || small_pages ? 1 : std::atoll(argv[5]);
+  aio::Transfers transfers(options, how.empty() || small_pages);
   Pieces pieces(transfers);
   const Rate write = pieces.run(file, bytes, true);
   const Rate read = pieces.run(file, bytes, false);
@@ -100,7 +107,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   if (argc < 4 || (std::atoll(argv[2]) != 0 && argc < 5)) {
-    std::fprintf(stderr, "benchmark_aio FILE BYTES BLOCK_SIZE QUEUE_DEPTH [threads], or FILE 0 SIZE\n");
+    std::fprintf(stderr, "benchmark_aio FILE BYTES BLOCK_SIZE QUEUE_DEPTH [threads|small], or FILE 0 SIZE\n");
     return 2;
   }
   try {

@@ -18,17 +18,17 @@ HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 900
 TARGET_OF_FIO = 0.95
 PIECE = 64 << 20  # of benchmark_aio
-# name: (kind, threads); 0: the one thread of an io_uring
-TRANSFERS = {"trireme": ("trireme", 0), "trireme, 4 threads": ("trireme", 4), "fio io_uring": ("fio", 0), "fio libaio": ("fio", 0), "DeepSpeed": ("deepspeed", 1), "DeepSpeed, 4 threads": ("deepspeed", 4)}
+# name: (kind, threads); 0: the one thread of an io_uring; small: the same without huge pages, which fio does not have
+TRANSFERS = {"trireme": ("trireme", 0), "trireme, 4 threads": ("trireme", 4), "trireme, small pages": ("trireme", "small"), "fio io_uring": ("fio", 0), "fio libaio": ("fio", 0), "DeepSpeed": ("deepspeed", 1), "DeepSpeed, 4 threads": ("deepspeed", 4)}
 OURS, THEIRS = "trireme", "fio io_uring"
 
 
 def run_fio(name, file, size, block, depth):
-    """fio with the same file, blocks and depth: one row of both directions."""
+    """fio with the same file, blocks and depth, its buffers known to the kernel too and filled once: one row of both directions."""
     row = {}
     for direction in ("write", "read"):
         command = ["fio", "--name=x", f"--filename={file}", f"--rw={direction}", f"--bs={block}", f"--size={size}", f"--ioengine={name.split()[1]}", f"--iodepth={depth}", "--direct=1",
-                   "--fallocate=none", "--output-format=json"]
+                   "--fallocate=none", "--scramble_buffers=0", "--output-format=json", *(["--fixedbufs=1"] if name == THEIRS else [])]
         done = run_together(command, [{}], TIMEOUT_S, lambda output: "{" in output)
         output = done.outputs[0]
         job = json.loads(output[output.index("{"):])["jobs"][0]
@@ -139,7 +139,7 @@ def transfers(installed, args, record):
                 record(dict(row, benchmark="offload", part="transfers", queue_depth=depth))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print("All write over one file that is there, then read it, past the page cache. DeepSpeed's threads have a queue each.")
+    print("All write over one file that is there, then read it, past the page cache. DeepSpeed's threads have a queue each. fio has as many buffers as requests, Trireme three of 64 MiB.")
 
 
 def steps(installed, args, record):
