@@ -41,7 +41,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
  public:
   Impl(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync) : sync_(sync), order_(order_of(buffers)) {
     for (bucket::FlatParameters* buffer : buffers) {
-      const bool exchanged = sync.groups().of(*buffer).size() > 1 || (buffer->gradients_are_sharded() && !sync.groups().alone());
+      const bool exchanged = sync.groups().of(*buffer).size() > 1 || buffer->gradients_are_sharded();
       buffers_.push_back(Buffer{buffer, exchanged, {}, {}, {}, std::vector<size_t>(buffer->layout().buckets().size())});
       sharded_ = sharded_ || buffer->gradients_are_sharded();
     }
