@@ -21,6 +21,7 @@ struct LayeredRun {
   Initialized made;
 
   LayeredRun(comm::World& world, const config::EngineConfig& config, int stages = 1, const models::GptOptions& shape = four_layers()) {
+    torch::set_num_threads(1); // tiny tensors
     pipeline::PipelineOptions options_of_stages;
     options_of_stages.stages = stages;
     model = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(shape), models::token_loss, options_of_stages);

@@ -22,7 +22,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr int64_t kLimit = 128 << 20;
-constexpr int kSteps = 2;
+constexpr int kLargeSteps = 2;
 
 /// 69 million parameters in layers of 3 MB.
 models::GptOptions large_gpt() {
@@ -45,7 +45,7 @@ std::vector<double> train_large(comm::World& world, const offload::Options& offl
   EXPECT_GT(4 * run.engine().num_parameters(), 2 * kLimit) << "parameters";
   EXPECT_GT(8 * run.engine().num_parameters(), 4 * kLimit) << "states";
   std::vector<double> losses;
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kLargeSteps; ++step) {
     losses.push_back(run.step());
   }
   return losses;
@@ -83,7 +83,7 @@ TEST(OffloadMemoryTest, AModelOfSeveralTimesTheMemoryTrainsFromFiles) {
                           offload.optimizer.pipeline_read = offload.optimizer.pipeline_write = offload.optimizer.fast_init = true;
                           offload.parameters.max_in_cpu = 0;
                           const std::vector<double> losses = train_large(world, offload);
-                          EXPECT_EQ(losses, std::vector<double>(expected, expected + kSteps));
+                          EXPECT_EQ(losses, std::vector<double>(expected, expected + kLargeSteps));
                         }),
               IsEmpty());
   ::munmap(expected, 4096);

@@ -23,8 +23,9 @@ bool is_on_disk(const InitializeOptions& options, Place place) {
   return !options.state_store && place == Place::nvme;
 }
 
+// The same for all spellings of a path, whether it is there yet or not.
 std::string key_of(const std::string& nvme_path) {
-  return std::filesystem::weakly_canonical(nvme_path / std::filesystem::path()).string();
+  return (std::filesystem::absolute(nvme_path) / "").lexically_normal().string();
 }
 
 // One folder of this rank for all stores that have the same path.
