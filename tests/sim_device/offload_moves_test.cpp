@@ -6,11 +6,14 @@
 #include <trireme/zero/gather_bucket.h>
 
 #include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <iostream>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -152,14 +155,14 @@ TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
                           const Spans all = spans_of_step(*engine);
                           const auto loads = [](const sim::Span& span) { return span.kernel == "copy to the device" && !computes(span); };
                           const Spans compute = only(all, computes);
-                          int hidden = 0;
-                          int loaded = 0;
+                          int ahead = 0; // loads that begin when the first unit computes
                           for (const sim::Span& load : only(all, loads)) {
-                            ++loaded;
-                            hidden += std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) { return span.begin < load.end && load.begin < span.end; });
+                            if (load.begin >= compute.front().begin) {
+                              ++ahead;
+                              EXPECT_TRUE(std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) { return span.begin < load.end && load.begin < span.end; })) << load.begin;
+                            }
                           }
-                          EXPECT_GT(loaded, 4);
-                          EXPECT_GE(hidden, loaded - 3) << "all but a batch and the first unit of a pass";
+                          EXPECT_GT(ahead, 4);
                           EXPECT_THAT(sim::problems(), IsEmpty());
                         }),
               IsEmpty());
@@ -286,12 +289,11 @@ Seen delayed_sgd(int steps) {
 }
 
 TEST(SimDeviceDelayed, IsTheFormulaOfDelayedDescent) {
-  const Seen expected = delayed_sgd(30);
-  EXPECT_LT(expected.numbers.back(), 0.5 * expected.numbers.front()) << "it descends";
-  EXPECT_EQ(expected.numbers.size(), 30U);
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
                           start();
+                          const Seen expected = delayed_sgd(30);
+                          EXPECT_LT(expected.numbers.back(), 0.5 * expected.numbers.front()) << "it descends";
                           torch::nn::Linear model = plane();
                           InitializeOptions options;
                           options.device = sim::device();
@@ -302,6 +304,7 @@ TEST(SimDeviceDelayed, IsTheFormulaOfDelayedDescent) {
                           options.config.offload.optimizer.place = offload::Place::host;
                           options.config.offload.optimizer.delayed_update = true;
                           options.training_data = std::make_shared<Points>();
+                          options.shuffle = false;
                           const auto engine = initialize(world, options).engine;
                           Seen seen;
                           for (int step = 0; step < 30; ++step) {
@@ -315,26 +318,43 @@ TEST(SimDeviceDelayed, IsTheFormulaOfDelayedDescent) {
               IsEmpty());
 }
 
-// On a GPT, with AdamW, one step late.
+// A network of two layers, with AdamW.
+std::vector<double> losses_of_network(comm::World& world, bool delayed, int steps) {
+  torch::manual_seed(3);
+  torch::nn::Sequential model(torch::nn::Linear(3, 16), torch::nn::Tanh(), torch::nn::Linear(16, 1));
+  InitializeOptions options;
+  options.device = sim::device();
+  options.model = model.ptr();
+  options.loss = [model](const data::Batch& batch) mutable { return torch::mse_loss(model->forward(batch.input()), batch.target()); };
+  options.config = zero_config(0, /*accumulation=*/1, /*clipping=*/1);
+  options.config.offload.optimizer.place = offload::Place::host;
+  options.config.offload.optimizer.delayed_update = delayed;
+  options.config.optimizer = optim::OptimizerOptions{.rule = optim::AdamOptions{.lr = 0.004}};
+  options.training_data = std::make_shared<Points>();
+  options.shuffle = false;
+  const auto engine = initialize(world, options).engine;
+  std::vector<double> losses;
+  for (int step = 0; step < steps; ++step) {
+    engine->train_batch();
+    losses.push_back(engine->loss());
+  }
+  return losses;
+}
+
 TEST(SimDeviceDelayed, LearnsAsWell) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
                           start();
-                          const auto losses = [&](bool delayed) {
-                            const auto engine = engine_of(world, {.run = {.name = "learns", .zero_stage = 2, .type = Type::bf16, .accumulation = 1}, .delayed = delayed}, sim::device());
-                            std::vector<double> found;
-                            for (int step = 0; step < 60; ++step) {
-                              engine->train_batch();
-                              found.push_back(engine->loss());
-                            }
-                            return found;
-                          };
-                          const std::vector<double> plain = losses(false);
-                          const std::vector<double> delayed = losses(true);
-                          EXPECT_EQ(delayed[1] > plain[1], true) << "the second step computes with the first one's parameters";
-                          const auto mean = [](const std::vector<double>& all) { return std::accumulate(all.end() - 10, all.end(), 0.0) / 10; };
-                          EXPECT_LT(mean(plain), 0.5 * plain.front());
-                          EXPECT_NEAR(mean(delayed), mean(plain), 0.1 * plain.front()) << "of the loss at the start";
+                          constexpr int kEnough = 160;
+                          const std::vector<double> plain = losses_of_network(world, false, kEnough);
+                          const std::vector<double> delayed = losses_of_network(world, true, kEnough);
+                          EXPECT_EQ(delayed.front(), plain.front());
+                          EXPECT_GT(delayed[1], plain[1]) << "the second step computes with the first one's parameters";
+                          const auto mean_of_last = [](const std::vector<double>& all) { return std::accumulate(all.end() - 10, all.end(), 0.0) / 10; };
+                          EXPECT_LT(mean_of_last(plain), 0.1 * plain.front());
+                          EXPECT_NEAR(mean_of_last(delayed), mean_of_last(plain), 0.02 * plain.front()) << "of the loss at the start";
+                          for (size_t i = 0; i < plain.size(); i += 10) std::cerr << i << ' ' << plain[i] << ' ' << delayed[i] << std::endl;
+                          std::cerr << mean_of_last(delayed) << ' ' << mean_of_last(plain) << ' ' << plain.front() << std::endl;
                         }),
               IsEmpty());
 }

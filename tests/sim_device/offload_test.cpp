@@ -7,6 +7,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <limits>
 
 namespace trireme::engine {
@@ -19,7 +20,9 @@ using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int kAllSteps = 20;
+int all_steps() {
+  return std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 6;
+}
 
 // Trains on the CPU without offload, and on the device with it; then saves in the middle and resumes.
 void compare_with_cpu(comm::World& world, const Offloaded& one, const fs::path& folder, int steps) {
@@ -54,7 +57,7 @@ class SimDeviceOffloadTest : public testing::TestWithParam<Offloaded> {};
 
 TEST_P(SimDeviceOffloadTest, IsEqualToTheCpu) {
   for (const int replicas : {1, 2}) {
-    compare_ranks(GetParam(), replicas * GetParam().run.ranks_of_one_model(), kAllSteps);
+    compare_ranks(GetParam(), replicas * GetParam().run.ranks_of_one_model(), all_steps());
   }
 }
 
