@@ -13,7 +13,6 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <iostream>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -79,8 +78,11 @@ struct Backward {
   Spans gradients; // copies to the host beside the computation
 };
 
+bool leaves(const sim::Span& span) {
+  return span.kernel == "copy to the host" && !computes(span);
+}
+
 Backward backward_of(const Spans& all) {
-  const auto leaves = [](const sim::Span& span) { return span.kernel == "copy to the host" && !computes(span); };
   const auto last = std::find_if(all.rbegin(), all.rend(), leaves);
   const Spans before(all.begin(), last.base());
   return {only(before, computes), only(before, leaves)};
@@ -152,7 +154,8 @@ TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
                           const auto engine = engine_of(world, {.run = {.name = "ahead", .zero_stage = 3, .accumulation = 1}, .parameters = offload::Place::host}, sim::device());
                           engine->train_batch();
                           engine->train_batch();
-                          const Spans all = spans_of_step(*engine);
+                          Spans all = spans_of_step(*engine);
+                          all.erase(std::find_if(all.rbegin(), all.rend(), leaves).base(), all.end()); // the step
                           const auto loads = [](const sim::Span& span) { return span.kernel == "copy to the device" && !computes(span); };
                           const Spans compute = only(all, computes);
                           int ahead = 0; // loads that begin when the first unit computes
@@ -345,16 +348,14 @@ TEST(SimDeviceDelayed, LearnsAsWell) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
                           start();
-                          constexpr int kEnough = 160;
+                          constexpr int kEnough = 130;
                           const std::vector<double> plain = losses_of_network(world, false, kEnough);
                           const std::vector<double> delayed = losses_of_network(world, true, kEnough);
                           EXPECT_EQ(delayed.front(), plain.front());
                           EXPECT_GT(delayed[1], plain[1]) << "the second step computes with the first one's parameters";
                           const auto mean_of_last = [](const std::vector<double>& all) { return std::accumulate(all.end() - 10, all.end(), 0.0) / 10; };
-                          EXPECT_LT(mean_of_last(plain), 0.1 * plain.front());
-                          EXPECT_NEAR(mean_of_last(delayed), mean_of_last(plain), 0.02 * plain.front()) << "of the loss at the start";
-                          for (size_t i = 0; i < plain.size(); i += 10) std::cerr << i << ' ' << plain[i] << ' ' << delayed[i] << std::endl;
-                          std::cerr << mean_of_last(delayed) << ' ' << mean_of_last(plain) << ' ' << plain.front() << std::endl;
+                          EXPECT_LT(mean_of_last(plain), 0.001 * plain.front());
+                          EXPECT_LT(mean_of_last(delayed), 0.0015 * plain.front()) << "of the loss at the start";
                         }),
               IsEmpty());
 }
@@ -370,7 +371,9 @@ TEST_P(SimDeviceDelayedTest, IsResumedAndTheSameAtEveryStage) {
                           [&](comm::World& world) {
                             start();
                             Offloaded plain = one;
-                            plain.run.zero_stage = 0;
+                            if (one.run.accumulation == 1) { // else from stage 2 on sums are added up in another order
+                              plain.run.zero_stage = 0;
+                            }
                             const auto run = [&](const Offloaded& run, bool saves) {
                               const auto engine = engine_of(world, run, sim::device());
                               Seen seen;
@@ -404,9 +407,10 @@ TEST_P(SimDeviceDelayedTest, IsResumedAndTheSameAtEveryStage) {
 std::vector<Offloaded> delayed() {
   std::vector<Offloaded> all;
   for (const int stage : {0, 1, 2, 3}) {
-    all.push_back({.run = {.name = concat("zero", stage), .zero_stage = stage}, .delayed = true});
-    all.push_back({.run = {.name = concat("zero", stage, "_fp16"), .zero_stage = stage, .type = Type::fp16}, .delayed = true});
+    all.push_back({.run = {.name = concat("zero", stage), .zero_stage = stage, .accumulation = 1}, .delayed = true});
+    all.push_back({.run = {.name = concat("zero", stage, "_fp16"), .zero_stage = stage, .type = Type::fp16, .accumulation = 1}, .delayed = true});
   }
+  all.push_back({.run = {.name = "micro_batches", .zero_stage = 2}, .delayed = true});
   all.push_back({.run = {.name = "pipe_zero1", .zero_stage = 1, .type = Type::bf16, .accumulation = 4, .stages = 2}, .delayed = true});
   return all;
 }
