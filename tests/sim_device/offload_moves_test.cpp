@@ -103,7 +103,7 @@ TEST(SimDeviceMoves, GradientsLeaveWhileBackwardComputes) {
   for (const int stage : {0, 2}) {
     EXPECT_THAT(run_ranks(1,
                           [&](comm::World& world) {
-                            start();
+                            start_single_threaded();
                             const auto engine = engine_of(world, {.run = {.name = "moves", .zero_stage = stage, .type = Type::bf16, .accumulation = 1}}, sim::device());
                             engine->train_batch();
                             const Backward backward = backward_of(spans_of_step(*engine));
@@ -122,7 +122,7 @@ TEST(SimDeviceMoves, GradientsLeaveWhileBackwardComputes) {
 TEST(SimDeviceMoves, ParametersReturnWhileTheNextBucketIsStepped) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           SlowStore::Seen seen;
                           InitializeOptions options = options_of({.name = "returns", .accumulation = 1}, sim::device());
                           options.state_store = [&] { return std::make_unique<SlowStore>(seen); };
@@ -150,7 +150,7 @@ TEST(SimDeviceMoves, ParametersReturnWhileTheNextBucketIsStepped) {
 TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           const auto engine = engine_of(world, {.run = {.name = "ahead", .zero_stage = 3, .accumulation = 1}, .parameters = offload::Place::host}, sim::device());
                           engine->train_batch();
                           engine->train_batch();
@@ -175,7 +175,7 @@ TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
 TEST(SimDeviceShards, AreSteppedAfterTheyHaveBeenRead) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World&) {
-                          start();
+                          start_single_threaded();
                           at::Tensor weight = torch::arange(64, at::TensorOptions(at::kFloat).device(sim::device()));
                           bucket::FlatOptions sharding;
                           sharding.shard_parameters = true;
@@ -204,7 +204,7 @@ TEST(SimDeviceShards, AreSteppedAfterTheyHaveBeenRead) {
 TEST(SimDeviceMoves, ADelayedUpdateIsAnotherThreadsWork) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           SlowStore::Seen seen;
                           const Offloaded one{.run = {.name = "later", .zero_stage = 2, .accumulation = 1}, .delayed = true};
                           InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
@@ -294,7 +294,7 @@ Seen delayed_sgd(int steps) {
 TEST(SimDeviceDelayed, IsTheFormulaOfDelayedDescent) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           const Seen expected = delayed_sgd(30);
                           EXPECT_LT(expected.numbers.back(), 0.5 * expected.numbers.front()) << "it descends";
                           torch::nn::Linear model = plane();
@@ -347,7 +347,7 @@ std::vector<double> losses_of_network(comm::World& world, bool delayed, int step
 TEST(SimDeviceDelayed, LearnsAsWell) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           constexpr int kEnough = 130;
                           const std::vector<double> plain = losses_of_network(world, false, kEnough);
                           const std::vector<double> delayed = losses_of_network(world, true, kEnough);
@@ -369,7 +369,7 @@ TEST_P(SimDeviceDelayedTest, IsResumedAndTheSameAtEveryStage) {
   for (const int ranks : {1, 2}) {
     EXPECT_THAT(run_ranks(ranks * one.run.stages,
                           [&](comm::World& world) {
-                            start();
+                            start_single_threaded();
                             Offloaded plain = one;
                             if (one.run.accumulation == 1) { // else from stage 2 on sums are added up in another order
                               plain.run.zero_stage = 0;

@@ -26,7 +26,7 @@ int all_steps() {
 
 // Trains on the CPU without offload, and on the device with it; then saves in the middle and resumes.
 void compare_with_cpu(comm::World& world, const Offloaded& one, const fs::path& folder, int steps) {
-  start();
+  start_single_threaded();
   Seen cpu;
   const auto on_cpu = engine_of(world, one, at::kCPU);
   train_steps(*on_cpu, steps, cpu);
@@ -181,7 +181,7 @@ TEST(SimDeviceOffload, CheckpointsFitOtherPlaces) {
   for (const Type type : {Type::fp32, Type::bf16}) {
     EXPECT_THAT(run_ranks(2,
                           [&](comm::World& world) {
-                            start();
+                            start_single_threaded();
                             const Offloaded one{.run = {.name = "saved", .zero_stage = 2, .type = type}};
                             const mesh::Mesh mesh = mesh_of(world, one.run);
                             const auto plain = [&] { return initialize(world, options_of(one.run, sim::device(), mesh)).engine; };
@@ -241,7 +241,7 @@ TEST(SimDeviceOffload, StatesInFilesAreSteppedOnTheHost) {
 TEST(SimDeviceOffload, TheDeviceKeepsParametersOnly) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           const auto bytes_after = [&](const Offloaded& one, bool offloads) {
                             const int64_t before = sim::memory().bytes;
                             const mesh::Mesh mesh = mesh_of(world, one.run);
@@ -262,7 +262,7 @@ TEST(SimDeviceOffload, TheDeviceKeepsParametersOnly) {
 void expect_refused(const Offloaded& one, const std::function<void(InitializeOptions&)>& change, const std::string& message) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
                           if (change) {
                             change(options);
