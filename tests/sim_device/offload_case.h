@@ -4,6 +4,8 @@
 
 #include <trireme/offload/options.h>
 
+#include <ATen/Parallel.h>
+
 #include <memory>
 #include <optional>
 
@@ -37,6 +39,12 @@ inline InitializeOptions options_of(const Offloaded& one, at::Device device, con
 /// On the CPU nothing is moved.
 inline std::shared_ptr<Engine> engine_of(comm::World& world, const Offloaded& one, at::Device device) {
   return initialize(world, options_of(one, device, mesh_of(world, one.run))).engine;
+}
+
+/// start() for ranks that compute with one thread: with several, small kernels on a busy machine wait for each other.
+inline void start_single_threaded() {
+  start();
+  at::set_num_threads(1);
 }
 
 /// Losses and norms of these steps.

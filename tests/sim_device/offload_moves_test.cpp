@@ -6,6 +6,8 @@
 #include <trireme/zero/gather_bucket.h>
 
 #include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <gmock/gmock.h>
@@ -76,8 +78,11 @@ struct Backward {
   Spans gradients; // copies to the host beside the computation
 };
 
+bool leaves(const sim::Span& span) {
+  return span.kernel == "copy to the host" && !computes(span);
+}
+
 Backward backward_of(const Spans& all) {
-  const auto leaves = [](const sim::Span& span) { return span.kernel == "copy to the host" && !computes(span); };
   const auto last = std::find_if(all.rbegin(), all.rend(), leaves);
   const Spans before(all.begin(), last.base());
   return {only(before, computes), only(before, leaves)};
@@ -98,7 +103,7 @@ TEST(SimDeviceMoves, GradientsLeaveWhileBackwardComputes) {
   for (const int stage : {0, 2}) {
     EXPECT_THAT(run_ranks(1,
                           [&](comm::World& world) {
-                            start();
+                            start_single_threaded();
                             const auto engine = engine_of(world, {.run = {.name = "moves", .zero_stage = stage, .type = Type::bf16, .accumulation = 1}}, sim::device());
                             engine->train_batch();
                             const Backward backward = backward_of(spans_of_step(*engine));
@@ -117,7 +122,7 @@ TEST(SimDeviceMoves, GradientsLeaveWhileBackwardComputes) {
 TEST(SimDeviceMoves, ParametersReturnWhileTheNextBucketIsStepped) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           SlowStore::Seen seen;
                           InitializeOptions options = options_of({.name = "returns", .accumulation = 1}, sim::device());
                           options.state_store = [&] { return std::make_unique<SlowStore>(seen); };
@@ -145,21 +150,22 @@ TEST(SimDeviceMoves, ParametersReturnWhileTheNextBucketIsStepped) {
 TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           const auto engine = engine_of(world, {.run = {.name = "ahead", .zero_stage = 3, .accumulation = 1}, .parameters = offload::Place::host}, sim::device());
                           engine->train_batch();
                           engine->train_batch();
-                          const Spans all = spans_of_step(*engine);
+                          Spans all = spans_of_step(*engine);
+                          all.erase(std::find_if(all.rbegin(), all.rend(), leaves).base(), all.end()); // the step
                           const auto loads = [](const sim::Span& span) { return span.kernel == "copy to the device" && !computes(span); };
                           const Spans compute = only(all, computes);
-                          int hidden = 0;
-                          int loaded = 0;
+                          int ahead = 0; // loads that begin when the first unit computes
                           for (const sim::Span& load : only(all, loads)) {
-                            ++loaded;
-                            hidden += std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) { return span.begin < load.end && load.begin < span.end; });
+                            if (load.begin >= compute.front().begin) {
+                              ++ahead;
+                              EXPECT_TRUE(std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) { return span.begin < load.end && load.begin < span.end; })) << load.begin;
+                            }
                           }
-                          EXPECT_GT(loaded, 4);
-                          EXPECT_GE(hidden, loaded - 3) << "all but a batch and the first unit of a pass";
+                          EXPECT_GT(ahead, 4);
                           EXPECT_THAT(sim::problems(), IsEmpty());
                         }),
               IsEmpty());
@@ -169,7 +175,7 @@ TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
 TEST(SimDeviceShards, AreSteppedAfterTheyHaveBeenRead) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World&) {
-                          start();
+                          start_single_threaded();
                           at::Tensor weight = torch::arange(64, at::TensorOptions(at::kFloat).device(sim::device()));
                           bucket::FlatOptions sharding;
                           sharding.shard_parameters = true;
@@ -198,7 +204,7 @@ TEST(SimDeviceShards, AreSteppedAfterTheyHaveBeenRead) {
 TEST(SimDeviceMoves, ADelayedUpdateIsAnotherThreadsWork) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           SlowStore::Seen seen;
                           const Offloaded one{.run = {.name = "later", .zero_stage = 2, .accumulation = 1}, .delayed = true};
                           InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
@@ -286,12 +292,11 @@ Seen delayed_sgd(int steps) {
 }
 
 TEST(SimDeviceDelayed, IsTheFormulaOfDelayedDescent) {
-  const Seen expected = delayed_sgd(30);
-  EXPECT_LT(expected.numbers.back(), 0.5 * expected.numbers.front()) << "it descends";
-  EXPECT_EQ(expected.numbers.size(), 30U);
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
+                          const Seen expected = delayed_sgd(30);
+                          EXPECT_LT(expected.numbers.back(), 0.5 * expected.numbers.front()) << "it descends";
                           torch::nn::Linear model = plane();
                           InitializeOptions options;
                           options.device = sim::device();
@@ -302,6 +307,7 @@ TEST(SimDeviceDelayed, IsTheFormulaOfDelayedDescent) {
                           options.config.offload.optimizer.place = offload::Place::host;
                           options.config.offload.optimizer.delayed_update = true;
                           options.training_data = std::make_shared<Points>();
+                          options.shuffle = false;
                           const auto engine = initialize(world, options).engine;
                           Seen seen;
                           for (int step = 0; step < 30; ++step) {
@@ -315,26 +321,41 @@ TEST(SimDeviceDelayed, IsTheFormulaOfDelayedDescent) {
               IsEmpty());
 }
 
-// On a GPT, with AdamW, one step late.
+// A network of two layers, with AdamW.
+std::vector<double> losses_of_network(comm::World& world, bool delayed, int steps) {
+  torch::manual_seed(3);
+  torch::nn::Sequential model(torch::nn::Linear(3, 16), torch::nn::Tanh(), torch::nn::Linear(16, 1));
+  InitializeOptions options;
+  options.device = sim::device();
+  options.model = model.ptr();
+  options.loss = [model](const data::Batch& batch) mutable { return torch::mse_loss(model->forward(batch.input()), batch.target()); };
+  options.config = zero_config(0, /*accumulation=*/1, /*clipping=*/1);
+  options.config.offload.optimizer.place = offload::Place::host;
+  options.config.offload.optimizer.delayed_update = delayed;
+  options.config.optimizer = optim::OptimizerOptions{.rule = optim::AdamOptions{.lr = 0.004}};
+  options.training_data = std::make_shared<Points>();
+  options.shuffle = false;
+  const auto engine = initialize(world, options).engine;
+  std::vector<double> losses;
+  for (int step = 0; step < steps; ++step) {
+    engine->train_batch();
+    losses.push_back(engine->loss());
+  }
+  return losses;
+}
+
 TEST(SimDeviceDelayed, LearnsAsWell) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
-                          const auto losses = [&](bool delayed) {
-                            const auto engine = engine_of(world, {.run = {.name = "learns", .zero_stage = 2, .type = Type::bf16, .accumulation = 1}, .delayed = delayed}, sim::device());
-                            std::vector<double> found;
-                            for (int step = 0; step < 60; ++step) {
-                              engine->train_batch();
-                              found.push_back(engine->loss());
-                            }
-                            return found;
-                          };
-                          const std::vector<double> plain = losses(false);
-                          const std::vector<double> delayed = losses(true);
-                          EXPECT_EQ(delayed[1] > plain[1], true) << "the second step computes with the first one's parameters";
-                          const auto mean = [](const std::vector<double>& all) { return std::accumulate(all.end() - 10, all.end(), 0.0) / 10; };
-                          EXPECT_LT(mean(plain), 0.5 * plain.front());
-                          EXPECT_NEAR(mean(delayed), mean(plain), 0.1 * plain.front()) << "of the loss at the start";
+                          start_single_threaded();
+                          constexpr int kEnough = 130;
+                          const std::vector<double> plain = losses_of_network(world, false, kEnough);
+                          const std::vector<double> delayed = losses_of_network(world, true, kEnough);
+                          EXPECT_EQ(delayed.front(), plain.front());
+                          EXPECT_GT(delayed[1], plain[1]) << "the second step computes with the first one's parameters";
+                          const auto mean_of_last = [](const std::vector<double>& all) { return std::accumulate(all.end() - 10, all.end(), 0.0) / 10; };
+                          EXPECT_LT(mean_of_last(plain), 0.001 * plain.front());
+                          EXPECT_LT(mean_of_last(delayed), 0.0015 * plain.front()) << "of the loss at the start";
                         }),
               IsEmpty());
 }
@@ -348,9 +369,11 @@ TEST_P(SimDeviceDelayedTest, IsResumedAndTheSameAtEveryStage) {
   for (const int ranks : {1, 2}) {
     EXPECT_THAT(run_ranks(ranks * one.run.stages,
                           [&](comm::World& world) {
-                            start();
+                            start_single_threaded();
                             Offloaded plain = one;
-                            plain.run.zero_stage = 0;
+                            if (one.run.accumulation == 1) { // else from stage 2 on sums are added up in another order
+                              plain.run.zero_stage = 0;
+                            }
                             const auto run = [&](const Offloaded& run, bool saves) {
                               const auto engine = engine_of(world, run, sim::device());
                               Seen seen;
@@ -384,9 +407,10 @@ TEST_P(SimDeviceDelayedTest, IsResumedAndTheSameAtEveryStage) {
 std::vector<Offloaded> delayed() {
   std::vector<Offloaded> all;
   for (const int stage : {0, 1, 2, 3}) {
-    all.push_back({.run = {.name = concat("zero", stage), .zero_stage = stage}, .delayed = true});
-    all.push_back({.run = {.name = concat("zero", stage, "_fp16"), .zero_stage = stage, .type = Type::fp16}, .delayed = true});
+    all.push_back({.run = {.name = concat("zero", stage), .zero_stage = stage, .accumulation = 1}, .delayed = true});
+    all.push_back({.run = {.name = concat("zero", stage, "_fp16"), .zero_stage = stage, .type = Type::fp16, .accumulation = 1}, .delayed = true});
   }
+  all.push_back({.run = {.name = "micro_batches", .zero_stage = 2}, .delayed = true});
   all.push_back({.run = {.name = "pipe_zero1", .zero_stage = 1, .type = Type::bf16, .accumulation = 4, .stages = 2}, .delayed = true});
   return all;
 }

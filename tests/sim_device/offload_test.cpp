@@ -7,6 +7,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <limits>
 
 namespace trireme::engine {
@@ -19,11 +20,13 @@ using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int kAllSteps = 20;
+int all_steps() {
+  return std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 6;
+}
 
 // Trains on the CPU without offload, and on the device with it; then saves in the middle and resumes.
 void compare_with_cpu(comm::World& world, const Offloaded& one, const fs::path& folder, int steps) {
-  start();
+  start_single_threaded();
   Seen cpu;
   const auto on_cpu = engine_of(world, one, at::kCPU);
   train_steps(*on_cpu, steps, cpu);
@@ -54,7 +57,7 @@ class SimDeviceOffloadTest : public testing::TestWithParam<Offloaded> {};
 
 TEST_P(SimDeviceOffloadTest, IsEqualToTheCpu) {
   for (const int replicas : {1, 2}) {
-    compare_ranks(GetParam(), replicas * GetParam().run.ranks_of_one_model(), kAllSteps);
+    compare_ranks(GetParam(), replicas * GetParam().run.ranks_of_one_model(), all_steps());
   }
 }
 
@@ -178,7 +181,7 @@ TEST(SimDeviceOffload, CheckpointsFitOtherPlaces) {
   for (const Type type : {Type::fp32, Type::bf16}) {
     EXPECT_THAT(run_ranks(2,
                           [&](comm::World& world) {
-                            start();
+                            start_single_threaded();
                             const Offloaded one{.run = {.name = "saved", .zero_stage = 2, .type = type}};
                             const mesh::Mesh mesh = mesh_of(world, one.run);
                             const auto plain = [&] { return initialize(world, options_of(one.run, sim::device(), mesh)).engine; };
@@ -238,7 +241,7 @@ TEST(SimDeviceOffload, StatesInFilesAreSteppedOnTheHost) {
 TEST(SimDeviceOffload, TheDeviceKeepsParametersOnly) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           const auto bytes_after = [&](const Offloaded& one, bool offloads) {
                             const int64_t before = sim::memory().bytes;
                             const mesh::Mesh mesh = mesh_of(world, one.run);
@@ -259,7 +262,7 @@ TEST(SimDeviceOffload, TheDeviceKeepsParametersOnly) {
 void expect_refused(const Offloaded& one, const std::function<void(InitializeOptions&)>& change, const std::string& message) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
-                          start();
+                          start_single_threaded();
                           InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
                           if (change) {
                             change(options);
