@@ -141,6 +141,17 @@ TEST(PlanOffloadTest, UnitsComeBesideTheComputation) {
   EXPECT_LE(slow, from_files + free);
 }
 
+// Units and gradients to be added to come down the same link; what goes up has the other direction.
+TEST(PlanOffloadTest, WhatSharesALinkAddsUp) {
+  const MoveTimes times{.gradients_up = 8, .gradients_down = 6, .gradients_in_files = 0, .in_every_micro_batch = true, .units_over_link = 8, .units_from_files = 4};
+  EXPECT_DOUBLE_EQ(times.forward(2), 2);
+  EXPECT_DOUBLE_EQ(times.backward(2), 2 + 3);
+  MoveTimes files{.gradients_up = 0, .gradients_down = 0, .gradients_in_files = 10, .in_every_micro_batch = true, .units_over_link = 0, .units_from_files = 4};
+  EXPECT_DOUBLE_EQ(files.backward(2), 1 + 5) << "one disk";
+  files.in_every_micro_batch = false;
+  EXPECT_DOUBLE_EQ(files.backward(2), 1) << "behind the last backward";
+}
+
 TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {
   const Job what = job();
   const Layout on_host{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
