@@ -203,7 +203,8 @@ std::vector<double> all_times(const Cluster& where, const Job& what, int64_t mos
                     for (const Place states : places) {
                       for (const Place parameters : places) {
                         const bool nothing = states == Place::device && (parameters == Place::device || !where.on_host);
-                        if (nothing || (moved_stage < 3 && parameters != Place::device)) {
+                        const bool twice = l.gradient_ranks() == 1 && moved_stage == 3 && parameters == Place::device; // stage 2 again
+                        if (nothing || twice || (moved_stage < 3 && parameters != Place::device)) {
                           continue;
                         }
                         Layout moved = l;

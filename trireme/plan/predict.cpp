@@ -227,7 +227,10 @@ std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, 
 }
 
 std::string too_large(const Cluster& cluster, const Prediction& prediction) {
-  const auto largest = std::max_element(prediction.memory.begin(), prediction.memory.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+  const auto counted = [&](const estimate::Item& item) { // a card has neither libtorch nor data
+    return cluster.on_host || (item.name != "baseline" && item.name != "data") ? item.bytes : 0;
+  };
+  const auto largest = std::max_element(prediction.memory.begin(), prediction.memory.end(), [&](const auto& a, const auto& b) { return counted(a) < counted(b); });
   std::string name = largest->name;
   std::replace(name.begin(), name.end(), '_', ' ');
   return concat("a rank needs ", bytes(prediction.memory_bytes), " of its ", bytes(cluster.memory_bytes), ": ", bytes(prediction.memory_bytes - cluster.memory_bytes),
