@@ -95,7 +95,7 @@ TEST_F(PlanCommandTest, PlacesAsJson) {
     EXPECT_EQ(row.at("memory").at("optimizer_states"), 0) << row;
     EXPECT_GT(row.at("moved").at("to_host").get<int64_t>(), 0) << row;
     EXPECT_GE(row.at("host_bytes").get<int64_t>(), row.at("on_host").at("gradients").get<int64_t>()) << row;
-    EXPECT_EQ(row.at("disk_bytes").get<int64_t>() > 0, files || row.at("offload").value("/offload_param/device"_json_pointer, "") == "nvme") << row;
+    EXPECT_EQ(row.at("disk_bytes").get<int64_t>() > 0, files) << "of parameters max_in_cpu keeps all in memory: " << row;
   }
   EXPECT_GT(moved, 0);
   const Finished table = plan("--best 2");
