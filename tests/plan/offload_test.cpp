@@ -108,11 +108,13 @@ TEST(PlanOffloadTest, FilesTakeTheLongerOfDiskAndPassAndABucketOfTheOther) {
 }
 
 TEST(PlanOffloadTest, RanksOfAHostShareItsCoresAndItsDisk) {
-  const Layout one{.zero_stage = 1, .micro_batch = 1, .states = Place::nvme};
-  const Layout two{.data = 2, .zero_stage = 1, .micro_batch = 1, .states = Place::nvme};
-  const double alone = predict(cards(1), job(2), one).optimizer_seconds;
-  const double shared = predict(cards(2), job(2), two).optimizer_seconds;
-  EXPECT_NEAR(shared, alone, 0.05 * alone) << "each has half, at half the speed";
+  for (const Place states : {Place::host, Place::nvme}) { // the cores are slowest, the disk is
+    const Layout one{.zero_stage = 1, .micro_batch = 1, .states = states};
+    const Layout two{.data = 2, .zero_stage = 1, .micro_batch = 1, .states = states};
+    const double alone = predict(cards(1), job(2), one).optimizer_seconds;
+    const double shared = predict(cards(2), job(2), two).optimizer_seconds;
+    EXPECT_NEAR(shared, alone, 0.05 * alone) << "each has half, at half the speed";
+  }
 }
 
 TEST(PlanOffloadTest, ADelayedUpdateHidesBehindTheStep) {
@@ -139,6 +141,17 @@ TEST(PlanOffloadTest, UnitsComeBesideTheComputation) {
   const double slow = predict(where, what, layout).pipeline_seconds;
   EXPECT_GE(slow, from_files);
   EXPECT_LE(slow, from_files + free);
+}
+
+// Units and gradients to be added to come down the same link; what goes up has the other direction.
+TEST(PlanOffloadTest, WhatSharesALinkAddsUp) {
+  const MoveTimes times{.gradients_up = 8, .gradients_down = 6, .gradients_in_files = 0, .in_every_micro_batch = true, .units_over_link = 8, .units_from_files = 4};
+  EXPECT_DOUBLE_EQ(times.forward(2), 2);
+  EXPECT_DOUBLE_EQ(times.backward(2), 2 + 3);
+  MoveTimes files{.gradients_up = 0, .gradients_down = 0, .gradients_in_files = 10, .in_every_micro_batch = true, .units_over_link = 0, .units_from_files = 4};
+  EXPECT_DOUBLE_EQ(files.backward(2), 1 + 5) << "one disk";
+  files.in_every_micro_batch = false;
+  EXPECT_DOUBLE_EQ(files.backward(2), 1) << "behind the last backward";
 }
 
 TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {
@@ -192,7 +205,8 @@ std::vector<double> all_times(const Cluster& where, const Job& what, int64_t mos
                     for (const Place states : places) {
                       for (const Place parameters : places) {
                         const bool nothing = states == Place::device && (parameters == Place::device || !where.on_host);
-                        if (nothing || (moved_stage < 3 && parameters != Place::device)) {
+                        const bool twice = l.gradient_ranks() == 1 && moved_stage == 3 && parameters == Place::device; // stage 2 again
+                        if (nothing || twice || (moved_stage < 3 && parameters != Place::device)) {
                           continue;
                         }
                         Layout moved = l;

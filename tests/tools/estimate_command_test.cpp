@@ -19,6 +19,14 @@ class EstimateCommandTest : public RunFolder {
   Finished estimate(const std::string& rest, int seconds = 20) const {
     return sh(concat(kTrireme, " estimate ", path("run.json"), ' ', rest), seconds);
   }
+  // " --set path=value" as a word within single quotes, as sh() has it.
+  static std::string with(const std::string& path_and_value) {
+    std::string quoted;
+    for (const char c : path_and_value) {
+      quoted += c == '"' ? concat('\\', c) : std::string(1, c);
+    }
+    return concat(" --set \"", quoted, '"');
+  }
   json estimate_json(const std::string& rest) const {
     const Finished finished = estimate(rest + " --json", 100);
     EXPECT_EQ(finished.status, 0) << finished.output;
@@ -52,7 +60,7 @@ TEST_F(EstimateCommandTest, SaysTheNumbersAsJson) {
 }
 
 TEST_F(EstimateCommandTest, SaysWhatIsMoved) {
-  const std::string files = concat(R"( --set 'engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ")", path("nvme"), R"(", "pipeline_read": true}')");
+  const std::string files = with(concat(R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ")", path("nvme"), R"(", "pipeline_read": true})"));
   const json all = estimate_json("-n 2 --set engine.zero_optimization.stage=1 --set engine.zero_optimization.reduce_bucket_size=100" + files + " --probe");
   EXPECT_EQ(all.at("offload_optimizer"), "nvme");
   EXPECT_EQ(all.at("offload_param"), "none");
@@ -76,7 +84,7 @@ TEST_F(EstimateCommandTest, SaysWhatIsMoved) {
   const Finished nothing = estimate("--probe");
   EXPECT_EQ(nothing.status, 2);
   EXPECT_THAT(nothing.output, HasSubstr("nothing is in files"));
-  const json on_card = estimate_json(R"(--set training.device=cuda --set engine.zero_optimization.stage=2 --set 'engine.zero_optimization.offload_optimizer={"device": "cpu"}')");
+  const json on_card = estimate_json("--set training.device=cuda --set engine.zero_optimization.stage=2" + with(R"(engine.zero_optimization.offload_optimizer={"device": "cpu"})"));
   EXPECT_EQ(on_card.at("by_stage").at(0).at("memory").at("gradients").at("bytes"), 0);
   EXPECT_GT(on_card.at("by_stage").at(0).at("host_bytes").get<int64_t>(), 0);
   EXPECT_GT(on_card.at("by_stage").at(0).at("to_host_bytes").get<int64_t>(), 0);
@@ -159,7 +167,8 @@ TEST_F(EstimateCommandTest, ARunThatFitsOnlyWithFilesIsToldSo) {
   const size_t colon = refused.output.find(": ", begin) + 2;
   const std::string arguments = refused.output.substr(colon, refused.output.find(". `trireme estimate", begin) - colon);
   EXPECT_THAT(arguments, HasSubstr(R"('engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ".")"));
-  const json fitting = json::parse(sh(concat("cd ", folder.string(), " && ", kTrireme, " estimate run.json -n 1 --json", model, ' ', arguments), 60).output);
+  write_file_atomically(folder / "fitting.sh", concat(kTrireme, " estimate run.json -n 1 --json", model, ' ', arguments));
+  const json fitting = json::parse(sh(concat("cd ", folder.string(), " && sh fitting.sh"), 60).output);
   EXPECT_LE(fitting.at("peak_bytes").get<int64_t>(), 600'000 * 1024) << arguments;
   EXPECT_GT(fitting.at("by_stage").at(0).at("file_bytes").get<int64_t>(), 400'000'000);
 }
@@ -170,7 +179,7 @@ TEST_F(EstimateCommandTest, FilesThatDoNotFitAreRefusedBeforeRanksStart) {
   if (::geteuid() != 0 || sh(concat("mount -t tmpfs -o size=4m tmpfs ", small.string())).status != 0) {
     GTEST_SKIP() << "needs root to mount a small file system";
   }
-  const Finished refused = train(concat("-n 2 --set model.layers=8 --set model.hidden=128 --set 'engine.zero_optimization.offload_optimizer={\"device\": \"nvme\", \"nvme_path\": \"", (small / "states").string(), "\"}'"), 60);
+  const Finished refused = train("-n 2 --set model.layers=8 --set model.hidden=128" + with(concat(R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ")", (small / "states").string(), R"("})")), 60);
   sh(concat("umount -l ", small.string()));
   EXPECT_EQ(refused.status, 2) << refused.output;
   EXPECT_THAT(refused.output, HasSubstr("files of 2 ranks need 25"));

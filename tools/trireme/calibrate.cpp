@@ -2,6 +2,7 @@
 
 #include "launch_options.h"
 
+#include <trireme/aio/probe.h>
 #include <trireme/base/cores.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
@@ -104,6 +105,17 @@ void fit_block(const json& blocks, const plan::Job& job, plan::Cluster& cluster)
   log::info("a block of 1 and ", blocks.at(1).at(0), " samples takes ", found[0] * 1e3, " and ", found[1] * 1e3, " ms; its parts together ", planned[0] * 1e3, " and ", planned[1] * 1e3, " ms");
 }
 
+// Of the working directory; none where files would be in memory.
+plan::Disk measured_disk() {
+  const std::string filesystem = aio::filesystem_of(".");
+  if (filesystem.empty() || filesystem == "tmpfs" || filesystem == "ramfs") {
+    return {};
+  }
+  const aio::Probe probe = aio::probe(".", {}, 128 << 20);
+  log::info("files here (", filesystem, ", ", probe.engine, "): reads ", probe.read_bytes_per_s / 1e9, " and writes ", probe.write_bytes_per_s / 1e9, " GB/s");
+  return {probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s};
+}
+
 } // namespace
 
 plan::Cluster calibrate(const plan::Job& job, int ranks) {
@@ -152,6 +164,7 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
       log::info("all-reduce of ", ranks, " ranks over ", backend, ": ", out.levels.front().latency * 1e6, " us and ", out.levels.front().bandwidth / 1e9, " GB/s a rank");
     }
   }
+  out.disk = measured_disk();
   return out;
 }
 

@@ -229,7 +229,7 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
     }
   }
   print_moves(first);
-  std::cout << "the first, sent by a rank in a step\n";
+  std::cout << (first.traffic.empty() ? "" : "the first, sent by a rank in a step\n");
   for (const plan::AxisBytes& axis : first.traffic) {
     std::cout << "  " << std::left << std::setw(22) << axis.axis << std::right << std::setw(9) << size_text(axis.bytes) << "  " << axis.link << '\n';
   }

@@ -1,6 +1,7 @@
 #include "train_run.h"
 
 #include "clock_offset.h"
+#include "disk_report.h"
 #include "evaluation.h"
 #include "evaluator.h"
 #include "offload_check.h"
@@ -62,7 +63,7 @@ class TrainRun {
         start_(start()),
         datasets_(data::make_datasets(run_.data)),
         task_(build_task()) {
-    look_at_disks();
+    report_disks(run_, world, worker_ ? run_.parallel.ranks_of_replica() : world.size(), !device_.is_cpu());
     engine::InitializeOptions options;
     options.model = task_.model;
     options.loss = task_.loss;
@@ -111,7 +112,6 @@ class TrainRun {
   mesh::Mesh make_mesh();
   std::optional<Start> start() const;
   Task build_task();
-  void look_at_disks();
   void resume();
   std::optional<fs::path> saved_by_this_job() const;
   void save();
@@ -192,23 +192,6 @@ Task TrainRun::build_task() {
   ranks.context = mesh_.group(mesh::Axis::context);
   ranks.context_kind = run_.parallel.context_kind;
   return make_task(run_, datasets_, ranks);
-}
-
-// Before ranks put states or parameters into files: what their disk is capable of, said once by each host.
-void TrainRun::look_at_disks() {
-  if (!run_.engine.offload.uses_files() || env::flag("TRIREME_RESTART")) {
-    return;
-  }
-  engine::check_together(world_.group(), [&] {
-    if (world_.local_rank() != 0) {
-      return;
-    }
-    estimate::Run described = describe_run(run_, worker_ ? run_.parallel.ranks_of_replica() : world_.size()).run;
-    described.on_device = !device_.is_cpu();
-    for (const std::string& line : tools::look_at_disks(described, world_.rank(), world_.local_size())) {
-      log::info("offload: ", line);
-    }
-  });
 }
 
 // The newest checkpoint of the run folder, if it is this job's and not one that lay there before.

@@ -6,6 +6,15 @@ namespace trireme::plan {
 
 using estimate::Way;
 
+double MoveTimes::forward(double passes) const {
+  return std::max(units_over_link, units_from_files) / (2 * passes);
+}
+
+double MoveTimes::backward(double passes) const {
+  const double of_gradients = in_every_micro_batch ? 1 / passes : 0;
+  return std::max({gradients_up * of_gradients, units_over_link / (2 * passes) + gradients_down * of_gradients, units_from_files / (2 * passes) + gradients_in_files * of_gradients});
+}
+
 double MoveTimes::optimizer(const offload::OptimizerOptions& options) const {
   const double waited = (options.pipeline_read ? 0 : reads) + (options.pipeline_write ? 0 : writes);
   const double disk = (options.pipeline_read ? reads : 0) + (options.pipeline_write ? writes : 0);
@@ -33,8 +42,9 @@ MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const buc
   const double link = cluster.host.link_bandwidth;
   const double reading = cluster.disk.read_bandwidth / ranks;
   const double writing = cluster.disk.write_bandwidth / ranks;
-  out.gradients = std::max(seconds(of(Way::to_host, gradients), link), seconds(of(Way::to_device, gradients), link)) + seconds(of(Way::from_files, gradients), reading) +
-                  seconds(of(Way::to_files, gradients), writing);
+  out.gradients_up = seconds(of(Way::to_host, gradients), link);
+  out.gradients_down = seconds(of(Way::to_device, gradients), link);
+  out.gradients_in_files = seconds(of(Way::from_files, gradients), reading) + seconds(of(Way::to_files, gradients), writing);
   out.in_every_micro_batch = run.stages == 1 && (run.moves_gradients() || run.gradients_in_files());
   out.units_over_link = seconds(of(Way::to_device, units), link);
   out.units_from_files = seconds(of(Way::from_files, units), reading);

@@ -7,8 +7,10 @@ namespace trireme::plan {
 
 /// What offload costs a rank in a step: seconds of each link by itself. All ranks of a host move at the same time and share its disk and its cores.
 struct MoveTimes {
-  /// Gradients on their way to the host and, to be added to, back, or into files and out of them: in every micro-batch's backward, or in the last.
-  double gradients = 0;
+  /// Gradients on their way to the host; of those, to be added to, back to the card; into files and out of them. In every micro-batch's backward, or in the last.
+  double gradients_up = 0;
+  double gradients_down = 0;
+  double gradients_in_files = 0;
   bool in_every_micro_batch = false;
   /// Units that layers are about to use: from the host to a card, and from files.
   double units_over_link = 0;
@@ -21,6 +23,9 @@ struct MoveTimes {
   /// Buckets that are stepped one behind the other.
   int64_t buckets = 0;
 
+  /// The longest of what a forward waits for, or a backward with its gradients, if the step has so many of each.
+  double forward(double passes) const;
+  double backward(double passes) const;
   /// All of the optimizer's. Reads and writes that are not ahead and behind are waited for; of the others, the pass and the returns the longest counts
   /// (reads and writes together: one disk), and of the rest a bucket's.
   double optimizer(const offload::OptimizerOptions& options) const;

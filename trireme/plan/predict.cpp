@@ -115,13 +115,11 @@ class Step {
       part.backward += exposed(travelling, cluster_.overlap, part.backward);
       part.backward_input += exposed(travelling, cluster_.overlap, part.backward_input);
       // Units come, and gradients leave, by themselves while layers are computed.
-      const auto passes = static_cast<double>(2 * run_.accumulation * run_.chunks);
+      const auto passes = static_cast<double>(run_.accumulation * run_.chunks);
       const MoveTimes& own = moved[static_cast<size_t>(stage)];
-      const double coming = std::max(own.units_over_link, own.units_from_files) / passes;
-      const double going = own.in_every_micro_batch ? own.gradients / static_cast<double>(run_.accumulation) : 0;
-      part.forward = std::max(part.forward, coming);
-      part.backward = std::max({part.backward, coming, going});
-      part.backward_input = std::max({part.backward_input, coming, going});
+      part.forward = std::max(part.forward, own.forward(passes));
+      part.backward = std::max(part.backward, own.backward(passes));
+      part.backward_input = std::max(part.backward_input, own.backward(passes));
     }
     return parts;
   }
@@ -158,11 +156,11 @@ class Step {
 
   // What is left of gradients that leave behind a stage's last backward: a bucket's at least.
   double leaving(const MoveTimes& moved, double last_backward) const {
-    const double last_bucket = moved.gradients / static_cast<double>(std::max<int64_t>(1, moved.buckets));
+    const double last_bucket = moved.gradients_up / static_cast<double>(std::max<int64_t>(1, moved.buckets));
     if (moved.in_every_micro_batch) {
       return last_bucket / static_cast<double>(run_.accumulation);
     }
-    return std::max(last_bucket, exposed(moved.gradients, 1, last_backward));
+    return std::max(last_bucket, exposed(moved.gradients_up, 1, last_backward));
   }
 
   // A parameter on the first and the last stage.
@@ -229,7 +227,10 @@ std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, 
 }
 
 std::string too_large(const Cluster& cluster, const Prediction& prediction) {
-  const auto largest = std::max_element(prediction.memory.begin(), prediction.memory.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+  const auto counted = [&](const estimate::Item& item) { // a card has neither libtorch nor data
+    return cluster.on_host || (item.name != "baseline" && item.name != "data") ? item.bytes : 0;
+  };
+  const auto largest = std::max_element(prediction.memory.begin(), prediction.memory.end(), [&](const auto& a, const auto& b) { return counted(a) < counted(b); });
   std::string name = largest->name;
   std::replace(name.begin(), name.end(), '_', ' ');
   return concat("a rank needs ", bytes(prediction.memory_bytes), " of its ", bytes(cluster.memory_bytes), ": ", bytes(prediction.memory_bytes - cluster.memory_bytes),

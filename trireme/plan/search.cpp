@@ -68,7 +68,8 @@ std::vector<Layout> with_moves(const Cluster& cluster, Layout layout) {
         layout.states = states;
         layout.parameters = parameters;
         const bool stepped_elsewhere = parameters != Place::device && states == Place::device && !cluster.on_host; // parameters on the host are stepped there
-        if (!layout.moves_nothing() && (zero_stage == 3 || parameters == Place::device) && !stepped_elsewhere) {
+        const bool as_stage_two = layout.gradient_ranks() == 1 && zero_stage == 3 && parameters == Place::device;
+        if (!layout.moves_nothing() && (zero_stage == 3 || parameters == Place::device) && !stepped_elsewhere && !as_stage_two) {
           out.push_back(layout);
         }
       }
