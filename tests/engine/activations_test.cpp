@@ -173,7 +173,10 @@ TEST(EngineActivations, RanksChooseTheSameWithinTheBudget) {
                             for (size_t step = 2; step < chosen.peaks.size(); ++step) {
                               EXPECT_LE(chosen.peaks[step], wanted.memory_budget) << "step " << step;
                             }
-                            std::vector<int64_t> mine(chosen.ways.begin(), chosen.ways.end());
+                            std::vector<int64_t> mine;
+                            for (const Way way : chosen.ways) {
+                              mine.push_back(static_cast<int64_t>(way));
+                            }
                             at::Tensor own = torch::tensor(mine);
                             if (stages == 1) {
                               at::Tensor first = own.clone();
