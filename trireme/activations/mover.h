@@ -43,6 +43,9 @@ class Mover : public std::enable_shared_from_this<Mover> {
   /// Most bytes that are leaving at a time, but for a single storage; on the CPU also a half of those of buffers, spare ones included.
   void set_most_leaving(int64_t bytes);
 
+  at::Device device() const {
+    return device_;
+  }
   int64_t bytes_out() const;
   int64_t bytes_in() const;
 

@@ -123,7 +123,7 @@ class SavedTensor : public torch::autograd::SavedVariableHooks {
       counter_ = counter;
       version_ = counter.current_version();
     }
-    if (!has_plain_storage(tensor) || tensor.storage().nbytes() == 0 || call_->fixed_->count(tensor.storage().unsafeGetStorageImpl()) != 0) {
+    if (!has_plain_storage(tensor) || tensor.storage().nbytes() == 0 || tensor.device().type() != call_->storages_->mover().device().type() || call_->fixed_->count(tensor.storage().unsafeGetStorageImpl()) != 0) {
       keep(tensor);
       return;
     }
