@@ -8,6 +8,7 @@
 //   engine->train_batch();
 //   trireme::pipeline::PipelineModule(layers, loss, options)   // a list of layers becomes a pipeline: InitializeOptions::pipeline
 
+#include <trireme/activations/activations.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/checkpoint/options.h>
 #include <trireme/checkpoint/safetensors.h>

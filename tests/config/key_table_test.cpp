@@ -57,6 +57,8 @@ json base_for(const Section& section, std::string_view key = "") {
     run["parallel"]["sync"] = {{"kind", "server"}, {"mode", key == "staleness" ? "stale" : key == "timeout_s" ? "hybrid" : "sync"}};
   } else if (section.path == "engine.gradient_compression") {
     run["engine"]["gradient_compression"]["kind"] = key == "ratio" ? "top_k" : "power_sgd";
+  } else if (section.path == "engine.activation_checkpointing" && key == "memory_budget") {
+    run["engine"]["activation_checkpointing"] = {{"policy", "auto"}, {"memory_budget", "1GB"}};
   } else if (section.path.starts_with("engine.tensor_parallel")) {
     run["engine"]["tensor_parallel"]["partition_config"]["layer_specs"] = {{"patterns", "a"}};
   } else if (section.path == "engine.optimizer.params") {
@@ -122,7 +124,7 @@ json another_value(const Section& section, const Key& key, const json& current) 
     case Kind::texts:
     case Kind::path:
     case Kind::paths:
-      return key.name == "partition" ? "uniform" : key.name == "device" ? "cpu" : "other";
+      return key.name == "partition" ? "uniform" : key.name == "device" ? "cpu" : key.name == "memory_budget" ? "2GB" : key.name == "choices" ? "recompute" : "other";
     case Kind::reals:
       return key.name == "shape" ? json{3, -1} : json{0.5, 0.25};
     case Kind::integer:

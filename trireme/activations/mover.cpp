@@ -81,7 +81,7 @@ int64_t Mover::bytes_in() const {
   return bytes_in_;
 }
 
-std::shared_ptr<Away> Mover::leave(const c10::Storage& storage, Place place) {
+std::shared_ptr<Away> Mover::leave(const c10::Storage& storage, Place place, bool foreign) {
   const auto bytes = static_cast<int64_t>(storage.nbytes());
   const auto away = std::make_shared<Away>(shared_from_this(), place, bytes, device_); // before the lock: if this fails, its end takes it again
   const Lock lock(mutex_);
@@ -104,8 +104,12 @@ std::shared_ptr<Away> Mover::leave(const c10::Storage& storage, Place place) {
     computed.record(device::current_stream(device_));
     computed.block(own);
     const device::OnStream on(own);
-    target.copy_(bytes_of(storage), /*non_blocking=*/true);
+    const at::Tensor source = bytes_of(storage);
+    target.copy_(source, /*non_blocking=*/true);
     away->copied_.record(own);
+    if (foreign) { // its stream does not wait for ours
+      device::record_stream(source, own);
+    }
     away->original_ = storage;
     ledger_->add(bytes);
   }

@@ -34,8 +34,9 @@ class Mover : public std::enable_shared_from_this<Mover> {
   Mover(at::Device device, std::shared_ptr<Ledger> ledger, const std::string& nvme_path, const aio::Options& options);
   ~Mover();
 
-  /// Begins to move a copy away. The bytes must not change while the result is away; they are not looked at again once it is called back.
-  std::shared_ptr<Away> leave(const c10::Storage& storage, Place place);
+  /// Begins to move a copy away. The bytes must not change until it is there. `foreign`: memory that may be of another stream than the current one, as what came from other
+  /// ranks or from the host.
+  std::shared_ptr<Away> leave(const c10::Storage& storage, Place place, bool foreign = false);
   /// Begins to bring it back, unless that has begun.
   void call_back(Away& away);
   /// Its bytes, for the current stream.
@@ -43,6 +44,9 @@ class Mover : public std::enable_shared_from_this<Mover> {
   /// Most bytes that are leaving at a time, but for a single storage; on the CPU also a half of those of buffers, spare ones included.
   void set_most_leaving(int64_t bytes);
 
+  at::Device device() const {
+    return device_;
+  }
   int64_t bytes_out() const;
   int64_t bytes_in() const;
 
@@ -50,8 +54,6 @@ class Mover : public std::enable_shared_from_this<Mover> {
   friend class Away;
   using Lock = std::unique_lock<std::mutex>;
 
-  void leave_cpu(Away& away, const c10::Storage& storage);
-  void leave_device(const std::shared_ptr<Away>& away, const c10::Storage& storage);
   void go_on();
   void let_go(Away& away);
   void begin_to_bring(Away& away);

@@ -26,7 +26,7 @@ at::Tensor alias_of(const at::Tensor& tensor) {
 
 } // namespace
 
-std::shared_ptr<SavedStorage> SavedStorages::of(const c10::Storage& storage, uint32_t version, std::optional<Place> place) {
+std::shared_ptr<SavedStorage> SavedStorages::of(const c10::Storage& storage, uint32_t version, std::optional<Place> place, bool foreign) {
   const std::lock_guard lock(mutex_);
   forget_freed();
   auto* const impl = storage.unsafeGetStorageImpl();
@@ -49,7 +49,7 @@ std::shared_ptr<SavedStorage> SavedStorages::of(const c10::Storage& storage, uin
   saved = std::make_shared<SavedStorage>();
   saved->ledger = ledger_;
   if (place) {
-    saved->away = mover_->leave(storage, *place);
+    saved->away = mover_->leave(storage, *place, foreign);
     entry.moved = saved;
     entry.version = version;
   } else {
@@ -123,7 +123,7 @@ class SavedTensor : public torch::autograd::SavedVariableHooks {
       counter_ = counter;
       version_ = counter.current_version();
     }
-    if (!has_plain_storage(tensor) || tensor.storage().nbytes() == 0 || call_->fixed_->count(tensor.storage().unsafeGetStorageImpl()) != 0) {
+    if (!has_plain_storage(tensor) || tensor.storage().nbytes() == 0 || tensor.device().type() != call_->storages_->mover().device().type() || call_->fixed_->count(tensor.storage().unsafeGetStorageImpl()) != 0) {
       keep(tensor);
       return;
     }
@@ -131,7 +131,7 @@ class SavedTensor : public torch::autograd::SavedVariableHooks {
     call_->note(storage);
     const auto bytes = static_cast<int64_t>(storage.nbytes());
     const bool moves = call_->place_ && bytes >= call_->least_bytes_ && bytes <= kLargestWaste * static_cast<int64_t>(tensor.nbytes());
-    storage_ = call_->storages_->of(storage, version_, moves ? call_->place_ : std::nullopt);
+    storage_ = call_->storages_->of(storage, version_, moves ? call_->place_ : std::nullopt, /*foreign=*/call_->inputs_.count(storage.unsafeGetStorageImpl()) != 0);
     if (!storage_->away) {
       keep(tensor);
       return;

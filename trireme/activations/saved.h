@@ -33,8 +33,8 @@ class SavedStorages {
  public:
   SavedStorages(std::shared_ptr<Ledger> ledger, std::shared_ptr<Mover> mover) : ledger_(std::move(ledger)), mover_(std::move(mover)) {}
 
-  /// The one of this storage: moved to `place`, unless somebody keeps it anyway, or kept. `version`: of the tensor that is saved, which changes with its values.
-  std::shared_ptr<SavedStorage> of(const c10::Storage& storage, uint32_t version, std::optional<Place> place);
+  /// The one of this storage: moved to `place`, unless somebody keeps it anyway, or kept. `version`: of the tensor that is saved, which changes with its values; `foreign`: see Mover::leave().
+  std::shared_ptr<SavedStorage> of(const c10::Storage& storage, uint32_t version, std::optional<Place> place, bool foreign = false);
   Mover& mover() const {
     return *mover_;
   }

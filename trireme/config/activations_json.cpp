@@ -88,25 +88,14 @@ activations::Options read_activations(const Values& values) {
 }
 
 nlohmann::ordered_json to_json(const activations::Options& options) {
-  if (!options.on()) {
-    return nullptr;
-  }
-  nlohmann::ordered_json out;
-  if (options.automatic || options.policy) {
-    out["policy"] = options.automatic ? "auto" : activations::name_of(*options.policy);
-  }
-  if (options.automatic) {
-    out["memory_budget"] = concat(options.memory_budget, "B");
-  }
-  if (!options.choices.empty()) {
-    out["choices"] = activations::to_words(options.choices);
-  }
-  if (!options.layers.empty()) {
-    out["layers"] = options.layers;
-  }
-  if (!options.nvme_path.empty()) {
-    out["nvme_path"] = options.nvme_path;
-  }
+  using nlohmann::ordered_json;
+  const auto text = [](const std::string& value) { return value.empty() ? ordered_json(nullptr) : ordered_json(value); };
+  ordered_json out;
+  out["policy"] = options.automatic ? ordered_json("auto") : options.policy ? ordered_json(activations::name_of(*options.policy)) : ordered_json(nullptr);
+  out["memory_budget"] = options.automatic ? ordered_json(concat(options.memory_budget, 'B')) : ordered_json(nullptr);
+  out["choices"] = options.choices.empty() ? ordered_json(nullptr) : ordered_json(activations::to_words(options.choices));
+  out["layers"] = text(options.layers);
+  out["nvme_path"] = text(options.nvme_path);
   out["cpu_checkpointing"] = options.inputs_to_host;
   out["profile"] = options.profile;
   return out;

@@ -9,7 +9,7 @@ namespace trireme::config {
 
 /// The section "activation_checkpointing".
 activations::Options read_activations(const Values& values);
-/// As it was read; null where nothing was asked for.
+/// As it was read.
 nlohmann::ordered_json to_json(const activations::Options& options);
 
 } // namespace trireme::config

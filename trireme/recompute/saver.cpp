@@ -13,6 +13,11 @@ thread_local Saver* present = nullptr;
 
 class AskingEngine : public torch::autograd::Engine {
  public:
+  // An engine starts its threads at the first backward, but only the first engine of a process does: here both have, in this order.
+  explicit AskingEngine(Engine& before) {
+    before.initialize_device_threads_pool();
+    start_device_threads();
+  }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     return present != nullptr ? present->save() : nullptr;
   }
@@ -20,7 +25,7 @@ class AskingEngine : public torch::autograd::Engine {
 
 // Lives for ever, as libtorch's own does: device threads may still be in it when the process ends.
 torch::autograd::Engine& asking_engine() {
-  static auto* const engine = new AskingEngine;
+  static auto* const engine = new AskingEngine(torch::autograd::Engine::get_base_engine());
   return *engine;
 }
 
@@ -31,6 +36,7 @@ void install() {
       throw Error("activations", "autograd's engine in this process is not libtorch's own (Python has one of its own), so that saved tensors cannot be moved or counted",
                   "Leave \"activation_checkpointing\" out, or use torch.autograd.graph.saved_tensors_hooks in Python.");
     }
+    asking_engine();
     torch::autograd::set_default_engine_stub(&asking_engine);
     return true;
   }();
