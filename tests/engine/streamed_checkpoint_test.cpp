@@ -71,6 +71,7 @@ TEST(StreamedCheckpointTest, OneBucketIsInMemoryAndTheFilesAreThoseOfStatesInMem
                               std::vector<double> expected;
                               StreamedRun memory(world, stage, type, nullptr);
                               memory.train(2);
+                              torch::manual_seed(7); // what is saved of the random numbers
                               memory.made.engine->save_checkpoint(folder / "memory");
                               const auto live = std::make_shared<test::LiveBytes>();
                               const MakeStore counting = [live] { return std::make_unique<test::CountingStore>(live); };
@@ -79,6 +80,7 @@ TEST(StreamedCheckpointTest, OneBucketIsInMemoryAndTheFilesAreThoseOfStatesInMem
                                 counted.train(2);
                                 EXPECT_EQ(live->now, 0);
                                 live->peak = live->acquired = 0;
+                                torch::manual_seed(7);
                                 counted.made.engine->save_checkpoint(folder / "counted");
                                 EXPECT_EQ(live->now, 0);
                                 EXPECT_GT(live->peak, 0);
@@ -113,7 +115,7 @@ TEST(StreamedCheckpointTest, BlocksOfTheStoreAreShared) {
       fs::remove_all(folder);
       GTEST_SKIP() << test::XfsDisk::kNeeds;
     }
-    for (const auto& [stage, type] : {std::pair{1, precision::Type::fp32}, {1, precision::Type::bf16}, {3, precision::Type::fp32}}) {
+    for (const auto& [stage, type] : {std::pair{1, precision::Type::bf16}, {3, precision::Type::fp32}}) {
       EXPECT_THAT(run_ranks(2,
                             [&, stage = stage, type = type](comm::World& world) {
                               const MakeStore files = [&, made = 0]() mutable { return std::make_unique<test::FileStore>(folder / concat("states", world.rank(), '.', made++)); };
@@ -181,7 +183,7 @@ TEST(StreamedCheckpointTest, AStoreThatFailsEndsTheSaveOnEveryRank) {
 // A run whose states are in files is killed while it trains and saves; whatever it had saved goes on as if nothing had happened.
 TEST(StreamedCheckpointTest, KilledAtRandomMomentsWhatWasSavedGoesOnAsIfNot) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_killed_", ::getpid());
-  constexpr int kSteps = 12;
+  constexpr int kSteps = 8;
   int pipe_ends[2];
   ASSERT_EQ(::pipe(pipe_ends), 0);
   EXPECT_THAT(run_ranks(1,

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace trireme::checkpoint {
 namespace {
@@ -123,9 +124,12 @@ class ItemWriter {
         ++first;
         continue;
       }
-      expect_next(first, last);
       size_t next = first;
+      bool is_first = true;
       lent.by->lend([&](int64_t i, const at::Tensor& values) {
+        if (std::exchange(is_first, false)) {
+          expect_next(first, last);
+        }
         for (; next < last && layout_.items[next].tensor->lent.by == lent.by && layout_.items[next].tensor->lent.i == i; ++next) {
           write_item(next, lent_part(*layout_.items[next].tensor, values));
         }

@@ -21,15 +21,15 @@ struct TiledLinearOptions {
   int64_t out_splits = 1;
 };
 
-/// The fewest tiles of which two, the one in use and the one that is gathered ahead, need no more than `memory_bytes` with elements of `element_bytes`. Cuts outputs first: then the results have
-/// the same bits as those of one Linear. Errors: InputError if two elements do not fit.
+/// The fewest tiles of which two, the one in use and the one that is gathered ahead, need no more than `memory_bytes` with elements of `element_bytes`. Cuts outputs first: then every
+/// result stays one sum. Errors: InputError if two elements do not fit.
 TiledLinearOptions tiles_within(int64_t memory_bytes, int64_t in_features, int64_t out_features, bool bias = true, int64_t element_bytes = 4);
 
 /// A torch::nn::Linear that is more than fits into memory at ZeRO stage 3: y = x W^T + b with W in out_splits x in_splits tiles. Each is a unit of its own, gathered and let
 /// go of one after the other in forward, backward and recomputation, also within a module or a layer that is a unit itself; of that one everything else stays meanwhile. So one tile is whole at a
 /// time, and the next.
 ///
-/// With in_splits = 1 every output is one sum, as in a Linear, and has the same bits wherever the BLAS adds up in an order that does not depend on how many outputs there are; else in_splits
+/// With in_splits = 1 every output is one sum, as in a Linear (whose bits it has where the BLAS adds up in the same order for any number of outputs; MKL does not always); else in_splits
 /// sums are added up. Gradients likewise. The initial values have a Linear's distribution.
 /// Parameters are "tile_<o>_<i>.weight" and, with i = 0, ".bias"; checkpoints have one "weight" and one "bias", so they fit a Linear, and other tiles, and the other way round. LAMB, which
 /// needs a parameter's norm, is refused.
