@@ -17,7 +17,7 @@ namespace {
 using test::run_ranks;
 using testing::IsEmpty;
 
-constexpr int kUnits = 6;
+constexpr int kReadUnits = 6;
 
 /// Memory, and a record of what is asked of it: "r2" for a bucket of unit 2 that is named ahead, "g2" when it is gathered.
 class Recorder : public bucket::StateStore {
@@ -41,7 +41,7 @@ class Recorder : public bucket::StateStore {
 
  private:
   void note(char what, int64_t bucket) {
-    asked_ += concat(asked_.empty() ? "" : " ", what, kUnits - 1 - bucket); // the last unit's bucket is the first
+    asked_ += concat(asked_.empty() ? "" : " ", what, kReadUnits - 1 - bucket); // the last unit's bucket is the first
   }
 
   std::unique_ptr<bucket::StateStore> memory_ = bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device) { return torch::empty({numel}, type); });
@@ -57,7 +57,7 @@ struct Units {
 
   Units(const comm::Group& group, int64_t read_ahead) {
     bucket::NamedTensors parameters;
-    for (int i = 0; i < kUnits; ++i) {
+    for (int i = 0; i < kReadUnits; ++i) {
       modules.emplace_back(torch::nn::LinearOptions(4, 4).bias(false));
       parameters.emplace_back(concat("weight", i), modules.back()->weight);
     }
@@ -70,7 +70,7 @@ struct Units {
     };
     flat = std::make_unique<bucket::FlatParameters>(parameters, bucket::LayoutOptions{}, [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, type); },
                                                     bucket::FlatOptions{.shard_gradients = true, .shard_parameters = true, .unit_of = unit_of, .parameter_store = store});
-    for (int64_t b = 0; b < kUnits; ++b) {
+    for (int64_t b = 0; b < kReadUnits; ++b) {
       flat->move_in(b);
       flat->update_shard(b);
       flat->release(b);
@@ -85,11 +85,11 @@ struct Units {
   /// To and fro; returns what was asked of the store on the way there and on the way back.
   std::pair<std::string, std::string> pass() {
     coordinator->begin(Pass::training);
-    for (int i = 0; i < kUnits; ++i) {
+    for (int i = 0; i < kReadUnits; ++i) {
       coordinator->enter(*modules[static_cast<size_t>(i)]);
     }
     const std::string there = store->take();
-    for (int i = kUnits - 1; i >= 0; --i) {
+    for (int i = kReadUnits - 1; i >= 0; --i) {
       coordinator->enter(*modules[static_cast<size_t>(i)]);
     }
     const std::string back = store->take();
