@@ -102,7 +102,8 @@ void AllReduceSync::gradients_alone(bucket::FlatParameters& buffer, int64_t buck
 
 comm::Work AllReduceSync::reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to) {
   apply_pre_scale(buffer, bucket);
-  return reduce_bucket(to == ReduceTo::shards ? groups().shards_of(buffer) : groups().of(buffer), buffer, bucket, to, travel(buffer), options_.algorithm);
+  const at::ScalarType type = groups().of(buffer).size() > 1 ? travel(buffer) : buffer.gradient_type(); // nothing travels, so nothing is rounded
+  return reduce_bucket(to == ReduceTo::shards ? groups().shards_of(buffer) : groups().of(buffer), buffer, bucket, to, type, options_.algorithm);
 }
 
 comm::Work AllReduceSync::gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) {
