@@ -25,8 +25,21 @@ int all_steps() {
 }
 
 // Trains on the CPU without offload, and on the device with it; then saves in the middle and resumes.
-void compare_with_cpu(comm::World& world, const Offloaded& one, const fs::path& folder, int steps) {
+void compare_with_cpu(comm::World& world, const Offloaded& given, const fs::path& folder, int steps) {
   start_single_threaded();
+  Offloaded one = given;
+  // A single rank shards its parameters only if they are elsewhere, and then adds up the squares of its gradients in another order.
+  const bool other_norms = world.size() == one.run.stages && one.parameters != Place::device;
+  if (other_norms) {
+    one.run.clipping = 0;
+  }
+  const auto same = [&](Seen& seen, Seen& expected) {
+    for (size_t i = 1; other_norms && i < seen.numbers.size(); i += 2) {
+      EXPECT_NEAR(seen.numbers[i], expected.numbers[i], 1e-9);
+      seen.numbers[i] = expected.numbers[i] = 0;
+    }
+    expect_same(seen, expected);
+  };
   Seen cpu;
   const auto on_cpu = engine_of(world, one, at::kCPU);
   train_steps(*on_cpu, steps, cpu);
@@ -38,12 +51,12 @@ void compare_with_cpu(comm::World& world, const Offloaded& one, const fs::path& 
   Seen resumed = seen;
   train_steps(*saving, steps - steps / 2, seen);
   add_weights(seen, *saving);
-  expect_same(seen, cpu);
+  same(seen, cpu);
   const auto again = engine_of(world, one, sim::device());
   ASSERT_TRUE(again->load_checkpoint(folder));
   train_steps(*again, steps - steps / 2, resumed);
   add_weights(resumed, *again);
-  expect_same(resumed, cpu);
+  same(resumed, cpu);
   EXPECT_THAT(sim::problems(), IsEmpty());
 }
 
