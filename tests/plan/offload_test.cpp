@@ -113,7 +113,7 @@ TEST(PlanOffloadTest, RanksOfAHostShareItsCoresAndItsDisk) {
     const Layout two{.data = 2, .zero_stage = 1, .micro_batch = 1, .states = states};
     const double alone = predict(cards(1), job(2), one).optimizer_seconds;
     const double shared = predict(cards(2), job(2), two).optimizer_seconds;
-    EXPECT_NEAR(shared, alone, 0.05 * alone) << "each has half, at half the speed";
+    EXPECT_NEAR(shared, alone, 0.1 * alone) << "each has half, at half the speed; the last bucket is smaller";
   }
 }
 
