@@ -64,7 +64,7 @@ activations::Options read_activations(const Values& values) {
     }
     out.memory_budget = read_bytes(*budget);
   } else if (out.automatic) {
-    values.find("policy")->fail("auto chooses within a memory_budget, and there is none", "Say what the activations of a rank may take: \"memory_budget\": \"2GB\".");
+    values.node().fail("policy auto chooses within a memory_budget, and there is none", "Say what the activations of a rank may take: \"memory_budget\": \"2GB\".");
   }
   out.layers = values.get("layers", out.layers);
   if (const JsonNode* const layers = values.find("layers")) {
