@@ -69,8 +69,8 @@ void check_on_device(const Parts& parts, const InitializeOptions& options) {
   const offload::OptimizerOptions& states = options.config.offload.optimizer;
   const offload::ParameterOptions& parameters = options.config.offload.parameters;
   const std::string device = parts.device().str();
-  if (states.place == Place::nvme || parameters.place == Place::nvme) {
-    throw InputError("engine", concat("offload from ", device, " to \"nvme\" is not built yet"), "Say \"device\": \"cpu\", or train on the CPU.");
+  if (parameters.place == Place::nvme) {
+    throw InputError("engine", concat("offload_param from ", device, " to \"nvme\" is not built yet"), "Say \"device\": \"cpu\" there, or train on the CPU.");
   }
   if (states.place != Place::device && exchanges_values(options) != nullptr) {
     throw InputError("engine", concat("offload_optimizer on ", device, " with ", exchanges_values(options), ", which works on masters and states where the gradients are"), "Leave one of them out.");
@@ -121,6 +121,9 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
   }
   if (!parts.device().is_cpu()) {
     check_on_device(parts, options);
+    if (states.place == Place::nvme) {
+      open_folder(parts, states.nvme_path);
+    }
     return;
   }
   if (states.place == Place::host || parameters.place == Place::host) {

@@ -22,10 +22,11 @@ DiskStore::DiskStore(std::shared_ptr<RankFolder> folder, DiskOptions options, st
 
 DiskStore::~DiskStore() = default;
 
-int64_t DiskStore::add(const std::vector<bucket::StoredArray>& arrays, at::Device device) {
-  if (!device.is_cpu()) {
-    throw Error("offload", concat("files give the ", options_.kind, " in the host's memory, and they are wanted on ", device.str()));
-  }
+std::vector<bool> DiskStore::on_host(const std::vector<int64_t>& numel, at::Device) {
+  return std::vector<bool>(numel.size(), true);
+}
+
+int64_t DiskStore::add(const std::vector<bucket::StoredArray>& arrays, at::Device) {
   const int64_t number = std::ssize(buffers_);
   const auto needs_place = [&](const DiskPlan::Bucket& bucket) {
     const bool stays = bucket.bytes == 0 || bucket.elements <= left_in_memory_;

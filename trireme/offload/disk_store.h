@@ -49,7 +49,9 @@ class DiskStore : public bucket::StateStore {
   DiskStore(std::shared_ptr<RankFolder> folder, DiskOptions options, std::shared_ptr<Traffic> traffic);
   ~DiskStore() override;
 
-  /// Errors: Error where the disk is full: the whole file is reserved now; for a device other than the CPU.
+  /// All of them: files are read into the host's memory.
+  std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device device) override;
+  /// Errors: Error where the disk is full: the whole file is reserved now.
   int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override;
   void name_buckets(int64_t buffer, std::vector<std::string> first_parameters) override;
   const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override;
