@@ -2,10 +2,8 @@
 
 #include <trireme/base/error.h>
 
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -14,21 +12,16 @@
 
 namespace trireme::aio {
 
-/// A file system of 8 MiB in memory that only this process sees, and its children. It goes with the process. Before the process has threads.
+/// A file system of 8 MiB in memory that only this process sees, and its children; for root. It goes with the process. Before the process has threads.
 class SmallDisk {
  public:
   static constexpr int64_t kBytes = int64_t{8} << 20;
 
   explicit SmallDisk(const std::filesystem::path& folder) {
     std::filesystem::create_directories(folder);
-    const std::string users = concat("0 ", ::geteuid(), " 1");
-    const bool is_root = ::geteuid() == 0;
-    if (::unshare(is_root ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0) {
-      skip_reason_ = concat("no mounts of one's own: ", std::strerror(errno));
+    if (::unshare(CLONE_NEWNS) != 0) {
+      skip_reason_ = concat("only root has mounts of its own: ", std::strerror(errno));
       return;
-    }
-    if (!is_root) {
-      write_proc("/proc/self/uid_map", users);
     }
     if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 || ::mount("tmpfs", folder.c_str(), "tmpfs", 0, concat("size=", kBytes).c_str()) != 0) {
       skip_reason_ = concat("no small tmpfs: ", std::strerror(errno));
@@ -48,12 +41,6 @@ class SmallDisk {
   }
 
  private:
-  static void write_proc(const char* file, const std::string& text) {
-    const int descriptor = ::open(file, O_WRONLY | O_CLOEXEC);
-    [[maybe_unused]] const auto written = ::write(descriptor, text.data(), text.size());
-    ::close(descriptor);
-  }
-
   std::string skip_reason_;
   std::filesystem::path folder_;
 };
