@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -28,9 +27,7 @@ constexpr std::chrono::milliseconds kLook{50};
 class Service : private Replies {
  public:
   Service(rpc::Server& server, const ParameterServerOptions& options) : Replies(server), options_(options), together_(options.server.together()) {
-    if (!together_) {
-      first_clock_.reset();
-    }
+    first_clock_ = together_ ? first_clock_ : std::nullopt;
     if (!options_.folder.empty() && std::filesystem::exists(snapshot_file(options_.folder, options_.place))) {
       go_on();
     }
@@ -121,8 +118,7 @@ class Service : private Replies {
   void join(const Waiting& waiting) {
     const json& header = waiting.header;
     std::vector<ParameterInfo> parameters = read_parameters(header.at("parameters"));
-    const auto number = header.at("worker").get<int>();
-    const auto workers = header.at("workers").get<int>();
+    const int number = header.at("worker"), workers = header.at("workers");
     if (number < 0 || number >= workers) {
       return refuse(waiting, concat("worker ", number, " of ", workers));
     }
@@ -171,7 +167,7 @@ class Service : private Replies {
   void answer_pulls() {
     std::vector<Waiting> still;
     for (Waiting& pull : std::exchange(pulls_, {})) {
-      const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) && first_clock_.value_or(std::numeric_limits<int64_t>::max()) >= pull.header.value("first_clock", int64_t{0});
+      const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) && (!first_clock_ || *first_clock_ >= pull.header.value("first_clock", int64_t{0}));
       if (initialized_ && is_there) {
         answer_with_values(pull, {{"status", "ok"}, {"steps", shard_->steps()}});
       } else {
