@@ -48,7 +48,7 @@ class FileStore : public bucket::StateStore {
       begin += part.nbytes();
     }
     EXPECT_EQ(begin, bytes.size());
-    if (expected_) {
+    if (expected_ && expected_->second != 0) { // the first bucket is the next step's, and a save may come before it
       EXPECT_EQ(*expected_, *used_) << "what prefetch() said";
     }
     expected_.reset();
