@@ -78,7 +78,8 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
   const int ranks = ranks_of(engine);
   log::info(ranks, ranks == 1 ? " rank" : " ranks", group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()), describe_split(engine, run), ", ",
             at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each", "; batch ", engine.train_batch_size(), " = ",
-            engine.train_micro_batch_size_per_gpu(), " x ", engine.gradient_accumulation_steps(), " accumulated x ", group.size(), " ranks");
+            engine.train_micro_batch_size_per_gpu(), " x ", engine.gradient_accumulation_steps(), " accumulated x ",
+            engine.train_batch_size() / (engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()), " ranks");
   tensorboard_.text("config", "```json\n" + run.resolved.dump(2) + "\n```", resumed_step.value_or(0));
   monitor::ProgressOptions options;
   options.total_steps = run.training.steps;

@@ -1,5 +1,6 @@
 #include "train_run.h"
 
+#include "accuracy.h"
 #include "clock_offset.h"
 #include "run_log.h"
 #include "server_roles.h"
@@ -16,8 +17,6 @@
 #include <trireme/data/make_dataset.h>
 #include <trireme/data/tokenizer.h>
 #include <trireme/device/choose.h>
-#include <trireme/device/host_scalars.h>
-#include <trireme/device/upload.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/peak_memory.h>
 #include <trireme/engine/preemption.h>
@@ -35,7 +34,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <map>
 #include <optional>
 
@@ -72,10 +70,11 @@ class TrainRun {
     options.stored_config = run_.resolved;
     options.mesh = mesh_;
     options.sequence_parallel = run_.parallel.sequence_parallel;
-    options.server_worker = worker_;
+    options.server_worker = comes_and_goes() ? std::nullopt : worker_;
+    options.replica = comes_and_goes() ? std::optional(replica_of(*worker_)) : std::nullopt;
     engine_ = engine::initialize(world, options).engine;
     resume();
-    if (datasets_.validation && (!worker_ || is_first())) {
+    if (datasets_.validation && (!worker_ || is_first() || comes_and_goes())) {
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
                                             engine_->group().rank(), engine_->group().size()));
     }
@@ -87,10 +86,15 @@ class TrainRun {
   int train();
 
  private:
-  /// The rank that writes: of workers of parameter servers, each a world of its own, the first.
+  /// The rank that writes: of workers of parameter servers, each a world of its own, the first; of replicas that come and go the one that has been there for longest.
   bool is_first() const {
-    return world_.rank() == 0 && (!worker_ || worker_->worker == 0);
+    return world_.rank() == 0 && (!worker_ || (comes_and_goes() ? engine_->is_first_replica() : worker_->worker == 0));
   }
+  /// Whether this is a replica of several that may be lost and come.
+  bool comes_and_goes() const {
+    return worker_ && run_.engine.averaging.elastic;
+  }
+  void share_duties();
   bool shards_parameters() const {
     return run_.engine.zero.stage >= 3 && mesh_.group({mesh::Axis::data, mesh::Axis::context}).size() > 1;
   }
@@ -208,6 +212,11 @@ std::optional<TrainRun::Start> TrainRun::start() const {
 }
 
 void TrainRun::resume() {
+  if (comes_and_goes() && engine_->join_replicas()) {
+    resumed_step_ = engine_->global_steps();
+    log::info("replica ", worker_->worker, " goes on at step ", *resumed_step_, ", where the others are");
+    return;
+  }
   if (const int64_t step = engine_->step_of_servers(); worker_ && env::flag("TRIREME_RESTART") && step > 0) { // the others have gone on: so does a worker that is started again
     engine_->begin_at(step);
     resumed_step_ = step;
@@ -345,7 +354,7 @@ monitor::StepMetrics TrainRun::metrics() {
 }
 
 void TrainRun::evaluate(monitor::StepMetrics& metrics) {
-  if (!validation_) {
+  if (!validation_ || (worker_ && !is_first())) {
     return;
   }
   set_status("evaluating");
@@ -355,26 +364,7 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     log::warning("the validation loss at step ", engine_->global_steps(), " is not finite: lower the learning rate, or go back to an earlier checkpoint");
   }
   if (task_.count_right) {
-    device::Uploader uploader(engine_->device());
-    at::Tensor right; // on the device, until all batches are through
-    int64_t samples = 0;
-    validation_->start_epoch(0);
-    const int64_t most = run_.training.eval_batches == 0 ? std::numeric_limits<int64_t>::max() : run_.training.eval_batches;
-    for (int64_t batches = 0; batches < most; ++batches) {
-      auto batch = validation_->next();
-      if (!batch) {
-        break;
-      }
-      if (batch->samples > 0) {
-        batch->inputs = uploader.upload(std::move(batch->inputs));
-        batch->targets = uploader.upload(std::move(batch->targets));
-        device::add_scalar(right, task_.count_right(*batch));
-        samples += batch->samples;
-      }
-    }
-    at::Tensor sums = torch::tensor({device::read_scalars({right}).front(), static_cast<double>(samples)}, torch::kFloat64);
-    world_.group().all_reduce(sums, comm::ReduceOp::sum, "accuracy").wait();
-    metrics.val_accuracy = sums[0].item<double>() / sums[1].item<double>();
+    metrics.val_accuracy = accuracy(task_, *validation_, run_.training.eval_batches, engine_->device(), world_.group());
   }
   bytes_before_ = engine_->bytes_sent_by_axes();
   set_status("");
@@ -428,6 +418,19 @@ int TrainRun::leave() {
   return static_cast<int>(command_.stopped_status);
 }
 
+// At a meeting another replica may have become the first.
+void TrainRun::share_duties() {
+  if (!comes_and_goes() || is_first() == log_.has_value()) {
+    return;
+  }
+  if (log_) { // it was so late that the others have gone on without it
+    log_.reset();
+    return;
+  }
+  log::info("replica ", worker_->worker, " reports, evaluates and saves from step ", engine_->global_steps(), " on");
+  log_.emplace(command_.out, run_, *engine_, datasets_, engine_->global_steps() - 1);
+}
+
 int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
@@ -438,6 +441,7 @@ int TrainRun::train() {
   }
   while (engine_->global_steps() < steps) {
     engine_->train_batch();
+    share_duties();
     const int64_t step = engine_->global_steps();
     monitor::StepMetrics m = metrics();
     if (engine_->stop_agreed() && step < steps) {

@@ -14,6 +14,7 @@
 #include <trireme/engine/optimizer_groups.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/engine/training_state.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/parallel/tensor/split.h>
 
@@ -292,6 +293,21 @@ int64_t count_parameters(const Parts& parts) {
   return std::llround(sum.item<double>());
 }
 
+// What a replica that comes has from another one besides parameters and states.
+parallel::ElasticAveragingSync::Rest rest_of(Engine::Impl& impl, bool broadcast_buffers) {
+  parallel::ElasticAveragingSync::Rest rest;
+  rest.state = [&impl] { return TrainingState(impl).positions().dump(); };
+  rest.take = [&impl](const std::string& state) { TrainingState(impl).take_positions(nlohmann::json::parse(state)); };
+  std::vector<at::Tensor>& buffers = broadcast_buffers ? rest.buffers : rest.fixed;
+  buffers = impl.parts.model->buffers();
+  for (const at::Tensor& parameter : impl.parts.model->parameters()) {
+    if (!parameter.requires_grad()) {
+      rest.fixed.push_back(parameter);
+    }
+  }
+  return rest;
+}
+
 } // namespace
 
 Initialized initialize(comm::World& world, const InitializeOptions& given) {
@@ -322,6 +338,12 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   if (options.server_worker) {
     parts.worker = options.server_worker->worker;
     parts.workers = options.server_worker->workers;
+  } else if (options.replica) {
+    if (!config.averaging.elastic) {
+      throw InputError("engine", "InitializeOptions::replica without replicas that come and go in the configuration", "Set AveragingOptions::elastic, or leave it out.");
+    }
+    parts.worker = options.replica->replica;
+    parts.workers = options.replica->replicas;
   }
   parts.batch = config.batch_for(static_cast<int64_t>(parts.data.size()) * parts.workers);
   parts.clipping = config.gradient_clipping;
@@ -414,6 +436,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   if (options.training_data) {
     parts.loader = std::make_shared<data::RepeatingLoader>(make_loader(parts, options));
     made.loader = parts.loader;
+  }
+  if (parts.elastic != nullptr) {
+    parts.elastic->attach_rest(rest_of(*impl, config.data_parallel.broadcast_buffers));
   }
   made.optimizer = parts.optimizer;
   made.lr_scheduler = parts.schedule;

@@ -62,6 +62,7 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
       {"parameter_averaging.outer_optimizer", static_cast<int64_t>(config.averaging.outer)},
       {"parameter_averaging.outer_lr", std::bit_cast<int64_t>(config.averaging.outer_lr)},
       {"parameter_averaging.outer_momentum", std::bit_cast<int64_t>(config.averaging.outer_momentum)},
+      {"parameter_averaging.elastic", config.averaging.elastic},
       {"parameter_averaging.start_step", config.averaging.start_step},
       {"parameter_averaging.states", static_cast<int64_t>(config.averaging.states)},
       {"whether there is a gradient_sync", options.gradient_sync != nullptr},

@@ -27,6 +27,11 @@ class TrainingState {
   void save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, const checkpoint::SaveOptions& options);
   /// Returns the client state.
   nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
+  /// What an engine needs besides its tensors to go on where this one is; and takes it.
+  nlohmann::json positions() const {
+    return state(nullptr);
+  }
+  void take_positions(const nlohmann::json& state);
 
  private:
   using VisitPiece = std::function<void(const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
@@ -45,6 +50,7 @@ class TrainingState {
   void check_model(const checkpoint::Checkpoint& saved);
   /// The schedule, the loss scale and the place in the data. All of them, or an InputError and none.
   void load_positions(const nlohmann::json& state);
+  void load_counts(const nlohmann::json& state);
   void load_tensors(const checkpoint::Checkpoint& saved);
   void load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) const;
   const std::string& saved_name(const std::string& parameter) const;
