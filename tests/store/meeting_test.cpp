@@ -14,7 +14,7 @@
 namespace trireme::store {
 namespace {
 
-using test::error_of;
+using trireme::test::error_of;
 using testing::HasSubstr;
 
 /// A round as a value that can be compared.
@@ -190,7 +190,7 @@ class ConcludeTest : public MeetingTest {
     next({&come(), &come(), &come()});
   }
   std::future<bool> conclude(int member, bool well) {
-    return std::async(std::launch::async, [this, member, well] { return meetings_[static_cast<size_t>(member)]->conclude(well); });
+    return std::async(std::launch::async, [one = meetings_[static_cast<size_t>(member)].get(), well] { return one->conclude(well); });
   }
 };
 

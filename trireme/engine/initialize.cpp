@@ -293,21 +293,6 @@ int64_t count_parameters(const Parts& parts) {
   return std::llround(sum.item<double>());
 }
 
-// What a replica that comes has from another one besides parameters and states.
-parallel::ElasticAveragingSync::Rest rest_of(Engine::Impl& impl, bool broadcast_buffers) {
-  parallel::ElasticAveragingSync::Rest rest;
-  rest.state = [&impl] { return TrainingState(impl).positions().dump(); };
-  rest.take = [&impl](const std::string& state) { TrainingState(impl).take_positions(nlohmann::json::parse(state)); };
-  std::vector<at::Tensor>& buffers = broadcast_buffers ? rest.buffers : rest.fixed;
-  buffers = impl.parts.model->buffers();
-  for (const at::Tensor& parameter : impl.parts.model->parameters()) {
-    if (!parameter.requires_grad()) {
-      rest.fixed.push_back(parameter);
-    }
-  }
-  return rest;
-}
-
 } // namespace
 
 Initialized initialize(comm::World& world, const InitializeOptions& given) {
@@ -438,7 +423,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     made.loader = parts.loader;
   }
   if (parts.elastic != nullptr) {
-    parts.elastic->attach_rest(rest_of(*impl, config.data_parallel.broadcast_buffers));
+    parts.elastic->attach_rest(TrainingState::rest_of(*impl, config.data_parallel.broadcast_buffers));
   }
   made.optimizer = parts.optimizer;
   made.lr_scheduler = parts.schedule;

@@ -428,6 +428,19 @@ void TrainingState::take_positions(const nlohmann::json& state) {
   }
 }
 
+parallel::ElasticAveragingSync::Rest TrainingState::rest_of(Engine::Impl& engine, bool buffers_are_shared) {
+  parallel::ElasticAveragingSync::Rest rest;
+  rest.state = [&engine] { return TrainingState(engine).state(nullptr).dump(); };
+  rest.take = [&engine](const std::string& state) { TrainingState(engine).take_positions(nlohmann::json::parse(state)); };
+  (buffers_are_shared ? rest.buffers : rest.fixed) = engine.parts.model->buffers();
+  for (const at::Tensor& parameter : engine.parts.model->parameters()) {
+    if (!parameter.requires_grad()) {
+      rest.fixed.push_back(parameter);
+    }
+  }
+  return rest;
+}
+
 nlohmann::json TrainingState::load(const std::filesystem::path& folder, const std::string& tag) {
   const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.parts.everyone);
   const nlohmann::json state = own_state(saved);

@@ -27,11 +27,8 @@ class TrainingState {
   void save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, const checkpoint::SaveOptions& options);
   /// Returns the client state.
   nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
-  /// What an engine needs besides its tensors to go on where this one is; and takes it.
-  nlohmann::json positions() const {
-    return state(nullptr);
-  }
-  void take_positions(const nlohmann::json& state);
+  /// What a replica that comes has of another one besides parameters and states of the optimizer. `buffers_are_shared`: its module buffers at every meeting.
+  static parallel::ElasticAveragingSync::Rest rest_of(Engine::Impl& engine, bool buffers_are_shared);
 
  private:
   using VisitPiece = std::function<void(const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
@@ -51,6 +48,7 @@ class TrainingState {
   /// The schedule, the loss scale and the place in the data. All of them, or an InputError and none.
   void load_positions(const nlohmann::json& state);
   void load_counts(const nlohmann::json& state);
+  void take_positions(const nlohmann::json& state);
   void load_tensors(const checkpoint::Checkpoint& saved);
   void load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) const;
   const std::string& saved_name(const std::string& parameter) const;

@@ -100,7 +100,9 @@ ElasticAveragingSync::ElasticAveragingSync(ReduceGroups groups, const AveragingO
   }
 }
 
-ElasticAveragingSync::~ElasticAveragingSync() = default;
+ElasticAveragingSync::~ElasticAveragingSync() {
+  meeting_.reset(); // first: a world is left when all leave it, and the others leave theirs when they know that this replica is gone
+}
 
 int64_t ElasticAveragingSync::bytes_sent() const {
   return sent_before_ + (world_ ? ranks().bytes_sent() : 0);
