@@ -142,8 +142,8 @@ Round Meeting::next_round() {
     client_->set(meeting_key("come", id_), std::to_string(++wanted_));
   }
   const auto since = Clock::now();
-  for (;;) {
-    const bool decided = client_->wait({meeting_key("round", wanted_)}, kLook);
+  for (auto wait = std::chrono::milliseconds(0);; wait = kLook) { // the last one to come does not wait
+    const bool decided = client_->wait({meeting_key("round", wanted_)}, wait);
     if (decided) {
       if (const auto round = take(client_->find(meeting_key("round", wanted_)).value())) {
         return *round;
