@@ -50,7 +50,7 @@ json base_for(const Section& section, std::string_view key = "") {
   } else if (section.path == "engine.parameter_averaging") {
     run["engine"]["parameter_averaging"] = {{"every", 2}, {"outer_optimizer", "nesterov"}};
     run["training"]["steps"] = 8;
-  } else if (section.path == "parallel.sync" && (key == "every" || key == "outer")) {
+  } else if (section.path == "parallel.sync" && (key == "every" || key == "outer" || key == "elastic")) {
     run["parallel"]["sync"] = {{"kind", "local_sgd"}};
     run["training"]["steps"] = 51200; // whatever is tried divides it
   } else if (section.path == "parallel.sync" && key != "kind") {

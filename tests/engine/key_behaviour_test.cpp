@@ -111,6 +111,15 @@ std::vector<KeyObserver> zero_and_pipeline() {
   };
 }
 
+// A training of ranks of one world, who do not say which replicas they are, or why it is refused.
+json of_one_world(comm::World& world, const json& run) {
+  try {
+    return observe::training(world, run);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+}
+
 std::vector<KeyObserver> averaging() {
   const std::string_view at = "engine.parameter_averaging";
   const auto section = [](const char* text) { return json{{"engine", {{"parameter_averaging", parsed(text)}}}}; };
@@ -122,6 +131,7 @@ std::vector<KeyObserver> averaging() {
       {at, "", "outer_momentum", 0.9, 0.8, observe::training, nesterov, 2},
       {at, "", "start_step", 0, 3, observe::training, section(R"({"every": 2})"), 2},
       {at, "", "states", "maintain", "reset", observe::training, section(R"({"every": 2})"), 2},
+      {at, "", "elastic", false, true, of_one_world, section(R"({"every": 2})"), 2},
   };
 }
 

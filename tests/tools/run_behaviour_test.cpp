@@ -316,6 +316,7 @@ std::vector<KeyObserver> run_keys() {
       {"parallel.sync", "", "sparse_rows", json::array(), "transformer.wte", sent_to_server, {{"model", {{"tie_embeddings", false}}}, {"parallel", {{"sync", {{"kind", "server"}}}}}}},
       {"parallel.sync", "", "every", 2, 4, training, {{"parallel", {{"sync", {{"kind", "local_sgd"}}}}}, {"training", {{"steps", 4}}}}, 2},
       {"parallel.sync", "", "outer", "average", "nesterov", training, {{"parallel", {{"sync", {{"kind", "local_sgd"}, {"every", 2}}}}}, {"training", {{"steps", 4}}}}, 2},
+      {"parallel.sync", "", "elastic", false, true, refusal, {{"parallel", {{"sync", {{"kind", "local_sgd"}, {"every", 2}}}}}, {"training", {{"steps", 4}}}}, 2},
       {"parallel", "", "schedule", "1f1b", "gpipe", operations, staged, 2},
       {"parallel", "", "chunks", nullptr, 2, training, staged, 2},
       {"training", "", "steps", 2, 3, training},

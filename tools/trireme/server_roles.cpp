@@ -7,12 +7,15 @@
 #include <trireme/config/run_file.h>
 #include <trireme/engine/serve_parameters.h>
 #include <trireme/parallel/server/snapshot.h>
+#include <trireme/rpc/tcp/tcp.h>
 #include <trireme/store/secret.h>
+#include <trireme/store/server.h>
 
 #include <ATen/Parallel.h>
 
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <utility>
 
@@ -25,7 +28,39 @@ rpc::Access access_of_job() {
   return {.secret = std::string(store::Secret::from_environment().bytes()), .job = env::text("TRIREME_RUN_ID").value_or("")};
 }
 
+// The meeting point of replicas that come and go. What it knows ends with it.
+int keep_store() {
+  const auto listening = env::integer("TRIREME_LISTEN_FD");
+  if (!listening) {
+    throw InputError("train", "the store of replicas that come and go has no socket", "trireme train starts it.");
+  }
+  sigset_t ends;
+  sigemptyset(&ends);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
+    sigaddset(&ends, number);
+  }
+  pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  std::signal(SIGUSR1, SIG_IGN);
+  const store::Server server(static_cast<int>(*listening), {.secret = store::Secret::from_environment(), .job = env::text("TRIREME_RUN_ID").value_or("")});
+  int number = 0;
+  sigwait(&ends, &number);
+  return 0;
+}
+
 } // namespace
+
+parallel::ReplicaOptions replica_of(const parallel::server::WorkerOptions& worker) {
+  parallel::ReplicaOptions options;
+  options.replica = worker.worker;
+  options.replicas = worker.workers;
+  options.store = rpc::tcp::parse_address(worker.addresses.empty() ? "" : worker.addresses.front());
+  options.secret = store::Secret::from_environment();
+  options.job = env::text("TRIREME_RUN_ID").value_or("");
+  if (const auto seconds = env::text("TRIREME_TIMEOUT")) { // World::connect() has refused what is no number
+    options.patience = std::chrono::milliseconds(static_cast<int64_t>(std::strtod(seconds->c_str(), nullptr) * 1000));
+  }
+  return options;
+}
 
 std::optional<parallel::server::WorkerOptions> worker_of_environment() {
   const auto place = env::place("TRIREME_WORKER");
@@ -46,6 +81,9 @@ bool is_server() {
 
 int serve_parameters(const TrainCommand& command) {
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  if (run.engine.averaging.elastic) {
+    return keep_store();
+  }
   const auto [place, servers] = *env::place("TRIREME_SERVER");
   if (run.engine.server.servers != servers) {
     throw InputError("train", concat("TRIREME_SERVER says that there are ", servers, " servers, and parallel.sync ", run.engine.server.servers), "trireme train sets it as the run file says.");

@@ -40,6 +40,8 @@ namespace fs = std::filesystem;
 
 // Unless --max-restarts says another number, for all tasks together, as `trireme launch --servers`.
 constexpr int kRestartsOfAServer = 3;
+// The same of a replica that comes and goes.
+constexpr int kRestartsOfAReplica = 3;
 
 fs::path default_out(const TrainCommand& command) {
   const std::string stem = command.run_file.stem().string();
@@ -306,8 +308,8 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
     } else if (run.engine.server.on()) {
       become_task(*tasks);
     }
-  } else if (run.engine.server.on()) {
-    throw InputError("trireme", concat(job.launcher, " has started ", job.ranks, " ranks, and parallel.sync asks for workers and servers"),
+  } else if (run.engine.server.on() || run.engine.averaging.elastic) {
+    throw InputError("trireme", concat(job.launcher, " has started ", job.ranks, " ranks, and ", run.engine.server.on() ? "parallel.sync asks for workers and servers" : "replicas that come and go (\"elastic\") live by themselves"),
                      "Start the command once, without that launcher: trireme train starts both. TF_CONFIG can name tasks that others start (docs/tensorflow_strategies.md).");
   }
   ranks_of(run, command.run_file.string(), job.ranks, 1);
@@ -377,9 +379,10 @@ int train_job(TrainCommand command) {
   options.all_output = command.all_output;
   options.preemptible = true;
   options.command = rank_command(command);
-  options.servers = static_cast<int>(run.engine.server.servers);
+  const bool elastic = run.engine.averaging.elastic;
+  options.servers = elastic ? 1 : static_cast<int>(run.engine.server.servers);
   if (options.servers > 0) { // workers are dropped and servers started again: no attempt of all
-    options.max_restarts = options.max_restarts == 0 ? kRestartsOfAServer * options.servers : options.max_restarts;
+    options.max_restarts = options.max_restarts != 0 ? options.max_restarts : elastic ? kRestartsOfAReplica * options.ranks : kRestartsOfAServer * options.servers;
   } else if (slots > 0) {
     options.arrange = Shrinking(run, ranks, options.command);
   }

@@ -7,6 +7,7 @@
 #include "offload_check.h"
 #include "run_estimate.h"
 #include "run_log.h"
+#include "sample.h"
 #include "server_roles.h"
 #include "task.h"
 #include "traffic_meter.h"
@@ -28,7 +29,6 @@
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
-#include <trireme/generate/sample.h>
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/zero/init.h>
 
@@ -40,7 +40,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <map>
 #include <optional>
 
@@ -78,10 +77,11 @@ class TrainRun {
     options.stored_config = run_.resolved;
     options.mesh = mesh_;
     options.sequence_parallel = run_.parallel.sequence_parallel;
-    options.server_worker = worker_;
+    options.server_worker = comes_and_goes() ? std::nullopt : worker_;
+    options.replica = comes_and_goes() ? std::optional(replica_of(*worker_)) : std::nullopt;
     engine_ = engine::initialize(world, options).engine;
     resume();
-    if (datasets_.validation && !is_silent()) {
+    if (datasets_.validation && (comes_and_goes() || !is_silent())) {
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
                                             engine_->group().rank(), engine_->group().size()));
     }
@@ -93,14 +93,19 @@ class TrainRun {
   int train();
 
  private:
-  /// Workers of parameter servers are worlds of their own, of which the first alone evaluates, saves and writes.
+  /// Workers of parameter servers are worlds of their own, of which the first alone evaluates, saves and writes; of replicas that come and go it is the one that has been there for longest.
   bool is_silent() const {
-    return worker_ && worker_->worker > 0;
+    return worker_ && (comes_and_goes() ? !engine_->is_first_replica() : worker_->worker > 0);
   }
   /// The rank that writes.
   bool is_first() const {
     return world_.rank() == 0 && !is_silent();
   }
+  /// Whether this is a replica of several that may be lost and come.
+  bool comes_and_goes() const {
+    return worker_ && run_.engine.averaging.elastic;
+  }
+  void share_duties();
   bool shards_parameters() const {
     return engine::shards_parameters(run_.engine, mesh_.group({mesh::Axis::data, mesh::Axis::context}).size());
   }
@@ -220,6 +225,11 @@ std::optional<TrainRun::Start> TrainRun::start() const {
 }
 
 void TrainRun::resume() {
+  if (comes_and_goes() && engine_->join_replicas()) {
+    resumed_step_ = engine_->global_steps();
+    log::info("replica ", worker_->worker, " goes on at step ", *resumed_step_, ", where the others are");
+    return;
+  }
   if (const int64_t step = engine_->step_of_servers(); worker_ && env::flag("TRIREME_RESTART") && step > 0) { // the others have gone on: so does a worker that is started again
     engine_->begin_at(step);
     resumed_step_ = step;
@@ -353,7 +363,7 @@ monitor::StepMetrics TrainRun::metrics() {
 }
 
 void TrainRun::evaluate(monitor::StepMetrics& metrics) {
-  if (!validation_) {
+  if (!validation_ || (worker_ && !is_first())) {
     return;
   }
   set_status("evaluating");
@@ -368,28 +378,11 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
 }
 
 std::string TrainRun::write_sample() {
-  if (!run_.training.sample || !task_.gpt_options || !datasets_.tokenizer) {
+  const bool has_all = task_.gpt && !shards_parameters() && run_.parallel.tensor <= 1 && run_.parallel.context <= 1; // else the last checkpoint has
+  if (!run_.training.sample || !task_.gpt_options || !datasets_.tokenizer || (!has_all && failed_save_)) {
     return "";
   }
-  if (!task_.gpt || shards_parameters() || run_.parallel.tensor > 1 || run_.parallel.context > 1) { // no rank has the whole model; the last checkpoint has
-    if (failed_save_) {
-      return "";
-    }
-    models::GptOptions options = *task_.gpt_options;
-    options.init_from.clear();
-    task_.gpt = models::Gpt(options);
-    const auto saved = checkpoint::Checkpoint::open(command_.out / "checkpoints");
-    for (const auto& item : task_.gpt->named_parameters()) {
-      saved.read_into(item.key(), 0, item.value().detach());
-    }
-  }
-  const config::SampleConfig& wanted = *run_.training.sample;
-  generate::SampleOptions options;
-  options.tokens = wanted.tokens;
-  options.temperature = wanted.temperature;
-  options.top_k = wanted.top_k;
-  options.seed = run_.training.seed;
-  return datasets_.tokenizer->decode(generate::sample(task_.gpt, datasets_.tokenizer->encode(wanted.prompt), options));
+  return sample_of(run_, task_, *datasets_.tokenizer, has_all ? std::nullopt : std::optional(command_.out / "checkpoints"));
 }
 
 // Retries a save that failed.
@@ -415,6 +408,19 @@ int TrainRun::leave() {
   return static_cast<int>(command_.stopped_status);
 }
 
+// At a meeting another replica may have become the first.
+void TrainRun::share_duties() {
+  if (!comes_and_goes() || is_first() == log_.has_value()) {
+    return;
+  }
+  if (log_) { // it was so late that the others have gone on without it
+    log_.reset();
+    return;
+  }
+  log::info("replica ", worker_->worker, " reports, evaluates and saves from step ", engine_->global_steps(), " on");
+  log_.emplace(command_.out, run_, *engine_, datasets_, engine_->global_steps() - 1);
+}
+
 int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
@@ -425,6 +431,7 @@ int TrainRun::train() {
   }
   while (engine_->global_steps() < steps) {
     engine_->train_batch();
+    share_duties();
     const int64_t step = engine_->global_steps();
     monitor::StepMetrics m = metrics();
     if (engine_->stop_agreed() && step < steps) {

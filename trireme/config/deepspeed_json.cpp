@@ -187,6 +187,10 @@ parallel::AveragingOptions read_averaging(const Values& values) {
   out.outer_lr = values.get("outer_lr", out.outer_lr);
   out.outer_momentum = values.get("outer_momentum", out.outer_momentum);
   out.start_step = values.get("start_step", out.start_step);
+  out.elastic = values.get("elastic", out.elastic);
+  if (out.elastic && out.start_step > 0) {
+    values.find("start_step")->fail(concat("is ", out.start_step, ", with \"elastic\": replicas that come and go never add up gradients"), "Leave it out; a run without the section can make the first steps, and this one resume from its checkpoint.");
+  }
   const auto states = values.get<std::string>("states", "maintain");
   out.states = states == "average" ? Options::States::average : states == "reset" ? Options::States::reset : Options::States::maintain;
   return out;

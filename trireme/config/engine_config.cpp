@@ -45,7 +45,8 @@ ordered_json averaging_json(const parallel::AveragingOptions& options) {
           {"outer_lr", options.outer_lr},
           {"outer_momentum", options.outer_momentum},
           {"states", parallel::AveragingOptions::name(options.states)},
-          {"start_step", options.start_step}};
+          {"start_step", options.start_step},
+          {"elastic", options.elastic}};
 }
 
 ordered_json compression_json(const compress::GradientCompressionOptions& options) {

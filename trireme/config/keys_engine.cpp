@@ -102,6 +102,7 @@ std::vector<Section> engine_sections() {
       {"outer_momentum", H, "real 0..<1", "null", "Outer momentum: slowmo's beta, 0.5 unless said; nesterov's, 0.9 unless said."},
       {"states", H, "word maintain|average|reset", "\"maintain\"", "What becomes of the optimizer states at a meeting: each replica keeps its own, all take the mean, or they begin anew."},
       {"start_step", H, "int >= 0", "0", "Up to this step gradients are added up in every step, as without the section (post-local SGD, Lin et al. 2020, arXiv:1808.07217)."},
+      {"elastic", H, "bool", "false", "Each replica is a process that lives by itself: one that is lost changes the mean and not the run, and one that comes begins with the mean."},
     }},
     {"engine.gradient_compression", "", "The mean of gradients over the data ranks by compressed messages, with error feedback, whatever the optimizer. Not with ZeRO stage 2 and 3. Ours; docs/compressed_communication.md.", false, {
       {"kind", H, "word sign|eight_bit|top_k|power_sgd", "required", "sign: a bit an element and a scale for at most 2048; eight_bit: a byte and a scale for 256; top_k: the largest elements of each 2048; power_sgd: matrices as products of low rank (Vogels et al. 2019, arXiv:1905.13727)."},

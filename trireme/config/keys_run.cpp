@@ -100,6 +100,7 @@ std::vector<Section> run_sections() {
     {"kind", H, "word all_reduce|server|local_sgd", "\"all_reduce\"", "all_reduce: gradients in every step. local_sgd: engine.parameter_averaging in short. server: the ranks are workers of parameter servers."},
     {"every", H, "int >= 1", "null", "local_sgd: steps between two meetings; 50 unless said."},
     {"outer", H, "word nesterov|average", "null", "local_sgd: what is done with the mean; \"average\" unless said."},
+    {"elastic", H, "bool", "null", "local_sgd: a replica that is lost changes the mean and not the run, and one that comes begins with the mean; false unless said."},
     {"servers", H, "int 1..4096", "null", "server: processes that hold the parameters; 1 unless said."},
     {"mode", H, "word sync|async|stale|hybrid", "null", "server: who waits for whom; \"sync\" unless said."},
     {"staleness", H, "int >= 0", "null", "server, stale: steps that a worker may be ahead of the slowest; 0, unless said, is sync."},

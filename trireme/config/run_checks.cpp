@@ -134,12 +134,18 @@ void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConf
   const auto meets = [&](const char* name, int64_t steps) {
     if (steps % every != 0) {
       place(root, "training", name)
-          .fail(concat(steps, " is not a multiple of ", every, ", ", named(key), ": between two meetings replicas differ and cannot be saved"),
+          .fail(concat(steps, " is not a multiple of ", every, ", ", named(key), ": between two meetings replicas differ, and there is no one model to save or evaluate"),
                 concat("Write ", steps > every ? concat(steps / every * every, " or ") : "", (steps / every + 1) * every, '.'));
     }
   };
   meets("steps", run.training.steps);
   meets("checkpoint_every", run.training.checkpoint_every);
+  if (run.engine.averaging.elastic) { // between two meetings a replica knows nothing of the others
+    meets("eval_every", run.training.eval_every);
+    if (run.parallel.ranks_of_replica() > 1) {
+      section.find("elastic")->fail(concat("a replica that comes and goes is one process, and here it has ", run.parallel.ranks_of_replica(), " ranks (pipe * context * tensor)"), "Leave those at 1.");
+    }
+  }
 }
 
 // The same of ranks that step by themselves with 0/1 Adam.
@@ -325,6 +331,7 @@ ordered_json write_sync(const SyncConfig& sync) {
   if (sync.kind == "local_sgd") {
     out["every"] = sync.every.value_or(SyncConfig::kEvery);
     out["outer"] = sync.outer.value_or("average");
+    out["elastic"] = sync.elastic.value_or(false);
   } else if (sync.kind == "server") {
     using Mode = parallel::ServerOptions::Mode;
     const parallel::ServerOptions& server = sync.server;

@@ -133,10 +133,11 @@ SyncConfig read_sync(const Values& values) {
       }
     }
   };
-  only_for("local_sgd", {"every", "outer"});
+  only_for("local_sgd", {"every", "outer", "elastic"});
   only_for("server", {"servers", "mode", "staleness", "timeout_s", "snapshot_every", "sparse_rows"});
   out.every = values.maybe<int64_t>("every");
   out.outer = values.maybe<std::string>("outer");
+  out.elastic = values.maybe<bool>("elastic");
   if (out.kind == "server") {
     parallel::ServerOptions& server = out.server;
     server.servers = values.maybe<int64_t>("servers").value_or(1);
@@ -176,6 +177,7 @@ void resolve_sync(const JsonNode& root, const JsonNode& engine, RunConfig& out) 
   }
   parallel::AveragingOptions& averaging = out.engine.averaging;
   averaging.every = sync.every.value_or(SyncConfig::kEvery);
+  averaging.elastic = sync.elastic.value_or(false);
   if (sync.outer.value_or("average") == "nesterov") {
     averaging.outer = parallel::AveragingOptions::Outer::nesterov;
     averaging.outer_lr = parallel::AveragingOptions::kNesterovLr;

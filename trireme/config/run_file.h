@@ -30,6 +30,7 @@ struct SyncConfig {
   std::string kind = "all_reduce";
   std::optional<int64_t> every;
   std::optional<std::string> outer;
+  std::optional<bool> elastic;
   parallel::ServerOptions server;
 };
 

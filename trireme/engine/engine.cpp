@@ -227,6 +227,9 @@ void Engine::Impl::step() {
   clear_step();
   end_step_of_activations(parts);
   state.global_samples += parts.batch.train;
+  if (parts.elastic != nullptr) {
+    parts.elastic->after_step();
+  }
   if (!parts.steps_together()) {
     broadcast_module_buffers(); // at a meeting, so that nothing travels until the next
   }
@@ -309,6 +312,14 @@ bool Engine::is_gradient_accumulation_boundary() const {
 int64_t Engine::step_of_servers() const {
   const Parts& parts = impl_->parts;
   return parts.server != nullptr ? parts.server->step() : 0;
+}
+bool Engine::join_replicas() {
+  impl_->check_whole("join_replicas()");
+  impl_->check_released();
+  return impl_->parts.elastic != nullptr && impl_->parts.elastic->join();
+}
+bool Engine::is_first_replica() const {
+  return impl_->parts.elastic == nullptr || impl_->parts.elastic->first();
 }
 void Engine::begin_at(int64_t step) {
   Parts& parts = impl_->parts;
@@ -403,6 +414,9 @@ std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
   };
   if (parts.server != nullptr) {
     bytes["server"] = parts.server->bytes_sent();
+  }
+  if (parts.elastic != nullptr) {
+    bytes["data"] = parts.elastic->bytes_sent();
   }
   add("tensor", parts.tensor);
   add("context", parts.context);

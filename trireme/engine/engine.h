@@ -123,6 +123,11 @@ class Engine {
   /// A worker of parameter servers: the step that the servers' values belong to; 0 for others. With begin_at() a worker that is started again takes up the samples and the learning rate of that step.
   int64_t step_of_servers() const;
   void begin_at(int64_t step);
+  /// Replicas that may be lost and come (InitializeOptions::replica) meet for the first time: before the first step, and before load_checkpoint(). True: others have trained, and this one goes on from their mean at
+  /// their step: there is nothing to load. False: all begin as the first replica did; also for engines without such replicas. Waits for the next meeting. Errors: PeerError without the job's store.
+  bool join_replicas();
+  /// Whether this is the replica, of those of the last meeting, that evaluates, saves and reports for all: the one that has been there for longest. True without such replicas.
+  bool is_first_replica() const;
   int64_t skipped_steps() const;
   int64_t global_samples() const;
   /// Whether a rank had been asked to stop (see Preemption) before the last backward of the step: the same answer
@@ -181,7 +186,7 @@ class Engine {
 
   /// Where replicas step by themselves ("parameter_averaging") and differ now: makes this rank's model their mean while what it returns lives, with the
   /// module buffers of the first replica; elsewhere null. For what a program computes with the model between two meetings; evaluate() and eval_batch() do
-  /// it by themselves. Collective at its begin; no step while it lives. See parallel/averaging/mean_parameters.h.
+  /// it by themselves. Replicas that may be lost and come are each alone between two meetings: theirs is no mean. Collective at its begin; no step while it lives. See parallel/averaging/mean_parameters.h.
   std::shared_ptr<void> mean_of_replicas();
 
   /// Saves weights, optimizer, schedule, data position and random state as

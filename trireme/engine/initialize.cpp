@@ -16,6 +16,7 @@
 #include <trireme/engine/optimizer_groups.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/engine/training_state.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/parallel/tensor/split.h>
 
@@ -324,6 +325,12 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   if (options.server_worker) {
     parts.worker = options.server_worker->worker;
     parts.workers = options.server_worker->workers;
+  } else if (options.replica) {
+    if (!config.averaging.elastic) {
+      throw InputError("engine", "InitializeOptions::replica without replicas that come and go in the configuration", "Set AveragingOptions::elastic, or leave it out.");
+    }
+    parts.worker = options.replica->replica;
+    parts.workers = options.replica->replicas;
   }
   parts.batch = config.batch_for(static_cast<int64_t>(parts.data.size()) * parts.workers);
   parts.clipping = config.gradient_clipping;
@@ -427,6 +434,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   if (options.training_data) {
     parts.loader = std::make_shared<data::RepeatingLoader>(make_loader(parts, options));
     made.loader = parts.loader;
+  }
+  if (parts.elastic != nullptr) {
+    parts.elastic->attach_rest(TrainingState::rest_of(*impl, config.data_parallel.broadcast_buffers));
   }
   made.optimizer = parts.optimizer;
   made.lr_scheduler = parts.schedule;

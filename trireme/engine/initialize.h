@@ -12,6 +12,7 @@
 #include <trireme/mesh/mesh.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
+#include <trireme/parallel/averaging/elastic_averaging_sync.h>
 #include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/pipeline/module.h>
 #include <trireme/parallel/server/servers.h>
@@ -62,6 +63,8 @@ struct InitializeOptions {
   std::function<std::unique_ptr<parallel::GradientSync>(const parallel::ReduceGroups& groups)> gradient_sync = nullptr;
   /// This process is one of several workers of parameter servers, whose mode `config.server` says: the world has this rank alone, and it takes its part of the samples.
   std::optional<parallel::server::WorkerOptions> server_worker = std::nullopt;
+  /// This process is one of several replicas that may be lost and come ("parameter_averaging" with "elastic"): the world has this rank alone, and it takes its part of the samples. Call Engine::join_replicas().
+  std::optional<parallel::ReplicaOptions> replica = std::nullopt;
   /// Says which part of the whole model's parameter this rank holds; default: all of it. For layers that the client spreads over ranks by
   /// itself. The mean over data ranks is taken of every gradient, whatever its group. Not for frozen parameters.
   std::function<bucket::Placement(const std::string& name, const at::Tensor& parameter)> placement = nullptr;

@@ -8,6 +8,7 @@
 #include <trireme/engine/make_store.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/parallel/averaging/averaging_sync.h>
+#include <trireme/parallel/averaging/elastic_averaging_sync.h>
 #include <trireme/precision/cast.h>
 #include <trireme/zero/sharded_sync.h>
 
@@ -180,6 +181,12 @@ void check_averaging(const Parts& parts, const InitializeOptions& options) {
   if (options.config.precision.communication) {
     refuse("communication_data_type", "It is about gradients that travel. Parameters travel instead, in fp32: leave it out.");
   }
+  if (options.config.averaging.elastic && !options.replica) {
+    refuse("\"elastic\" in a program that does not say which replica it is", "`trireme train` starts such replicas; a program of yours sets InitializeOptions::replica.");
+  }
+  if (options.config.averaging.elastic && parts.everyone.size() > 1) {
+    refuse(concat("\"elastic\" and a replica of ", parts.everyone.size(), " ranks"), "A replica that comes and goes is one process, a world of its own: leave pipe, tensor and context at 1.");
+  }
   check_alone(parts, options, "parameter_averaging", "leave parameter_averaging out");
 }
 
@@ -296,6 +303,11 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
   if (options.config.server.on()) {
     auto made = std::make_unique<parallel::server::ServerSync>(groups, options.config.server, *options.server_worker);
     parts.server = made.get();
+    return made;
+  }
+  if (options.config.averaging.elastic) {
+    auto made = std::make_unique<parallel::ElasticAveragingSync>(groups, options.config.averaging, *options.replica);
+    parts.elastic = made.get();
     return made;
   }
   if (options.config.averaging.on()) {

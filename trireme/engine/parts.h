@@ -11,6 +11,7 @@
 #include <trireme/offload/traffic.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
+#include <trireme/parallel/averaging/elastic_averaging_sync.h>
 #include <trireme/parallel/data/convert_sync_batch_norm.h>
 #include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/data/module_buffers.h>
@@ -76,7 +77,8 @@ struct Parts {
   std::optional<parallel::SyncedBatchNorms> synced_norms;
   std::unique_ptr<parallel::GradientSync> sync;
   parallel::server::ServerSync* server = nullptr; // `sync`, if it is one
-  int worker = 0; // of parameter servers, and how many there are
+  parallel::ElasticAveragingSync* elastic = nullptr; // `sync`, if it is one
+  int worker = 0; // of parameter servers, or of replicas that come and go, and how many there are
   int workers = 1;
   std::unique_ptr<parallel::Reducer> reducer;
   std::shared_ptr<optim::FlatOptimizer> optimizer;

@@ -73,6 +73,7 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
       {"parameter_averaging.outer_optimizer", static_cast<int64_t>(config.averaging.outer)},
       {"parameter_averaging.outer_lr", std::bit_cast<int64_t>(config.averaging.outer_lr)},
       {"parameter_averaging.outer_momentum", std::bit_cast<int64_t>(config.averaging.outer_momentum)},
+      {"parameter_averaging.elastic", config.averaging.elastic},
       {"parameter_averaging.start_step", config.averaging.start_step},
       {"parameter_averaging.states", static_cast<int64_t>(config.averaging.states)},
       {"offload_optimizer.device", static_cast<int64_t>(config.offload.optimizer.place)},

@@ -331,6 +331,37 @@ const std::string& TrainingState::saved_name(const std::string& parameter) const
   return engine_.parts.layers ? engine_.parts.layers->saved_name(parameter) : parameter;
 }
 
+void TrainingState::load_counts(const nlohmann::json& state) {
+  engine_.optimizer_step.start_over();
+  engine_.state.global_steps = state.at("global_steps");
+  engine_.state.skipped_steps = state.at("skipped_steps");
+  engine_.state.global_samples = state.at("global_samples");
+  engine_.clear_step();
+  engine_.parts.optimizer->set_steps(state.at("optimizer").at("steps"));
+}
+
+void TrainingState::take_positions(const nlohmann::json& state) {
+  load_positions(state);
+  const int64_t before = engine_.state.global_steps;
+  load_counts(state);
+  if (engine_.state.global_steps != before) { // it would draw the numbers of its first steps again
+    torch::manual_seed(new_seed(engine_.state.global_steps, engine_.parts.worker));
+  }
+}
+
+parallel::ElasticAveragingSync::Rest TrainingState::rest_of(Engine::Impl& engine, bool buffers_are_shared) {
+  parallel::ElasticAveragingSync::Rest rest;
+  rest.state = [&engine] { return TrainingState(engine).state(nullptr).dump(); };
+  rest.take = [&engine](const std::string& state) { TrainingState(engine).take_positions(nlohmann::json::parse(state)); };
+  (buffers_are_shared ? rest.buffers : rest.fixed) = engine.parts.model->buffers();
+  for (const at::Tensor& parameter : engine.parts.model->parameters()) {
+    if (!parameter.requires_grad()) {
+      rest.fixed.push_back(parameter);
+    }
+  }
+  return rest;
+}
+
 nlohmann::json TrainingState::load(const std::filesystem::path& folder, const std::string& tag) {
   const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.parts.everyone);
   const nlohmann::json state = own_state(saved);
@@ -347,13 +378,11 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   engine_.torn_by(concat("the load of ", saved.folder().string(), " failed")); // until all is there
   engine_.parts.optimizer->set_steps(state["optimizer"].at("steps")); // so that masters do not follow the parameters first
   load_tensors(saved);
-  engine_.optimizer_step.start_over();
-  engine_.state.global_steps = state.at("global_steps");
-  engine_.state.skipped_steps = state.at("skipped_steps");
-  engine_.state.global_samples = state.at("global_samples");
-  engine_.clear_step();
+  load_counts(state);
   const int rank = engine_.parts.everyone.rank() - engine_.parts.tensor.rank(); // tensor ranks, who are neighbours, draw the same numbers
-  if (saved.world_size() == engine_.parts.everyone.size()) {
+  if (engine_.parts.worker > 0) { // the first one's are saved
+    torch::manual_seed(new_seed(engine_.state.global_steps, engine_.parts.worker));
+  } else if (saved.world_size() == engine_.parts.everyone.size()) {
     for (const at::Device device : devices_with_rng(engine_.parts.device())) {
       if (saved.has(rng_name(device, rank))) {
         set_rng_state(device, saved.read(rng_name(device, rank)));

@@ -26,6 +26,8 @@ class TrainingState {
   void save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, const checkpoint::SaveOptions& options);
   /// Returns the client state.
   nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
+  /// What a replica that comes has of another one besides parameters and states of the optimizer. `buffers_are_shared`: its module buffers at every meeting.
+  static parallel::ElasticAveragingSync::Rest rest_of(Engine::Impl& engine, bool buffers_are_shared);
 
  private:
   void for_each_buffer(const std::function<void(bucket::FlatParameters&)>& visit) const;
@@ -46,6 +48,8 @@ class TrainingState {
   void check_model(const checkpoint::Checkpoint& saved);
   /// The schedule, the loss scale and the place in the data. All of them, or an InputError and none.
   void load_positions(const nlohmann::json& state);
+  void load_counts(const nlohmann::json& state);
+  void take_positions(const nlohmann::json& state);
   void load_tensors(const checkpoint::Checkpoint& saved);
   void load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) const;
   const std::string& saved_name(const std::string& parameter) const;

@@ -81,9 +81,10 @@ Item states(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& e
   }
   take_out(item, elsewhere.state_bytes, where_is(run.offload.optimizer.place));
   if (run.has_outer_optimizer()) { // where the round began, and the momentum
-    item.formula += concat(", ", kOuterBytes, " F", divided(run.gradient_ranks()), " of the outer optimizer");
-    item.numbers += concat(" + ", kOuterBytes, " x ", layout.numel(), over(run.gradient_ranks()));
-    item.bytes += kOuterBytes * layout.numel() / run.gradient_ranks();
+    const int64_t ranks = run.averaging.elastic ? 1 : run.gradient_ranks(); // who may be lost shares nothing
+    item.formula += concat(", ", kOuterBytes, " F", divided(ranks), " of the outer optimizer");
+    item.numbers += concat(" + ", kOuterBytes, " x ", layout.numel(), over(ranks));
+    item.bytes += kOuterBytes * layout.numel() / ranks;
   }
   return item;
 }

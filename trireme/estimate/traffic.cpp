@@ -79,13 +79,18 @@ void add_meeting(const Run& run, int64_t stage, std::vector<Item>& items) {
     }
   }
   const std::string whole = concat(kExactBytes, " x ", elements, " x ", n - 1, " / ", n, " / ", every);
-  const char* const how = run.has_outer_optimizer() ? "parameters, reduce-scatter and all-gather" : "parameters, all-reduce";
+  const char* const how = run.has_outer_optimizer() && !run.averaging.elastic ? "parameters, reduce-scatter and all-gather" : "parameters, all-reduce";
   items.push_back({how, concat("2 ", kExactBytes, " F (N - 1) / N / H, H: steps of a round"), concat("2 x ", whole), sent / every});
   if (run.averaging.states == Averaging::States::average && run.states > 0) {
     items.push_back({"optimizer states, all-reduce", concat("2 s ", kExactBytes, " F (N - 1) / N / H, s: states"), concat("2 x ", run.states, " x ", whole), run.states * sent / every});
   }
   if (run.averaging.outer == Averaging::Outer::slowmo) {
     items.push_back({"learning rate of the round", "2 x 16 (N - 1) / N / H", concat("2 x 16 x ", n - 1, " / ", n, " / ", every), 2 * share(kRoundLrBytes, n) / every});
+  }
+  if (run.averaging.elastic) { // each reports its own loss
+    const int64_t kWhoBytes = 16;
+    items.push_back({"who is there", "16 (N - 1) / H", concat(kWhoBytes, " x ", n - 1, " / ", every), kWhoBytes * (n - 1) / every});
+    return;
   }
   items.push_back({"loss", "2 x 24 (N - 1) / N / H", concat("2 x 24 x ", n - 1, " / ", n, " / ", every), 2 * share(kLossBytes, n) / every});
 }

@@ -134,7 +134,7 @@ class Tasks {
     one.end = outcome;
     const std::string why = reachable ? concat("all ", job_.options.max_restarts, " restarts are used") : "its host is lost";
     if (one.server) {
-      job_.screen.say(concat(who, " is not started again (", why, "), and its part of the parameters is gone: the job ends"));
+      job_.screen.say(concat(who, " is not started again (", why, "), and what it held is gone: the job ends"));
       fail(outcome);
       return;
     }

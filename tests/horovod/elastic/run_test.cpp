@@ -4,7 +4,7 @@
 #include <trireme/base/error.h>
 #include <trireme/data/sampler.h>
 #include <trireme/horovod.h>
-#include <trireme/horovod/elastic/meeting.h>
+#include <trireme/store/meeting.h>
 
 #include <tests/support/gate.h>
 #include <tests/support/peer_error.h>
@@ -235,7 +235,7 @@ TEST_F(ElasticTest, OneThatIsLostWhileRanksMeetCostsATimeOut) {
   EXPECT_THAT(run_workers(3, 2,
                           [&](int worker) {
                             if (worker == 3) {
-                              Meeting meeting({.store = store(), .secret = store::Secret::from_environment(), .min_ranks = 2, .max_ranks = 3});
+                              store::Meeting meeting({.store = store(), .secret = store::Secret::from_environment(), .min_ranks = 2, .max_ranks = 3});
                               EXPECT_EQ(meeting.next_round().size, 3);
                               ::raise(SIGKILL);
                             }

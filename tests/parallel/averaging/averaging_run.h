@@ -7,7 +7,9 @@
 
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,7 +43,8 @@ struct AveragingRun {
   int64_t not_finite_in = -1; // this rank's loss in this step
   double weight = 1; // of the loss
 
-  AveragingRun(comm::World& world, const config::EngineConfig& config, int stages = 1, int tensor = 1, std::optional<at::Device> device = std::nullopt) {
+  AveragingRun(comm::World& world, const config::EngineConfig& config, int stages = 1, int tensor = 1, std::optional<at::Device> device = std::nullopt,
+               const std::function<void(InitializeOptions&)>& more = {}) {
     InitializeOptions options;
     options.mesh = mesh::training_mesh(world.group(), {.pipe = stages, .tensor = tensor});
     options.device = device;
@@ -62,6 +65,9 @@ struct AveragingRun {
     options.config = config;
     options.training_data = std::make_shared<Counting>();
     options.shuffle = false;
+    if (more) {
+      more(options);
+    }
     made = initialize(world, options);
   }
   Engine& engine() {
@@ -93,17 +99,30 @@ class PlainReplicas {
       : options_(options), adam_(adam), clipping_(clipping), outer_model_(make()), outer_(outer_model_->parameters(), outer_options(options)) {
     for (int replica = 0; replica < replicas; ++replica) {
       models_.push_back(make());
+      there_.push_back(true);
       optimizers_.push_back(optimizer_of(models_.back()));
     }
     for (const at::Tensor& parameter : outer_model_->parameters()) {
       slow_.push_back(torch::zeros_like(parameter));
     }
   }
+  /// A replica ends: it neither steps nor counts.
+  void lose(int replica) {
+    there_[replica] = false;
+  }
+  /// It comes again: at the next meeting it takes the mean, and the first replica's optimizer states.
+  void come(int replica) {
+    comes_ = replica;
+  }
   /// Each replica's loss in step `number`, from 1 on.
   std::vector<double> step(int64_t number) {
     const int64_t replicas = std::ssize(models_);
     std::vector<double> losses;
     for (int64_t r = 0; r < replicas; ++r) {
+      if (!there_[r]) {
+        losses.push_back(std::nan(""));
+        continue;
+      }
       std::vector<int64_t> indices;
       for (int64_t i = 0; i < kSamples / replicas; ++i) {
         indices.push_back(((number - 1) * kSamples + i * replicas + r) % Counting().size());
@@ -128,14 +147,19 @@ class PlainReplicas {
     std::vector<at::Tensor> means;
     for (size_t i = 0; i < slow_.size(); ++i) {
       means.push_back(torch::zeros_like(slow_[i]));
-      for (const models::Gpt& model : models_) {
-        means.back() += model->parameters()[i].detach() / static_cast<double>(models_.size());
+      for (size_t r = 0; r < models_.size(); ++r) {
+        if (there_[r]) {
+          means.back() += models_[r]->parameters()[i].detach() / living();
+        }
       }
     }
     return means;
   }
 
  private:
+  double living() const {
+    return static_cast<double>(std::count(there_.begin(), there_.end(), true));
+  }
   static models::Gpt make() {
     torch::manual_seed(7); // as every rank
     return models::Gpt(small_gpt());
@@ -180,19 +204,37 @@ class PlainReplicas {
     } else if (options_.states == States::average && adam_) {
       average_states();
     }
+    if (comes_ >= 0) {
+      optimizers_[comes_] = optimizer_of(models_[comes_]);
+      for (size_t i = 0; adam_ && options_.states != States::reset && i < slow_.size(); ++i) {
+        const auto& first = state_of(0, i);
+        auto own = std::make_unique<torch::optim::AdamWParamState>();
+        own->step(first.step());
+        own->exp_avg(first.exp_avg().clone());
+        own->exp_avg_sq(first.exp_avg_sq().clone());
+        optimizers_[comes_]->state()[models_[comes_]->parameters()[i].unsafeGetTensorImpl()] = std::move(own);
+      }
+      there_[comes_] = true;
+      comes_ = -1;
+    }
+  }
+  torch::optim::AdamWParamState& state_of(size_t r, size_t i) {
+    return static_cast<torch::optim::AdamWParamState&>(*optimizers_[r]->state().at(models_[r]->parameters()[i].unsafeGetTensorImpl()));
   }
   void average_states() {
-    const auto state_of = [&](size_t r, size_t i) -> torch::optim::AdamWParamState& {
-      return static_cast<torch::optim::AdamWParamState&>(*optimizers_[r]->state().at(models_[r]->parameters()[i].unsafeGetTensorImpl()));
-    };
     for (size_t i = 0; i < slow_.size(); ++i) {
       at::Tensor first = torch::zeros_like(slow_[i]);
       at::Tensor second = torch::zeros_like(slow_[i]);
       for (size_t r = 0; r < models_.size(); ++r) {
-        first += state_of(r, i).exp_avg() / static_cast<double>(models_.size());
-        second += state_of(r, i).exp_avg_sq() / static_cast<double>(models_.size());
+        if (there_[r]) {
+          first += state_of(r, i).exp_avg() / living();
+          second += state_of(r, i).exp_avg_sq() / living();
+        }
       }
       for (size_t r = 0; r < models_.size(); ++r) {
+        if (!there_[r]) {
+          continue;
+        }
         state_of(r, i).exp_avg().copy_(first);
         state_of(r, i).exp_avg_sq().copy_(second);
       }
@@ -207,6 +249,8 @@ class PlainReplicas {
   std::vector<models::Gpt> models_;
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
   std::vector<at::Tensor> slow_; // SlowMo's momentum
+  std::vector<bool> there_;
+  int comes_ = -1;
 };
 
 inline double mean_of(const std::vector<double>& values) {

@@ -4,9 +4,9 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/comm/environment.h>
-#include <trireme/horovod/elastic/meeting.h>
 #include <trireme/horovod/elastic/round.h>
 #include <trireme/horovod/horovod.h>
+#include <trireme/store/meeting.h>
 
 #include <ATen/ATen.h>
 
@@ -16,7 +16,7 @@
 namespace trireme::horovod::elastic {
 namespace {
 
-Meeting* open_meeting = nullptr; // while run() trains: only its thread looks at it
+store::Meeting* open_meeting = nullptr; // while run() trains: only its thread looks at it
 
 int number_of(std::string_view text, const char* variable) {
   int number = 0;
@@ -35,8 +35,8 @@ store::Endpoint endpoint_of(const std::string& place) {
   return {place.substr(0, colon), number_of(std::string_view(place).substr(colon + 1), "TRIREME_ELASTIC")};
 }
 
-MeetingOptions meeting_options(const std::string& place, const RunOptions& options) {
-  MeetingOptions meeting;
+store::MeetingOptions meeting_options(const std::string& place, const RunOptions& options) {
+  store::MeetingOptions meeting;
   meeting.store = endpoint_of(place);
   meeting.secret = store::Secret::from_environment();
   if (meeting.secret.empty()) {
@@ -53,7 +53,7 @@ MeetingOptions meeting_options(const std::string& place, const RunOptions& optio
   return meeting;
 }
 
-comm::Environment environment_of(const Round& round, const MeetingOptions& meeting) {
+comm::Environment environment_of(const store::Round& round, const store::MeetingOptions& meeting) {
   comm::Environment environment;
   environment.rank = round.rank;
   environment.size = round.size;
@@ -126,11 +126,11 @@ void run(State& state, const std::function<void(comm::World&)>& train, const Run
     train(world);
     return;
   }
-  const MeetingOptions meeting_place = meeting_options(place, options);
-  Meeting meeting(meeting_place);
+  const store::MeetingOptions meeting_place = meeting_options(place, options);
+  store::Meeting meeting(meeting_place);
   state.save(); // what a rank that is lost in its first round returns to
   for (int lost = 0, rounds = 0;; ++rounds) {
-    const Round round = meeting.next_round();
+    const store::Round round = meeting.next_round();
     End end = End::lost;
     try {
       comm::World world = comm::World::connect(environment_of(round, meeting_place), options.world);

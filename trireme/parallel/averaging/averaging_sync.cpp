@@ -17,7 +17,7 @@ constexpr const char* kOuter = "outer_optimizer";
 } // namespace
 
 AveragingSync::AveragingSync(ReduceGroups groups, const AveragingOptions& options, std::optional<at::ScalarType> travel)
-    : GradientSync(groups), options_(options), summing_(std::move(groups), {}, travel), outer_(options, group()) {
+    : GradientSync(groups), options_(options), outer_(options, group()), summing_(std::move(groups), {}, travel) {
   if (options_.every < 1) {
     throw InputError("parameter averaging", concat("replicas meet every ", options_.every, " steps"), "Say a number of steps from 1 on.");
   }
@@ -65,19 +65,19 @@ bool AveragingSync::end_step(bool taken) {
 }
 
 // SlowMo's is constant in a round. A rank may have skipped steps, and its schedule with them, so they agree.
-double AveragingSync::lr_of_round() {
+double AveragingSync::lr_of_round(const comm::Group& ranks, bool counts) const {
   if (options_.outer != AveragingOptions::Outer::slowmo) {
     return 0;
   }
-  at::Tensor sums = torch::tensor({lr_sum_, static_cast<double>(taken_)}, torch::kFloat64);
-  group().all_reduce(sums, comm::ReduceOp::sum, "learning rate of the round").wait();
+  at::Tensor sums = torch::tensor({counts ? lr_sum_ : 0.0, counts ? static_cast<double>(taken_) : 0.0}, torch::kFloat64);
+  ranks.all_reduce(sums, comm::ReduceOp::sum, "learning rate of the round").wait();
   return sums[1].item<double>() > 0 ? sums[0].item<double>() / sums[1].item<double>() : 0;
 }
 
 void AveragingSync::meet() {
   using Values = bucket::SteppedValues;
   const torch::NoGradGuard no_grad;
-  const double lr = lr_of_round();
+  const double lr = lr_of_round(group());
   const auto access = options_.states == AveragingOptions::States::maintain ? Values::Access::write : Values::Access::write_all;
   for (int64_t b = 0; b < std::ssize(buffers_); ++b) {
     for (int64_t k = 0; k < std::ssize(buffers_[b]->layout().buckets()); ++k) {
@@ -91,6 +91,10 @@ void AveragingSync::meet() {
   if (options_.states == AveragingOptions::States::reset) {
     values_->set_steps(0);
   }
+  begin_round();
+}
+
+void AveragingSync::begin_round() {
   outer_.begin_round();
   lr_sum_ = 0;
   taken_ = 0;

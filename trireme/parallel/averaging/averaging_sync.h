@@ -17,7 +17,7 @@ namespace trireme::parallel {
 /// Cost at a meeting for P bytes of fp32 parameters and N ranks: 2P(N-1)/N sent by each rank, so 2P(N-1)/N/H a step; states that are averaged cost the same,
 /// each. It is not overlapped with backward. Up to AveragingOptions::start_step it is an AllReduceSync.
 /// Source: Stich 2018, arXiv:1805.09767; outer_optimizer.h names those of the outer optimizers.
-class AveragingSync final : public GradientSync {
+class AveragingSync : public GradientSync {
  public:
   /// `travel`: AllReduceSync's.
   AveragingSync(ReduceGroups groups, const AveragingOptions& options, std::optional<at::ScalarType> travel = std::nullopt);
@@ -59,31 +59,40 @@ class AveragingSync final : public GradientSync {
   void load_state(const nlohmann::json& state, int64_t steps) override;
   void for_each_state(const nlohmann::json& state, const Visit& visit) override;
 
+ protected:
+  bool has_outer() const {
+    return options_.outer != AveragingOptions::Outer::none;
+  }
+  void keep_start(int64_t buffer, int64_t bucket);
+  /// The step of a meeting has been taken or skipped.
+  virtual void meet();
+  /// A round begins.
+  void begin_round();
+  /// SlowMo's, of the steps that these ranks have taken in the round; a rank does not count where `counts` is false. Collective.
+  double lr_of_round(const comm::Group& ranks, bool counts = true) const;
+
  private:
   bool together() const {
     return steps_ < options_.start_step;
   }
-  bool has_outer() const {
-    return options_.outer != AveragingOptions::Outer::none;
-  }
   bool is_own(const nlohmann::json& state) const;
-  void keep_start(int64_t buffer, int64_t bucket);
-  void meet();
   void average(int64_t buffer, int64_t bucket, const at::Tensor& parameters, double lr);
   void treat_states(const bucket::SteppedValues::Values& values);
-  double lr_of_round();
 
+ protected:
   AveragingOptions options_;
-  comm::Group alone_;
-  AllReduceSync summing_; // before start_step
   OuterOptimizer outer_;
   std::vector<bucket::FlatParameters*> buffers_;
   bucket::SteppedValues* values_ = nullptr;
   int64_t steps_ = 0;
   bool equal_ = true; // the replicas' parameters
+  double exposed_ = 0;
+
+ private:
+  comm::Group alone_;
+  AllReduceSync summing_; // before start_step
   double lr_sum_ = 0; // of the steps of this round that were taken
   int64_t taken_ = 0;
-  double exposed_ = 0;
 };
 
 } // namespace trireme::parallel

@@ -22,6 +22,8 @@ struct AveragingOptions {
   States states = States::maintain;
   /// Up to this step the replicas step together, with the mean of their gradients (Lin et al. 2020, arXiv:1808.07217, post-local SGD).
   int64_t start_step = 0;
+  /// Replicas may be lost and come: who is there at a meeting takes part in it. Each is a process in a world of its own; see elastic_averaging_sync.h.
+  bool elastic = false;
 
   /// DiLoCo's.
   static constexpr double kNesterovLr = 0.7;

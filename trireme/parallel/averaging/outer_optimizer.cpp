@@ -37,6 +37,13 @@ void OuterOptimizer::keep_start(int64_t buffer, int64_t bucket, const at::Tensor
   }
 }
 
+void OuterOptimizer::take(int64_t buffer, int64_t bucket, const std::vector<at::Tensor>& values) {
+  Part& part = parts_[buffer][bucket];
+  part.start.copy_(values[0]);
+  part.momentum.copy_(values[1]);
+  part.has_start = true;
+}
+
 void OuterOptimizer::step(int64_t buffer, int64_t bucket, at::Tensor part, double lr) {
   const torch::NoGradGuard no_grad;
   const auto& [start, momentum, has_start] = parts_[buffer][bucket];

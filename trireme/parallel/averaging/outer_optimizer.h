@@ -35,6 +35,11 @@ class OuterOptimizer {
   at::Tensor part_of(const at::Tensor& parameters) const;
   /// `part` holds the mean of the replicas; it becomes what the outer optimizer makes of it. `lr`: for slowmo; where it is 0 the mean stays.
   void step(int64_t buffer, int64_t bucket, at::Tensor part, double lr);
+  /// Where the round has begun and the momentum, of this rank's part of a bucket; a replica that comes gets them from another one.
+  std::vector<at::Tensor> values(int64_t buffer, int64_t bucket) const {
+    return {parts_[buffer][bucket].start, parts_[buffer][bucket].momentum};
+  }
+  void take(int64_t buffer, int64_t bucket, const std::vector<at::Tensor>& values);
   /// Forgets all momentum.
   void reset();
   /// Of the momentum, as "outer_momentum".

@@ -1,4 +1,4 @@
-#include <trireme/horovod/elastic/meeting.h>
+#include <trireme/store/meeting.h>
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
@@ -6,20 +6,23 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <iterator>
+#include <sstream>
+#include <tuple>
 
-namespace trireme::horovod::elastic {
+namespace trireme::store {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{50};
 
-std::string key(const char* what, int64_t number) {
+std::string meeting_key(const char* what, int64_t number) {
   return concat("elastic/", what, '/', number);
 }
 
 constexpr const char* kIds = "elastic/ids";
 constexpr const char* kChanges = "elastic/changes";
 constexpr const char* kRounds = "elastic/rounds";
+constexpr const char* kWhole = "whole";
+constexpr const char* kBroken = "broken";
 
 int64_t number_in(const std::optional<std::string>& text) {
   return text ? std::stoll(*text) : 0;
@@ -35,15 +38,16 @@ Meeting::Meeting(MeetingOptions options) : options_(std::move(options)) {
   if (options_.min_ranks < 1 || (options_.max_ranks != 0 && options_.max_ranks < options_.min_ranks)) {
     throw InputError("elastic", concat("from ", options_.min_ranks, " to ", options_.max_ranks, " ranks"), "Use at least 1, and as many or more at most (0: any number).");
   }
-  client_ = store::Client::connect(options_.store, options_.secret, options_.job, Clock::now() + options_.start_patience);
+  client_ = Client::connect(options_.store, options_.secret, options_.job, Clock::now() + options_.start_patience);
 }
 
 Meeting::~Meeting() = default; // the store carries out the last will
 
 void Meeting::enter() {
   id_ = client_->add(kIds, 1);
-  client_->last_will(key("gone", id_), "1", kChanges);
+  client_->last_will(meeting_key("gone", id_), "1", kChanges);
   wanted_ = number_in(client_->find(kRounds)) + 1;
+  client_->set(meeting_key("order", id_), concat(wanted_, ' ', options_.place));
 }
 
 Meeting::View Meeting::look() {
@@ -53,8 +57,8 @@ Meeting::View Meeting::look() {
   const int64_t ids = number_in(counters[1]);
   std::vector<std::string> keys;
   for (int64_t id = 1; id <= ids; ++id) {
-    keys.push_back(key("gone", id));
-    keys.push_back(key("come", id));
+    keys.push_back(meeting_key("gone", id));
+    keys.push_back(meeting_key("come", id));
   }
   const auto found = client_->find_all(keys);
   for (int64_t id = 1; id <= ids; ++id) {
@@ -80,34 +84,50 @@ bool Meeting::complete(const View& view, Clock::time_point since) const {
 }
 
 void Meeting::propose(const View& view) {
-  const std::vector<int64_t> come(view.come.begin(), view.come.end());
-  const auto members = options_.max_ranks == 0 ? std::ssize(come) : std::min<std::ptrdiff_t>(std::ssize(come), options_.max_ranks);
-  const nlohmann::json round = {{"members", std::vector<int64_t>(come.begin(), come.begin() + members)},
-                                {"spares", std::vector<int64_t>(come.begin() + members, come.end())},
-                                {"changes", view.changes}};
+  std::vector<std::string> keys;
+  for (const int64_t id : view.come) {
+    keys.push_back(meeting_key("order", id));
+  }
+  std::vector<std::tuple<int64_t, int, int64_t>> come; // first round, place, number
+  auto id = view.come.begin();
+  for (const auto& text : client_->find_all(keys)) {
+    std::istringstream words(text.value_or(""));
+    auto& [first, place, number] = come.emplace_back(0, 0, *id++);
+    words >> first >> place;
+  }
+  std::sort(come.begin(), come.end());
+  nlohmann::json round = {{"members", nlohmann::json::array()}, {"places", nlohmann::json::array()}, {"spares", nlohmann::json::array()}, {"changes", view.changes}};
+  for (const auto& [first, place, number] : come) {
+    if (options_.max_ranks == 0 || std::ssize(round["members"]) < options_.max_ranks) {
+      round["members"].push_back(number);
+      round["places"].push_back(place);
+    } else {
+      round["spares"].push_back(number);
+    }
+  }
   const std::string proposal = round.dump();
-  if (client_->compare_set(key("round", wanted_), "", proposal) == proposal) {
+  if (client_->compare_set(meeting_key("round", wanted_), "", proposal) == proposal) {
     client_->set(kRounds, std::to_string(wanted_)); // for those who come later
   }
 }
 
 std::optional<Round> Meeting::take(const std::string& decision) {
   const nlohmann::json round = nlohmann::json::parse(decision);
-  const auto members = round.at("members").get<std::set<int64_t>>();
+  const auto members = round.at("members").get<std::vector<int64_t>>();
   const auto spares = round.at("spares").get<std::set<int64_t>>();
-  const auto mine = members.find(id_);
+  const auto mine = std::find(members.begin(), members.end(), id_);
   if (mine != members.end()) {
-    members_ = members;
+    members_ = {members.begin(), members.end()};
     spares_ = spares;
     changes_ = round.at("changes");
-    return Round{wanted_, static_cast<int>(std::distance(members.begin(), mine)), static_cast<int>(members.size())};
+    return Round{wanted_, static_cast<int>(mine - members.begin()), static_cast<int>(members.size()), members, round.at("places").get<std::vector<int>>()};
   }
   if (spares.contains(id_)) {
-    client_->set(key("come", id_), std::to_string(++wanted_));
+    client_->set(meeting_key("come", id_), std::to_string(++wanted_));
   } else { // it was late: the others have gone on, and what it has is old
-    client_->set(key("gone", id_), "1");
+    client_->set(meeting_key("gone", id_), "1");
     enter();
-    client_->set(key("come", id_), std::to_string(wanted_));
+    client_->set(meeting_key("come", id_), std::to_string(wanted_));
     client_->add(kChanges, 1);
   }
   return std::nullopt;
@@ -116,16 +136,16 @@ std::optional<Round> Meeting::take(const std::string& decision) {
 Round Meeting::next_round() {
   if (id_ == 0) {
     enter();
-    client_->set(key("come", id_), std::to_string(wanted_));
+    client_->set(meeting_key("come", id_), std::to_string(wanted_));
     client_->add(kChanges, 1); // the others hear of it when this process has come
   } else {
-    client_->set(key("come", id_), std::to_string(++wanted_));
+    client_->set(meeting_key("come", id_), std::to_string(++wanted_));
   }
   const auto since = Clock::now();
-  for (;;) {
-    const bool decided = client_->wait({key("round", wanted_)}, kLook);
+  for (auto wait = std::chrono::milliseconds(0);; wait = kLook) { // the last one to come does not wait
+    const bool decided = client_->wait({meeting_key("round", wanted_)}, wait);
     if (decided) {
-      if (const auto round = take(client_->find(key("round", wanted_)).value())) {
+      if (const auto round = take(client_->find(meeting_key("round", wanted_)).value())) {
         return *round;
       }
       continue;
@@ -159,4 +179,19 @@ bool Meeting::changed() {
   return false;
 }
 
-} // namespace trireme::horovod::elastic
+bool Meeting::conclude(bool well) {
+  const std::string verdict = meeting_key("verdict", wanted_);
+  if (!well) {
+    client_->compare_set(verdict, "", kBroken);
+  } else if (client_->add(meeting_key("well", wanted_), 1) == std::ssize(members_)) {
+    client_->compare_set(verdict, "", kWhole);
+  }
+  for (const auto since = Clock::now(); !client_->wait({verdict}, kLook);) {
+    if (!includes(look().living, members_) || Clock::now() - since >= options_.late_patience) {
+      client_->compare_set(verdict, "", kBroken); // unless the last one has just said well
+    }
+  }
+  return client_->find(verdict) == kWhole;
+}
+
+} // namespace trireme::store

@@ -1,6 +1,6 @@
 // Processes that come and go agree on who takes part in a round, and on the order of their ranks.
 #include <trireme/base/error.h>
-#include <trireme/horovod/elastic/meeting.h>
+#include <trireme/store/meeting.h>
 #include <trireme/store/server.h>
 
 #include <tests/support/peer_error.h>
@@ -11,10 +11,10 @@
 #include <memory>
 #include <vector>
 
-namespace trireme::horovod::elastic {
+namespace trireme::store {
 namespace {
 
-using test::error_of;
+using trireme::test::error_of;
 using testing::HasSubstr;
 
 /// A round as a value that can be compared.
@@ -162,6 +162,70 @@ TEST_F(MeetingTest, OneThatIsLateIsLeftOutAndComesBackLast) {
   EXPECT_EQ(Place(late.get()), (Place{3, 2, 3}));
 }
 
+TEST_F(MeetingTest, PlacesOrderThoseOfOneRoundAndLaterOnesComeBehind) {
+  options_.min_ranks = 2;
+  options_.place = 5;
+  Meeting& a = come();
+  options_.place = 3;
+  Meeting& b = come();
+  auto rounds = next({&a, &b});
+  EXPECT_EQ(Place(rounds[0]), (Place{1, 1, 2}));
+  EXPECT_EQ(Place(rounds[1]), (Place{1, 0, 2}));
+  EXPECT_EQ(rounds[0].places, (std::vector<int>{3, 5}));
+  EXPECT_EQ(rounds[0].members, (std::vector<int64_t>{2, 1}));
+  options_.place = 0;
+  Meeting& c = come();
+  auto waiting = next(c);
+  while (!a.changed()) {
+  }
+  rounds = next({&a, &b});
+  EXPECT_EQ(Place(waiting.get()), (Place{2, 2, 3}));
+  EXPECT_EQ(rounds[0].places, (std::vector<int>{3, 5, 0}));
+}
+
+class ConcludeTest : public MeetingTest {
+ protected:
+  ConcludeTest() {
+    options_.max_ranks = 3; // which the first round waits for
+    next({&come(), &come(), &come()});
+  }
+  std::future<bool> conclude(int member, bool well) {
+    return std::async(std::launch::async, [one = meetings_[static_cast<size_t>(member)].get(), well] { return one->conclude(well); });
+  }
+};
+
+TEST_F(ConcludeTest, IsGoodWhenAllSaySo) {
+  for (int round = 0; round < 2; ++round) {
+    auto a = conclude(0, true);
+    auto b = conclude(1, true);
+    EXPECT_NE(a.wait_for(std::chrono::milliseconds(200)), std::future_status::ready) << "one has not said anything";
+    auto c = conclude(2, true);
+    EXPECT_TRUE(a.get());
+    EXPECT_TRUE(b.get());
+    EXPECT_TRUE(c.get());
+    next({meetings_[0].get(), meetings_[1].get(), meetings_[2].get()});
+  }
+}
+
+TEST_F(ConcludeTest, IsBadForAllWhenOneSaysSo) {
+  auto a = conclude(0, true);
+  auto b = conclude(1, false);
+  EXPECT_FALSE(b.get()); // it does not wait for anybody
+  EXPECT_FALSE(a.get());
+  EXPECT_FALSE(conclude(2, true).get());
+}
+
+// It may have had all that the round was for.
+TEST_F(ConcludeTest, IsBadForAllWhenOneIsLost) {
+  auto a = conclude(0, true);
+  auto b = conclude(1, true);
+  leave(*meetings_[2]);
+  EXPECT_FALSE(a.get());
+  EXPECT_FALSE(b.get());
+  const auto rounds = next({meetings_[0].get(), meetings_[1].get()});
+  EXPECT_EQ(Place(rounds[0]), (Place{2, 0, 2}));
+}
+
 TEST_F(MeetingTest, TooFewIsAnErrorInTheEnd) {
   options_.min_ranks = 3;
   options_.patience = std::chrono::milliseconds(60);
@@ -171,4 +235,4 @@ TEST_F(MeetingTest, TooFewIsAnErrorInTheEnd) {
 }
 
 } // namespace
-} // namespace trireme::horovod::elastic
+} // namespace trireme::store

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "task.h"
+
+#include <trireme/config/run_file.h>
+#include <trireme/data/tokenizer.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace trireme::tools {
+
+/// The text that a GPT writes after `training.sample`'s prompt. `checkpoints`: the folder whose last checkpoint has its weights, because no rank has all of them; then
+/// task.gpt becomes a model of its own. Errors: InputError for a checkpoint that cannot be read.
+std::string sample_of(const config::RunConfig& run, Task& task, const data::Tokenizer& tokenizer, const std::optional<std::filesystem::path>& checkpoints);
+
+} // namespace trireme::tools
