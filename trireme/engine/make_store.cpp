@@ -86,10 +86,9 @@ void check_on_device(const Parts& parts, const InitializeOptions& options) {
     }
   }
   if (parameters.place != Place::device && (states.place == Place::device || states.ratio < 1)) {
-    throw InputError("engine",
-                     concat("offload_param ", states.place == Place::device ? "without offload_optimizer" : "with offload_optimizer's ratio below 1",
-                            ": parameters on the host would be stepped on the device"),
-                     "Say \"offload_optimizer\": {\"device\": \"cpu\"} too.");
+    const std::string with = states.place == Place::device ? "without offload_optimizer" : concat("with offload_optimizer's ratio ", states.ratio);
+    throw InputError("engine", concat("offload_param ", with, ": parameters on the host would be stepped on the device"),
+                     states.place == Place::device ? "Say \"offload_optimizer\": {\"device\": \"cpu\"} too." : "Say \"ratio\": 1.");
   }
 }
 
