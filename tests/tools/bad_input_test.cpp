@@ -38,7 +38,7 @@ TEST_F(BadInputTest, ARunFileThatIsMissingOrNotJson) {
 TEST_F(BadInputTest, AnUnknownKey) {
   expect_refused(train("-n 2 --set engine.gradient_clipp1ng=1"), "Did you mean \"gradient_clipping\"?");
   expect_refused(train("-n 2 --set engine.sparse_attention.mode=fixed"), "not yet");
-  expect_refused(train("-n 2 --set engine.zero_optimization.offload_optimizer.device=nvme"), "nvme_path");
+  expect_refused(train("-n 2 --set engine.zero_optimization.offload_optimizer.device=nvme"), "files need a folder");
   expect_refused(train("-n 2 --set engine.zero_optimization.stage=4"), "from 0 to 3");
   expect_refused(train("-n 2 --set engine.fp16.enabled=true --set engine.bf16.enabled=true"), "Enable one of the two");
 }

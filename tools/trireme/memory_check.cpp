@@ -185,7 +185,8 @@ void check_memory(const config::RunConfig& run, const std::filesystem::path& run
   const auto bytes = [](int64_t number) { return format_bytes(static_cast<double>(number)); };
   const Fitting fitting = nearest_fitting(run_file, overrides, ranks, memory);
   const std::string next = fitting.arguments.empty()
-                               ? concat("None of the changes tried fits; the smallest needs ", bytes(fitting.peak_of_all), " on ", fitting.ranks,
+                               ? fitting.ranks == 0 ? std::string("None of the changes tried fits, in memory or in files. Use a smaller model, a folder with more room, or more hosts (--hostfile).")
+                                 : concat("None of the changes tried fits; the smallest needs ", bytes(fitting.peak_of_all), " on ", fitting.ranks,
                                         fitting.ranks == 1 ? " rank" : " ranks", ". Use a smaller model, or more hosts (--hostfile).")
                                : concat("Fits with about ", bytes(fitting.peak_of_all), ": ", join(fitting.arguments, " "), '.');
   throw InputError("memory", concat("this run cannot fit: ", why, ", and the estimate allows for an error of ",

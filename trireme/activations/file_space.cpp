@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
+#include <random>
 #include <unistd.h>
 
 namespace trireme::activations {
@@ -12,10 +13,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// No other file of this or another process has it.
+// No other file of this or another process has it, also where processes of several containers or hosts, whose numbers repeat, share the folder.
 fs::path fresh_name(const fs::path& folder) {
   static std::atomic<int64_t> count = 0;
-  return folder / concat("activations_", ::getpid(), '_', count++);
+  std::random_device random;
+  return folder / concat("activations_", ::getpid(), '_', random(), random(), '_', count++);
+}
+
+// As large as is wanted, or, on a disk that has less room, as is needed.
+aio::File make_file(const fs::path& name, int64_t wanted, int64_t needed) {
+  try {
+    return aio::File::create(name, std::max(wanted, needed));
+  } catch (const Error&) {
+    if (wanted <= needed) {
+      throw;
+    }
+    return aio::File::create(name, needed);
+  }
 }
 
 } // namespace
@@ -54,7 +68,7 @@ std::shared_ptr<const FileSpace::Piece> FileSpace::take(int64_t bytes) {
     }
   }
   const fs::path name = fresh_name(folder_);
-  aio::File file = aio::File::create(name, std::max(bytes, file_bytes_));
+  aio::File file = make_file(name, file_bytes_, bytes);
   fs::remove(name);
   const int64_t size = file.size();
   files_.push_back({std::move(file), {{0, size}}});

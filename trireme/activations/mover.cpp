@@ -281,13 +281,17 @@ void Mover::forget(Away& away) noexcept {
         copying_.emplace_back(std::move(away.copied_), away.buffer_);
       }
     }
-    for (const auto& id : {away.write_, away.read_}) {
-      if (id) {
-        transfers().wait(*id); // before its memory and its place in the file are somebody else's
-      }
-    }
-  } catch (const std::exception& error) { // of a transfer that nobody needs any more, or of a device that has failed
+  } catch (const std::exception& error) { // of a device that has failed
     log::debug("activations that were not used: ", error.what());
+  }
+  for (const auto& id : {away.write_, away.read_}) { // both are waited for before their memory and their place in the file are somebody else's
+    try {
+      if (id) {
+        transfers().wait(*id);
+      }
+    } catch (const std::exception& error) { // of a transfer that nobody needs any more
+      log::debug("activations that were not used: ", error.what());
+    }
   }
 }
 

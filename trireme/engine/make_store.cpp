@@ -56,6 +56,11 @@ void check_place(const char* key, Place place, const std::string& nvme_path, int
   }
 }
 
+// The rest stays on the device.
+std::unique_ptr<bucket::StateStore> in_part(std::unique_ptr<bucket::StateStore> store, const Parts& parts, double ratio) {
+  return ratio < 1 && !parts.device().is_cpu() ? offload::make_partial_store(std::move(store), ratio) : std::move(store);
+}
+
 // What exchanges something else than gradients reads and writes masters and states where the device is.
 const char* exchanges_values(const InitializeOptions& options) {
   return options.config.averaging.on()           ? "parameter_averaging"
@@ -86,10 +91,9 @@ void check_on_device(const Parts& parts, const InitializeOptions& options) {
     }
   }
   if (parameters.place != Place::device && (states.place == Place::device || states.ratio < 1)) {
-    throw InputError("engine",
-                     concat("offload_param ", states.place == Place::device ? "without offload_optimizer" : "with offload_optimizer's ratio below 1",
-                            ": parameters on the host would be stepped on the device"),
-                     "Say \"offload_optimizer\": {\"device\": \"cpu\"} too.");
+    const std::string with = states.place == Place::device ? "without offload_optimizer" : concat("with offload_optimizer's ratio ", states.ratio);
+    throw InputError("engine", concat("offload_param ", with, ": parameters on the host would be stepped on the device"),
+                     states.place == Place::device ? "Say \"offload_optimizer\": {\"device\": \"cpu\"} too." : "Say \"ratio\": 1.");
   }
 }
 
@@ -146,12 +150,12 @@ std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, con
     if (options.state_store || wanted.place != Place::host || parts.device().is_cpu()) {
       return options.state_store ? options.state_store() : nullptr;
     }
-    std::unique_ptr<bucket::StateStore> store = offload::make_host_store(wanted.pin_memory);
-    return wanted.ratio < 1 ? offload::make_partial_store(std::move(store), wanted.ratio) : std::move(store);
+    return in_part(offload::make_host_store(wanted.pin_memory), parts, wanted.ratio);
   }
-  return make(parts, wanted.nvme_path,
-              {.kind = "optimizer states", .buffers = wanted.buffer_count, .pipeline_read = wanted.pipeline_read, .pipeline_write = wanted.pipeline_write, .fast_init = wanted.fast_init},
-              options.config.offload.aio);
+  return in_part(make(parts, wanted.nvme_path,
+                      {.kind = "optimizer states", .buffers = wanted.buffer_count, .pipeline_read = wanted.pipeline_read, .pipeline_write = wanted.pipeline_write, .fast_init = wanted.fast_init},
+                      options.config.offload.aio),
+                 parts, wanted.ratio);
 }
 
 std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options) {

@@ -164,7 +164,7 @@ bool shards_states(const Parts& parts, const config::EngineConfig& config) {
 
 bool shards_gradients(const Parts& parts, const config::EngineConfig& config) {
   const bool go_to_host = !parts.device().is_cpu() && config.offload.optimizer.place != offload::Place::device;
-  return config.zero.stage >= 2 && (parts.group.size() > 1 || go_to_host);
+  return config.zero.stage >= 2 && (shards_states(parts, config) || go_to_host);
 }
 
 void check_averaging(const Parts& parts, const InitializeOptions& options) {

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace trireme::offload {
@@ -131,13 +133,19 @@ int64_t probe_bytes(const FolderUse& use, const Options& options, int64_t free_b
 }
 
 void check_room(const std::vector<FolderUse>& folders, const Options& options, int64_t memory_bytes, bool on_device) {
+  std::map<dev_t, int64_t> wanted; // by disk: folders on one share its room
   for (const FolderUse& use : folders) {
     std::error_code error;
-    const fs::space_info space = fs::space(existing_folder(use.folder), error);
-    const Room room{error ? use.bytes() : static_cast<int64_t>(space.available), memory_bytes, on_device}; // what cannot be known does not refuse
-    if (const Refusal no = refusal(use, options, room); !no.what.empty()) {
+    const fs::path folder = existing_folder(use.folder);
+    const fs::space_info space = fs::space(folder, error);
+    struct stat disk = {};
+    int64_t& others = wanted[::stat(folder.c_str(), &disk) == 0 ? disk.st_dev : 0];
+    const Room room{error ? use.bytes() : static_cast<int64_t>(space.available) - others, memory_bytes, on_device}; // what cannot be known does not refuse
+    if (Refusal no = refusal(use, options, room); !no.what.empty()) {
+      no.what += others > 0 ? concat(", beside ", size(others), " of the other folder on that disk") : "";
       throw InputError("offload", no.what, no.next);
     }
+    others += use.bytes();
   }
 }
 
@@ -147,6 +155,11 @@ std::vector<Preflight> preflight(const std::vector<FolderUse>& folders, const Op
     const fs::path folder = existing_folder(use.folder);
     std::error_code error;
     const fs::space_info space = fs::space(folder, error);
+    if (!error && static_cast<int64_t>(space.available) < 2 * options.aio.block_size) {
+      out.push_back({use, {}, 0, 0, {concat(use.folder.string(), ": files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(use.bytes()), ", ", size(static_cast<int64_t>(space.available)),
+                                            " are free: too little to measure the disk")}});
+      continue;
+    }
     out.push_back(judge(use, options, aio::probe(folder, options.aio, probe_bytes(use, options, error ? kSmallestProbe : static_cast<int64_t>(space.available)))));
   }
   return out;
