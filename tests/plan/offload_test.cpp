@@ -206,7 +206,8 @@ std::vector<double> all_times(const Cluster& where, const Job& what, int64_t mos
                       for (const Place parameters : places) {
                         const bool nothing = states == Place::device && (parameters == Place::device || !where.on_host);
                         const bool twice = l.gradient_ranks() == 1 && moved_stage == 3 && parameters == Place::device; // stage 2 again
-                        if (nothing || twice || (moved_stage < 3 && parameters != Place::device)) {
+                        const bool not_built = parameters == Place::nvme && !where.on_host;
+                        if (nothing || twice || not_built || (moved_stage < 3 && parameters != Place::device)) {
                           continue;
                         }
                         Layout moved = l;

@@ -131,7 +131,7 @@ TEST_F(EstimateCommandTest, RefusesWhatTrainingWouldRefuse) {
   refused(sh(kTrireme + " estimate " + path("absent.json")), "absent.json");
 }
 
-// Before a rank starts, in less than a second, with what would fit.
+// Before a rank starts, with what would fit.
 TEST_F(EstimateCommandTest, ARunThatCannotFitIsRefused) {
   const auto start = std::chrono::steady_clock::now();
   const Finished huge = train("-n 2 --set model.layers=100 --set model.hidden=20000 --set model.heads=100", 20);
