@@ -5,6 +5,7 @@
 #include <trireme/models/gpt_layers.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace trireme::engine {
@@ -15,16 +16,14 @@ inline models::GptOptions four_layers() {
   return options;
 }
 
-/// A GPT as a list of layers, which are its units at ZeRO stage 3.
+/// A list of layers, by default those of a GPT, which are its units at ZeRO stage 3.
 struct LayeredRun {
   std::shared_ptr<pipeline::PipelineModule> model;
   Initialized made;
 
-  LayeredRun(comm::World& world, const config::EngineConfig& config, int stages = 1, const models::GptOptions& shape = four_layers()) {
-    torch::set_num_threads(1); // tiny tensors
-    pipeline::PipelineOptions options_of_stages;
-    options_of_stages.stages = stages;
-    model = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(shape), models::token_loss, options_of_stages);
+  LayeredRun(comm::World& world, const config::EngineConfig& config, const pipeline::PipelineOptions& pipeline, pipeline::LayerList layers = models::gpt_layers(four_layers()),
+             pipeline::PipelineModule::Loss loss = models::token_loss)
+      : model(std::make_shared<pipeline::PipelineModule>(std::move(layers), std::move(loss), pipeline)) {
     InitializeOptions options;
     torch::manual_seed(7); // layers are built in initialize()
     options.pipeline = model;
@@ -33,11 +32,23 @@ struct LayeredRun {
     options.shuffle = false;
     made = initialize(world, options);
   }
+  /// In one thread: tiny tensors.
+  LayeredRun(comm::World& world, const config::EngineConfig& config, int stages = 1, const models::GptOptions& shape = four_layers())
+      : LayeredRun(world, config, in_one_thread(stages), models::gpt_layers(shape)) {}
+
   Engine& engine() {
     return *made.engine;
   }
   double step() {
     return made.engine->train_batch().item<double>();
+  }
+
+ private:
+  static pipeline::PipelineOptions in_one_thread(int stages) {
+    torch::set_num_threads(1);
+    pipeline::PipelineOptions options;
+    options.stages = stages;
+    return options;
   }
 };
 

@@ -1,8 +1,7 @@
 // ZeRO stage 3 in pipelines of several stages.
-#include "small_run.h"
+#include "layered_run.h"
 
 #include <trireme/base/error.h>
-#include <trireme/models/gpt_layers.h>
 #include <trireme/zero/init.h>
 
 #include <tests/support/run_ranks.h>
@@ -30,12 +29,6 @@ using testing::IsEmpty;
 constexpr int64_t kBatch = 48;
 constexpr int64_t kMicroBatches = 6;
 
-models::GptOptions four_blocks() {
-  models::GptOptions options = small_gpt();
-  options.layers = 4;
-  return options;
-}
-
 PipelineOptions in_stages(int count, ScheduleKind schedule = ScheduleKind::one_f_one_b) {
   PipelineOptions options;
   options.stages = count;
@@ -53,29 +46,6 @@ config::EngineConfig config_of(int zero_stage, const char* more = "") {
   config.data_parallel.first_bucket_bytes = 1000;
   return config;
 }
-
-struct StagedRun {
-  std::shared_ptr<PipelineModule> model;
-  Initialized made;
-
-  StagedRun(comm::World& world, const config::EngineConfig& config, const PipelineOptions& pipeline, LayerList layers = models::gpt_layers(four_blocks()),
-      PipelineModule::Loss loss = models::token_loss)
-      : model(std::make_shared<PipelineModule>(std::move(layers), std::move(loss), pipeline)) {
-    InitializeOptions options;
-    torch::manual_seed(7); // layers are built in initialize()
-    options.pipeline = model;
-    options.config = config;
-    options.training_data = std::make_shared<Counting>();
-    options.shuffle = false;
-    made = initialize(world, options);
-  }
-  Engine& engine() {
-    return *made.engine;
-  }
-  double step() {
-    return made.engine->train_batch().item<double>();
-  }
-};
 
 struct Case {
   int stages;
@@ -95,11 +65,11 @@ TEST_P(PipelinesAtStageThree, TrainAsWithoutZeroAndAsOneProcess) {
                         [&](comm::World& world) {
                           ASSERT_STREQ(world.group().backend(), "shm");
                           PipelineOptions pipeline = in_stages(c.stages, c.schedule);
-                          StagedRun plain(world, config_of(0, type.c_str()), pipeline);
+                          LayeredRun plain(world, config_of(0, type.c_str()), pipeline);
                           pipeline.activation_checkpoint_interval = c.recompute;
-                          StagedRun sharded(world, config_of(3, type.c_str()), pipeline);
+                          LayeredRun sharded(world, config_of(3, type.c_str()), pipeline);
                           std::vector<double> expected_norms;
-                          const std::vector<double> expected = plain_losses(kBatch, 20, 1.0, &expected_norms, four_blocks());
+                          const std::vector<double> expected = plain_losses(kBatch, 20, 1.0, &expected_norms, four_layers());
                           for (int step = 0; step < 20; ++step) {
                             const double loss = plain.step();
                             EXPECT_EQ(sharded.step(), loss) << "step " << step;
@@ -190,7 +160,7 @@ TEST(PipelineZeroTest, UnitsAreKeptForTheNextMicroBatchAsFarAsTheyMay) {
                             const auto counter = std::make_shared<Counter>();
                             PipelineOptions options = in_stages(2);
                             options.bounds = {0, 13, 25};
-                            StagedRun run(world, config, options, twelve_squares(counter), squares);
+                            LayeredRun run(world, config, options, twelve_squares(counter), squares);
                             counter->model = run.model;
                             run.step();
                             run.step();
@@ -224,9 +194,9 @@ TEST(PipelineZeroTest, CheckpointsFitEveryLayout) {
   const auto go_on = [&](const Layout& to) {
     EXPECT_THAT(run_ranks(to.ranks,
                           [&](comm::World& world) {
-                            StagedRun run(world, config_of(to.zero_stage), in_stages(to.stages, to.schedule));
+                            LayeredRun run(world, config_of(to.zero_stage), in_stages(to.stages, to.schedule));
                             ASSERT_TRUE(run.engine().load_checkpoint(folder / "run"));
-                            const std::vector<double> expected = plain_losses(kBatch, kSaved + 4, 1.0, nullptr, four_blocks());
+                            const std::vector<double> expected = plain_losses(kBatch, kSaved + 4, 1.0, nullptr, four_layers());
                             for (int step = kSaved; step < kSaved + 4; ++step) {
                               EXPECT_NEAR(run.step(), expected[step], 1e-6 * expected[step]) << "step " << step;
                             }
@@ -237,7 +207,7 @@ TEST(PipelineZeroTest, CheckpointsFitEveryLayout) {
   for (const Layout& from : {Layout{2, 4, 3, ScheduleKind::interleaved}, Layout{4, 4, 0}, Layout{1, 4, 3}}) {
     EXPECT_THAT(run_ranks(from.ranks,
                           [&](comm::World& world) {
-                            StagedRun run(world, config_of(from.zero_stage), in_stages(from.stages, from.schedule));
+                            LayeredRun run(world, config_of(from.zero_stage), in_stages(from.stages, from.schedule));
                             for (int step = 0; step < kSaved; ++step) {
                               run.step();
                             }
@@ -256,12 +226,12 @@ TEST(PipelineZeroTest, ResumedIsUninterruptedBitForBit) {
   for (const char* type : {"", R"(, "bf16": {"enabled": true})"}) {
     EXPECT_THAT(run_ranks(4,
                           [&](comm::World& world) {
-                            StagedRun whole(world, config_of(3, type), in_stages(2));
+                            LayeredRun whole(world, config_of(3, type), in_stages(2));
                             for (int step = 0; step < 3; ++step) {
                               whole.step();
                             }
                             whole.engine().save_checkpoint(folder / (type[0] == 0 ? "fp32" : "bf16"));
-                            StagedRun second(world, config_of(3, type), in_stages(2));
+                            LayeredRun second(world, config_of(3, type), in_stages(2));
                             ASSERT_TRUE(second.engine().load_checkpoint(folder / (type[0] == 0 ? "fp32" : "bf16")));
                             for (int step = 3; step < 8; ++step) {
                               EXPECT_EQ(whole.step(), second.step()) << "step " << step;
@@ -277,8 +247,8 @@ TEST(PipelineZeroTest, EvaluationGivesTheLossOfOneProcess) {
   EXPECT_THAT(run_ranks(4,
                         [](comm::World& world) {
                           for (const auto schedule : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved}) {
-                            StagedRun plain(world, config_of(0), in_stages(2, schedule));
-                            StagedRun run(world, config_of(3), in_stages(2, schedule));
+                            LayeredRun plain(world, config_of(0), in_stages(2, schedule));
+                            LayeredRun run(world, config_of(3), in_stages(2, schedule));
                             const auto data = std::make_shared<Counting>();
                             const auto evaluated = [&](Engine& engine) {
                               data::SamplerOptions sampler;
@@ -306,7 +276,7 @@ TEST(PipelineZeroTest, EachStageGathersAndChangesItsOwnParameters) {
                         [](comm::World& world) {
                           std::vector<std::vector<double>> losses;
                           for (const int zero_stage : {0, 3}) {
-                            StagedRun run(world, config_of(zero_stage), in_stages(2));
+                            LayeredRun run(world, config_of(zero_stage), in_stages(2));
                             run.step();
                             {
                               const std::string name = concat("transformer.h.", run.engine().pipe_group().rank() == 0 ? 0 : 3, ".mlp.c_fc.weight");
@@ -337,8 +307,8 @@ TEST(PipelineZeroTest, StagesShareSomeParametersAndOneHasNone) {
                           };
                           PipelineOptions options = in_stages(3);
                           options.bounds = {0, 2, 3, 5};
-                          StagedRun plain(world, config_of(0), options, layers(), squares);
-                          StagedRun run(world, config_of(3), options, layers(), squares);
+                          LayeredRun plain(world, config_of(0), options, layers(), squares);
+                          LayeredRun run(world, config_of(3), options, layers(), squares);
                           for (int step = 0; step < 8; ++step) {
                             EXPECT_EQ(plain.step(), run.step()) << "step " << step;
                           }
@@ -363,7 +333,7 @@ TEST(PipelineZeroTest, LayersMadeUnderInitAreRefused) {
                             layers = LayerList{[](const at::Tensor& tokens) { return tokens.to(torch::kFloat32) / 31; }, InnerSharded(), InnerSharded()};
                           }
                           try {
-                            StagedRun(world, config_of(3), in_stages(2), layers, squares);
+                            LayeredRun(world, config_of(3), in_stages(2), layers, squares);
                             ADD_FAILURE() << "accepted";
                           } catch (const InputError& error) {
                             EXPECT_THAT(error.what(), AllOf(HasSubstr("layer 1 was made under zero::Init"), HasSubstr("2 stages"), HasSubstr("LayerSpec")));

@@ -11,7 +11,7 @@ namespace trireme::parallel::server {
 namespace {
 
 using nlohmann::json;
-using test::run_processes;
+using test::with_server;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -83,29 +83,6 @@ class Hand {
   std::unique_ptr<rpc::Client> client_;
   int worker_;
 };
-
-/// A server in a thread, and `body` beside it, in a process of their own. Returns what went wrong.
-std::vector<std::string> with_server(ServerOptions options, const std::function<void(const std::string& address)>& body, const std::filesystem::path& folder = {}) {
-  options.servers = 1;
-  return run_processes(1, [&](int) {
-    std::atomic<bool> stop{false};
-    auto server = rpc::serve("local://rules", {});
-    ParameterServerOptions of;
-    of.server = options;
-    of.folder = folder;
-    of.stop = &stop;
-    std::thread thread([&] { engine::serve_parameters(*server, of); });
-    try {
-      body(server->address());
-    } catch (...) {
-      stop = true;
-      thread.join();
-      throw;
-    }
-    stop = true;
-    thread.join();
-  });
-}
 
 ServerOptions mode(ServerOptions::Mode mode, int64_t staleness = 0, double timeout_s = 1000) {
   ServerOptions options;

@@ -9,13 +9,39 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 namespace trireme::test {
+
+/// A server in a thread, and `body` beside it, in a process of their own. Returns what went wrong.
+inline std::vector<std::string> with_server(parallel::ServerOptions options, const std::function<void(const std::string& address)>& body, const std::filesystem::path& folder = {}) {
+  options.servers = 1;
+  return run_processes(1, [&](int) {
+    std::atomic<bool> stop{false};
+    const auto server = rpc::serve("local://server", {});
+    parallel::server::ParameterServerOptions of;
+    of.server = options;
+    of.folder = folder;
+    of.stop = &stop;
+    std::thread thread([&] { engine::serve_parameters(*server, of); });
+    try {
+      body(server->address());
+    } catch (...) {
+      stop = true;
+      thread.join();
+      throw;
+    }
+    stop = true;
+    thread.join();
+  });
+}
 
 /// Processes that are workers (the first ones) and servers of one job. Servers write their addresses into a folder that is removed at the end.
 class ServerJob {

@@ -345,25 +345,9 @@ struct Worker {
 };
 
 void with_rows_server(const std::function<void(const std::string& address)>& body) {
-  EXPECT_THAT(test::run_processes(1, [&](int) {
-    std::atomic<bool> stop{false};
-    const auto server = rpc::serve("local://rows", {});
-    ParameterServerOptions options;
-    options.server.servers = 1;
-    options.server.mode = ServerOptions::Mode::async;
-    options.stop = &stop;
-    std::thread thread([&] { engine::serve_parameters(*server, options); });
-    try {
-      body(server->address());
-    } catch (...) {
-      stop = true;
-      thread.join();
-      throw;
-    }
-    stop = true;
-    thread.join();
-  }),
-              IsEmpty());
+  ServerOptions options;
+  options.mode = ServerOptions::Mode::async;
+  EXPECT_THAT(test::with_server(options, body), IsEmpty());
 }
 
 constexpr int64_t bytes_of_rows(int64_t rows) {

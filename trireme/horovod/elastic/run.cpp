@@ -3,7 +3,7 @@
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
-#include <trireme/comm/environment.h>
+#include <trireme/comm/round_environment.h>
 #include <trireme/horovod/elastic/round.h>
 #include <trireme/horovod/horovod.h>
 #include <trireme/store/meeting.h>
@@ -51,19 +51,6 @@ store::MeetingOptions meeting_options(const std::string& place, const RunOptions
     meeting.patience = std::chrono::seconds(number_of(*seconds, "TRIREME_ELASTIC_TIMEOUT"));
   }
   return meeting;
-}
-
-comm::Environment environment_of(const store::Round& round, const store::MeetingOptions& meeting) {
-  comm::Environment environment;
-  environment.rank = round.rank;
-  environment.size = round.size;
-  environment.host = meeting.store.host;
-  environment.port = meeting.store.port;
-  environment.store_elsewhere = true;
-  environment.key_prefix = concat("round ", round.number, "/");
-  environment.job = meeting.job;
-  environment.source = "an elastic run";
-  return environment;
 }
 
 enum class End { done, lost, changed };
@@ -133,7 +120,7 @@ void run(State& state, const std::function<void(comm::World&)>& train, const Run
     const store::Round round = meeting.next_round();
     End end = End::lost;
     try {
-      comm::World world = comm::World::connect(environment_of(round, meeting_place), options.world);
+      comm::World world = comm::World::connect(comm::environment_of(round, meeting_place, "an elastic run"), options.world);
       const Shutdown at_end;
       if (round.rank == 0) {
         log::info("elastic: round ", round.number, " has ", round.size, round.size == 1 ? " rank" : " ranks");

@@ -3,7 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/fault.h>
 #include <trireme/base/log.h>
-#include <trireme/comm/environment.h>
+#include <trireme/comm/round_environment.h>
 
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -14,19 +14,6 @@
 
 namespace trireme::parallel {
 namespace {
-
-comm::Environment environment_of(const store::Round& round, const ReplicaOptions& replica) {
-  comm::Environment environment;
-  environment.rank = round.rank;
-  environment.size = round.size;
-  environment.host = replica.store.host;
-  environment.port = replica.store.port;
-  environment.store_elsewhere = true;
-  environment.key_prefix = concat("meeting ", round.number, "/");
-  environment.job = replica.job;
-  environment.source = "replicas that meet";
-  return environment;
-}
 
 store::MeetingOptions meeting_options(const ReplicaOptions& replica) {
   store::MeetingOptions options;
@@ -174,7 +161,7 @@ void ElasticAveragingSync::open(const store::Round& round) {
   sent_before_ = bytes_sent();
   world_.reset();
   members_ = round.members;
-  world_.emplace(comm::World::connect(environment_of(round, replica_)));
+  world_.emplace(comm::World::connect(comm::environment_of(round, meeting_options(replica_), "replicas that meet")));
   log::set_rank(0, 1); // what it says is in a log of its own
   fault::set_step(steps_);
 }
