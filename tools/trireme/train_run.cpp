@@ -363,7 +363,7 @@ monitor::StepMetrics TrainRun::metrics() {
 }
 
 void TrainRun::evaluate(monitor::StepMetrics& metrics) {
-  if (!validation_ || (worker_ && !is_first())) {
+  if (!validation_ || is_silent()) {
     return;
   }
   set_status("evaluating");

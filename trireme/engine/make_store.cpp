@@ -19,10 +19,6 @@ const char* name(Place place) {
   return place == Place::nvme ? "nvme" : place == Place::host ? "cpu" : "none";
 }
 
-bool is_on_disk(const InitializeOptions& options, Place place) {
-  return !options.state_store && place == Place::nvme;
-}
-
 // The same for all spellings of a path, whether it is there yet or not.
 std::string key_of(const std::string& nvme_path) {
   return (std::filesystem::absolute(nvme_path) / "").lexically_normal().string();
@@ -146,24 +142,27 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
 
 std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, const InitializeOptions& options) {
   const offload::OptimizerOptions& wanted = options.config.offload.optimizer;
-  if (!is_on_disk(options, wanted.place)) {
-    if (options.state_store || wanted.place != Place::host || parts.device().is_cpu()) {
-      return options.state_store ? options.state_store() : nullptr;
-    }
-    return in_part(offload::make_host_store(wanted.pin_memory), parts, wanted.ratio);
+  if (options.state_store) {
+    return options.state_store();
   }
-  return in_part(make(parts, wanted.nvme_path,
-                      {.kind = "optimizer states", .buffers = wanted.buffer_count, .pipeline_read = wanted.pipeline_read, .pipeline_write = wanted.pipeline_write, .fast_init = wanted.fast_init},
-                      options.config.offload.aio),
-                 parts, wanted.ratio);
+  if (wanted.place == Place::nvme) {
+    return in_part(make(parts, wanted.nvme_path,
+                        {.kind = "optimizer states", .buffers = wanted.buffer_count, .pipeline_read = wanted.pipeline_read, .pipeline_write = wanted.pipeline_write, .fast_init = wanted.fast_init},
+                        options.config.offload.aio),
+                   parts, wanted.ratio);
+  }
+  return wanted.place == Place::host && !parts.device().is_cpu() ? in_part(offload::make_host_store(wanted.pin_memory), parts, wanted.ratio) : nullptr;
 }
 
 std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options) {
   const offload::ParameterOptions& wanted = options.config.offload.parameters;
-  if (!is_on_disk(options, wanted.place)) {
-    return options.state_store ? options.state_store() : make_early_store(parts, options);
+  if (options.state_store) {
+    return options.state_store();
   }
-  return make(parts, wanted.nvme_path, {.kind = "parameters", .buffers = wanted.buffer_count, .fast_init = true, .elements_in_memory = wanted.max_in_cpu}, options.config.offload.aio);
+  if (wanted.place == Place::nvme) {
+    return make(parts, wanted.nvme_path, {.kind = "parameters", .buffers = wanted.buffer_count, .fast_init = true, .elements_in_memory = wanted.max_in_cpu}, options.config.offload.aio);
+  }
+  return make_early_store(parts, options);
 }
 
 std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const InitializeOptions& options) {
@@ -174,7 +173,7 @@ std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const I
 std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options) {
   const offload::Options& wanted = options.config.offload;
   const bool has_copies = options.config.zero.shard_size.has_value(); // whose gradients are summed where they lie
-  if (!is_on_disk(options, wanted.optimizer.place) || !is_on_disk(options, wanted.parameters.place) || has_copies) {
+  if (options.state_store || wanted.optimizer.place != Place::nvme || wanted.parameters.place != Place::nvme || has_copies) {
     return nullptr;
   }
   return make(parts, wanted.optimizer.nvme_path, {.kind = "gradients", .buffers = wanted.optimizer.buffer_count, .fast_init = true}, wanted.aio);
