@@ -170,12 +170,37 @@ TEST_P(TransportTest, ADeadlineBreaksTheConnection) {
   silent.join();
 }
 
+TEST_P(TransportTest, AWaitThatEndsBreaksNothing) {
+  std::optional<Event> held;
+  const auto serving = make_serving([&](Server& server, const Event& event) {
+    if (event.kind == Event::Kind::request) {
+      if (event.header == "hold") {
+        held = event;
+      } else {
+        Serving::answer(server, event);
+        Serving::answer(server, *held);
+      }
+    }
+  });
+  const auto client = connect(serving->address, access_, soon());
+  auto room = bytes(100);
+  const auto call = client->call("hold", {}, room.span);
+  EXPECT_FALSE(call->wait_until(Clock::now() + milliseconds(20)));
+  EXPECT_FALSE(call->done());
+  EXPECT_EQ(client->call("now")->wait(soon()), "re: now");
+  EXPECT_TRUE(call->wait_until(soon()));
+  EXPECT_EQ(call->wait(soon()), "re: hold");
+  EXPECT_TRUE(is_answer({}, room.span));
+}
+
 TEST_P(TransportTest, AnEndedServerIsNoticed) {
   auto serving = make_serving([](Server&, const Event&) {});
   const auto client = connect(serving->address, access_, soon());
   auto room = bytes(100);
   const auto call = client->call("x", {}, room.span);
   serving.reset();
+  EXPECT_TRUE(call->wait_until(soon()));
+  EXPECT_TRUE(call->done()) << "there is nothing to wait for";
   EXPECT_THROW(call->wait(soon()), PeerError);
   EXPECT_THROW(call->wait(soon()), PeerError);
 }

@@ -95,13 +95,37 @@ TEST_F(ServersTrainTest, WorkersAndServersEqualRanks) {
   EXPECT_EQ(losses("on").begin()->first, 31);
 }
 
-// It is late at every step, and at the last one nobody is there any more.
+// It is late at every step, and at the last one nobody is there any more. The others' steps are its own: a run of 40 steps has 40 updates.
 TEST_F(ServersTrainTest, AWorkerThatIsAlwaysLateEndsWithTheOthers) {
   write_servers(R"({"kind": "server", "servers": 2, "mode": "hybrid", "timeout_s": 0.01})", 40);
   const Finished late = train("servers.json", "late", "", "TRIREME_FAULT=rank=1,phase=backward,kind=delay,seconds=0.05 timeout -k 5 100 ");
   ASSERT_EQ(late.status, 0) << late.output;
   EXPECT_EQ(losses("late").rbegin()->first, 40);
   EXPECT_GT(account("late", 0).dropped, 0) << account("late", 0).log;
+  EXPECT_EQ(account("late", 0).updates, 40);
+  EXPECT_EQ(account("late", 1).updates, 40);
+}
+
+// Another worker reports, evaluates and saves.
+TEST_F(ServersTrainTest, AnotherOneTakesOverWhenTheFirstIsLostForGood) {
+  write_servers(R"({"kind": "server", "servers": 2})", 60);
+  auto run = nlohmann::json::parse(read_file(folder / "servers.json"));
+  run["data"]["validation"] = run["data"]["train"][0];
+  run["training"].update({{"eval_every", 20}, {"eval_batches", 2}, {"checkpoint_every", 20}});
+  write_file_atomically(folder / "servers.json", run.dump());
+  const Finished lost = train("servers.json", "out", "--max-restarts 1", "TRIREME_FAULT=\"rank=0,step=30,phase=backward,kind=kill;rank=0,phase=data,kind=kill,attempt=1\" ");
+  ASSERT_EQ(lost.status, 0) << lost.output;
+  EXPECT_THAT(read_file(folder / "out/logs/worker1.log"), HasSubstr("worker 1 reports, evaluates and saves from step 30 on"));
+  EXPECT_EQ(losses("out").size(), 60u) << "each step is reported";
+  const auto validation = values("out/metrics.jsonl", "val_loss");
+  for (const int step : {20, 40, 60}) {
+    EXPECT_TRUE(validation.contains(step)) << step;
+    EXPECT_TRUE(std::filesystem::exists(folder / concat("out/checkpoints/global_step", step))) << step;
+  }
+  EXPECT_EQ(account("out", 0).updates, 60);
+  const Finished on = sh(concat(kTrireme, " train ", path("run.json"), " --set training.steps=62 -n 1 --out ", path("on"), " --resume ", path("out/checkpoints")));
+  EXPECT_EQ(on.status, 0) << on.output;
+  EXPECT_EQ(losses("on").begin()->first, 61);
 }
 
 // A snapshot of every update: what a server has answered is on its disk, so the run ends as if nothing had been.

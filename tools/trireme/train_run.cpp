@@ -1,9 +1,9 @@
 #include "train_run.h"
 
-#include "clock_offset.h"
 #include "disk_report.h"
 #include "evaluation.h"
 #include "evaluator.h"
+#include "join_traces.h"
 #include "offload_check.h"
 #include "run_estimate.h"
 #include "run_log.h"
@@ -17,7 +17,6 @@
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
 #include <trireme/checkpoint/checkpoint.h>
-#include <trireme/comm/recorder.h>
 #include <trireme/comm/world.h>
 #include <trireme/config/run_file.h>
 #include <trireme/data/make_dataset.h>
@@ -81,10 +80,11 @@ class TrainRun {
     options.replica = comes_and_goes() ? std::optional(replica_of(*worker_)) : std::nullopt;
     engine_ = engine::initialize(world, options).engine;
     resume();
-    if (datasets_.validation && (comes_and_goes() || !is_silent())) {
+    if (datasets_.validation) { // who is silent may have to speak later
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
                                             engine_->group().rank(), engine_->group().size()));
     }
+    others_are_done_ = is_done_by_others();
     if (is_first()) {
       log_.emplace(command.out, run_, *engine_, datasets_, resumed_step_);
     }
@@ -93,9 +93,10 @@ class TrainRun {
   int train();
 
  private:
-  /// Workers of parameter servers are worlds of their own, of which the first alone evaluates, saves and writes; of replicas that come and go it is the one that has been there for longest.
+  /// Workers of parameter servers are worlds of their own, of which the first alone evaluates, saves and writes: of those that are there the one with the lowest number; of replicas that come and go the one that has been
+  /// there for longest.
   bool is_silent() const {
-    return worker_ && (comes_and_goes() ? !engine_->is_first_replica() : worker_->worker > 0);
+    return worker_ && (!engine_->is_first_replica() || others_are_done_);
   }
   /// The rank that writes.
   bool is_first() const {
@@ -105,6 +106,7 @@ class TrainRun {
   bool comes_and_goes() const {
     return worker_ && run_.engine.averaging.elastic;
   }
+  bool is_done_by_others() const;
   void share_duties();
   bool shards_parameters() const {
     return engine::shards_parameters(run_.engine, mesh_.group({mesh::Axis::data, mesh::Axis::context}).size());
@@ -123,7 +125,6 @@ class TrainRun {
   monitor::StepMetrics metrics();
   void evaluate(monitor::StepMetrics& metrics);
   void measure_memory();
-  void finish_trace();
   std::string write_sample();
   std::string next_run() const;
   int leave();
@@ -132,8 +133,9 @@ class TrainRun {
       log_->status(text);
     }
   }
-  static bool due(int64_t step, int64_t every) {
-    return every > 0 && step % every == 0;
+  // After steps (before, step].
+  static bool due(int64_t before, int64_t step, int64_t every) {
+    return every > 0 && step / every > before / every;
   }
 
   const TrainCommand& command_;
@@ -151,6 +153,7 @@ class TrainRun {
   std::optional<int64_t> resumed_step_;
   std::optional<RunLog> log_; // rank 0
   int64_t last_saved_ = -1;
+  bool others_are_done_ = false; // the worker before this one has reported and saved the last step, and left
   TrafficMeter traffic_;
   int64_t peak_rss_ = 0;
   std::optional<int64_t> device_peak_;
@@ -287,53 +290,6 @@ void TrainRun::measure_memory() {
   device_peak_ = peak[1].item<int64_t>() == kUnknown ? std::nullopt : std::optional(peak[1].item<int64_t>());
 }
 
-// Joins what every rank recorded; collectives come from the recorder, which always runs. A trace that cannot be written is only a warning.
-void TrainRun::finish_trace() {
-  for (const comm::Record& record : comm::Recorder::process().records()) {
-    if (record.finished_us > 0) {
-      const int64_t begin = comm::Recorder::process().begin_us();
-      monitor::tracer().add(monitor::Lane::communication, record.what.empty() ? record.op : concat(record.op, ' ', record.what),
-                            (begin + record.queued_us) * 1000, (begin + record.finished_us) * 1000, record.bytes);
-    }
-  }
-  monitor::tracer().stop();
-  monitor::tracer().set_clock_offset_ns(monitor::clock_offset_ns(ask_clock_of_rank_0(world_.group())));
-  const fs::path own = command_.out / monitor::trace_part_name(world_.rank());
-  const auto unless_it_fails = [](const std::function<void()>& write) {
-    try {
-      write();
-      return true;
-    } catch (const Error& error) {
-      log::warning("a trace was not written: ", error.what());
-      return false;
-    }
-  };
-  at::Tensor missing = torch::tensor({unless_it_fails([&] { monitor::tracer().write(own); }) ? 0 : 1}, torch::kInt64);
-  world_.group().all_reduce(missing, comm::ReduceOp::sum, "trace").wait();
-  if (const auto ranks = missing.item<int64_t>(); ranks > 0 && world_.rank() == 0) {
-    log::warning("there is no trace: ", ranks, ranks == 1 ? " rank" : " ranks", " could not write theirs; see ", (command_.out / "logs").string());
-  }
-  at::Tensor unmerged = torch::zeros({1}, torch::kInt64);
-  const fs::path whole = command_.out / "trace.json";
-  if (world_.rank() == 0 && missing.item<int64_t>() == 0) {
-    std::vector<fs::path> parts;
-    for (int rank = 0; rank < world_.size(); ++rank) {
-      parts.push_back(command_.out / monitor::trace_part_name(rank));
-    }
-    if (unless_it_fails([&] { monitor::merge_traces(parts, whole); })) {
-      log::info("trace: ", whole.string(), " (open it in ui.perfetto.dev)");
-    } else {
-      unmerged.fill_(1);
-      log::warning("the traces of the ranks stay in ", command_.out.string());
-    }
-  }
-  world_.group().all_reduce(unmerged, comm::ReduceOp::sum, "trace").wait();
-  if (unmerged.item<int64_t>() == 0) {
-    std::error_code error;
-    fs::remove(own, error);
-  }
-}
-
 monitor::StepMetrics TrainRun::metrics() {
   const double seconds = engine_->times().total;
   const auto samples = static_cast<double>(engine_->train_batch_size());
@@ -394,7 +350,7 @@ std::string TrainRun::next_run() const {
 int TrainRun::leave() {
   save(); // first: there is not much time
   if (monitor::tracer().on()) {
-    finish_trace();
+    join_traces(world_, command_.out);
   }
   const int64_t step = engine_->global_steps();
   if (log_) {
@@ -408,16 +364,28 @@ int TrainRun::leave() {
   return static_cast<int>(command_.stopped_status);
 }
 
-// At a meeting another replica may have become the first.
+// Workers that do not wait for each other may be the first because the one before them has come to its end.
+bool TrainRun::is_done_by_others() const {
+  if (!worker_ || comes_and_goes() || worker_->worker == 0 || !engine_->is_first_replica()) {
+    return false;
+  }
+  const auto saved = saved_by_this_job();
+  return saved && checkpoint::Checkpoint::open(*saved, "", world_.group()).step() >= run_.training.steps;
+}
+
+// Another one may have become the first: at a meeting of replicas, or because a worker with a lower number is gone, or back.
 void TrainRun::share_duties() {
-  if (!comes_and_goes() || is_first() == log_.has_value()) {
+  if (!worker_ || is_first() == log_.has_value()) {
     return;
   }
-  if (log_) { // it was so late that the others have gone on without it
+  if (!log_ && (others_are_done_ = is_done_by_others())) {
+    return;
+  }
+  if (log_) { // a worker with a lower number is back, or this one was so late that the others have gone on without it
     log_.reset();
     return;
   }
-  log::info("replica ", worker_->worker, " reports, evaluates and saves from step ", engine_->global_steps(), " on");
+  log::info(comes_and_goes() ? "replica " : "worker ", worker_->worker, " reports, evaluates and saves from step ", engine_->global_steps(), " on");
   log_.emplace(command_.out, run_, *engine_, datasets_, engine_->global_steps() - 1);
 }
 
@@ -430,6 +398,7 @@ int TrainRun::train() {
     monitor::tracer().start(world_.rank());
   }
   while (engine_->global_steps() < steps) {
+    const int64_t before = engine_->global_steps();
     engine_->train_batch();
     share_duties();
     const int64_t step = engine_->global_steps();
@@ -440,7 +409,7 @@ int TrainRun::train() {
       }
       return leave();
     }
-    if (due(step, run_.training.eval_every) || step == steps) {
+    if (due(before, step, run_.training.eval_every) || step >= steps) {
       evaluate(m);
       measure_memory();
       m.peak_rss_bytes = peak_rss_;
@@ -449,16 +418,16 @@ int TrainRun::train() {
     if (log_) {
       log_->step(m);
     }
-    if (due(step, run_.training.checkpoint_every) && step < steps) { // the last one comes below
+    if (due(before, step, run_.training.checkpoint_every) && step < steps) { // the last one comes below
       save();
     }
-    if (monitor::tracer().on() && step == first + command_.trace_steps && step < steps) {
-      finish_trace();
+    if (monitor::tracer().on() && step >= first + command_.trace_steps && step < steps) {
+      join_traces(world_, command_.out);
     }
   }
   save(); // before what could go wrong
   if (monitor::tracer().on()) {
-    finish_trace();
+    join_traces(world_, command_.out);
   }
   if (log_) {
     log_->finish(write_sample());

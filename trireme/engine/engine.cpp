@@ -227,6 +227,9 @@ void Engine::Impl::step() {
   clear_step();
   end_step_of_activations(parts);
   state.global_samples += parts.batch.train;
+  if (parts.server != nullptr) { // those that the others have made without this worker
+    skip_to(state.global_steps + parts.server->take_updates() - 1);
+  }
   if (parts.elastic != nullptr) {
     parts.elastic->after_step();
   }
@@ -243,6 +246,20 @@ void Engine::Impl::step() {
   const StepTimes& times = clock.times();
   arrivals->step(state.global_steps, {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total},
                  parts.steps_together() || parts.sync->replicas_are_equal());
+}
+
+void Engine::Impl::skip_to(int64_t step) {
+  if (parts.server != nullptr && state.global_steps < step) {
+    parts.optimizer->set_steps(parts.server->optimizer_steps());
+  }
+  for (; state.global_steps < step; ++state.global_steps) {
+    parts.schedule->advance();
+    for (int64_t i = 0; parts.loader && i < parts.batch.accumulation; ++i) {
+      parts.loader->skip();
+    }
+    state.micro_steps += parts.batch.accumulation;
+    state.global_samples += parts.batch.train;
+  }
 }
 
 at::Tensor Engine::train_batch() {
@@ -319,22 +336,15 @@ bool Engine::join_replicas() {
   return impl_->parts.elastic != nullptr && impl_->parts.elastic->join();
 }
 bool Engine::is_first_replica() const {
-  return impl_->parts.elastic == nullptr || impl_->parts.elastic->first();
+  const Parts& parts = impl_->parts;
+  return parts.server != nullptr ? parts.server->first() : parts.elastic == nullptr || parts.elastic->first();
 }
 void Engine::begin_at(int64_t step) {
-  Parts& parts = impl_->parts;
-  if (parts.server != nullptr) {
-    parts.optimizer->set_steps(parts.server->optimizer_steps());
+  if (impl_->parts.server != nullptr) {
+    impl_->parts.optimizer->set_steps(impl_->parts.server->optimizer_steps());
+    impl_->parts.server->take_updates();
   }
-  StepState& state = impl_->state;
-  for (; state.global_steps < step; ++state.global_steps) {
-    parts.schedule->advance();
-    for (int64_t i = 0; parts.loader && i < parts.batch.accumulation; ++i) {
-      parts.loader->skip();
-    }
-    state.micro_steps += parts.batch.accumulation;
-    state.global_samples += train_batch_size();
-  }
+  impl_->skip_to(step);
 }
 int64_t Engine::global_steps() const {
   return impl_->state.global_steps;

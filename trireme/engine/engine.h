@@ -120,13 +120,15 @@ class Engine {
   bool is_gradient_accumulation_boundary() const;
 
   int64_t global_steps() const;
-  /// A worker of parameter servers: the step that the servers' values belong to; 0 for others. With begin_at() a worker that is started again takes up the samples and the learning rate of that step.
+  /// A worker of parameter servers: the step that the servers' values belong to; 0 for others. Of workers that step together one that comes too late counts the steps that the others have made meanwhile, and leaves out
+  /// their samples, so that global_steps() may grow by more than one in a step. With begin_at() a worker that is started again takes up the samples and the learning rate of that step.
   int64_t step_of_servers() const;
   void begin_at(int64_t step);
   /// Replicas that may be lost and come (InitializeOptions::replica) meet for the first time: before the first step, and before load_checkpoint(). True: others have trained, and this one goes on from their mean at
   /// their step: there is nothing to load. False: all begin as the first replica did; also for engines without such replicas. Waits for the next meeting. Errors: PeerError without the job's store.
   bool join_replicas();
-  /// Whether this is the replica, of those of the last meeting, that evaluates, saves and reports for all: the one that has been there for longest. True without such replicas.
+  /// Whether this one evaluates, saves and reports for all. Of replicas that come and go, of those of the last meeting, the one that has been there for longest; of workers of parameter servers, of those that are there, the one
+  /// with the lowest number, as the servers said in the last step. True without either.
   bool is_first_replica() const;
   int64_t skipped_steps() const;
   int64_t global_samples() const;

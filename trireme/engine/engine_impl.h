@@ -65,6 +65,8 @@ class Engine::Impl {
   }
   /// Forgets what there is of a step that ended, failed or was overwritten: the next micro-batch is a first one.
   void clear_step();
+  /// Counts steps that others have made, up to `step`, and leaves out their samples.
+  void skip_to(int64_t step);
   /// Says that parameters are not of one step, until whole_again(): only a checkpoint brings them together.
   void torn_by(const std::string& reason) {
     torn_ = reason;

@@ -26,6 +26,9 @@ class Call {
   /// Returns the header of the reply; its body is in the room then. Errors: PeerError when the connection broke or `deadline` has passed, which breaks it too: the reply
   /// would come into memory that is somebody else's by then. Every later wait() throws it again.
   virtual std::string wait(Clock::time_point deadline) = 0;
+  /// Waits until wait() would not block, or until `time`, which breaks nothing. Returns done().
+  virtual bool wait_until(Clock::time_point time) = 0;
+  /// Whether wait() would not block: the reply is there, or the connection is broken.
   virtual bool done() const = 0;
 };
 

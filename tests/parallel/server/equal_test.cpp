@@ -72,6 +72,42 @@ std::vector<double> norms_of(const models::Gpt& model) {
   return norms;
 }
 
+// Where workers do not wait for who is late: what the others have made meanwhile counts for it too.
+TEST(ServersLateTest, AWorkerCountsTheStepsThatTheOthersHaveMadeWithoutIt) {
+  constexpr int kSteps = 6;
+  ServerOptions options;
+  options.servers = 2;
+  options.mode = ServerOptions::Mode::hybrid;
+  options.timeout_s = 0.02;
+  ServerJob job(2, options);
+  const std::filesystem::path done = job.folder() / "done";
+  EXPECT_THAT(job.run([&](int number, comm::World& world) {
+    models::Gpt model(small_gpt());
+    InitializeOptions engine = job.engine_options(number, model, small_config(kZeroBatch, 1));
+    engine.loss = [&, number, loss = engine.loss](const data::Batch& batch) {
+      while (number == 1 && !std::filesystem::exists(done)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+      return loss(batch);
+    };
+    const Initialized made = initialize(world, engine);
+    while (made.engine->global_steps() < kSteps) {
+      made.engine->train_batch();
+      EXPECT_EQ(made.engine->global_samples(), made.engine->global_steps() * kZeroBatch);
+    }
+    EXPECT_EQ(made.engine->global_steps(), kSteps);
+    if (number == 0) {
+      write_file_atomically(done, "");
+    }
+  }),
+              IsEmpty());
+  for (int place = 0; place < 2; ++place) {
+    EXPECT_EQ(job.counters(place).updates, kSteps);
+    EXPECT_EQ(job.counters(place).accepted, kSteps);
+    EXPECT_EQ(job.counters(place).dropped, 1);
+  }
+}
+
 // Trust ratios are of whole parameters: each is on one server. As one rank with the whole batch.
 TEST(ServersLambTest, TwentyStepsEqualOneRank) {
   config::EngineConfig config = small_config(kZeroBatch, 1);

@@ -62,8 +62,16 @@ class Hand {
   std::shared_ptr<Asked> push(int64_t clock, const Values& gradient, double loss = 0) {
     return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}}, &gradient);
   }
-  std::shared_ptr<Asked> commit(int64_t clock, double factor) {
-    return send({{"op", "commit"}, {"worker", worker_}, {"clock", clock}, {"lr", kLr}, {"factor", factor}}, nullptr, true);
+  std::shared_ptr<Asked> push_for_values(int64_t clock, const Values& gradient, double loss = 0) {
+    return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}, {"values", true}}, &gradient, true);
+  }
+  std::shared_ptr<Asked> sum(int64_t clock, const std::vector<int>& members) {
+    return send({{"op", "sum"}, {"worker", worker_}, {"clock", clock}, {"members", members}});
+  }
+  std::shared_ptr<Asked> commit(int64_t clock, double factor, json more = json::object()) {
+    json header = {{"op", "commit"}, {"worker", worker_}, {"clock", clock}, {"lr", kLr}, {"factor", factor}};
+    header.update(more);
+    return send(header, nullptr, true);
   }
   json status() {
     return ask({{"op", "status"}});
@@ -144,6 +152,135 @@ TEST(ServerRulesTest, AStepIsTheSumOfAllInTheOrderOfTheWorkers) {
     Hand::answer(*also);
     EXPECT_EQ(also->values(), committed->values()) << "the second commit of a clock changes nothing";
   }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, OneCommitsForAllThatWaitForValues) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
+    Hand one(address, 0);
+    Hand two(address, 1);
+    one.init({0, 0});
+    const auto second = two.push_for_values(0, {3, 1}, 1.0);
+    const auto first = one.push_for_values(0, {1, 1}, 3.0);
+    const json asked = Hand::answer(*first);
+    EXPECT_EQ(asked.at("status"), "commit");
+    EXPECT_EQ(asked.at("members"), json({0, 1}));
+    EXPECT_EQ(asked.at("loss"), 2.0);
+    EXPECT_EQ(asked.at("squared_norm"), 20.0);
+    EXPECT_FALSE(second->call->done()) << "it waits for the step";
+    const auto committed = one.commit(0, 0.5, {{"members", {0, 1}}, {"squared_norm", 21.5}});
+    EXPECT_EQ(Hand::answer(*committed).at("clock"), 1);
+    const json done = Hand::answer(*second);
+    EXPECT_EQ(done.at("status"), "accepted");
+    EXPECT_EQ(done.at("clock"), 1);
+    EXPECT_EQ(done.at("loss"), 2.0);
+    EXPECT_EQ(done.at("squared_norm_of_all"), 21.5) << "of all servers, as the one that has committed has seen it";
+    EXPECT_THAT(second->values(), ElementsAre(-1.0f, -0.5f));
+    EXPECT_EQ(committed->values(), second->values());
+    EXPECT_EQ(one.status().at("updates"), 1);
+  }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, AnotherOneIsAskedToCommitWhenTheFirstIsGone) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
+    auto one = std::make_unique<Hand>(address, 0, 3);
+    Hand two(address, 1, 3);
+    Hand three(address, 2, 3);
+    one->init({0, 0});
+    const auto third = three.push_for_values(0, {1, 0});
+    const auto second = two.push_for_values(0, {1, 0});
+    EXPECT_EQ(Hand::answer(*one->push_for_values(0, {4, 2})).at("status"), "commit");
+    one.reset();
+    const json asked = Hand::answer(*second);
+    EXPECT_EQ(asked.at("status"), "commit");
+    EXPECT_EQ(asked.at("members"), json({0, 1, 2})) << "the first one's gradient is part of the sum";
+    Hand::answer(*two.commit(0, 1));
+    EXPECT_EQ(Hand::answer(*third).at("status"), "accepted");
+    EXPECT_THAT(third->values(), ElementsAre(-3.0f, -1.0f));
+    EXPECT_EQ(two.status().at("lost"), 0);
+  }),
+              IsEmpty());
+}
+
+// What it was told is lost with the connection before.
+TEST(ServerRulesTest, AnotherOneIsAskedToCommitWhenTheFirstJoinsAgain) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
+    Hand one(address, 0);
+    Hand two(address, 1);
+    one.init({0, 0});
+    const auto second = two.push_for_values(0, {1, 0});
+    EXPECT_EQ(Hand::answer(*one.push_for_values(0, {1, 0})).at("status"), "commit");
+    Hand again(address, 0);
+    EXPECT_EQ(Hand::answer(*second).at("status"), "commit");
+    const auto late = again.push_for_values(0, {1, 0});
+    Hand::answer(*two.commit(0, 1));
+    EXPECT_EQ(Hand::answer(*late).at("status"), "stale");
+    EXPECT_THAT(late->values(), ElementsAre(-1.0f, 0.0f));
+    Hand alone(address, 1); // the same with nobody else to ask
+    again.ask({{"op", "leave"}, {"worker", 0}});
+    EXPECT_EQ(Hand::answer(*alone.push_for_values(1, {1, 0})).at("status"), "commit");
+    Hand back(address, 1);
+    EXPECT_EQ(Hand::answer(*back.push_for_values(1, {1, 0})).at("status"), "commit");
+    Hand::answer(*back.commit(1, 1));
+    EXPECT_THAT(back.values(), ElementsAre(-1.5f, 0.0f)) << "its gradient counts once";
+  }),
+              IsEmpty());
+}
+
+TEST(ServerRulesTest, WhoIsAskedToCommitIsNotWaitedForLongerThanTheTimeOut) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::hybrid, 0, 0.05), [](const std::string& address) {
+    Hand one(address, 0);
+    Hand two(address, 1);
+    one.init({0, 0});
+    const auto first = one.push_for_values(0, {1, 0});
+    const auto second = two.push_for_values(0, {1, 0});
+    const json asked = Hand::answer(*first); // and it says nothing more
+    EXPECT_EQ(asked.at("status"), "commit");
+    if (asked.at("members") == json({0, 1})) { // else the second one came later than that
+      EXPECT_EQ(Hand::answer(*second).at("status"), "commit");
+      Hand::answer(*two.commit(0, 1));
+      EXPECT_THAT(two.values(), ElementsAre(-1.0f, 0.0f));
+    }
+    const auto too_late = one.commit(0, 7);
+    if (asked.at("members") == json({0, 1})) {
+      EXPECT_EQ(Hand::answer(*too_late).at("clock"), 1);
+      EXPECT_THAT(too_late->values(), ElementsAre(-1.0f, 0.0f));
+    }
+  }),
+              IsEmpty());
+}
+
+// The second server has one of the two elements. It adds up what is there, and again when the first one, whose part the test plays, has found other members.
+TEST(ServerRulesTest, AServerThatDoesNotDecideAddsUpAgainForOtherMembers) {
+  EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [](const std::string& address) {
+    Hand one(address, 0);
+    Hand two(address, 1);
+    one.init({0});
+    const auto second = two.push_for_values(0, {2});
+    const json asked = Hand::answer(*one.push_for_values(0, {1}));
+    EXPECT_EQ(asked.at("status"), "commit");
+    EXPECT_EQ(asked.at("members"), json({0, 1}));
+    EXPECT_EQ(asked.at("squared_norm"), 9.0);
+    const json told = Hand::answer(*one.sum(0, {0}));
+    EXPECT_EQ(told.at("squared_norm"), 1.0);
+    const auto committed = one.commit(0, 1, {{"members", {0}}, {"first_clock", 0}});
+    Hand::answer(*committed);
+    EXPECT_EQ(committed->values()[0], -0.5f);
+    EXPECT_EQ(Hand::answer(*second).at("status"), "stale");
+    EXPECT_EQ(second->values()[0], -0.5f);
+    EXPECT_EQ(one.status().at("dropped"), 1);
+    // A third one joins when the two are added up; it is not among the members.
+    const auto next = two.push_for_values(1, {2});
+    EXPECT_EQ(Hand::answer(*one.push_for_values(1, {1})).at("squared_norm"), 9.0);
+    Hand again(address, 1);
+    const auto other = again.push_for_values(1, {5});
+    EXPECT_FALSE(other->call->done());
+    const auto both = one.commit(1, 1, {{"members", {0, 1}}, {"first_clock", 1}});
+    Hand::answer(*both);
+    EXPECT_EQ(both->values()[0], -3.5f) << "what has come over its new connection is the second one's gradient";
+    EXPECT_EQ(Hand::answer(*other).at("status"), "accepted");
+  }, {}, 1),
               IsEmpty());
 }
 

@@ -20,14 +20,15 @@
 
 namespace trireme::test {
 
-/// A server in a thread, and `body` beside it, in a process of their own. Returns what went wrong.
-inline std::vector<std::string> with_server(parallel::ServerOptions options, const std::function<void(const std::string& address)>& body, const std::filesystem::path& folder = {}) {
-  options.servers = 1;
+/// A server in a thread, and `body` beside it, in a process of their own: the only one, or that with this place of place + 1. Returns what went wrong.
+inline std::vector<std::string> with_server(parallel::ServerOptions options, const std::function<void(const std::string& address)>& body, const std::filesystem::path& folder = {}, int place = 0) {
+  options.servers = place + 1;
   return run_processes(1, [&](int) {
     std::atomic<bool> stop{false};
     const auto server = rpc::serve("local://server", {});
     parallel::server::ParameterServerOptions of;
     of.server = options;
+    of.place = place;
     of.folder = folder;
     of.stop = &stop;
     std::thread thread([&] { engine::serve_parameters(*server, of); });

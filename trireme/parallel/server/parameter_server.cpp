@@ -2,12 +2,10 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
-#include <trireme/parallel/server/replies.h>
 #include <trireme/parallel/server/requests.h>
-#include <trireme/parallel/server/round.h>
 #include <trireme/parallel/server/shard.h>
 #include <trireme/parallel/server/snapshot.h>
-#include <trireme/parallel/server/workers.h>
+#include <trireme/parallel/server/together.h>
 
 #include <nlohmann/json.hpp>
 
@@ -20,13 +18,12 @@ namespace trireme::parallel::server {
 namespace {
 
 using nlohmann::json;
-using Seconds = std::chrono::duration<double>;
 
 constexpr std::chrono::milliseconds kLook{50};
 
-class Service : private Replies {
+class Service final : private Together {
  public:
-  Service(rpc::Server& server, const ParameterServerOptions& options) : Replies(server), options_(options), together_(options.server.together()) {
+  Service(rpc::Server& server, const ParameterServerOptions& options) : Together(server, options) {
     first_clock_ = together_ ? first_clock_ : std::nullopt;
     if (!options_.folder.empty() && std::filesystem::exists(snapshot_file(options_.folder, options_.place))) {
       go_on();
@@ -41,7 +38,8 @@ class Service : private Replies {
       if (auto event = server_.next(look)) {
         take(std::move(*event));
       }
-      close_in_time();
+      look_at_the_time();
+      answer_alone();
     }
     if (shard_ && updates_kept_ != counters_.updates) {
       keep();
@@ -82,17 +80,11 @@ class Service : private Replies {
     } else if (op == "init") {
       init(waiting);
     } else if (op == "pull") {
-      waiting.header.value("clock", int64_t{0});
-      waiting.header.value("first_clock", int64_t{0});
-      pulls_.push_back(waiting);
-      answer_pulls();
+      pull(waiting);
     } else if (op == "push") {
       push(waiting);
     } else if (op == "sum") {
-      waiting.clock();
-      waiting.header.at("members").get<std::vector<int>>();
-      sums_.push_back(waiting);
-      answer_sums();
+      sum(waiting);
     } else if (op == "commit") {
       commit(waiting);
     } else if (op == "push_pull") {
@@ -127,10 +119,12 @@ class Service : private Replies {
     } else if (parameters != shard_->parameters()) {
       return refuse(waiting, "the worker's parameters are not those of the workers before it: the same model on all of them, please");
     }
-    if (workers_.is_there(number) && !workers_.is_of(number, waiting.event.client)) {
-      log::warning("worker ", number, " has joined again over another connection");
-    }
+    const bool again = workers_.is_there(number) && !workers_.is_of(number, waiting.event.client);
     workers_.join(number, workers, waiting.event.client, goes_on_);
+    if (again) {
+      log::warning("worker ", number, " has joined again over another connection");
+      rejoined(number);
+    }
     answer(waiting, {{"status", "ok"}, {"initialized", initialized_}, {"pieces", pieces_of(*shard_)}, {"bytes", shard_->share().bytes}, {"arrays", shard_->arrays()},
                      {"array_bytes", shard_->array_bytes()}, {"server", options_.place}, {"servers", options_.server.servers}, {"mode", ServerOptions::name(options_.server.mode)},
                      {"together", together_}, {"steps", shard_->steps()}});
@@ -152,182 +146,6 @@ class Service : private Replies {
       keep(); // a server that ends before its first update has them
     }
     answer(waiting, {{"status", "ok"}});
-    answer_pulls();
-  }
-
-  int worker_of(const Waiting& waiting) const {
-    const std::vector<int> joined = workers_.of(waiting.event.client);
-    const int number = waiting.header.value("worker", joined.empty() ? -1 : joined.front());
-    if (std::find(joined.begin(), joined.end(), number) == joined.end()) {
-      throw InputError("server", concat("worker ", number, " has not joined over this connection"));
-    }
-    return number;
-  }
-
-  void answer_pulls() {
-    std::vector<Waiting> still;
-    for (Waiting& pull : std::exchange(pulls_, {})) {
-      const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) && (!first_clock_ || *first_clock_ >= pull.header.value("first_clock", int64_t{0}));
-      if (initialized_ && is_there) {
-        answer_with_values(pull, {{"status", "ok"}, {"steps", shard_->steps()}});
-      } else {
-        still.push_back(std::move(pull));
-      }
-    }
-    pulls_ = std::move(still);
-  }
-
-  // -- Workers that step together. A clock: pushes, then somebody closes it and says whose gradients count, then a commit steps.
-
-  void push(const Waiting& waiting) {
-    const int number = worker_of(waiting);
-    check_gradients(waiting);
-    check_push(waiting.header);
-    if (!initialized_) {
-      return refuse(waiting, "there are no values yet: init or pull first");
-    }
-    const int64_t clock = waiting.clock();
-    if (waiting.op() == "push" && clock == clock_ - 1 && was_member(number)) { // it has not heard of its step, because this server or its connection has ended
-      return answer(waiting, last_);
-    }
-    if (clock != clock_ || round_.closed()) {
-      ++counters_.dropped;
-      // The values that the next gradient can be of: those after the step that is under way.
-      return waiting.event.room.empty() || round_.closed() ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
-    }
-    round_.push(number, waiting);
-    close_if_complete();
-    answer_sums();
-  }
-  bool was_member(int number) const {
-    const auto members = last_.value("members", std::vector<int>());
-    return std::find(members.begin(), members.end(), number) != members.end();
-  }
-  void answer_stale(const Waiting& waiting) {
-    if (waiting.event.room.empty()) {
-      answer(waiting, {{"status", "stale"}, {"next", clock_ + (round_.closed() ? 1 : 0)}});
-    } else {
-      late_.push_back(waiting); // with the values of the next clock
-    }
-  }
-
-  // Whether it is this server that says whose gradients count.
-  bool decides() const {
-    return options_.place == 0 || !round_.wants_commit();
-  }
-  bool is_complete() const {
-    const std::vector<int> there = workers_.there();
-    return !round_.empty() && !workers_.awaits_any() && std::all_of(there.begin(), there.end(), [this](int number) { return round_.has(number); });
-  }
-  void close_if_complete() {
-    if (together_ && !round_.closed() && is_complete() && decides()) {
-      close();
-    }
-  }
-  void close_in_time() {
-    close_if_complete();
-    answer_alone();
-    const bool is_open = together_ && !round_.closed() && !round_.empty();
-    if (options_.server.mode == ServerOptions::Mode::hybrid && is_open && decides() && round_.since_first_push() >= Seconds(options_.server.timeout_s)) {
-      close();
-      answer_sums();
-    }
-  }
-
-  void close() {
-    const bool wants_commit = round_.wants_commit();
-    round_.add_up(round_.numbers(), *shard_);
-    if (!wants_commit) {
-      finish_as_said();
-      return;
-    }
-    for (const Waiting& one : round_.take([](int, const Waiting& push) { return push.op() == "push"; })) { // the others are answered after the step
-      answer(one, round_.decision());
-    }
-  }
-
-  // Where nobody looks at the sum: the mean, by what the first of the members has said.
-  void finish_as_said() {
-    const json& header = round_.first().header;
-    const json factor = header.value("factor", json(1.0));
-    finish_round(header, header.value("lr", default_lr_), factor.is_null() ? std::nullopt : std::optional(factor.get<double>() / static_cast<double>(round_.members().size())));
-  }
-
-  // Of other servers: as soon as the gradients of all that the first server names are here, or cannot come.
-  void answer_sums() {
-    std::vector<Waiting> still;
-    for (Waiting& sum : std::exchange(sums_, {})) {
-      const auto clock = sum.header.at("clock").get<int64_t>();
-      if (clock < clock_) { // another member was faster, and has committed
-        answer(sum, clock == clock_ - 1 ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
-        continue;
-      }
-      if (!round_.closed()) {
-        std::vector<int> here;
-        bool comes = false;
-        for (const int number : sum.header.at("members").get<std::vector<int>>()) {
-          if (round_.has(number)) {
-            here.push_back(number);
-          } else {
-            comes = comes || workers_.may_push(number);
-          }
-        }
-        if (comes) {
-          still.push_back(std::move(sum));
-          continue;
-        }
-        if (here.empty()) {
-          refuse(sum, "none of the members has pushed here");
-          continue;
-        }
-        round_.add_up(here, *shard_);
-        drop_others();
-      }
-      answer(sum, {{"status", "ok"}, {"squared_norm", round_.squared_norm()}, {"members", round_.members()}});
-    }
-    sums_ = std::move(still);
-  }
-
-  // Pushes that are part of the sum are answered, but for those that want values; the others came too late elsewhere.
-  void drop_others() {
-    for (const Waiting& late : round_.take([this](int number, const Waiting&) { return !round_.is_member(number); })) {
-      ++counters_.dropped;
-      answer_stale(late);
-    }
-    for (const Waiting& one : round_.take([](int, const Waiting& push) { return push.op() == "push"; })) {
-      answer(one, {{"status", "accepted"}});
-    }
-  }
-
-  void commit(const Waiting& waiting) {
-    const auto clock = waiting.header.at("clock").get<int64_t>();
-    if (clock < clock_) { // another worker's has come before
-      return answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
-    }
-    if (!round_.closed()) {
-      return refuse(waiting, concat("there is no sum to commit for clock ", clock, ", and this server is at clock ", clock_));
-    }
-    const json& factor = waiting.header.at("factor");
-    finish_round(waiting.header, waiting.header.at("lr").get<double>(), factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
-    answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
-  }
-
-  void finish_round(const json& header, double lr, std::optional<double> factor) {
-    last_ = round_.decision();
-    if (factor) {
-      shard_->step(lr, betas_in(header), *factor);
-    }
-    ++clock_;
-    first_clock_ = options_.place == 0 ? clock_ : header.value("first_clock", clock_ - 1) + 1;
-    Round done = std::exchange(round_, {});
-    keep_if_due(); // before anybody sees the values
-    counters_.accepted += std::ssize(done.members());
-    for (const Waiting& one : done.take([](int, const Waiting&) { return true; })) {
-      answer_with_values(one, {{"status", "accepted"}, {"loss", done.loss()}, {"steps", shard_->steps()}});
-    }
-    for (const Waiting& late : std::exchange(late_, {})) {
-      answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
-    }
     answer_pulls();
   }
 
@@ -353,7 +171,7 @@ class Service : private Replies {
     ++counters_.accepted;
     alone_.push_back(waiting);
     alone_.back().worker = number;
-    keep_if_due();
+    count_update();
     answer_pulls();
     answer_alone();
   }
@@ -403,47 +221,23 @@ class Service : private Replies {
     workers_.leave(number);
     answer(waiting, status());
     without(number);
+    answer_alone();
   }
 
   void gone(uint64_t client) {
-    std::erase_if(pulls_, [&](const Waiting& one) { return one.event.client == client; });
-    std::erase_if(sums_, [&](const Waiting& one) { return one.event.client == client; });
-    std::erase_if(late_, [&](const Waiting& one) { return one.event.client == client; });
+    forget_requests(client);
     std::erase_if(alone_, [&](const Waiting& one) { return one.event.client == client; });
     for (const int number : workers_.of(client)) {
       workers_.leave(number);
       ++counters_.workers_lost;
       log::warning("server ", options_.place, ": worker ", number, " is gone at clock ", clock_, "; the others go on without it");
       without(number);
+      answer_alone();
     }
-  }
-
-  // A gradient that it has pushed, and that has not become part of a sum, is not counted: nobody was told that it is accepted.
-  void without(int number) {
-    if (!round_.closed()) {
-      for (const Waiting& one : round_.take([&](int of, const Waiting&) { return of == number; })) {
-        refuse(one, "the worker has left");
-        ++counters_.dropped;
-      }
-    } else if (!round_.wants_commit() && !workers_.any_is_there(round_.committers())) { // nobody can say a factor any more
-      if (!round_.empty() && workers_.any_is_there(round_.members())) {
-        finish_as_said();
-      } else {
-        log::warning("server ", options_.place, ": the update of clock ", clock_, " is lost: all workers that could have committed it are gone");
-        counters_.lost += std::ssize(round_.members());
-        round_ = {};
-        for (const Waiting& late : std::exchange(late_, {})) {
-          answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
-        }
-      }
-    }
-    close_if_complete();
-    answer_sums();
-    answer_alone();
   }
 
   // -- Snapshots.
-  void keep_if_due() {
+  void count_update() override {
     ++counters_.updates;
     if (options_.server.snapshot_every > 0 && counters_.updates % options_.server.snapshot_every == 0) {
       keep();
@@ -474,20 +268,9 @@ class Service : private Replies {
     log::info("server ", options_.place, " goes on from its snapshot at clock ", clock_);
   }
 
-  const ParameterServerOptions& options_;
-  const bool together_;
   std::string optimizer_;
-  double default_lr_ = 0;
-  bool initialized_ = false;
   bool goes_on_ = false; // from a snapshot
-  Workers workers_;
-  Counters counters_;
   int64_t updates_kept_ = 0;
-  std::vector<Waiting> pulls_;
-  Round round_;
-  json last_ = json::object(); // decision() of the round before it
-  std::vector<Waiting> sums_;
-  std::vector<Waiting> late_; // that want the values of the next clock
   std::vector<Waiting> alone_; // stepped, and not answered yet (stale)
 };
 

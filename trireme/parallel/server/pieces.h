@@ -2,6 +2,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -42,7 +43,16 @@ struct Piece {
   int64_t begin = 0;
   int64_t end = 0;
   int64_t offset = 0;
+
+  size_t bytes(const ParameterInfo& parameter) const {
+    return static_cast<size_t>((end - begin) * parameter.row_numel() * parameter.element_bytes());
+  }
 };
+
+/// Whether one thread copies so many bytes faster than it calls an operator that may share the work among threads.
+constexpr bool is_small(size_t bytes) {
+  return bytes < (size_t{1} << 17);
+}
 
 /// What one server holds.
 struct Share {

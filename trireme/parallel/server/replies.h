@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/parallel/server/requests.h>
 #include <trireme/parallel/server/shard.h>
+#include <trireme/parallel/server/workers.h>
 
 #include <nlohmann/json.hpp>
 
@@ -34,6 +35,7 @@ class Replies {
     if (room < bytes || (all && room > bytes)) {
       return refuse(waiting, concat("room for ", room, " bytes of values, and there are ", bytes));
     }
+    header["first_worker"] = workers_.first();
     if (shard_->has_sparse()) {
       header["version"] = shard_->version();
     }
@@ -54,6 +56,7 @@ class Replies {
   }
 
   rpc::Server& server_;
+  Workers workers_;
   std::optional<Shard> shard_; // from the first join on
   int64_t clock_ = 0; // updates of the values
   /// The first server's clock that these values belong to; absent: not known, since this server has started again. Clocks of servers differ once one has lost updates.

@@ -4,8 +4,10 @@
 #include <trireme/parallel/server/shard.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,11 +17,13 @@ namespace trireme::parallel::server {
 /// One step of workers that step together: their pushes, then the sum of those that count, then the step itself.
 class Round {
  public:
-  void push(int number, Waiting waiting) {
+  void push(int number, const Waiting& waiting) {
     if (pushes_.empty()) {
       first_push_ = rpc::Clock::now();
     }
-    pushes_[number] = std::move(waiting);
+    pushes_[number] = {waiting, false, {}};
+    is_added_up_ = false;
+    remove_committer(number); // it has come again, and knows no sum
   }
   bool has(int number) const {
     return pushes_.contains(number);
@@ -32,10 +36,11 @@ class Round {
   }
   /// Whether some worker looks at the sum before it is stepped with, by `commit`; the others have said all with push_pull.
   bool wants_commit() const {
-    return std::any_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return one.second.op() == "push"; });
+    return std::any_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return is_push(one.second.waiting); });
   }
-  const Waiting& first() const {
-    return pushes_.begin()->second;
+  /// Whether all of them wait for the values, so that one of them is asked to commit.
+  bool all_wait_for_values() const {
+    return std::none_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return !one.second.waiting.wants_values(); });
   }
   std::vector<int> numbers() const {
     std::vector<int> numbers;
@@ -45,14 +50,16 @@ class Round {
     return numbers;
   }
 
-  /// Adds up the members' gradients, in the order of their numbers.
+  /// Adds up the members' gradients, in the order of their numbers. May be done again for other members as long as all their pushes are here.
   void add_up(const std::vector<int>& members, Shard& shard) {
     shard.begin_sum();
-    closed_ = true;
+    is_added_up_ = true;
     members_ = members;
+    loss_ = 0;
+    stop_ = false;
     for (const int number : members) {
-      const Waiting& one = pushes_.at(number);
-      if (one.op() == "push") {
+      const Waiting& one = pushes_.at(number).waiting;
+      if (!one.wants_values()) {
         committers_.push_back(number);
       }
       shard.add(one.event.body, one.header.value("unused", std::vector<int64_t>()), counts_in(one.header));
@@ -61,20 +68,23 @@ class Round {
     }
     squared_norm_ = shard.squared_norm();
   }
+  bool is_added_up() const {
+    return is_added_up_;
+  }
+  /// The members will not be others: the first server has said so.
+  void close() {
+    closed_ = true;
+    asked_ = rpc::Clock::now();
+  }
+  bool closed() const {
+    return closed_;
+  }
   /// Of the sum.
   double squared_norm() const {
     return squared_norm_;
   }
-  /// The sum is there, the step is not.
-  bool closed() const {
-    return closed_;
-  }
   const std::vector<int>& members() const {
     return members_;
-  }
-  /// Members that will commit.
-  const std::vector<int>& committers() const {
-    return committers_;
   }
   bool is_member(int number) const {
     return std::find(members_.begin(), members_.end(), number) != members_.end();
@@ -87,18 +97,63 @@ class Round {
     return stop_;
   }
 
+  /// Members that know the sum, and will commit.
+  const std::vector<int>& committers() const {
+    return committers_;
+  }
+  void add_committer(int number) {
+    committers_.push_back(number);
+  }
+  void remove_committer(int number) {
+    std::erase(committers_, number);
+  }
+  /// Since it was closed, or somebody was asked last.
+  rpc::Clock::duration since_asked() const {
+    return rpc::Clock::now() - asked_;
+  }
+  /// Takes this member's push for answered: it is told the sum, and asked to commit. `keeps`: its gradient may be added up again, and its body does not live longer than until the answer.
+  Waiting ask(int number, bool keeps) {
+    Push& one = pushes_.at(number);
+    Waiting waiting = one.waiting;
+    one.is_answered = true;
+    if (keeps) {
+      one.kept.assign(waiting.event.body.begin(), waiting.event.body.end());
+      one.waiting.event.body = one.kept;
+    }
+    committers_.push_back(number);
+    asked_ = rpc::Clock::now();
+    return waiting;
+  }
+  /// A member that can be asked: the first whose push waits for values, and for which `can(number)`.
+  template <typename Can>
+  std::optional<int> candidate(const Can& can) const {
+    for (const auto& [number, one] : pushes_) {
+      if (is_push(one.waiting) && !one.is_answered && is_member(number) && can(number)) {
+        return number;
+      }
+    }
+    return std::nullopt;
+  }
+  /// The first that has said how to step with its push.
+  const Waiting* first_that_said_all() const {
+    const auto found = std::find_if(pushes_.begin(), pushes_.end(), [](const auto& one) { return !is_push(one.second.waiting); });
+    return found == pushes_.end() ? nullptr : &found->second.waiting;
+  }
+
   /// The answer to the members' pushes.
   nlohmann::json decision() const {
     return {{"status", "accepted"}, {"members", members_}, {"loss", loss_}, {"stop", stop_}, {"squared_norm", squared_norm_}};
   }
 
-  /// Takes out the pushes that `wanted(number, waiting)` names.
+  /// Takes out the pushes that `wanted(number, waiting)` names; returns those that are not answered yet.
   template <typename Wanted>
-  std::vector<Waiting> take(const Wanted& wanted) {
-    std::vector<Waiting> taken;
+  std::vector<std::pair<int, Waiting>> take(const Wanted& wanted) {
+    std::vector<std::pair<int, Waiting>> taken;
     for (auto it = pushes_.begin(); it != pushes_.end();) {
-      if (wanted(it->first, it->second)) {
-        taken.push_back(std::move(it->second));
+      if (wanted(it->first, it->second.waiting)) {
+        if (!it->second.is_answered) {
+          taken.emplace_back(it->first, std::move(it->second.waiting));
+        }
         it = pushes_.erase(it);
       } else {
         ++it;
@@ -106,13 +161,28 @@ class Round {
     }
     return taken;
   }
+  /// The push of a worker that is gone does not count.
+  void forget_sum() {
+    is_added_up_ = false;
+  }
 
  private:
-  std::map<int, Waiting> pushes_; // by worker; not answered yet
+  struct Push {
+    Waiting waiting;
+    bool is_answered = false;
+    std::vector<std::byte> kept;
+  };
+  static bool is_push(const Waiting& waiting) {
+    return waiting.op() == "push";
+  }
+
+  std::map<int, Push> pushes_; // by worker
   rpc::Clock::time_point first_push_;
+  bool is_added_up_ = false;
   bool closed_ = false;
   std::vector<int> members_;
   std::vector<int> committers_;
+  rpc::Clock::time_point asked_;
   double squared_norm_ = 0;
   double loss_ = 0;
   bool stop_ = false;

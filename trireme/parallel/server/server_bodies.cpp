@@ -6,11 +6,27 @@
 
 #include <torch/utils.h>
 
+#include <cstring>
 #include <utility>
 
 namespace trireme::parallel::server {
+namespace {
+
+// The piece's bytes in a tensor where they lie as in a body; null elsewhere. A copy of such bytes costs a tenth of an operator on tensors where a model has many small ones.
+std::byte* bytes_of(const at::Tensor& whole, const ParameterInfo& parameter, const Piece& piece) {
+  const bool as_in_a_body = whole.is_cpu() && whole.is_contiguous() && whole.scalar_type() == scalar_type(parameter);
+  return as_in_a_body ? static_cast<std::byte*>(whole.data_ptr()) + piece.begin * parameter.row_numel() * parameter.element_bytes() : nullptr;
+}
+
+} // namespace
 
 void Servers::gather_piece(Connection& server, const Piece& piece, const at::Tensor& whole) const {
+  const ParameterInfo& parameter = parameters_[piece.parameter];
+  const size_t bytes = piece.bytes(parameter);
+  if (const std::byte* const from = is_small(bytes) ? bytes_of(whole, parameter, piece) : nullptr) {
+    std::memcpy(server.gradients.get() + piece.offset, from, bytes);
+    return;
+  }
   const at::Tensor rows = whole.dim() == 0 ? whole.detach() : whole.detach().slice(0, piece.begin, piece.end);
   torch::from_blob(server.gradients.get() + piece.offset, rows.sizes(), scalar_type(parameters_[piece.parameter])).copy_(rows);
 }
@@ -73,7 +89,14 @@ void Servers::scatter(Connection& server, const nlohmann::json& reply, const Ten
   const bool all = !reply.contains("rows");
   for (const Piece& piece : server.share.pieces) {
     if (all || !parameters_[piece.parameter].sparse) {
-      at::Tensor whole = tensors(piece.parameter).detach();
+      const ParameterInfo& parameter = parameters_[piece.parameter];
+      const at::Tensor tensor = tensors(piece.parameter);
+      const size_t bytes = piece.bytes(parameter);
+      if (std::byte* const to = is_small(bytes) ? bytes_of(tensor, parameter, piece) : nullptr) {
+        std::memcpy(to, server.values.get() + piece.offset, bytes);
+        continue;
+      }
+      const at::Tensor whole = tensor.detach();
       at::Tensor rows = whole.dim() == 0 ? whole : whole.slice(0, piece.begin, piece.end);
       rows.copy_(torch::from_blob(server.values.get() + piece.offset, rows.sizes(), scalar_type(parameters_[piece.parameter])));
     }

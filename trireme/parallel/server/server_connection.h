@@ -4,6 +4,9 @@
 
 namespace trireme::parallel::server {
 
+/// A worker may wait for all others, or for a checkpoint of the first one. Whether the other side lives is the transport's to notice.
+inline constexpr std::chrono::hours kLongestAnswer{12};
+
 /// One server, and what travels to it and back.
 struct Servers::Connection {
   int number = 0;
@@ -22,13 +25,18 @@ struct Servers::Connection {
   size_t gradient_bytes = 0;
   std::optional<int64_t> version; // of the values that this worker has, where pieces are sparse
   std::shared_ptr<rpc::Call> call; // on its way
-  std::shared_ptr<rpc::Call> pushed; // answered when the sum is there
+  std::shared_ptr<rpc::Call> pushed; // answered with the values, or, to one worker, when the sum is there
+  int64_t pushed_clock = 0; // of what was pushed last
+  std::optional<nlohmann::json> answer; // to it
 
   size_t bytes() const {
     return static_cast<size_t>(share.bytes);
   }
   std::span<const std::byte> of_gradients() const {
     return {gradients.get(), gradient_bytes};
+  }
+  std::span<std::byte> room_for_values() const {
+    return {values.get(), version ? longest : bytes()};
   }
   bool has_sparse() const {
     return share.dense_bytes < share.bytes;

@@ -144,6 +144,14 @@ void ServerSync::join(const std::function<ParameterInfo(const bucket::TensorInfo
   servers_->pull(values);
 }
 
+int64_t ServerSync::take_updates() {
+  if (!options_.together()) {
+    return 1;
+  }
+  const int64_t clock = servers_->clock();
+  return clock - std::exchange(taken_, clock);
+}
+
 at::Tensor ServerSync::value(int64_t parameter) const {
   const auto [b, i] = places_[parameter];
   return buffers_[b]->parameter(i);
@@ -188,6 +196,7 @@ bool ServerSync::end_step(bool taken) {
 // The tensors are read after this.
 void ServerSync::load_state(const nlohmann::json&, int64_t) {
   loaded_ = true;
+  taken_ = servers_->clock(); // the step that is loaded is the one to go on from
 }
 
 // All workers have read the same checkpoint: the first one tells the servers, before it sends anything else.

@@ -31,6 +31,13 @@ class ServerSync final : public GradientSync {
     return servers_ ? servers_->steps() / (options_.together() ? 1 : worker_.workers) : 0;
   }
 
+  /// Whether this is the worker with the lowest number of those that are there.
+  bool first() const {
+    return servers_ == nullptr || servers_->first_worker() == worker_.worker;
+  }
+  /// Updates of the servers since this was asked last, this worker's step among them: more than one where the others have gone on without it. Of workers that step together.
+  int64_t take_updates();
+
   int64_t optimizer_steps() const {
     return servers_ ? servers_->steps() : 0;
   }
@@ -79,6 +86,7 @@ class ServerSync final : public GradientSync {
   std::unique_ptr<Servers> servers_;
   std::vector<std::string> arrays_;
   Store* store_ = nullptr; // the engine's optimizer owns it
+  int64_t taken_ = 0; // updates that take_updates() has named
   bool loaded_ = false; // and the servers do not know it
   int64_t members_ = 1;
   double exposed_ = 0;

@@ -7,14 +7,12 @@
 #include <trireme/parallel/server/server_connection.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace trireme::parallel::server {
 namespace {
 
 using nlohmann::json;
-
-// A worker may wait for all others, or for a checkpoint of the first one. Whether the other side lives is the transport's to notice.
-constexpr std::chrono::hours kLongestAnswer{12};
 
 // Memory that servers of this host read and write themselves.
 std::shared_ptr<std::byte[]> shareable(size_t bytes) {
@@ -54,6 +52,7 @@ void Servers::connect(Connection& server) {
   }
   server.pushed.reset();
   server.call.reset();
+  server.answer.reset();
   server.client.reset();
   server.version.reset();
   server.client = rpc::connect(server.address, options_.access, rpc::Clock::now() + options_.patience);
@@ -66,6 +65,7 @@ void Servers::connect(Connection& server) {
   server.arrays = reply.at("arrays").get<std::vector<std::string>>();
   server.array_bytes = reply.at("array_bytes");
   server.initialized = reply.at("initialized");
+  hybrid_ = reply.at("mode") == "hybrid";
 }
 
 void Servers::send(Connection& server, const json& header, std::span<const std::byte> body, std::span<std::byte> room) {
@@ -73,13 +73,19 @@ void Servers::send(Connection& server, const json& header, std::span<const std::
 }
 
 json Servers::receive(Connection& server) {
-  const json reply = json::parse(server.call->wait(rpc::Clock::now() + kLongestAnswer));
-  server.call.reset();
+  return receive(server, std::exchange(server.call, nullptr));
+}
+
+json Servers::receive(Connection& server, const std::shared_ptr<rpc::Call>& call) {
+  const json reply = json::parse(call->wait(rpc::Clock::now() + kLongestAnswer));
   if (reply.at("status") == "refused") {
     throw InputError("server", concat("server ", server.number, " (", server.address, ") refuses: ", reply.at("error").get<std::string>()));
   }
   server.clock = reply.at("clock");
   server.first_clock = reply.contains("first_clock") ? std::optional(reply["first_clock"].get<int64_t>()) : std::nullopt;
+  if (server.number == 0) {
+    first_worker_ = reply.value("first_worker", first_worker_);
+  }
   if (reply.contains("steps")) {
     steps_ = reply["steps"];
   }
@@ -95,7 +101,7 @@ void Servers::ask_for_values(Connection& server, json header, std::span<const st
   if (server.version) {
     header["have"] = *server.version;
   }
-  send(server, header, body, {server.values.get(), server.version ? server.longest : server.bytes()});
+  send(server, header, body, server.room_for_values());
 }
 
 void Servers::take_values(Connection& server, const TensorOf& values) {
@@ -148,20 +154,6 @@ void Servers::catch_up(const TensorOf& values) {
   }
 }
 
-json Servers::push_header(const Connection& server) const {
-  json header = {{"op", "push"}, {"worker", options_.worker}, {"clock", server.clock}, {"loss", loss_}};
-  if (stop_) {
-    header["stop"] = true;
-  }
-  if (!unused_.empty()) {
-    header["unused"] = unused_;
-  }
-  if (server.has_sparse()) {
-    header["rows"] = server.counts;
-  }
-  return header;
-}
-
 void Servers::say_lost(const Connection& server, int64_t before) const {
   if (server.clock < before) {
     log::warning("server ", server.number, " has started again from its snapshot at clock ", server.clock, ": the updates of its part after that, up to clock ", before, ", are lost");
@@ -183,146 +175,6 @@ void Servers::connect_again(Connection& server, const std::function<void(int64_t
       if (rpc::Clock::now() >= deadline) {
         throw;
       }
-    }
-  }
-}
-
-Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
-  loss_ = loss;
-  stop_ = stop;
-  gather_gradients(gradients);
-  const auto send_push = [&](Connection& server) { server.pushed = server.client->call(push_header(server).dump(), server.of_gradients()); };
-  for (const auto& server : servers_) {
-    send_push(*server);
-  }
-  // The first server decides.
-  Connection& first = *servers_.front();
-  json decided;
-  while (true) {
-    try {
-      decided = json::parse(first.pushed->wait(rpc::Clock::now() + kLongestAnswer));
-      break;
-    } catch (const PeerError&) {
-      connect_again(first, [&](int64_t of_step) {
-        first.clock = std::min(first.clock, of_step); // a server that has taken the step answers as it did
-        send_push(first);
-      });
-    }
-  }
-  first.pushed.reset();
-  if (decided.at("status") == "refused") {
-    throw InputError("server", concat("server 0 (", first.address, ") refuses: ", decided.at("error").get<std::string>()));
-  }
-  Sum sum;
-  if (decided.at("status") == "stale") {
-    first.clock = decided.value("next", decided.at("clock").get<int64_t>());
-    sum.stale = true;
-    sum.loss = loss;
-    members_.clear();
-    return sum;
-  }
-  members_ = decided.at("members").get<std::vector<int>>();
-  sum.members = std::ssize(members_);
-  sum.loss = number_in(decided, "loss");
-  sum.stop = decided.at("stop");
-  sum.squared_norm = number_in(decided, "squared_norm");
-  for (size_t s = 1; s < servers_.size(); ++s) {
-    send(*servers_[s], {{"op", "sum"}, {"worker", options_.worker}, {"clock", servers_[s]->clock}, {"members", members_}});
-  }
-  for (size_t s = 1; s < servers_.size(); ++s) {
-    Connection& server = *servers_[s];
-    while (true) {
-      try {
-        const int64_t clock = server.clock;
-        const json reply = receive(server);
-        server.clock = clock;
-        if (reply.at("status") == "ok") {
-          sum.squared_norm += number_in(reply, "squared_norm");
-        }
-        break;
-      } catch (const PeerError&) {
-        connect_again(server, [&](int64_t of_step) {
-          server.clock = std::min(server.clock, of_step);
-          send_push(server);
-          send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.clock}, {"members", members_}});
-        });
-      }
-    }
-  }
-  return sum;
-}
-
-// The server has ended before it answered a commit, or its answer got lost. If it does not know of the step, its part of it is made again: the gradients are still here, and the other workers do the same.
-void Servers::commit_again(Connection& server, json header, const TensorOf& values) {
-  connect_again(server, [&](int64_t of_step) {
-    bool again = !members_.empty() && server.clock <= of_step;
-    if (again) {
-      server.pushed = server.client->call(push_header(server).dump(), server.of_gradients());
-      if (server.number == 0) {
-        const json decided = json::parse(server.pushed->wait(rpc::Clock::now() + kLongestAnswer));
-        again = decided.at("status") == "accepted";
-      } else {
-        const int64_t clock = server.clock;
-        ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"members", members_}});
-        server.clock = clock;
-      }
-    }
-    header["clock"] = server.clock;
-    ask_for_values(server, again ? header : json{{"op", "pull"}, {"clock", server.clock}});
-    take_values(server, values);
-  });
-}
-
-void Servers::commit(const Step& step, const TensorOf& values) {
-  json header;
-  if (members_.empty()) { // too late: the values of the step that the others take
-    for (const auto& server : servers_) {
-      ask_for_values(*server, {{"op", "pull"}, {server->number == 0 ? "clock" : "first_clock", servers_.front()->clock}});
-    }
-  } else {
-    header = {{"op", "commit"}, {"worker", options_.worker}, {"lr", step.lr}, {"first_clock", servers_.front()->clock}};
-    header["factor"] = step.factor ? json(*step.factor) : json();
-    if (step.betas) {
-      header["betas"] = {step.betas->first, step.betas->second};
-    }
-    for (const auto& server : servers_) {
-      header["clock"] = server->clock;
-      ask_for_values(*server, header);
-    }
-  }
-  for (const auto& server : servers_) {
-    try {
-      take_values(*server, values);
-    } catch (const PeerError&) {
-      commit_again(*server, header, values);
-    }
-    server->pushed.reset();
-  }
-  catch_up(values);
-}
-
-void Servers::push_pull(const TensorOf& gradients, double loss, const Step& step, const TensorOf& values) {
-  loss_ = loss;
-  stop_ = false;
-  gather_gradients(gradients);
-  for (const auto& server : servers_) {
-    json header = push_header(*server);
-    header["op"] = "push_pull";
-    header["lr"] = step.lr;
-    header["factor"] = step.factor ? json(*step.factor) : json();
-    if (step.betas) {
-      header["betas"] = {step.betas->first, step.betas->second};
-    }
-    ask_for_values(*server, header, server->of_gradients());
-  }
-  for (const auto& server : servers_) {
-    try {
-      take_values(*server, values);
-    } catch (const PeerError&) {
-      connect_again(*server, [&](int64_t) {
-        ask_for_values(*server, {{"op", "pull"}, {"clock", server->clock}});
-        take_values(*server, values);
-      });
     }
   }
 }
@@ -362,6 +214,10 @@ void Servers::leave() {
       server->client.reset();
     }
   }
+}
+
+int64_t Servers::clock() const {
+  return servers_.front()->clock;
 }
 
 int64_t Servers::bytes_received() const {

@@ -53,7 +53,8 @@ class Servers {
   /// Takes the values as soon as there are some.
   void pull(const TensorOf& values);
 
-  /// Gradients of one step of all workers: sends them, and returns when it is decided whose count, with their mean loss, the squared norm of their sum, and whether one of them asks to stop.
+  /// Gradients of one step of all workers: sends them, and returns when it is decided whose count, with their mean loss, the squared norm of their sum, and whether one of them asks to stop. For all but one worker that is
+  /// after the step, when the values are here.
   struct Sum {
     bool stale = false; ///< they came too late and do not count
     int64_t members = 1;
@@ -68,7 +69,7 @@ class Servers {
     std::optional<std::pair<double, double>> betas;
     std::optional<double> factor; ///< of the sum; absent: the step is skipped
   };
-  /// Ends a step of all workers by what all of them say alike, and takes the values.
+  /// Ends a step of all workers by what all of them say alike, which one of them sends, and takes the values.
   void commit(const Step& step, const TensorOf& values);
   /// A step by this worker's gradients alone, and takes the values.
   void push_pull(const TensorOf& gradients, double loss, const Step& step, const TensorOf& values);
@@ -83,6 +84,12 @@ class Servers {
   int64_t steps() const {
     return steps_;
   }
+  /// Updates of the first server, as it said last.
+  int64_t clock() const;
+  /// The worker with the lowest number of those that are there or awaited, as the first server said last.
+  int first_worker() const {
+    return first_worker_;
+  }
   void leave();
   int64_t bytes_sent() const;
   int64_t bytes_received() const;
@@ -94,6 +101,11 @@ class Servers {
   nlohmann::json ask(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {});
   void send(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {});
   nlohmann::json receive(Connection& server);
+  nlohmann::json receive(Connection& server, const std::shared_ptr<rpc::Call>& call);
+  void send_push(Connection& server);
+  void take_answer(Connection& server);
+  void tell_members(Connection& server, bool hurries);
+  void await_answers();
   void gather_piece(Connection& server, const Piece& piece, const at::Tensor& whole) const;
   void gather_values(Connection& server, const TensorOf& values) const;
   void gather_gradients(const TensorOf& gradients);
@@ -118,7 +130,10 @@ class Servers {
   double loss_ = 0;
   bool stop_ = false;
   std::vector<int> members_; // of the present step; none: this worker's gradients came too late
+  double squared_norm_ = 0; // of their sum
+  bool hybrid_ = false;
   int64_t steps_ = 0;
+  int first_worker_ = 0;
   bool said_dense_ = false; // that a sparse parameter has a gradient in all rows
   int64_t sent_before_ = 0; // over connections that are no more
   int64_t received_before_ = 0;

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/comm/host_memory.h>
+#include <trireme/kernels/kernels.h>
 
 #include <torch/utils.h>
 
@@ -29,6 +30,23 @@ void check_optimizer(const std::vector<ParameterInfo>& parameters, const Share& 
                        parameter.sparse ? "Leave sparse_rows out, or use AdamW." : "Describe it as \"whole\", or use AdamW.");
     }
   }
+}
+
+// Adds to the sum, or begins it.
+void add_floats(const at::Tensor& sum, const std::byte* from, bool begun) {
+  auto* const to = static_cast<float*>(sum.data_ptr());
+  if (!begun) {
+    std::memcpy(to, from, sum.nbytes());
+    return;
+  }
+  const void* const in[] = {to, from};
+  void* const out = to;
+  kernels::CombineArgs args;
+  args.in = in;
+  args.inputs = 2;
+  args.out = &out;
+  args.outputs = 1;
+  kernels::active_kernels().combine(args, 0, sum.numel());
 }
 
 } // namespace
@@ -127,10 +145,18 @@ void Shard::change_all() {
   }
 }
 
+void Shard::get_piece(std::span<std::byte> body, size_t i) const {
+  if (const at::Tensor& tensor = tensors_[i]; is_small(tensor.nbytes())) { // an operator costs more than the copy
+    std::memcpy(body.data() + share_.pieces[i].offset, tensor.const_data_ptr(), tensor.nbytes());
+  } else {
+    piece_in(body, i).copy_(tensor);
+  }
+}
+
 void Shard::get_values(std::span<std::byte> body) const {
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    piece_in(body, i).copy_(tensors_[i]);
+    get_piece(body, i);
   }
 }
 
@@ -187,8 +213,12 @@ void Shard::add(std::span<const std::byte> body, const std::vector<int64_t>& unu
     }
     at::Tensor sum = tensors_[i].grad();
     if (!is_unused) {
-      const at::Tensor one = piece_in(body, i);
-      used_[i] ? sum.add_(one) : sum.copy_(one);
+      if (tensors_[i].scalar_type() == at::kFloat && is_small(tensors_[i].nbytes())) { // an operator costs more than the sum
+        add_floats(sum, body.data() + share_.pieces[i].offset, used_[i]);
+      } else {
+        const at::Tensor one = piece_in(body, i);
+        used_[i] ? sum.add_(one) : sum.copy_(one);
+      }
       used_[i] = true;
     } else if (!used_[i]) {
       sum.zero_();
@@ -218,7 +248,7 @@ void Shard::get_changes(std::span<std::byte> body, const Changes& changes) const
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     if (!sparse_.contains(i)) {
-      piece_in(body, i).copy_(tensors_[i]);
+      get_piece(body, i);
     }
   }
   for (size_t s = 0; s < changes.rows.size(); ++s) {

@@ -91,6 +91,7 @@ class Shard {
   void load(const std::filesystem::path& file);
 
  private:
+  void get_piece(std::span<std::byte> body, size_t piece) const;
   at::Tensor piece_in(std::span<const std::byte> body, size_t piece) const;
   at::Tensor numbers_in(std::span<const std::byte> body, const RowBlock& block) const;
   at::Tensor rows_in(std::span<const std::byte> body, const RowBlock& block) const;

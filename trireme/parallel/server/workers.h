@@ -44,6 +44,14 @@ class Workers {
   bool may_push(int number) const {
     return is_there(number) || (!all_.contains(number) && awaits_any());
   }
+  /// The one with the lowest number that is there, or may still come.
+  int first() const {
+    int number = 0;
+    while (number < expected_ && !may_push(number)) {
+      ++number;
+    }
+    return number;
+  }
   bool any_is_there(const std::vector<int>& numbers) const {
     return std::any_of(numbers.begin(), numbers.end(), [this](int number) { return is_there(number); });
   }

@@ -11,7 +11,7 @@
 namespace trireme::rpc::grpc {
 
 /// Changes when this file does.
-constexpr int kInterfaceVersion = 2;
+constexpr int kInterfaceVersion = 3;
 
 /// Bytes of somebody else's, not ended by a zero.
 struct Text {
@@ -79,6 +79,8 @@ struct Functions {
   Call (*call)(Client client, Text header, const void* body, size_t body_bytes, void* room, size_t room_bytes);
   /// The header is valid until drop().
   int (*wait)(Call call, int64_t timeout_ms, Text* header, Trouble* trouble);
+  /// Waits for `timeout_ms` at most, and breaks nothing. Returns done().
+  int (*wait_for)(Call call, int64_t timeout_ms);
   int (*done)(Call call);
   void (*drop)(Call call);
   void (*count)(Client client, int64_t* sent, int64_t* received);

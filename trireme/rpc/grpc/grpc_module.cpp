@@ -83,6 +83,11 @@ int wait(Call call, int64_t timeout_ms, Text* header, Trouble* trouble) {
   });
 }
 
+int wait_for(Call call, int64_t timeout_ms) {
+  auto& handle = *static_cast<Handle*>(call);
+  return handle.client->wait_until(*handle.call, after(timeout_ms)) ? 1 : 0;
+}
+
 int done(Call call) {
   auto& handle = *static_cast<Handle*>(call);
   return handle.client->done(*handle.call) ? 1 : 0;
@@ -107,6 +112,6 @@ void close(Client client) {
 
 extern "C" __attribute__((visibility("default"))) const trireme::rpc::grpc::Functions* trireme_grpc_functions() {
   using namespace trireme::rpc::grpc;
-  static const Functions functions = {kInterfaceVersion, library, serve, next, reply, stop, connect, call, wait, done, drop, count, close};
+  static const Functions functions = {kInterfaceVersion, library, serve, next, reply, stop, connect, call, wait, wait_for, done, drop, count, close};
   return &functions;
 }

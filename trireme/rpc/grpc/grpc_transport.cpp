@@ -138,6 +138,9 @@ class GrpcCall : public rpc::Call {
     }
     return {header.data, header.size};
   }
+  bool wait_until(Clock::time_point time) override {
+    return functions_.wait_for(call_, milliseconds_until(time)) != 0;
+  }
   bool done() const override {
     return functions_.done(call_) != 0;
   }

@@ -171,6 +171,11 @@ const std::string& ModuleClient::wait(Call& call, Clock::time_point deadline) {
   return call.reply;
 }
 
+bool ModuleClient::wait_until(const Call& call, Clock::time_point time) {
+  std::unique_lock lock(mutex_);
+  return news_.wait_until(lock, time, [&] { return call.done || !broken_.empty(); });
+}
+
 bool ModuleClient::done(const Call& call) {
   const std::lock_guard lock(mutex_);
   return call.done || !broken_.empty();

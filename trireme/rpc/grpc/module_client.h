@@ -44,6 +44,7 @@ class ModuleClient {
   std::shared_ptr<Call> call(std::string header, std::span<const std::byte> body, std::span<std::byte> room);
   /// Errors: Failure; the connection is broken then, and memory of callers is left alone.
   const std::string& wait(Call& call, Clock::time_point deadline);
+  bool wait_until(const Call& call, Clock::time_point time);
   bool done(const Call& call);
   int64_t sent() const {
     return sent_;

@@ -45,6 +45,10 @@ class Desk {
     }
     return *asked.reply;
   }
+  bool wait_until(const Asked& asked, Clock::time_point time) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_until(lock, time, [&] { return asked.reply || asked.broken; });
+  }
   bool done(const Asked& asked) {
     const std::lock_guard lock(mutex_);
     return asked.reply || asked.broken;
@@ -160,6 +164,9 @@ class LocalCall final : public Call {
   LocalCall(std::shared_ptr<Desk> desk, std::string name, std::shared_ptr<Desk::Asked> asked) : desk_(std::move(desk)), name_(std::move(name)), asked_(std::move(asked)) {}
   std::string wait(Clock::time_point deadline) override {
     return desk_->wait(*asked_, name_, deadline);
+  }
+  bool wait_until(Clock::time_point time) override {
+    return desk_->wait_until(*asked_, time);
   }
   bool done() const override {
     return desk_->done(*asked_);

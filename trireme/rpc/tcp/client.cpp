@@ -95,37 +95,30 @@ class Line : public FrameTaker {
 
   std::string wait(Asked& asked, Clock::time_point deadline) {
     std::unique_lock lock(mutex_);
-    while (!asked.done) {
-      if (!broken_.empty()) {
-        throw PeerError("rpc", concat("the server at ", address_, " is lost: ", broken_, "."), "Look at its output; connect again when it is back.");
-      }
-      if (Clock::now() >= deadline) {
-        // The reply may still come, and be written into a room that is somebody else's memory by then.
-        fail("it has not answered in time");
-      } else if (thread_.joinable()) {
-        arrived_.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::hours(1)));
-      } else {
-        read();
-        if (!asked.done && broken_.empty()) {
-          pollfd waiting{socket_.get(), POLLIN, 0};
-          const int64_t left = std::chrono::ceil<milliseconds>(deadline - Clock::now()).count();
-          if (::poll(&waiting, 1, static_cast<int>(std::clamp<int64_t>(left, 0, milliseconds(kBetweenLooks).count()))) == 0) {
-            look();
-          }
-        }
-      }
+    if (!settles(lock, asked, deadline)) {
+      // The reply may still come, and be written into a room that is somebody else's memory by then.
+      fail("it has not answered in time");
+    }
+    if (!asked.done) {
+      throw PeerError("rpc", concat("the server at ", address_, " is lost: ", broken_, "."), "Look at its output; connect again when it is back.");
     }
     return asked.header;
   }
 
+  bool wait_until(Asked& asked, Clock::time_point time) {
+    std::unique_lock lock(mutex_);
+    return settles(lock, asked, time);
+  }
+
   bool done(const Asked& asked) {
-    if (!asked.done) {
-      const std::lock_guard lock(mutex_);
-      if (!thread_.joinable() && broken_.empty()) {
-        read();
-      }
+    if (asked.done) {
+      return true;
     }
-    return asked.done;
+    const std::lock_guard lock(mutex_);
+    if (!thread_.joinable() && broken_.empty()) {
+      read();
+    }
+    return asked.done || !broken_.empty();
   }
 
   void close() {
@@ -176,6 +169,33 @@ class Line : public FrameTaker {
   uint64_t place_of(std::span<const std::byte> bytes) const {
     const bool inside = shared_ && !bytes.empty() && Arena::process().contains(bytes.data(), bytes.size());
     return inside ? Arena::process().offset_of(bytes.data()) : kInStream;
+  }
+
+  // Until there is a reply, or none will come; false where `deadline` has passed before.
+  bool settles(std::unique_lock<std::mutex>& lock, const Asked& asked, Clock::time_point deadline) {
+    while (!asked.done && broken_.empty()) {
+      if (thread_.joinable()) {
+        if (Clock::now() >= deadline) {
+          return false;
+        }
+        arrived_.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::hours(1)));
+        continue;
+      }
+      read();
+      if (asked.done || !broken_.empty()) {
+        return true;
+      }
+      const auto now = Clock::now();
+      if (now >= deadline) {
+        return false;
+      }
+      pollfd waiting{socket_.get(), POLLIN, 0};
+      const int64_t left = std::chrono::ceil<milliseconds>(deadline - now).count();
+      if (::poll(&waiting, 1, static_cast<int>(std::clamp<int64_t>(left, 0, milliseconds(kBetweenLooks).count()))) == 0) {
+        look();
+      }
+    }
+    return true;
   }
 
   void read() {
@@ -279,6 +299,9 @@ class TcpCall : public Call {
   TcpCall(std::shared_ptr<Line> line, std::shared_ptr<Asked> asked) : line_(std::move(line)), asked_(std::move(asked)) {}
   std::string wait(Clock::time_point deadline) override {
     return line_->wait(*asked_, deadline);
+  }
+  bool wait_until(Clock::time_point time) override {
+    return line_->wait_until(*asked_, time);
   }
   bool done() const override {
     return line_->done(*asked_);

@@ -1,0 +1,230 @@
+// A step of all workers, as one of them goes through it: its gradients go to all servers in one request, which are answered with the values. One worker is told the sum before the step, and commits for all.
+#include <trireme/parallel/server/servers.h>
+
+#include <trireme/base/error.h>
+#include <trireme/parallel/server/requests.h>
+#include <trireme/parallel/server/server_connection.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace trireme::parallel::server {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+/// A worker that waits for one server looks so often whether others have ended: they wait for what it has sent them.
+constexpr milliseconds kBetweenLooks{100};
+/// What the first server has said reaches another one by itself in that time, or it is told.
+constexpr milliseconds kFindsTheSame{1000};
+
+} // namespace
+
+json Servers::push_header(const Connection& server) const {
+  json header = {{"op", "push"}, {"worker", options_.worker}, {"clock", server.clock}, {"loss", loss_}};
+  if (stop_) {
+    header["stop"] = true;
+  }
+  if (!unused_.empty()) {
+    header["unused"] = unused_;
+  }
+  if (server.has_sparse()) {
+    header["rows"] = server.counts;
+  }
+  return header;
+}
+
+void Servers::send_push(Connection& server) {
+  json header = push_header(server);
+  header["values"] = true;
+  if (server.version) {
+    header["have"] = *server.version;
+  }
+  server.answer.reset();
+  server.call.reset();
+  server.pushed_clock = server.clock;
+  server.pushed = server.client->call(header.dump(), server.of_gradients(), server.room_for_values());
+}
+
+// Takes what has come of a server's answers, without waiting.
+void Servers::take_answer(Connection& server) {
+  try {
+    if (server.call && server.call->done()) { // of `sum`: the members are those that the first server has named
+      const int64_t clock = server.clock;
+      json reply = receive(server);
+      if (server.clock == clock && reply.at("status") == "ok") {
+        reply["status"] = "commit";
+        reply["members"] = servers_.front()->answer->at("members"); // those of them that are here, whoever they are
+        server.answer = std::move(reply);
+      }
+      server.clock = clock; // that of the values that are here
+    }
+    if (server.pushed && server.pushed->done()) {
+      json reply = receive(server, std::exchange(server.pushed, nullptr));
+      if (!server.answer || reply.at("status") != "commit") {
+        server.answer = std::move(reply);
+      }
+    }
+  } catch (const PeerError&) {
+    connect_again(server, [&](int64_t of_step) {
+      server.clock = std::min(server.clock, of_step); // a server that has taken the step answers as it did
+      send_push(server);
+    });
+  }
+}
+
+// A server adds up what it has when all are there. Where somebody has come or gone meanwhile, or is too late, it has to be told whose gradients count.
+void Servers::tell_members(Connection& server, bool hurries) {
+  const json& decided = *servers_.front()->answer;
+  if (server.number == 0 || server.call || decided.at("status") == "stale") {
+    return;
+  }
+  const bool has_others = server.answer && server.answer->at("status") == "commit" && server.answer->at("members") != decided.at("members");
+  const bool says_nothing = !server.answer && hurries && decided.at("status") == "commit";
+  if (has_others || says_nothing) {
+    server.answer.reset();
+    send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.pushed_clock}, {"members", decided.at("members")}});
+  }
+}
+
+void Servers::await_answers() {
+  std::optional<rpc::Clock::time_point> decided;
+  Connection* missing = servers_.front().get();
+  while (missing != nullptr) {
+    const auto& awaited = missing->call ? missing->call : missing->pushed;
+    awaited->wait_until(rpc::Clock::now() + kBetweenLooks);
+    missing = nullptr;
+    for (const auto& server : servers_) {
+      if (!server->answer) {
+        take_answer(*server);
+      }
+      if (servers_.front()->answer) {
+        decided = decided.value_or(rpc::Clock::now());
+        tell_members(*server, hybrid_ || rpc::Clock::now() >= *decided + kFindsTheSame);
+      }
+      if (missing == nullptr && !server->answer) {
+        missing = server.get();
+      }
+    }
+  }
+}
+
+Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
+  loss_ = loss;
+  stop_ = stop;
+  gather_gradients(gradients);
+  for (const auto& server : servers_) {
+    send_push(*server);
+  }
+  await_answers();
+  const json& decided = *servers_.front()->answer; // the first server decides
+  Sum sum;
+  members_.clear();
+  if (decided.at("status") == "stale") {
+    sum.stale = true;
+    sum.loss = loss;
+    return sum;
+  }
+  members_ = decided.at("members").get<std::vector<int>>();
+  sum.members = std::ssize(members_);
+  sum.loss = number_in(decided, "loss");
+  sum.stop = decided.at("stop");
+  for (const auto& server : servers_) {
+    if (server->answer->contains("squared_norm_of_all")) { // what the one that has committed has seen
+      sum.squared_norm = number_in(*server->answer, "squared_norm_of_all");
+      break;
+    }
+    sum.squared_norm += number_in(*server->answer, "squared_norm");
+  }
+  squared_norm_ = sum.squared_norm;
+  return sum;
+}
+
+// The server has ended before it answered a commit, or its answer got lost. If it does not know of the step, its part of it is made again: the gradients are still here, and the other workers do the same.
+void Servers::commit_again(Connection& server, json header, const TensorOf& values) {
+  connect_again(server, [&](int64_t of_step) {
+    bool again = !members_.empty() && server.clock <= of_step;
+    if (again) {
+      server.pushed = server.client->call(push_header(server).dump(), server.of_gradients());
+      if (server.number == 0) {
+        const json decided = json::parse(server.pushed->wait(rpc::Clock::now() + kLongestAnswer));
+        again = decided.at("status") == "accepted";
+      } else {
+        const int64_t clock = server.clock;
+        ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"members", members_}});
+        server.clock = clock;
+      }
+    }
+    header["clock"] = server.clock;
+    ask_for_values(server, again ? header : json{{"op", "pull"}, {"clock", server.clock}});
+    take_values(server, values);
+  });
+}
+
+void Servers::commit(const Step& step, const TensorOf& values) {
+  const Connection& first = *servers_.front();
+  json header;
+  if (!members_.empty()) {
+    header = {{"op", "commit"}, {"worker", options_.worker}, {"lr", step.lr}, {"first_clock", first.pushed_clock}, {"members", members_}, {"squared_norm", squared_norm_}};
+    header["factor"] = step.factor ? json(*step.factor) : json();
+    if (step.betas) {
+      header["betas"] = {step.betas->first, step.betas->second};
+    }
+  }
+  for (const auto& server : servers_) {
+    if (server->answer->at("status") != "commit") {
+      continue; // its values have come
+    }
+    if (members_.empty()) { // too late: the values of the step that the others take
+      ask_for_values(*server, {{"op", "pull"}, {"first_clock", first.clock}});
+    } else {
+      header["clock"] = server->pushed_clock;
+      ask_for_values(*server, header);
+    }
+  }
+  for (const auto& server : servers_) {
+    try {
+      if (server->call) {
+        take_values(*server, values);
+      } else {
+        scatter(*server, *server->answer, values);
+      }
+    } catch (const PeerError&) {
+      commit_again(*server, header, values);
+    }
+    if (const auto pushed = std::exchange(server->pushed, nullptr)) { // a server that was told the members answers both requests, into the same room
+      pushed->wait_until(rpc::Clock::now() + kLongestAnswer);
+    }
+    server->answer.reset();
+  }
+  catch_up(values);
+}
+
+void Servers::push_pull(const TensorOf& gradients, double loss, const Step& step, const TensorOf& values) {
+  loss_ = loss;
+  stop_ = false;
+  gather_gradients(gradients);
+  for (const auto& server : servers_) {
+    json header = push_header(*server);
+    header["op"] = "push_pull";
+    header["lr"] = step.lr;
+    header["factor"] = step.factor ? json(*step.factor) : json();
+    if (step.betas) {
+      header["betas"] = {step.betas->first, step.betas->second};
+    }
+    ask_for_values(*server, header, server->of_gradients());
+  }
+  for (const auto& server : servers_) {
+    try {
+      take_values(*server, values);
+    } catch (const PeerError&) {
+      connect_again(*server, [&](int64_t) {
+        ask_for_values(*server, {{"op", "pull"}, {"clock", server->clock}});
+        take_values(*server, values);
+      });
+    }
+  }
+}
+
+} // namespace trireme::parallel::server

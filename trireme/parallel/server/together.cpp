@@ -1,0 +1,316 @@
+#include <trireme/parallel/server/together.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/log.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace trireme::parallel::server {
+
+using nlohmann::json;
+
+Together::Together(rpc::Server& server, const ParameterServerOptions& options) : Replies(server), options_(options), together_(options.server.together()) {}
+
+int Together::worker_of(const Waiting& waiting) const {
+  const std::vector<int> joined = workers_.of(waiting.event.client);
+  const int number = waiting.header.value("worker", joined.empty() ? -1 : joined.front());
+  if (std::find(joined.begin(), joined.end(), number) == joined.end()) {
+    throw InputError("server", concat("worker ", number, " has not joined over this connection"));
+  }
+  return number;
+}
+
+void Together::pull(const Waiting& waiting) {
+  waiting.header.value("clock", int64_t{0});
+  waiting.header.value("first_clock", int64_t{0});
+  pulls_.push_back(waiting);
+  answer_pulls();
+}
+
+void Together::answer_pulls() {
+  std::vector<Waiting> still;
+  for (Waiting& pull : std::exchange(pulls_, {})) {
+    const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) && (!first_clock_ || *first_clock_ >= pull.header.value("first_clock", int64_t{0}));
+    if (initialized_ && is_there) {
+      answer_with_values(pull, {{"status", "ok"}, {"steps", shard_->steps()}});
+    } else {
+      still.push_back(std::move(pull));
+    }
+  }
+  pulls_ = std::move(still);
+}
+
+void Together::push(const Waiting& waiting) {
+  const int number = worker_of(waiting);
+  check_gradients(waiting);
+  check_push(waiting.header);
+  if (!initialized_) {
+    return refuse(waiting, "there are no values yet: init or pull first");
+  }
+  const int64_t clock = waiting.clock();
+  const bool wants_values = waiting.wants_values();
+  if (waiting.op() == "push" && clock == clock_ - 1 && was_member(number)) { // it has not heard of its step, because this server or its connection has ended
+    return wants_values ? answer_with_values(waiting, last_) : answer(waiting, last_);
+  }
+  if (clock == clock_ && round_.closed() && round_.is_member(number) && !has_committer()) { // it was to commit, and the answer that said so is lost
+    round_.add_committer(number);
+    json decision = round_.decision();
+    decision["status"] = wants_values ? "commit" : "accepted";
+    return answer(waiting, std::move(decision), 0);
+  }
+  if (clock != clock_ || round_.closed()) {
+    ++counters_.dropped;
+    // The values that the next gradient can be of: those after the step that is under way.
+    return !wants_values || round_.closed() ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
+  }
+  round_.push(number, waiting);
+  close_if_complete();
+  answer_sums();
+}
+
+bool Together::was_member(int number) const {
+  const auto members = last_.value("members", std::vector<int>());
+  return std::find(members.begin(), members.end(), number) != members.end();
+}
+
+void Together::answer_stale(const Waiting& waiting) {
+  if (!waiting.wants_values()) {
+    answer(waiting, {{"status", "stale"}, {"next", clock_ + (round_.closed() ? 1 : 0)}});
+  } else {
+    late_.push_back(waiting); // with the values of the next clock
+  }
+}
+
+// Whether it is this server that says whose gradients count.
+bool Together::decides() const {
+  return options_.place == 0 || !round_.wants_commit();
+}
+
+bool Together::is_complete() const {
+  const std::vector<int> there = workers_.there();
+  return !round_.empty() && !workers_.awaits_any() && std::all_of(there.begin(), there.end(), [this](int number) { return round_.has(number); });
+}
+
+void Together::close_if_complete() {
+  if (!together_ || round_.closed() || !is_complete()) {
+    return;
+  }
+  if (decides()) {
+    close();
+  } else if (!is_hybrid() && !round_.is_added_up() && round_.all_wait_for_values()) { // the first server will find the same, unless somebody comes or goes
+    round_.add_up(round_.numbers(), *shard_);
+    if (!has_committer()) {
+      ask_somebody();
+    }
+  }
+}
+
+void Together::look_at_the_time() {
+  close_if_complete();
+  if (!together_ || !is_hybrid()) {
+    return;
+  }
+  const std::chrono::duration<double> patience(options_.server.timeout_s);
+  if (!round_.closed() && !round_.empty() && decides() && round_.since_first_push() >= patience) {
+    close();
+    answer_sums();
+  } else if (round_.closed() && round_.since_asked() >= patience) { // it may be the late one of this step
+    ask_somebody();
+  }
+}
+
+void Together::close() {
+  const bool wants_commit = round_.wants_commit();
+  round_.add_up(round_.numbers(), *shard_);
+  round_.close();
+  if (!wants_commit) {
+    finish_as_said(*round_.first_that_said_all());
+    return;
+  }
+  for (const auto& [number, one] : round_.take([](int, const Waiting& push) { return !push.wants_values(); })) { // the others are answered after the step
+    answer(one, round_.decision());
+  }
+  if (!has_committer()) {
+    ask_somebody();
+  }
+}
+
+bool Together::has_committer() const {
+  return workers_.any_is_there(round_.committers());
+}
+
+void Together::ask_somebody() {
+  const auto number = round_.candidate([this](int one) { return workers_.is_there(one); });
+  if (number && round_.is_added_up()) {
+    json decision = round_.decision();
+    decision["status"] = "commit";
+    answer(round_.ask(*number, !round_.closed()), std::move(decision), 0);
+  }
+}
+
+// Where nobody looks at the sum: the mean, by what one of the members has said.
+void Together::finish_as_said(const Waiting& said) {
+  const json header = said.header;
+  const json factor = header.value("factor", json(1.0));
+  finish_round(header, header.value("lr", default_lr_), factor.is_null() ? std::nullopt : std::optional(factor.get<double>() / static_cast<double>(round_.members().size())));
+}
+
+void Together::sum(const Waiting& waiting) {
+  waiting.clock();
+  waiting.header.at("members").get<std::vector<int>>();
+  sums_.push_back(waiting);
+  answer_sums();
+}
+
+// Of other servers: as soon as the gradients of all that the first server names are here, or cannot come.
+void Together::answer_sums() {
+  std::vector<Waiting> still;
+  for (Waiting& sum : std::exchange(sums_, {})) {
+    const int64_t clock = sum.clock();
+    if (clock < clock_) { // another member was faster, and has committed
+      answer(sum, clock == clock_ - 1 ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
+      continue;
+    }
+    if (!round_.closed()) {
+      std::vector<int> here;
+      bool comes = false;
+      for (const int number : sum.header.at("members").get<std::vector<int>>()) {
+        if (round_.has(number)) {
+          here.push_back(number);
+        } else {
+          comes = comes || workers_.may_push(number);
+        }
+      }
+      if (comes) {
+        still.push_back(std::move(sum));
+        continue;
+      }
+      if (here.empty()) {
+        refuse(sum, "none of the members has pushed here");
+        continue;
+      }
+      add_up_again(here);
+      round_.close();
+      drop_others();
+    }
+    for (const int number : workers_.of(sum.event.client)) {
+      round_.add_committer(number);
+    }
+    answer(sum, {{"status", "ok"}, {"squared_norm", round_.squared_norm()}, {"members", round_.members()}});
+  }
+  sums_ = std::move(still);
+}
+
+// Makes the sum that of these members. False where it cannot be.
+bool Together::add_up_again(const std::vector<int>& members) {
+  if (round_.is_added_up() && (round_.closed() || round_.members() == members)) {
+    return true;
+  }
+  if (members.empty() || !std::all_of(members.begin(), members.end(), [this](int number) { return round_.has(number); })) {
+    return false;
+  }
+  round_.add_up(members, *shard_);
+  return true;
+}
+
+// Pushes that are part of the sum are answered, but for those that want values; the others came too late elsewhere.
+void Together::drop_others() {
+  for (const auto& [number, late] : round_.take([this](int number, const Waiting&) { return !round_.is_member(number); })) {
+    ++counters_.dropped;
+    answer_stale(late);
+  }
+  for (const auto& [number, one] : round_.take([](int, const Waiting& push) { return !push.wants_values(); })) {
+    answer(one, {{"status", "accepted"}});
+  }
+}
+
+void Together::commit(const Waiting& waiting) {
+  const auto clock = waiting.header.at("clock").get<int64_t>();
+  const auto members = waiting.header.value("members", round_.members());
+  const auto lr = waiting.header.at("lr").get<double>();
+  const json& factor = waiting.header.at("factor");
+  if (clock >= clock_) { // else another worker's has come before
+    if (clock > clock_ || !add_up_again(members)) {
+      return refuse(waiting, concat("there is no sum to commit for clock ", clock, ", and this server is at clock ", clock_));
+    }
+    finish_round(waiting.header, lr, factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
+  }
+  answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
+}
+
+void Together::finish_round(const json& header, double lr, std::optional<double> factor) {
+  last_ = round_.decision();
+  if (const auto norm = header.find("squared_norm"); norm != header.end()) {
+    last_["squared_norm_of_all"] = *norm;
+  }
+  if (factor) {
+    shard_->step(lr, betas_in(header), *factor);
+  }
+  last_["steps"] = shard_->steps();
+  ++clock_;
+  first_clock_ = options_.place == 0 ? clock_ : header.value("first_clock", clock_ - 1) + 1;
+  Round done = std::exchange(round_, {});
+  count_update(); // before anybody sees the values
+  counters_.accepted += std::ssize(done.members());
+  for (const auto& [number, one] : done.take([](int, const Waiting&) { return true; })) {
+    if (done.is_member(number)) {
+      answer_with_values(one, last_);
+    } else {
+      ++counters_.dropped;
+      late_.push_back(one);
+    }
+  }
+  for (const Waiting& late : std::exchange(late_, {})) {
+    answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
+  }
+  answer_pulls();
+}
+
+void Together::forget_requests(uint64_t client) {
+  for (auto* const requests : {&pulls_, &sums_, &late_}) {
+    std::erase_if(*requests, [&](const Waiting& one) { return one.event.client == client; });
+  }
+}
+
+void Together::rejoined(int number) {
+  round_.remove_committer(number);
+  if (round_.closed() && !has_committer()) {
+    ask_somebody();
+  }
+}
+
+void Together::without(int number) {
+  round_.remove_committer(number);
+  if (!round_.closed()) {
+    const bool counted = round_.has(number);
+    for (const auto& [of, one] : round_.take([&](int of, const Waiting&) { return of == number; })) {
+      refuse(one, "the worker has left");
+    }
+    if (counted) {
+      round_.forget_sum();
+      ++counters_.dropped;
+    }
+  } else if (!has_committer()) { // somebody else has to say how to step
+    ask_somebody();
+    if (!has_committer()) {
+      const Waiting* const said = round_.first_that_said_all();
+      said != nullptr && workers_.any_is_there(round_.members()) ? finish_as_said(*said) : lose_round();
+    }
+  }
+  close_if_complete();
+  answer_sums();
+}
+
+void Together::lose_round() {
+  log::warning("server ", options_.place, ": the update of clock ", clock_, " is lost: all workers that could have committed it are gone");
+  counters_.lost += std::ssize(round_.members());
+  round_ = {};
+  for (const Waiting& late : std::exchange(late_, {})) {
+    answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
+  }
+}
+
+} // namespace trireme::parallel::server

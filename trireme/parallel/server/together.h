@@ -1,0 +1,70 @@
+#pragma once
+
+#include <trireme/parallel/server/parameter_server.h>
+#include <trireme/parallel/server/replies.h>
+#include <trireme/parallel/server/round.h>
+
+#include <optional>
+#include <vector>
+
+namespace trireme::parallel::server {
+
+/// Workers that step together. A clock: pushes, then the first server closes it and says whose gradients count, then a commit steps.
+///
+/// One worker commits for all where they want the values as the answer to their pushes: it is told the sum, the others are answered after the step. The other servers add up all gradients as soon as they are there, and ask a worker too; when its
+/// members turn out not to be the first server's, it says so (`sum`), and they add up again.
+class Together : protected Replies {
+ protected:
+  Together(rpc::Server& server, const ParameterServerOptions& options);
+  ~Together() = default;
+
+  /// Errors: InputError for a worker that has not joined over the connection.
+  int worker_of(const Waiting& waiting) const;
+  void push(const Waiting& waiting);
+  void sum(const Waiting& waiting);
+  void commit(const Waiting& waiting);
+  void pull(const Waiting& waiting);
+  void answer_pulls();
+  /// What time changes: closes the clock, and asks another worker to commit, where nobody is waited for longer than options().
+  void look_at_the_time();
+  /// A worker has joined over another connection: what it was told over the one before is lost.
+  void rejoined(int number);
+  /// A worker is gone. A gradient that it has pushed, and that has not become part of a sum, is not counted: nobody was told that it is accepted.
+  void without(int number);
+  void forget_requests(uint64_t client);
+  /// An update has been made.
+  virtual void count_update() = 0;
+
+  const ParameterServerOptions& options_;
+  const bool together_;
+  double default_lr_ = 0;
+  bool initialized_ = false;
+  Counters counters_;
+  nlohmann::json last_ = nlohmann::json::object(); // the decision of the round before this one
+
+ private:
+  bool is_hybrid() const {
+    return options_.server.mode == ServerOptions::Mode::hybrid;
+  }
+  bool was_member(int number) const;
+  void answer_stale(const Waiting& waiting);
+  bool decides() const;
+  bool is_complete() const;
+  void close_if_complete();
+  void close();
+  bool has_committer() const;
+  void ask_somebody();
+  void finish_as_said(const Waiting& said);
+  void answer_sums();
+  bool add_up_again(const std::vector<int>& members);
+  void drop_others();
+  void finish_round(const nlohmann::json& header, double lr, std::optional<double> factor);
+  void lose_round();
+
+  Round round_;
+  std::vector<Waiting> pulls_;
+  std::vector<Waiting> sums_;
+  std::vector<Waiting> late_; // that want the values of the next clock
+};
+
+} // namespace trireme::parallel::server
