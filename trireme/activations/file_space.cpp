@@ -1,6 +1,7 @@
 #include <trireme/activations/file_space.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 
 #include <algorithm>
 #include <atomic>
@@ -38,7 +39,7 @@ FileSpace::FileSpace(fs::path folder, int64_t file_bytes) : folder_(std::move(fo
   std::error_code error;
   fs::create_directories(folder_, error);
   if (!fs::is_directory(folder_)) {
-    throw InputError("activations", concat("nvme_path ", folder_.string(), " is no folder and cannot be made: ", error.message()), "Name a folder on a local disk that this user may write to.");
+    throw InputError("activations", concat("nvme_path ", folder_.string(), " is no folder and cannot be made: ", describe_write_failure(error.value(), folder_, 0)), "Name a folder on a local disk that this user may write to.");
   }
 }
 
