@@ -199,6 +199,38 @@ TEST_F(DiskFaultsTest, OfASecondRankEndBoth) {
   for_each_fault(1, 3);
 }
 
+// Of the calls that read a checkpoint: the run ends with the reason, or begins again where it can, and the checkpoint stays.
+TEST_F(DiskFaultsTest, OfALoadLoseNothing) {
+  use(folder / "disk", 1, "threads");
+  ASSERT_NO_FATAL_FAILURE(train_clean());
+  ASSERT_EQ(train("half", concat("--set training.steps=", kSteps / 2)).status, 0);
+  fs::copy(out("half"), out("counted"), fs::copy_options::recursive);
+  ASSERT_EQ(train("counted", "--resume", "-e trace=openat,read,pread64,mmap").status, 0);
+  const std::set<TracedCall> calls = traced_calls(log(), {out("counted") / "checkpoints/global_step2"});
+  ASSERT_GE(calls.size(), 4u);
+  int runs = 0;
+  int ended = 0;
+  for (const TracedCall& call : calls) {
+    if (!tests_all() && runs >= 2) {
+      break;
+    }
+    SCOPED_TRACE(call.text());
+    fs::copy(out("half"), out("faulty"), fs::copy_options::recursive);
+    const Finished run = train("faulty", "--resume", call.failing("EIO"));
+    SCOPED_TRACE(concat(first_injected(log()), '\n', run.output));
+    EXPECT_NE(run.status, 124);
+    EXPECT_LT(run.status, 128);
+    if (run.status != 0) {
+      ++ended;
+      EXPECT_THAT(run.output, AllOf(HasSubstr(kReasons.at("EIO")), HasSubstr(out("faulty").string())));
+    }
+    expect_goes_on("faulty");
+    fs::remove_all(out("faulty"));
+    ++runs;
+  }
+  std::cout << calls.size() << " calls, " << runs << " runs with a fault, " << ended << " ended with an error" << std::endl;
+}
+
 // FICLONERANGE, and what a checkpoint does with shared blocks.
 TEST_F(DiskFaultsTest, WhereBlocksAreShared) {
   const test::XfsDisk disk(folder / "disk");
