@@ -48,10 +48,11 @@ inline std::string run_in_files(const std::filesystem::path& tokens, const std::
   parameters["max_in_cpu"] = 0;
   const nlohmann::json engine = {{"train_batch_size", 4},
                                  {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}},
-                                 {"zero_optimization", {{"stage", 3}, {"offload_optimizer", states}, {"offload_param", parameters}}},
+                                 {"pipeline", {{"activation_checkpoint_interval", 1}}}, // a list of layers
+                                 {"zero_optimization", {{"stage", 3}, {"reduce_bucket_size", 20'000}, {"stage3_param_persistence_threshold", 0}, {"offload_optimizer", states}, {"offload_param", parameters}}},
                                  {"activation_checkpointing", {{"policy", "nvme"}, {"nvme_path", disk / "moved"}}},
                                  {"aio", {{"block_size", 4 << 20}, {"queue_depth", 1}}}};
-  return nlohmann::json{{"model", {{"type", "gpt"}, {"layers", 2}, {"hidden", 64}, {"heads", 2}, {"sequence_length", 16}, {"vocab_size", 50}}},
+  return nlohmann::json{{"model", {{"type", "gpt"}, {"layers", 1}, {"hidden", 64}, {"heads", 2}, {"sequence_length", 16}, {"vocab_size", 50}}},
                         {"data", {{"type", "tokens"}, {"train", {tokens}}, {"shuffle", true}}},
                         {"training", {{"steps", 4}, {"checkpoint_every", 2}}},
                         {"engine", engine}}
@@ -71,7 +72,7 @@ inline std::map<std::string, std::string> saved_tensors(const std::filesystem::p
       tensors[name] = file.substr(8 + header + begin, end - begin);
     }
   }
-  EXPECT_GT(tensors.size(), 20u);
+  EXPECT_GT(tensors.size(), 10u);
   return tensors;
 }
 
