@@ -124,9 +124,17 @@ class DiskFaultsTest : public RunFolder {
     EXPECT_EQ(sh(concat(kTrireme, " inspect ", (out(name) / "checkpoints").string())).status, 0);
   }
 
+  // So that all runs make the same calls.
+  void remove_all_of(const std::string& name) const {
+    fs::remove_all(out(name));
+    fs::remove_all(disk_ / "nvme");
+    fs::remove_all(disk_ / "moved");
+  }
+
   // Lets calls of rank `traced` fail, each in a run of its own: all of them, or one of every `stride`-th kind.
   void for_each_fault(int traced, int stride) {
     const std::set<std::string> shared_memory = files_in("/dev/shm");
+    remove_all_of("counted");
     const Finished counted = train("counted", "", concat("-e trace=", kFileCalls), traced);
     ASSERT_EQ(counted.status, 0) << counted.output;
     std::vector<fs::path> places = folders();
@@ -159,7 +167,7 @@ class DiskFaultsTest : public RunFolder {
           const std::string injected = first_injected(log());
           SCOPED_TRACE(concat(injected, '\n', run.output));
           ++runs;
-          hits += injected.find(disk_.string()) != std::string::npos ? 1 : 0;
+          hits += injected.find((disk_ / wanted[i].place).string()) != std::string::npos || injected.find((out("faulty") / wanted[i].place).string()) != std::string::npos ? 1 : 0;
           ended += run.status != 0 ? 1 : 0;
           expect_right("faulty", run, kReasons.at(code));
           if (wanted[i].call.find("unlink") == std::string::npos && wanted[i].call != "rmdir") {
@@ -168,10 +176,11 @@ class DiskFaultsTest : public RunFolder {
           if (i == 0 || testing::Test::HasFailure()) { // later ones have the same files
             expect_goes_on("faulty");
           }
-          fs::remove_all(out("faulty"));
-          fs::remove_all(disk_ / "nvme");
-          fs::remove_all(disk_ / "moved");
+          remove_all_of("faulty");
         }
+      }
+      if (tests_all()) {
+        std::cout << kind << ": " << all.size() << " calls; so far " << runs << " runs, " << hits << " hits, " << ended << " ended with an error" << std::endl;
       }
     }
     std::cout << calls.size() << " calls of " << kinds.size() << " kinds on " << disk_ << ", " << ranks_ << " ranks, rank " << traced << ": " << runs << " runs with a fault, " << hits << " hit a file of the run, "
@@ -239,6 +248,7 @@ TEST_F(DiskFaultsTest, WhereBlocksAreShared) {
   }
   use(folder / "disk", 1, "threads");
   ASSERT_NO_FATAL_FAILURE(train_clean());
+  remove_all_of("counted");
   ASSERT_EQ(train("counted", "", "-e trace=ioctl").status, 0);
   const std::set<TracedCall> clones = traced_calls(log(), {out("counted") / "checkpoints"});
   ASSERT_GE(clones.size(), 2u) << "no blocks were shared";

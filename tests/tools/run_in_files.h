@@ -65,7 +65,8 @@ inline std::map<std::string, std::string> saved_tensors(const std::filesystem::p
   uint64_t header = 0;
   std::memcpy(&header, file.data(), sizeof header);
   std::map<std::string, std::string> tensors;
-  for (const auto& [name, about] : nlohmann::json::parse(file.substr(8, header)).items()) {
+  const auto described = nlohmann::json::parse(file.substr(8, header));
+  for (const auto& [name, about] : described.items()) {
     if (name != "__metadata__" && !name.starts_with("padding@")) {
       const uint64_t begin = about.at("data_offsets").at(0);
       const uint64_t end = about.at("data_offsets").at(1);

@@ -54,7 +54,7 @@ inline std::set<TracedCall> traced_calls(const std::filesystem::path& log, const
     const std::string thread_and_call = parts.str();
     const int of_all = ++counted[thread_and_call];
     std::smatch kept;
-    if (std::regex_search(line, kept, kKept)) {
+    if (call.call != "ioctl" && std::regex_search(line, kept, kKept)) { // FICLONERANGE is about the other file
       call.file = kept[1];
     }
     call.number = call.file.empty() ? of_all : ++counted[thread_and_call + call.file];
