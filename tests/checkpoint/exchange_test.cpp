@@ -33,7 +33,7 @@ TEST(ProblemTest, ArrivesAsItWasThrown) {
 TEST(ProblemTest, OfTheFileSystemNamesOperationFileAndFreeSpace) {
   const auto path = std::filesystem::temp_directory_path() / "some";
   const std::filesystem::filesystem_error full("cannot make the folder", path, std::make_error_code(std::errc::no_space_on_device));
-  EXPECT_THAT(raised(Problem::of(full)), AllOf(StartsWith(concat("[checkpoint] cannot make the folder ", path.string(), ": No space left on device (")), HasSubstr(" free)")));
+  EXPECT_THAT(raised(Problem::of(full)), AllOf(StartsWith(concat("[file] cannot make the folder ", path.string(), ": No space left on device (")), HasSubstr(" free). Check the path")));
 }
 
 TEST(ProblemTest, OfSeveralRanksIsLabelledByTheFirst) {

@@ -90,7 +90,10 @@ bool is_there(const fs::path& path) {
 }
 
 InputError in_words(const std::filesystem::filesystem_error& error) {
-  return InputError("file", concat(error.path1().string(), ": ", error.code().message()), "Check the path, and who may read and write it.");
+  const std::string what = error.what(); // "filesystem error: cannot list: Input/output error [/path]"
+  const size_t begin = what.find("cannot ");
+  const std::string operation = begin == std::string::npos ? "cannot use" : what.substr(begin, what.find(':', begin) - begin);
+  return InputError("file", concat(operation, ' ', error.path1().string(), ": ", describe_write_failure(error.code().value(), error.path1(), 0)), "Check the path, and who may read and write it.");
 }
 
 void sync_folder(const fs::path& folder) {

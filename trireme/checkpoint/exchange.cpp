@@ -65,10 +65,9 @@ void Problem::raise() const {
 
 Problem Problem::of(const std::exception& error) {
   if (const auto* const of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
-    const std::string what = of_files->what(); // "filesystem error: cannot remove: Input/output error [/path]"
-    const size_t begin = what.find("cannot ");
-    const std::string operation = begin == std::string::npos ? "cannot use" : what.substr(begin, what.find(':', begin) - begin);
-    return {concat(operation, ' ', of_files->path1().string(), ": ", describe_write_failure(of_files->code().value(), of_files->path1(), 0)), "", false};
+    Problem problem = of(in_words(*of_files));
+    problem.is_input = false; // what failed in the middle of a run is not for its user to correct
+    return problem;
   }
   std::string text = error.what();
   std::string part;
