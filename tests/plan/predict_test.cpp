@@ -1,4 +1,6 @@
 // The simulated step against numbers worked out by hand and against the pipelines' formulas.
+#include "clusters.h"
+
 #include <trireme/base/error.h>
 #include <trireme/estimate/traffic.h>
 #include <trireme/plan/predict.h>
@@ -14,32 +16,15 @@ namespace {
 using pipeline::ScheduleKind;
 using testing::HasSubstr;
 
-constexpr double kInfinite = 1e30;
-
 // Ranks that only multiply matrices, at 1e9 operations a second; links of 1e6 bytes a second.
 Cluster multiplying(int64_t ranks, double overlap = 1) {
-  Cluster out;
-  out.ranks_per_host = out.processors = ranks;
-  out.memory_bytes = int64_t{1} << 50;
-  out.peak_flops = 1e9;
-  out.products.points = {{1, 1e9}};
-  out.attention.points = {{1, kInfinite}};
-  out.memory_bandwidth = out.pass_bandwidth = kInfinite;
+  Cluster out = multiplying_host(ranks, 1e9, {1e6});
   out.overlap = overlap;
-  if (ranks > 1) {
-    out.levels = {{"inside_host", ranks, 1e6, 0}};
-  }
   return out;
 }
 
 Job job(int64_t layers = 4, int64_t batch = 8) {
-  Job out;
-  out.gpt.layers = layers;
-  out.gpt.hidden = 64;
-  out.gpt.heads = 4;
-  out.gpt.sequence_length = 16;
-  out.gpt.vocab_size = 100;
-  out.batch = batch;
+  Job out = gpt_job(layers, 64, 4, 16, 100, batch);
   out.clips = false;
   return out;
 }

@@ -79,6 +79,12 @@ std::vector<Layout> with_moves(const Cluster& cluster, Layout layout) {
   return out;
 }
 
+struct Faster {
+  bool operator()(const Prediction& a, const Prediction& b) const {
+    return a.step_seconds < b.step_seconds;
+  }
+};
+
 class Search {
  public:
   Search(const Cluster& cluster, const Job& job, const SearchOptions& options)
@@ -99,6 +105,9 @@ class Search {
     }
     for (const Axes& axes : left_out_) {
       look_for_memory(axes);
+    }
+    while (!best_.empty()) {
+      plan_.best.push_back(std::move(best_.extract(best_.begin()).value()));
     }
     for (auto& [axes, prediction] : refused_) {
       if (fitting_.count(axes) == 0) {
@@ -171,7 +180,7 @@ class Search {
   // Takes a layout into the plan if it is among the best. False: it needs too much memory.
   bool fits(const Candidate& candidate) {
     const Axes axes = axes_of(candidate.layout);
-    const bool too_slow = std::ssize(plan_.best) == options_.best && candidate.least >= plan_.best.back().step_seconds;
+    const bool too_slow = std::ssize(best_) == options_.best && candidate.least >= best_.rbegin()->step_seconds;
     if (too_slow) {
       left_out_.insert(axes);
       return true;
@@ -188,11 +197,9 @@ class Search {
     }
     ++plan_.simulated;
     fitting_.insert(axes);
-    const auto place = std::upper_bound(plan_.best.begin(), plan_.best.end(), prediction,
-                                        [](const Prediction& a, const Prediction& b) { return a.step_seconds < b.step_seconds; });
-    plan_.best.insert(place, std::move(prediction));
-    if (std::ssize(plan_.best) > options_.best) {
-      plan_.best.pop_back();
+    best_.insert(std::move(prediction));
+    if (std::ssize(best_) > options_.best) {
+      best_.erase(std::prev(best_.end()));
     }
     return true;
   }
@@ -238,6 +245,7 @@ class Search {
   Shared shared_;
   int64_t parameters_;
   std::vector<Candidate> candidates_;
+  std::multiset<Prediction, Faster> best_; // of those that are as fast, what came first is in front
   std::map<Axes, Prediction> refused_;
   std::set<Axes> fitting_;
   std::set<Axes> left_out_; // with layouts that were not worked out
