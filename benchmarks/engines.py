@@ -108,7 +108,7 @@ def run_trireme(installed, spec, processes, folder, environment):
         if not done.clean or len(lines) != spec["steps"]:
             logs = sorted((out / "logs").rglob("*")) if (out / "logs").exists() else []
             tail = [log.read_text().strip().splitlines()[-1:] for log in logs if log.is_file()]
-            raise Failed(f"wrote {len(lines)} of {spec['steps']} steps: {tail or done.outputs[0].strip()[-300:]}")
+            raise Failed(f"wrote {len(lines)} of {spec['steps']} steps: {tail or (done.outputs[0].strip() or done.errors[0].strip())[-300:]}")
     finally:
         shutil.rmtree(out, ignore_errors=True)
     return done, [dict(step_ms=[l["step_ms"] for l in lines], ended=[l["wall_time"] for l in lines], losses=[l["loss"] for l in lines],

@@ -13,10 +13,10 @@ class Failed(Exception):
 
 
 class Finished:
-    """What a group of processes left: wall_s, other_cpu_pct (of the machine, by anybody else), stdout of each rank, clean exit or not."""
+    """What a group of processes left: wall_s, other_cpu_pct (of the machine, by anybody else), stdout and stderr of each rank, clean exit or not."""
 
-    def __init__(self, wall_s, other_cpu_pct, outputs, clean):
-        self.wall_s, self.other_cpu_pct, self.outputs, self.clean = wall_s, other_cpu_pct, outputs, clean
+    def __init__(self, wall_s, other_cpu_pct, outputs, errors, clean):
+        self.wall_s, self.other_cpu_pct, self.outputs, self.errors, self.clean = wall_s, other_cpu_pct, outputs, errors, clean
 
 
 def free_port():
@@ -89,4 +89,4 @@ def run_together(command, environments, timeout_s, says_done):
             reason = f"no end after {wall:.0f} s" if stuck else f"exit status {process.returncode}"
             raise Failed(f"{reason}: {last_words(error or output)}")
     clean = not stuck and all(p.returncode == 0 for p in processes)
-    return Finished(wall, 100 * foreign / max(wall, 1e-9) / os.cpu_count(), outputs, clean)
+    return Finished(wall, 100 * foreign / max(wall, 1e-9) / os.cpu_count(), outputs, errors, clean)
