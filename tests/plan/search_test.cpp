@@ -53,6 +53,14 @@ TEST(SearchTest, FindsWhatLookingAtAllFinds) {
       EXPECT_DOUBLE_EQ(found.best[i].step_seconds, times[i]) << i << " of " << memory << " bytes";
     }
     EXPECT_GT(fitting, found.simulated) << "some were left out";
+    options.best = 1'000'000;
+    const Plan all = search(where, job(), options);
+    ASSERT_EQ(std::ssize(all.best), fitting) << memory;
+    EXPECT_EQ(all.simulated, fitting);
+    for (size_t i = 0; i < all.best.size(); ++i) {
+      EXPECT_DOUBLE_EQ(all.best[i].step_seconds, times[i]) << i << " of " << memory << " bytes";
+      EXPECT_TRUE(i >= found.best.size() || all.best[i].layout == found.best[i].layout) << i << ": of those that are as fast, the same";
+    }
   }
 }
 

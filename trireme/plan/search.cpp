@@ -88,7 +88,10 @@ struct Faster {
 class Search {
  public:
   Search(const Cluster& cluster, const Job& job, const SearchOptions& options)
-      : cluster_(cluster), job_(job), options_(options), shared_(job), parameters_(estimate::gpt(job.gpt, {}).parameters()) {}
+      : cluster_(cluster), job_(job), options_(options), shared_(job_), parameters_(estimate::gpt(job.gpt, {}).parameters()) {
+    job_.base.model = {}; // each layout has its own
+    job_.base.explains = false;
+  }
 
   Plan run() {
     for (const int64_t tensor : divisors(cluster_.ranks())) {
@@ -124,16 +127,20 @@ class Search {
  private:
   // Every layout with these numbers of ranks.
   void add_axes(Layout layout) {
+    std::vector<int64_t> micro_batches;
+    for (int64_t micro = 1; micro <= std::min(job_.batch / layout.data, options_.most_micro_batch); ++micro) {
+      if (job_.batch / layout.data % micro == 0) {
+        micro_batches.push_back(micro);
+      }
+    }
+    layout.micro_batch = micro_batches.empty() ? 1 : micro_batches.back(); // the fewest forwards
     if (const std::string why = why_impossible(job_, layout); !why.empty()) {
       ++plan_.candidates;
+      layout.micro_batch = 1;
       refused_[axes_of(layout)] = {layout, why};
       return;
     }
-    const int64_t of_replica = job_.batch / layout.data;
-    for (int64_t micro = 1; micro <= std::min(of_replica, options_.most_micro_batch); ++micro) {
-      if (of_replica % micro != 0) {
-        continue;
-      }
+    for (const int64_t micro : micro_batches) {
       layout.micro_batch = micro;
       for (const bool sequence_parallel : {false, true}) {
         layout.sequence_parallel = sequence_parallel;
@@ -158,6 +165,9 @@ class Search {
     for (const auto& [kind, chunks] : schedules(job_, layout.pipe)) {
       layout.schedule = kind;
       layout.chunks = chunks;
+      if (!why_impossible(job_, layout).empty()) { // chunks are more forwards
+        continue;
+      }
       const double least = least_seconds(cluster_, job_, layout, costs, shared_);
       for (const int zero_stage : {0, 1, 2, 3}) {
         layout.zero_stage = zero_stage;
@@ -240,7 +250,7 @@ class Search {
   }
 
   const Cluster& cluster_;
-  const Job& job_;
+  Job job_;
   const SearchOptions& options_;
   Shared shared_;
   int64_t parameters_;
