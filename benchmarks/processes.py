@@ -13,7 +13,7 @@ class Failed(Exception):
 
 
 class Finished:
-    """What a group of processes left: wall_s, other_cpu_pct (of the machine, by anybody else), stdout of each rank, clean exit or not."""
+    """What a group of processes left: wall_s, other_cpu_pct (of the machine, by anybody else), stdout and stderr of each rank, clean exit or not."""
 
     def __init__(self, wall_s, other_cpu_pct, outputs, errors, clean):
         self.wall_s, self.other_cpu_pct, self.outputs, self.errors, self.clean = wall_s, other_cpu_pct, outputs, errors, clean

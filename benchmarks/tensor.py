@@ -25,11 +25,17 @@ ENGINES = {"shm": ("trireme", "auto", False), "gloo": ("trireme", "gloo", False)
            "shm, sequence": ("trireme", "auto", True), "gloo, sequence": ("trireme", "gloo", True), "DTensor, sequence": ("python", "", True)}
 
 
+def heads_for(size, ranks):
+    """The size's heads, or the next number that the ranks can share: 8 of 48 features instead of 6 of 64 for small on 4 ranks."""
+    shape = SIZES[size]
+    return next((heads for heads in range(shape["heads"], shape["hidden"] + 1) if heads % ranks == 0 and shape["hidden"] % heads == 0), shape["heads"])
+
+
 def run(installed, name, size, ranks, threads, steps):
     program, backend, sequence = ENGINES[name]
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        spec = dict(make_spec(size, 1, threads, steps), threads=max(1, threads // ranks), tensor=ranks, sequence_parallel=sequence, tie=False, zero_stage=0, dtype="fp32", shard_all=False,
+        spec = dict(make_spec(size, 1, threads, steps), threads=max(1, threads // ranks), tensor=ranks, sequence_parallel=sequence, heads=heads_for(size, ranks), tie=False, zero_stage=0, dtype="fp32", shard_all=False,
                     tokens=str(folder / "tokens.bin"))
         write_tokens(folder / "tokens.bin", spec)
         environment = {"OMP_NUM_THREADS": str(spec["threads"]), "TORCH_CPP_LOG_LEVEL": "ERROR", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}

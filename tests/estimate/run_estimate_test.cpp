@@ -69,6 +69,12 @@ TEST(RunEstimateTest, KnowsWhatSchedulesKeep) {
   EXPECT_THAT(in_flight("gpipe"), ElementsAre(ElementsAre(8), ElementsAre(8)));
   EXPECT_THAT(in_flight("1f1b"), ElementsAre(ElementsAre(2), ElementsAre(1)));
   EXPECT_THAT(in_flight("interleaved").at(0), testing::SizeIs(2));
+  const auto waiting = [](const std::string& schedule) {
+    return described(2, {"parallel.pipe=2", concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=8"}).run.waiting;
+  };
+  EXPECT_THAT(waiting("1f1b"), testing::IsEmpty());
+  EXPECT_THAT(waiting("zero-bubble"), testing::SizeIs(2));
+  EXPECT_EQ(waiting("zero-bubble").at(1).front(), (estimate::Run::Waiting{2, 2})) << "both micro-batches of the last stage wait for their weights' gradients";
   EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=uniform"}).run.bounds, (std::vector<int64_t>{0, 5, 10}));
   EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=type:block"}).run.bounds[1], 5) << "three blocks each";
 }

@@ -87,7 +87,7 @@ TEST(ClusterTest, HostAndDiskAreRead) {
     return "accepted";
   };
   EXPECT_THAT(refused(with(disk)), HasSubstr("disk: a card's files are read and stepped in the host's memory"));
-  EXPECT_THAT(refused(with(R"("host": {"memory_bytes": 1e9, "memory_bandwidth": 0, "link_bandwidth": 1}, )")), HasSubstr("host.memory_bandwidth: must be above 0"));
+  EXPECT_THAT(refused(with(R"("host": {"memory_bytes": 1e9, "memory_bandwidth": 0, "link_bandwidth": 1}, )")), HasSubstr("host.memory_bandwidth: must be from 1 to 1e+21 a second, found 0"));
   std::string on_host = with(host);
   on_host.insert(on_host.find("\"memory_bytes\""), R"("device": "host", )");
   EXPECT_THAT(refused(on_host), HasSubstr("host: ranks compute on the host"));
@@ -98,15 +98,22 @@ TEST(ClusterTest, HostAndDiskAreRead) {
 
 TEST(ClusterTest, MistakesAreNamedWithTheirPlace) {
   EXPECT_THAT(refusal("\"hosts\": 8", "\"hosts\": 0"), HasSubstr("cluster.json:2:33: hosts: must be from 1"));
-  EXPECT_THAT(refusal("16e9", "-1"), HasSubstr("rank.memory_bytes: must be above 0"));
-  EXPECT_THAT(refusal("\"achieved\": [[100, 0.2], [10000, 0.6]]", "\"achieved\": 1.5"), HasSubstr("rank.achieved: is a fraction"));
+  EXPECT_THAT(refusal("16e9", "-1"), HasSubstr("rank.memory_bytes: must be from 1 to 1e+18 bytes, found -1"));
+  EXPECT_THAT(refusal("\"achieved\": [[100, 0.2], [10000, 0.6]]", "\"achieved\": 1.5"), HasSubstr("rank.achieved: must be from 1e-06 to 1, a fraction of \"flops\", found 1.5"));
   EXPECT_THAT(refusal("[10000, 0.6]", "[50, 0.6]"), HasSubstr("sizes must be above 0 and grow, found 50"));
   EXPECT_THAT(refusal("[100, 0.2]", "[100]"), HasSubstr("must be [size, fraction]"));
   EXPECT_THAT(refusal("\"hosts\": 4", "\"hosts\": 3"), HasSubstr("3 must be a multiple of 1, larger, and divide the 8 hosts"));
-  EXPECT_THAT(refusal("\"overlap\": 0.5", "\"overlap\": 2"), HasSubstr("overlap: is a share from 0 to 1"));
+  EXPECT_THAT(refusal("\"overlap\": 0.5", "\"overlap\": 2"), HasSubstr("overlap: must be from 0 to 1, a share, found 2"));
   EXPECT_THAT(refusal("\"flops\": 1e12", "\"flop\": 1e12"), HasSubstr("\"flops\" is missing"));
   EXPECT_THAT(refusal("\"latency\": 1e-6", "\"latencies\": 1e-6"), HasSubstr("Did you mean \"latency\"?"));
   EXPECT_THAT(refusal("\"inside_host\": {\"bandwidth\": 1e10, \"latency\": 1e-6}, ", ""), HasSubstr("\"inside_host\" is missing"));
+  EXPECT_THAT(refusal("\"bandwidth\": 1e10", "\"bandwidth\": 0"), HasSubstr("links.inside_host.bandwidth: must be from 1 to"));
+  EXPECT_THAT(refusal("\"bandwidth\": 1e9", "\"bandwidth\": \"1 GB\""), HasSubstr("links.between_hosts.bandwidth: "));
+  EXPECT_THAT(refusal("16e9", "1e300"), HasSubstr("rank.memory_bytes: must be from 1 to 1e+18 bytes, found 1e+300"));
+  EXPECT_THAT(refusal("\"latency\": 5e-6", "\"latency\": 1e300"), HasSubstr("links.between_hosts.latency: must be from 0 to 1e+06 seconds"));
+  EXPECT_THAT(refusal("\"bandwidth\": 2e9", "\"bandwidth\": 1e-300"), HasSubstr("bandwidth: must be from 1 to"));
+  EXPECT_THAT(refusal("\"hosts\": 8", "\"hosts\": 1e6"), HasSubstr("4000000 ranks are more than 1048576"));
+  EXPECT_THAT(refusal("\"hosts\": 8", "\"hosts\": 1000000000000"), HasSubstr("hosts: must be from 1 to 1048576"));
   EXPECT_THAT(refusal("\"memory_bandwidth\"", "\"device\": \"gpu\", \"memory_bandwidth\""), HasSubstr("\"gpu\" is not one of the choices"));
 }
 

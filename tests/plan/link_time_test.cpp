@@ -1,3 +1,5 @@
+#include "clusters.h"
+
 #include <trireme/plan/link_time.h>
 
 #include <gtest/gtest.h>
@@ -7,11 +9,7 @@ namespace {
 
 // 4 hosts with 8 ranks: 10 bytes a second inside, 2 between.
 Cluster cluster(double latency = 0) {
-  Cluster out;
-  out.hosts = 4;
-  out.ranks_per_host = out.processors = 8;
-  out.levels = {{"inside_host", 8, 10, latency}, {"between_hosts", 32, 2, 2 * latency}};
-  return out;
+  return hosts_of(4, 8, {10, latency}, {2, 2 * latency});
 }
 
 TEST(LinkTimeTest, InsideAHost) {
@@ -32,9 +30,7 @@ TEST(LinkTimeTest, BetweenHosts) {
 
 // Groups of 6 ranks begin at 0, 6, 12: some have two ranks on a host and four on the next.
 TEST(LinkTimeTest, GroupsThatDoNotFitTheHostsCrossThem) {
-  Cluster uneven = cluster();
-  uneven.hosts = 3;
-  uneven.levels.back().ranks = 24;
+  const Cluster uneven = hosts_of(3, 8, {10}, {2});
   EXPECT_EQ(level_name(uneven, {6, 1}), "between_hosts");
   EXPECT_EQ(level_name(uneven, {4, 1}), "inside_host");
   EXPECT_DOUBLE_EQ(gather_seconds(uneven, {6, 1}, 800), 800.0 * 2 / 3 / 2 / 2) << "as three pairs";

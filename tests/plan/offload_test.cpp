@@ -1,4 +1,7 @@
 // Places as a dimension of the plan: memory, room on hosts and disks, the time of moves, and the search against looking at all.
+#include "all_layouts.h"
+#include "clusters.h"
+
 #include <trireme/estimate/layouts.h>
 #include <trireme/plan/move_time.h>
 #include <trireme/plan/search.h>
@@ -13,33 +16,16 @@ namespace {
 using offload::Place;
 using testing::HasSubstr;
 
-constexpr double kInfinite = 1e30;
-
 // Cards that only multiply matrices; a host and a disk with these bandwidths.
 Cluster cards(int64_t ranks = 1) {
-  Cluster out;
-  out.ranks_per_host = out.processors = ranks;
-  out.memory_bytes = int64_t{1} << 50;
-  out.peak_flops = 1e12;
-  out.products.points = {{1, 1e12}};
-  out.attention.points = {{1, kInfinite}};
-  out.memory_bandwidth = out.pass_bandwidth = kInfinite;
+  Cluster out = multiplying_host(ranks, 1e12, {});
   out.host = {int64_t{1} << 50, 0, 2e9, 1e9};
   out.disk = {int64_t{1} << 50, 5e8, 2.5e8};
-  if (ranks > 1) {
-    out.levels = {{"inside_host", ranks, kInfinite, 0}};
-  }
   return out;
 }
 
 Job job(int64_t batch = 4) {
-  Job out;
-  out.gpt.layers = 8;
-  out.gpt.hidden = 256;
-  out.gpt.heads = 4;
-  out.gpt.sequence_length = 16;
-  out.gpt.vocab_size = 100;
-  out.batch = batch;
+  Job out = gpt_job(8, 256, 4, 16, 100, batch);
   out.clips = false;
   out.base.compute = out.base.travel = estimate::Type::bf16;
   out.base.bucket_bytes = out.base.first_bucket_bytes = 1 << 20;
@@ -168,12 +154,34 @@ TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {
   EXPECT_THAT(predict(where, what, on_host).refused, HasSubstr("nothing is said of the memory of a host"));
 }
 
-// Every layout, without any pruning; with moves those that do not fit without.
+// A layout with everything that may be moved. A rank alone has ZeRO's stages for this.
+std::vector<Layout> with_moves(const Layout& layout, bool on_host) {
+  const std::vector<Place> places = on_host ? std::vector{Place::device, Place::nvme} : std::vector{Place::device, Place::host, Place::nvme};
+  const bool alone = layout.gradient_ranks() == 1;
+  std::vector<Layout> out;
+  for (const int zero_stage : alone ? std::vector{2, 3} : std::vector{layout.zero_stage}) {
+    for (const Place states : places) {
+      for (const Place parameters : places) {
+        const bool nothing = states == Place::device && (parameters == Place::device || !on_host);
+        const bool twice = alone && zero_stage == 3 && parameters == Place::device; // stage 2 again
+        const bool not_built = parameters == Place::nvme && !on_host;
+        if (nothing || twice || not_built || (zero_stage < 3 && parameters != Place::device)) {
+          continue;
+        }
+        out.push_back(layout);
+        out.back().zero_stage = zero_stage;
+        out.back().states = states;
+        out.back().parameters = parameters;
+      }
+    }
+  }
+  return out;
+}
+
+// Of every layout, without any pruning; with moves those that do not fit without.
 std::vector<double> all_times(const Cluster& where, const Job& what, int64_t most_micro_batch) {
   std::vector<double> out;
   Shared shared(what);
-  const int64_t n = where.ranks();
-  const std::vector<Place> places = where.on_host ? std::vector{Place::device, Place::nvme} : std::vector{Place::device, Place::host, Place::nvme};
   const auto fits = [&](const Layout& layout) {
     const Prediction p = predict(where, what, layout, shared);
     if (p.refused.empty()) {
@@ -181,48 +189,10 @@ std::vector<double> all_times(const Cluster& where, const Job& what, int64_t mos
     }
     return p.refused.empty();
   };
-  for (int64_t pipe = 1; pipe <= n; pipe *= 2) {
-    for (int64_t tensor = 1; pipe * tensor <= n; tensor *= 2) {
-      for (int64_t context = 1; pipe * tensor * context <= n; context *= 2) {
-        for (int64_t micro = 1; micro <= most_micro_batch; ++micro) {
-          for (int64_t recompute : {0, 1}) {
-            for (const bool sp : {false, true}) {
-              for (int64_t chunks = 1; chunks <= 9; ++chunks) { // 9: zero-bubble
-                Layout l{.pipe = pipe, .data = n / (pipe * tensor * context), .context = context, .tensor = tensor, .micro_batch = micro, .recompute = recompute, .sequence_parallel = sp};
-                l.chunks = chunks == 9 ? 1 : chunks;
-                l.schedule = chunks == 9 ? pipeline::ScheduleKind::zero_bubble : chunks > 1 ? pipeline::ScheduleKind::interleaved : pipeline::ScheduleKind::one_f_one_b;
-                const bool searched = (!sp || tensor > 1) && (pipe > 1 || chunks == 1) && (l.chunks == 1 || (pipe * l.chunks <= 8 && (8 % (pipe * l.chunks) == 0 || l.chunks == 2)));
-                if (!searched || !why_impossible(what, l).empty()) {
-                  continue;
-                }
-                for (int stage = 0; stage <= (l.gradient_ranks() > 1 ? 3 : 0); ++stage) {
-                  l.zero_stage = stage;
-                  l.states = l.parameters = Place::device;
-                  if (fits(l)) {
-                    continue;
-                  }
-                  for (const int moved_stage : l.gradient_ranks() > 1 ? std::vector{stage} : std::vector{2, 3}) {
-                    for (const Place states : places) {
-                      for (const Place parameters : places) {
-                        const bool nothing = states == Place::device && (parameters == Place::device || !where.on_host);
-                        const bool twice = l.gradient_ranks() == 1 && moved_stage == 3 && parameters == Place::device; // stage 2 again
-                        const bool not_built = parameters == Place::nvme && !where.on_host;
-                        if (nothing || twice || not_built || (moved_stage < 3 && parameters != Place::device)) {
-                          continue;
-                        }
-                        Layout moved = l;
-                        moved.zero_stage = moved_stage;
-                        moved.states = states;
-                        moved.parameters = parameters;
-                        fits(moved);
-                      }
-                    }
-                  }
-                }
-              }
-            }
-          }
-        }
+  for (const Layout& layout : all_layouts(where.ranks(), what, most_micro_batch)) {
+    if (!fits(layout)) {
+      for (const Layout& moved : with_moves(layout, where.on_host)) {
+        fits(moved);
       }
     }
   }

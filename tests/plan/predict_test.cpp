@@ -1,8 +1,11 @@
 // The simulated step against numbers worked out by hand and against the pipelines' formulas.
+#include "clusters.h"
+
 #include <trireme/base/error.h>
 #include <trireme/estimate/traffic.h>
 #include <trireme/plan/predict.h>
 #include <trireme/plan/programs.h>
+#include <trireme/plan/search.h>
 
 #include <gmock/gmock.h>
 
@@ -14,32 +17,15 @@ namespace {
 using pipeline::ScheduleKind;
 using testing::HasSubstr;
 
-constexpr double kInfinite = 1e30;
-
 // Ranks that only multiply matrices, at 1e9 operations a second; links of 1e6 bytes a second.
 Cluster multiplying(int64_t ranks, double overlap = 1) {
-  Cluster out;
-  out.ranks_per_host = out.processors = ranks;
-  out.memory_bytes = int64_t{1} << 50;
-  out.peak_flops = 1e9;
-  out.products.points = {{1, 1e9}};
-  out.attention.points = {{1, kInfinite}};
-  out.memory_bandwidth = out.pass_bandwidth = kInfinite;
+  Cluster out = multiplying_host(ranks, 1e9, {1e6});
   out.overlap = overlap;
-  if (ranks > 1) {
-    out.levels = {{"inside_host", ranks, 1e6, 0}};
-  }
   return out;
 }
 
 Job job(int64_t layers = 4, int64_t batch = 8) {
-  Job out;
-  out.gpt.layers = layers;
-  out.gpt.hidden = 64;
-  out.gpt.heads = 4;
-  out.gpt.sequence_length = 16;
-  out.gpt.vocab_size = 100;
-  out.batch = batch;
+  Job out = gpt_job(layers, 64, 4, 16, 100, batch);
   out.clips = false;
   return out;
 }
@@ -300,6 +286,8 @@ TEST(PredictTest, RefusalsAreOneSentence) {
   odd.gpt.vocab_size = 101;
   EXPECT_EQ(why(odd, {.tensor = 2}), "") << "an uneven vocabulary is fine";
   EXPECT_EQ(predict(multiplying(4), job(), {.data = 2}).refused, "the axes have 2 ranks, the cluster 4");
+  EXPECT_EQ(why(job(4, 4'000'000), {.pipe = 2}), "4000000 micro-batches on 2 parts of the model are more than 1000000 forwards in a step");
+  EXPECT_EQ(search(multiplying(1), job(4, 1'000'018), {.best = 1}).best.front().layout.micro_batch, 2) << "few enough";
 }
 
 TEST(PredictTest, MemoryIsRefusedByHowMuch) {
@@ -343,6 +331,60 @@ TEST(PredictTest, RecomputedLayersHaveNoWeightsForLater) {
   EXPECT_GT(bubble(ScheduleKind::zero_bubble, 1), 0.8 * bubble(ScheduleKind::one_f_one_b, 1));
 }
 
+// The moments that are kept contain the one that needs most, whatever a micro-batch takes before and after its backward_input.
+TEST(PredictTest, MomentsOfAZeroBubblePipeline) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    for (const int m : {1, p, 2 * p + 1, 8 * p}) {
+      for (const pipeline::Program& program : pipeline::make_programs(ScheduleKind::zero_bubble, {p, m, 1})) {
+        const std::vector<estimate::Run::Waiting> moments = waiting_of(program);
+        EXPECT_LE(std::ssize(moments), p);
+        for (const int64_t put_off : {0, 1, 3, 10, 1000}) { // bytes, beside 10 that a micro-batch keeps
+          int64_t forwards = 0, inputs = 0, weights = 0, most = 0, said = 0;
+          for (const pipeline::Instruction& instruction : program) {
+            forwards += instruction.op == pipeline::Op::forward ? 1 : 0;
+            inputs += instruction.op == pipeline::Op::backward_input ? 1 : 0;
+            weights += instruction.op == pipeline::Op::backward_weight ? 1 : 0;
+            most = std::max(most, 10 * (forwards - weights) + put_off * (inputs - weights));
+          }
+          for (const estimate::Run::Waiting& moment : moments) {
+            said = std::max(said, 10 * moment.in_flight + put_off * moment.put_off);
+          }
+          EXPECT_EQ(said, most) << p << " stages, " << m << " micro-batches, " << put_off;
+        }
+      }
+    }
+  }
+}
+
+// The last stage has few forwards ahead of backwards, but keeps as many gradients as the first one keeps activations.
+TEST(PredictTest, WeightsThatComeLaterKeepGradients) {
+  const Job what = job(8, 16);
+  const auto activations = [&](ScheduleKind kind) {
+    const Layout layout{.pipe = 4, .schedule = kind};
+    Shared shared(what);
+    std::vector<int64_t> bytes;
+    for (const estimate::StageMemory& stage : estimate::memory_of(run_of(what, layout, shared))) {
+      bytes.push_back(stage.item(estimate::Category::activations).bytes);
+    }
+    return bytes;
+  };
+  const std::vector<int64_t> all = activations(ScheduleKind::zero_bubble);
+  const std::vector<int64_t> alone = activations(ScheduleKind::one_f_one_b);
+  EXPECT_EQ(all[0], alone[0]) << "the first stage splits nothing";
+  const estimate::Model model = model_of(what, {.pipe = 4});
+  Shared shared(what);
+  const std::vector<int64_t>& bounds = shared.bounds({.pipe = 4});
+  for (const int64_t stage : {1, 2, 3}) {
+    int64_t kept = stage == 3 ? model.loss_kept : 0;
+    int64_t put_off = 0;
+    for (int64_t i = bounds[stage]; i < bounds[stage + 1]; ++i) {
+      kept += model.layers[i].kept;
+      put_off += model.layers[i].put_off;
+    }
+    EXPECT_EQ(all[stage] - alone[stage], stage * kept + (stage + 1) * put_off) << "4 micro-batches instead of " << 4 - stage << ", and gradients of " << stage + 1;
+  }
+}
+
 // In flight for few micro-batches is what it is for many.
 TEST(PredictTest, FewMicroBatchesTellWhatManyKeep) {
   const Job any = job(64, 1);
@@ -354,6 +396,13 @@ TEST(PredictTest, FewMicroBatchesTellWhatManyKeep) {
         std::vector<std::vector<int64_t>> all;
         for (const pipeline::Program& program : pipeline::make_programs(kind, shape)) {
           all.push_back(pipeline::most_in_flight(program, chunks));
+        }
+        if (kind == ScheduleKind::zero_bubble) {
+          std::vector<std::vector<estimate::Run::Waiting>> moments;
+          for (const pipeline::Program& program : pipeline::make_programs(kind, shape)) {
+            moments.push_back(waiting_of(program));
+          }
+          EXPECT_EQ(shared.waiting(shape), moments) << p << ' ' << m;
         }
         EXPECT_EQ(shared.in_flight(kind, shape), all) << pipeline::schedule_name(kind) << ' ' << p << ' ' << m << ' ' << chunks;
       }

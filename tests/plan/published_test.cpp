@@ -1,4 +1,6 @@
 // Published step times against the plan's, from published figures of the hardware.
+#include "clusters.h"
+
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/plan/search.h>
@@ -55,14 +57,8 @@ Cluster selene(int64_t cards) {
 }
 
 Job job_of(const Row& row) {
-  Job job;
-  job.gpt.layers = row.layers;
-  job.gpt.hidden = row.hidden;
-  job.gpt.heads = row.heads;
-  job.gpt.sequence_length = 2048;
-  job.gpt.vocab_size = 51200;
+  Job job = gpt_job(row.layers, row.hidden, row.heads, 2048, 51200, row.batch);
   job.gpt.dropout = 0.1;
-  job.batch = row.batch;
   job.base.compute = job.base.travel = estimate::Type::fp16;
   return job;
 }
@@ -170,14 +166,8 @@ Cluster v100() {
 }
 
 Job of_one_card(int64_t layers, int64_t hidden, int64_t heads, int64_t batch) {
-  Job job;
-  job.gpt.layers = layers;
-  job.gpt.hidden = hidden;
-  job.gpt.heads = heads;
-  job.gpt.sequence_length = 1024;
-  job.gpt.vocab_size = 50257;
+  Job job = gpt_job(layers, hidden, heads, 1024, 50257, batch);
   job.gpt.dropout = 0.1;
-  job.batch = batch;
   job.base.compute = job.base.travel = estimate::Type::fp16;
   return job;
 }

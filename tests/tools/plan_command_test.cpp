@@ -144,7 +144,7 @@ TEST_F(PlanCommandTest, BadInputIsNamed) {
   write_cluster(1e9, R"(, "speed": 3)");
   refused(plan(), "cluster.json:1:134: rank.speed: unknown key");
   write_cluster(-1);
-  refused(plan(), "rank.memory_bytes: must be above 0, found -1");
+  refused(plan(), "rank.memory_bytes: must be from 1 to 1e+18 bytes, found -1");
   write_file_atomically(folder / "cluster.json", "[1]");
   refused(plan(), "cluster.json:1:1");
 }

@@ -221,7 +221,7 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
               << std::setprecision(model_flops(job, cluster, p) < 1e12 ? 3 : 1) << std::setw(16) << model_flops(job, cluster, p) / 1e12
               << (any_moves ? concat("  ", moves_text(layout)) : "") << '\n';
   }
-  const Prediction& first = found.best.front();
+  const Prediction first = plan::predict(cluster, job, found.best.front().layout); // again, with formulas
   std::cout << "\nthe first, memory of the rank that needs most\n";
   for (const estimate::Item& item : first.memory) {
     if (item.bytes > 0 && (cluster.on_host || (item.name != "data" && item.name != "baseline"))) {
@@ -266,6 +266,9 @@ int show_plan(const PlanCommand& command) {
     log::info("wrote ", command.cluster.string());
   } else {
     cluster = plan::read_cluster(command.cluster);
+  }
+  if (run.engine.zero.shard_size) {
+    log::info(command.run_file.string(), ": mics_shard_size is left out: the plan shards over all data ranks");
   }
   const plan::Job job = job_of(run, command.run_file.string(), cluster.ranks());
   const auto start = std::chrono::steady_clock::now();

@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+
 namespace trireme::config {
 namespace {
 
@@ -39,8 +41,27 @@ void check_kinds_fit(const JsonNode& root, const RunConfig& run) {
   }
 }
 
+// Beyond these a number is a slip, and what is computed from it is no number any more.
+void check_size(const JsonNode& root, const models::GptOptions& gpt) {
+  constexpr int64_t kMostLayers = 100'000;
+  constexpr double kMostNumbers = 1e15; // in all parameters, or of a sample in one tensor
+  const auto real = [](int64_t number) { return static_cast<double>(number); };
+  const double parameters = 12 * real(gpt.layers) * real(gpt.hidden) * real(gpt.hidden) + (real(gpt.vocab_size) + real(gpt.sequence_length)) * real(gpt.hidden);
+  const double sample = real(gpt.sequence_length) * std::max({real(gpt.heads) * real(gpt.sequence_length), 4 * real(gpt.hidden), real(gpt.vocab_size)});
+  if (gpt.layers > kMostLayers) {
+    place(root, "model", "layers").fail(concat(gpt.layers, " layers are more than ", kMostLayers));
+  }
+  if (parameters > kMostNumbers) {
+    root.find("model")->fail(concat("it would have ", parameters, " parameters, more than ", kMostNumbers), "Check hidden, layers and vocab_size.");
+  }
+  if (sample > kMostNumbers) {
+    place(root, "model", "sequence_length").fail(concat("a sample of ", gpt.sequence_length, " tokens makes tensors of ", sample, " numbers, more than ", kMostNumbers));
+  }
+}
+
 void check_gpt(const JsonNode& root, RunConfig& run) {
   models::GptOptions& gpt = run.model.gpt;
+  check_size(root, gpt);
   if (gpt.hidden % gpt.heads != 0) {
     const JsonNode& heads = place(root, "model", "heads");
     heads.fail(concat("heads must divide hidden, found ", gpt.heads, " heads and hidden ", gpt.hidden, ", ",

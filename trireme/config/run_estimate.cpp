@@ -128,8 +128,11 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   const pipeline::ScheduleShape shape{static_cast<int>(e.stages), static_cast<int>(e.accumulation), static_cast<int>(e.chunks)};
   e.splits_backward = options.schedule == pipeline::ScheduleKind::zero_bubble;
   e.in_flight.clear();
-  for (int stage = 0; stage < e.stages; ++stage) {
-    e.in_flight.push_back(pipeline::most_in_flight(pipeline::make_program(options.schedule, shape, stage), shape.chunks));
+  for (const pipeline::Program& program : pipeline::make_programs(options.schedule, shape)) {
+    e.in_flight.push_back(pipeline::most_in_flight(program, shape.chunks));
+    if (e.splits_backward) {
+      e.waiting.push_back(plan::waiting_of(program));
+    }
   }
   if (e.shards(3)) {
     e.programs = plan::programs_of(options.schedule, shape);

@@ -1,8 +1,8 @@
 #include <trireme/estimate/activations.h>
 
-#include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/estimate/layouts.h>
+#include <trireme/estimate/said.h>
 
 #include <algorithm>
 #include <map>
@@ -20,6 +20,7 @@ struct Kept {
   int64_t always = 0; // from forward to backward
   int64_t in_backward = 0; // beside that, in the backward that needs most
   int64_t of_parts = 0; // of `always`, what a memory_budget limits
+  int64_t put_off = 0; // beside `always`, where only the gradients of weights are missing
 };
 
 // The model calls it as a part: activations/activations.h. The first layer's inputs need no gradient, so only a group that is recomputed begins with it.
@@ -64,6 +65,7 @@ Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) 
       const Layer& layer = run.model.layers[layers[i]];
       group += layer.kept;
       working = std::max(working, layer.working + (i + 1 < std::ssize(layers) ? held : 0));
+      kept.put_off += layer.put_off;
     }
     const PartWay way = on_cpu(run.way_of(layers[first]));
     if (is_part(run, layers[first])) {
@@ -88,6 +90,17 @@ Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) 
     kept.in_backward = std::max(at_head, kept.in_backward - run.model.loss_kept);
   }
   return kept;
+}
+
+// The moment in which a stage keeps most.
+Run::Waiting largest(const Run& run, int64_t stage, int64_t chunk, const Kept& kept) {
+  Run::Waiting most{run.in_flight.at(stage).at(chunk), 0};
+  if (run.computes_weights_later(stage) && !run.waiting.empty()) {
+    const auto bytes = [&](const Run::Waiting& moment) { return moment.in_flight * kept.always + moment.put_off * kept.put_off; };
+    const std::vector<Run::Waiting>& moments = run.waiting.at(stage);
+    most = *std::max_element(moments.begin(), moments.end(), [&](const auto& a, const auto& b) { return bytes(a) < bytes(b); });
+  }
+  return most;
 }
 
 } // namespace
@@ -116,6 +129,7 @@ Item activations_of(const Run& run, int64_t stage) {
   int64_t kept_bytes = 0;
   int64_t of_parts = 0;
   int64_t working = 0;
+  int64_t put_off = 0;
   std::vector<std::string> terms;
   const auto chunks = layers_of(run, stage);
   for (int64_t chunk = 0; chunk < run.chunks; ++chunk) {
@@ -124,20 +138,24 @@ Item activations_of(const Run& run, int64_t stage) {
     }
     const bool has_loss = stage == run.stages - 1 && chunk == run.chunks - 1;
     const Kept kept = kept_of(run, chunks[chunk], has_loss);
-    const int64_t in_flight = run.in_flight.at(stage).at(chunk);
-    kept_bytes += in_flight * kept.always;
-    of_parts += in_flight * kept.of_parts;
+    const Run::Waiting waiting = largest(run, stage, chunk, kept);
+    kept_bytes += waiting.in_flight * kept.always + waiting.put_off * kept.put_off;
+    put_off += waiting.put_off;
+    of_parts += waiting.in_flight * kept.of_parts;
     working = std::max(working, kept.in_backward);
-    terms.push_back(concat(in_flight, " x ", kept.always));
+    terms.push_back(said(run, waiting.in_flight, " x ", kept.always));
+    if (waiting.put_off > 0) {
+      terms.push_back(said(run, waiting.put_off, " x ", kept.put_off));
+    }
   }
   item.bytes = kept_bytes + working;
-  item.formula = run.stages == 1 ? "K + W: kept for backward, and the backward that needs most" : "M K + W: M micro-batches in flight";
-  item.numbers = concat(join(terms, " + "), " + ", working);
+  item.formula = run.stages == 1 ? "K + W: kept for backward, and the backward that needs most" : put_off > 0 ? "M K + D G + W: M micro-batches in flight, of D the gradients of weights are put off" : "M K + W: M micro-batches in flight";
+  item.numbers = said(run, join(terms, " + "), " + ", working);
   if (chosen && of_parts > run.activations.memory_budget) {
     const int64_t less = of_parts - run.activations.memory_budget;
     item.bytes -= less;
     item.formula += ", of parts no more than memory_budget";
-    item.numbers += concat(" - ", less);
+    item.numbers += said(run, " - ", less);
   }
   return item;
 }

@@ -12,6 +12,7 @@ Layer convolution(const std::string& name, int64_t in, int64_t out, int64_t side
   layer.output = element * out * pixels / 4;
   layer.kept = layer.input + element * out * pixels + kIndexBytes * out * pixels / 4;
   layer.working = 2 * element * out * pixels;
+  layer.put_off = element * out * pixels;
   return layer;
 }
 
@@ -21,6 +22,7 @@ Layer linear(const std::string& name, int64_t in, int64_t out, int64_t samples, 
   layer.output = element * out * samples;
   layer.kept = layer.input;
   layer.working = element * (in * samples + out * samples + in * out);
+  layer.put_off = layer.output;
   return layer;
 }
 

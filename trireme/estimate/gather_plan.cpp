@@ -218,7 +218,10 @@ int64_t GatherPlan::elements(const bucket::FlatLayout& layout) const {
 }
 
 GatherPlan gather_plan(const Run& run, int64_t stage) {
-  const bucket::FlatLayout layout = layout_of(run, stage);
+  return gather_plan(run, stage, layout_of(run, stage));
+}
+
+GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
   std::vector<int64_t> sizes(run.model.layers.size(), 0);
   for (const bucket::TensorInfo& tensor : layout.tensors()) { // without the gaps of flat buffers
     if (tensor.unit != bucket::TensorInfo::kNoUnit) {

@@ -22,5 +22,7 @@ struct GatherPlan {
 
 /// Works it out for a rank of `stage`. Cost: proportional to the phases of its program, not to what they repeat.
 GatherPlan gather_plan(const Run& run, int64_t stage);
+/// The same; `layout` is layout_of(run, stage).
+GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& layout);
 
 } // namespace trireme::estimate

@@ -103,6 +103,9 @@ void block(Layer& layer, const models::GptOptions& options, const Conditions& co
   if (options.dropout > 0) {
     layer.working = std::max(layer.working, s.product * s.scores);
   }
+  // Of the block, of the sum, and of both norms; where types differ the projections' again, with dropout the last one's, behind its noise. Inside queries, keys and values (3),
+  // attention's output, GELU's input and output (4 each).
+  layer.put_off = (options.dropout > 0 ? 5 : 4) * s.element * s.hidden / s.between + (conditions.autocast ? 2 * s.product * s.hidden / s.between : 0) + 12 * s.product * s.hidden / s.tensor;
 }
 
 void last_norm(Layer& layer, const Sizes& s) {
@@ -110,6 +113,7 @@ void last_norm(Layer& layer, const Sizes& s) {
   layer.is_unit = false;
   layer.kept = (s.element * s.hidden + 2 * s.element * s.rows) / s.between;
   layer.working = 2 * s.element * s.hidden / s.between;
+  layer.put_off = s.element * s.hidden / s.between;
 }
 
 void head(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
@@ -118,6 +122,7 @@ void head(Layer& layer, const models::GptOptions& options, const Conditions& con
   layer.output = s.product * s.rows * s.vocabulary;
   layer.kept = s.product * s.hidden / s.gathered + (conditions.autocast ? s.product * weight : 0);
   layer.working = s.element * (s.hidden + weight);
+  layer.put_off = layer.output;
   over_tensor_axis(layer, conditions, s, conditions.sequence_parallel ? 1 : 0, conditions.sequence_parallel ? 1 : 2, 1);
 }
 
@@ -185,8 +190,14 @@ int64_t Model::parameters() const {
 Model gpt(const models::GptOptions& options, const Conditions& conditions) {
   const Sizes sizes(options, conditions);
   Model model;
-  for (const models::GptPart& part : models::gpt_parts(options)) {
+  models::GptOptions one = options;
+  one.layers = std::min<int64_t>(options.layers, 1);
+  for (const models::GptPart& part : models::gpt_parts(one)) {
     model.layers.push_back(layer_of(part, options, conditions, sizes));
+    for (int64_t i = 1; part.kind == models::GptPart::Kind::block && i < options.layers; ++i) { // blocks differ by their names
+      model.layers.push_back(model.layers.back());
+      model.layers.back().name = part.name.substr(0, part.name.rfind('.') + 1) + std::to_string(i);
+    }
   }
   const int64_t logits = sizes.product * sizes.rows * sizes.vocabulary;
   model.loss_kept = logits + kFloat * sizes.rows;

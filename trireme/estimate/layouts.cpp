@@ -14,7 +14,10 @@ using bucket::TensorInfo;
 // The layer whose parameters `layer` uses: itself, or the first of `layers` that shares them.
 int64_t owner_of(const Run& run, const std::vector<int64_t>& layers, int64_t layer) {
   const std::string& tie = run.model.layers[layer].tie;
-  const auto first = std::find_if(layers.begin(), layers.end(), [&](int64_t other) { return !tie.empty() && run.model.layers[other].tie == tie; });
+  if (tie.empty()) {
+    return layer;
+  }
+  const auto first = std::find_if(layers.begin(), layers.end(), [&](int64_t other) { return run.model.layers[other].tie == tie; });
   return first == layers.end() ? layer : *first;
 }
 
@@ -65,8 +68,8 @@ std::vector<int64_t> all_layers_of(const Run& run, int64_t stage) {
 bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> whole) {
   const std::vector<int64_t> all = all_layers_of(run, stage);
   // As the engine lists them: parameters that stages share are final late, so they are in front of the list that is reversed.
-  std::vector<TensorInfo> all_tensors;
   std::vector<const Parameter*> parameters;
+  std::vector<int64_t> layers; // of each
   std::vector<bool> in_unit;
   for (const bool late : {true, false}) {
     for (const int64_t layer : all) {
@@ -75,18 +78,17 @@ bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> who
         continue;
       }
       for (const Parameter& parameter : described.parameters) {
-        all_tensors.push_back({described.name + '.' + parameter.name, parameter.sizes(), layer});
         parameters.push_back(&parameter);
+        layers.push_back(layer);
         in_unit.push_back(run.shards(3) && (run.layer_list || described.is_unit));
       }
     }
   }
   const std::vector<bool> replicated = are_replicated(run, parameters, in_unit);
   std::vector<TensorInfo> tensors;
-  for (size_t i = 0; i < all_tensors.size(); ++i) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
     if (!whole || parameters[i]->whole == *whole) {
-      tensors.push_back(all_tensors[i]);
-      tensors.back().unit = in_unit[i] && !replicated[i] ? all_tensors[i].unit : TensorInfo::kNoUnit;
+      tensors.push_back({"", parameters[i]->sizes(), in_unit[i] && !replicated[i] ? layers[i] : TensorInfo::kNoUnit});
     }
   }
   std::vector<int64_t> order(tensors.size());
@@ -113,11 +115,16 @@ bucket::FlatLayout layout_of(const Run& run, int64_t stage, bool whole) {
 
 std::vector<int64_t> units_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
   const std::vector<int64_t> all = all_layers_of(run, stage);
+  std::vector<bool> has_tensors(run.model.layers.size(), false);
+  for (const TensorInfo& tensor : layout.tensors()) {
+    if (tensor.unit != TensorInfo::kNoUnit) {
+      has_tensors[tensor.unit] = true;
+    }
+  }
   std::vector<int64_t> units(run.model.layers.size(), TensorInfo::kNoUnit);
   for (const int64_t layer : all) {
     const int64_t owner = owner_of(run, all, layer);
-    const auto is_its = [&](const TensorInfo& tensor) { return tensor.unit == owner; };
-    units[layer] = std::any_of(layout.tensors().begin(), layout.tensors().end(), is_its) ? owner : TensorInfo::kNoUnit;
+    units[layer] = has_tensors[owner] ? owner : TensorInfo::kNoUnit;
   }
   return units;
 }

@@ -12,7 +12,7 @@ namespace trireme::estimate {
 std::vector<std::vector<int64_t>> layers_of(const Run& run, int64_t stage);
 
 /// The flat buffer that the parameters of a stage lie in, as the engine makes it. Its tensors are the stage's parameters in the order of
-/// the layers; a shared one comes once.
+/// the layers, without names; a shared one comes once.
 bucket::FlatLayout layout_of(const Run& run, int64_t stage);
 
 /// The part of it that is whole on every rank of the tensor axis, or the part that is divided: with a tensor axis these are two flat buffers.

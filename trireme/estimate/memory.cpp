@@ -2,9 +2,9 @@
 
 #include <trireme/base/error.h>
 #include <trireme/estimate/activations.h>
-#include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/moves.h>
+#include <trireme/estimate/said.h>
 
 #include <algorithm>
 
@@ -27,20 +27,20 @@ std::string divided(int64_t ranks, const char* by = " / N") {
 }
 
 std::string over(int64_t ranks) {
-  return ranks > 1 ? concat(" / ", ranks) : "";
+  return ranks > 1 ? " / " + std::to_string(ranks) : "";
 }
 
 // "2 x 4 F, of which (in files) 1.5 GB" and so on: what stays of an item.
-void take_out(Item& item, int64_t moved, const std::string& where) {
+void take_out(const Run& run, Item& item, int64_t moved, const std::string& where) {
   if (moved == 0) {
     return;
   }
   if (moved >= item.bytes) {
-    item.formula = concat("none here: ", where);
+    item.formula = said(run, "none here: ", where);
     item.numbers.clear();
   } else {
-    item.formula += concat(", less what is ", where);
-    item.numbers += concat(" - ", moved);
+    item.formula += said(run, ", less what is ", where);
+    item.numbers += said(run, " - ", moved);
   }
   item.bytes = std::max<int64_t>(0, item.bytes - moved);
 }
@@ -52,38 +52,38 @@ std::string where_is(offload::Place place) {
 Item parameters(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
   const int64_t e = bytes_of(run.compute);
   if (!run.shards(3)) {
-    return {"", concat(e, " F"), concat(e, " x ", layout.numel()), e * layout.numel()};
+    return {"", said(run, e, " F"), said(run, e, " x ", layout.numel()), e * layout.numel()};
   }
   const int64_t sharded = unit_elements(layout);
   const int64_t whole = whole_elements(layout);
-  Item item{"", concat(e, " (U / N + F - U): of units a share, the rest whole"),
-            concat(e, " x (", sharded, " / ", run.shard_ranks(), " + ", whole, ')'), e * (sharded / run.shard_ranks() + whole)};
-  take_out(item, e * (run.on_device ? elsewhere.parameters : elsewhere.parameters_in_files), where_is(run.offload.parameters.place));
+  Item item{"", said(run, e, " (U / N + F - U): of units a share, the rest whole"),
+            said(run, e, " x (", sharded, " / ", run.shard_ranks(), " + ", whole, ')'), e * (sharded / run.shard_ranks() + whole)};
+  take_out(run, item, e * (run.on_device ? elsewhere.parameters : elsewhere.parameters_in_files), where_is(run.offload.parameters.place));
   return item;
 }
 
 Item gradients(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
   const int64_t g = bytes_of(run.gradients());
   const int64_t ranks = run.shards(2) ? run.shard_ranks() : 1;
-  Item item{"", concat(g, " F", divided(ranks)), concat(g, " x ", layout.numel(), over(ranks)), g * layout.numel() / ranks};
-  take_out(item, run.moves_gradients() ? g * elsewhere.elements : run.gradients_in_files() ? item.bytes : 0, run.on_device ? "on the host" : "in files");
+  Item item{"", said(run, g, " F", divided(ranks)), said(run, g, " x ", layout.numel(), over(ranks)), g * layout.numel() / ranks};
+  take_out(run, item, run.moves_gradients() ? g * elsewhere.elements : run.gradients_in_files() ? item.bytes : 0, run.on_device ? "on the host" : "in files");
   return item;
 }
 
 Item states(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
   const int64_t ranks = run.shard_ranks();
   const int64_t each = layout.numel() / ranks;
-  Item item{run.optimizer, concat(run.states, " states x ", run.state_bytes, " F", divided(ranks)),
-            concat(run.states, " x ", run.state_bytes, " x ", layout.numel(), over(ranks)), run.states * run.state_bytes * each};
+  Item item{run.optimizer, said(run, run.states, " states x ", run.state_bytes, " F", divided(ranks)),
+            said(run, run.states, " x ", run.state_bytes, " x ", layout.numel(), over(ranks)), run.states * run.state_bytes * each};
   if (run.state_bytes == 1) {
-    item.formula += concat(", a scale of ", kScaleBytes, " bytes for ", kStateBlock);
+    item.formula += said(run, ", a scale of ", kScaleBytes, " bytes for ", kStateBlock);
     item.bytes += run.states * kScaleBytes * ((each + kStateBlock - 1) / kStateBlock);
   }
-  take_out(item, elsewhere.state_bytes, where_is(run.offload.optimizer.place));
+  take_out(run, item, elsewhere.state_bytes, where_is(run.offload.optimizer.place));
   if (run.has_outer_optimizer()) { // where the round began, and the momentum
     const int64_t ranks = run.averaging.elastic ? 1 : run.gradient_ranks(); // who may be lost shares nothing
-    item.formula += concat(", ", kOuterBytes, " F", divided(ranks), " of the outer optimizer");
-    item.numbers += concat(" + ", kOuterBytes, " x ", layout.numel(), over(ranks));
+    item.formula += said(run, ", ", kOuterBytes, " F", divided(ranks), " of the outer optimizer");
+    item.numbers += said(run, " + ", kOuterBytes, " x ", layout.numel(), over(ranks));
     item.bytes += kOuterBytes * layout.numel() / ranks;
   }
   return item;
@@ -94,36 +94,37 @@ Item masters(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& 
   if (run.compute == Type::fp32) {
     return {"", "none: parameters are fp32", "", 0};
   }
-  Item item{"", concat("4 F", divided(ranks)), concat("4 x ", layout.numel(), over(ranks)), 4 * layout.numel() / ranks};
-  take_out(item, elsewhere.master_bytes, where_is(run.offload.optimizer.place));
+  Item item{"", said(run, "4 F", divided(ranks)), said(run, "4 x ", layout.numel(), over(ranks)), 4 * layout.numel() / ranks};
+  take_out(run, item, elsewhere.master_bytes, where_is(run.offload.optimizer.place));
   return item;
 }
 
 class Sum {
  public:
-  explicit Sum(Item& item) : item_(item) {}
+  Sum(const Run& run, Item& item) : run_(run), item_(item) {}
   void add(const std::string& formula, int64_t bytes) {
-    item_.formula += concat(item_.formula.empty() ? "" : " + ", formula);
-    item_.numbers += concat(item_.numbers.empty() ? "" : " + ", bytes);
+    item_.formula += said(run_, item_.formula.empty() ? "" : " + ", formula);
+    item_.numbers += said(run_, item_.numbers.empty() ? "" : " + ", bytes);
     item_.bytes += bytes;
   }
 
  private:
+  const Run& run_;
   Item& item_;
 };
 
 // Of files that a rank on the CPU moves; a device's are the host's.
 Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
   Item item;
-  Sum sum(item);
+  Sum sum(run, item);
   if (!run.on_device && elsewhere.state_buffers > 0) {
-    sum.add(concat(elsewhere.state_buffers, " buckets of masters and states"), elsewhere.state_buffers * elsewhere.largest_states);
+    sum.add(said(run, elsewhere.state_buffers, " buckets of masters and states"), elsewhere.state_buffers * elsewhere.largest_states);
   }
   if (!run.on_device && elsewhere.parameter_buffers > 0) {
-    sum.add(concat(elsewhere.parameter_buffers, " buckets of parameters"), elsewhere.parameter_buffers * elsewhere.largest_parameters);
+    sum.add(said(run, elsewhere.parameter_buffers, " buckets of parameters"), elsewhere.parameter_buffers * elsewhere.largest_parameters);
   }
   if (elsewhere.gradient_buffers > 0) {
-    sum.add(concat(elsewhere.gradient_buffers, " buckets of gradients"), elsewhere.gradient_buffers * elsewhere.largest_gradients);
+    sum.add(said(run, elsewhere.gradient_buffers, " buckets of gradients"), elsewhere.gradient_buffers * elsewhere.largest_gradients);
   }
   item.formula = item.formula.empty() ? "none: nothing is in files" : item.formula;
   return item;
@@ -147,27 +148,29 @@ void add_messages(const Run& run, int64_t stage, Sum& sum) {
     }
   }
   if (messages > 0) {
-    sum.add(concat(messages, " messages"), bytes);
+    sum.add(said(run, messages, " messages"), bytes);
   }
 }
 
-Item buffers(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
+Item buffers(const StageLayouts& layouts, int64_t stage) {
+  const Run& run = layouts.run();
+  const bucket::FlatLayout& layout = layouts.of(stage);
   Item item;
-  Sum sum(item);
+  Sum sum(run, item);
   if (run.shards(2)) {
     const bool adds_up = run.stages > 1 && run.accumulation > 1; // before any bucket is reduced
-    sum.add(adds_up ? "all gradient buckets" : concat("the ", kGradientBuckets, " largest gradient buckets"),
+    sum.add(adds_up ? "all gradient buckets" : said(run, "the ", kGradientBuckets, " largest gradient buckets"),
             bytes_of(run.gradients()) * (adds_up ? layout.numel() : largest_buckets(layout, kGradientBuckets)));
   }
   if (run.shards(3)) {
     const int64_t units = run.prefetch_elements == 0 ? 1 : kGatheredUnits;
     const int64_t ahead = largest_buckets(layout, units, true);
-    const int64_t kept = gather_plan(run, stage).most_live; // also what is kept for a later micro-batch
-    sum.add(kept > ahead ? "units that are whole at a time" : concat("the ", units, " largest units"), bytes_of(run.compute) * std::max(ahead, kept));
+    const int64_t kept = layouts.gathers(stage).most_live; // also what is kept for a later micro-batch
+    sum.add(kept > ahead ? "units that are whole at a time" : said(run, "the ", units, " largest units"), bytes_of(run.compute) * std::max(ahead, kept));
   }
   if (run.gradient_ranks() > 1 && run.travel != run.gradients()) {
     const int64_t elements = run.shards(2) ? largest_buckets(layout, kGradientBuckets) : layout.numel();
-    sum.add(concat("gradients on their way in ", type_name(run.travel)), bytes_of(run.travel) * elements);
+    sum.add(said(run, "gradients on their way in ", type_name(run.travel)), bytes_of(run.travel) * elements);
   }
   if (run.stages > 1) {
     add_messages(run, stage, sum);
@@ -240,10 +243,15 @@ int64_t baseline_bytes() {
 }
 
 std::vector<StageMemory> memory_of(const Run& run) {
+  return memory_of(StageLayouts(run));
+}
+
+std::vector<StageMemory> memory_of(const StageLayouts& layouts) {
+  const Run& run = layouts.run();
   check(run);
   std::vector<StageMemory> stages;
   for (int64_t stage = 0; stage < run.stages; ++stage) {
-    const bucket::FlatLayout layout = layout_of(run, stage);
+    const bucket::FlatLayout& layout = layouts.of(stage);
     StageMemory& memory = stages.emplace_back();
     memory.stage = stage;
     for (const bucket::TensorInfo& tensor : layout.tensors()) {
@@ -256,7 +264,7 @@ std::vector<StageMemory> memory_of(const Run& run) {
                     states(run, layout, elsewhere),
                     masters(run, layout, elsewhere),
                     activations_of(run, stage),
-                    buffers(run, stage, layout),
+                    buffers(layouts, stage),
                     offload_buffers(run, elsewhere),
                     {"", "the data set and the batches made ahead", "", run.data_bytes},
                     {"", "measured: libtorch itself", "", baseline_bytes()}};

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/estimate/run.h>
+#include <trireme/estimate/stage_layouts.h>
 
 #include <cstdint>
 #include <string>
@@ -58,6 +58,7 @@ int64_t baseline_bytes();
 
 /// Says what a rank of each pipeline stage needs. Errors: InputError when parts and layers do not fit each other.
 std::vector<StageMemory> memory_of(const Run& run);
+std::vector<StageMemory> memory_of(const StageLayouts& stages);
 
 /// Bytes of a message between two stages that carries this many: a header before it, and a smallest size.
 int64_t message_bytes(int64_t tensor_bytes);

@@ -58,6 +58,8 @@ struct Layer {
   int64_t output = 0;
   /// The most that backward holds beside what is kept: gradients of activations and fresh gradients of parameters.
   int64_t working = 0;
+  /// What a split backward holds beside what is kept until it computes the gradients of weights: gradients of the outputs of all parts that have some.
+  int64_t put_off = 0;
 
   /// What the tensor axis moves for this layer. A pass over `tensor_bytes` is an all-gather or a reduce-scatter of them, an all-reduce is
   /// two; recomputation repeats the forward ones.

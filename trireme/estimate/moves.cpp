@@ -1,8 +1,7 @@
 #include <trireme/estimate/moves.h>
 
-#include <trireme/base/error.h>
-#include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
+#include <trireme/estimate/said.h>
 
 #include <algorithm>
 #include <cmath>
@@ -91,15 +90,15 @@ void add_gradients(const Run& run, const bucket::FlatLayout& layout, Elsewhere& 
 
 class Moves {
  public:
-  Moves(const Run& run, int64_t stage) : run_(run), layout_(layout_of(run, stage)), there_(elsewhere_of(run, layout_)) {
+  Moves(const StageLayouts& layouts, int64_t stage) : layouts_(layouts), run_(layouts.run()), layout_(layouts.of(stage)), there_(elsewhere_of(run_, layout_)) {
     out_.stage = stage;
     if (there_.elements > 0) {
-      states(run.offload.optimizer.place);
+      states(run_.offload.optimizer.place);
     }
     if (there_.parameters > 0) {
-      parameters(run.offload.parameters.place);
+      parameters(run_.offload.parameters.place);
     }
-    if (there_.parameters > 0 || (run.on_device && there_.elements > 0)) {
+    if (there_.parameters > 0 || (run_.on_device && there_.elements > 0)) {
       gathered(stage);
     }
   }
@@ -122,15 +121,15 @@ class Moves {
     const bool files = place == Place::nvme;
     const std::string m = std::to_string(there_.elements);
     std::vector<Item>& to = files ? out_.in_files : out_.on_host;
-    add(to, "optimizer_states", concat(run_.states, " states x ", run_.state_bytes, " M", run_.state_bytes == 1 ? ", with scales" : ""),
-        concat(run_.states, " x ", run_.state_bytes, " x ", m), there_.state_bytes);
-    add(to, "masters", run_.on_device && run_.compute == Type::fp32 ? "4 M, a copy to be stepped" : "4 M", concat("4 x ", there_.master_bytes / 4), there_.master_bytes);
+    add(to, "optimizer_states", said(run_, run_.states, " states x ", run_.state_bytes, " M", run_.state_bytes == 1 ? ", with scales" : ""),
+        said(run_, run_.states, " x ", run_.state_bytes, " x ", m), there_.state_bytes);
+    add(to, "masters", run_.on_device && run_.compute == Type::fp32 ? "4 M, a copy to be stepped" : "4 M", said(run_, "4 x ", there_.master_bytes / 4), there_.master_bytes);
     if (files) {
       const int64_t bytes = there_.state_file_bytes;
       add(to, "gaps", "to whole blocks of 4096 bytes", "", bytes - there_.state_bytes - there_.master_bytes);
       const int64_t passes = run_.parameter_norms ? 2 : 1; // LAMB needs all norms before it steps
       const char* const formula = passes > 1 ? "twice: for the norms, and for the step" : "once, in blocks";
-      const std::string numbers = passes > 1 ? concat("2 x ", bytes) : std::to_string(bytes);
+      const std::string numbers = passes > 1 ? said(run_, "2 x ", bytes) : std::to_string(bytes);
       move(Way::from_files, "masters and states", formula, numbers, there_.state_buckets > there_.state_buffers ? passes * bytes : 0);
       move(Way::to_files, "masters and states", formula, numbers, passes * bytes);
       out_.initial_states = run_.offload.optimizer.fast_init ? 0 : bytes;
@@ -138,13 +137,13 @@ class Moves {
     if (run_.gradients_in_files()) {
       const int64_t bytes = there_.gradient_file_bytes;
       const int64_t a = run_.accumulation;
-      add(out_.in_files, "gradients", concat(bytes_of(run_.gradients()), " M, in blocks"), "", bytes);
-      move(Way::to_files, "gradients", concat(bytes_of(run_.gradients()), " M for each micro-batch"), concat(a, " x ", bytes), a * bytes);
-      move(Way::from_files, "gradients", concat(bytes_of(run_.gradients()), " M for each micro-batch but the first, the norm and the step"), concat(a + 1, " x ", bytes), (a + 1) * bytes);
+      add(out_.in_files, "gradients", said(run_, bytes_of(run_.gradients()), " M, in blocks"), "", bytes);
+      move(Way::to_files, "gradients", said(run_, bytes_of(run_.gradients()), " M for each micro-batch"), said(run_, a, " x ", bytes), a * bytes);
+      move(Way::from_files, "gradients", said(run_, bytes_of(run_.gradients()), " M for each micro-batch but the first, the norm and the step"), said(run_, a + 1, " x ", bytes), (a + 1) * bytes);
     }
     if (run_.on_device) {
       gradients_of_a_device(m);
-      add(out_.on_host, "buffers of files", concat(there_.state_buffers, " buckets of masters and states"), concat(there_.state_buffers, " x ", there_.largest_states),
+      add(out_.on_host, "buffers of files", said(run_, there_.state_buffers, " buckets of masters and states"), said(run_, there_.state_buffers, " x ", there_.largest_states),
           there_.state_buffers * there_.largest_states);
     }
   }
@@ -153,24 +152,24 @@ class Moves {
   void gradients_of_a_device(const std::string& m) {
     const int64_t g = bytes_of(run_.gradients());
     const int64_t sets = run_.offload.optimizer.delayed_update ? 2 : 1;
-    add(out_.on_host, "gradients", concat(sets > 1 ? "2 x " : "", g, " M", sets > 1 ? ": of the step before, and those that arrive" : ""), concat(sets > 1 ? "2 x " : "", g, " x ", m),
+    add(out_.on_host, "gradients", said(run_, sets > 1 ? "2 x " : "", g, " M", sets > 1 ? ": of the step before, and those that arrive" : ""), said(run_, sets > 1 ? "2 x " : "", g, " x ", m),
         sets * g * there_.elements);
     const int64_t times = run_.moves_gradients() && run_.stages == 1 ? run_.accumulation : 1;
-    move(Way::to_host, "gradients", concat(times > 1 ? "A " : "", g, " M"), concat(times > 1 ? concat(times, " x ") : "", g, " x ", m), times * g * there_.elements);
-    move(Way::to_device, "gradients, to be added to", concat("(A - 1) ", g, " M"), concat(times - 1, " x ", g, " x ", m), (times - 1) * g * there_.elements);
+    move(Way::to_host, "gradients", said(run_, times > 1 ? "A " : "", g, " M"), said(run_, times > 1 ? said(run_, times, " x ") : "", g, " x ", m), times * g * there_.elements);
+    move(Way::to_device, "gradients, to be added to", said(run_, "(A - 1) ", g, " M"), said(run_, times - 1, " x ", g, " x ", m), (times - 1) * g * there_.elements);
   }
 
   void parameters(Place place) {
     const int64_t e = bytes_of(run_.compute);
     if (run_.on_device) {
       const int64_t on_host = there_.parameters - there_.parameters_in_files;
-      add(out_.on_host, "parameters", concat(e, " U / N", place == Place::nvme ? ", at most max_in_cpu" : ""), concat(e, " x ", on_host), e * on_host);
-      add(out_.on_host, "buffers of files", concat(there_.parameter_buffers, " buckets of parameters"), concat(there_.parameter_buffers, " x ", there_.largest_parameters),
+      add(out_.on_host, "parameters", said(run_, e, " U / N", place == Place::nvme ? ", at most max_in_cpu" : ""), said(run_, e, " x ", on_host), e * on_host);
+      add(out_.on_host, "buffers of files", said(run_, there_.parameter_buffers, " buckets of parameters"), said(run_, there_.parameter_buffers, " x ", there_.largest_parameters),
           there_.parameter_buffers * there_.largest_parameters);
     }
-    add(out_.in_files, "parameters", concat(e, " (U / N - max_in_cpu), in blocks"), concat(e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
-    move(Way::from_files, "parameters, to be stepped", concat(e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
-    move(Way::to_files, "stepped parameters", concat(e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
+    add(out_.in_files, "parameters", said(run_, e, " (U / N - max_in_cpu), in blocks"), said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
+    move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
+    move(Way::to_files, "stepped parameters", said(run_, e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
     out_.built_parameters = there_.parameter_file_bytes;
   }
 
@@ -180,24 +179,25 @@ class Moves {
     int64_t returning = there_.elements;
     if (there_.parameters > 0) {
       returning = std::max<int64_t>(0, there_.elements - there_.parameters); // units are stepped where they stay
-      const int64_t used = gather_plan(run_, stage).elements(layout_) / run_.shard_ranks();
+      const int64_t used = layouts_.gathers(stage).elements(layout_) / run_.shard_ranks();
       const double in_files = static_cast<double>(there_.parameters_in_files) / static_cast<double>(there_.parameters);
       const char* const formula = " U' / N, U': units for every forward and backward, less what is still there";
-      move(Way::from_files, kUnits, concat(e, formula, ", less what max_in_cpu keeps"), concat(e, " x ", used, " x ", in_files), std::llround(static_cast<double>(e * used) * in_files));
+      move(Way::from_files, kUnits, said(run_, e, formula, ", less what max_in_cpu keeps"), said(run_, e, " x ", used, " x ", in_files), std::llround(static_cast<double>(e * used) * in_files));
       if (run_.on_device) {
-        move(Way::to_device, kUnits, concat(e, formula), concat(e, " x ", used), e * used);
+        move(Way::to_device, kUnits, said(run_, e, formula), said(run_, e, " x ", used), e * used);
       }
     }
     if (run_.on_device && returning > 0) {
-      move(Way::to_device, "stepped parameters", concat(e, " M", there_.parameters > 0 ? ", less units" : ""), concat(e, " x ", returning), e * returning);
+      move(Way::to_device, "stepped parameters", said(run_, e, " M", there_.parameters > 0 ? ", less units" : ""), said(run_, e, " x ", returning), e * returning);
       const bool all = run_.offload.optimizer.delayed_update; // until the next step ends
       const int64_t waiting = all ? returning : std::min(returning, kReturning * there_.largest_elements);
-      add(out_.on_host, "stepped parameters", all ? concat(e, " M") : concat(kReturning, " buckets"), concat(e, " x ", waiting), e * waiting);
+      add(out_.on_host, "stepped parameters", all ? said(run_, e, " M") : said(run_, kReturning, " buckets"), said(run_, e, " x ", waiting), e * waiting);
     }
   }
 
+  const StageLayouts& layouts_;
   const Run& run_;
-  const bucket::FlatLayout layout_;
+  const bucket::FlatLayout& layout_;
   const Elsewhere there_;
   StageMoves out_;
 };
@@ -236,9 +236,13 @@ int64_t StageMoves::bytes(Way way) const {
 }
 
 std::vector<StageMoves> moves_of(const Run& run) {
+  return moves_of(StageLayouts(run));
+}
+
+std::vector<StageMoves> moves_of(const StageLayouts& layouts) {
   std::vector<StageMoves> out;
-  for (int64_t stage = 0; stage < run.stages; ++stage) {
-    out.push_back(Moves(run, stage).take());
+  for (int64_t stage = 0; stage < layouts.run().stages; ++stage) {
+    out.push_back(Moves(layouts, stage).take());
   }
   return out;
 }

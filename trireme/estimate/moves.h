@@ -68,5 +68,6 @@ struct StageMoves {
 
 /// One for each pipeline stage. Source: Ren et al. 2021, arXiv:2101.06840; Rajbhandari et al. 2021, arXiv:2104.07857.
 std::vector<StageMoves> moves_of(const Run& run);
+std::vector<StageMoves> moves_of(const StageLayouts& stages);
 
 } // namespace trireme::estimate

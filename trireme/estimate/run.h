@@ -18,6 +18,8 @@ namespace trireme::estimate {
 /// Everything that the memory and the traffic of a run follow from.
 struct Run {
   Model model;
+  /// Items say how their bytes come about. Without it they have neither formulas nor numbers, whose writing takes most of the time.
+  bool explains = true;
   /// The model is a list of layers; else it is in one piece.
   bool layer_list = false;
 
@@ -53,6 +55,14 @@ struct Run {
   std::vector<Programs> programs;
   /// A zero-bubble pipeline, whose backward computes the gradients of inputs and, later, those of weights.
   bool splits_backward = false;
+  /// Micro-batches that a stage keeps something of, and those of them of which only the gradients of weights are missing.
+  struct Waiting {
+    int64_t in_flight = 0;
+    int64_t put_off = 0;
+    bool operator==(const Waiting&) const = default;
+  };
+  /// Of such a pipeline, by stage: the moments of which one needs most memory (plan::waiting_of()). Else empty.
+  std::vector<std::vector<Waiting>> waiting;
   /// Layers that are recomputed together; 0: none is.
   int64_t recompute_interval = 0;
 

@@ -29,5 +29,6 @@ enum class Step { plain, compressed };
 
 /// Says what a rank of each pipeline stage sends, to the byte.
 std::vector<StageTraffic> traffic_of(const Run& run, Step step = Step::plain);
+std::vector<StageTraffic> traffic_of(const StageLayouts& stages, Step step = Step::plain);
 
 } // namespace trireme::estimate

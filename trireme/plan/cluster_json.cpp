@@ -9,21 +9,36 @@ namespace {
 
 constexpr int64_t kMostRanks = 1 << 20;
 
-double positive(ObjectReader& reader, const std::string& key) {
-  const JsonNode& node = reader.require(key);
+// Beyond these a number is a slip, and sums of it are no numbers any more.
+constexpr double kMostBytes = 1e18;
+constexpr double kMostASecond = 1e21; // bytes or operations
+constexpr double kMostSeconds = 1e6;
+constexpr double kLeastFraction = 1e-6;
+
+double within(const JsonNode& node, double least, double most, const char* unit) {
   const double value = node.as_real();
-  if (!(value > 0)) {
-    node.fail(concat("must be above 0, found ", value));
+  if (!(value >= least && value <= most)) {
+    node.fail(concat("must be from ", least, " to ", most, unit, ", found ", value));
   }
   return value;
 }
 
-double not_negative(ObjectReader& reader, const std::string& key, double default_value) {
-  const double value = reader.get(key, default_value);
-  if (!(value >= 0)) {
-    reader.find(key)->fail(concat("must not be negative, found ", value));
-  }
-  return value;
+int64_t byte_count(ObjectReader& reader, const std::string& key) {
+  return static_cast<int64_t>(within(reader.require(key), 1, kMostBytes, " bytes"));
+}
+
+int64_t reserved_bytes(ObjectReader& reader) {
+  const JsonNode* const node = reader.find("reserved_bytes");
+  return node == nullptr ? 0 : static_cast<int64_t>(within(*node, 0, kMostBytes, " bytes"));
+}
+
+double a_second(ObjectReader& reader, const std::string& key) {
+  return within(reader.require(key), 1, kMostASecond, " a second");
+}
+
+double seconds(ObjectReader& reader, const std::string& key) {
+  const JsonNode* const node = reader.find(key);
+  return node == nullptr ? 0 : within(*node, 0, kMostSeconds, " seconds");
 }
 
 int64_t count(ObjectReader& reader, const std::string& key, int64_t default_value) {
@@ -38,11 +53,7 @@ int64_t count(ObjectReader& reader, const std::string& key, int64_t default_valu
 SpeedCurve read_curve(const JsonNode& node, double peak) {
   SpeedCurve curve;
   const auto add = [&](double size, const JsonNode& fraction) {
-    const double value = fraction.as_real();
-    if (!(value > 0) || value > 1) {
-      fraction.fail(concat("is a fraction of \"flops\", above 0 and at most 1, found ", value));
-    }
-    curve.points.push_back({size, value * peak});
+    curve.points.push_back({size, within(fraction, kLeastFraction, 1, ", a fraction of \"flops\"") * peak});
   };
   if (node.kind() != JsonNode::Kind::array) {
     add(1, node);
@@ -65,7 +76,7 @@ SpeedCurve read_curve(const JsonNode& node, double peak) {
 }
 
 Level read_link(const std::string& name, int64_t ranks, ObjectReader& reader) {
-  Level level{name, ranks, positive(reader, "bandwidth"), not_negative(reader, "latency", 0)};
+  Level level{name, ranks, a_second(reader, "bandwidth"), seconds(reader, "latency")};
   reader.finish();
   return level;
 }
@@ -73,16 +84,16 @@ Level read_link(const std::string& name, int64_t ranks, ObjectReader& reader) {
 void read_rank(const JsonNode& node, Cluster& out) {
   ObjectReader reader(node);
   out.on_host = reader.word("device", "card", {"card", "host"}) == "host";
-  out.memory_bytes = static_cast<int64_t>(positive(reader, "memory_bytes"));
-  out.reserved_bytes = static_cast<int64_t>(not_negative(reader, "reserved_bytes", 0));
-  out.peak_flops = positive(reader, "flops");
+  out.memory_bytes = byte_count(reader, "memory_bytes");
+  out.reserved_bytes = reserved_bytes(reader);
+  out.peak_flops = a_second(reader, "flops");
   out.products = read_curve(reader.require("achieved"), out.peak_flops);
   if (const JsonNode* attention = reader.find("attention_achieved")) {
     out.attention = read_curve(*attention, out.peak_flops);
   }
-  out.memory_bandwidth = positive(reader, "memory_bandwidth");
-  out.pass_bandwidth = reader.find("pass_bandwidth") == nullptr ? out.memory_bandwidth : positive(reader, "pass_bandwidth");
-  out.layer_seconds = not_negative(reader, "layer_seconds", 0);
+  out.memory_bandwidth = a_second(reader, "memory_bandwidth");
+  out.pass_bandwidth = reader.find("pass_bandwidth") == nullptr ? out.memory_bandwidth : a_second(reader, "pass_bandwidth");
+  out.layer_seconds = seconds(reader, "layer_seconds");
   reader.finish();
 }
 
@@ -91,10 +102,10 @@ void read_host(const JsonNode& node, Cluster& out) {
     node.fail("ranks compute on the host: \"rank\" describes its memory", "Leave it out, or write \"device\": \"card\" in \"rank\".");
   }
   ObjectReader reader(node);
-  out.host.memory_bytes = static_cast<int64_t>(positive(reader, "memory_bytes"));
-  out.host.reserved_bytes = static_cast<int64_t>(not_negative(reader, "reserved_bytes", 0));
-  out.host.memory_bandwidth = positive(reader, "memory_bandwidth");
-  out.host.link_bandwidth = positive(reader, "link_bandwidth");
+  out.host.memory_bytes = byte_count(reader, "memory_bytes");
+  out.host.reserved_bytes = reserved_bytes(reader);
+  out.host.memory_bandwidth = a_second(reader, "memory_bandwidth");
+  out.host.link_bandwidth = a_second(reader, "link_bandwidth");
   reader.finish();
 }
 
@@ -103,9 +114,9 @@ void read_disk(const JsonNode& node, Cluster& out) {
     node.fail("a card's files are read and stepped in the host's memory, which is not described", "Write \"host\" too.");
   }
   ObjectReader reader(node);
-  out.disk.bytes = static_cast<int64_t>(positive(reader, "bytes"));
-  out.disk.read_bandwidth = positive(reader, "read_bandwidth");
-  out.disk.write_bandwidth = positive(reader, "write_bandwidth");
+  out.disk.bytes = byte_count(reader, "bytes");
+  out.disk.read_bandwidth = a_second(reader, "read_bandwidth");
+  out.disk.write_bandwidth = a_second(reader, "write_bandwidth");
   reader.finish();
 }
 
@@ -155,9 +166,8 @@ Cluster read(const JsonNode& root) {
     root.fail(concat(out.ranks(), " ranks are more than ", kMostRanks));
   }
   out.processors = count(reader, "processors", out.ranks_per_host);
-  out.overlap = not_negative(reader, "overlap", 1);
-  if (out.overlap > 1) {
-    reader.find("overlap")->fail(concat("is a share from 0 to 1, found ", out.overlap));
+  if (const JsonNode* overlap = reader.find("overlap")) {
+    out.overlap = within(*overlap, 0, 1, ", a share");
   }
   out.hierarchical = reader.word("collectives", "hierarchical", {"hierarchical", "flat"}) == "hierarchical";
   read_rank(reader.require("rank"), out);

@@ -57,6 +57,9 @@ std::string why_impossible(const Job& job, const Layout& layout) {
   if (layout.pipe * layout.chunks > layers_of(job)) {
     return concat("pipe ", layout.pipe, layout.chunks > 1 ? concat(" x ", layout.chunks, " chunks") : "", " is more than the ", layers_of(job), " layers");
   }
+  if (static_cast<double>(layout.accumulation(job)) * static_cast<double>(layout.pipe * layout.chunks) > static_cast<double>(pipeline::kMostForwards)) {
+    return concat(layout.accumulation(job), " micro-batches on ", layout.pipe * layout.chunks, layout.pipe * layout.chunks == 1 ? " part" : " parts", " of the model are more than ", pipeline::kMostForwards, " forwards in a step");
+  }
   return "";
 }
 
@@ -74,6 +77,17 @@ const std::vector<std::vector<int64_t>>& Shared::in_flight(pipeline::ScheduleKin
   if (found.empty()) {
     for (const pipeline::Program& program : pipeline::make_programs(kind, few)) {
       found.push_back(pipeline::most_in_flight(program, few.chunks));
+    }
+  }
+  return found;
+}
+
+const std::vector<std::vector<estimate::Run::Waiting>>& Shared::waiting(const pipeline::ScheduleShape& shape) {
+  const pipeline::ScheduleShape few = fewer_micro_batches(pipeline::ScheduleKind::zero_bubble, shape);
+  auto& found = waiting_[{few.stages, few.micro_batches}];
+  if (found.empty()) {
+    for (const pipeline::Program& program : pipeline::make_programs(pipeline::ScheduleKind::zero_bubble, few)) {
+      found.push_back(waiting_of(program));
     }
   }
   return found;
@@ -107,13 +121,33 @@ const std::vector<int64_t>& Shared::bounds(const Layout& layout) {
   return found;
 }
 
+// Making programs takes longer than simulating them. So many are kept that they are 64 MB.
+const std::vector<pipeline::Program>& Shared::schedules(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape) {
+  constexpr size_t kMostInstructions = (64 << 20) / sizeof(pipeline::Instruction);
+  const std::array<int, 4> key = {static_cast<int>(kind), shape.stages, shape.micro_batches, shape.chunks};
+  if (const auto found = schedules_.find(key); found != schedules_.end()) {
+    return found->second;
+  }
+  std::vector<pipeline::Program> programs = pipeline::make_programs(kind, shape);
+  size_t instructions = 0;
+  for (const pipeline::Program& program : programs) {
+    instructions += program.size();
+  }
+  if (instructions_ + instructions > kMostInstructions) {
+    schedules_.clear();
+    instructions_ = 0;
+  }
+  instructions_ += instructions;
+  return schedules_[key] = std::move(programs);
+}
+
 const pipeline::Timeline& Shared::timeline(const Layout& layout, const pipeline::Costs& costs) {
   Layout same = layout;
   same.zero_stage = 0;
   same.states = same.parameters = offload::Place::device;
   if (last_costs_.empty() || !(same == last_layout_) || last_costs_ != costs.parts) {
     const pipeline::ScheduleShape shape = shape_of(job_, layout);
-    last_ = pipeline::simulate(pipeline::make_programs(schedule_of(layout), shape), shape, costs);
+    last_ = pipeline::simulate(schedules(schedule_of(layout), shape), shape, costs);
     last_layout_ = same;
     last_costs_ = costs.parts;
   }
@@ -161,6 +195,9 @@ estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared, bool 
   run.splits_backward = schedule_of(layout) == pipeline::ScheduleKind::zero_bubble;
   run.bounds = shared.bounds(layout);
   run.in_flight = shared.in_flight(schedule_of(layout), shape_of(job, layout));
+  if (run.splits_backward) {
+    run.waiting = shared.waiting(shape_of(job, layout));
+  }
   if (run.stages > 1 && run.shards(3)) {
     run.programs = shared.programs(schedule_of(layout), shape_of(job, layout));
   }

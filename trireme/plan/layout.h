@@ -81,6 +81,8 @@ class Shared {
   /// Micro-batches that each stage keeps, by chunk (estimate::Run::in_flight). Beyond four micro-batches a stage it depends on their remainder only,
   /// so few are laid out.
   const std::vector<std::vector<int64_t>>& in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
+  /// Beside it, of a zero-bubble pipeline (estimate::Run::waiting).
+  const std::vector<std::vector<estimate::Run::Waiting>>& waiting(const pipeline::ScheduleShape& shape);
   /// What each stage computes (estimate::Run::programs).
   const std::vector<estimate::Run::Programs>& programs(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
   /// Where the parts of the model begin (estimate::Run::bounds).
@@ -89,8 +91,13 @@ class Shared {
   const pipeline::Timeline& timeline(const Layout& layout, const pipeline::Costs& costs);
 
  private:
+  const std::vector<pipeline::Program>& schedules(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
+
   const Job& job_;
+  std::map<std::array<int, 4>, std::vector<pipeline::Program>> schedules_;
+  size_t instructions_ = 0; // in them
   std::map<std::array<int, 4>, std::vector<std::vector<int64_t>>> in_flight_;
+  std::map<std::pair<int, int>, std::vector<std::vector<estimate::Run::Waiting>>> waiting_; // by stages and micro-batches
   std::map<std::array<int, 4>, std::vector<estimate::Run::Programs>> programs_;
   std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> bounds_;
   Layout last_layout_;

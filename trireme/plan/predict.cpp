@@ -2,7 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
-#include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/traffic.h>
 #include <trireme/plan/link_time.h>
@@ -15,6 +14,7 @@ namespace trireme::plan {
 namespace {
 
 constexpr double kSmallSum = 40; // bytes of loss, norm and counts
+constexpr double kLargestWhole = 4e18; // that are a whole number, with what is added to them
 
 std::string bytes(int64_t number) {
   return format_bytes(static_cast<double>(number));
@@ -31,14 +31,19 @@ double exposed(double communication, double overlap, double computation) {
 
 class Step {
  public:
-  Step(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run, Shared& shared)
+  Step(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::StageLayouts& layouts, Shared& shared)
       : cluster_(cluster),
         job_(job),
         layout_(layout),
-        run_(run),
+        layouts_(layouts),
+        run_(layouts.run()),
         shared_(shared),
-        replicas_{run_.gradient_ranks(), run_.tensor_ranks},
-        moves_(estimate::moves_of(run)) {}
+        replicas_{run_.gradient_ranks(), run_.tensor_ranks} {
+    const std::vector<estimate::StageMoves> moves = layout.moves_nothing() ? std::vector<estimate::StageMoves>(static_cast<size_t>(run_.stages)) : estimate::moves_of(layouts);
+    for (int64_t stage = 0; stage < run_.stages; ++stage) {
+      moved_.push_back(move_times(cluster, run_, layouts.of(stage), moves[static_cast<size_t>(stage)]));
+    }
+  }
 
   void into(Prediction& out) const {
     pipeline::Costs costs;
@@ -58,9 +63,9 @@ class Step {
     }
     double reduced = 0;
     for (int64_t stage = 0; stage < run_.stages; ++stage) {
-      const bucket::FlatLayout flat = estimate::layout_of(run_, stage);
-      const MoveTimes moved = move_times(cluster_, run_, flat, moves_[static_cast<size_t>(stage)]);
       const auto s = static_cast<size_t>(stage);
+      const bucket::FlatLayout& flat = layouts_.of(stage);
+      const MoveTimes& moved = moved_[s];
       reduced = std::max(reduced, end[s] + tied(stage) + std::max(reduction(flat, last[s]), leaving(moved, last[s])));
       out.optimizer_seconds = std::max(out.optimizer_seconds, optimizer(flat, moved));
     }
@@ -77,17 +82,15 @@ class Step {
     if (!run_.shards(3)) {
       return 0;
     }
-    const int64_t bytes = estimate::bytes_of(run_.compute) * estimate::gather_plan(run_, stage).elements(estimate::layout_of(run_, stage));
+    const int64_t bytes = estimate::bytes_of(run_.compute) * layouts_.gathers(stage).elements(layouts_.of(stage));
     return bytes == 0 ? 0 : gather_seconds(cluster_, replicas_, static_cast<double>(bytes) / static_cast<double>(2 * run_.accumulation * run_.chunks));
   }
 
   std::vector<pipeline::PartCosts> part_costs() const {
     const std::vector<LayerCost> layers = layer_costs(cluster_, job_, layout_);
     std::vector<double> gathers; // by stage
-    std::vector<MoveTimes> moved;
     for (int64_t stage = 0; stage < run_.stages; ++stage) {
       gathers.push_back(gathering(stage));
-      moved.push_back(move_times(cluster_, run_, estimate::layout_of(run_, stage), moves_[static_cast<size_t>(stage)]));
     }
     std::vector<pipeline::PartCosts> parts;
     const int64_t count = run_.stages * run_.chunks;
@@ -110,13 +113,13 @@ class Step {
         part.send_activation = p + 1 < count ? message(p, p + 1, run_.bounds[p + 1] - 1) : 0;
         part.send_grad = p > 0 ? message(p, p - 1, run_.bounds[p] - 1) : 0;
       }
-      const double travelling = gathers[stage] + (run_.stages == 1 && run_.shards(2) ? reduce_all(estimate::layout_of(run_, 0)) : 0);
+      const double travelling = gathers[stage] + (run_.stages == 1 && run_.shards(2) ? reduce_all(layouts_.of(0)) : 0);
       part.forward += exposed(gathers[stage], cluster_.overlap, part.forward);
       part.backward += exposed(travelling, cluster_.overlap, part.backward);
       part.backward_input += exposed(travelling, cluster_.overlap, part.backward_input);
       // Units come, and gradients leave, by themselves while layers are computed.
       const auto passes = static_cast<double>(run_.accumulation * run_.chunks);
-      const MoveTimes& own = moved[static_cast<size_t>(stage)];
+      const MoveTimes& own = moved_[static_cast<size_t>(stage)];
       part.forward = std::max(part.forward, own.forward(passes));
       part.backward = std::max(part.backward, own.backward(passes));
       part.backward_input = std::max(part.backward_input, own.backward(passes));
@@ -201,19 +204,20 @@ class Step {
   const Cluster& cluster_;
   const Job& job_;
   const Layout& layout_;
+  const estimate::StageLayouts& layouts_;
   const estimate::Run& run_;
   Shared& shared_;
   AxisGroup replicas_;
-  std::vector<estimate::StageMoves> moves_;
+  std::vector<MoveTimes> moved_; // by stage
 };
 
-std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, const estimate::Run& run) {
+std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, const estimate::StageLayouts& layouts) {
   const int64_t t = layout.tensor;
   std::vector<AxisBytes> out = {{"pipe", level_name(cluster, {layout.pipe, t * layout.context * layout.data})},
                                 {"data", level_name(cluster, {layout.gradient_ranks(), t})},
                                 {"context", level_name(cluster, {layout.context, t})},
                                 {"tensor", level_name(cluster, {t, 1})}};
-  for (const estimate::StageTraffic& stage : estimate::traffic_of(run)) {
+  for (const estimate::StageTraffic& stage : estimate::traffic_of(layouts)) {
     for (AxisBytes& axis : out) {
       int64_t sum = 0;
       for (const estimate::Item& item : stage.items) {
@@ -251,8 +255,9 @@ int64_t largest_host(const Cluster& cluster, const estimate::Run& run, const std
 }
 
 // What is moved, and whether a host has room for it.
-void add_moves(const Cluster& cluster, const estimate::Run& run, const std::vector<estimate::StageMemory>& memory, size_t shown, Prediction& out) {
-  const std::vector<estimate::StageMoves> moves = estimate::moves_of(run);
+void add_moves(const Cluster& cluster, const estimate::StageLayouts& layouts, const std::vector<estimate::StageMemory>& memory, size_t shown, Prediction& out) {
+  const estimate::Run& run = layouts.run();
+  const std::vector<estimate::StageMoves> moves = estimate::moves_of(layouts);
   std::vector<int64_t> on_host;
   std::vector<int64_t> in_files;
   for (size_t stage = 0; stage < moves.size(); ++stage) {
@@ -287,15 +292,36 @@ void add_moves(const Cluster& cluster, const estimate::Run& run, const std::vect
   }
 }
 
-void add_memory(const Cluster& cluster, const estimate::Run& run, Prediction& out) {
-  const std::vector<estimate::StageMemory> memory = estimate::memory_of(run);
+void add_memory(const Cluster& cluster, const estimate::StageLayouts& layouts, Prediction& out) {
+  const estimate::Run& run = layouts.run();
+  const std::vector<estimate::StageMemory> memory = estimate::memory_of(layouts);
   const auto largest = std::max_element(memory.begin(), memory.end(), [&](const auto& a, const auto& b) { return needed(cluster, a) < needed(cluster, b); });
   out.memory = largest->items;
   out.memory_bytes = needed(cluster, *largest);
   out.refused = out.memory_bytes > cluster.memory_bytes ? too_large(cluster, out) : "";
   if (run.moves_states() || run.moves_parameters()) {
-    add_moves(cluster, run, memory, static_cast<size_t>(largest - memory.begin()), out);
+    add_moves(cluster, layouts, memory, static_cast<size_t>(largest - memory.begin()), out);
   }
+}
+
+Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared, bool with_times) {
+  Prediction out;
+  out.layout = layout;
+  out.refused = why_impossible(job, layout);
+  if (out.refused.empty() && layout.ranks() != cluster.ranks()) {
+    out.refused = concat("the axes have ", layout.ranks(), " ranks, the cluster ", cluster.ranks());
+  }
+  if (!out.refused.empty()) {
+    return out;
+  }
+  const estimate::Run run = run_of(job, layout, shared, !cluster.on_host);
+  const estimate::StageLayouts layouts(run);
+  add_memory(cluster, layouts, out);
+  if (with_times && out.refused.empty()) {
+    Step(cluster, job, layout, layouts, shared).into(out);
+    out.traffic = traffic_of(cluster, layout, layouts);
+  }
+  return out;
 }
 
 } // namespace
@@ -306,26 +332,11 @@ Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout)
 }
 
 Prediction memory_only(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared) {
-  Prediction out;
-  out.layout = layout;
-  out.refused = why_impossible(job, layout);
-  if (out.refused.empty() && layout.ranks() != cluster.ranks()) {
-    out.refused = concat("the axes have ", layout.ranks(), " ranks, the cluster ", cluster.ranks());
-  }
-  if (out.refused.empty()) {
-    add_memory(cluster, run_of(job, layout, shared, !cluster.on_host), out);
-  }
-  return out;
+  return worked_out(cluster, job, layout, shared, false);
 }
 
 Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared) {
-  Prediction out = memory_only(cluster, job, layout, shared);
-  if (out.refused.empty()) {
-    const estimate::Run run = run_of(job, layout, shared, !cluster.on_host);
-    Step(cluster, job, layout, run, shared).into(out);
-    out.traffic = traffic_of(cluster, layout, run);
-  }
-  return out;
+  return worked_out(cluster, job, layout, shared, true);
 }
 
 double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs, Shared& shared) {
@@ -367,8 +378,8 @@ int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, i
   const double blocks = std::max(0.0, static_cast<double>(job.gpt.layers) / static_cast<double>(layout.pipe) -
                                           static_cast<double>(job.gpt.vocab_size + job.gpt.sequence_length) / (12 * static_cast<double>(job.gpt.hidden)) - 1);
   const double in_flight = static_cast<double>(std::min(layout.pipe, layout.accumulation(job)));
-  return static_cast<int64_t>(a_number * static_cast<double>(parameters) / static_cast<double>(layout.pipe * layout.tensor) +
-                              in_flight * std::ceil(blocks) * static_cast<double>(block_kept));
+  const double least = a_number * static_cast<double>(parameters) / static_cast<double>(layout.pipe * layout.tensor) + in_flight * std::ceil(blocks) * static_cast<double>(block_kept);
+  return static_cast<int64_t>(std::min(least, kLargestWhole));
 }
 
 } // namespace trireme::plan

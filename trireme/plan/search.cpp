@@ -79,10 +79,19 @@ std::vector<Layout> with_moves(const Cluster& cluster, Layout layout) {
   return out;
 }
 
+struct Faster {
+  bool operator()(const Prediction& a, const Prediction& b) const {
+    return a.step_seconds < b.step_seconds;
+  }
+};
+
 class Search {
  public:
   Search(const Cluster& cluster, const Job& job, const SearchOptions& options)
-      : cluster_(cluster), job_(job), options_(options), shared_(job), parameters_(estimate::gpt(job.gpt, {}).parameters()) {}
+      : cluster_(cluster), job_(job), options_(options), shared_(job_), parameters_(estimate::gpt(job.gpt, {}).parameters()) {
+    job_.base.model = {}; // each layout has its own
+    job_.base.explains = false;
+  }
 
   Plan run() {
     for (const int64_t tensor : divisors(cluster_.ranks())) {
@@ -100,6 +109,9 @@ class Search {
     for (const Axes& axes : left_out_) {
       look_for_memory(axes);
     }
+    while (!best_.empty()) {
+      plan_.best.push_back(std::move(best_.extract(best_.begin()).value()));
+    }
     for (auto& [axes, prediction] : refused_) {
       if (fitting_.count(axes) == 0) {
         plan_.refused.push_back(std::move(prediction));
@@ -115,16 +127,20 @@ class Search {
  private:
   // Every layout with these numbers of ranks.
   void add_axes(Layout layout) {
+    std::vector<int64_t> micro_batches;
+    for (int64_t micro = 1; micro <= std::min(job_.batch / layout.data, options_.most_micro_batch); ++micro) {
+      if (job_.batch / layout.data % micro == 0) {
+        micro_batches.push_back(micro);
+      }
+    }
+    layout.micro_batch = micro_batches.empty() ? 1 : micro_batches.back(); // the fewest forwards
     if (const std::string why = why_impossible(job_, layout); !why.empty()) {
       ++plan_.candidates;
+      layout.micro_batch = 1;
       refused_[axes_of(layout)] = {layout, why};
       return;
     }
-    const int64_t of_replica = job_.batch / layout.data;
-    for (int64_t micro = 1; micro <= std::min(of_replica, options_.most_micro_batch); ++micro) {
-      if (of_replica % micro != 0) {
-        continue;
-      }
+    for (const int64_t micro : micro_batches) {
       layout.micro_batch = micro;
       for (const bool sequence_parallel : {false, true}) {
         layout.sequence_parallel = sequence_parallel;
@@ -149,6 +165,9 @@ class Search {
     for (const auto& [kind, chunks] : schedules(job_, layout.pipe)) {
       layout.schedule = kind;
       layout.chunks = chunks;
+      if (!why_impossible(job_, layout).empty()) { // chunks are more forwards
+        continue;
+      }
       const double least = least_seconds(cluster_, job_, layout, costs, shared_);
       for (const int zero_stage : {0, 1, 2, 3}) {
         layout.zero_stage = zero_stage;
@@ -171,7 +190,7 @@ class Search {
   // Takes a layout into the plan if it is among the best. False: it needs too much memory.
   bool fits(const Candidate& candidate) {
     const Axes axes = axes_of(candidate.layout);
-    const bool too_slow = std::ssize(plan_.best) == options_.best && candidate.least >= plan_.best.back().step_seconds;
+    const bool too_slow = std::ssize(best_) == options_.best && candidate.least >= best_.rbegin()->step_seconds;
     if (too_slow) {
       left_out_.insert(axes);
       return true;
@@ -188,11 +207,9 @@ class Search {
     }
     ++plan_.simulated;
     fitting_.insert(axes);
-    const auto place = std::upper_bound(plan_.best.begin(), plan_.best.end(), prediction,
-                                        [](const Prediction& a, const Prediction& b) { return a.step_seconds < b.step_seconds; });
-    plan_.best.insert(place, std::move(prediction));
-    if (std::ssize(plan_.best) > options_.best) {
-      plan_.best.pop_back();
+    best_.insert(std::move(prediction));
+    if (std::ssize(best_) > options_.best) {
+      best_.erase(std::prev(best_.end()));
     }
     return true;
   }
@@ -233,11 +250,12 @@ class Search {
   }
 
   const Cluster& cluster_;
-  const Job& job_;
+  Job job_;
   const SearchOptions& options_;
   Shared shared_;
   int64_t parameters_;
   std::vector<Candidate> candidates_;
+  std::multiset<Prediction, Faster> best_; // of those that are as fast, what came first is in front
   std::map<Axes, Prediction> refused_;
   std::set<Axes> fitting_;
   std::set<Axes> left_out_; // with layouts that were not worked out

@@ -15,7 +15,7 @@ struct SearchOptions {
 };
 
 struct Plan {
-  /// The fastest layouts that fit, the fastest first.
+  /// The fastest layouts that fit, the fastest first. Their items have bytes alone; predict() says of one how they come about.
   std::vector<Prediction> best;
   /// For every division of the ranks among the axes without a layout that fits, the one that needs least memory; the smallest need first. Behind them
   /// those that cannot be built.

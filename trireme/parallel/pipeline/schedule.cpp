@@ -16,7 +16,6 @@ constexpr const char* kOpNames[kNumOps] = {"load_micro_batch", "forward",       
                                            "recv_grad",        "reduce_tied_grads", "reduce_grads",    "optimizer_step"};
 constexpr const char* kKindNames[] = {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "forward-only"};
 constexpr int kMostStages = 4096;
-constexpr int kMostForwards = 1'000'000;
 
 void check_kind(ScheduleKind kind, const ScheduleShape& shape) {
   check_shape(shape);

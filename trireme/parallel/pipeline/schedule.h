@@ -67,6 +67,8 @@ std::vector<int64_t> most_in_flight(const Program& program, int chunks);
 /// instruction to its last; for schedules that do not care. Overwrites what `buffer` was.
 void assign_buffers(Program& program);
 
+/// Forwards of all stages in a step, at most.
+inline constexpr int kMostForwards = 1'000'000;
 /// Throws InputError when a number is below 1 or their product is out of hand.
 void check_shape(const ScheduleShape& shape);
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
 #include <tuple>
 
 namespace trireme::pipeline {
@@ -21,8 +20,10 @@ class Simulation {
         next_(programs.size(), 0),
         now_(programs.size(), 0),
         activation_(size_t(shape.virtual_stages()) * shape.micro_batches, kNotYet),
-        grad_(activation_.size(), kNotYet) {}
+        grad_(activation_.size(), kNotYet),
+        spans_(programs.size()) {}
 
+  // By stage, then by begin.
   std::vector<TimelineSpan> run() {
     bool moved = true;
     while (moved) {
@@ -39,7 +40,11 @@ class Simulation {
                          concat("stage ", s, " waits for ever at instruction ", next_[s], " (", describe(programs_[s][next_[s]]), ')'));
       }
     }
-    return std::move(spans_);
+    std::vector<TimelineSpan> all;
+    for (const std::vector<TimelineSpan>& of_stage : spans_) {
+      all.insert(all.end(), of_stage.begin(), of_stage.end());
+    }
+    return all;
   }
 
  private:
@@ -84,7 +89,7 @@ class Simulation {
     } else if (op == Op::forward || op == Op::backward || op == Op::backward_input || op == Op::backward_weight) {
       const double begin = now_[s];
       now_[s] += cost(op, v);
-      spans_.push_back({s, op, micro_batch, chunk, begin, now_[s]});
+      spans_[s].push_back({s, op, micro_batch, chunk, begin, now_[s]});
       if (op == Op::forward) {
         cell(activation_, v, micro_batch) = now_[s];
       } else if (op != Op::backward_weight) {
@@ -102,26 +107,28 @@ class Simulation {
   std::vector<double> now_; // by stage
   std::vector<double> activation_; // when made, by virtual stage and micro-batch
   std::vector<double> grad_;
-  std::vector<TimelineSpan> spans_;
+  std::vector<std::vector<TimelineSpan>> spans_; // by stage
 };
 
 std::vector<double> peak_in_flight(const Timeline& timeline) {
   const bool evaluation =
       std::all_of(timeline.spans.begin(), timeline.spans.end(), [](const TimelineSpan& span) { return span.op == Op::forward; });
   // A layer that cannot split its backward does all of it at once, and no weight gradient follows.
-  std::set<std::tuple<int, int, int>> split;
+  std::vector<std::tuple<int, int, int>> split;
   for (const TimelineSpan& span : timeline.spans) {
     if (span.op == Op::backward_weight) {
-      split.insert({span.stage, span.micro_batch, span.chunk});
+      split.emplace_back(span.stage, span.micro_batch, span.chunk);
     }
   }
+  std::sort(split.begin(), split.end());
+  const auto follows = [&](const TimelineSpan& span) { return std::binary_search(split.begin(), split.end(), std::tuple(span.stage, span.micro_batch, span.chunk)); };
   std::vector<int> now(timeline.shape.stages, 0);
   std::vector<int> peak(timeline.shape.stages, 0);
   for (const TimelineSpan& span : timeline.spans) {
     if (span.op == Op::forward) {
       peak[span.stage] = std::max(peak[span.stage], ++now[span.stage]);
       now[span.stage] -= evaluation ? 1 : 0;
-    } else if (span.op != Op::backward_input || split.count({span.stage, span.micro_batch, span.chunk}) == 0) {
+    } else if (span.op != Op::backward_input || !follows(span)) {
       --now[span.stage];
     }
   }
@@ -162,9 +169,10 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
 
 void summarize(Timeline& timeline) {
   std::vector<TimelineSpan>& spans = timeline.spans;
-  std::sort(spans.begin(), spans.end(), [](const TimelineSpan& a, const TimelineSpan& b) {
-    return std::tie(a.stage, a.begin, a.end) < std::tie(b.stage, b.begin, b.end);
-  });
+  const auto before = [](const TimelineSpan& a, const TimelineSpan& b) { return std::tie(a.stage, a.begin, a.end) < std::tie(b.stage, b.begin, b.end); };
+  if (!std::is_sorted(spans.begin(), spans.end(), before)) { // as simulate() makes them, they are
+    std::sort(spans.begin(), spans.end(), before);
+  }
   double first = kNotYet;
   double last = -kNotYet;
   double busy = 0;
