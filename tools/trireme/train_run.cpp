@@ -62,7 +62,6 @@ class TrainRun {
         start_(start()),
         datasets_(data::make_datasets(run_.data)),
         task_(build_task()) {
-    report_disks(run_, world, worker_ ? run_.parallel.ranks_of_replica() : world.size(), !device_.is_cpu());
     engine::InitializeOptions options;
     options.model = task_.model;
     options.loss = task_.loss;
@@ -180,6 +179,7 @@ Task TrainRun::build_task() {
     // Without it malloc would keep the memory of each unit: it raises this threshold by itself up to 32 MiB.
     ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
   }
+  report_disks(run_, world_, worker_ ? run_.parallel.ranks_of_replica() : world_.size(), !device_.is_cpu()); // before modules are built into files
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
     std::shared_ptr<bucket::StateStore> store;

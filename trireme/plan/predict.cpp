@@ -257,8 +257,8 @@ void add_moves(const Cluster& cluster, const estimate::Run& run, const std::vect
   std::vector<int64_t> in_files;
   for (size_t stage = 0; stage < moves.size(); ++stage) {
     const auto always = [&](estimate::Category category) { return cluster.on_host ? 0 : memory[stage].item(category).bytes; };
-    on_host.push_back(moves[stage].host_bytes() + always(estimate::Category::data) + always(estimate::Category::baseline));
-    in_files.push_back(moves[stage].file_bytes());
+    on_host.push_back(moves[stage].host_peak() + always(estimate::Category::data) + always(estimate::Category::baseline));
+    in_files.push_back(moves[stage].disk_bytes());
   }
   out.on_host = moves[shown].on_host;
   out.in_files = moves[shown].in_files;
@@ -313,7 +313,11 @@ Prediction memory_only(const Cluster& cluster, const Job& job, const Layout& lay
     out.refused = concat("the axes have ", layout.ranks(), " ranks, the cluster ", cluster.ranks());
   }
   if (out.refused.empty()) {
-    add_memory(cluster, run_of(job, layout, shared, !cluster.on_host), out);
+    const estimate::Run run = run_of(job, layout, shared, !cluster.on_host);
+    out.refused = offload::conflict(run.offload, estimate::setting_of(run)).what;
+    if (out.refused.empty()) {
+      add_memory(cluster, run, out);
+    }
   }
   return out;
 }
