@@ -14,6 +14,7 @@ namespace trireme::tools {
 namespace {
 
 using nlohmann::json;
+using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -93,8 +94,12 @@ TEST_F(OffloadLimitsTest, ParametersOfALayerList) {
   at_the_limit({"", path("disk/parameters")}, 3, 1, " --set engine.pipeline.activation_checkpoint_interval=1", "while the model is built, its parameters twice,");
 }
 
-TEST_F(OffloadLimitsTest, AllOnOneDisk) {
-  at_the_limit({path("disk/states"), path("disk/parameters")}, 3, 2, "", "Fits with \"offload_param\": {\"device\": \"cpu\"}");
+TEST_F(OffloadLimitsTest, AllInOneFolder) {
+  at_the_limit({path("disk/all"), path("disk/all")}, 3, 2, "", "Fits with \"offload_param\": {\"device\": \"cpu\"}");
+}
+
+TEST_F(OffloadLimitsTest, TwoFoldersOnOneDisk) {
+  at_the_limit({path("disk/states"), path("disk/parameters")}, 3, 2, "", "of the other folder on that disk");
 }
 
 TEST_F(OffloadLimitsTest, Activations) {
@@ -127,7 +132,7 @@ TEST_F(OffloadLimitsTest, ARunTrainsWithinItsEstimateAndAMargin) {
   const std::string run = "-n 2 --set model.layers=8 --set model.hidden=512 --set model.heads=8 --set engine.train_batch_size=2 --set training.steps=2 --set training.checkpoint_every=0";
   const std::string files = in_files({path("files"), path("files")}, 3);
   const int64_t need = estimate(run + files).at("peak_bytes_of_all").get<int64_t>();
-  EXPECT_LT(need, estimate(run + in_files({}, 3)).at("peak_bytes_of_all").get<int64_t>() / 3 * 2);
+  EXPECT_LT(need, estimate(run + in_files({}, 3)).at("peak_bytes_of_all").get<int64_t>() / 5 * 4);
   const test::LimitedGroup group(need + need / 10);
   if (!group.exists() || test::machine_swaps()) {
     GTEST_SKIP() << "this user may not make control groups, or the machine swaps";
@@ -137,8 +142,8 @@ TEST_F(OffloadLimitsTest, ARunTrainsWithinItsEstimateAndAMargin) {
     return sh(concat(group.enter(), "OMP_NUM_THREADS=1 ", kTrireme, " train ", path("run.json"), " --out ", path("out"), ' ', run, rest), 200);
   };
   const Finished in_memory = train_limited(in_files({}, 3));
-  EXPECT_EQ(in_memory.status, 2) << in_memory.output;
-  EXPECT_THAT(in_memory.output, HasSubstr("this run cannot fit"));
+  EXPECT_NE(in_memory.status, 0) << in_memory.output;
+  EXPECT_THAT(in_memory.output, AnyOf(HasSubstr("this run cannot fit"), HasSubstr("killed by the kernel because memory ran out")));
   const Finished trained = train_limited(files);
   EXPECT_EQ(trained.status, 0) << trained.output;
   EXPECT_THAT(trained.output, HasSubstr("step 2/2"));

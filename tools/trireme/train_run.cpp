@@ -175,9 +175,10 @@ mesh::Mesh TrainRun::make_mesh() {
 Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), device_, start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) + world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
-  if (shards_parameters() && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
-    // Without it malloc would keep the memory of each unit: it raises this threshold by itself up to 32 MiB.
-    ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
+  const bool files = run_.engine.offload.uses_files();
+  if ((files || shards_parameters()) && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
+    // Without it malloc would keep the memory of each unit, and of gradients: it raises this threshold by itself up to 32 MiB.
+    ::mallopt(M_MMAP_THRESHOLD, files ? 1 << 20 : 4 << 20);
   }
   report_disks(run_, world_, worker_ ? run_.parallel.ranks_of_replica() : world_.size(), !device_.is_cpu()); // before modules are built into files
   std::optional<zero::Init> init;
