@@ -1,4 +1,4 @@
-"""`benchmarks/run offload`: transfers of files beside fio and DeepSpeed's AIO handle; steps with states in files beside steps without, and DeepSpeed's. Standard library only."""
+"""`benchmarks/run offload`: transfers of files beside fio and DeepSpeed's AIO handle; steps with states in files beside steps without, and DeepSpeed's; peak memory beside the estimate. Standard library only."""
 import json
 import os
 import shutil
@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from engines import OFFLOAD_ENGINES, has_row, row_of
+from offload_memory import memory
 from processes import Failed, run_together
 from rounds import run_in_turns
 from tables import Results, check, median_of, number, print_checks, print_table
@@ -164,3 +165,5 @@ def offload(installed, args, record):
         transfers(installed, args, record)
     if "steps" in args.parts:
         steps(installed, args, record)
+    if "memory" in args.parts:
+        memory(installed, args, record)

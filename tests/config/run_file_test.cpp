@@ -150,6 +150,19 @@ TEST_F(RunFileTest, PathsStartAtTheFileThenAtTheWorkingDirectory) {
   EXPECT_THAT(run.data.train, ElementsAre(folder_ / "train.txt", folder_ / "elsewhere/only_here.txt"));
 }
 
+// As they are made there, unlike files that are to be read.
+TEST_F(RunFileTest, FoldersOfFilesStartAtTheWorkingDirectory) {
+  const fs::path before = fs::current_path();
+  fs::create_directories(folder_ / "elsewhere");
+  fs::current_path(folder_ / "elsewhere");
+  const RunConfig run = read(with("engine", R"({"train_batch_size": 8, "activation_checkpointing": {"policy": "nvme", "nvme_path": "a/../b"}, "zero_optimization": {"stage": 3,
+    "offload_optimizer": {"device": "nvme", "nvme_path": "states"}, "offload_param": {"device": "nvme", "nvme_path": "."}}})"));
+  fs::current_path(before);
+  EXPECT_EQ(run.engine.offload.optimizer.nvme_path, (folder_ / "elsewhere/states").string());
+  EXPECT_EQ(run.engine.offload.parameters.nvme_path, (folder_ / "elsewhere").string() + "/");
+  EXPECT_EQ(run.engine.activations.nvme_path, (folder_ / "elsewhere/b").string());
+}
+
 TEST_F(RunFileTest, OverridesReplaceAndSayWhereTheyCameFrom) {
   const RunConfig run = read(kMinimal, {"training.steps=20", "training.steps=30", "engine.optimizer.params.lr=0.01",
                                         "model.tie_embeddings=false"});

@@ -236,6 +236,61 @@ TEST(MovesTest, ParametersInFilesLeaveBuffers) {
   }
 }
 
+// A layer is built with all its parameters in one bucket; its file goes when it has moved to the others.
+TEST(MovesTest, ParametersAreInFilesTwiceAtTheStart) {
+  for (const int64_t ranks : {1, 2}) {
+    for (const Place states : {Place::device, Place::nvme}) {
+      estimate::Run run = moving(ranks, 3, false, states, Place::nvme);
+      int64_t built = 0;
+      for (size_t i = 0; i + 1 < run.model.layers.size(); ++i) { // the head has the embedding's parameters
+        const Layer& layer = run.model.layers[i];
+        int64_t padded = 0; // to 64 bytes, and the bucket to 64 of each rank
+        for (const Parameter& parameter : layer.parameters) {
+          padded += (parameter.numel + 31) / 32 * 32;
+        }
+        built += layer.parameters.empty() ? 0 : blocks(2 * ((padded + 32 * ranks - 1) / (32 * ranks) * 32));
+      }
+      const StageMoves moves = moves_of(run).front();
+      EXPECT_EQ(moves.building_bytes(), built);
+      EXPECT_EQ(moves.built_parameters, built + named(moves.in_files, "parameters")) << "written to both";
+      EXPECT_EQ(moves.disk_bytes(), states == Place::nvme ? moves.file_bytes() : built + named(moves.in_files, "parameters")) << "12 bytes of masters and states come later";
+      run.offload.parameters.max_in_cpu = 1'000'000;
+      EXPECT_EQ(named(moves_of(run).front().in_files, "parameters"), 0);
+      EXPECT_EQ(moves_of(run).front().building_bytes(), built) << "what memory keeps later too";
+    }
+  }
+  EXPECT_EQ(moves_of(moving(2, 3, false, Place::nvme)).front().disk_bytes(), moves_of(moving(2, 3, false, Place::nvme)).front().file_bytes());
+}
+
+TEST(MovesTest, ActivationsInFilesAreThoseOfTheMicroBatchesInFlight) {
+  estimate::Run run = moving(1, 1, false, Place::device);
+  run.accumulation = 3;
+  run.activations.nvme_path = "/n";
+  run.activations.policy = activations::Way::nvme;
+  int64_t kept = 0;
+  for (size_t i = 1; i < run.model.layers.size(); ++i) { // the first has no inputs that need a gradient
+    kept += run.model.layers[i].kept;
+  }
+  ASSERT_GT(kept, 0);
+  StageMoves moves = moves_of(run).front();
+  EXPECT_EQ(moves.activation_bytes(), kept);
+  EXPECT_EQ(moves.moved_activations, 3 * kept);
+  EXPECT_EQ(moves.disk_bytes(), kept);
+  EXPECT_THAT(moves.moved, IsEmpty()) << "not offload's";
+  run.in_flight = {{2}};
+  EXPECT_EQ(moves_of(run).front().activation_bytes(), 2 * kept);
+  run.in_flight = {{1}};
+  run.activations.policy = activations::Way::keep;
+  run.activations.choices = {activations::Way::keep, activations::Way::keep, activations::Way::nvme, activations::Way::recompute_nvme};
+  EXPECT_EQ(moves_of(run).front().activation_bytes(), run.model.layers[2].kept + run.model.layers[3].input);
+  run.activations.choices.clear();
+  run.activations.policy.reset();
+  run.activations.automatic = true;
+  const int64_t chosen = moves_of(run).front().activation_bytes();
+  EXPECT_GT(chosen, 0) << "the inputs";
+  EXPECT_LT(chosen, kept);
+}
+
 TEST(MovesTest, ParametersOfADeviceComeWhenTheyAreUsed) {
   const estimate::Run run = moving(2, 3, true, Place::host, Place::host);
   const StageMoves moves = moves_of(run).front();

@@ -31,6 +31,40 @@ TEST(RunEstimateTest, TakesTheNumbersOver) {
   EXPECT_FALSE(run.layer_list);
 }
 
+// The same answer that ranks give, before there are any.
+TEST(RunEstimateTest, RefusesWhatRanksWouldRefuse) {
+  const auto refused = [](std::vector<std::string> overrides, const std::string& where = "cuda") -> std::string {
+    overrides.push_back("training.device=" + where);
+    try {
+      described(2, overrides);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const std::string stage = "engine.zero_optimization.stage=3";
+  const std::string host = R"(engine.zero_optimization.offload_optimizer={"device": "cpu"})";
+  const std::string part = R"(engine.zero_optimization.offload_optimizer={"device": "cpu", "ratio": 0.5})";
+  const std::string files = R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n"})";
+  EXPECT_THAT(refused({stage, host, files}), testing::HasSubstr("offload_param from a GPU to \"nvme\" is not built yet"));
+  EXPECT_EQ(refused({stage, host, files}, "cpu"), "accepted");
+  EXPECT_THAT(refused({stage, R"(engine.zero_optimization.offload_param={"device": "cpu"})"}), testing::HasSubstr("offload_param without offload_optimizer"));
+  EXPECT_THAT(refused({part, R"(engine.optimizer={"type": "Lamb", "params": {"lr": 0.01}})"}), testing::HasSubstr("norms of whole parameters in one place"));
+  EXPECT_EQ(refused({part}), "accepted");
+}
+
+// DeepSpeed's default is a billion elements.
+TEST(RunEstimateTest, SaysWhatMaxInCpuKeepsOutOfFiles) {
+  const auto notes = [](const std::string& most) {
+    return described(2, {"engine.zero_optimization.stage=3", "engine.zero_optimization.stage3_param_persistence_threshold=0",
+                         concat(R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n")", most, "}")})
+        .notes;
+  };
+  EXPECT_THAT(notes(""), ElementsAre(testing::AllOf(testing::HasSubstr("all "), testing::HasSubstr("stay in memory, because max_in_cpu is 1000000000"), testing::HasSubstr("\"max_in_cpu\": 0"))));
+  EXPECT_THAT(notes(R"(, "max_in_cpu": 20000)"), ElementsAre(testing::HasSubstr(" of the ")));
+  EXPECT_THAT(notes(R"(, "max_in_cpu": 0)"), testing::IsEmpty());
+}
+
 TEST(RunEstimateTest, KnowsWhereThingsAre) {
   const std::vector<std::string> offload = {"engine.zero_optimization.stage=3", R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n", "buffer_count": 6})",
                                             R"(engine.zero_optimization.offload_param={"device": "cpu"})"};

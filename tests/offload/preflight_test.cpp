@@ -65,6 +65,42 @@ TEST(PreflightTest, ARefusalNamesTheNearestThatFits) {
   EXPECT_THAT(next({"/disk", 1, 60 * gb, 0, 0, 0, 0}, 50, 59), HasSubstr("use a folder with more room"));
 }
 
+// At the start, while modules are built, parameters are there twice; masters and states come later, activations later still.
+TEST(PreflightTest, TheStartAndTheStepsBothNeedRoom) {
+  std::vector<FolderUse> folders;
+  const KindUse states{120, 0, 0, 0, /*gradient_bytes=*/40, 0};
+  const KindUse parameters{40, 0, 0, 0, 0, /*building_bytes=*/44};
+  add_use(folders, nvme("/a", "/b"), states, parameters, 2, {"/a", 7, 14});
+  ASSERT_EQ(folders.size(), 2u);
+  EXPECT_EQ(std::tuple(folders[0].ranks, folders[0].bytes(), folders[0].bytes_at_start(), folders[0].activation_bytes), std::tuple(2, 2 * 127, 2 * 40, 14));
+  EXPECT_EQ(std::tuple(folders[0].read_bytes, folders[0].write_bytes), std::tuple(28, 28)) << "of activations";
+  EXPECT_EQ(std::tuple(folders[1].bytes(), folders[1].bytes_at_start(), folders[1].most_bytes()), std::tuple(80, 168, 168));
+  std::vector<FolderUse> none_stay; // max_in_cpu keeps all of them, but they are built in files
+  add_use(none_stay, nvme("/a", "/b"), {}, {0, 0, 0, 0, 0, 44}, 1);
+  ASSERT_EQ(none_stay.size(), 1u);
+  EXPECT_EQ(none_stay[0].most_bytes(), 44);
+
+  const auto what = [&](const FolderUse& use, const Room& room) { return refusal(use, nvme("/a", "/b"), room).what; };
+  EXPECT_EQ(what(folders[1], {168, 0, false}), "");
+  EXPECT_THAT(what(folders[1], {167, 0, false}), HasSubstr("files of 2 ranks need 168 B while the model is built, its parameters twice, in /b, which has 167 B free: 1 B too little"));
+  EXPECT_THAT(what(folders[1], {79, 0, false, 1000}), HasSubstr("need 80 B in /b"));
+  EXPECT_EQ(what(folders[1], {80, 0, false, 168}), "") << "the other folder of the disk takes its room later";
+  EXPECT_EQ(what(folders[0], {254, 0, false}), "");
+  EXPECT_THAT(what(folders[0], {253, 0, false}), HasSubstr("need 254 B in /a"));
+}
+
+TEST(PreflightTest, ARefusalKnowsActivationsAndGradients) {
+  FolderUse use{"/disk", 1, 120, 40, 0, 0, 0, /*gradient_bytes=*/40, /*building_bytes=*/40, /*activation_bytes=*/30};
+  const auto next = [&](int64_t free, int64_t memory) { return refusal(use, nvme("/disk", "/disk"), {free, memory, false}).next; };
+  EXPECT_EQ(next(190, 0), "");
+  EXPECT_THAT(next(189, 0), HasSubstr("Fits with \"activation_checkpointing\": {\"policy\": \"recompute\"}: 30 B of activations need no files."));
+  EXPECT_THAT(next(159, 80), HasSubstr("Fits with \"offload_param\": {\"device\": \"cpu\"}: 40 B of parameters and 40 B of gradients stay in memory"));
+  EXPECT_THAT(next(159, 79), HasSubstr("Memory (79 B free) cannot take it either")) << "gradients go with parameters";
+  EXPECT_THAT(next(109, 120), HasSubstr("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: 120 B of masters and states"));
+  EXPECT_THAT(next(79, 160), HasSubstr("Fits without files but those of activations"));
+  EXPECT_THAT(next(29, 190), HasSubstr("cannot take it either"));
+}
+
 // The share that is named does fit, and a hundredth more would not.
 TEST(PreflightTest, TheRatioIsTheLargestThatFits) {
   const FolderUse use{"/disk", 1, 1'000'000, 0, 0, 0, 0};

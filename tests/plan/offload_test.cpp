@@ -56,6 +56,18 @@ TEST(PlanOffloadTest, TheHostStepsAndTheLinkReturns) {
   EXPECT_EQ(p.disk_bytes, 0);
 }
 
+// Asked for by name too, not only in a search.
+TEST(PlanOffloadTest, WhatRanksRefuseIsRefused) {
+  Job what = job(1);
+  const Layout files{.zero_stage = 3, .micro_batch = 1, .states = Place::nvme, .parameters = Place::nvme};
+  EXPECT_THAT(predict(cards(), what, files).refused, HasSubstr("offload_param from a GPU to \"nvme\" is not built yet"));
+  const Layout states{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
+  EXPECT_EQ(predict(cards(), what, states).refused, "");
+  what.base.averaging.every = 4;
+  EXPECT_THAT(predict(cards(), what, states).refused, HasSubstr("with parameter_averaging"));
+  EXPECT_TRUE(search(cards(), what).best.empty() || search(cards(), what).best.front().layout.moves_nothing());
+}
+
 // On a slow link gradients are what a backward waits for; on a fast one they hide.
 TEST(PlanOffloadTest, GradientsLeaveBesideBackward) {
   Cluster where = cards();
@@ -115,14 +127,15 @@ TEST(PlanOffloadTest, ADelayedUpdateHidesBehindTheStep) {
 
 TEST(PlanOffloadTest, UnitsComeBesideTheComputation) {
   Cluster where = cards(2);
+  where.on_host = true; // from a device to files is not built yet
   const Job what = job(2);
-  const Layout layout{.data = 2, .zero_stage = 3, .micro_batch = 1, .states = Place::host, .parameters = Place::nvme};
+  const Layout layout{.data = 2, .zero_stage = 3, .micro_batch = 1, .parameters = Place::nvme};
   where.host.link_bandwidth = where.host.memory_bandwidth = kInfinite;
   where.disk.read_bandwidth = where.disk.write_bandwidth = kInfinite;
   const double free = predict(where, what, layout).pipeline_seconds;
   where.disk.read_bandwidth = 1e6;
   Shared shared(what);
-  const estimate::Run run = run_of(what, layout, shared);
+  const estimate::Run run = run_of(what, layout, shared, false);
   const double from_files = move_times(where, run, estimate::layout_of(run, 0), estimate::moves_of(run).front()).units_from_files;
   const double slow = predict(where, what, layout).pipeline_seconds;
   EXPECT_GE(slow, from_files);
@@ -230,7 +243,7 @@ TEST(PlanOffloadTest, BoundsAreBounds) {
   const int64_t parameters = estimate::gpt(what.gpt, {}).parameters();
   for (const int stage : {1, 2, 3}) {
     for (const Place states : {Place::host, Place::nvme}) {
-      for (const Place place : {Place::device, Place::nvme}) {
+      for (const Place place : {Place::device, Place::host}) {
         const Layout layout{.data = 2, .zero_stage = stage, .micro_batch = 1, .recompute = 1, .states = states, .parameters = stage == 3 ? place : Place::device};
         const int64_t kept = model_of(what, layout, 1).layers.at(2).input;
         EXPECT_LE(least_memory(what, layout, parameters, kept), predict(where, what, layout).memory_bytes) << describe(layout, what);

@@ -34,6 +34,7 @@ offload::KindUse use_of(const StageMoves& moves, bool parameters) {
     use.write_bytes += item.axis == estimate::way_name(Way::to_files) ? bytes : 0;
   }
   use.start_bytes = parameters ? moves.built_parameters : moves.initial_states;
+  (parameters ? use.building_bytes : use.gradient_bytes) = parameters ? moves.building_bytes() : moves.gradient_file_bytes();
   return use;
 }
 
@@ -72,7 +73,7 @@ std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std:
     const int64_t begin = std::max(first, stage.stage * run.ranks_of_stage());
     const int64_t end = std::min(first + count, (stage.stage + 1) * run.ranks_of_stage());
     if (begin < end) {
-      offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), end - begin);
+      offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), end - begin, {run.activations.nvme_path, stage.activation_bytes(), stage.moved_activations});
     }
   }
   return folders;
@@ -82,8 +83,12 @@ std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std:
   return folder_uses(run, moves, 0, run.stages * run.ranks_of_stage());
 }
 
+bool uses_files(const estimate::Run& run) {
+  return run.offload.uses_files() || run.activations.uses_nvme();
+}
+
 void check_files(const estimate::Run& run) {
-  if (!run.offload.uses_files()) {
+  if (!uses_files(run)) {
     return;
   }
   const estimate::MemoryAtHand memory = estimate::memory_at_hand();
@@ -113,7 +118,9 @@ ordered_json disk_json(const offload::Preflight& preflight) {
           {"alignment", preflight.disk.alignment},
           {"engine", preflight.disk.engine},
           {"free_bytes", preflight.disk.free_bytes},
-          {"file_bytes", preflight.use.bytes()},
+          {"file_bytes", preflight.use.most_bytes()},
+          {"start_file_bytes", preflight.use.bytes_at_start()},
+          {"activation_file_bytes", preflight.use.activation_bytes},
           {"read_bytes_per_s", preflight.disk.read_bytes_per_s},
           {"write_bytes_per_s", preflight.disk.write_bytes_per_s},
           {"read_bytes", preflight.use.read_bytes},
@@ -127,7 +134,11 @@ void print_offload(const estimate::Run& run, const std::vector<StageMoves>& move
   for (const StageMoves& stage : moves) {
     const std::string of = run.stages > 1 ? concat("stage ", stage.stage, ": ") : "";
     print_items(of + "on the host of a rank's device", stage.on_host, false);
+    if (stage.host_at_start > stage.host_bytes()) {
+      std::cout << of << "at the start a model in one piece is built there in fp32, which takes more: " << format_bytes(static_cast<double>(stage.host_at_start)) << '\n';
+    }
     print_items(of + "in files of a rank", stage.in_files, false);
+    print_items(of + "in files of a rank for a time", stage.in_files_at_times, false);
     print_items(of + "moved by a rank in a step", stage.moved, true);
     if (!stage.moved.empty()) {
       std::cout << "M elements that are moved, A micro-batches\n\n";
@@ -136,6 +147,10 @@ void print_offload(const estimate::Run& run, const std::vector<StageMoves>& move
 }
 
 void add_offload(ordered_json& stage, const StageMoves& moves) {
+  if (moves.disk_bytes() > 0) {
+    stage["in_files_at_times"] = items_json(moves.in_files_at_times);
+    stage["disk_bytes"] = moves.disk_bytes();
+  }
   if (moves.moved.empty()) {
     return;
   }
@@ -143,6 +158,7 @@ void add_offload(ordered_json& stage, const StageMoves& moves) {
   stage["in_files"] = items_json(moves.in_files);
   stage["moved"] = items_json(moves.moved);
   stage["host_bytes"] = moves.host_bytes();
+  stage["host_start_bytes"] = moves.host_at_start;
   stage["file_bytes"] = moves.file_bytes();
   for (const Way way : estimate::kWays) {
     stage[concat(estimate::way_name(way), "_bytes")] = moves.bytes(way);

@@ -16,6 +16,9 @@ std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std:
 /// Of all ranks.
 std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<estimate::StageMoves>& moves);
 
+/// Whether it keeps anything in files: offload, or activations.
+bool uses_files(const estimate::Run& run);
+
 /// Refuses a run whose files do not fit, before it starts: all its ranks are on this host. Errors: InputError with the nearest configuration that does.
 void check_files(const estimate::Run& run);
 

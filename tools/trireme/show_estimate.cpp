@@ -315,7 +315,7 @@ void print_rest(const Shown& shown) {
   if (shown.run.on_device) { // what their hosts need
     need.peak_of_a_rank = need.peak_of_all = 0;
     for (size_t stage = 0; stage < shown.memory.size(); ++stage) {
-      const int64_t of_a_rank = host_part(shown.memory[stage]) + shown.moves[stage].host_bytes();
+      const int64_t of_a_rank = host_part(shown.memory[stage]) + shown.moves[stage].host_peak();
       need.peak_of_a_rank = std::max(need.peak_of_a_rank, of_a_rank);
       need.peak_of_all += shown.run.ranks_of_stage() * of_a_rank;
     }
@@ -357,7 +357,7 @@ int show_estimate(const EstimateCommand& command) {
   shown.traffic = estimate::traffic_of(shown.run);
   shown.moves = estimate::moves_of(shown.run);
   if (command.probe) {
-    if (!shown.run.offload.uses_files()) {
+    if (!uses_files(shown.run)) {
       throw InputError("estimate", "--probe measures the disks that files of offload are on, and nothing is in files", R"(Say "device": "nvme" and "nvme_path" in zero_optimization.offload_optimizer.)");
     }
     shown.disks = offload::preflight(folder_uses(shown.run, shown.moves), shown.run.offload);

@@ -61,7 +61,6 @@ class TrainRun {
         start_(start()),
         datasets_(data::make_datasets(run_.data)),
         task_(build_task()) {
-    report_disks(run_, world, worker_ ? run_.parallel.ranks_of_replica() : world.size(), !device_.is_cpu());
     engine::InitializeOptions options;
     options.model = task_.model;
     options.loss = task_.loss;
@@ -179,10 +178,12 @@ mesh::Mesh TrainRun::make_mesh() {
 Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), device_, start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) + world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
-  if (shards_parameters() && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
-    // Without it malloc would keep the memory of each unit: it raises this threshold by itself up to 32 MiB.
-    ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
+  const bool files = run_.engine.offload.uses_files();
+  if ((files || shards_parameters()) && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
+    // Without it malloc would keep the memory of each unit, and of gradients: it raises this threshold by itself up to 32 MiB.
+    ::mallopt(M_MMAP_THRESHOLD, files ? 1 << 20 : 4 << 20);
   }
+  report_disks(run_, world_, worker_ ? run_.parallel.ranks_of_replica() : world_.size(), !device_.is_cpu()); // before modules are built into files
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
     std::shared_ptr<bucket::StateStore> store;

@@ -2,6 +2,8 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/overloaded.h>
+#include <trireme/estimate/layouts.h>
+#include <trireme/estimate/moves.h>
 #include <trireme/parallel/pipeline/balance.h>
 #include <trireme/parallel/pipeline/schedule.h>
 #include <trireme/plan/programs.h>
@@ -151,6 +153,31 @@ void set_offload(const RunConfig& run, RunEstimate& out) {
   note("offload_param", run.engine.offload.parameters.place);
 }
 
+// What ranks would refuse, and what a default keeps out of files.
+void check_offload(const RunConfig& run, RunEstimate& out) {
+  const Run& e = out.run;
+  offload::Setting setting = estimate::setting_of(e);
+  setting.has_servers = run.engine.server.on();
+  if (const offload::Conflict no = offload::conflict(e.offload, setting); !no.what.empty()) {
+    throw InputError("estimate", no.what, no.next);
+  }
+  if (!e.moves_parameters() || e.offload.parameters.place != offload::Place::nvme) {
+    return;
+  }
+  int64_t kept = 0;
+  int64_t all = 0;
+  for (int64_t stage = 0; stage < e.stages; ++stage) {
+    const estimate::Elsewhere there = estimate::elsewhere_of(e, estimate::layout_of(e, stage));
+    if (there.parameters - there.parameters_in_files >= kept) {
+      kept = there.parameters - there.parameters_in_files;
+      all = there.parameters;
+    }
+  }
+  if (kept > 0) {
+    out.notes.push_back(offload::what_stays_in_memory(kept, all, e.offload.parameters));
+  }
+}
+
 int64_t size_of(const std::vector<std::filesystem::path>& files) {
   int64_t bytes = 0;
   for (const auto& file : files) {
@@ -229,6 +256,7 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
     out.notes.push_back(concat("traffic after step ", e.averaging.start_step, "; before it gradients are summed in every step"));
   }
   e.data_bytes = data_bytes(run, e);
+  check_offload(run, out);
   return out;
 }
 

@@ -318,6 +318,9 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.engine.checkpoint.keep_last = out.training.keep_checkpoints;
   out.data.drop_last = out.engine.dataloader_drop_last;
   out.data.vocab_size = out.model.kind == ModelConfig::Kind::gpt ? out.model.gpt.vocab_size : 0;
+  for (std::string* folder : {&out.engine.offload.optimizer.nvme_path, &out.engine.offload.parameters.nvme_path, &out.engine.activations.nvme_path}) {
+    *folder = folder->empty() ? *folder : fs::absolute(*folder).lexically_normal().string(); // from the working directory on, once for all ranks
+  }
   out.resolved = write_out(out);
   return out;
 }

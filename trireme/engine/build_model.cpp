@@ -7,6 +7,7 @@
 #include <trireme/device/move.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
+#include <trireme/engine/offload_room.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/precision/cast.h>
@@ -229,6 +230,19 @@ at::ScalarType gradient_type(const Parts& parts) {
   return precision::scalar_type(parts.batch.accumulation > 1 ? parts.precision.grad_accumulation : parts.precision.communication_type());
 }
 
+// At least so much.
+ShardBytes bytes_of_shards(const Parts& parts, const zero::ModelUnits& units, const bucket::FlatOptions& sharding, const offload::ParameterOptions& parameters) {
+  const auto type_bytes = static_cast<int64_t>(c10::elementSize(precision::scalar_type(parts.precision.compute)));
+  ShardBytes bytes;
+  bytes.parameters = std::max<int64_t>(0, units.sharded_elements() / sharding.size - parameters.max_in_cpu) * type_bytes;
+  if (sharding.gradient_store) {
+    for (const auto& [name, parameter] : trained_parameters(parts)) {
+      bytes.gradients += parameter.numel() * static_cast<int64_t>(c10::elementSize(*sharding.gradient_type)) / sharding.size;
+    }
+  }
+  return bytes;
+}
+
 } // namespace
 
 zero::ModelUnits build_model(Parts& parts, const StepState& state, const InitializeOptions& options) {
@@ -262,6 +276,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     sharding.parameter_store = make_parameter_store(parts, options);
     sharding.gradient_store = make_gradient_store(parts, options);
     units.choose(config.zero, parts.tensor);
+    check_room_for_shards(parts, options, bytes_of_shards(parts, units, sharding, config.offload.parameters));
     warn_of_whole_parameters(parts, units, config);
   } else {
     units.make_whole();

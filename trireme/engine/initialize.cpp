@@ -13,6 +13,7 @@
 #include <trireme/engine/make_activations.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
+#include <trireme/engine/offload_room.h>
 #include <trireme/engine/optimizer_groups.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
@@ -373,6 +374,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     }
   });
   const std::vector<bucket::FlatParameters*> buffers = flatten(parts, options, units);
+  note_what_stays_in_memory(parts, options);
   if (config.data_parallel.broadcast_buffers) {
     parts.module_buffers.emplace_back(parts.model->buffers(), parts.group);
     parts.module_buffers.emplace_back(whole_buffers(parts), parts.tensor);
@@ -385,6 +387,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
                buffer->layout().buckets().size(), " buckets");
   }
   parts.reducer = std::make_unique<parallel::Reducer>(buffers, *parts.sync);
+  check_room_for_states(parts, options, buffers);
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   const auto make_optimizer = [&] {

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/engine/make_sync.h>
+#include <trireme/offload/conflict.h>
 #include <trireme/offload/disk_store.h>
 #include <trireme/offload/host_store.h>
 
@@ -65,32 +66,18 @@ const char* exchanges_values(const InitializeOptions& options) {
                                                  : nullptr;
 }
 
-// What does not go together where states or parameters leave a device for its host.
-void check_on_device(const Parts& parts, const InitializeOptions& options) {
-  const offload::OptimizerOptions& states = options.config.offload.optimizer;
-  const offload::ParameterOptions& parameters = options.config.offload.parameters;
-  const std::string device = parts.device().str();
-  if (parameters.place == Place::nvme) {
-    throw InputError("engine", concat("offload_param from ", device, " to \"nvme\" is not built yet"), "Say \"device\": \"cpu\" there, or train on the CPU.");
+// A store of the client's may do what ours do not.
+offload::Setting setting_of(const Parts& parts, const InitializeOptions& options) {
+  const config::EngineConfig& config = options.config;
+  offload::Setting setting{.zero_stage = config.zero.stage, .steps_in_backward = config.step_in_backward, .has_servers = config.server.on()};
+  if (!parts.device().is_cpu() && !options.state_store) {
+    const std::unique_ptr<optim::Optimizer> rule = optim::make_optimizer(config.optimizer_or_adamw());
+    const char* const exchanges = exchanges_values(options);
+    setting.device = parts.device().str();
+    setting.exchanges_values = exchanges != nullptr ? exchanges : "";
+    setting.needs_norms = rule->needs_norms() ? rule->name() : "";
   }
-  if (states.place != Place::device && exchanges_values(options) != nullptr) {
-    throw InputError("engine", concat("offload_optimizer on ", device, " with ", exchanges_values(options), ", which works on masters and states where the gradients are"), "Leave one of them out.");
-  }
-  if (states.delayed_update) {
-    const char* const refused = states.place == Place::device       ? "optimizer states on the device, which steps them in no time of the host"
-                                : states.ratio < 1                  ? "a ratio below 1: one part would be a step ahead of the other"
-                                : options.config.step_in_backward   ? "step_in_backward, which steps at once"
-                                : parameters.place != Place::device ? "offload_param: shards would change while they are gathered"
-                                                                    : nullptr;
-    if (refused != nullptr) {
-      throw InputError("engine", concat("delayed_update with ", refused), "Leave one of them out.");
-    }
-  }
-  if (parameters.place != Place::device && (states.place == Place::device || states.ratio < 1)) {
-    const std::string with = states.place == Place::device ? "without offload_optimizer" : concat("with offload_optimizer's ratio ", states.ratio);
-    throw InputError("engine", concat("offload_param ", with, ": parameters on the host would be stepped on the device"),
-                     states.place == Place::device ? "Say \"offload_optimizer\": {\"device\": \"cpu\"} too." : "Say \"ratio\": 1.");
-  }
+  return setting;
 }
 
 } // namespace
@@ -108,19 +95,14 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
   }
   check_place("offload_optimizer", states.place, states.nvme_path, states.buffer_count);
   check_place("offload_param", parameters.place, parameters.nvme_path, parameters.buffer_count);
-  if (parameters.place != Place::device && config.zero.stage < 3) {
-    throw InputError("engine", concat("offload_param with ZeRO stage ", config.zero.stage, ", at which every rank uses whole parameters all the time"),
-                     "Use \"stage\": 3, or leave offload_param out.");
-  }
-  if (config.server.on()) {
-    throw InputError("engine", "offload with parameter servers: masters and states are on the servers", "Leave one of them out.");
+  if (const offload::Conflict no = offload::conflict(config.offload, setting_of(parts, options)); !no.what.empty()) {
+    throw InputError("engine", no.what, no.next);
   }
   if (options.state_store) {
     log::info("InitializeOptions::state_store takes the place of what the configuration says of offload");
     return;
   }
   if (!parts.device().is_cpu()) {
-    check_on_device(parts, options);
     if (states.place == Place::nvme) {
       open_folder(parts, states.nvme_path);
     }

@@ -103,7 +103,39 @@ Run::Waiting largest(const Run& run, int64_t stage, int64_t chunk, const Kept& k
   return most;
 }
 
+// Of a micro-batch in one chunk.
+int64_t in_files_of(const Run& run, const std::vector<int64_t>& layers) {
+  const auto step = std::max<int64_t>(1, run.recompute_interval);
+  int64_t bytes = 0;
+  for (int64_t first = 0; first < std::ssize(layers); first += step) {
+    if (!is_part(run, layers[first])) {
+      continue;
+    }
+    const PartWay way = run.activations.automatic ? PartWay::recompute_nvme : run.way_of(layers[first]);
+    int64_t kept = 0;
+    for (int64_t i = first; i < std::min<int64_t>(first + step, std::ssize(layers)); ++i) {
+      kept += run.model.layers[layers[i]].kept;
+    }
+    bytes += !activations::to_nvme(way) ? 0 : activations::recomputes(way) ? run.model.layers[layers[first]].input : kept;
+  }
+  return bytes;
+}
+
 } // namespace
+
+ActivationFiles activation_files(const Run& run, int64_t stage) {
+  ActivationFiles files;
+  if (!run.activations.uses_nvme()) {
+    return files;
+  }
+  const auto chunks = layers_of(run, stage);
+  for (int64_t chunk = 0; chunk < run.chunks; ++chunk) {
+    const int64_t bytes = in_files_of(run, chunks[chunk]);
+    files.bytes += run.in_flight.at(stage).at(chunk) * bytes;
+    files.moved += run.accumulation * bytes;
+  }
+  return files;
+}
 
 activations::Way Run::way_of(int64_t layer) const {
   const PartWay own = recompute_interval > 0 ? PartWay::recompute : PartWay::keep;

@@ -8,4 +8,11 @@ namespace trireme::estimate {
 /// micro-batches in flight, and the backward that needs most.
 Item activations_of(const Run& run, int64_t stage);
 
+/// What a rank of the stage has of activations in files at a time, and moves there, and back, in a step. Chosen by "auto": the inputs of parts, which the first two steps move.
+struct ActivationFiles {
+  int64_t bytes = 0;
+  int64_t moved = 0;
+};
+ActivationFiles activation_files(const Run& run, int64_t stage);
+
 } // namespace trireme::estimate

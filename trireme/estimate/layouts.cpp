@@ -113,6 +113,25 @@ bucket::FlatLayout layout_of(const Run& run, int64_t stage, bool whole) {
   return layout(run, stage, whole);
 }
 
+std::vector<bucket::FlatLayout> layouts_of_units(const Run& run, int64_t stage) {
+  const std::vector<int64_t> all = all_layers_of(run, stage);
+  std::vector<bucket::FlatLayout> layouts;
+  for (const int64_t layer : all) {
+    const Layer& described = run.model.layers[layer];
+    if (!run.shards(3) || !(run.layer_list || described.is_unit) || owner_of(run, all, layer) != layer || described.parameters.empty()) {
+      continue;
+    }
+    std::vector<TensorInfo> tensors;
+    for (const Parameter& parameter : described.parameters) {
+      tensors.push_back({parameter.name, parameter.sizes(), 0});
+    }
+    std::vector<int64_t> order(tensors.size());
+    std::iota(order.rbegin(), order.rend(), 0);
+    layouts.emplace_back(std::move(tensors), std::move(order), bucket::LayoutOptions{.element_bytes = bytes_of(run.compute), .shards = run.gradient_ranks()});
+  }
+  return layouts;
+}
+
 std::vector<int64_t> units_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
   const std::vector<int64_t> all = all_layers_of(run, stage);
   std::vector<bool> has_tensors(run.model.layers.size(), false);

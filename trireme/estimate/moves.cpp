@@ -1,10 +1,16 @@
 #include <trireme/estimate/moves.h>
 
+#include <trireme/base/error.h>
+#include <trireme/bucket/pinned_blocks.h>
+#include <trireme/estimate/activations.h>
+#include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/said.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <numeric>
 
 namespace trireme::estimate {
 namespace {
@@ -24,6 +30,19 @@ int64_t sum(const std::vector<Item>& items, const std::string& axis = "") {
   int64_t bytes = 0;
   for (const Item& item : items) {
     bytes += axis.empty() || item.axis == axis ? item.bytes : 0;
+  }
+  return bytes;
+}
+
+constexpr const char* kParameters = "parameters";
+constexpr const char* kGradients = "gradients";
+constexpr const char* kBuilding = "modules as they are built";
+constexpr const char* kActivations = "activations";
+
+int64_t named(const std::vector<Item>& items, const std::string& name) {
+  int64_t bytes = 0;
+  for (const Item& item : items) {
+    bytes += item.name == name ? item.bytes : 0;
   }
   return bytes;
 }
@@ -52,6 +71,16 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out
     out.largest_states = std::max(out.largest_states, in_file);
     out.largest_elements = std::max(out.largest_elements, each);
     out.state_file_bytes += files ? in_file : 0;
+    if (run.on_device) {
+      out.state_pieces.push_back(master);
+      for (int64_t state = 0; state < run.states; ++state) {
+        out.state_pieces.push_back(run.state_bytes * each);
+      }
+      for (int64_t state = 0; state < run.states && scales > 0; ++state) {
+        out.state_pieces.push_back(scales);
+      }
+      out.gradient_pieces.push_back(bytes_of(run.gradients()) * each);
+    }
   }
   out.state_buffers = out.state_file_bytes > 0 ? std::min(out.state_buckets, run.offload.optimizer.buffer_count) : 0;
 }
@@ -67,6 +96,7 @@ void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere&
     }
     const int64_t each = bucket.numel() / run.shard_ranks();
     out.parameters += each;
+    out.parameter_pieces.push_back(e * each);
     if (!files || in_memory + each <= run.offload.parameters.max_in_cpu) {
       in_memory += each;
       continue;
@@ -101,12 +131,37 @@ class Moves {
     if (there_.parameters > 0 || (run_.on_device && there_.elements > 0)) {
       gathered(stage);
     }
+    if (run_.moves_parameters() && run_.offload.parameters.place == Place::nvme) {
+      building(stage);
+    }
+    activations(stage);
+    if (run_.on_device) {
+      out_.host_at_start = run_.layer_list || run_.shards(3) ? 0 : 4 * run_.model.parameters();
+      const offload::Options& offload = run_.offload;
+      const bool states_there = offload.optimizer.place == Place::host && there_.elements > 0;
+      const int64_t sets = offload.optimizer.delayed_update ? 2 : 1;
+      const bool pinned = offload.optimizer.pin_memory;
+      add(out_.on_host, "pinned blocks", "what they have beyond their pieces: powers of two", "",
+          (states_there ? lost(there_.state_pieces, pinned) : 0) + sets * lost_by_itself(there_.gradient_pieces, pinned) + lost(there_.parameter_pieces, offload.parameters.pin_memory));
+    }
   }
   StageMoves take() {
     return std::move(out_);
   }
 
  private:
+  // Gradients of a bucket have a block of their own.
+  static int64_t lost_by_itself(const std::vector<int64_t>& pieces, bool pinned) {
+    int64_t bytes = 0;
+    for (const int64_t piece : pieces) {
+      bytes += pinned ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(piece))) - piece : 0;
+    }
+    return bytes;
+  }
+  // What blocks of page-locked memory have beyond their pieces.
+  static int64_t lost(const std::vector<int64_t>& pieces, bool pinned) {
+    return pinned ? bucket::pinned_bytes(pieces) - std::accumulate(pieces.begin(), pieces.end(), int64_t{0}) : 0;
+  }
   static void add(std::vector<Item>& to, const std::string& name, const std::string& formula, const std::string& numbers, int64_t bytes, const char* axis = "") {
     if (bytes > 0) {
       to.push_back({name, formula, numbers, bytes, axis});
@@ -137,7 +192,7 @@ class Moves {
     if (run_.gradients_in_files()) {
       const int64_t bytes = there_.gradient_file_bytes;
       const int64_t a = run_.accumulation;
-      add(out_.in_files, "gradients", said(run_, bytes_of(run_.gradients()), " M, in blocks"), "", bytes);
+      add(out_.in_files, kGradients, said(run_, bytes_of(run_.gradients()), " M, in blocks"), "", bytes);
       move(Way::to_files, "gradients", said(run_, bytes_of(run_.gradients()), " M for each micro-batch"), said(run_, a, " x ", bytes), a * bytes);
       move(Way::from_files, "gradients", said(run_, bytes_of(run_.gradients()), " M for each micro-batch but the first, the norm and the step"), said(run_, a + 1, " x ", bytes), (a + 1) * bytes);
     }
@@ -167,10 +222,29 @@ class Moves {
       add(out_.on_host, "buffers of files", said(run_, there_.parameter_buffers, " buckets of parameters"), said(run_, there_.parameter_buffers, " x ", there_.largest_parameters),
           there_.parameter_buffers * there_.largest_parameters);
     }
-    add(out_.in_files, "parameters", said(run_, e, " (U / N - max_in_cpu), in blocks"), said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
+    add(out_.in_files, kParameters, said(run_, e, " (U / N - max_in_cpu), in blocks"), said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
     move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
     move(Way::to_files, "stepped parameters", said(run_, e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
     out_.built_parameters = there_.parameter_file_bytes;
+  }
+
+  // All of a module, also what max_in_cpu or a threshold leaves in memory afterwards.
+  void building(int64_t stage) {
+    const int64_t e = bytes_of(run_.compute);
+    int64_t bytes = 0;
+    for (const bucket::FlatLayout& module : layouts_of_units(run_, stage)) {
+      for (const bucket::Bucket& bucket : module.buckets()) {
+        bytes += in_blocks(e * (bucket.numel() / run_.gradient_ranks()));
+      }
+    }
+    add(out_.in_files_at_times, kBuilding, concat(e, " P / N, in blocks, until their parameters are in files of their own"), "", bytes);
+    out_.built_parameters += bytes;
+  }
+
+  void activations(int64_t stage) {
+    const ActivationFiles files = activation_files(run_, stage);
+    add(out_.in_files_at_times, kActivations, "from forward to backward", "", files.bytes);
+    out_.moved_activations = files.moved;
   }
 
   // Parameters on their way back: stepped ones to the device, and units that a layer is about to use.
@@ -209,6 +283,16 @@ const char* way_name(Way way) {
   return names[static_cast<size_t>(way)];
 }
 
+offload::Setting setting_of(const Run& run) {
+  const char* const exchanges = run.averaging.on() ? "parameter_averaging" : run.compresses_momenta ? "a 1-bit optimizer" : run.compression.on() ? "compressed gradients" : "";
+  return {.zero_stage = run.zero_stage,
+          .device = run.on_device ? kDevice : "",
+          .exchanges_values = exchanges,
+          .steps_in_backward = run.steps_in_backward,
+          .needs_norms = run.parameter_norms ? run.optimizer : "",
+          .has_servers = false};
+}
+
 Elsewhere elsewhere_of(const Run& run, const bucket::FlatLayout& layout) {
   Elsewhere out;
   if (run.moves_states()) {
@@ -229,6 +313,22 @@ int64_t StageMoves::host_bytes() const {
 
 int64_t StageMoves::file_bytes() const {
   return sum(in_files);
+}
+
+int64_t StageMoves::gradient_file_bytes() const {
+  return named(in_files, kGradients);
+}
+
+int64_t StageMoves::building_bytes() const {
+  return named(in_files_at_times, kBuilding);
+}
+
+int64_t StageMoves::activation_bytes() const {
+  return named(in_files_at_times, kActivations);
+}
+
+int64_t StageMoves::disk_bytes() const {
+  return std::max(file_bytes() + activation_bytes(), named(in_files, kParameters) + gradient_file_bytes() + building_bytes());
 }
 
 int64_t StageMoves::bytes(Way way) const {

@@ -2,7 +2,9 @@
 
 #include <trireme/bucket/flat_layout.h>
 #include <trireme/estimate/memory.h>
+#include <trireme/offload/conflict.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,6 +17,10 @@ inline constexpr Way kWays[] = {Way::to_host, Way::to_device, Way::from_files, W
 
 /// "to_host", "to_device", "from_files", "to_files".
 const char* way_name(Way way);
+
+/// What offload::conflict() asks of a run. Parameter servers are none of an estimate's business.
+inline constexpr const char* kDevice = "a GPU";
+offload::Setting setting_of(const Run& run);
 
 /// Name of the moves of units of stage 3 that layers are about to use.
 inline constexpr const char* kUnits = "units";
@@ -32,6 +38,10 @@ struct Elsewhere {
   int64_t largest_elements = 0;
   int64_t state_buckets = 0;
   int64_t state_buffers = 0;
+  /// Bytes of the pieces of a device's pinned memory, in the order in which they are taken.
+  std::vector<int64_t> state_pieces = {};
+  std::vector<int64_t> gradient_pieces = {};
+  std::vector<int64_t> parameter_pieces = {};
 
   /// Elements of sharded parameters, and those of them that are in files, beyond max_in_cpu.
   int64_t parameters = 0;
@@ -52,7 +62,12 @@ struct StageMoves {
   /// In the host's memory beside what a rank on a device has there anyway (estimate::Category::data and baseline). Empty for ranks on the CPU, whose
   /// memory this is.
   std::vector<Item> on_host;
+  /// A model in one piece is built there in fp32, whole, before it moves to the device; a layer of a list moves as soon as it is built, and a unit of stage 3 is sharded.
+  int64_t host_at_start = 0;
   std::vector<Item> in_files;
+  /// In files for a part of the time: modules as they are built, until their parameters are in files of their own, before there are states; activations from
+  /// forward to backward.
+  std::vector<Item> in_files_at_times;
   /// In one step, `axis` being the way. A bucket that is in memory still is not read: states of no more buckets than there are buffers never are, and of units
   /// those used last are left out, so that less is read than is said here. The first step also reads and writes the states once more, and parameters
   /// are written when they are built.
@@ -60,9 +75,20 @@ struct StageMoves {
   /// Bytes that are written to files before the first step: initial states (fast_init leaves them out), and parameters as they are built.
   int64_t initial_states = 0;
   int64_t built_parameters = 0;
+  /// Of files of activations, in a step and each way; not in `moved`, where activation_checkpointing is not offload.
+  int64_t moved_activations = 0;
 
   int64_t host_bytes() const;
+  /// The larger of it and of host_at_start.
+  int64_t host_peak() const {
+    return std::max(host_bytes(), host_at_start);
+  }
   int64_t file_bytes() const;
+  int64_t gradient_file_bytes() const;
+  int64_t building_bytes() const;
+  int64_t activation_bytes() const;
+  /// The most that lies in files at a time: all of in_files and activations, or, before masters and states have their files, parameters twice and gradients.
+  int64_t disk_bytes() const;
   int64_t bytes(Way way) const;
 };
 

@@ -1,22 +1,19 @@
 #include <trireme/offload/host_store.h>
 
+#include <trireme/bucket/pinned_blocks.h>
 #include <trireme/device/stream.h>
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <utility>
 
 namespace trireme::offload {
 namespace {
 
-constexpr int64_t kBlockBytes = int64_t{256} << 20;
-constexpr int64_t kAlignment = 64;
-
 int64_t bytes_of(int64_t numel, at::ScalarType type) {
-  return (numel * static_cast<int64_t>(c10::elementSize(type)) + kAlignment - 1) / kAlignment * kAlignment;
+  return bucket::pinned_piece(numel * static_cast<int64_t>(c10::elementSize(type)));
 }
 
 /// Cuts arrays from blocks of memory.
@@ -27,8 +24,7 @@ class Blocks {
   at::Tensor take(int64_t numel, at::ScalarType type) {
     const int64_t bytes = bytes_of(numel, type);
     if (!block_.defined() || end_ + bytes > block_.numel()) {
-      const int64_t wanted = std::max(bytes, std::min(left_, kBlockBytes));
-      block_ = device::pinned_host(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(wanted))), at::kByte, pinned_for_);
+      block_ = device::pinned_host(bucket::pinned_block(bytes, left_), at::kByte, pinned_for_);
       end_ = 0;
     }
     const int64_t begin = std::exchange(end_, end_ + bytes);

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
+#include <set>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -31,26 +33,35 @@ std::string speed(double bytes_per_second) {
 
 } // namespace
 
-void add_use(std::vector<FolderUse>& folders, const Options& options, const KindUse& states, const KindUse& parameters, int64_t ranks) {
-  const auto add = [&](const std::string& folder, const KindUse& kind, int64_t FolderUse::* bytes, int64_t ranks_there) {
+void add_use(std::vector<FolderUse>& folders, const Options& options, const KindUse& states, const KindUse& parameters, int64_t ranks, const ActivationUse& activations) {
+  std::set<std::string> counted;
+  const auto use_of = [&](const std::string& folder) -> FolderUse& {
     auto found = std::find_if(folders.begin(), folders.end(), [&](const FolderUse& use) { return use.folder == folder; });
     if (found == folders.end()) {
-      folders.push_back({folder, 0, 0, 0, 0, 0, 0});
+      folders.push_back({});
       found = folders.end() - 1;
+      found->folder = folder;
     }
-    found->ranks += ranks_there;
-    (*found).*bytes += ranks * kind.bytes;
-    found->read_bytes += ranks * kind.read_bytes;
-    found->write_bytes += ranks * kind.write_bytes;
-    found->start_bytes += ranks * kind.start_bytes;
+    found->ranks += counted.insert(folder).second ? ranks : 0;
+    return *found;
   };
-  const bool has_states = options.optimizer.place == Place::nvme && states.bytes > 0;
-  const bool has_parameters = options.parameters.place == Place::nvme && parameters.bytes > 0;
-  if (has_states) {
-    add(options.optimizer.nvme_path, states, &FolderUse::state_bytes, ranks);
+  const auto add = [&](const std::string& folder, const KindUse& kind, int64_t FolderUse::* bytes) {
+    FolderUse& use = use_of(folder);
+    use.*bytes += ranks * kind.bytes;
+    use.read_bytes += ranks * kind.read_bytes;
+    use.write_bytes += ranks * kind.write_bytes;
+    use.start_bytes += ranks * kind.start_bytes;
+    use.gradient_bytes += ranks * kind.gradient_bytes;
+    use.building_bytes += ranks * kind.building_bytes;
+  };
+  if (options.optimizer.place == Place::nvme && states.bytes > 0) {
+    add(options.optimizer.nvme_path, states, &FolderUse::state_bytes);
   }
-  if (has_parameters) {
-    add(options.parameters.nvme_path, parameters, &FolderUse::parameter_bytes, has_states && options.parameters.nvme_path == options.optimizer.nvme_path ? 0 : ranks);
+  if (options.parameters.place == Place::nvme && parameters.bytes + parameters.building_bytes > 0) {
+    add(options.parameters.nvme_path, parameters, &FolderUse::parameter_bytes);
+  }
+  if (activations.bytes > 0) {
+    add(activations.folder, {activations.bytes, activations.moved_bytes, activations.moved_bytes}, &FolderUse::activation_bytes);
   }
 }
 
@@ -72,25 +83,34 @@ fs::path existing_folder(const fs::path& folder) {
 }
 
 Refusal refusal(const FolderUse& use, const Options& options, const Room& room) {
-  const int64_t missing = use.bytes() - room.free_bytes;
-  if (missing <= 0) {
+  const int64_t free_at_start = room.free_at_start.value_or(room.free_bytes);
+  const auto fits = [&](int64_t while_training, int64_t at_start) { return while_training <= room.free_bytes && at_start <= free_at_start; };
+  if (fits(use.bytes(), use.bytes_at_start())) {
     return {};
   }
+  const bool trains = use.bytes() <= room.free_bytes; // and could not begin
+  const int64_t needed = trains ? use.bytes_at_start() : use.bytes();
+  const int64_t there = trains ? free_at_start : room.free_bytes;
   Refusal out;
-  out.what = concat("files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(use.bytes()), " in ", use.folder.string(), ", which has ", size(room.free_bytes), " free: ", size(missing),
-                    " too little");
+  out.what = concat("files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(needed), trains ? " while the model is built, its parameters twice," : "", " in ", use.folder.string(),
+                    ", which has ", size(there), " free: ", size(needed - there), " too little");
   const std::string free = concat("memory, which has ", size(room.memory_bytes), " free");
   // What does not fit stays on the device, whose memory nobody asks for here.
-  const double share = use.state_bytes > 0 ? static_cast<double>(room.free_bytes - use.parameter_bytes) / static_cast<double>(use.state_bytes) : 0;
+  const double share = use.state_bytes > 0 ? static_cast<double>(room.free_bytes - use.parameter_bytes - use.activation_bytes) / static_cast<double>(use.state_bytes) : 0;
   const double ratio = std::floor(kHundredths * options.optimizer.ratio * share) / kHundredths;
   const int64_t states = use.state_bytes;
   const int64_t parameters = use.parameter_bytes;
-  if (parameters > 0 && states > 0 && states <= room.free_bytes && parameters <= room.memory_bytes) {
-    out.next = concat("Fits with \"offload_param\": {\"device\": \"cpu\"}: ", size(parameters), " of parameters stay in ", free, '.');
-  } else if (parameters > 0 && states > 0 && parameters <= room.free_bytes && states <= room.memory_bytes) {
+  const int64_t activations = use.activation_bytes;
+  const int64_t with_parameters = parameters + use.gradient_bytes; // gradients are in files where masters and parameters are
+  if (activations > 0 && fits(use.bytes() - activations, use.bytes_at_start())) {
+    out.next = concat("Fits with \"activation_checkpointing\": {\"policy\": \"recompute\"}: ", size(activations), " of activations need no files.");
+  } else if (parameters > 0 && states > 0 && fits(states - use.gradient_bytes + activations, 0) && with_parameters <= room.memory_bytes) {
+    out.next = concat("Fits with \"offload_param\": {\"device\": \"cpu\"}: ", size(parameters), " of parameters ", use.gradient_bytes > 0 ? concat("and ", size(use.gradient_bytes), " of gradients ") : "",
+                      "stay in ", free, '.');
+  } else if (parameters > 0 && states > 0 && fits(parameters + activations, parameters + use.building_bytes) && states <= room.memory_bytes) {
     out.next = concat("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: ", size(states), " of masters and states stay in ", free, '.');
-  } else if (use.bytes() <= room.memory_bytes) {
-    out.next = concat("Fits without files, with \"device\": \"cpu\": all of it stays in ", free, '.');
+  } else if (fits(activations, 0) && states + parameters <= room.memory_bytes) {
+    out.next = concat("Fits without files", activations > 0 ? " but those of activations" : "", ", with \"device\": \"cpu\": all of it stays in ", free, '.');
   } else if (room.on_device && ratio > 0) {
     out.next = concat("Fits with \"ratio\": ", ratio, " in offload_optimizer, if devices have room for the rest of the states, ", size(static_cast<int64_t>((1 - share) * static_cast<double>(states))), '.');
   } else {
@@ -101,7 +121,10 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
 
 Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& disk) {
   Preflight out{use, disk, static_cast<double>(use.read_bytes) / disk.read_bytes_per_s, static_cast<double>(use.write_bytes) / disk.write_bytes_per_s, {}};
-  out.lines.push_back(concat(use.folder.string(), " (", disk.filesystem, "): files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(use.bytes()), ", ", size(disk.free_bytes), " are free"));
+  out.lines.push_back(concat(use.folder.string(), " (", disk.filesystem, "): files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(use.most_bytes()), ", ", size(disk.free_bytes), " are free"));
+  if (use.building_bytes > 0) {
+    out.lines.push_back(concat("of these ", size(use.bytes_at_start()), " while the model is built, its parameters twice, and ", size(use.bytes()), " while it trains"));
+  }
   const bool has_threads = std::strcmp(disk.engine, "threads") == 0; // each has one request in the system
   const std::string engine = has_threads ? concat(options.aio.threads, options.aio.threads == 1 ? " thread" : " threads") : disk.engine;
   out.lines.push_back(concat(engine, ", ", disk.direct ? concat("direct transfers (aligned to ", disk.alignment, " bytes)") : "no direct transfers here: through the system's cache", ", ",
@@ -135,19 +158,25 @@ int64_t probe_bytes(const FolderUse& use, const Options& options, int64_t free_b
 }
 
 void check_room(const std::vector<FolderUse>& folders, const Options& options, int64_t memory_bytes, bool on_device) {
-  std::map<dev_t, int64_t> wanted; // by disk: folders on one share its room
+  struct Taken {
+    int64_t while_training = 0;
+    int64_t at_start = 0;
+  };
+  std::map<dev_t, Taken> taken; // by disk: folders on one share its room
   for (const FolderUse& use : folders) {
     std::error_code error;
     const fs::path folder = existing_folder(use.folder);
     const fs::space_info space = fs::space(folder, error);
     struct stat disk = {};
-    int64_t& others = wanted[::stat(folder.c_str(), &disk) == 0 ? disk.st_dev : 0];
-    const Room room{error ? use.bytes() : static_cast<int64_t>(space.available) - others, memory_bytes, on_device}; // what cannot be known does not refuse
+    Taken& others = taken[::stat(folder.c_str(), &disk) == 0 ? disk.st_dev : 0];
+    const int64_t free = error ? std::numeric_limits<int64_t>::max() : static_cast<int64_t>(space.available); // what cannot be known does not refuse
+    const Room room{free - others.while_training, memory_bytes, on_device, free - others.at_start};
     if (Refusal no = refusal(use, options, room); !no.what.empty()) {
-      no.what += others > 0 ? concat(", beside ", size(others), " of the other folder on that disk") : "";
+      no.what += others.while_training > 0 ? concat(", beside ", size(others.while_training), " of the other folder on that disk") : "";
       throw InputError("offload", no.what, no.next);
     }
-    others += use.bytes();
+    others.while_training += use.bytes();
+    others.at_start += use.bytes_at_start();
   }
 }
 
@@ -158,7 +187,7 @@ std::vector<Preflight> preflight(const std::vector<FolderUse>& folders, const Op
     std::error_code error;
     const fs::space_info space = fs::space(folder, error);
     if (!error && static_cast<int64_t>(space.available) < 2 * options.aio.block_size) {
-      out.push_back({use, {}, 0, 0, {concat(use.folder.string(), ": files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(use.bytes()), ", ", size(static_cast<int64_t>(space.available)),
+      out.push_back({use, {}, 0, 0, {concat(use.folder.string(), ": files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(use.most_bytes()), ", ", size(static_cast<int64_t>(space.available)),
                                             " are free: too little to measure the disk")}});
       continue;
     }

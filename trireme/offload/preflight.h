@@ -3,8 +3,10 @@
 #include <trireme/aio/probe.h>
 #include <trireme/offload/options.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,16 +16,29 @@ namespace trireme::offload {
 struct FolderUse {
   std::filesystem::path folder;
   int64_t ranks = 0;
-  /// Masters and optimizer states, and parameters.
+  /// Masters and optimizer states, gradients, and parameters.
   int64_t state_bytes = 0;
   int64_t parameter_bytes = 0;
   int64_t read_bytes = 0;
   int64_t write_bytes = 0;
   /// Before the first step.
   int64_t start_bytes = 0;
-  /// Bytes of the ranks' memory that would be needed instead, if nothing were in files.
+  /// Of state_bytes: gradients, which have their files as soon as parameters do.
+  int64_t gradient_bytes = 0;
+  /// Modules as they are built, until their parameters are in files of their own: before there are masters and states.
+  int64_t building_bytes = 0;
+  /// From forward to backward.
+  int64_t activation_bytes = 0;
+  /// While it trains: bytes of the ranks' memory that would be needed instead, if nothing were in files.
   int64_t bytes() const {
-    return state_bytes + parameter_bytes;
+    return state_bytes + parameter_bytes + activation_bytes;
+  }
+  /// While the model moves to its place.
+  int64_t bytes_at_start() const {
+    return gradient_bytes + parameter_bytes + building_bytes;
+  }
+  int64_t most_bytes() const {
+    return std::max(bytes(), bytes_at_start());
   }
 };
 
@@ -33,10 +48,19 @@ struct KindUse {
   int64_t read_bytes = 0;
   int64_t write_bytes = 0;
   int64_t start_bytes = 0; ///< written before the first step
+  int64_t gradient_bytes = 0; ///< of `bytes`
+  int64_t building_bytes = 0; ///< beside them, at the start
 };
 
-/// Adds what `ranks` ranks of the host have, each the same, to the folders that `options` name for their states and their parameters, or begins one.
-void add_use(std::vector<FolderUse>& folders, const Options& options, const KindUse& states, const KindUse& parameters, int64_t ranks);
+/// What a rank has of activations, and the folder of "activation_checkpointing".
+struct ActivationUse {
+  std::string folder = {};
+  int64_t bytes = 0;
+  int64_t moved_bytes = 0; ///< in a step, each way
+};
+
+/// Adds what `ranks` ranks of the host have, each the same, to the folders that `options` name for their states and their parameters, and to that of activations, or begins one.
+void add_use(std::vector<FolderUse>& folders, const Options& options, const KindUse& states, const KindUse& parameters, int64_t ranks, const ActivationUse& activations = {});
 
 /// The folder, or of one that is to be made the nearest above it that is there. Errors: InputError where it is no folder, or may not be written to.
 std::filesystem::path existing_folder(const std::filesystem::path& folder);
@@ -46,9 +70,11 @@ struct Room {
   int64_t free_bytes = 0;
   int64_t memory_bytes = 0;
   bool on_device = false;
+  /// While the model moves to its place; absent: the same as free_bytes.
+  std::optional<int64_t> free_at_start = std::nullopt;
 };
 
-/// Why the files do not fit, and the nearest configuration that does: fewer of the states in files ("ratio"), parameters or all of it in memory. Empty: they fit.
+/// Why the files do not fit, and the nearest configuration that does: activations without files, fewer of the states in files ("ratio"), parameters or all of it in memory. Empty: they fit.
 struct Refusal {
   std::string what;
   std::string next;
@@ -71,7 +97,7 @@ Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& 
 /// Bytes of the file with which a folder is measured: enough that a few requests do not decide, and no more than it has room for.
 int64_t probe_bytes(const FolderUse& use, const Options& options, int64_t free_bytes);
 
-/// Of every folder: whether there is room. Errors: InputError with refusal(), and as existing_folder().
+/// Of every folder: whether there is room, now and beside the other folders of its disk. Errors: InputError with refusal(), and as existing_folder().
 void check_room(const std::vector<FolderUse>& folders, const Options& options, int64_t memory_bytes, bool on_device);
 
 /// Of every folder: measures and judges. Takes about as long as writing probe_bytes() twice and reading them once. Errors: as aio::probe().

@@ -262,8 +262,8 @@ void add_moves(const Cluster& cluster, const estimate::StageLayouts& layouts, co
   std::vector<int64_t> in_files;
   for (size_t stage = 0; stage < moves.size(); ++stage) {
     const auto always = [&](estimate::Category category) { return cluster.on_host ? 0 : memory[stage].item(category).bytes; };
-    on_host.push_back(moves[stage].host_bytes() + always(estimate::Category::data) + always(estimate::Category::baseline));
-    in_files.push_back(moves[stage].file_bytes());
+    on_host.push_back(moves[stage].host_peak() + always(estimate::Category::data) + always(estimate::Category::baseline));
+    in_files.push_back(moves[stage].disk_bytes());
   }
   out.on_host = moves[shown].on_host;
   out.in_files = moves[shown].in_files;
@@ -315,6 +315,10 @@ Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layo
     return out;
   }
   const estimate::Run run = run_of(job, layout, shared, !cluster.on_host);
+  out.refused = offload::conflict(run.offload, estimate::setting_of(run)).what;
+  if (!out.refused.empty()) {
+    return out;
+  }
   const estimate::StageLayouts layouts(run);
   add_memory(cluster, layouts, out);
   if (with_times && out.refused.empty()) {

@@ -1,6 +1,7 @@
 #include <trireme/plan/search.h>
 
 #include <trireme/base/error.h>
+#include <trireme/estimate/moves.h>
 
 #include <algorithm>
 #include <map>
@@ -51,8 +52,11 @@ std::vector<std::pair<ScheduleKind, int64_t>> schedules(const Job& job, int64_t 
 }
 
 // Where states and parameters of a layout may be beside where the model is. A rank alone has ZeRO's stages for this.
-std::vector<Layout> with_moves(const Cluster& cluster, Layout layout) {
+std::vector<Layout> with_moves(const Cluster& cluster, const Job& job, Layout layout) {
   using offload::Place;
+  offload::Options options = job.base.offload;
+  offload::Setting setting = estimate::setting_of(job.base);
+  setting.device = cluster.on_host ? "" : estimate::kDevice;
   std::vector<Place> places = {Place::device};
   if (!cluster.on_host && cluster.host.memory_bytes > 0) {
     places.push_back(Place::host);
@@ -67,10 +71,11 @@ std::vector<Layout> with_moves(const Cluster& cluster, Layout layout) {
       for (const Place parameters : places) {
         layout.states = states;
         layout.parameters = parameters;
-        const bool stepped_elsewhere = parameters != Place::device && states == Place::device && !cluster.on_host; // parameters on the host are stepped there
+        setting.zero_stage = zero_stage;
+        options.optimizer.place = states;
+        options.parameters.place = parameters;
         const bool as_stage_two = layout.gradient_ranks() == 1 && zero_stage == 3 && parameters == Place::device;
-        const bool not_built = parameters == Place::nvme && !cluster.on_host; // from a device to files
-        if (!layout.moves_nothing() && (zero_stage == 3 || parameters == Place::device) && !stepped_elsewhere && !as_stage_two && !not_built) {
+        if (!layout.moves_nothing() && !as_stage_two && offload::conflict(options, setting).what.empty()) {
           out.push_back(layout);
         }
       }
@@ -180,7 +185,7 @@ class Search {
 
   void consider(const Candidate& candidate) {
     if (!fits(candidate)) {
-      for (const Layout& moved : with_moves(cluster_, candidate.layout)) {
+      for (const Layout& moved : with_moves(cluster_, job_, candidate.layout)) {
         ++plan_.candidates;
         fits({moved, candidate.least, candidate.block_kept});
       }
@@ -226,7 +231,7 @@ class Search {
     for (const int zero_stage : {2, 3}) { // in a pipeline stage 3 holds a whole stage's parameters while it works
       layout.zero_stage = layout.gradient_ranks() > 1 ? zero_stage : 0;
       smallest.push_back(layout);
-      const std::vector<Layout> moved = with_moves(cluster_, layout);
+      const std::vector<Layout> moved = with_moves(cluster_, job_, layout);
       smallest.insert(smallest.end(), moved.begin(), moved.end());
     }
     for (const Layout& one : smallest) {

@@ -1,0 +1,96 @@
+// A user's own program, of which nobody knows before initialize() what it will have in files: a disk that is too small is refused there, with what fits.
+#include "layered_run.h"
+
+#include <trireme/base/file.h>
+#include <trireme/estimate/model.h>
+
+#include <tests/support/run_ranks.h>
+#include <tests/support/small_disk.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using offload::Place;
+using test::run_ranks;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+models::GptOptions wide_gpt() {
+  models::GptOptions options = small_gpt();
+  options.layers = 3;
+  options.hidden = 128;
+  return options;
+}
+
+/// "trained", or what initialize() says.
+std::string outcome(comm::World& world, const offload::Options& offload, int stage) {
+  config::EngineConfig config = zero_config(stage);
+  config.zero.param_persistence_threshold = 0;
+  config.offload = offload;
+  try {
+    LayeredRun run(world, config, 1, wide_gpt());
+    run.step();
+    run.step();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "trained";
+}
+
+int64_t parameters() {
+  return estimate::gpt(wide_gpt(), {.layer_list = true}).parameters();
+}
+
+offload::Options in_files(const fs::path& states, const fs::path& parameters) {
+  offload::Options options;
+  options.optimizer.place = states.empty() ? Place::device : Place::nvme;
+  options.optimizer.nvme_path = states;
+  options.parameters.place = parameters.empty() ? Place::device : Place::nvme;
+  options.parameters.nvme_path = parameters;
+  options.parameters.max_in_cpu = 0;
+  options.optimizer.buffer_count = options.parameters.buffer_count = 3;
+  return options;
+}
+
+class OffloadRoomTest : public testing::Test {
+ protected:
+  /// Of two ranks, with so many bytes for each parameter of the model.
+  void expect(double bytes_each, const std::function<offload::Options(const fs::path& disk)>& offload, int stage, const testing::Matcher<std::string>& matcher) {
+    const test::SmallDisk disk(scratch_.path / "disk", static_cast<int64_t>(bytes_each * static_cast<double>(parameters())));
+    if (!disk.exists()) {
+      GTEST_SKIP() << "needs root to mount a small file system";
+    }
+    EXPECT_THAT(run_ranks(2, [&](comm::World& world) { EXPECT_THAT(outcome(world, offload(disk.folder()), stage), matcher); }), IsEmpty()) << bytes_each;
+    EXPECT_TRUE(fs::is_empty(disk.folder()) || fs::is_empty(disk.folder() / "nvme"));
+  }
+
+  const ScratchFolder scratch_ = ScratchFolder(make_scratch_folder("trireme_room"));
+};
+
+// In fp32: 8 bytes of each.
+TEST_F(OffloadRoomTest, StatesOfAllRanksAreAddedUp) {
+  const auto states = [](const fs::path& disk) { return in_files(disk / "nvme", ""); };
+  expect(7.9, states, 1, AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("/disk/nvme, which has "), HasSubstr("Fits without files, with \"device\": \"cpu\"")));
+  expect(8.5, states, 1, "trained");
+}
+
+// 4 bytes while layers are built, beside 8 of parameters and gradients, or 16 of all.
+TEST_F(OffloadRoomTest, ShardsAreCheckedBeforeTheyAreMadeAndStatesAfterThem) {
+  const auto all = [](const fs::path& disk) { return in_files(disk / "nvme", disk / "nvme"); };
+  expect(11.5, all, 3, AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("of gradients stay in memory")));
+  expect(14, all, 3, AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("Fits without files")));
+  expect(17, all, 3, "trained");
+}
+
+TEST_F(OffloadRoomTest, ParametersAloneAreThereTwice) {
+  const auto parameters = [](const fs::path& disk) { return in_files("", disk / "nvme"); };
+  expect(7.5, parameters, 3, HasSubstr("files of 2 ranks need "));
+  expect(8.5, parameters, 3, "trained");
+}
+
+} // namespace
+} // namespace trireme::engine

@@ -1,0 +1,153 @@
+// Disks and memory that are a little too small, and a little larger: what is said before the first step is what a run needs.
+#include "shell.h"
+
+#include <tests/support/limited_group.h>
+#include <tests/support/sanitized.h>
+#include <tests/support/small_disk.h>
+
+#include <nlohmann/json.hpp>
+
+#include <gmock/gmock.h>
+
+
+namespace trireme::tools {
+namespace {
+
+using nlohmann::json;
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr int64_t kPage = 4096;
+
+struct Files {
+  std::string states = {}; // folders
+  std::string parameters = {};
+  std::string activations = {};
+};
+
+class OffloadLimitsTest : public RunFolder {
+ protected:
+  std::string set(const std::string& override) const {
+    return concat(" --set \"", escaped(override), '"');
+  }
+  std::string in_files(const Files& files, int stage) const {
+    std::string words = concat(" --set engine.zero_optimization.stage=", stage, " --set engine.zero_optimization.stage3_param_persistence_threshold=0");
+    if (!files.states.empty()) {
+      words += set(concat(R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "pipeline_read": true, "pipeline_write": true, "fast_init": true, "nvme_path": ")", files.states, R"("})"));
+    }
+    if (!files.parameters.empty()) {
+      words += set(concat(R"(engine.zero_optimization.offload_param={"device": "nvme", "max_in_cpu": 0, "nvme_path": ")", files.parameters, R"("})"));
+    }
+    if (!files.activations.empty()) {
+      words += set(concat(R"(engine.activation_checkpointing={"policy": "nvme", "nvme_path": ")", files.activations, R"("})"));
+    }
+    return words;
+  }
+  json estimate(const std::string& rest) const {
+    const Finished finished = sh(concat("OMP_NUM_THREADS=1 ", kTrireme, " estimate ", path("run.json"), " --json ", rest), 200);
+    EXPECT_EQ(finished.status, 0) << finished.output;
+    return finished.status == 0 ? json::parse(finished.output) : json();
+  }
+
+  /// With exactly the room that is estimated for all ranks, and a page less.
+  void at_the_limit(const Files& files, int stage, int ranks, const std::string& rest, const std::string& nearest) {
+    const std::string run = concat("-n ", ranks, " --set model.layers=4 --set model.hidden=128 --set training.steps=2", rest, in_files(files, stage));
+    const int64_t need = ranks * estimate(run).at("by_stage").at(0).at("disk_bytes").get<int64_t>();
+    ASSERT_GT(need, 1'000'000);
+    const int64_t pages = (need + kPage - 1) / kPage;
+    for (const bool enough : {false, true}) {
+      const test::SmallDisk disk(folder / "disk", (enough ? pages : pages - 1) * kPage);
+      if (!disk.exists()) {
+        GTEST_SKIP() << "needs root to mount a small file system";
+      }
+      std::filesystem::remove_all(folder / "out");
+      const Finished finished = train(run);
+      EXPECT_EQ(finished.status, enough ? 0 : 2) << finished.output;
+      EXPECT_THAT(finished.output, enough ? HasSubstr("step 2/2") : HasSubstr(" too little"));
+      if (!enough) {
+        EXPECT_THAT(finished.output, HasSubstr(nearest));
+        EXPECT_THAT(finished.output, Not(HasSubstr("step 1/2")));
+      }
+    }
+  }
+
+ private:
+  static std::string escaped(const std::string& text) { // within a word of sh -c '...'
+    std::string out;
+    for (const char c : text) {
+      out += c == '"' ? "\\\"" : std::string(1, c);
+    }
+    return out;
+  }
+};
+
+TEST_F(OffloadLimitsTest, StatesOnADiskOfTheirSize) {
+  at_the_limit({path("disk/states")}, 1, 2, "", "Fits without files, with \"device\": \"cpu\"");
+}
+
+TEST_F(OffloadLimitsTest, ParametersOnADiskThatHoldsThemTwice) {
+  at_the_limit({"", path("disk/parameters")}, 3, 2, "", "Fits without files, with \"device\": \"cpu\"");
+}
+
+TEST_F(OffloadLimitsTest, ParametersOfALayerList) {
+  at_the_limit({"", path("disk/parameters")}, 3, 1, " --set engine.pipeline.activation_checkpoint_interval=1", "while the model is built, its parameters twice,");
+}
+
+TEST_F(OffloadLimitsTest, AllInOneFolder) {
+  at_the_limit({path("disk/all"), path("disk/all")}, 3, 2, "", "Fits with \"offload_param\": {\"device\": \"cpu\"}");
+}
+
+TEST_F(OffloadLimitsTest, TwoFoldersOnOneDisk) {
+  at_the_limit({path("disk/states"), path("disk/parameters")}, 3, 2, "", "of the other folder on that disk");
+}
+
+TEST_F(OffloadLimitsTest, Activations) {
+  at_the_limit({"", "", path("disk")}, 1, 1, "", "Fits with \"activation_checkpointing\": {\"policy\": \"recompute\"}");
+}
+
+/// Peaks of ranks with 25 million parameters, above what a tiny model needs, against the estimate.
+TEST_F(OffloadLimitsTest, PeakMemoryIsWithinTenPercentOfTheEstimate) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer needs memory of its own";
+  }
+  for (const auto& [stage, files] : {std::pair(1, Files{path("files")}), std::pair(2, Files{path("files")}), std::pair(3, Files{path("files"), path("files")})}) {
+    const auto measured = [&, &files = files, stage = stage](const std::string& model) {
+      const json all = estimate(concat("-n 2 --measure 3 --set model.heads=8 --set engine.train_batch_size=2 ", model, in_files(files, stage)));
+      const json& one = all.at("by_stage").at(0);
+      return std::pair(static_cast<double>(one.at("peak_bytes").get<int64_t>() - one.at("memory").at("baseline").at("bytes").get<int64_t>()), all.at("measured").at("peak_rss_bytes").get<double>());
+    };
+    const auto [of_tiny, tiny] = measured("--set model.layers=1 --set model.hidden=64");
+    const auto [estimated, peak] = measured("--set model.layers=8 --set model.hidden=512");
+    const double above = peak - (tiny - of_tiny);
+    std::printf("ZeRO %d%s: estimated %.1f MB, measured %.1f MB above %.1f MB\n", stage, files.parameters.empty() ? ", states in files" : ", all in files", estimated / 1e6, above / 1e6, (tiny - of_tiny) / 1e6);
+    EXPECT_NEAR(estimated / above, 1, 0.1) << "stage " << stage;
+  }
+}
+
+TEST_F(OffloadLimitsTest, ARunTrainsWithinItsEstimateAndAMargin) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer needs memory of its own";
+  }
+  const std::string run = "-n 2 --set model.layers=8 --set model.hidden=512 --set model.heads=8 --set engine.train_batch_size=2 --set training.steps=2 --set training.checkpoint_every=0";
+  const std::string files = in_files({path("files"), path("files")}, 3);
+  const int64_t need = estimate(run + files).at("peak_bytes_of_all").get<int64_t>();
+  EXPECT_LT(need, estimate(run + in_files({}, 3)).at("peak_bytes_of_all").get<int64_t>() / 5 * 4);
+  const test::LimitedGroup group(need + need / 10);
+  if (!group.exists() || test::machine_swaps()) {
+    GTEST_SKIP() << "this user may not make control groups, or the machine swaps";
+  }
+  const auto train_limited = [&](const std::string& rest) {
+    std::filesystem::remove_all(folder / "out");
+    return sh(concat(group.enter(), "OMP_NUM_THREADS=1 ", kTrireme, " train ", path("run.json"), " --out ", path("out"), ' ', run, rest), 200);
+  };
+  const Finished in_memory = train_limited(in_files({}, 3));
+  EXPECT_NE(in_memory.status, 0) << in_memory.output;
+  EXPECT_THAT(in_memory.output, AnyOf(HasSubstr("this run cannot fit"), HasSubstr("killed by the kernel because memory ran out")));
+  const Finished trained = train_limited(files);
+  EXPECT_EQ(trained.status, 0) << trained.output;
+  EXPECT_THAT(trained.output, HasSubstr("step 2/2"));
+}
+
+} // namespace
+} // namespace trireme::tools

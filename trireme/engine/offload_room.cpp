@@ -1,0 +1,134 @@
+#include <trireme/engine/offload_room.h>
+
+#include <trireme/aio/memory.h>
+#include <trireme/base/hash.h>
+#include <trireme/base/log.h>
+#include <trireme/engine/make_sync.h>
+#include <trireme/engine/same_options.h>
+#include <trireme/estimate/machine_memory.h>
+#include <trireme/offload/conflict.h>
+#include <trireme/offload/preflight.h>
+#include <trireme/store/sockets.h>
+
+#include <torch/types.h>
+
+#include <sys/stat.h>
+
+#include <string>
+
+namespace trireme::engine {
+namespace {
+
+using offload::FolderUse;
+using offload::Place;
+
+// Adds to what this rank has what the other ranks have on the same disks of its host. All ranks have the same kinds of folders.
+void add_up(const Parts& parts, std::vector<FolderUse>& uses) {
+  constexpr int64_t kFields = 5;
+  const auto folders = std::ssize(uses);
+  at::Tensor own = torch::zeros({folders, kFields}, torch::kInt64);
+  check_together(parts.everyone, [&] {
+    for (int64_t i = 0; i < folders; ++i) {
+      const FolderUse& use = uses[static_cast<size_t>(i)];
+      struct stat disk = {};
+      if (::stat(offload::existing_folder(use.folder).c_str(), &disk) != 0) {
+        disk.st_dev = 0;
+      }
+      const std::string host = store::host_identity();
+      const int64_t fields[kFields] = {static_cast<int64_t>(fnv1a({host.data(), host.size()})), static_cast<int64_t>(disk.st_dev), use.state_bytes, use.parameter_bytes, use.gradient_bytes};
+      for (int64_t field = 0; field < kFields; ++field) {
+        own[i][field] = fields[field];
+      }
+    }
+  });
+  at::Tensor all = torch::zeros({parts.everyone.size(), folders, kFields}, torch::kInt64);
+  parts.everyone.all_gather(all, own, "what ranks have in files").wait();
+  const auto rows = all.accessor<int64_t, 3>();
+  const auto mine = own.accessor<int64_t, 2>();
+  for (int64_t i = 0; i < folders; ++i) {
+    FolderUse& use = uses[static_cast<size_t>(i)];
+    for (int64_t rank = 0; rank < parts.everyone.size(); ++rank) {
+      const auto row = rows[rank][i];
+      if (rank == parts.everyone.rank() || row[0] != mine[i][0] || row[1] != mine[i][1]) {
+        continue;
+      }
+      ++use.ranks;
+      use.state_bytes += row[2];
+      use.parameter_bytes += row[3];
+      use.gradient_bytes += row[4];
+    }
+  }
+}
+
+void check(const Parts& parts, const InitializeOptions& options, std::vector<FolderUse> uses) {
+  add_up(parts, uses);
+  check_together(parts.everyone, [&] { offload::check_room(uses, options.config.offload, estimate::memory_at_hand().bytes, !parts.device().is_cpu()); });
+}
+
+FolderUse of_this_rank(const std::string& folder) {
+  FolderUse use;
+  use.folder = folder;
+  use.ranks = 1;
+  return use;
+}
+
+} // namespace
+
+void check_room_for_shards(const Parts& parts, const InitializeOptions& options, const ShardBytes& own) {
+  const offload::Options& wanted = options.config.offload;
+  if (options.state_store || wanted.parameters.place != Place::nvme) {
+    return;
+  }
+  std::vector<FolderUse> uses = {of_this_rank(wanted.parameters.nvme_path)};
+  uses.front().parameter_bytes = own.parameters;
+  if (wanted.optimizer.place == Place::nvme) {
+    FolderUse& states = wanted.optimizer.nvme_path == wanted.parameters.nvme_path ? uses.front() : uses.emplace_back(of_this_rank(wanted.optimizer.nvme_path));
+    states.state_bytes = states.gradient_bytes = own.gradients;
+  }
+  check(parts, options, std::move(uses));
+}
+
+void check_room_for_states(const Parts& parts, const InitializeOptions& options, const std::vector<bucket::FlatParameters*>& buffers) {
+  const offload::OptimizerOptions& wanted = options.config.offload.optimizer;
+  if (options.state_store || parts.server != nullptr || wanted.place != Place::nvme) {
+    return;
+  }
+  const optim::OptimizerOptions optimizer = options.config.optimizer_or_adamw();
+  const auto states = std::ssize(optim::make_optimizer(optimizer)->states());
+  const int64_t state_bytes = optimizer.state_type == optim::StateType::fp32 ? 4 : optimizer.state_type == optim::StateType::bf16 ? 2 : 1;
+  const bool sharded = shards_states(parts, options.config);
+  FolderUse own = of_this_rank(wanted.nvme_path);
+  for (const bucket::FlatParameters* const buffer : buffers) {
+    const int64_t master_bytes = buffer->scalar_type() == at::kFloat ? 0 : 4;
+    const auto& buckets = buffer->layout().buckets();
+    for (int64_t b = 0; b < std::ssize(buckets); ++b) {
+      const bool stays = !parts.device().is_cpu() && wanted.ratio < 1 && static_cast<double>(buckets[b].begin + buckets[b].end) / 2 >= wanted.ratio * static_cast<double>(buffer->layout().numel());
+      const int64_t each = stays ? 0 : sharded ? buffer->plan().mine(b).numel() : buckets[b].numel();
+      own.state_bytes += aio::round_up(master_bytes * each) + states * aio::round_up(state_bytes * each);
+    }
+  }
+  check(parts, options, {own});
+}
+
+void note_what_stays_in_memory(const Parts& parts, const InitializeOptions& options) {
+  const offload::ParameterOptions& wanted = options.config.offload.parameters;
+  if (options.state_store || wanted.place != Place::nvme || parts.everyone.rank() != 0) {
+    return;
+  }
+  int64_t kept = 0;
+  int64_t all = 0;
+  for (const auto* const buffers : {&parts.buffers, &parts.frozen}) {
+    for (const auto& buffer : *buffers) {
+      for (int64_t b = 0; b < std::ssize(buffer->layout().buckets()); ++b) {
+        const int64_t each = buffer->is_replicated(b) ? 0 : buffer->plan().mine(b).numel();
+        all += each;
+        kept += kept + each <= wanted.max_in_cpu ? each : 0;
+      }
+    }
+  }
+  if (kept > 0) {
+    log::info(offload::what_stays_in_memory(kept, all, wanted));
+  }
+}
+
+} // namespace trireme::engine

@@ -1,0 +1,65 @@
+#include <trireme/offload/conflict.h>
+
+#include <trireme/base/error.h>
+
+namespace trireme::offload {
+namespace {
+
+constexpr const char* kLeaveOut = "Leave one of them out.";
+
+// Of states or parameters that leave a device for its host.
+Conflict on_device(const Options& options, const Setting& setting) {
+  const OptimizerOptions& states = options.optimizer;
+  const ParameterOptions& parameters = options.parameters;
+  if (parameters.place == Place::nvme) {
+    return {concat("offload_param from ", setting.device, " to \"nvme\" is not built yet"), "Say \"device\": \"cpu\" there, or train on the CPU."};
+  }
+  if (states.place != Place::device && !setting.exchanges_values.empty()) {
+    return {concat("offload_optimizer on ", setting.device, " with ", setting.exchanges_values, ", which works on masters and states where the gradients are"), kLeaveOut};
+  }
+  if (states.delayed_update) {
+    const char* const refused = states.place == Place::device       ? "optimizer states on the device, which steps them in no time of the host"
+                                : states.ratio < 1                  ? "a ratio below 1: one part would be a step ahead of the other"
+                                : setting.steps_in_backward         ? "step_in_backward, which steps at once"
+                                : parameters.place != Place::device ? "offload_param: shards would change while they are gathered"
+                                                                    : nullptr;
+    if (refused != nullptr) {
+      return {concat("delayed_update with ", refused), kLeaveOut};
+    }
+    if (!setting.needs_norms.empty()) {
+      return {concat(setting.needs_norms, " with a delayed update: its first phase needs all gradients and would hold the device up"), "Use AdamW, or no delayed_update."};
+    }
+  }
+  if (parameters.place != Place::device && (states.place == Place::device || states.ratio < 1)) {
+    const std::string with = states.place == Place::device ? "without offload_optimizer" : concat("with offload_optimizer's ratio ", states.ratio);
+    return {concat("offload_param ", with, ": parameters on the host would be stepped on the device"),
+            states.place == Place::device ? "Say \"offload_optimizer\": {\"device\": \"cpu\"} too." : "Say \"ratio\": 1."};
+  }
+  if (states.place != Place::device && states.ratio < 1 && !setting.needs_norms.empty()) {
+    return {concat(setting.needs_norms, ", which needs the norms of whole parameters in one place, with a part of the parameters on the device"), "Let all of them be stepped on the host (\"ratio\": 1)."};
+  }
+  return {};
+}
+
+} // namespace
+
+std::string what_stays_in_memory(int64_t kept, int64_t all, const ParameterOptions& options) {
+  return concat("offload_param to \"nvme\": ", kept == all ? "all" : concat(kept, " of the"), ' ', all, " elements that a rank has of sharded parameters stay in memory, because max_in_cpu is ",
+                options.max_in_cpu, ". To have them in files: \"max_in_cpu\": 0");
+}
+
+Conflict conflict(const Options& options, const Setting& setting) {
+  const bool moves = options.optimizer.place != Place::device || options.parameters.place != Place::device;
+  if (!moves && !options.optimizer.delayed_update) {
+    return {};
+  }
+  if (options.parameters.place != Place::device && setting.zero_stage < 3) {
+    return {concat("offload_param with ZeRO stage ", setting.zero_stage, ", at which every rank uses whole parameters all the time"), "Use \"stage\": 3, or leave offload_param out."};
+  }
+  if (setting.has_servers) {
+    return {"offload with parameter servers: masters and states are on the servers", kLeaveOut};
+  }
+  return setting.device.empty() ? Conflict() : on_device(options, setting);
+}
+
+} // namespace trireme::offload
