@@ -248,10 +248,10 @@ TEST(EngineActivations, AResumedRunUsesTheChoiceOfItsCheckpoint) {
                             numbers.insert(numbers.end(), rest.begin(), rest.end());
                             EXPECT_EQ(numbers, expected);
                             EXPECT_EQ(after->activations()->ways(), chosen);
-                            after->save_checkpoint(saved, tag + " again");
+                            after->save_checkpoint(saved, tag + "-again");
 
                             const auto once_more = make(world, task, wanted); // a choice that was adopted is saved too
-                            once_more->load_checkpoint(saved, tag + " again");
+                            once_more->load_checkpoint(saved, tag + "-again");
                             steps_of(*once_more, 1);
                             EXPECT_EQ(once_more->activations()->ways(), chosen);
 
