@@ -40,7 +40,7 @@ def measure(installed, size, args, record, folder, nvme):
     def run(name, n, keys):
         try:
             row = run_one(installed, size, keys, args, folder, record, dict(way=name, round=n + 1))
-            said = f"{row['step_ms']:.1f} ms a step, activations {row['activation_bytes'] / 1e6:.1f} MB"
+            said = f"{row['step_ms']:.1f} ms a step, activations {row['activation_bytes'] / 1e6:.1f} MB" + (f", {row['chosen']}" if row["chosen"] else "")
         except Failed as failure:
             row, said = None, f"FAILED, {failure}"
             record(dict(benchmark="activations", engine=name, size=size, round=n + 1, failed=str(failure)))

@@ -1,6 +1,7 @@
 """The engines that are compared: how each is started, and what it measured as one row. Standard library only."""
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -105,15 +106,16 @@ def run_trireme(installed, spec, processes, folder, environment):
         done = run_together(command, [environment], TIMEOUT_S, lambda _: True)
         metrics = out / "metrics.jsonl"
         lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+        logs = [log.read_text() for log in sorted((out / "logs").rglob("*")) if log.is_file()] if (out / "logs").exists() else []
         if not done.clean or len(lines) != spec["steps"]:
-            logs = sorted((out / "logs").rglob("*")) if (out / "logs").exists() else []
-            tail = [log.read_text().strip().splitlines()[-1:] for log in logs if log.is_file()]
+            tail = [log.strip().splitlines()[-1:] for log in logs]
             raise Failed(f"wrote {len(lines)} of {spec['steps']} steps: {(done.errors[0] or done.outputs[0]).strip()[-300:] or tail}")
     finally:
         shutil.rmtree(out, ignore_errors=True)
     return done, [dict(step_ms=[l["step_ms"] for l in lines], ended=[l["wall_time"] for l in lines], losses=[l["loss"] for l in lines],
                        peak_rss_bytes=max(l["peak_rss_bytes"] for l in lines), sent_bytes=lines[-1]["comm_bytes"],
-                       activation_bytes=max((l.get("activation_bytes", 0) for l in lines[spec["warmup"]:]), default=0))]
+                       activation_bytes=max((l.get("activation_bytes", 0) for l in lines[spec["warmup"]:]), default=0),
+                       chosen=next(iter(re.findall(r'"choices": \[(.*)\]', "\n".join(logs))), None))]
 
 
 def run_engine(installed, name, spec, folder):
@@ -159,6 +161,6 @@ def summarize(name, spec, done, rows):
                 tokens_per_s=round(samples_per_step(spec) * spec["length"] / step_ms * 1e3, 1),
                 peak_rss_mb=round(max(row["peak_rss_bytes"] for row in rows) / 2**20, 1),
                 process_s=round(done.wall_s, 3), start_s=round(done.wall_s - (ended[-1] - ended[0]), 3),
-                activation_bytes=rows[0].get("activation_bytes", 0),
+                activation_bytes=rows[0].get("activation_bytes", 0), chosen=rows[0].get("chosen"),
                 sent_bytes=rows[0].get("sent_bytes", formula), sent_is_formula="sent_bytes" not in rows[0] and formula is not None,
                 loss_first=losses[0], loss_last=losses[-1], other_cpu_pct=round(done.other_cpu_pct, 1), clean_exit=done.clean)

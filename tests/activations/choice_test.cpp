@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 
@@ -22,12 +23,16 @@ Problem random_problem(std::mt19937& random, int parts) {
   problem.nvme = {1 / between(5e8, 4e9), 1 / between(5e8, 4e9), between(0, 1) < 0.5 ? 0 : 1 / between(5e9, 2e10)};
   problem.in_flight = between(0, 1) < 0.7 ? 1 : 3;
   problem.moving_copies = between(0, 1) < 0.5 ? 1 : 2;
+  const bool shares = between(0, 1) < 0.3;
+  problem.gather = shares ? 1 / between(1e9, 1e10) : 0;
   int64_t all = 0;
   const bool alike = between(0, 1) < 0.3;
   for (int i = 0; i < parts; ++i) {
     const double forward = between(1e-4, 2e-2);
     problem.parts.push_back(alike && i > 0 ? problem.parts.front()
-                                           : PartCost{static_cast<int64_t>(between(0, 2e7)), static_cast<int64_t>(between(1e5, 4e6)), forward, forward * between(1.5, 3)});
+                                           : PartCost{static_cast<int64_t>(between(0, 2e7)), static_cast<int64_t>(between(1e5, 4e6)), 0, forward, forward * between(1.5, 3)});
+    PartCost& part = problem.parts.back();
+    part.share_bytes = shares ? part.input_bytes / 4 : part.input_bytes;
     all += problem.parts.back().bytes + problem.parts.back().input_bytes;
   }
   problem.budget = static_cast<int64_t>(static_cast<double>(all * problem.in_flight) * between(0.1, 1.3));
@@ -79,7 +84,7 @@ TEST(ActivationChoice, IsTheBestOfAllThatFit) {
 Problem equal_parts(int parts) {
   Problem problem;
   problem.allowed = {kWays.begin(), kWays.end()};
-  problem.parts.assign(static_cast<size_t>(parts), {64'000'000, 4'000'000, 10e-3, 20e-3});
+  problem.parts.assign(static_cast<size_t>(parts), {64'000'000, 4'000'000, 4'000'000, 10e-3, 20e-3});
   problem.host = {1 / 25e9, 1 / 25e9, 0};
   problem.nvme = {1 / 3e9, 1 / 4e9, 0};
   return problem;
@@ -106,6 +111,21 @@ TEST(ActivationChoice, MovesToTheHostBeforeItRecomputes) {
   EXPECT_EQ(choice.ways.back(), Way::keep) << "nothing is behind the last part to hide its move";
 }
 
+// On the CPU a moved part lies in the buffers of moves: with all of them in files no more is there than those. What is kept or recomputed comes on top.
+TEST(ActivationChoice, PartsInFilesLieInTheBuffers) {
+  Problem problem = equal_parts(6);
+  problem.allowed = {Way::keep, Way::recompute, Way::nvme, Way::recompute_nvme};
+  problem.moving_copies = 2;
+  problem.nvme = {1 / 1e10, 1 / 1e10, 1 / 1e11}; // hidden, but for what the computing thread does
+  EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::nvme)).bytes, 2 * 68'000'000);
+  EXPECT_EQ(judge(problem, {Way::nvme, Way::nvme, Way::nvme, Way::nvme, Way::nvme, Way::keep}).bytes, 3 * 68'000'000);
+  EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::recompute_nvme)).bytes, 68'000'000 + 2 * 4'000'000);
+  problem.budget = 2 * 68'000'000;
+  EXPECT_EQ(to_words(choose(problem).ways), std::vector<std::string>{"6*nvme"});
+  problem.moving_copies = 1; // a device, where it is copied to memory of its own
+  EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::nvme)).bytes, 2 * 68'000'000);
+}
+
 TEST(ActivationChoice, RecomputesWhereMovesAreSlow) {
   Problem problem = equal_parts(12);
   problem.allowed = {Way::keep, Way::recompute, Way::nvme};
@@ -115,6 +135,56 @@ TEST(ActivationChoice, RecomputesWhereMovesAreSlow) {
   EXPECT_TRUE(choice.fits);
   EXPECT_THAT(choice.ways, testing::Not(testing::Contains(Way::nvme)));
   EXPECT_THAT(choice.ways, testing::Contains(Way::recompute));
+}
+
+// Four ranks keep a quarter of each input: three quarters of what recomputation holds are there for parts that are kept, for the price of gathering.
+TEST(ActivationChoice, SharesOfInputsLeaveRoomForPartsThatAreKept) {
+  Problem problem = equal_parts(12);
+  problem.allowed = {Way::keep, Way::recompute};
+  for (PartCost& part : problem.parts) {
+    part.bytes = 16'000'000;
+    part.share_bytes = 1'000'000;
+  }
+  problem.gather = 1e-10;
+  const Choice all = judge(problem, std::vector<Way>(12, Way::recompute));
+  EXPECT_EQ(all.bytes, 11 * 1'000'000 + 20'000'000 + 1'000'000) << "a share lies beside what it is gathered to";
+  EXPECT_DOUBLE_EQ(all.seconds, 12 * (10e-3 + 4'000'000 * 1e-10));
+  problem.in_flight = 3;
+  EXPECT_EQ(judge(problem, std::vector<Way>(12, Way::recompute)).bytes, 3 * 12 * 1'000'000 + 21'000'000);
+  problem.in_flight = 1;
+  problem.budget = 11 * 4'000'000 + 20'000'000; // of recomputing all without shares
+  EXPECT_EQ(std::ranges::count(choose(problem).ways, Way::keep), 2);
+  for (PartCost& part : problem.parts) {
+    part.share_bytes = part.input_bytes;
+  }
+  EXPECT_EQ(std::ranges::count(choose(problem).ways, Way::keep), 1) << "the last one, which nothing lies behind";
+}
+
+// What is measured while the machine does something else.
+TEST(ActivationChoice, PartsThatDoTheSameHaveTheMedianOfTheirTimes) {
+  std::vector<PartCost> parts = equal_parts(5).parts;
+  parts[1].forward = 90e-3;
+  parts[3].backward = 1e-3;
+  parts.push_back({7, 8, 8, 3e-3, 6e-3});
+  parts.push_back(parts[0]);
+  parts.back().forward = 11e-3; // of another class
+  even_out(parts, {0, 0, 0, 0, 0, 0, 1});
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(parts[i].forward, 10e-3) << i;
+    EXPECT_EQ(parts[i].backward, 20e-3) << i;
+  }
+  EXPECT_EQ(parts[5].forward, 3e-3);
+  EXPECT_EQ(parts[6].forward, 11e-3);
+}
+
+// Between its forward and its backward lie head and loss, and it need not come back: it is still there.
+TEST(ActivationChoice, TheLastPartLeavesBehindTheHead) {
+  Problem problem = equal_parts(2);
+  EXPECT_DOUBLE_EQ(judge(problem, {Way::keep, Way::nvme}).seconds, 68'000'000 / 3e9);
+  problem.after_last = 20e-3;
+  EXPECT_NEAR(judge(problem, {Way::keep, Way::nvme}).seconds, 68'000'000 / 3e9 - 20e-3, 1e-12);
+  problem.after_last = 1;
+  EXPECT_EQ(judge(problem, {Way::keep, Way::nvme}).seconds, 0);
 }
 
 TEST(ActivationChoice, SaysWhatLeastMemoryIsWhereNothingFits) {

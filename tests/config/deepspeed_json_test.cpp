@@ -203,6 +203,8 @@ TEST(DeepSpeedJsonTest, ActivationsThatDoNotGoTogetherAreRefused) {
       {R"({"activation_checkpointing": {"memory_budget": "2GB"}})", "1:48: activation_checkpointing.memory_budget:", "nothing is", "\"auto\""},
       {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": "2 gigs"}})", "1:66: activation_checkpointing.memory_budget:", "\"2 gigs\" is no number of bytes", "1.5GiB"},
       {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": "0"}})", "1:66: activation_checkpointing.memory_budget:", "is no number of bytes", ""},
+      {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": -5}})", "1:66: activation_checkpointing.memory_budget:", "-5 is no number of bytes", "\"2GB\""},
+      {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": 1.5}})", "1:66: activation_checkpointing.memory_budget:", "must be a whole number", ""},
       {R"({"activation_checkpointing": {"policy": "nvme"}})", "1:30: activation_checkpointing:", "there is no nvme_path", "\"nvme_path\": "},
       {R"({"activation_checkpointing": {"choices": ["keep", "recompute_nvme"]}})", "1:30: activation_checkpointing:", "there is no nvme_path", ""},
       {R"({"activation_checkpointing": {"choices": ["keep", "2 * keep"]}})", "1:42: activation_checkpointing.choices:", "\"2 * keep\" says no way", "4*nvme"},
@@ -216,7 +218,8 @@ TEST(DeepSpeedJsonTest, ActivationsAreReadAndWritten) {
   using activations::Way;
   const auto read = [](const std::string& section) { return read_deepspeed(JsonNode::parse(R"({"activation_checkpointing": )" + section + "}", "ds.json")); };
   EXPECT_FALSE(read("{}").activations.on());
-  EXPECT_FALSE(read(R"({"partition_activations": true, "number_checkpoints": 4})").activations.on()) << "DeepSpeed's keys turn nothing on";
+  EXPECT_FALSE(read(R"({"contiguous_memory_optimization": true, "number_checkpoints": 4})").activations.on());
+  EXPECT_TRUE(read(R"({"partition_activations": true})").activations.shares_inputs);
   EXPECT_EQ(to_json(read("{}")).at("activation_checkpointing").at("policy"), nullptr);
   const EngineConfig automatic = read(R"({"policy": "auto", "memory_budget": "1.5GiB", "nvme_path": "/n", "layers": "GptBlock", "profile": true, "cpu_checkpointing": true})");
   EXPECT_TRUE(automatic.activations.automatic);
@@ -225,9 +228,11 @@ TEST(DeepSpeedJsonTest, ActivationsAreReadAndWritten) {
   EXPECT_TRUE(automatic.activations.uses_nvme());
   EXPECT_TRUE(automatic.activations.inputs_to_host);
   EXPECT_EQ(read(R"({"policy": "auto", "memory_budget": "800 mb"})").activations.memory_budget, 800'000'000);
+  EXPECT_EQ(read(R"({"policy": "auto", "memory_budget": 2000000})").activations.memory_budget, 2'000'000);
+  EXPECT_EQ(read(R"({"policy": "auto", "memory_budget": 2e9})").activations.memory_budget, 2'000'000'000);
   const EngineConfig listed = read(R"({"choices": ["2*recompute", "host"]})");
   EXPECT_EQ(listed.activations.choices, (std::vector<Way>{Way::recompute, Way::recompute, Way::host}));
-  for (const EngineConfig& config : {automatic, listed, read(R"({"policy": "recompute_host"})")}) {
+  for (const EngineConfig& config : {automatic, listed, read(R"({"policy": "recompute_host", "partition_activations": true})")}) {
     const nlohmann::ordered_json written = to_json(config).at("activation_checkpointing");
     EXPECT_EQ(to_json(read(written.dump())).at("activation_checkpointing"), written);
   }

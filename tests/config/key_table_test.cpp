@@ -124,7 +124,9 @@ json another_value(const Section& section, const Key& key, const json& current) 
     case Kind::texts:
     case Kind::path:
     case Kind::paths:
-      return key.name == "partition" ? "uniform" : key.name == "device" ? "cpu" : key.name == "memory_budget" ? "2GB" : key.name == "choices" ? "recompute" : "other";
+      return key.name == "partition" ? "uniform" : key.name == "device" ? "cpu" : key.name == "choices" ? "recompute" : "other";
+    case Kind::bytes:
+      return "2GB";
     case Kind::reals:
       return key.name == "shape" ? json{3, -1} : json{0.5, 0.25};
     case Kind::integer:

@@ -83,6 +83,8 @@ TEST(OffloadJsonTest, WhatFilesNeedIsNotedWithoutFiles) {
               ElementsAre(AllOf(HasSubstr("ds.json:1:57: zero_optimization.offload_optimizer: nvme_path, pipeline_read have no effect"), HasSubstr("\"cpu\", not \"nvme\""))));
   EXPECT_THAT(read_offloaded(at_stage(R"("offload_param": {"device": "cpu", "max_in_cpu": 1e9})")).notes, ElementsAre(HasSubstr("max_in_cpu has no effect")));
   EXPECT_THAT(read_offloaded(R"({"aio": {"queue_depth": 32}})").notes, ElementsAre(HasSubstr("ds.json:1:9: aio has no effect: nothing is kept in files")));
+  EXPECT_THAT(read_offloaded(R"({"aio": {"queue_depth": 32}, "activation_checkpointing": {"policy": "nvme", "nvme_path": "/n"}})").notes, testing::IsEmpty()) << "activations are in files";
+  EXPECT_THAT(read_offloaded(R"({"aio": {"queue_depth": 32}, "activation_checkpointing": {"policy": "keep", "nvme_path": "/n"}})").notes, ElementsAre(HasSubstr("aio has no effect")));
   EXPECT_THAT(read_offloaded(R"({"aio": {"queue_depth": 8}})").notes, IsEmpty());
 }
 

@@ -44,7 +44,7 @@ struct Task {
   pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
 };
 
-Trained train(comm::World& world, const Task& task, const activations::Options& wanted, int steps = kTrainedSteps) {
+std::shared_ptr<Engine> make(comm::World& world, const Task& task, const activations::Options& wanted, std::shared_ptr<data::Dataset> data = std::make_shared<Counting>()) {
   torch::manual_seed(11 + world.rank());
   models::GptOptions shape = small_gpt(task.dropout);
   shape.layers = task.layers;
@@ -52,7 +52,7 @@ Trained train(comm::World& world, const Task& task, const activations::Options& 
   options.config = zero_config(task.stage, task.accumulation);
   options.config.activations = wanted;
   options.config.precision.autocast = task.autocast;
-  options.training_data = std::make_shared<Counting>();
+  options.training_data = std::move(data);
   if (task.stages > 1 || task.interval > 0) {
     pipeline::PipelineOptions stages;
     stages.stages = task.stages;
@@ -64,7 +64,11 @@ Trained train(comm::World& world, const Task& task, const activations::Options& 
     options.model = model.ptr();
     options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
   }
-  const auto engine = initialize(world, options).engine;
+  return initialize(world, options).engine;
+}
+
+Trained train(comm::World& world, const Task& task, const activations::Options& wanted, int steps = kTrainedSteps) {
+  const auto engine = make(world, task, wanted);
   Trained trained;
   for (int step = 0; step < steps; ++step) {
     engine->train_batch();
@@ -200,6 +204,118 @@ TEST(EngineActivations, RanksChooseTheSameWithinTheBudget) {
                 IsEmpty());
   }
   fs::remove_all(files_of_activations());
+}
+
+class HalfAsLong : public Counting {
+ public:
+  data::Batch get(std::span<const int64_t> indices) const override {
+    const data::Batch batch = Counting::get(indices);
+    return {{batch.input().slice(1, 0, 4)}, {batch.target().slice(1, 0, 4)}, batch.samples};
+  }
+};
+
+std::vector<double> steps_of(Engine& engine, int steps) {
+  std::vector<double> numbers;
+  for (int step = 0; step < steps; ++step) {
+    engine.train_batch();
+    numbers.push_back(engine.loss());
+    numbers.push_back(engine.get_global_grad_norm().value_or(0));
+  }
+  return numbers;
+}
+
+// The first step of a resumed run is treated as was chosen, where a run that measures recomputes everything in its first two.
+TEST(EngineActivations, AResumedRunUsesTheChoiceOfItsCheckpoint) {
+  const fs::path saved = fs::path(testing::TempDir()) / concat("trireme_chosen_activations_", ::getpid());
+  for (const int stages : {1, 2}) {
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            const Task task{.stages = stages, .layers = 8};
+                            const activations::Options wanted{.automatic = true, .memory_budget = 100'000'000};
+                            const std::string tag = std::to_string(stages);
+                            const auto before = make(world, task, wanted);
+                            steps_of(*before, 3);
+                            const std::vector<Way> chosen = before->activations()->ways();
+                            EXPECT_THAT(chosen, testing::Each(Way::keep)) << "there is room";
+                            before->save_checkpoint(saved, tag);
+                            const std::vector<double> expected = steps_of(*before, 3);
+
+                            const auto after = make(world, task, wanted);
+                            after->load_checkpoint(saved, tag);
+                            std::vector<double> numbers = steps_of(*after, 1);
+                            EXPECT_EQ(after->activations()->ways(), chosen);
+                            const std::vector<double> rest = steps_of(*after, 2);
+                            numbers.insert(numbers.end(), rest.begin(), rest.end());
+                            EXPECT_EQ(numbers, expected);
+                            EXPECT_EQ(after->activations()->ways(), chosen);
+                            after->save_checkpoint(saved, tag + "-again");
+
+                            const auto once_more = make(world, task, wanted); // a choice that was adopted is saved too
+                            once_more->load_checkpoint(saved, tag + "-again");
+                            steps_of(*once_more, 1);
+                            EXPECT_EQ(once_more->activations()->ways(), chosen);
+
+                            activations::Options other = wanted;
+                            other.memory_budget -= 1;
+                            const auto another = make(world, task, other);
+                            another->load_checkpoint(saved, tag);
+                            EXPECT_EQ(steps_of(*another, 1), std::vector<double>(expected.begin(), expected.begin() + 2));
+                            EXPECT_THAT(another->activations()->ways(), testing::Each(Way::recompute)) << "another budget: measured again";
+                          }),
+                IsEmpty());
+  }
+  fs::remove_all(saved);
+}
+
+TEST(EngineActivations, AChoiceForSmallerInputsIsMeasuredAgain) {
+  const fs::path saved = fs::path(testing::TempDir()) / concat("trireme_small_activations_", ::getpid());
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          const Task task{.layers = 4};
+                          const activations::Options wanted{.automatic = true, .memory_budget = 100'000'000};
+                          const auto before = make(world, task, wanted, std::make_shared<HalfAsLong>());
+                          steps_of(*before, 3);
+                          before->save_checkpoint(saved, "half");
+                          const auto plain = make(world, task, {});
+                          plain->load_checkpoint(saved, "half");
+                          const std::vector<double> expected = steps_of(*plain, 4);
+                          const auto after = make(world, task, wanted);
+                          after->load_checkpoint(saved, "half");
+                          std::vector<double> numbers = steps_of(*after, 1);
+                          EXPECT_THAT(after->activations()->ways(), testing::Each(Way::recompute));
+                          const std::vector<double> rest = steps_of(*after, 3);
+                          numbers.insert(numbers.end(), rest.begin(), rest.end());
+                          EXPECT_EQ(numbers, expected);
+                          EXPECT_THAT(after->activations()->ways(), testing::Each(Way::keep)) << "measured in two steps after it";
+                        }),
+              IsEmpty());
+  fs::remove_all(saved);
+}
+
+TEST(EngineActivations, LayersThatNoClassMatchesAreRefused) {
+  for (const int stages : {1, 2}) {
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            const Task task{.stages = stages};
+                            activations::Options wanted = every_part(Way::recompute);
+                            wanted.layers = "LlamaBlock";
+                            try {
+                              train(world, task, wanted, 1);
+                              ADD_FAILURE() << "it matches";
+                            } catch (const Error& error) {
+                              EXPECT_THAT(error.what(), AllOf(HasSubstr("\"LlamaBlock\" matches no class"), HasSubstr("GptBlock")));
+                            }
+                          }),
+                IsEmpty());
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            const Task task{.stages = stages};
+                            activations::Options wanted = every_part(Way::recompute);
+                            wanted.layers = "Positions|GptBlock"; // a pattern of which a stage may have nothing
+                            EXPECT_NO_THROW(train(world, task, wanted, 1));
+                          }),
+                IsEmpty());
+  }
 }
 
 TEST(EngineActivations, ABudgetThatNothingFitsEndsAllRanksWithTheReason) {

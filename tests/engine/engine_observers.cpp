@@ -238,8 +238,12 @@ json activations(comm::World& world, const json& run) {
   json seen;
   {
     SmallRun it = small(world, here);
-    for (int step = 0; step < 3; ++step) {
-      it.engine().train_batch();
+    try {
+      for (int step = 0; step < 3; ++step) {
+        it.engine().train_batch();
+      }
+    } catch (const InputError& error) { // "layers" that no class matches
+      seen["refused"] = error.what();
     }
     if (const auto* const found = it.engine().activations()) {
       const std::vector<trireme::activations::Way> ways = found->ways();

@@ -145,6 +145,7 @@ std::vector<KeyObserver> activation_checkpointing() {
       {at, "", "layers", "Gpt", "Bert", observe::activations, section(R"({"policy": "recompute"})")},
       {at, "", "nvme_path", "one", "other", observe::activations, section(R"({"policy": "nvme"})")},
       {at, "", "cpu_checkpointing", false, true, observe::log_lines},
+      {at, "", "partition_activations", false, true, observe::log_lines}, // what it does among tensor ranks: split_activations_test.cpp
       {at, "", "profile", false, true, observe::log_lines},
   };
 }

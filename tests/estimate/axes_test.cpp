@@ -111,6 +111,29 @@ TEST(AxesTest, BytesOfTheTensorAxis) {
   EXPECT_EQ(along(again, "tensor") - along(run_of(conditions(2)), "tensor"), 3 * (2 * kLayers + 1) * kStream) << "forward twice";
 }
 
+// partition_activations: of the input of each recomputed layer but the first, which has tokens, a rank keeps a share, and gathers it once in backward.
+TEST(AxesTest, SharesOfInputsAreKeptAndGathered) {
+  for (const int64_t t : {2, 4}) {
+    estimate::Run run = run_of(conditions(t));
+    run.recompute_interval = 1;
+    run.layer_list = true;
+    const auto bytes = [](const estimate::Run& of) { return memory_of(of).front().item(Category::activations).bytes; };
+    const int64_t whole = bytes(run);
+    const int64_t traffic = along(run, "tensor");
+    run.activations.shares_inputs = true;
+    const int64_t inputs = std::ssize(run.model.layers) - 1; // positions, blocks, norm and head
+    EXPECT_EQ(bytes(run), whole - inputs * (kStream - kStream / t)) << t;
+    EXPECT_EQ(along(run, "tensor"), traffic + 3 * inputs * (t - 1) * (kStream / t)) << t;
+    EXPECT_EQ(gathered_inputs(run, 0), inputs * (t - 1) * (kStream / t));
+    run.stages = 2;
+    run.bounds = {0, 4, 7};
+    run.in_flight = {{2}, {1}};
+    EXPECT_EQ(gathered_inputs(run, 1), 2 * (t - 1) * (kStream / t)) << "a block has what the first stage sent; norm and head";
+    run.sequence_parallel = true;
+    EXPECT_EQ(gathered_inputs(run, 0), 0);
+  }
+}
+
 TEST(AxesTest, BytesOfTheTensorAxisByStage) {
   estimate::Run run = run_of(conditions(2));
   run.stages = 2;

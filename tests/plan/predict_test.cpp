@@ -47,6 +47,19 @@ TEST(PredictTest, RecomputationIsAnotherForward) {
   EXPECT_NEAR(predict(multiplying(1), job(), layout).step_seconds, 8 * 4 * (4 * kBlock + kHead) / 1e9, 1e-12);
 }
 
+// partition_activations: the inputs of positions, blocks, norm and head, 4096 bytes each, are gathered once more in each of 8 backwards; the embedding's are tokens.
+TEST(PredictTest, SharesOfInputsAreGatheredInBackward) {
+  for (const bool sequence_parallel : {false, true}) {
+    const Layout layout{.tensor = 2, .recompute = 1, .sequence_parallel = sequence_parallel};
+    Job shared = job();
+    shared.base.activations.shares_inputs = true;
+    const Prediction before = predict(multiplying(2), job(), layout);
+    const Prediction after = predict(multiplying(2), shared, layout);
+    EXPECT_NEAR(after.step_seconds - before.step_seconds, sequence_parallel ? 0 : 8 * 7 * 2048 / 1e6, 1e-9);
+    EXPECT_EQ(after.memory_bytes < before.memory_bytes, !sequence_parallel);
+  }
+}
+
 TEST(PredictTest, AnAllReduceWithoutOverlapIsAdded) {
   const Prediction p = predict(multiplying(2, 0), job(), {.data = 2});
   const double compute = 4 * 3 * (4 * kBlock + kHead) / 1e9;

@@ -12,6 +12,10 @@ namespace {
 
 constexpr int64_t kMeasuredStep = 1; // the first one has allocations and page faults in it
 
+// Steps in which the host waits to know whether ranks had the same inputs: the first ones, and one in so many.
+constexpr int64_t kCheckedSteps = 4;
+constexpr int64_t kCheckedAgain = 100;
+
 thread_local Activations::Impl* present = nullptr;
 
 // Parts inside a part are its own affair.
@@ -44,7 +48,7 @@ std::regex expression(const std::string& text) {
 
 } // namespace
 
-Activations::Impl::Impl(Options given, at::Device on, const aio::Options& files, int64_t micro_batches) : options(std::move(given)), device(on), aio(files), in_flight(micro_batches) {
+Activations::Impl::Impl(Options given, at::Device on, const aio::Options& files, int64_t micro_batches, Sharing sharing) : options(std::move(given)), device(on), aio(files), in_flight(micro_batches) {
   if (options.uses_nvme() && options.nvme_path.empty()) {
     throw InputError("activations", "activations are to go to files, and there is no nvme_path", "Name a folder on a local disk: \"nvme_path\": \"/local_nvme\".");
   }
@@ -52,7 +56,7 @@ Activations::Impl::Impl(Options given, at::Device on, const aio::Options& files,
     layers_ = expression(options.layers);
   }
   mover = std::make_shared<Mover>(device, ledger, options.uses_nvme() ? options.nvme_path : std::string(), aio);
-  storages = std::make_shared<SavedStorages>(ledger, mover);
+  storages = std::make_shared<SavedStorages>(ledger, mover, options.shares_inputs ? std::move(sharing) : Sharing());
 }
 
 Way Activations::Impl::usable(Way way) const {
@@ -62,10 +66,15 @@ Way Activations::Impl::usable(Way way) const {
   return way;
 }
 
+// What needs least memory.
+Way Activations::Impl::measuring_way() const {
+  return !device.is_cpu() ? Way::recompute_host : options.uses_nvme() ? Way::recompute_nvme : Way::recompute;
+}
+
 Way Activations::Impl::first_way(const Part& part, size_t index) const {
   const auto recomputed = [&] { return usable(options.inputs_to_host ? Way::recompute_host : Way::recompute); };
   if (options.automatic) {
-    return !device.is_cpu() ? Way::recompute_host : options.uses_nvme() ? Way::recompute_nvme : Way::recompute;
+    return measuring_way();
   }
   if (!options.choices.empty()) {
     const size_t place = part.place < 0 ? index : static_cast<size_t>(part.place);
@@ -80,25 +89,81 @@ Way Activations::Impl::first_way(const Part& part, size_t index) const {
   return part.recomputes ? recomputed() : Way::keep;
 }
 
-size_t Activations::Impl::place_of(const Part& part) {
+size_t Activations::Impl::index_of(const Part& part, const Tensors& inputs) {
   const auto found = std::find_if(parts.begin(), parts.end(), [&](const Known& known) { return known.key == part.key; });
   if (found != parts.end()) {
     return static_cast<size_t>(found - parts.begin());
   }
   places_given_ = places_given_ || part.place >= 0;
-  parts.push_back({part.key, std::string(part.type), part.place, first_way(part, parts.size()), 0, 0, Mark(device), Mark(device), Mark(device)});
+  parts.push_back({part.key, std::string(part.type), part.place, first_way(part, parts.size()), 0, 0, 0, 0, 0, Mark(device), Mark(device), Mark(device)});
+  take_adopted(parts.size() - 1, inputs);
   return parts.size() - 1;
 }
 
-bool Activations::Impl::measures() const {
-  return steps_ <= kMeasuredStep;
+void Activations::Impl::take_adopted(size_t index, const Tensors& inputs) {
+  if (!adopted_) {
+    return;
+  }
+  Known& known = parts[index];
+  const size_t place = known.place < 0 ? index : static_cast<size_t>(known.place);
+  Call call(storages, fixed, std::nullopt, options.least_bytes);
+  call.set_inputs(inputs);
+  if (place >= adopted_->ways.size() || call.input_bytes() > adopted_->input_bytes[place]) {
+    doubts_ = true;
+    return;
+  }
+  known.way = adopted_->ways[place];
+  known.bytes = adopted_->bytes[place];
+  known.input_bytes = adopted_->input_bytes[place];
+  known.share_bytes = adopted_->share_bytes[place];
+  allow_moves();
 }
 
-std::shared_ptr<Call> Activations::Impl::begin_call(size_t index, std::optional<Place> place, const Tensors& inputs) {
+void Activations::Impl::adopt(Decision decision, bool all) {
+  if (!options.automatic || steps > 0 || !parts.empty()) {
+    throw Error("activations", "a decision comes too late, or there is nothing to decide");
+  }
+  for (Way& way : decision.ways) {
+    way = usable(way);
+  }
+  adopted_ = std::move(decision);
+  adopts_all_parts_ = all;
+}
+
+bool Activations::Impl::wants_adoption() const {
+  return adopted_.has_value() && steps > 0;
+}
+
+bool Activations::Impl::doubts_adopted() const {
+  return doubts_ || (adopts_all_parts_ && adopted_ && parts.size() != adopted_->ways.size());
+}
+
+void Activations::Impl::end_adoption(bool adopted) {
+  adopted_.reset();
+  doubts_ = false;
+  decided_ = adopted;
+  if (!adopted) {
+    steps = 0;
+    for (Known& known : parts) {
+      known.way = measuring_way();
+      known.bytes = known.input_bytes = known.share_bytes = 0;
+    }
+  }
+}
+
+bool Activations::Impl::measures() const {
+  return steps <= kMeasuredStep;
+}
+
+std::shared_ptr<Call> Activations::Impl::begin_call(size_t index, std::optional<Place> place, const Tensors& inputs, bool shares) {
   auto call = std::make_shared<Call>(storages, fixed, place, options.least_bytes);
+  if (shares) {
+    call->share_inputs(parts[index].type);
+  }
   call->set_inputs(inputs);
   call->set_before(last_call_);
   if (measures()) {
+    parts[index].share_bytes = std::max(parts[index].share_bytes, call->share_bytes());
     call->on_backward([self = shared_from_this(), index] { self->parts[index].backward_begins.now(); });
   }
   last_call_ = call;
@@ -113,6 +178,8 @@ void Activations::Impl::end_forward(size_t index, const Call& call) {
   known.forward_ends.now();
   known.bytes = std::max(known.bytes, call.bytes());
   known.input_bytes = std::max(known.input_bytes, call.input_bytes());
+  known.stay_bytes = std::max(known.stay_bytes, call.stay_bytes());
+  known.padding = std::max(known.padding, call.padding());
   allow_moves();
 }
 
@@ -121,14 +188,14 @@ void Activations::Impl::allow_moves() {
   int64_t largest = 0;
   for (const Known& known : parts) {
     if (moves(known.way)) {
-      largest = std::max(largest, known.input_bytes + (recomputes(known.way) ? 0 : known.bytes));
+      largest = std::max(largest, recomputes(known.way) ? known.share_bytes : known.input_bytes + known.bytes);
     }
   }
   mover->set_most_leaving(largest);
 }
 
 Tensors Activations::Impl::call_directly(size_t index, const Function& f, const Tensors& inputs) {
-  const auto call = begin_call(index, activations::place_of(parts[index].way), inputs);
+  const auto call = begin_call(index, activations::place_of(parts[index].way), inputs, /*shares=*/false);
   CallSaver saver(call);
   if (measures()) {
     parts[index].forward_begins.now();
@@ -145,7 +212,7 @@ Tensors Activations::Impl::call_directly(size_t index, const Function& f, const 
 
 // Autograd saves the inputs for the call itself, and what f saves, when it runs again, for a call of its own, which only counts.
 Tensors Activations::Impl::call_recomputed(size_t index, const Part& part, const Function& f, const Tensors& inputs) {
-  const auto call = begin_call(index, activations::place_of(parts[index].way), inputs);
+  const auto call = begin_call(index, activations::place_of(parts[index].way), inputs, /*shares=*/true);
   CallSaver saver(call);
   const auto first = std::make_shared<bool>(true);
   const Function counted = [self = shared_from_this(), index, f, first](const Tensors& x) {
@@ -173,10 +240,11 @@ Tensors Activations::Impl::call_recomputed(size_t index, const Part& part, const
 
 Tensors Activations::Impl::run(const Part& part, const Function& f, const Tensors& inputs) {
   if (layers_ && !std::regex_search(part.type.begin(), part.type.end(), *layers_)) {
+    left_out.emplace(part.type);
     const Present inside(nullptr);
     return part.recomputes ? recompute::run(f, inputs, part.recompute) : f(inputs);
   }
-  const size_t index = place_of(part);
+  const size_t index = index_of(part, inputs);
   return recomputes(parts[index].way) ? call_recomputed(index, part, f, inputs) : call_directly(index, f, inputs);
 }
 
@@ -184,18 +252,21 @@ void Activations::Impl::end_step() {
   if (!places_given_ && parts.size() < options.choices.size()) {
     throw InputError("activations", concat("\"choices\" has ", options.choices.size(), " ways, and the model calls ", parts.size(), " parts"), "Give every part one, as a run with \"policy\": \"auto\" prints them.");
   }
-  if (steps_ == 0 && options.policy && recomputes(*options.policy)) {
+  if (steps == 0 && options.policy && recomputes(*options.policy)) {
     for (Known& known : parts) { // where only inputs are saved anyway
       known.way = known.bytes == 0 ? Way::keep : known.way;
     }
   }
-  ++steps_;
+  if (steps < kCheckedSteps || steps % kCheckedAgain == 0) {
+    storages->check_shares();
+  }
+  ++steps;
   peak_bytes = ledger->peak();
   ledger->forget_peak();
 }
 
 bool Activations::Impl::wants_decision() const {
-  return !decided_ && steps_ > kMeasuredStep && (options.automatic || options.profile);
+  return !decided_ && steps > kMeasuredStep && (options.automatic || options.profile);
 }
 
 bool active() {
@@ -211,7 +282,7 @@ Tensors run(const Part& part, const Function& f, const Tensors& inputs) {
   return impl->run(part, f, inputs);
 }
 
-Activations::Activations(Options options, at::Device device, const aio::Options& aio, int64_t in_flight) : impl_(std::make_shared<Impl>(std::move(options), device, aio, in_flight)) {}
+Activations::Activations(Options options, at::Device device, const aio::Options& aio, int64_t in_flight, Sharing sharing) : impl_(std::make_shared<Impl>(std::move(options), device, aio, in_flight, std::move(sharing))) {}
 
 Activations::~Activations() = default;
 
@@ -239,6 +310,35 @@ std::string Activations::decide(const std::vector<double>& largest) {
   return impl_->decide(largest);
 }
 
+Decision Activations::decision() const {
+  Decision decision;
+  for (const auto& known : impl_->parts) {
+    decision.ways.push_back(known.way);
+    decision.bytes.push_back(known.bytes);
+    decision.input_bytes.push_back(known.input_bytes);
+    decision.share_bytes.push_back(known.share_bytes);
+  }
+  return decision;
+}
+void Activations::adopt(Decision decision, bool all) {
+  impl_->adopt(std::move(decision), all);
+}
+bool Activations::wants_adoption() const {
+  return impl_->wants_adoption();
+}
+bool Activations::doubts_adopted() const {
+  return impl_->doubts_adopted();
+}
+void Activations::end_adoption(bool adopted) {
+  impl_->end_adoption(adopted);
+}
+
+int64_t Activations::steps() const {
+  return impl_->steps;
+}
+std::vector<std::string> Activations::left_out() const {
+  return {impl_->left_out.begin(), impl_->left_out.end()};
+}
 std::vector<Way> Activations::ways() const {
   std::vector<Way> ways;
   for (const auto& known : impl_->parts) {

@@ -2,6 +2,7 @@
 
 #include <trireme/activations/choice.h>
 #include <trireme/activations/options.h>
+#include <trireme/activations/sharing.h>
 #include <trireme/aio/options.h>
 #include <trireme/recompute/recompute.h>
 
@@ -59,6 +60,15 @@ auto call(const Part& part, F f, const T&... tensors) {
   return recompute::take<Result>(run(part, listed, Tensors{at::Tensor(tensors)...}), position);
 }
 
+/// What "auto" has decided, by the places of parts (Activations::places()): for another run of the same model.
+struct Decision {
+  std::vector<Way> ways;
+  /// As PartCost has them; 0 where no part was called.
+  std::vector<int64_t> bytes;
+  std::vector<int64_t> input_bytes;
+  std::vector<int64_t> share_bytes;
+};
+
 /// Decides what becomes of the activations of a model's parts, moves them, and counts them.
 ///
 /// Parts are known from the first forward on, in the order in which it calls them. With Options::automatic the first two steps use the way that needs
@@ -70,9 +80,9 @@ auto call(const Part& part, F f, const T&... tensors) {
 class Activations {
  public:
   class Impl; // of this folder
-  /// `in_flight`: micro-batches whose activations wait at a time, more than 1 in a pipeline.
+  /// `in_flight`: micro-batches whose activations wait at a time, more than 1 in a pipeline. `sharing`: for Options::shares_inputs.
   /// Errors: InputError for a way that says nvme without nvme_path, a folder that cannot be made, an expression that is none.
-  explicit Activations(Options options, at::Device device = at::kCPU, const aio::Options& aio = {}, int64_t in_flight = 1);
+  explicit Activations(Options options, at::Device device = at::kCPU, const aio::Options& aio = {}, int64_t in_flight = 1, Sharing sharing = {});
   ~Activations();
   Activations(const Activations&) = delete;
   Activations& operator=(const Activations&) = delete;
@@ -84,12 +94,29 @@ class Activations {
   void end_step();
   /// Whether the measurements are complete and nobody has decided yet.
   bool wants_decision() const;
-  /// What this rank measured; ranks of one model measure as many numbers. Waits for the device. Takes some tens of ms for the speed of moves.
+  /// What this rank measured; ranks of one model measure as many numbers. Waits for the device. Takes some tens of ms for the speed of moves. Collective where ranks
+  /// keep shares.
   std::vector<double> measured() const;
   /// Decides by the largest of all ranks, number by number. Returns what was decided, for people; ways() repeat it as Options::choices.
   /// Errors: InputError where nothing fits the budget, with what would.
   std::string decide(const std::vector<double>& largest);
 
+  /// What was decided of the parts of this rank, with Options::automatic.
+  Decision decision() const;
+  /// Before the first forward: parts are treated as was decided then, if they get inputs of no more bytes; the others as in a first step. `all`: there are no parts at
+  /// other places. After that step the caller has the ranks agree (doubts_adopted(), end_adoption()).
+  void adopt(Decision decision, bool all);
+  /// Whether a step with an adopted decision is over that nobody has agreed on.
+  bool wants_adoption() const;
+  /// Whether the parts of this rank are other ones, or get larger inputs.
+  bool doubts_adopted() const;
+  /// Nothing is measured any more; or, where a rank doubts, all is measured in the next two steps.
+  void end_adoption(bool adopted);
+
+  /// Steps so far; since an adopted decision was given up.
+  int64_t steps() const;
+  /// Classes of modules that were called and are no parts, because Options::layers says so. Each once.
+  std::vector<std::string> left_out() const;
   /// The way of each part that was called so far, and its place in Options::choices.
   std::vector<Way> ways() const;
   std::vector<int64_t> places() const;

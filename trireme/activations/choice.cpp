@@ -18,22 +18,36 @@ int64_t whole(const PartCost& part) {
 }
 
 int64_t held_by(const PartCost& part, Way way) {
-  return way == Way::keep ? whole(part) : way == Way::recompute ? part.input_bytes : 0;
+  return way == Way::keep ? whole(part) : way == Way::recompute ? part.share_bytes : recomputes(way) ? 0 : part.stay_bytes;
 }
 
-// Seconds of the part itself, and of its move behind the next part; there is none after the last.
+bool gathers(const PartCost& part) {
+  return part.share_bytes < part.input_bytes;
+}
+
+// The most that the part itself has at a time, beside what moves: on the CPU what has moved lies in the buffers of moves.
+int64_t all_of(const Problem& problem, const PartCost& part, Way way) {
+  if (moves(way) && !recomputes(way) && problem.moving_copies > 1) {
+    return part.stay_bytes;
+  }
+  return whole(part) + (way == Way::recompute && gathers(part) ? part.share_bytes : 0);
+}
+
+// Seconds of the part itself, and of its move behind the next part; the last one has none.
 double seconds_of(const Problem& problem, size_t index, Way way, const PartCost* next, Way next_way) {
   const PartCost& part = problem.parts[index];
-  double seconds = recomputes(way) ? part.forward : 0;
+  double seconds = recomputes(way) ? part.forward + (gathers(part) ? problem.gather * static_cast<double>(part.input_bytes) : 0) : 0;
   if (!moves(way)) {
     return seconds;
   }
   const MoveCost& move = to_nvme(way) ? problem.nvme : problem.host;
-  const auto bytes = static_cast<double>(recomputes(way) ? part.input_bytes : whole(part));
-  const double hides_out = next != nullptr ? next->forward : 0;
-  const double hides_in = next != nullptr ? next->backward + (recomputes(next_way) ? next->forward : 0) : 0;
-  seconds += bytes * move.busy + std::max(0.0, bytes * move.out - hides_out) + std::max(0.0, bytes * move.in - hides_in);
-  return seconds;
+  const auto bytes = static_cast<double>(recomputes(way) ? part.share_bytes : whole(part));
+  seconds += bytes * move.busy;
+  if (next == nullptr) {
+    return seconds + std::max(0.0, bytes * move.out - problem.after_last);
+  }
+  const double hides_in = next->backward + (recomputes(next_way) ? next->forward : 0);
+  return seconds + std::max(0.0, bytes * move.out - next->forward) + std::max(0.0, bytes * move.in - hides_in);
 }
 
 // What has moved so far.
@@ -46,6 +60,7 @@ Moved after(Moved before, Way way) {
 struct Memory {
   int64_t largest = 0;
   int64_t largest_input = 0;
+  int64_t at_work = 0;
   int64_t copies = 0;
 
   int64_t moving(Moved moved) const {
@@ -56,20 +71,21 @@ struct Memory {
 Memory memory_of(const Problem& problem) {
   Memory memory;
   for (const PartCost& part : problem.parts) {
-    memory.largest = std::max(memory.largest, whole(part));
-    memory.largest_input = std::max(memory.largest_input, part.input_bytes);
+    memory.largest = std::max(memory.largest, whole(part) + part.padding);
+    memory.largest_input = std::max(memory.largest_input, part.share_bytes);
+    memory.at_work = std::max({memory.at_work, all_of(problem, part, Way::keep), all_of(problem, part, Way::recompute)});
   }
   memory.copies = problem.moving_copies;
   return memory;
 }
 
 // At a part: what is held before it and its own. With several micro-batches in flight only the end of a forward counts.
-int64_t bytes_at(const Problem& problem, const Memory& memory, int64_t held_before, size_t index, Moved moved) {
-  return problem.in_flight > 1 ? 0 : held_before + whole(problem.parts[index]) + memory.moving(moved);
+int64_t bytes_at(const Problem& problem, const Memory& memory, int64_t held_before, size_t index, Way way, Moved moved) {
+  return problem.in_flight > 1 ? 0 : held_before + all_of(problem, problem.parts[index], way) + memory.moving(moved);
 }
 
 int64_t bytes_at_end(const Problem& problem, const Memory& memory, int64_t held, Moved moved) {
-  return problem.in_flight > 1 ? problem.in_flight * held + memory.largest + memory.moving(moved) : 0;
+  return problem.in_flight > 1 ? problem.in_flight * held + memory.at_work + memory.moving(moved) : 0;
 }
 
 // One way to treat the parts so far. `before` leads to the rest.
@@ -142,6 +158,25 @@ Choice least_memory(const Problem& problem) {
 
 } // namespace
 
+void even_out(std::vector<PartCost>& parts, const std::vector<int64_t>& kinds) {
+  std::map<std::array<int64_t, 3>, std::vector<PartCost*>> alike;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    alike[{kinds.at(i), parts[i].bytes, parts[i].input_bytes}].push_back(&parts[i]);
+  }
+  const auto level = [](std::vector<PartCost*>& group, double PartCost::*time) {
+    const auto middle = group.begin() + static_cast<std::ptrdiff_t>(group.size() / 2);
+    std::nth_element(group.begin(), middle, group.end(), [&](const PartCost* a, const PartCost* b) { return a->*time < b->*time; });
+    const double median = (*middle)->*time;
+    for (PartCost* const part : group) {
+      part->*time = median;
+    }
+  };
+  for (auto& [what, group] : alike) {
+    level(group, &PartCost::forward);
+    level(group, &PartCost::backward);
+  }
+}
+
 Choice judge(const Problem& problem, const std::vector<Way>& ways) {
   if (ways.size() != problem.parts.size()) {
     throw Error("activations", concat(ways.size(), " ways for ", problem.parts.size(), " parts"));
@@ -153,7 +188,7 @@ Choice judge(const Problem& problem, const std::vector<Way>& ways) {
   Moved moved = Moved::nothing;
   for (size_t i = 0; i < ways.size(); ++i) {
     moved = after(moved, ways[i]);
-    choice.bytes = std::max(choice.bytes, bytes_at(problem, memory, held, i, moved));
+    choice.bytes = std::max(choice.bytes, bytes_at(problem, memory, held, i, ways[i], moved));
     held += held_by(problem.parts[i], ways[i]);
     const bool last = i + 1 == ways.size();
     choice.seconds += seconds_of(problem, i, ways[i], last ? nullptr : &problem.parts[i + 1], last ? Way::keep : ways[i + 1]);
@@ -176,7 +211,7 @@ Choice choose(const Problem& problem) {
   std::map<Key, std::vector<State>> open;
   const auto enter = [&](std::map<Key, std::vector<State>>& into, size_t index, Way way, const State& from, int before, Moved moved_before, double added) {
     const Moved moved = after(moved_before, way);
-    const int64_t bytes = std::max(from.most, bytes_at(problem, memory, from.held, index, moved));
+    const int64_t bytes = std::max(from.most, bytes_at(problem, memory, from.held, index, way, moved));
     if (bytes > problem.budget) {
       return;
     }

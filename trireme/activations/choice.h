@@ -13,9 +13,15 @@ struct PartCost {
   /// Bytes that its forward saves for backward, beside its inputs; and those of its inputs.
   int64_t bytes = 0;
   int64_t input_bytes = 0;
+  /// What of its inputs a rank keeps if it is recomputed: less where ranks keep shares.
+  int64_t share_bytes = 0;
   /// Seconds.
   double forward = 0;
   double backward = 0;
+  /// What of `bytes` stays where it is when the part is moved: storages that are too small, or of which little is seen.
+  int64_t stay_bytes = 0;
+  /// What buffers of the part take beyond its bytes, because they end where a block of a file does.
+  int64_t padding = 0;
 };
 
 /// Seconds a byte: to leave, to come back, and what of it the computing thread does itself.
@@ -32,12 +38,16 @@ struct Problem {
   std::vector<Way> allowed;
   MoveCost host;
   MoveCost nvme;
+  /// Seconds between the last part's forward and its backward: head and loss.
+  double after_last = 0;
+  /// Seconds a byte of inputs of which ranks keep shares, to gather them.
+  double gather = 0;
   /// Bytes.
   int64_t budget = 0;
   /// Micro-batches whose activations wait for their backward at a time: more than 1 in a pipeline.
   int64_t in_flight = 1;
   /// How often what moves of a part is in memory a second time while parts move: 1 on a device, where what is copied stays until it has arrived; 2 on the CPU, for
-  /// the buffers that a file is written from and read into.
+  /// the buffers that a file is written from and read into, which are the memory of the part itself then.
   int64_t moving_copies = 1;
 };
 
@@ -53,10 +63,15 @@ struct Choice {
 /// What these ways cost.
 ///
 /// Memory: at each part, what the parts before it hold, its own activations and inputs, and, once a part has moved, moving_copies times the largest that may: whole
-/// parts, or inputs where only those of recomputed parts have moved.
-/// Time: a recomputed part adds its forward. A move is hidden behind the forward of the next part, and on the way back behind its backward; what it takes longer
-/// is added. The last part has nothing to hide behind.
+/// parts, or inputs where only those of recomputed parts have moved. With two copies one of them is what a moved part has itself.
+/// Shares of inputs lie beside the gathered inputs while their part is computed again.
+/// Time: a recomputed part adds its forward, and the gathering of its inputs. A move is hidden behind the forward of the next part, and on the way back behind its backward; what it takes longer
+/// is added. The last part leaves behind what lies between its forward and its backward, and need not come back: it is still in the memory that it left from, or leaves from.
 Choice judge(const Problem& problem, const std::vector<Way>& ways);
+
+/// Gives parts that do the same (equal kind, bytes and input_bytes) the median of their times: a single measurement may be of a moment when the machine did
+/// something else. `kinds`: a number for each part's class.
+void even_out(std::vector<PartCost>& parts, const std::vector<int64_t>& kinds);
 
 /// The ways that cost least among those that fit; if none do, those that need least memory, and `fits` is false.
 ///

@@ -8,14 +8,17 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <sys/resource.h>
 
 namespace trireme::activations {
 namespace {
 
-constexpr int64_t kMostMeasured = int64_t{64} << 20; // bytes of a trial move
-constexpr size_t kNumbersOfMoves = 6;
-constexpr size_t kNumbersOfPart = 4;
+constexpr int64_t kMostMeasured = int64_t{16} << 20; // bytes of a trial move, for which memory is needed beside the budget
+constexpr size_t kNumbersOfMoves = 8;
+constexpr size_t kNumbersOfPart = 7;
+constexpr int kTrials = 3; // of a move to a file
 constexpr double kBackward = 2; // times the forward, where nothing says when it ended
 
 // Seconds since the last call.
@@ -31,6 +34,19 @@ class Watch {
  private:
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Processor time that the system has used for this process, all threads.
+double system_seconds() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  return static_cast<double>(used.ru_stime.tv_sec) + 1e-6 * static_cast<double>(used.ru_stime.tv_usec);
+}
 
 } // namespace
 
@@ -52,6 +68,21 @@ MoveCost measure_host(at::Device device, int64_t bytes) {
   return {out.seconds_since(begin) / each, in.seconds_since(out) / each, 0};
 }
 
+double measure_gather(const Sharing& sharing, at::Device device, int64_t bytes) {
+  const at::NoGradGuard no_grad;
+  const int64_t each = share_of(bytes, sharing.ranks);
+  const at::Tensor share = at::zeros({each}, at::TensorOptions(at::kByte).device(device));
+  const at::Tensor whole = at::zeros({sharing.ranks * each}, share.options());
+  Mark begin(device);
+  Mark end(device);
+  sharing.gather(whole, share); // the first one may open connections
+  begin.now();
+  sharing.gather(whole, share);
+  end.now();
+  end.wait();
+  return end.seconds_since(begin) / static_cast<double>(bytes);
+}
+
 MoveCost measure_nvme(const std::string& folder, const aio::Options& options, int64_t bytes) {
   const auto space = std::make_shared<FileSpace>(folder, bytes);
   const int64_t size = aio::round_up(bytes);
@@ -60,23 +91,32 @@ MoveCost measure_nvme(const std::string& folder, const aio::Options& options, in
   const at::Tensor source = at::zeros({size}, at::kByte);
   const aio::Memory memory(size);
   std::copy_n(source.const_data_ptr<uint8_t>(), size, reinterpret_cast<uint8_t*>(memory.data())); // its pages are there from now on
-  Watch watch;
-  HostBuffer(nullptr, at::Tensor(), memory.data(), size).tensor(size).copy_(source);
-  const double copied = watch.lap();
-  transfers.wait(transfers.write(*piece->file, piece->offset, memory.data(), size));
-  const double written = watch.lap();
-  transfers.wait(transfers.read(*piece->file, piece->offset, memory.data(), size));
-  const double read = watch.lap();
+  std::array<std::vector<double>, 3> seconds; // of copies, writes, reads
+  const double system_before = system_seconds();
+  for (int trial = 0; trial < kTrials; ++trial) {
+    Watch watch;
+    HostBuffer(nullptr, at::Tensor(), memory.data(), size).tensor(size).copy_(source);
+    seconds[0].push_back(watch.lap());
+    transfers.wait(transfers.write(*piece->file, piece->offset, memory.data(), size));
+    seconds[1].push_back(watch.lap());
+    transfers.wait(transfers.read(*piece->file, piece->offset, memory.data(), size));
+    seconds[2].push_back(watch.lap());
+  }
+  // What the system does for a transfer it does on processors that compute otherwise.
+  const double system = (system_seconds() - system_before) / kTrials;
   const auto each = static_cast<double>(size);
-  return {written / each, read / each, copied / each};
+  return {median(seconds[1]) / each, median(seconds[2]) / each, (median(seconds[0]) + system) / each};
 }
 
 std::vector<double> Activations::Impl::measured() const {
   int64_t largest = 4096;
+  int64_t largest_input = 0; // of those that are shared
   for (const Known& known : parts) {
+    largest_input = std::max(largest_input, known.share_bytes < known.input_bytes ? known.input_bytes : 0);
     largest = std::max(largest, known.bytes + known.input_bytes);
   }
   largest = std::min(largest, kMostMeasured);
+  const double gather = largest_input > 0 ? measure_gather(storages->sharing(), device, std::min(largest_input, kMostMeasured)) : 0; // before what may fail on one rank
   MoveCost host;
   MoveCost nvme;
   if (!device.is_cpu()) {
@@ -88,7 +128,9 @@ std::vector<double> Activations::Impl::measured() const {
       nvme = {std::max(host.out, nvme.out), std::max(host.in, nvme.in), 0};
     }
   }
-  std::vector<double> numbers = {host.out, host.in, host.busy, nvme.out, nvme.in, nvme.busy};
+  const Known* const last = parts.empty() ? nullptr : &parts.back();
+  const double after_last = last != nullptr && in_flight == 1 && last->forward_ends.set() && last->backward_begins.set() ? last->backward_begins.seconds_since(last->forward_ends) : 0;
+  std::vector<double> numbers = {host.out, host.in, host.busy, nvme.out, nvme.in, nvme.busy, gather, -after_last}; // of all ranks the largest count: the shortest time to hide behind
   for (size_t i = 0; i < parts.size(); ++i) {
     const Known& known = parts[i];
     const double forward = known.forward_ends.set() ? known.forward_ends.seconds_since(known.forward_begins) : 0;
@@ -97,7 +139,7 @@ std::vector<double> Activations::Impl::measured() const {
       const double all = parts[i - 1].backward_begins.seconds_since(known.backward_begins);
       backward = all > 0 ? std::max(0.0, all - (recomputes(known.way) ? forward : 0)) : backward;
     }
-    numbers.insert(numbers.end(), {static_cast<double>(known.bytes), static_cast<double>(known.input_bytes), forward, backward});
+    numbers.insert(numbers.end(), {static_cast<double>(known.bytes), static_cast<double>(known.input_bytes), static_cast<double>(known.share_bytes), forward, backward, static_cast<double>(known.stay_bytes), static_cast<double>(known.padding)});
   }
   return numbers;
 }
@@ -120,6 +162,8 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
   Problem problem;
   problem.host = {largest[0], largest[1], largest[2]};
   problem.nvme = {largest[3], largest[4], largest[5]};
+  problem.gather = largest[6];
+  problem.after_last = std::max(0.0, -largest[7]);
   problem.budget = options.memory_budget;
   problem.in_flight = in_flight;
   problem.moving_copies = device.is_cpu() ? 2 : 1;
@@ -130,11 +174,17 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
   if (options.uses_nvme()) {
     problem.allowed.insert(problem.allowed.end(), {Way::nvme, Way::recompute_nvme});
   }
-  double seconds = 0;
+  std::vector<int64_t> kinds;
   for (size_t i = 0; i < parts.size(); ++i) {
     const double* const numbers = &largest[kNumbersOfMoves + kNumbersOfPart * i];
-    problem.parts.push_back({static_cast<int64_t>(numbers[0]), static_cast<int64_t>(numbers[1]), numbers[2], numbers[3]});
-    seconds += numbers[2] + numbers[3];
+    problem.parts.push_back({static_cast<int64_t>(numbers[0]), static_cast<int64_t>(numbers[1]), static_cast<int64_t>(numbers[2]), numbers[3], numbers[4], static_cast<int64_t>(numbers[5]), static_cast<int64_t>(numbers[6])});
+    const auto first = std::find_if(parts.begin(), parts.end(), [&](const Known& known) { return known.type == parts[i].type; });
+    kinds.push_back(first - parts.begin());
+  }
+  even_out(problem.parts, kinds);
+  double seconds = 0;
+  for (const PartCost& part : problem.parts) {
+    seconds += part.forward + part.backward;
   }
   std::string said;
   if (options.automatic) {
@@ -149,6 +199,7 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
       parts[i].way = choice.ways[i];
       parts[i].bytes = problem.parts[i].bytes;
       parts[i].input_bytes = problem.parts[i].input_bytes;
+      parts[i].share_bytes = problem.parts[i].share_bytes;
     }
     allow_moves();
     said = concat("activations of ", parts.size(), " parts: at most ", format_bytes(static_cast<double>(choice.bytes)), " of the ", format_bytes(static_cast<double>(options.memory_budget)),

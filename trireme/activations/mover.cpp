@@ -182,9 +182,9 @@ void Mover::go_on() {
   }
 }
 
+// Does not go on first: on the CPU that would free buffers that have been written, and what is in one need not be read.
 void Mover::call_back(Away& away) {
   const Lock lock(mutex_);
-  go_on();
   begin_to_bring(away);
 }
 

@@ -9,6 +9,11 @@
 
 namespace trireme::activations {
 
+/// Bytes that each of `ranks` keeps of memory of `bytes` of which they keep shares: a multiple of 16.
+constexpr int64_t share_of(int64_t bytes, int64_t ranks) {
+  return ((bytes + ranks - 1) / ranks + 15) / 16 * 16;
+}
+
 /// What becomes of activations between forward and backward: the section "activation_checkpointing" of the configuration.
 struct Options {
   /// Every part is treated so. Absent: as the model says by itself, which recomputes or keeps.
@@ -25,6 +30,8 @@ struct Options {
   std::string nvme_path = {};
   /// Inputs of parts that are recomputed go to the host (DeepSpeed's cpu_checkpointing).
   bool inputs_to_host = false;
+  /// Of inputs that all tensor ranks have, each keeps a share until the part is computed again (DeepSpeed's partition_activations): sharing.h.
+  bool shares_inputs = false;
   /// Logs what each part costs, once, after the second step.
   bool profile = false;
   /// Storages of fewer bytes stay where they are.
@@ -32,7 +39,7 @@ struct Options {
 
   /// Whether anything here is asked for.
   bool on() const {
-    return policy.has_value() || automatic || !choices.empty() || inputs_to_host || profile;
+    return policy.has_value() || automatic || !choices.empty() || inputs_to_host || shares_inputs || profile;
   }
   bool uses_nvme() const {
     bool any = policy && to_nvme(*policy);

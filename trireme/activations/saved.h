@@ -3,6 +3,7 @@
 #include <trireme/activations/ledger.h>
 #include <trireme/activations/mark.h>
 #include <trireme/activations/mover.h>
+#include <trireme/activations/sharing.h>
 #include <trireme/recompute/saver.h>
 
 #include <c10/core/Storage.h>
@@ -11,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -22,6 +24,10 @@ struct SavedStorage {
   std::shared_ptr<Ledger> ledger;
   int64_t counted = 0;
   std::shared_ptr<Away> away;
+  // Where ranks keep shares: this rank's, unless it is away, and the bytes and the checksum of the whole.
+  at::Tensor share;
+  int64_t whole_bytes = 0;
+  at::Tensor checksum;
 
   ~SavedStorage() {
     ledger->remove(counted);
@@ -31,10 +37,21 @@ struct SavedStorage {
 /// Every storage that is saved, once, however many tensors view it. Any thread.
 class SavedStorages {
  public:
-  SavedStorages(std::shared_ptr<Ledger> ledger, std::shared_ptr<Mover> mover) : ledger_(std::move(ledger)), mover_(std::move(mover)) {}
+  /// `sharing` of one rank: nothing is shared.
+  SavedStorages(std::shared_ptr<Ledger> ledger, std::shared_ptr<Mover> mover, Sharing sharing = {}) : ledger_(std::move(ledger)), mover_(std::move(mover)), sharing_(std::move(sharing)) {}
 
   /// The one of this storage: moved to `place`, unless somebody keeps it anyway, or kept. `version`: of the tensor that is saved, which changes with its values; `foreign`: see Mover::leave().
   std::shared_ptr<SavedStorage> of(const c10::Storage& storage, uint32_t version, std::optional<Place> place, bool foreign = false);
+  /// The same of a storage of which each rank keeps a share: kept where it is, or moved to `place`.
+  std::shared_ptr<SavedStorage> shared(const c10::Storage& storage, uint32_t version, std::optional<Place> place);
+  /// The whole of it again, for the current stream; counted while it lives. Collective.
+  /// Errors: Error where the ranks had different bytes; on a device found by check_shares(). `type`: the part's class, for messages.
+  c10::Storage gather(const SavedStorage& saved, const std::string& type);
+  /// Waits for the device. Errors: Error where ranks had different bytes since the last call.
+  void check_shares();
+  const Sharing& sharing() const {
+    return sharing_;
+  }
   Mover& mover() const {
     return *mover_;
   }
@@ -45,12 +62,17 @@ class SavedStorages {
     std::weak_ptr<SavedStorage> kept;
     std::weak_ptr<SavedStorage> moved;
     uint32_t version = 0; // of what was moved
+    std::weak_ptr<SavedStorage> shared = {};
+    uint32_t shared_version = 0;
   };
+  Entry& entry_of(const c10::Storage& storage);
   void forget_freed();
 
   const std::shared_ptr<Ledger> ledger_;
   const std::shared_ptr<Mover> mover_;
+  const Sharing sharing_;
   std::mutex mutex_;
+  at::Tensor differ_; // shares that did not fit together
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
   size_t look_again_ = 64;
 };
@@ -63,6 +85,11 @@ class Call {
 
   /// Storages that do not count as what the part itself saves.
   void set_inputs(const std::vector<at::Tensor>& inputs);
+  /// Of a part that is recomputed: ranks keep shares of its inputs. `type`: its class.
+  void share_inputs(std::string type) {
+    shares_ = storages_->sharing().ranks > 1;
+    type_ = std::move(type);
+  }
   /// The call whose backward comes next.
   void set_before(std::weak_ptr<Call> before) {
     before_ = std::move(before);
@@ -78,10 +105,23 @@ class Call {
   int64_t input_bytes() const {
     return input_bytes_;
   }
+  /// What of these this rank keeps: less where ranks keep shares.
+  int64_t share_bytes() const {
+    return share_bytes_;
+  }
+  /// What of bytes() would stay if they moved; and what the buffers would take beyond what moves (PartCost).
+  int64_t stay_bytes() const {
+    return stay_bytes_;
+  }
+  int64_t padding() const {
+    return padding_;
+  }
 
  private:
   friend class SavedTensor;
-  void note(const c10::Storage& storage);
+  bool is_shared(const at::Tensor& input) const;
+  bool may_move(const at::Tensor& tensor) const;
+  void note(const at::Tensor& tensor);
   void begin_backward();
   void call_back();
 
@@ -89,6 +129,8 @@ class Call {
   const std::shared_ptr<const std::unordered_set<const void*>> fixed_;
   const std::optional<Place> place_;
   const int64_t least_bytes_;
+  bool shares_ = false;
+  std::string type_;
   std::weak_ptr<Call> before_;
   std::function<void()> on_backward_;
   std::mutex mutex_;
@@ -97,6 +139,9 @@ class Call {
   std::vector<std::weak_ptr<SavedStorage>> moved_;
   int64_t bytes_ = 0;
   int64_t input_bytes_ = 0;
+  int64_t share_bytes_ = 0;
+  int64_t stay_bytes_ = 0;
+  int64_t padding_ = 0;
   bool in_backward_ = false;
 };
 

@@ -15,8 +15,16 @@ using activations::Way;
 
 constexpr double kMostBytes = 1e18;
 
-// "1.5GB", "512 MiB", "1000000".
+// "1.5GB", "512 MiB", "1000000", 1000000.
 int64_t read_bytes(const JsonNode& node) {
+  constexpr const char* kNext = "Write a number of bytes, or one with a unit in quotes: \"2GB\", \"1.5GiB\", \"800MB\".";
+  if (node.kind() != JsonNode::Kind::string) {
+    const int64_t bytes = node.as_integer();
+    if (bytes < 1) {
+      node.fail(concat(bytes, " is no number of bytes"), kNext);
+    }
+    return bytes;
+  }
   const std::string& text = node.as_string();
   double number = 0;
   const char* const end = text.data() + text.size();
@@ -30,7 +38,7 @@ int64_t read_bytes(const JsonNode& node) {
       return static_cast<int64_t>(std::llround(number * bytes));
     }
   }
-  node.fail(concat("\"", text, "\" is no number of bytes"), "Write it with a unit: \"2GB\", \"1.5GiB\", \"800MB\".");
+  node.fail(concat("\"", text, "\" is no number of bytes"), kNext);
 }
 
 } // namespace
@@ -83,6 +91,7 @@ activations::Options read_activations(const Values& values) {
     values.node().fail("activations are to go to files, and there is no nvme_path", "Name a folder on a local disk: \"nvme_path\": \"/local_nvme\".");
   }
   out.inputs_to_host = values.get("cpu_checkpointing", out.inputs_to_host);
+  out.shares_inputs = values.get("partition_activations", out.shares_inputs);
   out.profile = values.get("profile", out.profile);
   return out;
 }
@@ -97,6 +106,7 @@ nlohmann::ordered_json to_json(const activations::Options& options) {
   out["layers"] = text(options.layers);
   out["nvme_path"] = text(options.nvme_path);
   out["cpu_checkpointing"] = options.inputs_to_host;
+  out["partition_activations"] = options.shares_inputs;
   out["profile"] = options.profile;
   return out;
 }

@@ -251,7 +251,7 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   out.activations = read_activations(values.section("activation_checkpointing"));
   out.tensor_parallel = read_tensor_parallel(values.section("tensor_parallel"));
   out.zero = read_zero(values.section("zero_optimization"));
-  out.offload = read_offload(values, out.zero.stage, out.notes);
+  out.offload = read_offload(values, out.zero.stage, out.activations.uses_nvme(), out.notes);
   out.precision = read_precision(values);
   if (bf16_section(values).get("bf16_optimizer_states", false)) {
     if (!out.optimizer) {

@@ -69,7 +69,7 @@ void check_auto(const JsonNode& node, const ValueType& type, Verdict verdict) {
 
 bool holds_text(const ValueType& type) {
   using Type = ValueType::Kind;
-  return type.kind == Type::text || type.kind == Type::texts || type.kind == Type::path || type.kind == Type::paths;
+  return type.kind == Type::text || type.kind == Type::texts || type.kind == Type::path || type.kind == Type::paths || type.kind == Type::bytes;
 }
 
 // What a value of type "objects" holds.
@@ -105,6 +105,13 @@ void check_value(const JsonNode& node, const ValueType& type, const std::string&
         for (const JsonNode& element : node.elements()) {
           element.as_string();
         }
+      }
+      break;
+    case Type::bytes:
+      if (node.kind() == Kind::string) {
+        node.as_string();
+      } else {
+        node.as_integer();
       }
       break;
     case Type::reals:

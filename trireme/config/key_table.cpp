@@ -89,6 +89,7 @@ ValueType ValueType::parse(std::string_view text) {
       {"bool", Kind::boolean},  {"text", Kind::text},
       {"texts", Kind::texts},   {"path", Kind::path},
       {"paths", Kind::paths},   {"reals", Kind::reals},
+      {"bytes", Kind::bytes},
       {"object", Kind::object}, {"objects", Kind::objects}, {"object_or_path", Kind::object_or_path},
       {"int", Kind::integer},   {"real", Kind::real},
       {"word", Kind::word},     {"choice", Kind::choice},
@@ -120,6 +121,8 @@ std::string ValueType::describe() const {
       return "a path";
     case Kind::paths:
       return "a path or an array of paths";
+    case Kind::bytes:
+      return "bytes, as a number or a text with a unit";
     case Kind::object:
     case Kind::switch_:
       return "an object";

@@ -66,6 +66,7 @@ bool depends_on_type(std::string_view path);
 ///
 ///   "bool"  "text"  "texts"  "path"  "paths"  "reals"  "object"  "object_or_path"
 ///   "objects"   an object, or an array of them, with the section of this path
+///   "bytes"     a whole number, or a text with a unit: "2GB"
 ///   "int >= 1"  "real 0..1"  "real 0..<1"   a number and its range
 ///   "word a|b|c"    one of these strings, compared exactly
 ///   "choice"        one of the keys of the section with this path, whatever the case
@@ -79,6 +80,7 @@ struct ValueType {
     texts,
     path,
     paths,
+    bytes,
     reals,
     object,
     objects,

@@ -113,15 +113,15 @@ ordered_json path_or_null(const std::string& path) {
 
 } // namespace
 
-offload::Options read_offload(const Values& engine, int zero_stage, std::vector<std::string>& notes) {
+offload::Options read_offload(const Values& engine, int zero_stage, bool moves_activations, std::vector<std::string>& notes) {
   const Values zero = engine.section("zero_optimization");
   const Values section = engine.section("aio");
   offload::Options out;
   out.optimizer = read_optimizer_place(zero.section("offload_optimizer"), notes);
   out.parameters = read_parameter_place(zero.section("offload_param"), zero_stage, notes);
   out.aio = read_aio(section);
-  if (section.present() && !out.uses_files() && to_json(out.aio) != to_json(aio::Options())) {
-    notes.push_back(concat(section.node().where(), ": aio has no effect: nothing is kept in files, which \"device\": \"nvme\" in an offload section does."));
+  if (section.present() && !out.uses_files() && !moves_activations && to_json(out.aio) != to_json(aio::Options())) {
+    notes.push_back(concat(section.node().where(), ": aio has no effect: nothing is kept in files, which \"device\": \"nvme\" in an offload section does, or \"nvme\" in activation_checkpointing."));
   }
   return out;
 }

@@ -65,6 +65,8 @@ ordered_json type_schema(const ValueType& type, const std::string& path) {
     case Kind::text:
     case Kind::path:
       return {{"type", "string"}};
+    case Kind::bytes:
+      return {{"anyOf", {{{"type", "string"}}, {{"type", "integer"}, {"minimum", 1}}}}};
     case Kind::texts:
     case Kind::paths:
       return {{"anyOf", {{{"type", "string"}}, {{"type", "array"}, {"items", {{"type", "string"}}}}}}};

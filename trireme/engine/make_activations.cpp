@@ -8,6 +8,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <set>
 
 namespace trireme::engine {
 namespace {
@@ -24,6 +25,11 @@ int64_t in_flight(const Parts& parts) {
   return std::max<int64_t>(1, *std::max_element(most.begin(), most.end()));
 }
 
+// All tensor ranks have the same inputs of parts.
+activations::Sharing sharing_of(const comm::Group& ranks) {
+  return {ranks.rank(), ranks.size(), [ranks](const at::Tensor& whole, const at::Tensor& share) { ranks.all_gather(whole, share, "shares of inputs").wait(); }};
+}
+
 at::Tensor as_tensor(const std::vector<double>& numbers) {
   return torch::tensor(numbers, torch::kFloat64);
 }
@@ -35,31 +41,123 @@ std::vector<double> largest(const std::vector<double>& own, const comm::Group& r
 }
 
 // The choices of all stages, by the places of their parts; where a stage has none at a place, activations are kept.
-std::vector<activations::Way> all_ways(const Parts& parts) {
-  const std::vector<activations::Way> own = parts.activations->ways();
+activations::Decision whole_decision(const Parts& parts) {
+  const activations::Decision own = parts.activations->decision();
   const std::vector<int64_t> places = parts.activations->places();
-  std::vector<double> whole(static_cast<size_t>(parts.layers ? parts.layers->layers().size() : std::ssize(own)), 0);
-  for (size_t i = 0; i < own.size(); ++i) {
-    whole.at(static_cast<size_t>(places[i])) = static_cast<double>(own[i]);
+  const auto count = static_cast<size_t>(parts.layers ? parts.layers->layers().size() : own.ways.size());
+  std::vector<double> whole(4 * count, 0);
+  for (size_t i = 0; i < own.ways.size(); ++i) {
+    double* const at = &whole.at(4 * static_cast<size_t>(places[i]));
+    at[0] = static_cast<double>(own.ways[i]);
+    at[1] = static_cast<double>(own.bytes[i]);
+    at[2] = static_cast<double>(own.input_bytes[i]);
+    at[3] = static_cast<double>(own.share_bytes[i]);
   }
-  std::vector<activations::Way> ways;
-  for (const double way : largest(whole, parts.pipe)) {
-    ways.push_back(static_cast<activations::Way>(static_cast<int>(way)));
+  whole = largest(whole, parts.pipe);
+  activations::Decision decision;
+  for (size_t i = 0; i < count; ++i) {
+    const double* const at = &whole[4 * i];
+    decision.ways.push_back(static_cast<activations::Way>(static_cast<int>(at[0])));
+    decision.bytes.push_back(static_cast<int64_t>(at[1]));
+    decision.input_bytes.push_back(static_cast<int64_t>(at[2]));
+    decision.share_bytes.push_back(static_cast<int64_t>(at[3]));
   }
-  return ways;
+  return decision;
+}
+
+// What must be the same for a choice to be of use.
+nlohmann::json circumstances(const Parts& parts) {
+  nlohmann::json of = {{"parameters", parts.num_parameters},
+                       {"ranks", {parts.pipe.size(), parts.data.size(), parts.context.size(), parts.tensor.size()}},
+                       {"micro_batch", parts.batch.micro},
+                       {"accumulation", parts.batch.accumulation},
+                       {"device", c10::DeviceTypeName(parts.device().type(), /*lower_case=*/true)}};
+  for (const char* section : {"activation_checkpointing", "pipeline", "aio"}) {
+    of[section] = parts.config.contains(section) ? nlohmann::json(parts.config[section]) : nlohmann::json();
+  }
+  return of;
+}
+
+// Of a list of layers the classes in it, else of what this rank has called.
+std::vector<std::string> classes_of(const Parts& parts) {
+  std::set<std::string> names;
+  if (parts.layers) {
+    for (const pipeline::Layer& layer : parts.layers->layers()) {
+      names.emplace(layer.type());
+    }
+  } else {
+    const std::vector<std::string> called = parts.activations->left_out();
+    names.insert(called.begin(), called.end());
+  }
+  return {names.begin(), names.end()};
+}
+
+// "layers" names classes: none of them is a mistake that would look as if it worked.
+void check_layers(const Parts& parts) {
+  const std::string& pattern = parts.activations->options().layers;
+  if (parts.activations->steps() != 1 || pattern.empty()) {
+    return;
+  }
+  const bool any = largest({static_cast<double>(parts.activations->ways().size())}, parts.everyone).front() > 0;
+  check_together(parts.everyone, [&] {
+    if (!any) {
+      const std::vector<std::string> names = classes_of(parts);
+      throw InputError("engine", concat("activation_checkpointing.layers \"", pattern, "\" matches no class of a part of the model: ", names.empty() ? "it has no parts" : concat("there are ", join(names, ", "))),
+                       "Name one of them, or leave layers out, so that all are parts.");
+    }
+  });
+}
+
+void end_adoption(Parts& parts) {
+  const bool doubts = largest({parts.activations->doubts_adopted() ? 1.0 : 0.0}, parts.everyone).front() > 0;
+  parts.activations->end_adoption(!doubts);
+  if (doubts) {
+    parts.chosen_ways = nullptr;
+    if (parts.everyone.rank() == 0) {
+      log::info("activation_checkpointing: parts of the model have other inputs than when the checkpoint was saved; what becomes of their activations is measured again");
+    }
+  }
 }
 
 } // namespace
 
 void make_activations(Parts& parts, const InitializeOptions& options) {
   activations::Options wanted = options.config.activations;
+  if (wanted.shares_inputs && (parts.tensor.size() == 1 || options.sequence_parallel)) {
+    wanted.shares_inputs = false;
+    if (parts.everyone.rank() == 0) {
+      log::info("activation_checkpointing.partition_activations changes nothing: ",
+                parts.tensor.size() == 1 ? "no tensor ranks have the same inputs" : "with sequence_parallel the inputs of parts are shares of the tensor ranks already");
+    }
+  }
   if (!wanted.on()) {
     return;
   }
   if (parts.device().is_cpu() && parts.everyone.rank() == 0 && (wanted.inputs_to_host || (wanted.policy && activations::to_host(*wanted.policy)))) {
     log::info("activation_checkpointing: the model is on the CPU, whose memory is the host's: what is to go to the host stays where it is");
   }
-  parts.activations = std::make_unique<activations::Activations>(std::move(wanted), parts.device(), options.config.offload.aio, in_flight(parts));
+  parts.activations = std::make_unique<activations::Activations>(std::move(wanted), parts.device(), options.config.offload.aio, in_flight(parts), sharing_of(parts.tensor));
+}
+
+void adopt_chosen_ways(Parts& parts, const nlohmann::json& saved) {
+  if (!parts.activations || !parts.activations->options().automatic || parts.activations->options().profile || parts.activations->steps() > 0) {
+    return;
+  }
+  activations::Decision decision;
+  double other = 1;
+  if (parts.activations->ways().empty() && saved.is_object() && saved.at("for") == circumstances(parts)) {
+    decision = {activations::from_words(saved.at("ways")), saved.at("bytes"), saved.at("input_bytes"), saved.at("share_bytes")};
+    const size_t count = decision.ways.size();
+    other = decision.bytes.size() == count && decision.input_bytes.size() == count && decision.share_bytes.size() == count ? 0 : 1;
+  }
+  if (largest({other}, parts.everyone).front() > 0) {
+    return;
+  }
+  parts.activations->adopt(std::move(decision), /*all=*/!parts.layers);
+  parts.chosen_ways = saved;
+  if (parts.everyone.rank() == 0) {
+    log::info("activation_checkpointing: the choice of the run that saved the checkpoint is used again: \"", join(saved.at("ways").get<std::vector<std::string>>(), "\", \""), '"');
+  }
 }
 
 void end_step_of_activations(Parts& parts) {
@@ -67,6 +165,10 @@ void end_step_of_activations(Parts& parts) {
     return;
   }
   parts.activations->end_step();
+  check_layers(parts);
+  if (parts.activations->wants_adoption()) {
+    end_adoption(parts);
+  }
   if (!parts.activations->wants_decision()) {
     return;
   }
@@ -88,7 +190,9 @@ void end_step_of_activations(Parts& parts) {
     log::info(stage, said);
   }
   if (parts.activations->options().automatic) {
-    const std::vector<std::string> words = activations::to_words(all_ways(parts));
+    const activations::Decision decision = whole_decision(parts);
+    const std::vector<std::string> words = activations::to_words(decision.ways);
+    parts.chosen_ways = {{"for", circumstances(parts)}, {"ways", words}, {"bytes", decision.bytes}, {"input_bytes", decision.input_bytes}, {"share_bytes", decision.share_bytes}};
     if (parts.everyone.rank() == 0) {
       log::info("activation_checkpointing has chosen. To choose the same in another run: \"choices\": [\"", join(words, "\", \""), "\"]");
     }

@@ -86,6 +86,7 @@ struct Parts {
   std::shared_ptr<optim::Schedule> schedule;
   std::shared_ptr<data::RepeatingLoader> loader;
   std::unique_ptr<activations::Activations> activations; // null: they stay where they are
+  nlohmann::json chosen_ways; // what "auto" has chosen for activations, for checkpoints; null: nothing
   nlohmann::ordered_json config;
   checkpoint::CheckpointOptions checkpoint;
   int64_t num_parameters = 0;

@@ -88,6 +88,7 @@ std::vector<Compared> compared(const Parts& parts, const InitializeOptions& opti
       {"activation_checkpointing.choices", number_of(config.activations.choices)},
       {"activation_checkpointing.layers", number_of(config.activations.layers)},
       {"activation_checkpointing.cpu_checkpointing", config.activations.inputs_to_host},
+      {"activation_checkpointing.partition_activations", config.activations.shares_inputs},
       {"activation_checkpointing.profile", config.activations.profile},
       {"sequence_parallel", options.sequence_parallel},
       {"tensor_parallel.autotp_size", config.tensor_parallel.size},

@@ -4,6 +4,7 @@
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/checkpoint/placed.h>
+#include <trireme/engine/make_activations.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/engine/saved_names.h>
 
@@ -100,6 +101,9 @@ nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
   };
   if (engine_.parts.loader) {
     state["loader"] = engine_.parts.loader->state();
+  }
+  if (!engine_.parts.chosen_ways.is_null()) {
+    state["activations"] = engine_.parts.chosen_ways;
   }
   if (!engine_.parts.steps_together()) {
     state["replicas"] = engine_.parts.group.size();
@@ -397,6 +401,7 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
     torch::manual_seed(new_seed(engine_.state.global_steps, rank));
     log::info("the checkpoint is from ", saved.world_size(), " ranks, this run has ", engine_.parts.everyone.size(), "; random states start anew");
   }
+  adopt_chosen_ways(engine_.parts, state.value("activations", nlohmann::json()));
   engine_.whole_again();
   log::info("continuing from ", saved.folder().string(), " at step ", engine_.state.global_steps);
   return state.value("client", nlohmann::json::object());

@@ -52,6 +52,13 @@ PartWay on_cpu(PartWay way) {
   return way == PartWay::host ? PartWay::keep : way == PartWay::recompute_host ? PartWay::recompute : way;
 }
 
+// Bytes of the input of the group that begins here, if tensor ranks keep shares of it. The first of a stage has what another one sent, or tokens: whole on every rank.
+int64_t shared_input(const Run& run, const std::vector<int64_t>& layers, int64_t first) {
+  const bool shares = run.activations.shares_inputs && run.tensor_ranks > 1 && !run.sequence_parallel;
+  const int64_t bytes = run.model.layers[layers[first]].input;
+  return shares && first > 0 && activations::recomputes(run.way_of(layers[first])) && bytes >= run.activations.least_bytes ? bytes : 0;
+}
+
 Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) {
   const int64_t held = held_gradient(run, layers);
   const auto step = std::max<int64_t>(1, run.recompute_interval);
@@ -77,7 +84,8 @@ Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) 
       kept.always += group;
       kept.in_backward = std::max(kept.in_backward, working);
     } else {
-      kept.always += way == PartWay::recompute ? run.model.layers[layers[first]].input : 0;
+      const int64_t shared = shared_input(run, layers, first);
+      kept.always += way != PartWay::recompute ? 0 : shared > 0 ? activations::share_of(shared, run.tensor_ranks) : run.model.layers[layers[first]].input;
       kept.in_backward = std::max(kept.in_backward, group + working);
     }
   }
@@ -190,6 +198,17 @@ Item activations_of(const Run& run, int64_t stage) {
     item.numbers += said(run, " - ", less);
   }
   return item;
+}
+
+int64_t gathered_inputs(const Run& run, int64_t stage) {
+  int64_t bytes = 0;
+  const auto step = std::max<int64_t>(1, run.recompute_interval);
+  for (const std::vector<int64_t>& layers : layers_of(run, stage)) {
+    for (int64_t first = 0; first < std::ssize(layers); first += step) {
+      bytes += (run.tensor_ranks - 1) * activations::share_of(shared_input(run, layers, first), run.tensor_ranks);
+    }
+  }
+  return bytes;
 }
 
 } // namespace trireme::estimate

@@ -15,4 +15,8 @@ struct ActivationFiles {
 };
 ActivationFiles activation_files(const Run& run, int64_t stage);
 
+/// Bytes that a rank sends in the backward of a micro-batch so that tensor ranks, who keep shares of the inputs of recomputed layers, have them whole
+/// (activations::Options::shares_inputs): (N - 1) shares for each.
+int64_t gathered_inputs(const Run& run, int64_t stage);
+
 } // namespace trireme::estimate

@@ -1,5 +1,6 @@
 #include <trireme/estimate/traffic.h>
 
+#include <trireme/estimate/activations.h>
 #include <trireme/estimate/compressed_traffic.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/said.h>
@@ -180,6 +181,9 @@ void add_tensor(const Run& run, int64_t stage, std::vector<Item>& items) {
       [&](const Layer& layer) { return (layer.tensor_passes_backward + (split ? layer.tensor_passes_weights : 0)) * pass(layer); });
   const char* what = run.sequence_parallel ? "tensor axis, all-gather and reduce-scatter" : "tensor axis, all-reduce";
   items.push_back({what, "A p e B L H (N - 1) / N, N: tensor ranks, p: passes of all layers, two an all-reduce", said(run, run.accumulation, " x ", bytes), run.accumulation * bytes});
+  if (const int64_t gathered = gathered_inputs(run, stage); gathered > 0) {
+    items.push_back({"tensor axis, shares of inputs, all-gather", "A k e B L H (N - 1) / N, k: layers that are recomputed", said(run, run.accumulation, " x ", gathered), run.accumulation * gathered});
+  }
   if (stage == run.stages - 1 && run.model.loss_tensor_bytes > 0) {
     const int64_t loss = share(run.model.loss_tensor_bytes, n);
     items.push_back({"tensor axis, loss, all-gather", "A 8 B L (N - 1): the sum's logarithm and the target's logit of every token", said(run, run.accumulation, " x ", loss), run.accumulation * loss});

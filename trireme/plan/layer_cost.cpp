@@ -64,6 +64,9 @@ class Costs {
     cost.weights_later = layer.tensor_passes_weights * pass;
     if (layout_.recompute > 0) {
       cost.backward_input += cost.forward;
+      if (job_.base.activations.shares_inputs && !layout_.sequence_parallel && kind != models::GptPart::Kind::tokens) {
+        cost.backward_input += gather_seconds(cluster_, tensor, static_cast<double>(layer.input));
+      }
     }
     return cost;
   }

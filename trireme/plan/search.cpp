@@ -165,7 +165,8 @@ class Search {
       return;
     }
     const estimate::Layer block = model_of(job_, layout, 1).layers.at(kBlock);
-    const int64_t kept = layout.recompute > 0 ? block.input : block.kept;
+    const int64_t ranks = job_.base.activations.shares_inputs && !layout.sequence_parallel ? layout.tensor : 1; // that keep a share of the input each
+    const int64_t kept = layout.recompute > 0 ? block.input / ranks : block.kept;
     const std::vector<LayerCost> costs = layer_costs(cluster_, job_, layout);
     for (const auto& [kind, chunks] : schedules(job_, layout.pipe)) {
       layout.schedule = kind;
