@@ -75,6 +75,42 @@ TEST(FlatLayoutTest, HoldsItsPropertiesForRandomTensors) {
   }
 }
 
+// The parts of a bucket's ranges have every element of its tensors once, and no gap.
+TEST(FlatLayoutTest, PiecesOfRangesAreTheTensors) {
+  std::mt19937 random(8);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<int64_t> lengths(1 + random() % 12);
+    for (int64_t& length : lengths) {
+      length = random() % 300;
+    }
+    LayoutOptions options;
+    options.shards = 1 + random() % 4;
+    options.bucket_bytes = 4 * (1 + random() % 1000);
+    const FlatLayout layout(vectors(lengths), in_order(lengths.size()), options);
+    std::vector<std::vector<int64_t>> places(lengths.size()); // in the buffer, of each tensor's elements in order
+    for (int64_t b = 0; b < std::ssize(layout.buckets()); ++b) {
+      const Bucket& bucket = layout.buckets()[b];
+      const int64_t share = bucket.numel() / options.shards;
+      for (int64_t begin = bucket.begin; begin < bucket.end; begin += share) {
+        for (const Piece& piece : layout.pieces_in(b, {begin, begin + share})) {
+          EXPECT_EQ(piece.begin, std::ssize(places[piece.i]));
+          EXPECT_GT(piece.numel, 0);
+          EXPECT_GE(piece.first, 0);
+          EXPECT_LE(piece.first + piece.numel, share);
+          for (int64_t k = 0; k < piece.numel; ++k) {
+            places[piece.i].push_back(begin + piece.first + k);
+          }
+        }
+      }
+    }
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      std::vector<int64_t> expected(lengths[i]);
+      std::iota(expected.begin(), expected.end(), layout.slot_of(static_cast<int64_t>(i)).begin);
+      EXPECT_EQ(places[i], expected) << "tensor " << i;
+    }
+  }
+}
+
 TEST(FlatLayoutTest, RefusesAnOrderThatIsNoPermutation) {
   EXPECT_THROW(FlatLayout(vectors({1, 2}), {0, 0}, {}), Error);
   EXPECT_THROW(FlatLayout(vectors({1, 2}), {0, 2}, {}), Error);

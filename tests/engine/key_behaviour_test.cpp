@@ -289,8 +289,8 @@ std::vector<KeyObserver> all_observers() {
   return all;
 }
 
-// What engine.tensor_parallel does to a model is in split_ordinary_test.cpp and tests/parallel/tensor: the model here has no rules for it. What offload's keys do is in the
-// tests of its stores, and what they mean for memory and time in tests/estimate and tests/plan.
+// What engine.tensor_parallel does to a model is in split_ordinary_test.cpp and tests/parallel/tensor: the model here has no rules for it. What offload's keys do is
+// seen on a device: tests/sim_device/offload_keys_test.cpp.
 bool is_engine(std::string_view section) {
   return section.starts_with("engine") && !section.starts_with("engine.tensor_parallel") && !section.starts_with("engine.zero_optimization.offload_") && section != "engine.aio";
 }

@@ -17,7 +17,7 @@ BUILD = ROOT / "build/release"
 GUARD = "TRIREME_MUTATION"
 STAGED = ("sim_device_staged_test", "SimDeviceStreamsTest.*:*shm2Ranks")
 ENGINE = ("sim_device_engine_test", "All/SimDeviceEngineTest.IsEqualToTheCpu/zero3:SimDeviceTwoEngines.BatchesAndScalars*")
-OFFLOAD = ("sim_device_offload_test", "All/SimDeviceOffloadTest.*/zero0_fp32:*/zero2_bf16:*/parameters_fp32:SimDeviceMoves.*:SimDeviceShards.*:All/SimDeviceDelayedTest.*/zero0")
+OFFLOAD = ("sim_device_offload_test", "All/SimDeviceOffloadTest.*/zero0_fp32:*/zero2_bf16:*/parameters_fp32:*/parameters_in_files_fp32:SimDeviceMoves.*:SimDeviceShards.*:All/SimDeviceDelayedTest.*/zero0")
 
 COPIES = "trireme/comm/staged/copies.cpp"
 POOL = "trireme/comm/staged/pinned_pool.cpp"
@@ -27,6 +27,7 @@ GRADIENTS = "trireme/bucket/host_gradients.cpp"
 SHARDS = "trireme/bucket/parameter_shards.cpp"
 RETURNS = "trireme/optim/parameters_to_device.cpp"
 GATHER = "trireme/zero/gather_bucket.cpp"
+FILES = "trireme/offload/disk_store.cpp"
 
 # Name, file, text before the statement (to find it), the statement, tests that have to fail.
 LEFT_OUT = [
@@ -56,7 +57,8 @@ LEFT_OUT = [
     ("parameters_return_after_the_stream", RETURNS, "", "ready.block(own);", OFFLOAD),
     ("parameters_order_the_stream", RETURNS, "", "piece->sent.block(current);", OFFLOAD),
     ("returned_memory_is_waited_for", RETURNS, "", "piece.sent.synchronize();", OFFLOAD),
-    ("shards_are_read_before_they_change", SHARDS, "", "read->second.synchronize();", OFFLOAD),
+    ("shards_are_read_before_they_change", SHARDS, "", "read->second.done->synchronize();", OFFLOAD),
+    ("shards_in_files_are_read_before_their_memory_is_another", FILES, "reader && !reader->done()) {\n    ", "reader->synchronize();", OFFLOAD),
     ("shards_come_after_the_stream", GATHER, "", "ready.block(own);", OFFLOAD),
     ("shards_order_the_stream", GATHER, "", "copied->block(device::current_stream(device));", OFFLOAD),
 ]

@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 
-// A run whose states are on the host of the simulated device.
+// A run whose states are on the host of the simulated device, or in files.
 namespace trireme::engine {
 
 struct Offloaded {
@@ -19,6 +19,9 @@ struct Offloaded {
   offload::Place parameters = offload::Place::device;
   bool delayed = false;
   std::optional<int64_t> shard_size = std::nullopt;
+  offload::Place states = offload::Place::host;
+  std::filesystem::path files = {};
+  std::optional<activations::Way> way = std::nullopt; // of activations
 };
 
 inline InitializeOptions options_of(const Offloaded& one, at::Device device, const mesh::Mesh& mesh) {
@@ -26,12 +29,18 @@ inline InitializeOptions options_of(const Offloaded& one, at::Device device, con
   options.config.zero.shard_size = one.shard_size;
   if (!device.is_cpu()) {
     offload::Options& offload = options.config.offload;
-    offload.optimizer.place = offload::Place::host;
+    offload.optimizer.place = one.states;
+    offload.optimizer.nvme_path = one.files / "states";
+    offload.optimizer.buffer_count = offload.parameters.buffer_count = 3;
+    offload.optimizer.pipeline_read = offload.optimizer.pipeline_write = offload.optimizer.fast_init = one.parameters == offload::Place::nvme;
     offload.optimizer.ratio = one.ratio;
     offload.optimizer.pin_memory = one.pinned;
     offload.optimizer.delayed_update = one.delayed;
     offload.parameters.place = one.parameters;
     offload.parameters.pin_memory = one.pinned;
+    offload.parameters.nvme_path = one.files / "parameters";
+    offload.parameters.max_in_cpu = 0;
+    options.config.activations = {.policy = one.way, .nvme_path = one.files / "activations", .least_bytes = 0};
   }
   return options;
 }
@@ -45,6 +54,20 @@ inline std::shared_ptr<Engine> engine_of(comm::World& world, const Offloaded& on
 inline void start_single_threaded() {
   start();
   at::set_num_threads(1);
+}
+
+/// A single rank shards its parameters only if they are elsewhere, and then adds up the squares of its gradients in another order.
+inline bool has_other_norms(const comm::World& world, const Offloaded& one) {
+  return world.size() == one.run.stages && one.parameters != offload::Place::device;
+}
+
+/// Numbers are losses and norms in turn; norms are near each other and count no further.
+inline void expect_same_but_norms(Seen seen, const Seen& expected) {
+  for (size_t i = 1; i < seen.numbers.size(); i += 2) {
+    EXPECT_NEAR(seen.numbers[i], expected.numbers[i], 1e-9);
+    seen.numbers[i] = expected.numbers[i];
+  }
+  expect_same(seen, expected);
 }
 
 /// Losses and norms of these steps.

@@ -3,7 +3,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/offload/host_store.h>
-#include <trireme/zero/gather_bucket.h>
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/activation.h>
@@ -146,59 +145,33 @@ TEST(SimDeviceMoves, ParametersReturnWhileTheNextBucketIsStepped) {
               IsEmpty());
 }
 
-// With parameters on the host the next unit's come while this one's forward computes.
+// With parameters on the host, or in files, the next unit's come while this one's forward computes.
 TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          start_single_threaded();
-                          const auto engine = engine_of(world, {.run = {.name = "ahead", .zero_stage = 3, .accumulation = 1}, .parameters = offload::Place::host}, sim::device());
-                          engine->train_batch();
-                          engine->train_batch();
-                          Spans all = spans_of_step(*engine);
-                          all.erase(std::find_if(all.rbegin(), all.rend(), leaves).base(), all.end()); // the step
-                          const auto loads = [](const sim::Span& span) { return span.kernel == "copy to the device" && !computes(span); };
-                          const Spans compute = only(all, computes);
-                          int ahead = 0; // loads that begin when the first unit computes
-                          for (const sim::Span& load : only(all, loads)) {
-                            if (load.begin >= compute.front().begin) {
-                              ++ahead;
-                              EXPECT_TRUE(std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) { return span.begin < load.end && load.begin < span.end; })) << load.begin;
+  for (const offload::Place place : {offload::Place::host, offload::Place::nvme}) {
+    const fs::path files = scratch("ahead");
+    EXPECT_THAT(run_ranks(1,
+                          [&](comm::World& world) {
+                            start_single_threaded();
+                            const auto engine = engine_of(world, {.run = {.name = "ahead", .zero_stage = 3, .accumulation = 1}, .parameters = place, .files = files}, sim::device());
+                            engine->train_batch();
+                            engine->train_batch();
+                            Spans all = spans_of_step(*engine);
+                            all.erase(std::find_if(all.rbegin(), all.rend(), leaves).base(), all.end()); // the step
+                            const auto loads = [](const sim::Span& span) { return span.kernel == "copy to the device" && !computes(span); };
+                            const Spans compute = only(all, computes);
+                            int ahead = 0; // loads that begin when the first unit computes
+                            for (const sim::Span& load : only(all, loads)) {
+                              if (load.begin >= compute.front().begin) {
+                                ++ahead;
+                                EXPECT_TRUE(std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) { return span.begin < load.end && load.begin < span.end; })) << load.begin;
+                              }
                             }
-                          }
-                          EXPECT_GT(ahead, 4);
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
-}
-
-// A shard on the host that is on its way to the device changes when it has been read.
-TEST(SimDeviceShards, AreSteppedAfterTheyHaveBeenRead) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World&) {
-                          start_single_threaded();
-                          at::Tensor weight = torch::arange(64, at::TensorOptions(at::kFloat).device(sim::device()));
-                          bucket::FlatOptions sharding;
-                          sharding.shard_parameters = true;
-                          sharding.unit_of = [](const at::Tensor&) { return 0; };
-                          sharding.parameter_store = offload::make_host_store(true);
-                          const auto allocate = [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, at::TensorOptions(type).device(sim::device())); };
-                          bucket::FlatParameters flat({{"weight", weight}}, {}, allocate, sharding);
-                          flat.move_in(0);
-                          flat.update_shard(0);
-                          flat.release(0);
-                          EXPECT_TRUE(flat.keeps_on_host(0));
-                          sim::reset_host_synchronisations();
-                          comm::Work gathered = zero::gather_bucket(comm::Group(), flat, 0);
-                          EXPECT_EQ(sim::host_synchronisations(), 0);
-                          flat.modify_owned_data(0, flat.plan().mine(0), [](const at::Tensor& shard) { at::Tensor(shard).fill_(5); });
-                          gathered.wait();
-                          EXPECT_EQ(weight.sum().item<float>(), 63 * 32);
-                          flat.release(0);
-                          zero::gather_bucket(comm::Group(), flat, 0).wait();
-                          EXPECT_EQ(weight.sum().item<float>(), 64 * 5);
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+                            EXPECT_GT(ahead, 4);
+                            EXPECT_THAT(sim::problems(), IsEmpty());
+                          }),
+                IsEmpty());
+    fs::remove_all(files);
+  }
 }
 
 TEST(SimDeviceMoves, ADelayedUpdateIsAnotherThreadsWork) {

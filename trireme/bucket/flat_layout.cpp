@@ -76,6 +76,19 @@ FlatLayout::FlatLayout(std::vector<TensorInfo> tensors, std::vector<int64_t> ord
   }
 }
 
+std::vector<Piece> FlatLayout::pieces_in(int64_t b, const Range& range) const {
+  std::vector<Piece> pieces;
+  for (int64_t s = buckets_[b].first_slot; s < buckets_[b].last_slot; ++s) {
+    const Slot& slot = slots_[s];
+    const int64_t begin = std::max(slot.begin, range.begin);
+    const int64_t end = std::min(slot.end, range.end);
+    if (begin < end) {
+      pieces.push_back({slot.tensor, begin - slot.begin, end - begin, begin - range.begin});
+    }
+  }
+  return pieces;
+}
+
 std::vector<std::string> FlatLayout::first_names() const {
   std::vector<std::string> names;
   for (const Bucket& bucket : buckets_) {

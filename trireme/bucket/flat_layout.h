@@ -50,6 +50,24 @@ struct Slot {
   int64_t end = 0;
 };
 
+/// Elements [begin, end) of a flat buffer.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  int64_t numel() const {
+    return end - begin;
+  }
+};
+
+/// What of tensor `i` lies in a range of the buffer: elements [begin, begin + numel) of its row-major order. They are elements [first, first + numel) of the range.
+struct Piece {
+  int64_t i = 0;
+  int64_t begin = 0;
+  int64_t numel = 0;
+  int64_t first = 0;
+};
+
 /// What one collective moves: the elements [begin, end) with the slots [first_slot, last_slot).
 struct Bucket {
   int64_t begin = 0;
@@ -102,6 +120,8 @@ class FlatLayout {
   int64_t bucket_of(int64_t tensor) const {
     return bucket_of_[tensor];
   }
+  /// What lies in `range`, a part of bucket `b`, in buffer order; gaps are in none.
+  std::vector<Piece> pieces_in(int64_t b, const Range& range) const;
   /// The name of each bucket's first tensor.
   std::vector<std::string> first_names() const;
   const std::vector<int64_t>& order() const {

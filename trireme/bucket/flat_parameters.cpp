@@ -143,22 +143,8 @@ void FlatParameters::prefetch_grad(int64_t b) const {
   }
 }
 
-std::vector<FlatParameters::Piece> FlatParameters::sharded_pieces(int64_t b) const {
-  std::vector<Piece> pieces;
-  if (is_replicated(b)) {
-    return pieces;
-  }
-  const Range mine = plan_.mine(b);
-  const Bucket& bucket = layout_.buckets()[b];
-  for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
-    const Slot& slot = layout_.slots()[s];
-    const int64_t begin = std::max(slot.begin, mine.begin);
-    const int64_t end = std::min(slot.end, mine.end);
-    if (begin < end) {
-      pieces.push_back({slot.tensor, begin - slot.begin, end - begin, begin - mine.begin});
-    }
-  }
-  return pieces;
+std::vector<Piece> FlatParameters::sharded_pieces(int64_t b) const {
+  return is_replicated(b) ? std::vector<Piece>() : layout_.pieces_in(b, plan_.mine(b));
 }
 
 void FlatParameters::visit_sharded(int64_t b, const std::function<void(size_t, const at::Tensor&)>& visit, bool modifies) const {

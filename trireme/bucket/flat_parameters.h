@@ -138,15 +138,7 @@ class FlatParameters {
   void move_in(int64_t b);
   void update_shard(int64_t b);
   void release(int64_t b);
-  /// A piece of a sharded parameter on this rank: elements [begin, begin + numel) of the row-major order of parameter `i`. It is elements [first, first + numel) of this
-  /// rank's part of the bucket.
-  struct Piece {
-    int64_t i = 0;
-    int64_t begin = 0;
-    int64_t numel = 0;
-    int64_t first = 0;
-  };
-  /// Those of bucket `b`; none if it is replicated.
+  /// What of sharded parameters lies in this rank's part of bucket `b`; none if it is replicated.
   std::vector<Piece> sharded_pieces(int64_t b) const;
   /// Calls visit(number, values) for each of them; with `modifies` it may change the values. They have memory for the time of the call.
   void visit_sharded(int64_t b, const std::function<void(size_t number, const at::Tensor& values)>& visit, bool modifies) const;

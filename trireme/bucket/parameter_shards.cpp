@@ -43,8 +43,17 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
   store_->name_buckets(in_store_, layout.first_names());
 }
 
-// Parameters may outlive this object; they are empty then.
-ParameterShards::~ParameterShards() = default;
+// Parameters may outlive this object; they are empty then. What the device still reads may not end before.
+ParameterShards::~ParameterShards() {
+  for (const auto& [b, read] : reads_) {
+    try {
+      if (read.from.defined() && !read.done->done()) {
+        read.done->synchronize();
+      }
+    } catch (...) { // a device that has failed: its reads are over
+    }
+  }
+}
 
 at::Tensor ParameterShards::memory(int64_t b) {
   const int64_t numel = layout_.buckets()[b].numel();
@@ -110,7 +119,14 @@ void ParameterShards::prefetch(int64_t b) {
 void ParameterShards::copy_to_device(int64_t b, const at::Tensor& from, const at::Tensor& to) {
   const torch::NoGradGuard no_grad;
   at::Tensor(to).copy_(from, /*non_blocking=*/true);
-  reads_.insert_or_assign(b, device::Event(device_.type())).first->second.record(device::current_stream(device_));
+  const auto done = std::make_shared<device::Event>(device_.type());
+  done->record(device::current_stream(device_));
+  let_go_of_read_parts();
+  reads_[b] = {done, store_->keep_until(in_store_, b, done) ? at::Tensor() : from};
+}
+
+void ParameterShards::let_go_of_read_parts() {
+  std::erase_if(reads_, [](const auto& read) { return read.second.from.defined() && read.second.done->done(); });
 }
 
 void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f) {
@@ -120,8 +136,8 @@ void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, c
     return;
   }
   if (const auto read = reads_.find(b); modifies && read != reads_.end()) {
-    if (!read->second.done()) {
-      read->second.synchronize();
+    if (!read->second.done->done()) {
+      read->second.done->synchronize();
     }
     reads_.erase(read);
   }

@@ -78,7 +78,14 @@ class ParameterShards {
   std::shared_ptr<MemoryPool> pool_;
   std::shared_ptr<StateStore> store_;
   std::vector<bool> on_host_;
-  std::map<int64_t, device::Event> reads_; // of parts on the host, by the device
+  // Of a part on the host, by the device.
+  struct Read {
+    std::shared_ptr<const device::Event> done;
+    at::Tensor from; // undefined: the store knows of it
+  };
+  void let_go_of_read_parts();
+
+  std::map<int64_t, Read> reads_; // by bucket
   int64_t in_store_; // our number there
   std::vector<at::Tensor> whole_; // by bucket, perhaps longer than it
   std::vector<c10::Storage> storages_; // by bucket

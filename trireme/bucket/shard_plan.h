@@ -7,16 +7,6 @@
 
 namespace trireme::bucket {
 
-/// Elements [begin, end) of a flat buffer.
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-
-  int64_t numel() const {
-    return end - begin;
-  }
-};
-
 /// Rank `rank`'s equal part of a bucket that `size` ranks share; the bucket divides by `size`.
 Range shard_of(const Bucket& bucket, int rank, int size);
 

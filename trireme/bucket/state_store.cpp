@@ -1,18 +1,22 @@
 #include <trireme/bucket/state_store.h>
 
+#include <trireme/device/stream.h>
+
 #include <ATen/ATen.h>
 
 #include <numeric>
+#include <utility>
 
 namespace trireme::bucket {
 namespace {
 
-class MemoryStore : public StateStore {
+class MemoryStore final : public KeptStore {
  public:
   explicit MemoryStore(AllocateOn allocate) : allocate_(std::move(allocate)) {}
 
-  int64_t add(const std::vector<StoredArray>& arrays, at::Device device) override {
-    std::vector<std::vector<at::Tensor>>& buckets = buffers_.emplace_back();
+ private:
+  Buckets make(const std::vector<StoredArray>& arrays, at::Device device) override {
+    Buckets buckets;
     for (const StoredArray& array : arrays) {
       buckets.resize(array.numel.size());
       const at::Tensor whole = allocate_(std::accumulate(array.numel.begin(), array.numel.end(), int64_t{0}), array.type, device).fill_(array.initial);
@@ -22,23 +26,20 @@ class MemoryStore : public StateStore {
         begin += array.numel[b];
       }
     }
-    return std::ssize(buffers_) - 1;
+    return buckets;
   }
-  const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override {
-    return buffers_[buffer][bucket];
-  }
-  void release(int64_t, int64_t, bool) override {}
-  void prefetch(int64_t, int64_t) override {}
 
- private:
   AllocateOn allocate_;
-  std::vector<std::vector<std::vector<at::Tensor>>> buffers_; // by buffer, bucket and array
 };
 
 } // namespace
 
 std::vector<bool> StateStore::on_host(const std::vector<int64_t>&, at::Device) {
   return {};
+}
+
+bool StateStore::keep_until(int64_t, int64_t, std::shared_ptr<const device::Event>) {
+  return false;
 }
 
 void StateStore::use(int64_t buffer, int64_t bucket, bool modifies, const std::function<void(const std::vector<at::Tensor>&)>& f) {
@@ -50,6 +51,15 @@ void StateStore::use(int64_t buffer, int64_t bucket, bool modifies, const std::f
     throw;
   }
   release(buffer, bucket, modifies);
+}
+
+int64_t KeptStore::add(const std::vector<StoredArray>& arrays, at::Device device) {
+  buffers_.push_back(make(arrays, device));
+  return std::ssize(buffers_) - 1;
+}
+
+const std::vector<at::Tensor>& KeptStore::acquire(int64_t buffer, int64_t bucket) {
+  return buffers_[buffer][bucket];
 }
 
 std::unique_ptr<StateStore> make_memory_store(AllocateOn allocate) {

@@ -12,6 +12,10 @@
 #include <string>
 #include <vector>
 
+namespace trireme::device {
+class Event;
+}
+
 namespace trireme::bucket {
 
 /// An array of which every bucket of a flat buffer has a part: an optimizer state, the masters, or sharded parameters.
@@ -51,8 +55,31 @@ class StateStore {
     (void)buffer, (void)bucket, (void)array;
     return std::nullopt;
   }
+  /// Says that a device reads the parts of a bucket, which are on its host, until `done`: longer than they are acquired. Returns whether the store lets their memory be until then
+  /// unless somebody acquires them to change them; else the caller holds tensors of them for so long.
+  virtual bool keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done);
   /// Calls `f` with the parts of a bucket between acquire() and release(), which also follows if `f` throws.
   void use(int64_t buffer, int64_t bucket, bool modifies, const std::function<void(const std::vector<at::Tensor>&)>& f);
+};
+
+/// A store whose arrays have memory at all times: what make() gives is what acquire() gives.
+class KeptStore : public StateStore {
+ public:
+  int64_t add(const std::vector<StoredArray>& arrays, at::Device device) final;
+  const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) final;
+  void release(int64_t, int64_t, bool) final {}
+  void prefetch(int64_t, int64_t) final {}
+  bool keep_until(int64_t, int64_t, std::shared_ptr<const device::Event>) final {
+    return true;
+  }
+
+ protected:
+  using Buckets = std::vector<std::vector<at::Tensor>>; // the parts of each
+  /// The arrays' parts, with their initial values.
+  virtual Buckets make(const std::vector<StoredArray>& arrays, at::Device device) = 0;
+
+ private:
+  std::vector<Buckets> buffers_;
 };
 
 /// Keeps all of it on the device: each array in one piece, so that acquire() costs nothing.

@@ -326,7 +326,10 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     const auto agree = [&](bucket::FlatParameters& buffer, int64_t b) { agree_on_bucket(parts, buffer, b); };
     units.move_into(all, config.data_parallel.broadcast_at_start ? agree : zero::ModelUnits::Agree(), parts.coordinator);
     parts.coordinator->keep(config.zero.live_elements(parts.coordinator->unit_elements(), parts.pipe.size()));
-    parts.coordinator->read_ahead(options.state_store || config.offload.parameters.place != offload::Place::nvme ? 0 : config.offload.parameters.buffer_count - 1);
+    if (!options.state_store && config.offload.parameters.place == offload::Place::nvme) {
+      const int64_t in_use = parts.device().is_cpu() ? 1 : 2; // a device still copies the one before
+      parts.coordinator->read_ahead(std::max<int64_t>(2, config.offload.parameters.buffer_count - in_use));
+    }
   }
   if (config.data_parallel.broadcast_at_start) {
     agree_on_whole(parts);

@@ -50,7 +50,7 @@ class ShardLender final : public checkpoint::Lender {
  private:
   const bucket::FlatParameters& parameters_;
   int64_t bucket_;
-  std::vector<bucket::FlatParameters::Piece> pieces_;
+  std::vector<bucket::Piece> pieces_;
 };
 
 } // namespace trireme::engine

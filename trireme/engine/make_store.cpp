@@ -16,10 +16,6 @@ namespace {
 
 using offload::Place;
 
-const char* name(Place place) {
-  return place == Place::nvme ? "nvme" : place == Place::host ? "cpu" : "none";
-}
-
 // The same for all spellings of a path, whether it is there yet or not.
 std::string key_of(const std::string& nvme_path) {
   return (std::filesystem::absolute(nvme_path) / "").lexically_normal().string();
@@ -39,18 +35,6 @@ void open_folder(Parts& parts, const std::string& nvme_path) {
 std::unique_ptr<offload::DiskStore> make(const Parts& parts, const std::string& nvme_path, offload::DiskOptions disk, const aio::Options& aio) {
   disk.aio = aio;
   return std::make_unique<offload::DiskStore>(parts.offload_folders.at(key_of(nvme_path)), std::move(disk), parts.offloaded);
-}
-
-void check_place(const char* key, Place place, const std::string& nvme_path, int64_t buffer_count) {
-  if (place != Place::nvme) {
-    return;
-  }
-  if (nvme_path.empty()) {
-    throw InputError("engine", concat(key, " has \"device\": \"nvme\" and no \"nvme_path\""), "Name a folder on the disk.");
-  }
-  if (buffer_count < 3) {
-    throw InputError("engine", concat(key, ".buffer_count is ", buffer_count), "Say at least 3: one bucket is read and one written while one is used.");
-  }
 }
 
 // The rest stays on the device.
@@ -93,8 +77,6 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
   if (states.place == Place::device && parameters.place == Place::device && !states.delayed_update) {
     return;
   }
-  check_place("offload_optimizer", states.place, states.nvme_path, states.buffer_count);
-  check_place("offload_param", parameters.place, parameters.nvme_path, parameters.buffer_count);
   if (const offload::Conflict no = offload::conflict(config.offload, setting_of(parts, options)); !no.what.empty()) {
     throw InputError("engine", no.what, no.next);
   }
@@ -102,23 +84,20 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
     log::info("InitializeOptions::state_store takes the place of what the configuration says of offload");
     return;
   }
+  if (states.place == Place::nvme) {
+    open_folder(parts, states.nvme_path);
+  }
+  if (parameters.place == Place::nvme) {
+    open_folder(parts, parameters.nvme_path);
+  }
   if (!parts.device().is_cpu()) {
-    if (states.place == Place::nvme) {
-      open_folder(parts, states.nvme_path);
-    }
     return;
   }
   if (states.place == Place::host || parameters.place == Place::host) {
     log::info(states.place == Place::host ? "offload_optimizer" : "offload_param", " to \"cpu\": this rank trains on the CPU, where everything is in the host's memory already; it changes nothing");
   }
   if (states.place != Place::device && (states.ratio < 1 || states.delayed_update)) {
-    log::info("offload_optimizer to \"", name(states.place), "\": ", states.ratio < 1 ? "ratio" : "delayed_update", " is about a device beside the host, and this rank trains on the CPU; it changes nothing");
-  }
-  if (states.place == Place::nvme) {
-    open_folder(parts, states.nvme_path);
-  }
-  if (parameters.place == Place::nvme) {
-    open_folder(parts, parameters.nvme_path);
+    log::info("offload_optimizer to \"", offload::word(states.place), "\": ", states.ratio < 1 ? "ratio" : "delayed_update", " is about a device beside the host, and this rank trains on the CPU; it changes nothing");
   }
 }
 
@@ -142,7 +121,8 @@ std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, con
     return options.state_store();
   }
   if (wanted.place == Place::nvme) {
-    return make(parts, wanted.nvme_path, {.kind = "parameters", .buffers = wanted.buffer_count, .fast_init = true, .elements_in_memory = wanted.max_in_cpu}, options.config.offload.aio);
+    return make(parts, wanted.nvme_path,
+                {.kind = "parameters", .buffers = wanted.buffer_count, .fast_init = true, .elements_in_memory = wanted.max_in_cpu, .pin_memory = wanted.pin_memory}, options.config.offload.aio);
   }
   return make_early_store(parts, options);
 }
@@ -155,7 +135,7 @@ std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const I
 std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options) {
   const offload::Options& wanted = options.config.offload;
   const bool has_copies = options.config.zero.shard_size.has_value(); // whose gradients are summed where they lie
-  if (options.state_store || wanted.optimizer.place != Place::nvme || wanted.parameters.place != Place::nvme || has_copies) {
+  if (options.state_store || !parts.device().is_cpu() || wanted.optimizer.place != Place::nvme || wanted.parameters.place != Place::nvme || has_copies) {
     return nullptr;
   }
   return make(parts, wanted.optimizer.nvme_path, {.kind = "gradients", .buffers = wanted.optimizer.buffer_count, .fast_init = true}, wanted.aio);

@@ -17,7 +17,7 @@ bool shards_parameters(const config::EngineConfig& config, int data_ranks);
 void prepare_offload(Parts& parts, const InitializeOptions& options);
 
 /// Make what holds a rank's masters and optimizer states, its shards of parameters and its shards of gradients, as `options.state_store` or config.offload say;
-/// null: their default, in memory. Gradients are in files where masters and parameters both are, and one copy of the model is sharded.
+/// null: their default, in memory. Gradients of a model on the CPU are in files where masters and parameters both are, and one copy of the model is sharded.
 std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, const InitializeOptions& options);
 std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options);
 std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options);

@@ -56,7 +56,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   };
   for_each_buffer([&](bucket::FlatParameters& buffer) {
     for (int64_t b = 0; b < std::ssize(buffer.layout().buckets()); ++b) {
-      const std::vector<bucket::FlatParameters::Piece> pieces = buffer.sharded_pieces(b);
+      const std::vector<bucket::Piece> pieces = buffer.sharded_pieces(b);
       const auto lender = std::make_shared<ShardLender>(buffer, b);
       for (size_t i = 0; i < pieces.size(); ++i) {
         const bucket::TensorInfo& tensor = buffer.layout().tensors()[pieces[i].i];

@@ -124,7 +124,9 @@ int64_t in_files_of(const Run& run, const std::vector<int64_t>& layers) {
     for (int64_t i = first; i < std::min<int64_t>(first + step, std::ssize(layers)); ++i) {
       kept += run.model.layers[layers[i]].kept;
     }
-    bytes += !activations::to_nvme(way) ? 0 : activations::recomputes(way) ? run.model.layers[layers[first]].input : kept;
+    const int64_t shared = shared_input(run, layers, first);
+    const int64_t input = shared > 0 ? activations::share_of(shared, run.tensor_ranks) : run.model.layers[layers[first]].input;
+    bytes += !activations::to_nvme(way) ? 0 : activations::recomputes(way) ? input : kept;
   }
   return bytes;
 }

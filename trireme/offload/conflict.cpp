@@ -11,9 +11,6 @@ constexpr const char* kLeaveOut = "Leave one of them out.";
 Conflict on_device(const Options& options, const Setting& setting) {
   const OptimizerOptions& states = options.optimizer;
   const ParameterOptions& parameters = options.parameters;
-  if (parameters.place == Place::nvme) {
-    return {concat("offload_param from ", setting.device, " to \"nvme\" is not built yet"), "Say \"device\": \"cpu\" there, or train on the CPU."};
-  }
   if (states.place != Place::device && !setting.exchanges_values.empty()) {
     return {concat("offload_optimizer on ", setting.device, " with ", setting.exchanges_values, ", which works on masters and states where the gradients are"), kLeaveOut};
   }
@@ -32,7 +29,7 @@ Conflict on_device(const Options& options, const Setting& setting) {
   }
   if (parameters.place != Place::device && (states.place == Place::device || states.ratio < 1)) {
     const std::string with = states.place == Place::device ? "without offload_optimizer" : concat("with offload_optimizer's ratio ", states.ratio);
-    return {concat("offload_param ", with, ": parameters on the host would be stepped on the device"),
+    return {concat("offload_param ", with, ": parameters that are elsewhere would be stepped on the device"),
             states.place == Place::device ? "Say \"offload_optimizer\": {\"device\": \"cpu\"} too." : "Say \"ratio\": 1."};
   }
   if (states.place != Place::device && states.ratio < 1 && !setting.needs_norms.empty()) {

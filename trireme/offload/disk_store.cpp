@@ -5,8 +5,6 @@
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/offload/checksum.h>
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -20,13 +18,23 @@ DiskStore::DiskStore(std::shared_ptr<RankFolder> folder, DiskOptions options, st
   }
 }
 
-DiskStore::~DiskStore() = default;
+DiskStore::~DiskStore() {
+  for (const auto& slot : slots_) {
+    try {
+      wait_for_reader(*slot);
+    } catch (...) { // a device that has failed: its reads are over
+    }
+  }
+}
 
 std::vector<bool> DiskStore::on_host(const std::vector<int64_t>& numel, at::Device) {
   return std::vector<bool>(numel.size(), true);
 }
 
-int64_t DiskStore::add(const std::vector<bucket::StoredArray>& arrays, at::Device) {
+int64_t DiskStore::add(const std::vector<bucket::StoredArray>& arrays, at::Device device) {
+  if (options_.pin_memory && !device.is_cpu()) {
+    pinned_for_ = device.type();
+  }
   const int64_t number = std::ssize(buffers_);
   const auto needs_place = [&](const DiskPlan::Bucket& bucket) {
     const bool stays = bucket.bytes == 0 || bucket.elements <= left_in_memory_;
@@ -39,7 +47,7 @@ int64_t DiskStore::add(const std::vector<bucket::StoredArray>& arrays, at::Devic
     largest_ = std::max(largest_, buffer.plan.buckets[b].bytes);
     if (buffer.plan.buckets[b].bytes == 0) {
       for (const bucket::StoredArray& array : arrays) {
-        buffer.buckets[b].in_memory.push_back(at::empty({array.numel[b]}, array.type));
+        buffer.buckets[b].in_memory.push_back(device::pinned_host(array.numel[b], array.type, pinned_for_));
       }
       fill(buffer, buffer.buckets[b].in_memory);
     }
@@ -172,6 +180,13 @@ void DiskStore::forget(int64_t buffer, int64_t bucket) {
   }
 }
 
+bool DiskStore::keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done) {
+  if (Slot* const slot = find(buffer, bucket); slot != nullptr) {
+    slot->reader = std::move(done); // after what has read it before: a flat buffer's shards are read on one stream
+  }
+  return true;
+}
+
 std::optional<bucket::Extent> DiskStore::extent(int64_t buffer, int64_t bucket, int64_t array) {
   const Buffer& of = buffers_[buffer];
   const Bucket& wanted = of.buckets[bucket];
@@ -215,6 +230,7 @@ DiskStore::Slot* DiskStore::oldest() {
 DiskStore::Slot* DiskStore::take(bool must) {
   for (const auto& slot : slots_) {
     if (slot->buffer < 0 && !slot->memory.is_held() && slot->memory.size() >= largest_) {
+      wait_for_reader(*slot);
       return slot.get();
     }
   }
@@ -226,13 +242,14 @@ DiskStore::Slot* DiskStore::take(bool must) {
     return must ? &make_slot(true) : nullptr;
   }
   finish(*slot);
+  wait_for_reader(*slot);
   slot->buffer = slot->bucket = -1;
   grow(*slot);
   return slot;
 }
 
 DiskStore::Slot& DiskStore::make_slot(bool extra) {
-  Slot& slot = *slots_.emplace_back(std::make_unique<Slot>(Slot{.memory = HostBuffer(largest_), .is_extra = extra}));
+  Slot& slot = *slots_.emplace_back(std::make_unique<Slot>(Slot{.memory = HostBuffer(largest_, pinned_for_), .is_extra = extra}));
   slot.is_registered = !extra && transfers_.add_buffer(slot.memory.data(), slot.memory.size());
   return slot;
 }
@@ -245,14 +262,14 @@ void DiskStore::grow(Slot& slot) {
   if (std::exchange(slot.is_registered, false)) {
     transfers_.remove_buffer(slot.memory.data());
   }
-  slot.memory = HostBuffer(largest_);
+  slot.memory = HostBuffer(largest_, pinned_for_);
   slot.is_registered = !slot.is_extra && transfers_.add_buffer(slot.memory.data(), slot.memory.size());
 }
 
 void DiskStore::drop_extra_slots() {
   for (auto slot = slots_.end(); slot != slots_.begin() && std::ssize(slots_) > options_.buffers;) {
     --slot;
-    if ((*slot)->uses == 0 && (*slot)->is_extra && !(*slot)->memory.is_held() && (*slot)->state == Slot::State::idle) {
+    if (const auto& reader = (*slot)->reader; (*slot)->uses == 0 && (*slot)->is_extra && (!reader || reader->done()) && !(*slot)->memory.is_held() && (*slot)->state == Slot::State::idle) {
       slot = slots_.erase(slot);
     }
   }
@@ -304,6 +321,12 @@ void DiskStore::finish(Slot& slot) {
     slot.buffer = slot.bucket = -1;
     slot.is_promised = false;
     throw;
+  }
+}
+
+void DiskStore::wait_for_reader(Slot& slot) {
+  if (const auto reader = std::exchange(slot.reader, nullptr); reader && !reader->done()) {
+    reader->synchronize();
   }
 }
 

@@ -3,6 +3,7 @@
 #include <trireme/aio/file.h>
 #include <trireme/aio/transfers.h>
 #include <trireme/bucket/state_store.h>
+#include <trireme/device/stream.h>
 #include <trireme/offload/disk_plan.h>
 #include <trireme/offload/host_buffer.h>
 #include <trireme/offload/rank_folder.h>
@@ -29,6 +30,8 @@ struct DiskOptions {
   bool fast_init = false;
   /// Elements that stay in memory: those of the first buckets.
   int64_t elements_in_memory = 0;
+  /// Memory from which a device copies by itself, for buffers on one.
+  bool pin_memory = false;
   aio::Options aio = {};
 };
 
@@ -37,7 +40,7 @@ struct DiskOptions {
 /// A bucket is read into one of `buffers` pieces of memory of the largest bucket's size, and written after each release() that modified it. With
 /// pipeline_read and pipeline_write bucket k+1 is read and k-1 written while k is used. Memory keeps its values until it is taken for
 /// another bucket, which is the one whose use is longest ago and which prefetch() has not named: what comes again soon is not read again. While a caller holds tensors of
-/// a released bucket, its memory stays theirs; if none is left, there is more for that time.
+/// a released bucket, its memory stays theirs; if none is left, there is more for that time. Memory that a device still reads (keep_until()) is waited for, by the host, when it is to be used again.
 ///
 /// A sum of every bucket that was written is kept here and compared when it is read: what the disk changed is an error, not a wrong model.
 ///
@@ -58,6 +61,7 @@ class DiskStore : public bucket::StateStore {
   void release(int64_t buffer, int64_t bucket, bool modified) override;
   void prefetch(int64_t buffer, int64_t bucket) override;
   void forget(int64_t buffer, int64_t bucket) override;
+  bool keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done) override;
 
   /// Its name is one of this process's open files. What it has is as the disk gives it: compared with nothing, unlike what acquire() gives; who shares it compares the two.
   std::optional<bucket::Extent> extent(int64_t buffer, int64_t bucket, int64_t array) override;
@@ -93,6 +97,7 @@ class DiskStore : public bucket::StateStore {
     bool is_modified = false;
     bool is_promised = false; // prefetched, and not used since
     uint64_t last_use = 0;
+    std::shared_ptr<const device::Event> reader = nullptr; // a device reads it until then
     std::vector<at::Tensor> parts = {};
   };
 
@@ -103,6 +108,7 @@ class DiskStore : public bucket::StateStore {
   void load(Slot& slot, int64_t buffer, int64_t bucket);
   void store(Slot& slot);
   void finish(Slot& slot);
+  static void wait_for_reader(Slot& slot);
   void check(const Slot& slot);
   static void fill(const Buffer& buffer, const std::vector<at::Tensor>& parts);
   static std::vector<at::Tensor> parts_of(const HostBuffer& memory, const Buffer& buffer, int64_t bucket);
@@ -120,6 +126,7 @@ class DiskStore : public bucket::StateStore {
   aio::Transfers transfers_; // its end waits for transfers of what is above
   int64_t largest_ = 0; // bytes of a bucket
   int64_t left_in_memory_; // elements
+  at::DeviceType pinned_for_ = at::kCPU;
   uint64_t uses_ = 0;
 };
 

@@ -1,28 +1,57 @@
 #include <trireme/offload/host_buffer.h>
 
 #include <trireme/aio/memory.h>
+#include <trireme/device/stream.h>
 
-#include <ATen/ops/from_blob.h>
+#include <ATen/ATen.h>
 
 #include <atomic>
 
 namespace trireme::offload {
+namespace {
+
+int64_t bytes_to_alignment(const at::Tensor& memory) {
+  const auto begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.const_data_ptr()));
+  return aio::round_up(begin) - begin;
+}
+
+// Allocators of pinned memory give whole pages, and a little more may be twice as much: they round up to powers of two.
+at::Tensor pinned_memory(int64_t bytes, at::DeviceType device) {
+  at::Tensor memory = device::pinned_host(bytes, at::kByte, device);
+  if (bytes_to_alignment(memory) > 0) {
+    memory = device::pinned_host(bytes + aio::kAlignment, at::kByte, device);
+  }
+  return memory.zero_(); // gaps are written too
+}
+
+} // namespace
 
 struct HostBuffer::Memory {
-  explicit Memory(int64_t bytes) : bytes(bytes) {}
+  Memory(int64_t bytes, at::DeviceType pinned_for) : size(aio::round_up(bytes)) {
+    if (pinned_for == at::kCPU || size == 0) {
+      plain = aio::Memory(size);
+      begin = plain.data();
+    } else {
+      pinned = pinned_memory(size, pinned_for);
+      begin = static_cast<std::byte*>(pinned.mutable_data_ptr()) + bytes_to_alignment(pinned);
+    }
+  }
 
-  aio::Memory bytes;
+  aio::Memory plain;
+  at::Tensor pinned;
+  std::byte* begin;
+  int64_t size;
   std::atomic<int> tensors{0};
 };
 
-HostBuffer::HostBuffer(int64_t bytes) : memory_(std::make_shared<Memory>(bytes)) {}
+HostBuffer::HostBuffer(int64_t bytes, at::DeviceType pinned_for) : memory_(std::make_shared<Memory>(bytes, pinned_for)) {}
 
 std::byte* HostBuffer::data() const {
-  return memory_->bytes.data();
+  return memory_->begin;
 }
 
 int64_t HostBuffer::size() const {
-  return memory_->bytes.size();
+  return memory_->size;
 }
 
 at::Tensor HostBuffer::view(int64_t begin, int64_t numel, at::ScalarType type) const {

@@ -11,7 +11,8 @@ namespace trireme::offload {
 /// Memory of the host for the arrays of one bucket at a time, aligned for direct transfers. Tensors on it keep it, and may end on any thread.
 class HostBuffer {
  public:
-  explicit HostBuffer(int64_t bytes);
+  /// `pinned_for`: devices of this kind copy from it without the host waiting. Such memory must not end while they do.
+  explicit HostBuffer(int64_t bytes, at::DeviceType pinned_for = at::kCPU);
 
   std::byte* data() const;
   int64_t size() const;

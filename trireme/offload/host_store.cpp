@@ -39,36 +39,31 @@ class Blocks {
   int64_t end_ = 0;
 };
 
-class HostStore : public bucket::StateStore {
+class HostStore final : public bucket::KeptStore {
  public:
   explicit HostStore(bool pinned) : pinned_(pinned) {}
 
   std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device) override {
     return std::vector<bool>(numel.size(), true);
   }
-  int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override {
+
+ private:
+  Buckets make(const std::vector<bucket::StoredArray>& arrays, at::Device device) override {
     int64_t all = 0;
     for (const bucket::StoredArray& array : arrays) {
       all = std::accumulate(array.numel.begin(), array.numel.end(), all, [&](int64_t sum, int64_t numel) { return sum + bytes_of(numel, array.type); });
     }
     Blocks blocks(all, pinned_ ? device.type() : at::kCPU);
-    std::vector<std::vector<at::Tensor>>& buckets = buffers_.emplace_back(arrays.front().numel.size());
+    Buckets buckets(arrays.front().numel.size());
     for (size_t b = 0; b < buckets.size(); ++b) {
       for (const bucket::StoredArray& array : arrays) {
         buckets[b].push_back(blocks.take(array.numel[b], array.type).fill_(array.initial));
       }
     }
-    return std::ssize(buffers_) - 1;
+    return buckets;
   }
-  const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override {
-    return buffers_[buffer][bucket];
-  }
-  void release(int64_t, int64_t, bool) override {}
-  void prefetch(int64_t, int64_t) override {}
 
- private:
   bool pinned_;
-  std::vector<std::vector<std::vector<at::Tensor>>> buffers_; // by buffer, bucket and array
 };
 
 class PartialStore : public bucket::StateStore {
@@ -113,6 +108,10 @@ class PartialStore : public bucket::StateStore {
   void prefetch(int64_t buffer, int64_t bucket) override {
     const auto [store, number] = of(buffer, bucket);
     store->prefetch(number, bucket);
+  }
+  bool keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done) override {
+    const auto [store, number] = of(buffer, bucket);
+    return store->keep_until(number, bucket, std::move(done));
   }
 
  private:

@@ -56,6 +56,9 @@ bool is_still_there(const fs::path& path, const struct stat& locked) {
 } // namespace
 
 std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, const std::string& name) {
+  if (parent.empty()) {
+    throw InputError("offload", "\"device\": \"nvme\" without \"nvme_path\"", "Name a folder on the disk.");
+  }
   const fs::path path = fs::absolute(parent) / concat(name, ".rank", rank);
   const auto fail = [&](const char* what, int code) { throw InputError("offload", concat("cannot ", what, ' ', path.string(), ": ", describe_write_failure(code, parent / ".", 0)), kNext); };
   // Again, if its last user has removed it between open() and flock().

@@ -13,20 +13,6 @@
 namespace trireme::optim {
 namespace {
 
-// The parameters in the range, relative to its start.
-std::vector<Segment> segments_of(const bucket::FlatLayout& layout, const bucket::Bucket& bucket, const bucket::Range& range) {
-  std::vector<Segment> segments;
-  for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
-    const bucket::Slot& slot = layout.slots()[s];
-    const int64_t begin = std::max(slot.begin, range.begin);
-    const int64_t end = std::min(slot.end, range.end);
-    if (begin < end) {
-      segments.push_back({begin - range.begin, end - range.begin, slot.tensor});
-    }
-  }
-  return segments;
-}
-
 int64_t blocks_of(const Segment& segment) {
   return (segment.end - segment.begin + kStateBlock - 1) / kStateBlock;
 }
@@ -85,8 +71,11 @@ void FlatOptimizer::cut(Shard& shard) const {
   const bucket::FlatLayout& layout = shard.buffer->layout();
   std::copy_if(layout.slots().begin(), layout.slots().end(), std::back_inserter(shard.uncounted),
                [&](const bucket::Slot& slot) { return !layout.tensors()[slot.tensor].placement.counts_in_norm; });
-  for (size_t b = 0; b < layout.buckets().size(); ++b) {
-    shard.segments.push_back(segments_of(layout, layout.buckets()[b], owned(shard, static_cast<int64_t>(b))));
+  for (int64_t b = 0; b < std::ssize(layout.buckets()); ++b) {
+    std::vector<Segment>& segments = shard.segments.emplace_back();
+    for (const bucket::Piece& piece : layout.pieces_in(b, owned(shard, b))) {
+      segments.push_back({piece.first, piece.first + piece.numel, piece.i});
+    }
     std::vector<int64_t>& first_block = shard.first_block.emplace_back();
     int64_t blocks = 0;
     for (const Segment& segment : shard.segments.back()) {
