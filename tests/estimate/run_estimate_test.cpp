@@ -46,7 +46,7 @@ TEST(RunEstimateTest, RefusesWhatRanksWouldRefuse) {
   const std::string host = R"(engine.zero_optimization.offload_optimizer={"device": "cpu"})";
   const std::string part = R"(engine.zero_optimization.offload_optimizer={"device": "cpu", "ratio": 0.5})";
   const std::string files = R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n"})";
-  EXPECT_THAT(refused({stage, host, files}), testing::HasSubstr("offload_param from a GPU to \"nvme\" is not built yet"));
+  EXPECT_EQ(refused({stage, host, files}), "accepted");
   EXPECT_EQ(refused({stage, host, files}, "cpu"), "accepted");
   EXPECT_THAT(refused({stage, R"(engine.zero_optimization.offload_param={"device": "cpu"})"}), testing::HasSubstr("offload_param without offload_optimizer"));
   EXPECT_THAT(refused({part, R"(engine.optimizer={"type": "Lamb", "params": {"lr": 0.01}})"}), testing::HasSubstr("norms of whole parameters in one place"));

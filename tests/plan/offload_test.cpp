@@ -59,8 +59,8 @@ TEST(PlanOffloadTest, TheHostStepsAndTheLinkReturns) {
 // Asked for by name too, not only in a search.
 TEST(PlanOffloadTest, WhatRanksRefuseIsRefused) {
   Job what = job(1);
-  const Layout files{.zero_stage = 3, .micro_batch = 1, .states = Place::nvme, .parameters = Place::nvme};
-  EXPECT_THAT(predict(cards(), what, files).refused, HasSubstr("offload_param from a GPU to \"nvme\" is not built yet"));
+  const Layout alone{.zero_stage = 3, .micro_batch = 1, .parameters = Place::host};
+  EXPECT_THAT(predict(cards(), what, alone).refused, HasSubstr("offload_param without offload_optimizer"));
   const Layout states{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
   EXPECT_EQ(predict(cards(), what, states).refused, "");
   what.base.averaging.every = 4;
@@ -127,7 +127,7 @@ TEST(PlanOffloadTest, ADelayedUpdateHidesBehindTheStep) {
 
 TEST(PlanOffloadTest, UnitsComeBesideTheComputation) {
   Cluster where = cards(2);
-  where.on_host = true; // from a device to files is not built yet
+  where.on_host = true;
   const Job what = job(2);
   const Layout layout{.data = 2, .zero_stage = 3, .micro_batch = 1, .parameters = Place::nvme};
   where.host.link_bandwidth = where.host.memory_bandwidth = kInfinite;
