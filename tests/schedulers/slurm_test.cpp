@@ -11,6 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -93,6 +94,25 @@ state_of "$job"
   EXPECT_THAT(log_of("trireme-1"), AllOf(HasSubstr("task 1: Killed"), HasSubstr("continuing from runs/trireme-1/checkpoints/global_step")));
   EXPECT_TRUE(state_of("runs/trireme-1", 400) == uninterrupted(settings, 400));
   EXPECT_EQ(steps_written("runs/trireme-1"), 400);
+}
+
+// As many as it asks for each of its ranks; srun alone takes one.
+TEST_F(SlurmTest, RanksGetTheProcessorsThatTheJobHas) {
+  const Finished run = on_slurm(R"sh(
+more="--set training.steps=100000"
+job=$(sbatch --parsable --ntasks=2 --cpus-per-task=2 "$SLURM_EXAMPLES/train.sbatch" run.json $more)
+wait_for has_steps runs/trireme-$job 3
+scontrol -o show step "$job" | sed 's/^/tasks: /'
+scancel "$job"
+wait_for is_in "$job" CANCELLED
+job=$(sbatch --parsable --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 "$SLURM_EXAMPLES/launcher.sbatch" run.json $more)
+wait_for has_steps runs/trireme-$job 3
+scontrol -o show step "$job" | sed 's/^/launcher: /'
+scancel "$job"
+wait_for is_in "$job" CANCELLED
+)sh");
+  EXPECT_THAT(run.output, ContainsRegex("tasks: StepId=[0-9]+\\.0 .* CPUs=4 Tasks=2 ")) << log_of("trireme-1");
+  EXPECT_THAT(run.output, ContainsRegex("launcher: StepId=[0-9]+\\.0 .* CPUs=4 Tasks=1 ")) << log_of("trireme-2");
 }
 
 // Two minutes are the shortest limit that leaves a signal some time; the job would run for days.
