@@ -333,7 +333,7 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
     ::setenv("GOMP_SPINCOUNT", launch::kSpinCount, /*overwrite=*/0);
   }
   std::vector<std::string> words = rank_command(command);
-  words.insert(words.end(), {"--stopped-status", std::to_string(command.stopped_status)});
+  words.insert(words.end(), {"--stopped-status", std::to_string(command.stopped_status), "--failed-status", std::to_string(command.failed_status)});
   std::vector<char*> arguments;
   for (std::string& word : words) {
     arguments.push_back(word.data());
