@@ -22,7 +22,7 @@ function(trireme_grpc_module)
             "On Debian or Ubuntu: apt-get install libgrpc++-dev")
   endif()
   set(folder "${PROJECT_SOURCE_DIR}/trireme/rpc/grpc")
-  add_library(trireme_grpc MODULE "${folder}/frames.cpp" "${folder}/grpc_module.cpp" "${folder}/module_client.cpp" "${folder}/module_connect.cpp"
+  add_library(trireme_grpc MODULE "${folder}/frames.cpp" "${folder}/grpc_module.cpp" "${folder}/module_client.cpp" "${folder}/module_connect.cpp" "${folder}/module_door.cpp"
               "${folder}/module_options.cpp" "${folder}/module_server.cpp")
   target_include_directories(trireme_grpc PRIVATE "${PROJECT_SOURCE_DIR}")
   target_include_directories(trireme_grpc SYSTEM PRIVATE "${GRPCPP_INCLUDE_DIR}")

@@ -9,6 +9,10 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <functional>
+#include <tuple>
+
 namespace trireme::comm {
 namespace {
 
@@ -188,6 +192,77 @@ TEST_P(CompressedTest, WhatIsInNoStretchStaysOut) {
                   EXPECT_TRUE(x.slice(0, 0, 100).ne(0).all().item<bool>());
                   EXPECT_TRUE(x.slice(0, 160, 3001).ne(0).all().item<bool>());
                 }
+              }),
+              IsEmpty());
+}
+
+// The algorithm by the compressor's own operations on whole ranges: what run() makes of `x`.
+at::Tensor by_hand(const Group& group, const Compressor& compressor, const std::vector<Stretch>& wanted, const at::Tensor& x, const ErrorFeedback& errors) {
+  const int64_t each = ((x.numel() + group.size() - 1) / group.size() + 15) / 16 * 16;
+  std::vector<Stretch> ranges;
+  std::vector<std::vector<Stretch>> stretches;
+  std::vector<int64_t> at = {0};
+  for (int rank = 0; rank < group.size(); ++rank) {
+    ranges.push_back({std::min(rank * each, x.numel()), std::min((rank + 1) * each, x.numel())});
+    stretches.push_back(cut(wanted, ranges.back()));
+    at.push_back(at.back() + (compressor.message_bytes(stretches.back()) + 3) / 4 * 4);
+  }
+  const auto range = [&](const at::Tensor& of, int rank) { return of.slice(0, ranges[rank].begin, ranges[rank].end); };
+  const auto message = [&](const at::Tensor& of, int rank) { return of.slice(0, at[rank], at[rank] + compressor.message_bytes(stretches[rank])); };
+  errors.worker.add_(x);
+  const at::Tensor sent = torch::zeros({at.back()}, torch::kByte);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    compressor.compress(range(errors.worker, rank), stretches[rank], message(sent, rank));
+  }
+  const at::Tensor came = of_all_ranks(group, sent);
+  at::Tensor sum = torch::zeros_like(errors.server);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    compressor.add(message(came[rank], group.rank()), stretches[group.rank()], sum);
+  }
+  errors.server.add_(sum / group.size());
+  const at::Tensor mean = torch::zeros({at.back()}, torch::kByte);
+  compressor.compress(errors.server, stretches[group.rank()], message(mean, group.rank()));
+  const at::Tensor means = of_all_ranks(group, mean);
+  at::Tensor out = torch::zeros_like(x);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    compressor.add(message(means[rank], rank), stretches[rank], range(out, rank));
+  }
+  return out;
+}
+
+// Numbers and means that are never a tensor, and such that are, equal the algorithm to the bit.
+TEST_P(CompressedTest, AStretchAtATimeIsTheSameToTheBit) {
+  EXPECT_THAT(run([](const Group& group) {
+                if (group.size() == 1) {
+                  return; // nothing is compressed
+                }
+                constexpr int64_t kWhole = 20'000;
+                const std::vector<Stretch> wanted = {{0, 100}, {160, 9000}, {9000, 9001}, {9005, kWhole - 3}};
+                for (const auto& compressor : {sign_compressor(), eight_bit_compressor()}) {
+                  CompressedAllReduce by_functions(group, compressor, kWhole, wanted), by_tensors(group, compressor, kWhole, wanted);
+                  ASSERT_TRUE(by_functions.by_stretches(torch::kCPU));
+                  const ErrorFeedback errors = by_functions.no_errors(torch::kCPU), of_tensors = by_functions.no_errors(torch::kCPU), of_hand = by_functions.no_errors(torch::kCPU);
+                  for (int round = 0; round < 4; ++round) {
+                    torch::manual_seed(static_cast<uint64_t>(100 * round + group.rank()));
+                    const at::Tensor x = torch::zeros({kWhole});
+                    for (const Stretch& one : wanted) {
+                      x.slice(0, one.begin, one.end).copy_(torch::randn({one.count()}));
+                    }
+                    const at::Tensor expected = by_hand(group, *compressor, wanted, x, of_hand);
+                    const at::Tensor found = torch::zeros({kWhole}), tensor = x.clone();
+                    const auto* const numbers = x.const_data_ptr<float>();
+                    by_functions.start([&](int64_t begin, int64_t end, float* to) { std::transform(numbers + begin, numbers + end, to, to, std::plus<>()); }, errors);
+                    by_functions.turn(errors);
+                    by_functions.finish([&](int64_t begin, int64_t end, const float* means) { std::copy_n(means, end - begin, found.mutable_data_ptr<float>() + begin); });
+                    by_tensors.run(tensor, of_tensors);
+                    for (const auto& [name, result, own] : {std::tuple("functions", found, errors), std::tuple("tensors", tensor, of_tensors)}) {
+                      EXPECT_TRUE(result.equal(expected)) << compressor->name() << " by " << name << ", round " << round;
+                      EXPECT_TRUE(own.worker.equal(of_hand.worker)) << compressor->name() << " by " << name << ", round " << round;
+                      EXPECT_TRUE(own.server.equal(of_hand.server)) << compressor->name() << " by " << name << ", round " << round;
+                    }
+                  }
+                }
+                EXPECT_FALSE(CompressedAllReduce(group, top_k_compressor(0.1), kWhole).by_stretches(torch::kCPU));
               }),
               IsEmpty());
 }

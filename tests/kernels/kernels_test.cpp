@@ -109,6 +109,27 @@ TEST(KernelsTest, AdamHasTheSameBitsInEverySet) {
   }
 }
 
+// Both moments are those of the step already, and the gradient may be anything.
+TEST(KernelsTest, AdamWithHeldMomentsChangesParametersOnly) {
+  for (Simd simd : wide_sets()) {
+    for_each_range([&](int64_t begin, int64_t n) {
+      Arrays found(begin, n, 7);
+      std::fill(found.grad.begin(), found.grad.end(), std::numeric_limits<float>::quiet_NaN());
+      Arrays wanted = found;
+      AdamArgs args = adam_args(found, false);
+      args.one_minus_beta1 = 0;
+      args.beta2 = 1;
+      args.one_minus_beta2 = 0;
+      for (int64_t i = begin; i < begin + n; ++i) {
+        const auto at = static_cast<size_t>(i);
+        wanted.param[at] = std::fma(-args.step_size, wanted.first[at] / std::fma(std::sqrt(wanted.second[at]), args.root_scale, args.eps), wanted.param[at] * args.param_scale);
+      }
+      kernel_set(simd).adam(args, begin, begin + n);
+      ASSERT_TRUE(found.same_bits(wanted)) << name(simd) << " n " << n << " begin " << begin;
+    });
+  }
+}
+
 TEST(KernelsTest, SgdHasTheSameBitsInEverySet) {
   for (Simd simd : wide_sets()) {
     for (int variant = 0; variant < 4; ++variant) {

@@ -83,6 +83,59 @@ TEST_P(SignKernelsTest, ProductsWithPowersAreExactAndZeroIsZero) {
   }
 }
 
+// Also past the ends of the pieces in which gradients of low precision are widened.
+TEST_P(SignKernelsTest, MomentaAreTheFormulaToTheBit) {
+  constexpr float kScale = 0.3F, kBeta = 0.9F;
+  std::mt19937 generator(3);
+  std::normal_distribution<float> normal;
+  for (const int64_t n : {0, 1, 7, 8, 15, 16, 17, 64, 150, 1024, 1025, 2100}) {
+    for (const int64_t begin : {0, 3}) {
+      const auto count = static_cast<size_t>(begin + n);
+      std::vector<float> wide(count), first(count);
+      std::vector<uint16_t> narrow(count);
+      std::vector<uint8_t> exponents(count);
+      for (size_t i = 0; i < count; ++i) {
+        wide[i] = normal(generator);
+        first[i] = normal(generator);
+        exponents[i] = static_cast<uint8_t>(i % 7 == 3 ? 0 : 90 + 5 * i % 60);
+        narrow[i] = static_cast<uint16_t>(__builtin_bit_cast(uint32_t, wide[i]) >> 16);
+      }
+      for (int variant = 0; variant < 8; ++variant) {
+        const bool of_bf16 = (variant & 1) != 0, has_first = (variant & 2) != 0, has_units = (variant & 4) != 0;
+        MomentumArgs args;
+        args.grad = of_bf16 ? static_cast<const void*>(narrow.data()) : wide.data();
+        args.grad_type = of_bf16 ? Element::bf16 : Element::f32;
+        args.grad_scale = kScale;
+        args.first = has_first ? first.data() : nullptr;
+        args.beta1 = kBeta;
+        args.exponents = has_units ? exponents.data() : nullptr;
+        std::vector<float> found(static_cast<size_t>(n + 5), kBesides), wanted = found;
+        for (int64_t i = 0; i < n; ++i) {
+          const auto at = static_cast<size_t>(begin + i);
+          float x = (of_bf16 ? __builtin_bit_cast(float, static_cast<uint32_t>(narrow[at]) << 16) : wide[at]) * kScale;
+          x = has_first ? std::fma(first[at], kBeta, x) : x;
+          x = !has_units ? x : exponents[at] == 0 ? x * 0 : std::ldexp(x, 127 - exponents[at]);
+          wanted[static_cast<size_t>(i + 2)] = kBesides + x;
+        }
+        kernel_set(GetParam()).add_momentum(args, begin, begin + n, found.data() + 2);
+        EXPECT_TRUE(same_memory(found, wanted)) << "n " << n << ", begin " << begin << ", variant " << variant;
+      }
+    }
+  }
+}
+
+TEST_P(SignKernelsTest, QuotientsAreTheFormulaToTheBit) {
+  for (int64_t n = 0; n <= 50; ++n) {
+    std::vector<float> x(static_cast<size_t>(n)), found(static_cast<size_t>(n + 3), kBesides), wanted = found;
+    for (int64_t i = 0; i < n; ++i) {
+      x[static_cast<size_t>(i)] = 0.7F * static_cast<float>(i - 20);
+      wanted[static_cast<size_t>(i + 1)] = kBesides + x[static_cast<size_t>(i)] / 3;
+    }
+    kernel_set(GetParam()).add_quotients(x.data(), n, 3, found.data() + 1);
+    EXPECT_TRUE(same_memory(found, wanted)) << n;
+  }
+}
+
 TEST(SignTest, ZerosOfEitherSignArePositiveAndNanIsNot) {
   std::vector<float> x = {0.0F, -0.0F, std::numeric_limits<float>::quiet_NaN(), -1.0F};
   uint8_t bits = 0;

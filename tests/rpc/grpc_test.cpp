@@ -1,6 +1,7 @@
 // The transport grpc:// within one process and between processes: what it carries, and what ends well although the other side does not.
 #include <trireme/base/error.h>
 #include <trireme/rpc/rpc.h>
+#include <trireme/store/sockets.h>
 
 #include "tests/rpc/grpc_checks.h"
 #include "tests/support/free_port.h"
@@ -261,6 +262,30 @@ TEST_F(GrpcTest, RefusesAddressesAndSaysWhy) {
   const auto server = serve("grpc://127.0.0.1:0", kAccess);
   EXPECT_THAT(error_of([&] { serve(server->address(), kAccess); }), HasSubstr("ddress already in use"));
   EXPECT_EQ(serve("grpc://[::1]:0", kAccess)->address().substr(0, 13), "grpc://[::1]:");
+}
+
+// As the launcher keeps one for each server: who asks between two servers waits for the second.
+TEST_F(GrpcTest, ServesOnASocketThatListensAlready) {
+  const Descriptor kept(store::listen_on({"127.0.0.1", 0}));
+  const auto on_it = [&](std::string prefix) { return std::make_unique<EchoServer>(concat("grpc+fd://", ::dup(kept.get())), kAccess, std::move(prefix)); };
+  const std::string address = concat("grpc://127.0.0.1:", store::bound_port(kept.get()));
+  auto first = on_it("first ");
+  EXPECT_EQ(first->address(), address);
+  const std::vector<std::byte> body = pattern(3 << 20, 1);
+  std::vector<std::byte> room(body.size());
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 5; ++i) {
+    clients.push_back(connect(address, kAccess, soon()));
+    EXPECT_EQ(clients.back()->call(concat(i), body, room)->wait(soon()), concat("first ", i));
+    EXPECT_TRUE(std::equal(body.rbegin(), body.rend(), room.begin()));
+  }
+  first.reset();
+  EXPECT_THAT(peer_error([&] { clients.front()->call("x")->wait(soon()); }), HasSubstr("has ended"));
+  auto waiting = std::async(std::launch::async, [&] { return connect(address, kAccess, soon())->call("y")->wait(soon()); });
+  EXPECT_EQ(waiting.wait_for(milliseconds(300)), std::future_status::timeout);
+  const auto second = on_it("second ");
+  EXPECT_EQ(waiting.get(), "second y");
+  EXPECT_THAT(error_of([] { serve("grpc+fd://0x", kAccess); }), HasSubstr("is no listening socket of this process"));
 }
 
 TEST_F(GrpcTest, LetsInWhoKnowsTheSecret) {

@@ -99,6 +99,14 @@ TEST_F(GrpcTlsTest, ServesThoseWhoTrustItsAuthority) {
   EXPECT_THAT(error_of([&] { connect(server.address(), other, soon()); }), HasSubstr("the secret is wrong"));
 }
 
+TEST_F(GrpcTlsTest, AlsoOnASocketThatListensAlready) {
+  own("server");
+  trust("ca");
+  test::EchoServer server(concat("grpcs+fd://", store::listen_on({"127.0.0.1", 0})));
+  EXPECT_EQ(server.address().substr(0, 18), "grpcs://127.0.0.1:");
+  EXPECT_EQ(talk(server.address()), "echo x");
+}
+
 TEST_F(GrpcTlsTest, PythonTrustsItToo) {
   own("server");
   trust("ca", "TRIREME_TLS_CLIENT_CA");

@@ -108,8 +108,15 @@ TEST_F(KubernetesTest, TheCheckSeesWhatDoesNotFit) {
 TEST_F(KubernetesTest, APyTorchJobTrainsAlsoWhenAPodIsKilled) {
   make_longer();
   const Finished run = run_pods("pytorchjob.yaml", "2,60,KILL");
-  EXPECT_THAT(run.output, AllOf(HasSubstr("pod 2 ended with 137"), HasSubstr("the job is complete"))) << log();
+  EXPECT_THAT(run.output, AllOf(HasSubstr("pod 2 ended with 137"), HasSubstr("ended with 200"), HasSubstr("the job is complete"))) << log();
   EXPECT_THAT(log(), AllOf(HasSubstr("4 ranks, 4 data-parallel"), HasSubstr("runs/trireme/checkpoints/global_step"), Not(HasSubstr("without a secret"))));
+  EXPECT_TRUE(state_of("trireme", 300) == uninterrupted(4, 300)) << log();
+}
+
+TEST_F(KubernetesTest, APyTorchJobTrainsAlsoWhenAPodIsAskedToLeave) {
+  make_longer();
+  const Finished run = run_pods("pytorchjob.yaml", "1,60,TERM");
+  EXPECT_THAT(run.output, AllOf(HasSubstr("ended with 143"), HasSubstr("pod 1 started again"), HasSubstr("the job is complete"))) << log();
   EXPECT_TRUE(state_of("trireme", 300) == uninterrupted(4, 300)) << log();
 }
 
@@ -131,9 +138,9 @@ TEST_F(KubernetesTest, AJobOfOnePodStartsItsRanksItself) {
 
 TEST_F(KubernetesTest, WrongInputIsNotTriedAgain) {
   write_file_atomically(folder / "run.json", "{}");
-  for (const char* manifest : {"job.yaml", "jobset.yaml"}) {
+  for (const auto& [manifest, rule] : {std::pair("job.yaml", "podFailurePolicy"), std::pair("jobset.yaml", "podFailurePolicy"), std::pair("pytorchjob.yaml", "exit code")}) {
     const Finished run = run_pods(manifest);
-    EXPECT_THAT(run.output, AllOf(HasSubstr("ended with 2"), HasSubstr("the job failed: podFailurePolicy"), Not(HasSubstr("started again")))) << log();
+    EXPECT_THAT(run.output, AllOf(HasSubstr("ended with 2"), HasSubstr(concat("the job failed: ", rule)), Not(HasSubstr("started again")))) << manifest << '\n' << log();
   }
 }
 

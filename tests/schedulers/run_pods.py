@@ -84,6 +84,7 @@ kind = job["kind"]
 pods = list({"PyTorchJob": pods_of_pytorchjob, "JobSet": pods_of_jobset, "Job": lambda: pods_of_job("", job["spec"])}[kind]())
 out = pods[0][0]["args"][pods[0][0]["args"].index("--out") + 1].replace("/data", data, 1)
 together = kind == "JobSet"
+policy = job["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicy"] if kind == "PyTorchJob" else None
 running = {rank: start(pod) for rank, pod in enumerate(pods)}
 starts = 1
 while running:
@@ -101,11 +102,15 @@ while running:
             continue
         if starts > 30:
             sys.exit("no end of restarts")
-        if status == 2 and kind != "PyTorchJob":
+        if kind == "PyTorchJob":
+            final = policy == "ExitCode" and 0 < status < 128  # IsRetryableExitCode() of the training operator
+        else:
+            final = status == 2
+        if final:
             for other in running.values():
                 other.kill()
                 other.wait()
-            sys.exit("the job failed: podFailurePolicy")
+            sys.exit(f"the job failed: {'exit code' if kind == 'PyTorchJob' else 'podFailurePolicy'}")
         starts += 1
         if together:
             for other in running.values():

@@ -11,6 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -93,6 +94,18 @@ state_of "$job"
   EXPECT_THAT(log_of("trireme-1"), AllOf(HasSubstr("task 1: Killed"), HasSubstr("continuing from runs/trireme-1/checkpoints/global_step")));
   EXPECT_TRUE(state_of("runs/trireme-1", 400) == uninterrupted(settings, 400));
   EXPECT_EQ(steps_written("runs/trireme-1"), 400);
+}
+
+// An agent's task has the processors of all ranks of its node. (Of tasks of srun this Slurm shows only the sum, which is the job's in any case.)
+TEST_F(SlurmTest, AnAgentGetsTheProcessorsOfItsRanks) {
+  const Finished run = on_slurm(R"sh(
+job=$(sbatch --parsable --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 "$SLURM_EXAMPLES/launcher.sbatch" run.json --set training.steps=100000)
+wait_for has_steps runs/trireme-$job 3
+scontrol -o show step "$job"
+scancel "$job"
+wait_for is_in "$job" CANCELLED
+)sh");
+  EXPECT_THAT(run.output, ContainsRegex("StepId=[0-9]+\\.0 .* CPUs=4 Tasks=1 ")) << log_of("trireme-1");
 }
 
 // Two minutes are the shortest limit that leaves a signal some time; the job would run for days.

@@ -223,7 +223,7 @@ TEST(TextsTest, CommandsOfTheMessagesExist) {
 // Options of programs that are not ours.
 const std::set<std::string> kForeignOptions = {"--no-python", "--build", "--preset", "--signal", "--extract", "--quiet", "--install", "--prefix", "--epochs", "--gtest",
                                                "--standalone", "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", // torchrun
-                                               "--ntasks", "--ntasks-per-node", "--open-mode", "--requeue", "--kill-on-bad-exit", "--pty", "--gpus-per-node", // Slurm
+                                               "--ntasks", "--ntasks-per-node", "--open-mode", "--requeue", "--kill-on-bad-exit", "--pty", "--gpus-per-node", "--cpus-per-task", // Slurm
                                                "--from-literal"};
 
 TEST(TextsTest, OptionsExist) {

@@ -1,5 +1,6 @@
 // Every key of a run file that the table calls honoured does something: two values, and what a training does or leaves differs.
 // The keys of "engine" have tests/engine/key_behaviour_test.cpp.
+#include "shell.h"
 #include "small_training.h"
 
 #include <tools/trireme/run_estimate.h>
@@ -294,6 +295,18 @@ json served(comm::World&, const json& run) {
   return seen;
 }
 
+// How such a job ends where there is no gRPC.
+json without_grpc(comm::World&, const json& run) {
+  const fs::path out = folder() / "without_grpc";
+  fs::create_directories(out);
+  json one_worker = run;
+  one_worker["training"]["steps"] = 1;
+  write_file_atomically(out / "run.json", one_worker.dump());
+  const Finished ended = sh(concat("TRIREME_GRPC_MODULE=/nowhere/libtrireme_grpc.so ", kTrireme, " train ", (out / "run.json").string(), " -n 1 --out ", (out / "run").string()));
+  fs::remove_all(out);
+  return ended.status;
+}
+
 std::vector<KeyObserver> run_keys() {
   const json staged = {{"model", {{"layers", 3}}}, {"parallel", {{"pipe", 2}}}, {"engine", {{"gradient_accumulation_steps", 4}}}};
   const auto servers = [](const char* mode) { return json{{"parallel", {{"sync", {{"kind", "server"}, {"mode", mode}}}}}}; };
@@ -313,6 +326,7 @@ std::vector<KeyObserver> run_keys() {
       {"parallel.sync", "", "staleness", 0, 3, served, servers("stale")},
       {"parallel.sync", "", "timeout_s", 1000, 0.01, served, servers("hybrid")},
       {"parallel.sync", "", "snapshot_every", 100, 1, served, servers("async")},
+      {"parallel.sync", "", "transport", "tcp", "grpc", without_grpc, servers("sync")},
       {"parallel.sync", "", "sparse_rows", json::array(), "transformer.wte", sent_to_server, {{"model", {{"tie_embeddings", false}}}, {"parallel", {{"sync", {{"kind", "server"}}}}}}},
       {"parallel.sync", "", "every", 2, 4, training, {{"parallel", {{"sync", {{"kind", "local_sgd"}}}}}, {"training", {{"steps", 4}}}}, 2},
       {"parallel.sync", "", "outer", "average", "nesterov", training, {{"parallel", {{"sync", {{"kind", "local_sgd"}, {"every", 2}}}}}, {"training", {{"steps", 4}}}}, 2},

@@ -103,6 +103,9 @@ struct Parser {
     c->add_option("--stopped-status", train.stopped_status, "Exit status after a signal that saved (0), for schedulers that take 0 for done: 75, say")
         ->type_name("STATUS")
         ->check(CLI::Range(int64_t{0}, int64_t{255}));
+    c->add_option("--failed-status", train.failed_status, "Exit status of a failure that is not the input's (1), for schedulers that try again by exit status: 200, say")
+        ->type_name("STATUS")
+        ->check(CLI::Range(int64_t{1}, int64_t{255}));
     c->add_flag("!--no-memory-check", train.memory_check, "Start even when the estimate says that it cannot fit in memory");
     c->callback([this, c] {
       train.resume = c->count("--resume") > 0;

@@ -34,6 +34,7 @@ struct TrainCommand {
   int64_t trace_steps = 0;
   bool memory_check = true;
   int64_t stopped_status = 0; ///< exit status when a signal has stopped it and all is saved
+  int64_t failed_status = 1; ///< exit status of a failure that is not the input's
 };
 
 struct EstimateCommand {

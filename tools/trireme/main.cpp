@@ -39,6 +39,8 @@ namespace {
   throw Error("trireme", concat("cannot start ", program, ": ", std::strerror(errno)));
 }
 
+int failed_status = 1;
+
 int launch_program(const LaunchCommand& command) {
   launch::LaunchOptions options = launch_options(command.places);
   options.ranks = static_cast<int>(command.ranks);
@@ -61,6 +63,7 @@ int run(int argc, char** argv) {
     return start_bench_comm(*bench_command, rank_program());
   }
   if (const auto* train_command = std::get_if<TrainCommand>(&command)) {
+    failed_status = static_cast<int>(train_command->failed_status);
     return train_job(*train_command);
   }
   if (const auto* estimate_command = std::get_if<EstimateCommand>(&command)) {
@@ -89,10 +92,12 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return trireme::tools::with_output_written(trireme::tools::run(argc, argv));
+    const int status = trireme::tools::with_output_written(trireme::tools::run(argc, argv));
+    return status == 1 ? trireme::tools::failed_status : status;
   } catch (const trireme::tools::ExitNow& done) {
     return trireme::tools::with_output_written(done.code);
   } catch (const std::exception& error) {
-    return trireme::tools::report_failure(error);
+    const int status = trireme::tools::report_failure(error);
+    return status == 1 ? trireme::tools::failed_status : status;
   }
 }

@@ -54,8 +54,15 @@ int inspect(const InspectCommand& command) {
   return checkpoint::has_damage(found) ? 1 : 0;
 }
 
+/// What becomes of 1: TrainCommand::failed_status.
+int failed_status = 1;
+int ended_with(int status) {
+  return status == 1 ? failed_status : status;
+}
+
 struct Run {
   int operator()(const TrainCommand& command) const {
+    failed_status = static_cast<int>(command.failed_status);
     return train(command);
   }
   int operator()(const GenerateCommand& command) const {
@@ -126,7 +133,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return trireme::tools::with_output_written(trireme::tools::run(argc, argv));
+    return trireme::tools::ended_with(trireme::tools::with_output_written(trireme::tools::run(argc, argv)));
   } catch (const trireme::tools::ExitNow& done) {
     return trireme::tools::with_output_written(done.code);
   } catch (const trireme::PeerError& error) {
@@ -134,11 +141,11 @@ int main(int argc, char** argv) {
     // The rank that failed first shall also be the first to end, so that the launcher names it and
     // not one that only missed it. The launcher's SIGTERM cuts this short.
     std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-    return error.exit_code();
+    return trireme::tools::ended_with(error.exit_code());
   } catch (const c10::Error& error) { // without the C++ stack that what() carries
     trireme::log::error(error.what_without_backtrace());
-    return 1;
+    return trireme::tools::ended_with(1);
   } catch (const std::exception& error) {
-    return trireme::tools::report_failure(error);
+    return trireme::tools::ended_with(trireme::tools::report_failure(error));
   }
 }

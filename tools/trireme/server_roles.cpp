@@ -47,6 +47,13 @@ int keep_store() {
   return 0;
 }
 
+// Where server `place` listens: at its address, or on the launcher's socket, where it speaks what its address says.
+std::string socket_of(int64_t place) {
+  const std::string address = split(env::text("TRIREME_SERVERS").value_or(""), ',').at(static_cast<size_t>(place));
+  const auto given = env::text("TRIREME_LISTEN_FD");
+  return !given ? address : concat(address.starts_with("tcp://") ? "" : concat(address.substr(0, address.find("://")), '+'), "fd://", *given);
+}
+
 } // namespace
 
 parallel::ReplicaOptions replica_of(const parallel::server::WorkerOptions& worker) {
@@ -100,8 +107,7 @@ int serve_parameters(const TrainCommand& command) {
   if (!env::flag("TRIREME_RESTART")) {
     std::filesystem::remove(parallel::server::snapshot_file(options.folder, place), error); // of an earlier run
   }
-  const std::string socket = env::text("TRIREME_LISTEN_FD") ? concat("fd://", *env::text("TRIREME_LISTEN_FD")) : split(env::text("TRIREME_SERVERS").value_or(""), ',').at(static_cast<size_t>(place));
-  const auto server = rpc::serve(socket, access_of_job());
+  const auto server = rpc::serve(socket_of(place), access_of_job());
   log::info("server ", place, " of ", servers, " at ", server->address());
   const parallel::server::Counters counters = engine::serve_parameters(*server, options);
   log::info("server ", place, ": ", counters.updates, " updates of ", counters.accepted, " gradients; ", counters.dropped, " came too late, ", counters.lost, " were lost, ", counters.workers_lost,

@@ -69,10 +69,10 @@ std::optional<TfConfig> tf_config() {
   return out;
 }
 
-void become_task(const TfConfig& config) {
+void become_task(const TfConfig& config, const std::string& transport) {
   std::string addresses;
   for (const std::string& server : config.servers) {
-    addresses += concat(addresses.empty() ? "" : ",", "tcp://", server);
+    addresses += concat(addresses.empty() ? "" : ",", transport, "://", server);
   }
   const bool serves = config.task == TfConfig::Task::server;
   ::setenv("TRIREME_SERVERS", addresses.c_str(), 1);

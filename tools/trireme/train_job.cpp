@@ -306,7 +306,7 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
     if (evaluates) {
       become_evaluator(job.ranks / ranks_of_replica(run));
     } else if (run.engine.server.on()) {
-      become_task(*tasks);
+      become_task(*tasks, run.parallel.sync.transport);
     }
   } else if (run.engine.server.on() || run.engine.averaging.elastic) {
     throw InputError("trireme", concat(job.launcher, " has started ", job.ranks, " ranks, and ", run.engine.server.on() ? "parallel.sync asks for workers and servers" : "replicas that come and go (\"elastic\") live by themselves"),
@@ -333,7 +333,7 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
     ::setenv("GOMP_SPINCOUNT", launch::kSpinCount, /*overwrite=*/0);
   }
   std::vector<std::string> words = rank_command(command);
-  words.insert(words.end(), {"--stopped-status", std::to_string(command.stopped_status)});
+  words.insert(words.end(), {"--stopped-status", std::to_string(command.stopped_status), "--failed-status", std::to_string(command.failed_status)});
   std::vector<char*> arguments;
   for (std::string& word : words) {
     arguments.push_back(word.data());
@@ -381,6 +381,7 @@ int train_job(TrainCommand command) {
   options.command = rank_command(command);
   const bool elastic = run.engine.averaging.elastic;
   options.servers = elastic ? 1 : static_cast<int>(run.engine.server.servers);
+  options.server_scheme = run.parallel.sync.transport;
   if (options.servers > 0) { // workers are dropped and servers started again: no attempt of all
     options.max_restarts = options.max_restarts != 0 ? options.max_restarts : elastic ? kRestartsOfAReplica * options.ranks : kRestartsOfAServer * options.servers;
   } else if (slots > 0) {

@@ -1,13 +1,13 @@
 #include <trireme/compress/bucket_mean.h>
 
 #include <trireme/base/error.h>
-#include <trireme/comm/compressed/compressed_all_reduce.h>
 #include <trireme/comm/compressed/power_sgd.h>
 
 #include <torch/types.h>
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -33,39 +33,52 @@ std::vector<comm::Stretch> outside(const BucketPlace& place, const BucketMean::L
   return found;
 }
 
+// Sets to 0 the numbers that are not alive; few are not.
+void clear_dead(at::Tensor numbers, const at::Tensor& alive) {
+  if (!numbers.is_cpu()) {
+    numbers.masked_fill_(alive.eq(0), 0);
+    return;
+  }
+  const auto* const flags = alive.const_data_ptr<uint8_t>();
+  auto* const values = numbers.mutable_data_ptr<float>();
+  const auto count = static_cast<size_t>(numbers.numel());
+  for (const uint8_t* dead = flags; (dead = static_cast<const uint8_t*>(std::memchr(dead, 0, static_cast<size_t>(flags + count - dead)))) != nullptr;) {
+    for (; dead != flags + count && *dead == 0; ++dead) {
+      values[dead - flags] = 0;
+    }
+  }
+}
+
 class Compressed final : public BucketMean {
  public:
   Compressed(BucketPlace place, std::shared_ptr<const comm::Compressor> compressor) : place_(std::move(place)), compressor_(std::move(compressor)), mine_(whole().mine()) {}
 
   void start(const at::Tensor& x, const LeftOut& left_out) override {
     x_ = x;
-    sent_ = 0;
-    if (place_.ranks.size() == 1) {
-      return;
+    if (place_.ranks.size() > 1) {
+      for (const comm::Stretch& one : outside(place_, left_out)) {
+        part(x, one).zero_();
+      }
     }
-    make_errors();
-    const std::vector<comm::Stretch> out = outside(place_, left_out);
-    for (const comm::Stretch& one : out) {
-      part(x, one).zero_();
-    }
-    if (out.empty() && !of_all_) {
-      of_all_ = make(left_out);
-    }
-    round_ = out.empty() ? of_all_ : make(left_out);
-    if (round_) {
-      const int64_t before = place_.ranks.bytes_sent();
-      round_->start(x, errors_, what_of(place_));
-      sent_ = place_.ranks.bytes_sent() - before;
+    begin(x, left_out);
+  }
+  void turn() override {
+    if (round_ && !std::exchange(turned_, true)) {
+      counted([&] { round_->turn(errors_); });
     }
   }
   void finish() override {
-    if (const auto round = std::exchange(round_, nullptr)) {
-      const int64_t before = place_.ranks.bytes_sent();
-      round->turn(errors_);
-      round->finish(x_);
-      sent_ += place_.ranks.bytes_sent() - before;
-    }
+    end(x_);
     x_ = at::Tensor();
+  }
+  bool by_stretches() const override {
+    return place_.ranks.size() > 1 && place_.flat->device().is_cpu() && compressor_->loops() != nullptr;
+  }
+  void start(const comm::AddNumbers& add, const LeftOut& left_out) override {
+    begin(add, left_out);
+  }
+  void finish(const comm::TakeMeans& take) override {
+    end(take);
   }
   int64_t sent() const override {
     return sent_;
@@ -73,10 +86,10 @@ class Compressed final : public BucketMean {
   void forget_errors() override {
     errors_ = {};
   }
-  void clear_errors(const at::Tensor& off) override {
+  void clear_errors(const at::Tensor& alive) override {
     if (errors_.worker.defined()) {
-      errors_.worker.masked_fill_(off, 0);
-      errors_.server.masked_fill_(part(off, mine_), 0);
+      clear_dead(errors_.worker, alive);
+      clear_dead(errors_.server, part(alive, mine_));
     }
   }
   void scale_errors(const at::Tensor& factor) override {
@@ -99,6 +112,36 @@ class Compressed final : public BucketMean {
   }
 
  private:
+  template <class Numbers>
+  void begin(const Numbers& numbers, const LeftOut& left_out) {
+    sent_ = 0;
+    turned_ = false;
+    if (place_.ranks.size() == 1) {
+      return;
+    }
+    make_errors();
+    const bool all = outside(place_, left_out).empty();
+    if (all && !of_all_) {
+      of_all_ = make(left_out);
+    }
+    round_ = all ? of_all_ : make(left_out);
+    if (round_) {
+      counted([&] { round_->start(numbers, errors_, what_of(place_)); });
+    }
+  }
+  template <class Target>
+  void end(const Target& target) {
+    turn();
+    if (const auto round = std::exchange(round_, nullptr)) {
+      round->finish(target);
+    }
+  }
+  template <class F>
+  void counted(const F& f) {
+    const int64_t before = place_.ranks.bytes_sent();
+    f();
+    sent_ += place_.ranks.bytes_sent() - before;
+  }
   comm::CompressedAllReduce whole() const {
     return {place_.ranks, compressor_, place_.numel()};
   }
@@ -124,6 +167,7 @@ class Compressed final : public BucketMean {
   comm::ErrorFeedback errors_;
   std::shared_ptr<comm::CompressedAllReduce> of_all_; // parameters
   std::shared_ptr<comm::CompressedAllReduce> round_; // the present
+  bool turned_ = false;
   at::Tensor x_;
   int64_t sent_ = 0;
 };
@@ -157,9 +201,9 @@ class LowRank final : public BucketMean {
   void forget_errors() override {
     state_ = {};
   }
-  void clear_errors(const at::Tensor& off) override {
+  void clear_errors(const at::Tensor& alive) override {
     if (state_.error.defined()) {
-      state_.error.masked_fill_(off, 0);
+      clear_dead(state_.error, alive);
     }
   }
   void scale_errors(const at::Tensor& factor) override {
@@ -235,6 +279,14 @@ void BucketPlace::for_each_slot(const std::function<void(const bucket::Slot&, co
     const bucket::Slot& slot = flat->layout().slots()[s];
     f(slot, {slot.begin - here.begin, slot.end - here.begin});
   }
+}
+
+void BucketMean::start(const comm::AddNumbers&, const LeftOut&) {
+  throw Error("compress", "this mean needs its numbers as a tensor");
+}
+
+void BucketMean::finish(const comm::TakeMeans&) {
+  throw Error("compress", "this mean gives its numbers as a tensor");
 }
 
 std::unique_ptr<BucketMean> compressed_mean(BucketPlace place, std::shared_ptr<const comm::Compressor> compressor) {

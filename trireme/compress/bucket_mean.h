@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/bucket/flat_parameters.h>
-#include <trireme/comm/compressed/compressor.h>
+#include <trireme/comm/compressed/compressed_all_reduce.h>
 #include <trireme/comm/group.h>
 #include <trireme/compress/options.h>
 #include <trireme/parallel/data/gradient_sync.h>
@@ -43,14 +43,23 @@ class BucketMean {
 
   /// Takes in `x`, fp32 [numel of the bucket], and starts the round; `x` belongs to it until finish(), which makes it the mean.
   virtual void start(const at::Tensor& x, const LeftOut& left_out) = 0;
+  /// Between them, when other rounds have been started: half of the way. May be left out.
+  virtual void turn() {}
   virtual void finish() = 0;
+
+  /// Whether a round may also be one without a tensor of its own, by the functions of comm::CompressedAllReduce, which see the elements of what is not left out.
+  virtual bool by_stretches() const {
+    return false;
+  }
+  virtual void start(const comm::AddNumbers& add, const LeftOut& left_out);
+  virtual void finish(const comm::TakeMeans& take);
   /// Bytes that this rank has sent in the last round.
   virtual int64_t sent() const = 0;
 
   /// Begins at zero.
   virtual void forget_errors() = 0;
-  /// No error for elements where `off` [numel] is true.
-  virtual void clear_errors(const at::Tensor& off) = 0;
+  /// No error for elements where `alive` [numel], uint8, is 0.
+  virtual void clear_errors(const at::Tensor& alive) = 0;
   /// What is sent from now on is `factor` [numel] times as large: and so are the errors.
   virtual void scale_errors(const at::Tensor& factor) = 0;
   /// For GradientSync::for_each_state(): "worker_error_R" of rank R and "server_error"; PowerSGD: "worker_error_R" and "power_sgd_R".

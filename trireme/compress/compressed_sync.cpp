@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/optim/shard_check.h>
 
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -49,32 +50,71 @@ at::Tensor CompressedSync::gathered(const BucketPlace& place, const at::Tensor& 
 
 at::Tensor CompressedSync::own_gradient(const BucketPlace& place, double factor) const {
   const at::Tensor gradient = place.flat->owned_grad(place.bucket, {place.layout().begin, place.layout().end});
-  const double whole = factor * values_->grad_scale() * place.ranks.size(); // the mean becomes what their sum is to be
+  const double whole = gradient_factor(place, factor);
   return gradient.scalar_type() == torch::kFloat32 ? gradient.mul(whole) : gradient.to(torch::kFloat32).mul_(whole);
 }
 
-// While one bucket is stepped, the messages of the next one travel.
-void CompressedSync::exchange_until(size_t started, size_t finished) {
+kernels::MomentumArgs CompressedSync::gradient_args(const BucketPlace& place, double factor) const {
+  const at::Tensor gradient = place.flat->owned_grad(place.bucket, {place.layout().begin, place.layout().end});
+  kernels::MomentumArgs args;
+  args.grad = gradient.const_data_ptr();
+  args.grad_type = optim::element_of(gradient.scalar_type());
+  args.grad_scale = static_cast<float>(gradient_factor(place, factor));
+  return args;
+}
+
+comm::AddNumbers CompressedSync::adder(const kernels::MomentumArgs& args) {
+  return [args](int64_t begin, int64_t end, float* to) { kernels::active_kernels().add_momentum(args, begin, end, to); };
+}
+
+at::Tensor CompressedSync::finished(size_t number, const uint8_t* exponents) const {
+  const at::Tensor all = torch::zeros({places_[number].numel()}, torch::kFloat32);
+  auto* const to = all.mutable_data_ptr<float>();
+  means_[number]->finish([&](int64_t begin, int64_t end, float* means) {
+    if (exponents != nullptr) {
+      kernels::active_kernels().scale_by_powers(exponents + begin, end - begin, false, means);
+    }
+    std::copy_n(means, end - begin, to + begin);
+  });
+  return all;
+}
+
+void CompressedSync::start(size_t number) {
+  const BucketPlace& place = places_[number];
+  const auto left_out = [&](int64_t parameter) { return is_left_out(place, parameter); };
+  if (!start_by_stretches(number, left_out)) {
+    numbers_[number] = numbers_of(number);
+    means_[number]->start(numbers_[number], left_out);
+  }
+}
+
+// Each half of a round travels while something is computed: the first while the next bucket is compressed, the second while the one before is stepped.
+void CompressedSync::exchange_until(size_t finished) {
   const torch::NoGradGuard no_grad;
   while (finished_ < finished) {
-    for (; started_ < std::min({started, finished_ + 2, places_.size()}); ++started_) {
-      const BucketPlace& place = places_[started_];
-      numbers_[started_] = numbers_of(started_);
-      means_[started_]->start(numbers_[started_], [&](int64_t parameter) { return is_left_out(place, parameter); });
+    while (turned_ < std::min(finished_ + 2, places_.size())) {
+      while (started_ < std::min(turned_ + 2, places_.size())) {
+        start(started_++);
+      }
+      means_[turned_++]->turn();
     }
-    means_[finished_]->finish();
-    take(finished_, std::exchange(numbers_[finished_], at::Tensor()));
+    if (at::Tensor numbers = std::exchange(numbers_[finished_], at::Tensor()); numbers.defined()) {
+      means_[finished_]->finish();
+      take(finished_, numbers);
+    } else {
+      take_by_stretches(finished_);
+    }
     ++finished_;
   }
 }
 
 void CompressedSync::exchange_all() {
-  started_ = finished_ = 0;
-  exchange_until(places_.size(), places_.size());
+  started_ = turned_ = finished_ = 0;
+  exchange_until(places_.size());
 }
 
 void CompressedSync::begin_step() {
-  started_ = finished_ = 0;
+  started_ = turned_ = finished_ = 0;
   if (gradients_stay()) {
     const torch::NoGradGuard no_grad;
     before_exchange();
@@ -88,7 +128,7 @@ void CompressedSync::step_bucket(bucket::FlatParameters& buffer, int64_t bucket,
   if (gradients_stay()) {
     const auto found = std::find_if(places_.begin(), places_.end(), [&](const BucketPlace& one) { return one.flat == &buffer && one.bucket == bucket; });
     const auto number = static_cast<size_t>(found - places_.begin());
-    exchange_until(number + 2, number + 1);
+    exchange_until(number + 1);
   }
   plain_->step_bucket(buffer, bucket, step);
 }

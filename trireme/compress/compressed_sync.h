@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/compress/bucket_mean.h>
+#include <trireme/kernels/kernels.h>
 #include <trireme/parallel/data/gradient_sync.h>
 
 #include <cstdint>
@@ -13,7 +14,7 @@ namespace trireme::compress {
 /// A sync that leaves gradients where they are in some of its steps (GradientSync::gradients_stay), and lets the ranks agree on something else by compressed
 /// means, a bucket at a time. In its other steps another sync does everything, to the bit.
 ///
-/// A bucket's messages travel while the bucket before is stepped, but where the optimizer needs all gradients first (LAMB): there all buckets' do before the
+/// A bucket's messages travel to those who add them up while the next bucket's are made, and from them while the bucket before is stepped, but where the optimizer needs all gradients first (LAMB): there all buckets' do before the
 /// first is stepped. Either way not while backward runs. Steps that are skipped exchange nothing: nothing of them gets into the errors. The first such step says what it sent.
 class CompressedSync : public parallel::GradientSync {
  public:
@@ -57,6 +58,12 @@ class CompressedSync : public parallel::GradientSync {
   virtual at::Tensor numbers_of(size_t number) = 0;
   /// What the mean is for.
   virtual void take(size_t number, const at::Tensor& mean) = 0;
+  /// The same two by mean(number)'s functions, which saves memory's bandwidth: starts the round, or says that it has to be by a tensor.
+  virtual bool start_by_stretches(size_t /*number*/, const BucketMean::LeftOut& /*left_out*/) {
+    return false;
+  }
+  /// Finishes it.
+  virtual void take_by_stretches(size_t /*number*/) {}
   /// Follows each step, taken or skipped.
   virtual void step_ended(bool /*taken*/) {}
 
@@ -90,15 +97,25 @@ class CompressedSync : public parallel::GradientSync {
   at::Tensor gathered(const BucketPlace& place, const at::Tensor& own) const;
   /// This rank's gradient of a bucket with the step's factors, and `factor`: the mean over the ranks is the gradient of the step. A copy, fp32.
   at::Tensor own_gradient(const BucketPlace& place, double factor = 1) const;
+  /// What it multiplies the gradient by.
+  double gradient_factor(const BucketPlace& place, double factor = 1) const {
+    return factor * values_->grad_scale() * place.ranks.size(); // the mean becomes what their sum is to be
+  }
+  /// The same for mean(number).start(), which reads the flat buffer; on the CPU.
+  kernels::MomentumArgs gradient_args(const BucketPlace& place, double factor = 1) const;
+  static comm::AddNumbers adder(const kernels::MomentumArgs& args);
+  /// What mean(number).finish() gives, multiplied by powers of two (exponents as Units has them) unless they are null: [numel of the bucket], fp32.
+  at::Tensor finished(size_t number, const uint8_t* exponents = nullptr) const;
   /// Bytes of a bucket's gradients, as the plain sync sends them.
   double plain_bytes(const BucketPlace& place) const;
-  /// Starts and ends the rounds of all buckets, two at a time.
+  /// Starts and ends the rounds of all buckets, three at a time.
   void exchange_all();
   void log_first(const std::string& line) const;
   void forget_errors();
 
  private:
-  void exchange_until(size_t started, size_t finished);
+  void exchange_until(size_t finished);
+  void start(size_t number);
   void report() const;
 
   std::unique_ptr<parallel::AllReduceSync> plain_;
@@ -107,8 +124,9 @@ class CompressedSync : public parallel::GradientSync {
   bucket::SteppedValues* values_ = nullptr;
   std::vector<BucketPlace> places_;
   std::vector<std::unique_ptr<BucketMean>> means_;
-  std::vector<at::Tensor> numbers_; // on their way
+  std::vector<at::Tensor> numbers_; // on their way; undefined: by stretches
   size_t started_ = 0; // in the present step
+  size_t turned_ = 0;
   size_t finished_ = 0;
   bool reported_ = false;
 };

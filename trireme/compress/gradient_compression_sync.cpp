@@ -29,6 +29,14 @@ void GradientCompressionSync::take(size_t number, const at::Tensor& mean) {
   values().give_gradient(places()[number].buffer, places()[number].bucket, mean);
 }
 
+bool GradientCompressionSync::start_by_stretches(size_t number, const BucketMean::LeftOut& left_out) {
+  if (!mean(number).by_stretches()) {
+    return false;
+  }
+  mean(number).start(adder(gradient_args(places()[number])), left_out);
+  return true;
+}
+
 void GradientCompressionSync::step_ended(bool) {
   ++steps_;
 }

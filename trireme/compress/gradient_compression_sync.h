@@ -30,6 +30,10 @@ class GradientCompressionSync final : public CompressedSync {
   std::unique_ptr<BucketMean> make_mean(const BucketPlace& place) const override;
   at::Tensor numbers_of(size_t number) override;
   void take(size_t number, const at::Tensor& mean) override;
+  bool start_by_stretches(size_t number, const BucketMean::LeftOut& left_out) override;
+  void take_by_stretches(size_t number) override {
+    take(number, finished(number));
+  }
   void step_ended(bool taken) override;
   bool fits(const nlohmann::json& state) const;
 

@@ -2,11 +2,13 @@
 
 #include <trireme/base/error.h>
 #include <trireme/comm/compressed/compressor.h>
+#include <trireme/kernels/kernels.h>
 
 #include <nlohmann/json.hpp>
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace trireme::compress {
@@ -100,9 +102,7 @@ at::Tensor OneBitAdamSync::numbers_of(size_t number) {
 void OneBitAdamSync::take(size_t number, const at::Tensor& moment) {
   const BucketPlace& place = places()[number];
   const Units& units = units_[number];
-  if (units.some_dead()) { // they are 0 whatever the others do
-    mean(number).clear_errors(units.dead());
-  }
+  clear_dead_errors(number);
   units.multiply(moment);
   const comm::Stretch here = owned(place);
   values().with_values(place.buffer, place.bucket, Access::write_states, [&](const Values& of) {
@@ -122,6 +122,51 @@ void OneBitAdamSync::take(size_t number, const at::Tensor& moment) {
       moved(number, before, of.states[0]);
     }
   });
+}
+
+// numbers_of(), a stretch at a time.
+bool OneBitAdamSync::start_by_stretches(size_t number, const BucketMean::LeftOut& left_out) {
+  const BucketPlace& place = places()[number];
+  if (!mean(number).by_stretches()) {
+    return false;
+  }
+  kernels::MomentumArgs args = gradient_args(place, 1 - beta1());
+  args.beta1 = static_cast<float>(beta1());
+  args.exponents = units_[number].exponents().const_data_ptr<uint8_t>();
+  bool started = false;
+  values().with_values(place.buffer, place.bucket, Access::read_all, [&](const Values& of) {
+    const at::Tensor& first = first_[number].defined() ? first_[number] : of.states[0];
+    if (started = of.states[0].scalar_type() == torch::kFloat32; started) {
+      args.first = first.const_data_ptr<float>();
+      mean(number).start(adder(args), left_out);
+    }
+  });
+  return started;
+}
+
+// take(), a stretch at a time.
+void OneBitAdamSync::take_by_stretches(size_t number) {
+  const BucketPlace& place = places()[number];
+  const comm::Stretch here = owned(place);
+  const auto* const exponents = units_[number].exponents().const_data_ptr<uint8_t>();
+  auto* const whole = first_[number].defined() ? first_[number].mutable_data_ptr<float>() : nullptr;
+  values().with_values(place.buffer, place.bucket, Access::write_states, [&](const Values& of) {
+    const at::Tensor before = wants_moved() ? of.states[0].clone() : at::Tensor();
+    auto* const own = of.states[0].mutable_data_ptr<float>();
+    mean(number).finish([&](int64_t begin, int64_t end, float* moments) {
+      kernels::active_kernels().scale_by_powers(exponents + begin, end - begin, false, moments);
+      if (const comm::Stretch mine = overlap({begin, end}, here); mine.count() > 0) {
+        std::copy_n(moments + (mine.begin - begin), mine.count(), own + (mine.begin - here.begin));
+      }
+      if (whole != nullptr) {
+        std::copy_n(moments, end - begin, whole + begin);
+      }
+    });
+    if (before.defined()) {
+      moved(number, before, of.states[0]);
+    }
+  });
+  clear_dead_errors(number);
 }
 
 bool OneBitAdamSync::is_own(const nlohmann::json& state) const {

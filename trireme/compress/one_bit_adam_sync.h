@@ -60,6 +60,8 @@ class OneBitAdamSync : public CompressedSync {
   void before_exchange() override;
   at::Tensor numbers_of(size_t number) override;
   void take(size_t number, const at::Tensor& mean) override;
+  bool start_by_stretches(size_t number, const BucketMean::LeftOut& left_out) override;
+  void take_by_stretches(size_t number) override;
   void step_ended(bool taken) override;
 
   /// Momenta travel from the next step on: the second moment stays as it was after step `at`.
@@ -73,6 +75,12 @@ class OneBitAdamSync : public CompressedSync {
   void make_units();
   const Units& units(size_t number) const {
     return units_[number];
+  }
+  /// Dead elements are 0 whatever the others do.
+  void clear_dead_errors(size_t number) {
+    if (units_[number].some_dead()) {
+      mean(number).clear_errors(units_[number].exponents());
+    }
   }
   double beta1() const {
     return values().beta1().value_or(options_.beta1);

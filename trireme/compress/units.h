@@ -34,6 +34,9 @@ class Units {
   }
   /// [n], bool.
   at::Tensor dead() const;
+  const at::Tensor& exponents() const {
+    return exponents_;
+  }
   /// In place; dead elements become 0.
   void divide(at::Tensor numbers) const;
   void multiply(at::Tensor numbers) const;

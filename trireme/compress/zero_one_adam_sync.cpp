@@ -129,9 +129,7 @@ void ZeroOneAdamSync::take(size_t number, const at::Tensor& numbers) {
     return;
   }
   const BucketPlace& place = places()[number];
-  if (units(number).some_dead()) {
-    mean(number).clear_errors(units(number).dead());
-  }
+  clear_dead_errors(number);
   units(number).multiply(numbers);
   has_errors_ = true;
   if (kind_ == Kind::gradients) {
@@ -148,6 +146,29 @@ void ZeroOneAdamSync::take(size_t number, const at::Tensor& numbers) {
       }
     });
   });
+}
+
+bool ZeroOneAdamSync::start_by_stretches(size_t number, const BucketMean::LeftOut& left_out) {
+  if (kind_ == Kind::momenta) {
+    return OneBitAdamSync::start_by_stretches(number, left_out);
+  }
+  if (kind_ != Kind::gradients || !mean(number).by_stretches()) {
+    return false;
+  }
+  kernels::MomentumArgs args = gradient_args(places()[number]);
+  args.exponents = units(number).exponents().const_data_ptr<uint8_t>();
+  mean(number).start(adder(args), left_out);
+  return true;
+}
+
+void ZeroOneAdamSync::take_by_stretches(size_t number) {
+  if (kind_ == Kind::momenta) {
+    OneBitAdamSync::take_by_stretches(number);
+    return;
+  }
+  values().give_gradient(places()[number].buffer, places()[number].bucket, finished(number, units(number).exponents().const_data_ptr<uint8_t>()));
+  clear_dead_errors(number);
+  has_errors_ = true;
 }
 
 void ZeroOneAdamSync::begin_round() {

@@ -76,6 +76,8 @@ class ZeroOneAdamSync final : public OneBitAdamSync {
   void before_exchange() override;
   at::Tensor numbers_of(size_t number) override;
   void take(size_t number, const at::Tensor& mean) override;
+  bool start_by_stretches(size_t number, const BucketMean::LeftOut& left_out) override;
+  void take_by_stretches(size_t number) override;
   void step_ended(bool taken) override;
 
   void choose_kind();

@@ -106,6 +106,7 @@ std::vector<Section> run_sections() {
     {"staleness", H, "int >= 0", "null", "server, stale: steps that a worker may be ahead of the slowest; 0, unless said, is sync."},
     {"timeout_s", H, "real > 0", "null", "server, hybrid: seconds that a step waits for workers after the first; 1 unless said."},
     {"snapshot_every", H, "int >= 0", "null", "server: updates after which a server writes its part, to go on from when it is started again; 100 unless said, 0: never."},
+    {"transport", H, "word grpc|grpcs|tcp", "null", "server: what servers and workers speak; grpc and grpcs (with TLS) for workers in other languages and encryption, slower (docs/grpc.md); \"tcp\" unless said."},
     {"sparse_rows", H, "texts", "null", "server: regular expressions that match from the beginning of a parameter's name (transformer.wte); of these parameters, embeddings as a rule, only the rows that have a gradient travel and are stepped."},
   }});
   out.push_back({"training", "", "How long, and what happens on the way.", false, {

@@ -356,7 +356,7 @@ ordered_json write_sync(const SyncConfig& sync) {
   } else if (sync.kind == "server") {
     using Mode = parallel::ServerOptions::Mode;
     const parallel::ServerOptions& server = sync.server;
-    out.update({{"servers", server.servers}, {"mode", parallel::ServerOptions::name(server.mode)}, {"snapshot_every", server.snapshot_every}});
+    out.update({{"servers", server.servers}, {"mode", parallel::ServerOptions::name(server.mode)}, {"transport", sync.transport}, {"snapshot_every", server.snapshot_every}});
     if (!server.sparse_rows.empty()) {
       out["sparse_rows"] = server.sparse_rows;
     }

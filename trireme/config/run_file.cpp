@@ -134,7 +134,7 @@ SyncConfig read_sync(const Values& values) {
     }
   };
   only_for("local_sgd", {"every", "outer", "elastic"});
-  only_for("server", {"servers", "mode", "staleness", "timeout_s", "snapshot_every", "sparse_rows"});
+  only_for("server", {"servers", "mode", "staleness", "timeout_s", "snapshot_every", "sparse_rows", "transport"});
   out.every = values.maybe<int64_t>("every");
   out.outer = values.maybe<std::string>("outer");
   out.elastic = values.maybe<bool>("elastic");
@@ -147,6 +147,7 @@ SyncConfig read_sync(const Values& values) {
     server.timeout_s = values.maybe<double>("timeout_s").value_or(server.timeout_s);
     server.snapshot_every = values.maybe<int64_t>("snapshot_every").value_or(server.snapshot_every);
     server.sparse_rows = values.patterns("sparse_rows");
+    out.transport = values.maybe<std::string>("transport").value_or(out.transport);
     const auto only_in = [&](const char* key, Mode wanted) {
       if (const JsonNode* found = values.find(key); found != nullptr && found->kind() != JsonNode::Kind::null && server.mode != wanted) {
         found->fail(concat("it is of the mode \"", parallel::ServerOptions::name(wanted), "\", and the mode is \"", mode, '"'), "Leave it out, or choose that mode.");

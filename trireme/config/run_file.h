@@ -32,6 +32,8 @@ struct SyncConfig {
   std::optional<std::string> outer;
   std::optional<bool> elastic;
   parallel::ServerOptions server;
+  /// What servers and workers speak: what stands before "://" in the addresses of the servers that trireme train starts ("tcp", "grpc", "grpcs").
+  std::string transport = "tcp";
 };
 
 struct ParallelConfig {

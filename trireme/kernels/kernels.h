@@ -32,6 +32,19 @@ struct CombineArgs {
   Combine combine = Combine::sum;
 };
 
+/// What enters a compressed mean: (grad_scale grad[i] + beta1 first[i]) / 2^k, where 2^k has the fp32 exponent exponents[i]; 0 where that is 0.
+struct MomentumArgs {
+  const void* grad = nullptr;
+  /// f32, bf16 or f16.
+  Element grad_type = Element::f32;
+  float grad_scale = 1;
+  /// nullptr: without it.
+  const float* first = nullptr;
+  float beta1 = 0;
+  /// Up to 253. nullptr: undivided.
+  const uint8_t* exponents = nullptr;
+};
+
 /// The kernels of one instruction set. Optimizers whose arrays are not all fp32 work on pieces of 1024 elements that are turned into
 /// fp32 and back while they are in the first cache: one loop each, whatever the types, and the same arithmetic.
 struct KernelSet {
@@ -60,6 +73,10 @@ struct KernelSet {
   void (*add_signs)(const uint8_t* bits, int64_t n, float scale, float* sum);
   /// Multiplies x[i] by the power of two whose exponent, as fp32 has it, is exponents[i], or by its inverse; 0: by 0. For exponents up to 253.
   void (*scale_by_powers)(const uint8_t* exponents, int64_t n, bool inverse, float* x);
+  /// Adds the numbers of elements [begin, end) to to[0, end - begin).
+  void (*add_momentum)(const MomentumArgs& args, int64_t begin, int64_t end, float* to);
+  /// Adds x[i] / divisor to to[i].
+  void (*add_quotients)(const float* x, int64_t n, float divisor, float* to);
   /// Copies past the caches: for more bytes than they hold, saves reading the target first. No overlap.
   void (*stream_copy)(void* to, const void* from, int64_t bytes);
 };

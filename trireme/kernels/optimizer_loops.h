@@ -16,6 +16,9 @@ namespace {
 
 constexpr int kMostStates = 3;
 
+template <class Rule>
+inline constexpr bool kHoldsStates = requires { Rule::kHolds; };
+
 /// Elements of a range: as they lie in memory, or of one piece as fp32.
 struct Elements {
   float* param = nullptr;
@@ -34,9 +37,11 @@ struct Types {
 using Floats = Types<F32, F32, void>;
 
 /// A state's new values; bf16 rounded stochastically.
-template <class State, class V>
+template <class Rule, class State, class V>
 inline void store_state(typename State::Raw* p, V x, uint32_t seed) {
-  if constexpr (std::is_same_v<State, Bf16>) {
+  if constexpr (kHoldsStates<Rule>) {
+    return;
+  } else if constexpr (std::is_same_v<State, Bf16>) {
     store_stochastic_bf16(p, x, seed);
   } else {
     store_as<State>(p, x);
@@ -55,7 +60,11 @@ inline void step_batch(const Rule& rule, V grad_scale, uint32_t seed, const Elem
 #pragma GCC unroll 8
   for (int k = 0; k < kBatch; ++k) {
     const int64_t at = i + k * V::kCount;
-    g[k] = load_as<Grad, V>(static_cast<const typename Grad::Raw*>(e.grad) + at) * grad_scale;
+    if constexpr (kHoldsStates<Rule>) {
+      g[k] = grad_scale;
+    } else {
+      g[k] = load_as<Grad, V>(static_cast<const typename Grad::Raw*>(e.grad) + at) * grad_scale;
+    }
     if constexpr (Rule::kDecayInGradient) {
       g[k] = rule.gradient(g[k], V::load(e.param + at));
     }
@@ -65,21 +74,21 @@ inline void step_batch(const Rule& rule, V grad_scale, uint32_t seed, const Elem
 #pragma GCC unroll 8
     for (int k = 0; k < kBatch; ++k) {
       s[0][k] = rule.first(g[k], load_as<State, V>(state_at(0, k)));
-      store_state<State>(state_at(0, k), s[0][k], seed);
+      store_state<Rule, State>(state_at(0, k), s[0][k], seed);
     }
   }
   if constexpr (Rule::kStates > 1) {
 #pragma GCC unroll 8
     for (int k = 0; k < kBatch; ++k) {
       s[1][k] = rule.second(g[k], s[0][k], load_as<State, V>(state_at(1, k)));
-      store_state<State>(state_at(1, k), s[1][k], seed);
+      store_state<Rule, State>(state_at(1, k), s[1][k], seed);
     }
   }
   if constexpr (Rule::kStates > 2) {
 #pragma GCC unroll 8
     for (int k = 0; k < kBatch; ++k) {
       s[2][k] = rule.third(g[k], s[0][k], s[1][k], load_as<State, V>(state_at(2, k)));
-      store_state<State>(state_at(2, k), s[2][k], seed);
+      store_state<Rule, State>(state_at(2, k), s[2][k], seed);
     }
   }
   if constexpr (Rule::kSteps) {
@@ -174,10 +183,14 @@ void step_pieces(const typename Rule<Lanes>::Args& args, int64_t begin, int64_t 
     const int64_t n = end - i < kPiece ? end - i : kPiece;
     Elements e;
     e.param = args.param + i;
-    e.grad = floats_of(args.grad, args.grad_type, i, n, grad_room);
+    if constexpr (!kHoldsStates<Rule<Lanes>>) {
+      e.grad = floats_of(args.grad, args.grad_type, i, n, grad_room);
+    }
     states.read(i, n, e);
     stepper(e, 0, n);
-    states.keep(i, n, e);
+    if constexpr (!kHoldsStates<Rule<Lanes>>) {
+      states.keep(i, n, e);
+    }
     if (args.param_copy != nullptr) {
       write_copy(e.param, args.param_copy, args.copy_type, i, n);
     }
@@ -226,6 +239,9 @@ void step(const typename Rule<Lanes>::Args& args, int64_t begin, int64_t end) {
 }
 
 void adam(const AdamArgs& args, int64_t begin, int64_t end) {
+  if (args.one_minus_beta1 == 0 && args.beta2 == 1 && args.one_minus_beta2 == 0) {
+    return step<AdamHeld, true>(args, begin, end);
+  }
   args.weight_decay != 0 ? step<AdamDecayed, true>(args, begin, end) : step<Adam, true>(args, begin, end);
 }
 

@@ -8,7 +8,7 @@
 //   s0 = first(g, s0)         which may change g
 //   s1 = second(g, s0, s1), s2 = third(g, s0, s1, s2)
 //   p = param(p, g, s0, s1, s2)   when kSteps
-// and state() says where a state is.
+// and state() says where a state is. A rule that kHolds its states changes none of them and has no use for g.
 
 namespace trireme::kernels {
 namespace {
@@ -65,6 +65,20 @@ template <class V>
 using Adam = AdamRule<V, false>;
 template <class V>
 using AdamDecayed = AdamRule<V, true>;
+
+/// Adam where somebody else has moved both moments: it reads them, and no gradient.
+template <class V>
+struct AdamHeld : AdamRule<V, false> {
+  static constexpr bool kHolds = true;
+  using AdamRule<V, false>::AdamRule;
+
+  TRIREME_DEVICE V first(V&, V m) const {
+    return m;
+  }
+  TRIREME_DEVICE V second(V, V, V v) const {
+    return v;
+  }
+};
 
 /// LAMB's first phase: decay is a part of the update, not of the gradient.
 template <class V>

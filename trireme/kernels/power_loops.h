@@ -1,10 +1,11 @@
 #pragma once
 
-#include <trireme/kernels/lanes.h>
+#include <trireme/kernels/kernels.h>
+#include <trireme/kernels/pieces.h>
 
 #include <cstdint>
 
-// Products with powers of two that are kept as the exponents of fp32 numbers.
+// Products with powers of two that are kept as the exponents of fp32 numbers, and sums of such.
 
 namespace trireme::kernels {
 namespace {
@@ -51,6 +52,67 @@ void scale_by_powers(const uint8_t* exponents, int64_t n, bool inverse, float* x
 #endif
   for (; i < n; ++i) {
     x[i] *= power(exponents[i], inverse);
+  }
+}
+
+inline ScalarLanes inverse_powers(ScalarLanes, const uint8_t* exponents) {
+  return ScalarLanes::all(power(*exponents, true));
+}
+#if defined(__AVX2__) && defined(__FMA__)
+inline Lanes inverse_powers(Lanes, const uint8_t* exponents) {
+  return powers(exponents, true);
+}
+#endif
+
+/// The numbers of MomentumArgs for n elements, added to `to`.
+template <class V, bool kFirst, bool kUnits>
+inline void add_register(const MomentumArgs& args, const float* grad, int64_t at, float* to) {
+  V x = V::load(grad) * V::all(args.grad_scale);
+  if constexpr (kFirst) {
+    x = fma(V::load(args.first + at), V::all(args.beta1), x);
+  }
+  if constexpr (kUnits) {
+    x = x * inverse_powers(x, args.exponents + at);
+  }
+  (V::load(to) + x).store(to);
+}
+
+template <bool kFirst, bool kUnits>
+void add_numbers(const MomentumArgs& args, int64_t begin, int64_t end, float* to) {
+  alignas(64) float room[kRoom];
+  for (int64_t piece = begin; piece < end; piece += kPiece) {
+    const int64_t n = end - piece < kPiece ? end - piece : kPiece;
+    const float* const grad = floats_of(args.grad, args.grad_type, piece, n, room);
+    float* const sum = to + (piece - begin);
+    int64_t i = 0;
+    if constexpr (Lanes::kCount > 1) {
+      for (; i + Lanes::kCount <= n; i += Lanes::kCount) {
+        add_register<Lanes, kFirst, kUnits>(args, grad + i, piece + i, sum + i);
+      }
+    }
+    for (; i < n; ++i) {
+      add_register<ScalarLanes, kFirst, kUnits>(args, grad + i, piece + i, sum + i);
+    }
+  }
+}
+
+void add_momentum(const MomentumArgs& args, int64_t begin, int64_t end, float* to) {
+  if (args.first != nullptr) {
+    args.exponents != nullptr ? add_numbers<true, true>(args, begin, end, to) : add_numbers<true, false>(args, begin, end, to);
+  } else {
+    args.exponents != nullptr ? add_numbers<false, true>(args, begin, end, to) : add_numbers<false, false>(args, begin, end, to);
+  }
+}
+
+void add_quotients(const float* x, int64_t n, float divisor, float* to) {
+  int64_t i = 0;
+  if constexpr (Lanes::kCount > 1) {
+    for (; i + Lanes::kCount <= n; i += Lanes::kCount) {
+      (Lanes::load(to + i) + Lanes::load(x + i) / Lanes::all(divisor)).store(to + i);
+    }
+  }
+  for (; i < n; ++i) {
+    (ScalarLanes::load(to + i) + ScalarLanes::load(x + i) / ScalarLanes::all(divisor)).store(to + i);
   }
 }
 

@@ -28,6 +28,8 @@ struct LaunchOptions {
   std::vector<std::string> command;
   /// With servers the job consists of tasks that live by themselves: `ranks` workers, and so many servers; see tasks.h. `max_restarts` is for all tasks together then.
   int servers = 0;
+  /// What stands before "://" in TRIREME_SERVERS: what the servers speak on their sockets.
+  std::string server_scheme = "tcp";
   /// How often all ranks are restarted after a rank failed or a host was lost. Exit code 2 (the user's input) is never retried.
   int max_restarts = 0;
   /// Folder of rank<r>.log; logs are appended. New folders are private to this user. Empty: a new one in the temporary folder,

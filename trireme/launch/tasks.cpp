@@ -99,7 +99,7 @@ class Tasks {
     for (const One& one : tasks_) {
       if (one.server) {
         const bool brackets = one.address.find(':') != std::string::npos;
-        servers_ += concat(servers_.empty() ? "" : ",", "tcp://", brackets ? "[" : "", one.address, brackets ? "]" : "", ":", *one.place.place.port());
+        servers_ += concat(servers_.empty() ? "" : ",", job_.options.server_scheme, "://", brackets ? "[" : "", one.address, brackets ? "]" : "", ":", *one.place.place.port());
       }
     }
     for (One& one : tasks_) {

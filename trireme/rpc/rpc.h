@@ -77,7 +77,7 @@ struct Access {
   std::string job;
 };
 
-/// Serves at an address: "tcp://HOST:PORT" (PORT 0: any), "fd://NUMBER" (a listening TCP socket that this process was given), "grpc://HOST:PORT", "grpcs://HOST:PORT" (docs/grpc.md), "local://NAME" (threads of this process). Errors: InputError for an address that cannot be used.
+/// Serves at an address: "tcp://HOST:PORT" (PORT 0: any), "fd://NUMBER" (a listening TCP socket that this process was given), "grpc://HOST:PORT", "grpcs://HOST:PORT" (docs/grpc.md), "grpc+fd://NUMBER", "grpcs+fd://NUMBER" (the same on such a socket), "local://NAME" (threads of this process). Errors: InputError for an address that cannot be used.
 std::unique_ptr<Server> serve(const std::string& address, const Access& access);
 /// Connects, and tries again until `deadline`. Errors: InputError for what trying again would not change, PeerError when nobody answered.
 std::unique_ptr<Client> connect(const std::string& address, const Access& access, Clock::time_point deadline);

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,11 @@ struct ErrorFeedback {
   /// Of the means that this rank makes: [CompressedAllReduce::mine().count()], fp32.
   at::Tensor server;
 };
+
+/// Adds this rank's numbers of elements [begin, end) to to[0, end - begin). Called by several threads, for each stretch once.
+using AddNumbers = std::function<void(int64_t begin, int64_t end, float* to)>;
+/// Takes the means of elements [begin, end), which it may change. Called by several threads, for each stretch once.
+using TakeMeans = std::function<void(int64_t begin, int64_t end, float* means)>;
 
 /// The mean over the ranks of a group, compressed in both directions, of tensors of one length, over any backend.
 ///
@@ -57,8 +63,21 @@ class CompressedAllReduce {
   /// Waits for that and writes the mean to `out` (fp32 or bf16).
   void finish(const at::Tensor& out);
 
+  // Their first and last where neither the numbers nor the means have to be a tensor: with by_stretches(). A stretch is read and written while it is in the
+  // first cache, so memory is read and written for the errors (start(): 8 bytes an element) and by the functions only. The same bits.
+
+  /// On the CPU, with compressors that have loops of their own.
+  bool by_stretches(const at::Device& device) const {
+    return device.is_cpu() && compressor_->loops() != nullptr;
+  }
+  void start(const AddNumbers& add, const ErrorFeedback& errors, std::string_view what = "");
+  void finish(const TakeMeans& take);
+
  private:
-  void check(const at::Tensor& x, const ErrorFeedback& errors) const;
+  void make_messages(at::Device device);
+  void add_means(const at::Tensor& server, const at::Tensor& mean) const;
+  void check(const at::Tensor& x) const;
+  void check(const ErrorFeedback& errors, at::Device device) const;
   at::Tensor message(const at::Tensor& all, int rank, int range) const;
 
   Group group_;
@@ -66,6 +85,7 @@ class CompressedAllReduce {
   int64_t numel_;
   std::vector<Stretch> ranges_; // of each rank
   std::vector<std::vector<Stretch>> stretches_; // of each range, from its beginning on
+  std::vector<std::vector<StretchLoops::Place>> places_; // of each range's stretches, with by_stretches()
   int64_t slice_ = 0; // bytes of the longest message of a range, and alignment
   at::Tensor sent_; // [ranks * slice_], then what the all-gather brings
   at::Tensor received_;

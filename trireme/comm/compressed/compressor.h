@@ -27,6 +27,23 @@ inline constexpr int64_t kLongestStretch = 2048;
 /// Cuts those parts of `wanted` (in order, not overlapping) that lie in `range` into stretches of at most kLongestStretch elements, counted from range.begin.
 std::vector<Stretch> cut(std::span<const Stretch> wanted, Stretch range);
 
+/// A compressor's loops on the CPU for one stretch: what comes before and after them then happens while its numbers are in the first cache.
+class StretchLoops {
+ public:
+  /// Where the bytes of a stretch lie in a message.
+  struct Place {
+    int64_t scales = 0;
+    int64_t numbers = 0;
+  };
+
+  virtual ~StretchLoops() = default;
+  /// Of each stretch.
+  virtual std::vector<Place> places(std::span<const Stretch> stretches) const = 0;
+  /// As Compressor's, of the n numbers of a stretch.
+  virtual void compress_one(float* x, int64_t n, const Place& place, uint8_t* message) const = 0;
+  virtual void add_one(const uint8_t* message, const Place& place, int64_t n, float* sum) const = 0;
+};
+
 /// Turns numbers into fewer bytes and back: a pure function of numbers and stretches, the same on every rank. Own loops on the CPU, ATen's
 /// operators on other devices, where a scale's last bit may be another one.
 ///
@@ -41,6 +58,10 @@ class Compressor {
   virtual void compress(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const = 0;
   /// Adds what the message says to `sum`.
   virtual void add(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const = 0;
+  /// What it does on the CPU, where that is done a stretch at a time; else null.
+  virtual const StretchLoops* loops() const {
+    return nullptr;
+  }
 };
 
 /// One bit an element and a scale of 4 bytes a stretch: scale * sign(x), where the sign of zeros is + and the scale is |x|_2 / sqrt(n).

@@ -1,15 +1,12 @@
 #include <trireme/comm/compressed/stretches.h>
 #include <trireme/kernels/kernels.h>
 
-#include <ATen/Parallel.h>
-
 #include <array>
 
 namespace trireme::comm {
 namespace {
 
 constexpr int64_t kScaled = kernels::kStateBlock; // elements that share a scale
-constexpr int64_t kCodeGrain = 16;
 
 int64_t scales_of(int64_t elements) {
   return (elements + kScaled - 1) / kScaled;
@@ -38,22 +35,18 @@ class EightBitCompressor final : public TwofoldCompressor {
     return scales * static_cast<int64_t>(sizeof(float));
   }
 
-  // Calls f(stretch, its codes with their scales) on all threads.
-  template <class F>
-  static void for_each(std::span<const Stretch> stretches, uint8_t* message, const F& f) {
-    struct Place {
-      int64_t scale;
-      int64_t code;
-    };
-    std::vector<Place> places = {{0, first_code(stretches)}};
+  std::vector<Place> places(std::span<const Stretch> stretches) const override {
+    std::vector<Place> found;
+    found.reserve(stretches.size());
+    Place next = {0, first_code(stretches)};
     for (const Stretch& stretch : stretches) {
-      places.push_back({places.back().scale + scales_of(stretch.count()), places.back().code + stretch.count()});
+      found.push_back(next);
+      next = {next.scales + scales_of(stretch.count()) * static_cast<int64_t>(sizeof(float)), next.numbers + stretch.count()};
     }
-    at::parallel_for(0, std::ssize(stretches), kCodeGrain, [&](int64_t first, int64_t last) {
-      for (int64_t s = first; s < last; ++s) {
-        f(stretches[s], kernels::StateArray{message + places[s].code, kernels::Element::u8, reinterpret_cast<float*>(message) + places[s].scale});
-      }
-    });
+    return found;
+  }
+  static kernels::StateArray codes_at(const Place& place, uint8_t* message) {
+    return {message + place.numbers, kernels::Element::u8, reinterpret_cast<float*>(message + place.scales)};
   }
 
   // values[i] = values[i] + sign * decoded[i]
@@ -67,17 +60,13 @@ class EightBitCompressor final : public TwofoldCompressor {
       }
     }
   }
-  void compress_here(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
-    auto* const values = x.mutable_data_ptr<float>();
-    for_each(stretches, message.mutable_data_ptr<uint8_t>(), [&](const Stretch& stretch, const kernels::StateArray& codes) {
-      kernels::active_kernels().encode_state(codes, true, 0, stretch.count(), values + stretch.begin, kernels::kToNearest);
-      add_decoded(codes, stretch.count(), -1, values + stretch.begin);
-    });
+  void compress_one(float* x, int64_t n, const Place& place, uint8_t* message) const override {
+    const kernels::StateArray codes = codes_at(place, message);
+    kernels::active_kernels().encode_state(codes, true, 0, n, x, kernels::kToNearest);
+    add_decoded(codes, n, -1, x);
   }
-  void add_here(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const override {
-    auto* const values = sum.mutable_data_ptr<float>();
-    for_each(stretches, message.mutable_data_ptr<uint8_t>(),
-             [&](const Stretch& stretch, const kernels::StateArray& codes) { add_decoded(codes, stretch.count(), 1, values + stretch.begin); });
+  void add_one(const uint8_t* message, const Place& place, int64_t n, float* sum) const override {
+    add_decoded(codes_at(place, const_cast<uint8_t*>(message)), n, 1, sum); // which reads it only
   }
 
   // The values of codes 0 to 255 at scale 1, on the CPU.

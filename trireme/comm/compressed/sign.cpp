@@ -1,14 +1,11 @@
 #include <trireme/comm/compressed/stretches.h>
 #include <trireme/kernels/kernels.h>
 
-#include <ATen/Parallel.h>
-
 #include <cmath>
+#include <cstring>
 
 namespace trireme::comm {
 namespace {
-
-constexpr int64_t kSignGrain = 16; // stretches that a thread takes at least
 
 int64_t sign_bytes(int64_t elements) {
   return (elements + 7) / 8;
@@ -33,39 +30,27 @@ class SignCompressor final : public TwofoldCompressor {
     return static_cast<int64_t>(stretches.size() * sizeof(float));
   }
 
-  // Calls f(stretch, its number, place of its bits) on all threads.
-  template <class F>
-  static void for_each(std::span<const Stretch> stretches, const F& f) {
-    std::vector<int64_t> bits = {first_bits(stretches)};
+  std::vector<Place> places(std::span<const Stretch> stretches) const override {
+    std::vector<Place> found;
+    found.reserve(stretches.size());
+    Place next = {0, first_bits(stretches)};
     for (const Stretch& stretch : stretches) {
-      bits.push_back(bits.back() + sign_bytes(stretch.count()));
+      found.push_back(next);
+      next = {next.scales + static_cast<int64_t>(sizeof(float)), next.numbers + sign_bytes(stretch.count())};
     }
-    at::parallel_for(0, std::ssize(stretches), kSignGrain, [&](int64_t first, int64_t last) {
-      for (int64_t s = first; s < last; ++s) {
-        f(stretches[s], s, bits[s]);
-      }
-    });
+    return found;
   }
-
-  void compress_here(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
+  void compress_one(float* x, int64_t n, const Place& place, uint8_t* message) const override {
     const kernels::KernelSet& kernels = kernels::active_kernels();
-    auto* const bytes = message.mutable_data_ptr<uint8_t>();
-    auto* const values = x.mutable_data_ptr<float>();
-    for_each(stretches, [&](const Stretch& stretch, int64_t number, int64_t bits) {
-      float* const from = values + stretch.begin;
-      const double square = kernels.squared_norm(from, kernels::Element::f32, stretch.count());
-      const auto scale = static_cast<float>(std::sqrt(square / static_cast<double>(stretch.count())));
-      reinterpret_cast<float*>(bytes)[number] = scale;
-      kernels.pack_signs(from, stretch.count(), scale, bytes + bits);
-    });
+    const double square = kernels.squared_norm(x, kernels::Element::f32, n);
+    const auto scale = static_cast<float>(std::sqrt(square / static_cast<double>(n)));
+    std::memcpy(message + place.scales, &scale, sizeof scale);
+    kernels.pack_signs(x, n, scale, message + place.numbers);
   }
-  void add_here(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const override {
-    const kernels::KernelSet& kernels = kernels::active_kernels();
-    const auto* const bytes = message.const_data_ptr<uint8_t>();
-    auto* const values = sum.mutable_data_ptr<float>();
-    for_each(stretches, [&](const Stretch& stretch, int64_t number, int64_t bits) {
-      kernels.add_signs(bytes + bits, stretch.count(), reinterpret_cast<const float*>(bytes)[number], values + stretch.begin);
-    });
+  void add_one(const uint8_t* message, const Place& place, int64_t n, float* sum) const override {
+    float scale = 0;
+    std::memcpy(&scale, message + place.scales, sizeof scale);
+    kernels::active_kernels().add_signs(message + place.numbers, n, scale, sum);
   }
 
   // 1, 2, 4 to 128.

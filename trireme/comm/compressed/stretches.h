@@ -3,23 +3,53 @@
 #include <trireme/comm/compressed/compressor.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 namespace trireme::comm {
 
+/// Calls f(number) for each of `count` stretches, on all threads.
+template <class F>
+void for_each_stretch(size_t count, const F& f) {
+  constexpr int64_t kGrain = 16; // stretches that a thread takes at least
+  at::parallel_for(0, static_cast<int64_t>(count), kGrain, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      f(static_cast<size_t>(s));
+    }
+  });
+}
+
 /// A compressor with loops of its own on the CPU, and ATen's operators elsewhere.
-class TwofoldCompressor : public Compressor {
+class TwofoldCompressor : public Compressor, private StretchLoops {
  public:
   void compress(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const final {
-    x.is_cpu() ? compress_here(x, stretches, message) : compress_there(x, stretches, message);
+    if (!x.is_cpu()) {
+      compress_there(x, stretches, message);
+      return;
+    }
+    const std::vector<Place> place = places(stretches);
+    auto* const values = x.mutable_data_ptr<float>();
+    auto* const bytes = message.mutable_data_ptr<uint8_t>();
+    for_each_stretch(stretches.size(), [&](size_t s) { compress_one(values + stretches[s].begin, stretches[s].count(), place[s], bytes); });
   }
   void add(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const final {
-    sum.is_cpu() ? add_here(message, stretches, sum) : add_there(message, stretches, sum);
+    if (!sum.is_cpu()) {
+      add_there(message, stretches, sum);
+      return;
+    }
+    const std::vector<Place> place = places(stretches);
+    const auto* const bytes = message.const_data_ptr<uint8_t>();
+    auto* const values = sum.mutable_data_ptr<float>();
+    for_each_stretch(stretches.size(), [&](size_t s) { add_one(bytes, place[s], stretches[s].count(), values + stretches[s].begin); });
+  }
+  const StretchLoops* loops() const final {
+    return this;
   }
 
+ protected:
+  using StretchLoops::Place;
+
  private:
-  virtual void compress_here(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const = 0;
   virtual void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const = 0;
-  virtual void add_here(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const = 0;
   virtual void add_there(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const = 0;
 };
 

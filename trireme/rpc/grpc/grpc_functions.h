@@ -22,6 +22,8 @@ struct Text {
 struct Options {
   /// HOST:PORT.
   Text target;
+  /// A server's: a socket that listens there already, which stays the caller's, or -1.
+  int listening;
   /// TLS; the rest of these are PEM, or empty: this side's certificate with its chain and its key, and those whom it trusts. A server that has `authority` asks for
   /// certificates of its clients.
   int tls;

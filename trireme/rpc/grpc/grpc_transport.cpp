@@ -72,8 +72,9 @@ std::string file_of(const char* variable) {
 /// Options with what they point at.
 class Prepared {
  public:
-  Prepared(const Address& address, const Access& access, bool serves) : target_(address.target()), secret_(access.secret), job_(access.job) {
+  Prepared(const Address& address, const Access& access, bool serves, int listening = -1) : target_(address.target()), secret_(access.secret), job_(access.job) {
     options_.target = text(target_);
+    options_.listening = listening;
     options_.tls = address.tls ? 1 : 0;
     if (address.tls) {
       certificate_ = file_of("TRIREME_TLS_CERTIFICATE");
@@ -188,15 +189,15 @@ class GrpcClient : public rpc::Client {
 
 class GrpcServer : public rpc::Server {
  public:
-  GrpcServer(const std::string& address, const Access& access) : functions_(functions()), address_(parse(address)) {
+  GrpcServer(Address address, const Access& access, Descriptor listening = Descriptor()) : functions_(functions()), address_(std::move(address)), listening_(std::move(listening)) {
     if (is_every_address(address_.host)) {
-      throw InputError("rpc", concat(address, " means every address of this host."), "Give the one address that the workers use.");
+      throw InputError("rpc", concat(GrpcServer::address(), " means every address of this host."), "Give the one address that the workers use.");
     }
     if (access.secret.empty() && !store::is_loopback(address_.host)) {
-      throw InputError("rpc", concat("there is no secret, and ", address, " can be reached from other hosts."),
+      throw InputError("rpc", concat("there is no secret, and ", GrpcServer::address(), " can be reached from other hosts."),
                        "Give all processes of the job the same secret: TRIREME_SECRET_FILE names its file, see docs/security.md.");
     }
-    const Prepared prepared(address_, access, true);
+    const Prepared prepared(address_, access, true, listening_.get());
     Trouble trouble{};
     if (functions_.serve(prepared.get(), &server_, &address_.port, &trouble) == 0) {
       complain(trouble);
@@ -229,13 +230,19 @@ class GrpcServer : public rpc::Server {
  private:
   const Functions& functions_;
   Address address_;
+  Descriptor listening_; // one that listened before, or none
   grpc::Server server_ = nullptr;
 };
 
 } // namespace
 
 std::unique_ptr<rpc::Server> serve(const std::string& address, const Access& access) {
-  return std::make_unique<GrpcServer>(address, access);
+  return std::make_unique<GrpcServer>(parse(address), access);
+}
+
+std::unique_ptr<rpc::Server> serve(Descriptor listening, bool tls, const Access& access) {
+  const Address address{tls, store::bound_host(listening.get()), store::bound_port(listening.get())};
+  return std::make_unique<GrpcServer>(address, access, std::move(listening));
 }
 
 std::unique_ptr<rpc::Client> connect(const std::string& address, const Access& access, Clock::time_point deadline) {

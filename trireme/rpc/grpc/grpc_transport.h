@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/base/descriptor.h>
 #include <trireme/rpc/rpc.h>
 
 #include <memory>
@@ -19,6 +20,8 @@ namespace trireme::rpc::grpc {
 
 /// Errors: InputError where no module is installed, the address cannot be used, a certificate is none, or there is no secret and the address is not on the loopback interface.
 std::unique_ptr<rpc::Server> serve(const std::string& address, const Access& access);
+/// The same on a socket that listens already, which stays open for as long as any process holds it.
+std::unique_ptr<rpc::Server> serve(Descriptor listening, bool tls, const Access& access);
 /// Errors: InputError, also for a wrong secret and certificates that do not fit; PeerError.
 std::unique_ptr<rpc::Client> connect(const std::string& address, const Access& access, Clock::time_point deadline);
 

@@ -94,7 +94,7 @@ void fill(Trouble* trouble, bool input, std::string_view happened, std::string_v
 }
 
 Settings::Settings(const Options& options)
-    : target(string(options.target)), tls(options.tls != 0), certificate(string(options.certificate)), key(string(options.key)), authority(string(options.authority)),
+    : target(string(options.target)), listening(options.listening), tls(options.tls != 0), certificate(string(options.certificate)), key(string(options.key)), authority(string(options.authority)),
       job(string(options.job)), ask_after_ms(static_cast<int>(options.ask_after_ms)), give_up_after_ms(static_cast<int>(options.give_up_after_ms)) {
   if (options.secret.size != 0) {
     secret = store::Secret(view(options.secret));

@@ -38,6 +38,7 @@ struct Settings {
   explicit Settings(const Options& options);
 
   std::string target;
+  int listening;
   bool tls;
   std::string certificate;
   std::string key;

@@ -2,6 +2,7 @@
 
 #include <trireme/rpc/grpc/frames.h>
 #include <trireme/store/handshake.h>
+#include <trireme/store/sockets.h>
 
 #include <grpcpp/server_builder.h>
 #include <grpcpp/support/byte_buffer.h>
@@ -90,7 +91,13 @@ struct ModuleServer::Tag {
 ModuleServer::ModuleServer(const Options& options) : settings_(options) {
   keep_log();
   ::grpc::ServerBuilder builder;
-  builder.AddListeningPort(settings_.target, server_credentials(settings_), &port_);
+  std::unique_ptr<ModuleDoor::Acceptor> acceptor;
+  if (settings_.listening >= 0) {
+    port_ = store::bound_port(settings_.listening);
+    acceptor = builder.experimental().AddExternalConnectionAcceptor(::grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, server_credentials(settings_));
+  } else {
+    builder.AddListeningPort(settings_.target, server_credentials(settings_), &port_);
+  }
   builder.RegisterAsyncGenericService(&service_);
   set_arguments(settings_, [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0); // two servers at one port would share the clients
@@ -108,11 +115,15 @@ ModuleServer::ModuleServer(const Options& options) : settings_(options) {
     }
     throw Failure(true, "cannot listen on " + settings_.target + ": " + why + ".", "The port may be in use, or the address is not of this machine.");
   }
+  if (acceptor) {
+    door_ = std::make_unique<ModuleDoor>(settings_.listening, std::move(acceptor));
+  }
   expect_arrival();
   thread_ = std::thread([this] { run(); });
 }
 
 ModuleServer::~ModuleServer() {
+  door_.reset();
   {
     std::unique_lock lock(mutex_);
     closing_ = true;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/rpc/grpc/grpc_functions.h>
+#include <trireme/rpc/grpc/module_door.h>
 #include <trireme/rpc/grpc/module_memory.h>
 #include <trireme/rpc/grpc/module_options.h>
 
@@ -60,6 +61,7 @@ class ModuleServer {
   std::unique_ptr<::grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<::grpc::Server> server_;
   int port_ = 0;
+  std::unique_ptr<ModuleDoor> door_; // of a socket that listened before
   std::thread thread_;
 
   // Of the thread alone.
