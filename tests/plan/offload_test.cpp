@@ -206,8 +206,8 @@ std::vector<double> all_times(const Cluster& where, const Job& what, int64_t mos
                       for (const Place parameters : places) {
                         const bool nothing = states == Place::device && (parameters == Place::device || !where.on_host);
                         const bool twice = l.gradient_ranks() == 1 && moved_stage == 3 && parameters == Place::device; // stage 2 again
-                        const bool not_built = parameters == Place::nvme && !where.on_host;
-                        if (nothing || twice || not_built || (moved_stage < 3 && parameters != Place::device)) {
+                        const bool stepped_here = parameters != Place::device && states == Place::device && !where.on_host; // parameters that are elsewhere are stepped there
+                        if (nothing || twice || stepped_here || (moved_stage < 3 && parameters != Place::device)) {
                           continue;
                         }
                         Layout moved = l;

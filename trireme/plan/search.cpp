@@ -69,8 +69,7 @@ std::vector<Layout> with_moves(const Cluster& cluster, Layout layout) {
         layout.parameters = parameters;
         const bool stepped_elsewhere = parameters != Place::device && states == Place::device && !cluster.on_host; // parameters on the host are stepped there
         const bool as_stage_two = layout.gradient_ranks() == 1 && zero_stage == 3 && parameters == Place::device;
-        const bool not_built = parameters == Place::nvme && !cluster.on_host; // from a device to files
-        if (!layout.moves_nothing() && (zero_stage == 3 || parameters == Place::device) && !stepped_elsewhere && !as_stage_two && !not_built) {
+        if (!layout.moves_nothing() && (zero_stage == 3 || parameters == Place::device) && !stepped_elsewhere && !as_stage_two) {
           out.push_back(layout);
         }
       }
