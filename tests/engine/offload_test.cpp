@@ -30,10 +30,16 @@ std::string name_of(const Layout& layout) {
   return concat(layout.ranks, "ranks_pipe", layout.pipe, "_zero", layout.stage, layout.type == precision::Type::bf16 ? "_bf16" : "_fp32");
 }
 
-config::EngineConfig config_of(const Layout& layout, const offload::Options& offload) {
+struct Placement {
+  offload::Options offload;
+  activations::Options activations = {};
+};
+
+config::EngineConfig config_of(const Layout& layout, const Placement& placement) {
   config::EngineConfig config = zero_config(layout.stage, 2);
   config.precision.compute = layout.type;
-  config.offload = offload;
+  config.offload = placement.offload;
+  config.activations = placement.activations;
   return config;
 }
 
@@ -59,12 +65,18 @@ offload::Options placed(Place states, Place parameters, const fs::path& folder) 
   return options;
 }
 
-std::vector<offload::Options> placements(int stage, const fs::path& folder) {
-  std::vector<offload::Options> found = {placed(Place::nvme, Place::device, folder), placed(Place::host, Place::device, folder)};
+// Of ranks on the CPU, where the host is the device; tests/sim_device/placements_test.cpp has those of a device. No layer is recomputed: the head would add its gradient of the weight that it shares
+// with the embedding by itself, and the sum of the two be another one in the last bits.
+std::vector<Placement> placements(int stage, const fs::path& folder) {
+  using activations::Way;
+  const auto with = [&](Way way) { return activations::Options{.policy = way, .nvme_path = folder / "activations", .least_bytes = 0}; };
+  std::vector<Placement> found = {{placed(Place::nvme, Place::device, folder), with(Way::nvme)}, {placed(Place::host, Place::device, folder)}};
   if (stage == 3) {
-    found.push_back(placed(Place::nvme, Place::nvme, folder));
-    found.push_back(placed(Place::device, Place::nvme, folder));
-    found.push_back(placed(Place::host, Place::host, folder));
+    found.push_back({placed(Place::nvme, Place::nvme, folder), with(Way::nvme)});
+    found.push_back({placed(Place::device, Place::nvme, folder), with(Way::nvme)});
+    found.push_back({placed(Place::host, Place::host, folder)});
+    found.push_back({placed(Place::nvme, Place::host, folder)});
+    found.push_back({placed(Place::host, Place::nvme, folder), with(Way::host)});
   }
   return found;
 }
@@ -79,16 +91,17 @@ TEST_P(OffloadTest, EveryPlacementTrainsAndResumesAsInMemory) {
                           LayeredRun plain(world, config_of(layout, {}), layout.pipe);
                           const std::vector<double> expected = train(plain, kSteps);
                           int number = 0;
-                          for (const offload::Options& offload : placements(layout.stage, scratch.path)) {
+                          for (const Placement& placement : placements(layout.stage, scratch.path)) {
+                            const offload::Options& offload = placement.offload;
                             const std::string where = concat("placement ", number);
                             const fs::path saved = scratch.path / concat("saved", number++);
                             std::vector<double> losses;
                             {
-                              LayeredRun first(world, config_of(layout, offload), layout.pipe);
+                              LayeredRun first(world, config_of(layout, placement), layout.pipe);
                               losses = train(first, kSteps / 2);
                               first.made.engine->save_checkpoint(saved);
                             }
-                            LayeredRun resumed(world, config_of(layout, offload), layout.pipe);
+                            LayeredRun resumed(world, config_of(layout, placement), layout.pipe);
                             ASSERT_TRUE(resumed.made.engine->load_checkpoint(saved)) << where;
                             for (const double loss : train(resumed, kSteps / 2)) {
                               losses.push_back(loss);
@@ -186,10 +199,10 @@ TEST(OffloadPlaceTest, RefusesWhatCannotBe) {
                           }
                           offload::Options options = placed(Place::nvme, Place::device, scratch.path);
                           options.optimizer.nvme_path.clear();
-                          EXPECT_THAT(refusal(1, options), HasSubstr("offload_optimizer has \"device\": \"nvme\" and no \"nvme_path\""));
+                          EXPECT_THAT(refusal(1, options), HasSubstr("\"device\": \"nvme\" without \"nvme_path\""));
                           options = placed(Place::nvme, Place::nvme, scratch.path);
                           options.parameters.buffer_count = 2;
-                          EXPECT_THAT(refusal(3, options), HasSubstr("offload_param.buffer_count is 2"));
+                          EXPECT_THAT(refusal(3, options), HasSubstr("buffer_count of the parameters is 2"));
                           config::EngineConfig config = zero_config(1);
                           config.offload = placed(Place::nvme, Place::device, scratch.path);
                           SmallRun first(world, config);

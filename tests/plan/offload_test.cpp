@@ -177,8 +177,7 @@ std::vector<Layout> with_moves(const Layout& layout, bool on_host) {
       for (const Place parameters : places) {
         const bool nothing = states == Place::device && (parameters == Place::device || !on_host);
         const bool twice = alone && zero_stage == 3 && parameters == Place::device; // stage 2 again
-        const bool not_built = parameters == Place::nvme && !on_host;
-        if (nothing || twice || not_built || (zero_stage < 3 && parameters != Place::device)) {
+        if (nothing || twice || (zero_stage < 3 && parameters != Place::device)) {
           continue;
         }
         out.push_back(layout);

@@ -18,7 +18,7 @@ using offload::Place;
 
 // The same for all spellings of a path, whether it is there yet or not.
 std::string key_of(const std::string& nvme_path) {
-  return (std::filesystem::absolute(nvme_path) / "").lexically_normal().string();
+  return nvme_path.empty() ? "" : (std::filesystem::absolute(nvme_path) / "").lexically_normal().string();
 }
 
 // One folder of this rank for all stores that have the same path.
