@@ -102,6 +102,31 @@ TEST(SimDeviceActivations, MovesAreNotOnTheStreamThatComputesAndFreeTheDevice) {
   std::filesystem::remove_all(scratch("activations"));
 }
 
+// partition_activations: shares of inputs are cut and gathered on the device. In the first steps the host waits once more, to see that the ranks had the same.
+TEST(SimDeviceActivations, SharesOfInputsOfRecomputedParts) {
+  for (const Way way : {Way::recompute, Way::recompute_host}) {
+    for (const Case& one : {Case{.name = "", .zero_stage = 1, .tensor = 2}, Case{.name = "", .stages = 2, .tensor = 2}}) {
+      on_both(4, [&one, way](comm::World& world, at::Device device) {
+        const mesh::Mesh mesh = mesh_of(world, one);
+        InitializeOptions options = options_of(one, device, mesh);
+        options.config.activations = {.policy = way, .shares_inputs = true, .least_bytes = 0};
+        const auto engine = initialize(world, options).engine;
+        EXPECT_TRUE(engine->activations()->options().shares_inputs);
+        Seen seen;
+        for (int i = 0; i < kSteps; ++i) {
+          sim::reset_host_synchronisations();
+          engine->train_batch();
+          EXPECT_LE(sim::host_synchronisations(), device.is_cpu() ? 0 : 2) << testing::PrintToString(sim::host_synchronisation_names());
+          add_step(seen, *engine);
+        }
+        EXPECT_EQ(engine->activations()->bytes_in() > 0, way == Way::recompute_host && !device.is_cpu());
+        add_weights(seen, *engine);
+        return seen;
+      });
+    }
+  }
+}
+
 // On its clock a copy takes a millisecond, whatever its size, and a layer's kernels take many: moves are hidden, recomputation is not.
 TEST(SimDeviceActivations, TheChoiceIsMeasuredOnTheDevice) {
   EXPECT_THAT(test::run_ranks(1,

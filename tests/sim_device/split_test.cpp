@@ -109,32 +109,6 @@ TEST(SimDeviceSplit, EvaluationAndJoinedLogits) {
   }
 }
 
-// Shares of inputs are cut and gathered on the device. In the first steps the host waits once more, to see that the ranks had the same.
-TEST(SimDeviceSplit, SharesOfInputsOfRecomputedParts) {
-  using activations::Way;
-  for (const Way way : {Way::recompute, Way::recompute_host}) {
-    for (const Case& one : {Case{.name = "", .zero_stage = 1, .tensor = 2}, Case{.name = "", .stages = 2, .tensor = 2}}) {
-      on_both(4, [&one, way](comm::World& world, at::Device device) {
-        const mesh::Mesh mesh = mesh_of(world, one);
-        InitializeOptions options = options_of(one, device, mesh);
-        options.config.activations = {.policy = way, .shares_inputs = true, .least_bytes = 0};
-        const auto engine = initialize(world, options).engine;
-        EXPECT_TRUE(engine->activations()->options().shares_inputs);
-        Seen seen;
-        for (int i = 0; i < kSteps; ++i) {
-          sim::reset_host_synchronisations();
-          engine->train_batch();
-          EXPECT_LE(sim::host_synchronisations(), device.is_cpu() ? 0 : 2) << testing::PrintToString(sim::host_synchronisation_names());
-          add_step(seen, *engine);
-        }
-        EXPECT_EQ(engine->activations()->bytes_in() > 0, way == Way::recompute_host && !device.is_cpu());
-        add_weights(seen, *engine);
-        return seen;
-      });
-    }
-  }
-}
-
 // In fp16 the first losses are scaled by far too much, and their gradients are not finite.
 TEST(SimDeviceSplit, AModelThatKnowsNothingOfRanks) {
   const Case cases[] = {{.name = "zero0"}, {.name = "zero1", .zero_stage = 1}, {.name = "zero2", .zero_stage = 2}, {.name = "fp16", .type = precision::Type::fp16}};
