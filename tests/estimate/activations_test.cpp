@@ -4,14 +4,19 @@
 #include <trireme/estimate/model.h>
 #include <trireme/models/cnn.h>
 #include <trireme/models/gpt.h>
+#include <trireme/models/gpt_layers.h>
+#include <trireme/parallel/pipeline/split_backward.h>
 #include <trireme/precision/cast.h>
 
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
 
 #include <atomic>
+#include <unordered_set>
 
 namespace trireme::estimate {
 namespace {
@@ -125,6 +130,51 @@ TEST(ActivationsTest, OfCnn) {
   const Model model = cnn({o.channels, o.side, o.classes, o.width, o.dropout}, {kSamples, Type::fp32, false, false});
   EXPECT_EQ(model.parameters(), measured.parameters);
   expect_near(kept_bytes(model) - model.layers.front().input, measured.kept, 0.05, "kept, without the images, which are the loader's");
+}
+
+// The last stage of a zero-bubble pipeline between the two halves of a backward: two blocks, norm, head and loss.
+TEST(ActivationsTest, BetweenTheHalvesOfABackward) {
+  const Case cases[] = {
+      {options(2, 128, 64, 300, false), Type::fp32, 0.02}, {options(2, 64, 256, 2000, false), Type::fp32, 0.02}, {options(2, 128, 64, 300, false), Type::bf16, 0.02},
+      {options(2, 128, 64, 300, false, 0.1), Type::fp32, 0.05},
+  };
+  for (const Case& c : cases) {
+    const std::string what = concat("hidden ", c.options.hidden, ", length ", c.options.sequence_length, ", dropout ", c.options.dropout, ", ", type_name(c.type));
+    constexpr int64_t kSamples = 4;
+    const int64_t H = c.options.hidden;
+    torch::nn::Sequential stage(models::GptBlock(c.options), models::GptBlock(c.options), torch::nn::LayerNorm(torch::nn::LayerNormOptions({H})),
+                                torch::nn::Linear(torch::nn::LinearOptions(H, c.options.vocab_size).bias(false)));
+    if (c.type == Type::bf16) {
+      precision::cast_module(*stage, precision::Type::bf16);
+    }
+    std::vector<pipeline::NodePtr> accumulators;
+    std::unordered_set<torch::autograd::Node*> nodes;
+    for (const at::Tensor& parameter : stage->parameters()) {
+      accumulators.push_back(torch::autograd::impl::grad_accumulator(parameter));
+      nodes.insert(accumulators.back().get());
+    }
+    const at::Tensor x = torch::randn({kSamples, c.options.sequence_length, H}).to(stage->parameters().front().scalar_type()).requires_grad_();
+    const at::Tensor target = torch::randint(c.options.vocab_size, {kSamples, c.options.sequence_length}, torch::kInt64);
+    int64_t measured = 0;
+    for (int round = 0; round < 2; ++round) { // the first one also makes what stays
+      x.mutable_grad() = at::Tensor();
+      const auto counter = std::make_shared<Counter>();
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
+      at::Tensor loss = models::token_loss({stage->forward(x)}, {target});
+      const at::Tensor one = torch::ones_like(loss);
+      pipeline::SplitBackward split({torch::autograd::impl::gradient_edge(loss)}, {one}, {x}, nodes);
+      loss.reset();
+      split.run_inputs();
+      ASSERT_TRUE(split.puts_off()) << what;
+      measured = counter->now;
+    }
+    const Model described = gpt(c.options, {kSamples, c.type, false, /*layer_list=*/true});
+    int64_t estimated = described.loss_kept;
+    for (auto layer = described.layers.begin() + 2; layer != described.layers.end(); ++layer) { // behind the embeddings; the last gradient is that of the input
+      estimated += layer->kept + layer->put_off;
+    }
+    expect_near(estimated, measured, c.kept_tolerance, what);
+  }
 }
 
 } // namespace

@@ -108,7 +108,7 @@ TEST(RunEstimateTest, KnowsWhatSchedulesKeep) {
   };
   EXPECT_THAT(waiting("1f1b"), testing::IsEmpty());
   EXPECT_THAT(waiting("zero-bubble"), testing::SizeIs(2));
-  EXPECT_EQ(waiting("zero-bubble").at(1).front(), (estimate::Run::Waiting{2, 2})) << "both micro-batches of the last stage wait for their weights' gradients";
+  EXPECT_EQ(waiting("zero-bubble").at(1), (estimate::Run::Waiting{2, 2})) << "both micro-batches of the last stage wait for their weights' gradients";
   EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=uniform"}).run.bounds, (std::vector<int64_t>{0, 5, 10}));
   EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=type:block"}).run.bounds[1], 5) << "three blocks each";
 }

@@ -100,15 +100,9 @@ Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) 
   return kept;
 }
 
-// The moment in which a stage keeps most.
-Run::Waiting largest(const Run& run, int64_t stage, int64_t chunk, const Kept& kept) {
-  Run::Waiting most{run.in_flight.at(stage).at(chunk), 0};
-  if (run.computes_weights_later(stage) && !run.waiting.empty()) {
-    const auto bytes = [&](const Run::Waiting& moment) { return moment.in_flight * kept.always + moment.put_off * kept.put_off; };
-    const std::vector<Run::Waiting>& moments = run.waiting.at(stage);
-    most = *std::max_element(moments.begin(), moments.end(), [&](const auto& a, const auto& b) { return bytes(a) < bytes(b); });
-  }
-  return most;
+// When a stage keeps most.
+Run::Waiting most_waiting(const Run& run, int64_t stage, int64_t chunk) {
+  return run.computes_weights_later(stage) && !run.waiting.empty() ? run.waiting.at(stage) : Run::Waiting{run.in_flight.at(stage).at(chunk), 0};
 }
 
 // Of a micro-batch in one chunk.
@@ -180,7 +174,7 @@ Item activations_of(const Run& run, int64_t stage) {
     }
     const bool has_loss = stage == run.stages - 1 && chunk == run.chunks - 1;
     const Kept kept = kept_of(run, chunks[chunk], has_loss);
-    const Run::Waiting waiting = largest(run, stage, chunk, kept);
+    const Run::Waiting waiting = most_waiting(run, stage, chunk);
     kept_bytes += waiting.in_flight * kept.always + waiting.put_off * kept.put_off;
     put_off += waiting.put_off;
     of_parts += waiting.in_flight * kept.of_parts;

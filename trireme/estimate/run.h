@@ -61,8 +61,8 @@ struct Run {
     int64_t put_off = 0;
     bool operator==(const Waiting&) const = default;
   };
-  /// Of such a pipeline, by stage: the moments of which one needs most memory (plan::waiting_of()). Else empty.
-  std::vector<std::vector<Waiting>> waiting;
+  /// Of such a pipeline, by stage: the moment with most of both (plan::waiting_of()). Else empty.
+  std::vector<Waiting> waiting;
   /// Layers that are recomputed together; 0: none is.
   int64_t recompute_interval = 0;
 

@@ -82,7 +82,7 @@ const std::vector<std::vector<int64_t>>& Shared::in_flight(pipeline::ScheduleKin
   return found;
 }
 
-const std::vector<std::vector<estimate::Run::Waiting>>& Shared::waiting(const pipeline::ScheduleShape& shape) {
+const std::vector<estimate::Run::Waiting>& Shared::waiting(const pipeline::ScheduleShape& shape) {
   const pipeline::ScheduleShape few = fewer_micro_batches(pipeline::ScheduleKind::zero_bubble, shape);
   auto& found = waiting_[{few.stages, few.micro_batches}];
   if (found.empty()) {

@@ -82,7 +82,7 @@ class Shared {
   /// so few are laid out.
   const std::vector<std::vector<int64_t>>& in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
   /// Beside it, of a zero-bubble pipeline (estimate::Run::waiting).
-  const std::vector<std::vector<estimate::Run::Waiting>>& waiting(const pipeline::ScheduleShape& shape);
+  const std::vector<estimate::Run::Waiting>& waiting(const pipeline::ScheduleShape& shape);
   /// What each stage computes (estimate::Run::programs).
   const std::vector<estimate::Run::Programs>& programs(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
   /// Where the parts of the model begin (estimate::Run::bounds).
@@ -97,7 +97,7 @@ class Shared {
   std::map<std::array<int, 4>, std::vector<pipeline::Program>> schedules_;
   size_t instructions_ = 0; // in them
   std::map<std::array<int, 4>, std::vector<std::vector<int64_t>>> in_flight_;
-  std::map<std::pair<int, int>, std::vector<std::vector<estimate::Run::Waiting>>> waiting_; // by stages and micro-batches
+  std::map<std::pair<int, int>, std::vector<estimate::Run::Waiting>> waiting_; // by stages and micro-batches
   std::map<std::array<int, 4>, std::vector<estimate::Run::Programs>> programs_;
   std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> bounds_;
   Layout last_layout_;

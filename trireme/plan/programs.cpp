@@ -1,7 +1,7 @@
 #include <trireme/plan/programs.h>
 
 #include <algorithm>
-#include <map>
+#include <tuple>
 
 namespace trireme::plan {
 namespace {
@@ -59,22 +59,17 @@ std::vector<Run::Phase> phases_of(const pipeline::Program& program) {
   return phases;
 }
 
-std::vector<Run::Waiting> waiting_of(const pipeline::Program& program) {
-  std::map<int64_t, int64_t> most; // in flight, by how many are put off
+Run::Waiting waiting_of(const pipeline::Program& program) {
   Run::Waiting now;
+  Run::Waiting most;
   for (const pipeline::Instruction& instruction : program) {
     now.in_flight += instruction.op == pipeline::Op::forward ? 1 : instruction.op == pipeline::Op::backward || instruction.op == pipeline::Op::backward_weight ? -1 : 0;
     now.put_off += instruction.op == pipeline::Op::backward_input ? 1 : instruction.op == pipeline::Op::backward_weight ? -1 : 0;
-    int64_t& found = most[now.put_off];
-    found = std::max(found, now.in_flight);
-  }
-  std::vector<Run::Waiting> moments;
-  for (auto moment = most.rbegin(); moment != most.rend(); ++moment) {
-    if (moments.empty() || moment->second > moments.back().in_flight) {
-      moments.push_back({moment->second, moment->first});
+    if (std::tie(now.put_off, now.in_flight) > std::tie(most.put_off, most.in_flight)) {
+      most = now;
     }
   }
-  return moments;
+  return most;
 }
 
 pipeline::ScheduleShape fewer_micro_batches(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape) {
