@@ -115,7 +115,8 @@ def run_trireme(installed, spec, processes, folder, environment):
     return done, [dict(step_ms=[l["step_ms"] for l in lines], ended=[l["wall_time"] for l in lines], losses=[l["loss"] for l in lines],
                        peak_rss_bytes=max(l["peak_rss_bytes"] for l in lines), sent_bytes=lines[-1]["comm_bytes"],
                        activation_bytes=max((l.get("activation_bytes", 0) for l in lines[spec["warmup"]:]), default=0),
-                       chosen=next(iter(re.findall(r'"choices": \[(.*)\]', "\n".join(logs))), None))]
+                       chosen=next(iter(re.findall(r'"choices": \[(.*)\]', "\n".join(logs))), None)),
+                       **{key: statistics.mean(l.get(key, 0) for l in lines[spec["warmup"]:]) for key in ("offload_read_bytes", "offload_write_bytes")})]
 
 
 def run_engine(installed, name, spec, folder):
@@ -162,5 +163,6 @@ def summarize(name, spec, done, rows):
                 peak_rss_mb=round(max(row["peak_rss_bytes"] for row in rows) / 2**20, 1),
                 process_s=round(done.wall_s, 3), start_s=round(done.wall_s - (ended[-1] - ended[0]), 3),
                 activation_bytes=rows[0].get("activation_bytes", 0), chosen=rows[0].get("chosen"),
+                offload_read_bytes=rows[0].get("offload_read_bytes"), offload_write_bytes=rows[0].get("offload_write_bytes"),
                 sent_bytes=rows[0].get("sent_bytes", formula), sent_is_formula="sent_bytes" not in rows[0] and formula is not None,
                 loss_first=losses[0], loss_last=losses[-1], other_cpu_pct=round(done.other_cpu_pct, 1), clean_exit=done.clean)

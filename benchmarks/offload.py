@@ -13,11 +13,12 @@ from processes import Failed, run_together
 from rounds import run_in_turns
 from tables import Results, check, median_of, number, print_checks, print_table
 from train import print_engines, step_ratio
-from workloads import make_spec
+from workloads import AIO, make_spec
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 900
 TARGET_OF_FIO = 0.95
+TARGET_OF_STEP = 1.1  # of the longer of computation and disk
 PIECE = 64 << 20  # of benchmark_aio
 # name: (kind, threads); 0: the one thread of an io_uring; small: the same without huge pages, which fio does not have
 TRANSFERS = {"trireme": ("trireme", 0), "trireme, 4 threads": ("trireme", 4), "trireme, small pages": ("trireme", "small"), "fio io_uring": ("fio", 0), "fio libaio": ("fio", 0), "DeepSpeed": ("deepspeed", 1), "DeepSpeed, 4 threads": ("deepspeed", 4)}
@@ -143,21 +144,62 @@ def transfers(installed, args, record):
     print("All write over one file that is there, then read it, past the page cache. DeepSpeed's threads have a queue each. fio has as many buffers as requests, Trireme three of 64 MiB.")
 
 
+def add_disk_time(installed, file, size, row):
+    """Adds what the disk needs for the bytes of a step of this row, measured right after it: reads and writes mixed as in the step, by the same engine, queue and disk."""
+    read, written = row.get("offload_read_bytes"), row.get("offload_write_bytes")
+    if not read and not written:
+        return
+    command = [str(program_of(installed)), str(file), str(size), str(AIO["block_size"]), str(AIO["queue_depth"]), "mix", str(read / (read + written))]
+    done = run_together(command, [{}], TIMEOUT_S, has_row)
+    row["mixed_gb_per_s"] = row_of(done.outputs[0])["gb_per_s"]
+    row["disk_ms"] = (read + written) / row["mixed_gb_per_s"] / 1e6
+
+
+def print_disk(results, names):
+    rows = {name: results.of(name) for name in names if any("disk_ms" in row for row in results.of(name))}
+    if rows:
+        print_table(["engine", "read MB a step", "written MB a step", "disk, mixed as the step, GB/s", "disk ms a step"],
+                    [[name, number(median_of(some, "offload_read_bytes"), 0, 1e6), number(median_of(some, "offload_write_bytes"), 0, 1e6), number(median_of(some, "mixed_gb_per_s"), 2), number(median_of(some, "disk_ms"), 0)]
+                     for name, some in rows.items()])
+
+
+def step_checks(results, names):
+    """Steps with files beside the same without them (the computation), beside the disk's time, beside the longer of the two, and beside DeepSpeed's."""
+    checks = []
+    for ours in (name for name in names if name.startswith("trireme") and "nvme" in name):
+        base, peer = ours.partition("-nvme")[0], ours.replace("trireme", "deepspeed").replace("z1", "z3")
+        measured = any("disk_ms" in row for row in results.of(ours))
+        checks.append(check(f"{ours} / {base}", step_ratio(results, ours, base), None))
+        checks.append(check(f"{ours} / disk", results.pairs(lambda row: row["step_ms"] / row["disk_ms"], ours) if measured else [], None))
+        longer = results.pairs(lambda row, compute: row["step_ms"] / max(compute["step_ms"], row["disk_ms"]), ours, base) if measured else []
+        checks.append(check(f"{ours} / the longer of {base} and disk", longer, TARGET_OF_STEP))
+        checks.append(check(f"{ours} / {peer}", step_ratio(results, ours, peer), 1.0))
+    return checks
+
+
 def steps(installed, args, record):
     names = installed.usable(args.engines)
     tempfile.tempdir = str(args.folder)  # where run_in_turns() makes the folder with the files
-    for size in args.sizes:
-        results = run_in_turns(installed, names, args.rounds, record, dict(benchmark="offload", size=size),
-                               lambda name: make_spec(size, OFFLOAD_ENGINES[name][1], args.total_threads, args.steps))
-        print(f"\n## Steps of {size}, masters and states (params: parameters too) in {args.folder}\n")
-        print_engines(results, names)
-        checks = []
-        for ours in (name for name in names if name.startswith("trireme") and "nvme" in name):
-            checks.append(check(f"{ours} / {ours.partition('-nvme')[0]}", step_ratio(results, ours, ours.partition("-nvme")[0]), None))
-            peer = ours.replace("trireme", "deepspeed").replace("z1", "z3")
-            checks.append(check(f"{ours} / {peer}", step_ratio(results, ours, peer), 1.0))
-        for row in print_checks([c for c in checks if c[1] or set(args.engines) == set(OFFLOAD_ENGINES)]):
-            record(dict(row, benchmark="offload", part="steps", size=size))
+    why = missing_of(installed, OURS)
+    if why:
+        print(f"SKIPPED the disk's time: {why}")
+    folder = Path(tempfile.mkdtemp(prefix="trireme-benchmark-"))
+    file, bytes_moved = folder / "transfers", max(1, args.bytes // PIECE) * PIECE
+    try:
+        if not why:
+            subprocess.run([str(program_of(installed)), str(file), "0", str(bytes_moved)], check=True)
+        for size in args.sizes:
+            results = run_in_turns(installed, names, args.rounds, record, dict(benchmark="offload", size=size),
+                                   lambda name: make_spec(size, OFFLOAD_ENGINES[name][1], args.total_threads, args.steps),
+                                   add=lambda row, name, spec: None if why else add_disk_time(installed, file, bytes_moved, row))
+            print(f"\n## Steps of {size}, masters and states (params: parameters too) in {args.folder}\n")
+            print_engines(results, names)
+            print_disk(results, names)
+            for row in print_checks([c for c in step_checks(results, names) if c[1] or set(args.engines) == set(OFFLOAD_ENGINES)]):
+                record(dict(row, benchmark="offload", part="steps", size=size))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print("disk: what the bytes of a step take alone, by benchmark_aio in the same folder, right after each run: reads and writes mixed as in the step, three pieces of 64 MiB at a time.")
 
 
 def offload(installed, args, record):

@@ -86,7 +86,7 @@ def write_tokens(path, spec):
 
 def offload_of(spec):
     """What goes into "zero_optimization": the same for Trireme and DeepSpeed."""
-    kinds = {"optimizer": dict(buffer_count=4, pipeline_read=True, pipeline_write=True), "param": dict(buffer_count=5, buffer_size=100_000_000)}
+    kinds = {"optimizer": dict(buffer_count=4, pipeline_read=True, pipeline_write=True), "param": dict(buffer_count=5, buffer_size=100_000_000, max_in_cpu=0)}
     return {f"offload_{kind}": dict(kinds[kind], device="nvme", nvme_path=spec["nvme_path"], pin_memory=True) for kind in spec["nvme"]}
 
 

@@ -84,5 +84,30 @@ TEST(OffloadedOptimizerTest, AStepMovesTheBytesOfTheFormula) {
   }
 }
 
+// When a step ends, the next one's first buckets are on their way: as many as there is memory for, besides one that is used and two that are written.
+TEST(OffloadedOptimizerTest, MoreBuffersReadMoreOfTheNextStepAhead) {
+  const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
+  constexpr int64_t kBuckets = 9;
+  for (const auto& [buffers, ahead] : std::vector<std::pair<int64_t, int64_t>>{{3, 1}, {4, 1}, {5, 2}, {6, 3}, {kBuckets, 0}}) {
+    bucket::NamedTensors parameters;
+    for (int64_t i = 0; i < kBuckets; ++i) {
+      parameters.emplace_back(concat("p", i), torch::ones({1024}).set_requires_grad(true));
+    }
+    bucket::LayoutOptions layout;
+    layout.bucket_bytes = layout.first_bucket_bytes = 1; // a bucket each
+    bucket::FlatParameters flat(parameters, layout, optim::allocate);
+    const auto traffic = std::make_shared<Traffic>();
+    optim::FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return optim::ParameterOptions{}; }, optim::options_of(optim::AdamOptions{}), false, store_in(scratch.path, traffic, true, buffers));
+    for (int64_t i = 0; i < flat.count(); ++i) {
+      flat.attach_zero_grad(i);
+    }
+    optimizer.begin_step(0.01, std::nullopt, 1);
+    for (int64_t b = 0; b < kBuckets; ++b) {
+      optimizer.step_bucket(0, b);
+    }
+    EXPECT_EQ(traffic->read, ahead * 2 * 4096) << buffers << " buffers"; // two states of a block each; before, nothing was there to be read
+  }
+}
+
 } // namespace
 } // namespace trireme::offload

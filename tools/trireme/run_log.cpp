@@ -59,6 +59,12 @@ int64_t replicas_of(const engine::Engine& engine) {
   return engine.train_batch_size() / (engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps());
 }
 
+// "4 replicas that meet every 50 steps": processes that live by themselves.
+std::string describe_replicas(const engine::Engine& engine, int64_t every) {
+  const int64_t replicas = replicas_of(engine);
+  return concat(replicas, replicas == 1 ? " replica that meets others every " : " replicas that meet every ", every, every == 1 ? " step" : " steps");
+}
+
 // "2 workers of 3 parameter servers (sync)"
 std::string describe_workers(const engine::Engine& engine, const parallel::ServerOptions& servers) {
   const int64_t workers = replicas_of(engine);
@@ -88,10 +94,12 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
   log::info(describe_model(run), ", ", format_count(static_cast<double>(parameters_)), " parameters; ", datasets.train->describe());
   const int ranks = ranks_of(engine);
   const bool served = run.engine.server.on();
-  const std::string layout = served ? describe_workers(engine, run.engine.server)
-                                    : concat(ranks, ranks == 1 ? " rank" : " ranks", group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()), describe_split(engine, run));
+  const bool elastic = run.engine.averaging.elastic;
+  const std::string layout = served    ? describe_workers(engine, run.engine.server)
+                             : elastic ? describe_replicas(engine, run.engine.averaging.every)
+                                       : concat(ranks, ranks == 1 ? " rank" : " ranks", group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()), describe_split(engine, run));
   log::info(layout, ", ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each", "; batch ", engine.train_batch_size(), " = ", engine.train_micro_batch_size_per_gpu(), " x ",
-            engine.gradient_accumulation_steps(), " accumulated x ", replicas_of(engine), served ? " workers" : " ranks", served && !run.engine.server.together() ? ", each of which steps by itself" : "");
+            engine.gradient_accumulation_steps(), " accumulated x ", replicas_of(engine), served ? " workers" : elastic ? " replicas" : " ranks", served && !run.engine.server.together() ? ", each of which steps by itself" : "");
   tensorboard_.text("config", "```json\n" + run.resolved.dump(2) + "\n```", resumed_step.value_or(0));
   monitor::ProgressOptions options;
   options.total_steps = run.training.steps;

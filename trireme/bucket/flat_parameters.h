@@ -100,6 +100,14 @@ class FlatParameters {
   at::Tensor bucket_data(int64_t b);
   /// For sharded parameters: makes the parameters of bucket `b` views of bucket_data(b), until release().
   void publish(int64_t b);
+  /// For sharded parameters of a bucket that is not gathered, and of which this rank has all: makes them views of `part`, owned_data() of the bucket, until release(), without a copy.
+  void show_owned_data(int64_t b, const at::Tensor& part) {
+    data_shards_->show_part(b, part);
+  }
+  /// Gives them memory of their own: what is changed in it is lost, as of a bucket that was gathered.
+  void detach_owned_data(int64_t b) {
+    data_shards_->detach_part(b);
+  }
   /// Elements `range` (of the flat buffer) of the parameters, which lie in bucket `b` and, when they are sharded, are this rank's; to be read.
   at::Tensor owned_data(int64_t b, const Range& range) const;
   /// Calls f with them, to be changed.

@@ -68,7 +68,12 @@ void GradientShards::accumulate(int64_t b) {
     }
   };
   if (store_) {
-    store_->use(in_store_, b, true, [&](const std::vector<at::Tensor>& arrays) { keep(arrays.front()); });
+    store_->use(in_store_, b, true, [&](const std::vector<at::Tensor>& arrays) {
+      for (int64_t k = 1; k <= std::min(store_->ahead(), std::ssize(begun_) - 1); ++k) {
+        prefetch((b + k) % std::ssize(begun_)); // buckets are full in this order; after the last the next micro-batch's first, or the step's
+      }
+      keep(arrays.front());
+    });
   } else {
     take_memory();
     keep(owned(b, mine));
@@ -111,7 +116,7 @@ void GradientShards::start_over() {
 }
 
 void GradientShards::prefetch(int64_t b) {
-  if (store_) {
+  if (store_ && begun_[b]) {
     store_->prefetch(in_store_, b);
   }
 }

@@ -6,6 +6,8 @@
 
 #include <torch/utils.h>
 
+#include <utility>
+
 namespace trireme::bucket {
 namespace {
 
@@ -21,7 +23,7 @@ bool has_memory(const at::Tensor& tensor) {
 
 ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, std::shared_ptr<StateStore> store,
                                  std::shared_ptr<MemoryPool> pool)
-    : layout_(layout), plan_(plan), type_(type), device_(device), pool_(std::move(pool)), store_(std::move(store)), whole_(layout.buckets().size()) {
+    : layout_(layout), plan_(plan), type_(type), device_(device), pool_(std::move(pool)), store_(std::move(store)), whole_(layout.buckets().size()), is_part_(layout.buckets().size(), false) {
   StoredArray shards{type, 0, {}};
   for (size_t b = 0; b < layout.buckets().size(); ++b) {
     const auto bucket = static_cast<int64_t>(b);
@@ -73,6 +75,22 @@ void ParameterShards::publish(int64_t b) {
   }
 }
 
+void ParameterShards::show_part(int64_t b, const at::Tensor& part) {
+  whole_[b] = part;
+  is_part_[b] = true;
+  publish(b);
+}
+
+void ParameterShards::detach_part(int64_t b) {
+  if (is_part_[b]) {
+    const torch::NoGradGuard no_grad;
+    const at::Tensor part = whole_[b];
+    release(b);
+    memory(b).copy_(part);
+    publish(b);
+  }
+}
+
 at::Tensor ParameterShards::view(int64_t tensor) {
   const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
   const int64_t b = layout_.bucket_of(tensor);
@@ -94,8 +112,11 @@ void ParameterShards::update(int64_t b) {
 void ParameterShards::release(int64_t b) {
   if (whole_[b].defined() && !is_replicated(b)) {
     empty_storage(b);
-    pool_->give_back(std::move(whole_[b]));
-    whole_[b] = at::Tensor();
+    at::Tensor memory = std::exchange(whole_[b], at::Tensor());
+    if (!is_part_[b]) {
+      pool_->give_back(std::move(memory));
+    }
+    is_part_[b] = false;
   }
 }
 

@@ -48,6 +48,10 @@ class ParameterShards {
   at::Tensor memory(int64_t b);
   /// Lets the parameters show the bucket's memory.
   void publish(int64_t b);
+  /// Of a bucket that has no memory and of which this rank has all: lets the parameters show `part`, its part, itself. Nothing is copied, and until release() the store keeps that memory.
+  void show_part(int64_t b, const at::Tensor& part);
+  /// Gives what show_part() shows memory of its own: what is changed there does not change the part.
+  void detach_part(int64_t b);
   /// Tensor `tensor` of the layout as a view on its bucket.
   at::Tensor view(int64_t tensor);
   /// Makes this rank's part of the whole bucket what stays.
@@ -88,6 +92,7 @@ class ParameterShards {
   std::map<int64_t, Read> reads_; // by bucket
   int64_t in_store_; // our number there
   std::vector<at::Tensor> whole_; // by bucket, perhaps longer than it
+  std::vector<bool> is_part_; // whole_ is this rank's part, in the memory of the store
   std::vector<c10::Storage> storages_; // by bucket
 };
 

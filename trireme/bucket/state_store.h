@@ -44,6 +44,10 @@ class StateStore {
   virtual void release(int64_t buffer, int64_t bucket, bool modified) = 0;
   /// Says that acquire() of this bucket is near.
   virtual void prefetch(int64_t buffer, int64_t bucket) = 0;
+  /// How many of the next buckets it has memory for while one is used and one is written; at least 1.
+  virtual int64_t ahead() const {
+    return 1;
+  }
   /// Says that nobody needs what the bucket has: the next acquire() gives what is cheapest, until it is written.
   virtual void forget(int64_t /*buffer*/, int64_t /*bucket*/) {}
   /// The first parameter of each bucket, for messages.

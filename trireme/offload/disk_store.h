@@ -60,6 +60,10 @@ class DiskStore : public bucket::StateStore {
   const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override;
   void release(int64_t buffer, int64_t bucket, bool modified) override;
   void prefetch(int64_t buffer, int64_t bucket) override;
+  /// All buffers but the one that is used and the one that is written.
+  int64_t ahead() const override {
+    return options_.buffers - 2;
+  }
   void forget(int64_t buffer, int64_t bucket) override;
   bool keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done) override;
 

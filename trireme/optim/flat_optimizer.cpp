@@ -364,16 +364,26 @@ void FlatOptimizer::for_each_step(const Shard& shard, int64_t bucket, const std:
 
 // Buckets are stepped in this order; after the last the first comes again, in the next pass or the next step.
 void FlatOptimizer::prefetch_after(const Shard& shard, int64_t bucket) const {
-  const bool is_last = bucket + 1 == std::ssize(shard.segments);
-  const bool is_end = is_last && &shard == &shards_.back();
-  const Shard& next = is_end ? shards_.front() : is_last ? *(&shard + 1) : shard;
-  const int64_t b = is_last ? 0 : bucket + 1;
-  if (next.in_store) {
-    store_->prefetch(*next.in_store, b);
-  }
-  if (!is_end) {
-    next.buffer->prefetch_data(b);
-    next.buffer->prefetch_grad(b);
+  const Shard* next = &shard;
+  int64_t b = bucket;
+  bool is_end = false;
+  const int64_t named = std::max<int64_t>(1, store_->ahead() - 1); // here writes follow each other at once: one more has its memory
+  for (int64_t k = 1; k <= named; ++k) {
+    if (++b == std::ssize(next->segments)) {
+      b = 0;
+      is_end = is_end || next == &shards_.back();
+      next = next == &shards_.back() ? &shards_.front() : next + 1;
+    }
+    if (next == &shard && b == bucket) {
+      return;
+    }
+    if (next->in_store) {
+      store_->prefetch(*next->in_store, b);
+    }
+    if (k == 1 && !is_end) {
+      next->buffer->prefetch_data(b);
+      next->buffer->prefetch_grad(b);
+    }
   }
 }
 

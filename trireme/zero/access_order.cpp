@@ -63,4 +63,16 @@ void AccessOrder::for_each_upcoming(const std::function<bool(const void* unit)>&
   }
 }
 
+void AccessOrder::for_each_of_next_pass(const std::function<bool(const void* unit)>& visit) const {
+  const auto first = stretches_.empty() ? known_.end() : known_.find(stretches_.front());
+  if (!as_before_ || first == known_.end()) {
+    return;
+  }
+  for (const void* const unit : first->second) {
+    if (!visit(unit)) {
+      return;
+    }
+  }
+}
+
 } // namespace trireme::zero

@@ -26,6 +26,9 @@ class AccessOrder {
   /// Calls visit(unit) for the units that come after the last one noted, the next one first, as far as they are known and until it returns false.
   void for_each_upcoming(const std::function<bool(const void* unit)>& visit) const;
 
+  /// The same for the units with which the next pass begins if it is like this one.
+  void for_each_of_next_pass(const std::function<bool(const void* unit)>& visit) const;
+
  private:
   void end_stretch();
 

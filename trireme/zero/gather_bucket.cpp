@@ -31,6 +31,10 @@ comm::Work gather_from_host(const comm::Group& group, bucket::FlatParameters& pa
 
 comm::Work gather_bucket(const comm::Group& group, bucket::FlatParameters& parameters, int64_t bucket) {
   const at::Tensor part = parameters.owned_data(bucket, parameters.plan().mine(bucket));
+  if (group.size() == 1 && !parameters.is_gathered(bucket) && part.device() == parameters.device()) {
+    parameters.show_owned_data(bucket, part);
+    return {};
+  }
   comm::Work gathered = part.device() == parameters.device() ? group.all_gather(parameters.bucket_data(bucket), part, "parameters")
                                                              : gather_from_host(group, parameters, bucket, part);
   if (parameters.is_replicated(bucket)) {

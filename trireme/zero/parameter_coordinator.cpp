@@ -161,11 +161,19 @@ void ParameterCoordinator::prefetch(const Parts& gathered) const {
     }
   };
   std::for_each(gathered.begin(), gathered.end(), ask);
-  if (std::ssize(asked) < read_ahead_) {
-    order_.for_each_upcoming([&](const void* unit) {
-      const Parts& parts = units_.at(static_cast<const torch::nn::Module*>(unit));
-      std::for_each(parts.begin(), parts.end(), ask);
-      return std::ssize(asked) < read_ahead_;
+  const auto ask_of = [&](const void* unit) {
+    const Parts& parts = units_.at(static_cast<const torch::nn::Module*>(unit));
+    std::for_each(parts.begin(), parts.end(), ask);
+    return std::ssize(asked) < read_ahead_;
+  };
+  bool open = std::ssize(asked) < read_ahead_;
+  if (open) {
+    order_.for_each_upcoming([&](const void* unit) { return open = ask_of(unit); });
+  }
+  if (open) { // one unit only: where a step comes between, it needs the store's memory
+    order_.for_each_of_next_pass([&](const void* unit) {
+      ask_of(unit);
+      return false;
     });
   }
 }
@@ -228,6 +236,7 @@ void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters, bool t
       ++pins_[part];
       start(part);
       finish(part);
+      buffers_[part.buffer]->detach_owned_data(part.bucket);
     }
   }
 }
