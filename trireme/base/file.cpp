@@ -57,8 +57,9 @@ std::string describe_write_failure(int code, const fs::path& path, uint64_t need
     std::error_code error;
     const auto folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
     const auto space = fs::space(folder, error);
-    text += concat(" (needs ", format_bytes(static_cast<double>(needed_bytes)));
-    text += error ? ")" : concat(", ", format_bytes(static_cast<double>(space.available)), " free)");
+    const std::string needs = needed_bytes > 0 ? concat("needs ", format_bytes(static_cast<double>(needed_bytes))) : "";
+    const std::string free = error ? "" : concat(format_bytes(static_cast<double>(space.available)), " free");
+    text += needs.empty() && free.empty() ? "" : concat(" (", needs, needs.empty() || free.empty() ? "" : ", ", free, ")");
   }
   return text;
 }
@@ -89,13 +90,16 @@ bool is_there(const fs::path& path) {
 }
 
 InputError in_words(const std::filesystem::filesystem_error& error) {
-  return InputError("file", concat(error.path1().string(), ": ", error.code().message()), "Check the path, and who may read and write it.");
+  const std::string what = error.what(); // "filesystem error: cannot list: Input/output error [/path]"
+  const size_t begin = what.find("cannot ");
+  const std::string operation = begin == std::string::npos ? "cannot use" : what.substr(begin, what.find(':', begin) - begin);
+  return InputError("file", concat(operation, ' ', error.path1().string(), ": ", describe_write_failure(error.code().value(), error.path1(), 0)), "Check the path, and who may read and write it.");
 }
 
 void sync_folder(const fs::path& folder) {
   const Descriptor descriptor = open_file(folder.empty() ? fs::path(".") : folder, O_RDONLY | O_DIRECTORY);
   if (!descriptor || ::fsync(descriptor.get()) != 0) {
-    throw Error("file", concat("cannot sync folder ", folder.string(), ": ", std::strerror(errno)));
+    throw Error("file", concat("cannot sync folder ", folder.string(), ": ", describe_write_failure(errno, folder / ".", 0)));
   }
 }
 

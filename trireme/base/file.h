@@ -62,7 +62,7 @@ InputError in_words(const std::filesystem::filesystem_error& error);
 /// Flushes `folder`, so that a rename or a new entry survives a power failure.
 void sync_folder(const std::filesystem::path& folder);
 
-/// "No space left on device (needs 12 MB, 3 MB free)" and the like, for the current errno `code`.
+/// "No space left on device (needs 12 MB, 3 MB free)" and the like, for the current errno `code`; without the first number where `needed_bytes` is 0.
 std::string describe_write_failure(int code, const std::filesystem::path& path, uint64_t needed_bytes);
 
 } // namespace trireme

@@ -1,12 +1,14 @@
 #include <trireme/checkpoint/exchange.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <nlohmann/json.hpp>
 
 #include <cstring>
+#include <filesystem>
 
 namespace trireme::checkpoint {
 namespace {
@@ -54,32 +56,40 @@ std::string dump(const nlohmann::json& json) {
 } // namespace
 
 void Problem::raise() const {
+  const std::string_view from = part.empty() ? "checkpoint" : std::string_view(part);
   if (is_input) {
-    throw InputError("checkpoint", happened, next);
+    throw InputError(from, happened, next);
   }
-  throw Error("checkpoint", happened, next);
+  throw Error(from, happened, next);
 }
 
 Problem Problem::of(const std::exception& error) {
+  if (const auto* const of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
+    Problem problem = of(in_words(*of_files));
+    problem.is_input = false; // what failed in the middle of a run is not for its user to correct
+    return problem;
+  }
   std::string text = error.what();
+  std::string part;
   if (const size_t bracket = text.find("] "); text.rfind('[', 0) == 0 && bracket != std::string::npos) {
+    part = text.substr(1, bracket - 1);
     text = text.substr(bracket + 2);
   }
   if (!text.empty() && text.back() == '.') {
     text.pop_back();
   }
-  return {text.empty() ? "unknown failure" : text, "", dynamic_cast<const InputError*>(&error) != nullptr};
+  return {text.empty() ? "unknown failure" : text, "", dynamic_cast<const InputError*>(&error) != nullptr, part};
 }
 
 nlohmann::json to_json(const Problem& problem) {
-  return problem ? nlohmann::json{{"happened", problem.happened}, {"next", problem.next}, {"input", problem.is_input}} : nlohmann::json();
+  return problem ? nlohmann::json{{"happened", problem.happened}, {"next", problem.next}, {"input", problem.is_input}, {"part", problem.part}} : nlohmann::json();
 }
 
 Problem problem_from(const nlohmann::json& json) {
   if (json.is_null()) {
     return {};
   }
-  return {json.at("happened").get<std::string>(), json.at("next").get<std::string>(), json.at("input").get<bool>()};
+  return {json.at("happened").get<std::string>(), json.at("next").get<std::string>(), json.at("input").get<bool>(), json.at("part").get<std::string>()};
 }
 
 Problem joined(const std::vector<Problem>& of_ranks) {
@@ -88,7 +98,9 @@ Problem joined(const std::vector<Problem>& of_ranks) {
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
     const Problem& one = of_ranks[rank];
     if (one) {
-      all.happened += concat(all.happened.empty() ? "" : "; ", of_ranks.size() > 1 ? concat("rank ", rank, ": ") : "", one.happened);
+      all.part = all ? all.part : one.part;
+      const std::string other = one.part == all.part || one.part.empty() ? "" : concat('[', one.part, "] ");
+      all.happened += concat(all.happened.empty() ? "" : "; ", of_ranks.size() > 1 ? concat("rank ", rank, ": ") : "", other, one.happened);
       all.next = one.next.empty() ? all.next : one.next;
       all.is_input = all.is_input && one.is_input;
     }

@@ -17,19 +17,21 @@ struct Problem {
   std::string next;
   /// Whether it is an InputError or an Error.
   bool is_input = false;
+  /// Where it comes from: the "[part]" of its text, "checkpoint" without one.
+  std::string part = {};
 
   explicit operator bool() const {
     return !happened.empty();
   }
   [[noreturn]] void raise() const;
-  /// The text of a caught exception, without its "[part]".
+  /// The text of a caught exception, and its "[part]" apart. Of the file system's: what failed, where, and for a full disk the free space.
   static Problem of(const std::exception& error);
 };
 
 nlohmann::json to_json(const Problem& problem);
 Problem problem_from(const nlohmann::json& json);
 
-/// "rank 1: ...; rank 3: ..." of the reports that carry a problem; names no rank where there is only one.
+/// "rank 1: ...; rank 3: ..." of the reports that carry a problem; names no rank where there is only one. It is of the first one's part; one of another part is quoted with it.
 Problem joined(const std::vector<Problem>& of_ranks);
 
 /// Sends every rank's `report` to rank 0, which decides, and returns rank 0's decision

@@ -26,7 +26,7 @@ bool starts_with(const std::string& text, std::string_view start) {
 
 void rename_or_throw(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) {
-    throw Error("checkpoint", concat("cannot rename ", from.string(), " to ", to.filename().string(), ": ", std::strerror(errno)));
+    throw Error("checkpoint", concat("cannot rename ", from.string(), " to ", to.filename().string(), ": ", describe_write_failure(errno, from, 0)));
   }
 }
 

@@ -1,6 +1,7 @@
 #include <trireme/checkpoint/staging.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -68,7 +69,7 @@ void remove_claimed(const fs::path& stem, const fs::path& claim) noexcept {
 Staging::Staging(const fs::path& root, const std::string& tag, const std::string& save_id) : stem_(folder_of(root, tag, save_id)) {
   const fs::path claim = with_end(stem_, kClaim);
   const auto fail = [&](const fs::path& path) {
-    throw Error("checkpoint", concat("cannot create ", path.string(), ": ", std::strerror(errno)), "Nothing that was there before is changed.");
+    throw Error("checkpoint", concat("cannot create ", path.string(), ": ", describe_write_failure(errno, path, 0)), "Nothing that was there before is changed.");
   };
   // Before the lock, another save may treat the claim as that of a killed save and remove it.
   do {

@@ -49,8 +49,9 @@ int64_t drop_later_steps(const fs::path& path, int64_t resumed_step) {
 
 MetricsWriter::MetricsWriter(const fs::path& path, std::optional<int64_t> resumed_step) : path_(path) {
   std::error_code error;
+  std::error_code no_folder;
   if (path.has_parent_path()) {
-    make_private_folders(path.parent_path(), error);
+    make_private_folders(path.parent_path(), no_folder);
   }
   if (fs::exists(path, error)) {
     if (resumed_step) {
@@ -67,7 +68,7 @@ MetricsWriter::MetricsWriter(const fs::path& path, std::optional<int64_t> resume
   }
   fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (fd_ < 0) {
-    throw Error("metrics", concat("cannot write ", path.string(), ": ", describe_write_failure(errno, path, 0)),
+    throw Error("metrics", concat("cannot write ", path.string(), ": ", describe_write_failure(no_folder ? no_folder.value() : errno, path, 0)),
                 "Check the output folder and its permissions.");
   }
 }

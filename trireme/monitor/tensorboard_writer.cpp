@@ -107,7 +107,7 @@ TensorBoardWriter::TensorBoardWriter(const fs::path& folder, std::optional<int64
   make_private_folders(folder, error);
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (fd_ < 0) {
-    throw Error("tensorboard", concat("cannot create ", path_.string(), ": ", describe_write_failure(errno, path_, 0)),
+    throw Error("tensorboard", concat("cannot create ", path_.string(), ": ", describe_write_failure(error ? error.value() : errno, path_, 0)),
                 "Check the output folder and its permissions.");
   }
   append_record(

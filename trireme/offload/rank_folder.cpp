@@ -57,7 +57,7 @@ bool is_still_there(const fs::path& path, const struct stat& locked) {
 
 std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, const std::string& name) {
   const fs::path path = fs::absolute(parent) / concat(name, ".rank", rank);
-  const auto fail = [&](const char* what, int code) { throw InputError("offload", concat("cannot ", what, ' ', path.string(), ": ", std::strerror(code)), kNext); };
+  const auto fail = [&](const char* what, int code) { throw InputError("offload", concat("cannot ", what, ' ', path.string(), ": ", describe_write_failure(code, parent / ".", 0)), kNext); };
   // Again, if its last user has removed it between open() and flock().
   for (;;) {
     std::error_code error;
