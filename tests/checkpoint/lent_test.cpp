@@ -2,6 +2,7 @@
 #include "fake_clone.h"
 #include "hand_made.h"
 
+#include <trireme/base/log.h>
 #include <trireme/checkpoint/hash.h>
 
 #include <tests/support/xfs_disk.h>
@@ -217,7 +218,7 @@ TEST_F(LentTest, BlocksOfAFileAreShared) {
     EXPECT_EQ(written.shared_bytes % kBlock, 0U);
     EXPECT_GT(written.shared_bytes, written.bytes - 3 * 2 * kBlock - 3 * 4096 - 8 * kBlock) << "all but what is around them";
     for (const auto& lender : stored.lenders) {
-      EXPECT_EQ(lender->times_lent, 0);
+      EXPECT_EQ(lender->times_lent, 1) << "to be compared";
     }
   }
 }
@@ -241,8 +242,30 @@ TEST_F(LentTest, ARefusalInTheMiddleCopies) {
   expect_content(file(), stored.memory);
   EXPECT_EQ(written.hash, hash_of_file(file()));
   EXPECT_GT(written.shared_bytes, 0U);
-  EXPECT_EQ(stored.lenders[0]->times_lent, 0);
+  EXPECT_EQ(stored.lenders[0]->times_lent, 1);
   EXPECT_EQ(stored.lenders[1]->times_lent, 1);
+}
+
+// What is lent was checked by its store; blocks of the same file were not.
+TEST_F(LentTest, WhatTheDiskHasChangedIsNotShared) {
+  const int64_t gap = 64;
+  for (const int64_t place : {kBlock + 64, kBlock + 64 + 40'000 * 4 + gap + 10'000}) { // of the first bucket's first and second tensor
+    const Stored stored(folder_, kBlock + 64, gap);
+    std::string content = content_of(folder_ / "store0");
+    content[static_cast<size_t>(place + 2 * kBlock)] ^= 1;
+    put_content(folder_ / "store0", content);
+    fake_clones = 100;
+    std::string said;
+    log::set_sink([&](const std::string& line) { said += line; });
+    const WrittenFile written = write_safetensors(file(), stored.lent_ones);
+    log::set_sink(nullptr);
+    expect_content(file(), stored.memory);
+    EXPECT_EQ(written.hash, hash_of_file(file()));
+    EXPECT_GT(written.shared_bytes, 2 * 40'000U * 4) << "the other buckets";
+    EXPECT_LT(written.shared_bytes, 3 * 65'000U * 4 - 20'000U * 4) << "and not all of this one";
+    EXPECT_THAT(said, AllOf(HasSubstr("the disk has changed bytes of "), HasSubstr(file().string())));
+    EXPECT_EQ(content_of(folder_ / "store0"), content) << "what is shared is not written to";
+  }
 }
 
 TEST_F(LentTest, SmallTensorsAreCopied) {

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <vector>
+#include <cstring>
 
 namespace trireme::checkpoint {
 namespace {
@@ -40,26 +40,72 @@ void NewFile::reserve() {
   }
 }
 
-void NewFile::write(const char* data, size_t bytes) {
-  while (bytes > 0) {
-    const size_t piece = std::min(bytes, kPieceBytes);
-    hasher_.update(data, piece);
-    for (size_t done = 0; done < piece;) {
-      const ssize_t n = ::write(fd_.get(), data + done, piece - done);
-      if (n < 0 && errno != EINTR) {
-        fail("write");
-      }
-      done += n > 0 ? static_cast<size_t>(n) : 0;
-    }
-    data += piece;
-    bytes -= piece;
+void NewFile::expect_there(uint64_t begin, uint64_t end) {
+  if (begin < end) {
+    there_.push_back({begin, end});
   }
 }
 
-void NewFile::skip(uint64_t bytes) {
-  std::vector<char> buffer(std::min<uint64_t>(bytes, kPieceBytes));
+// Up to the next place where what is there begins or ends.
+NewFile::Piece NewFile::next_piece(uint64_t bytes) {
+  while (next_there_ < there_.size() && there_[next_there_].end <= position_) {
+    ++next_there_;
+  }
+  uint64_t most = std::min<uint64_t>(bytes, kPieceBytes);
+  const bool is_there = next_there_ < there_.size() && there_[next_there_].begin <= position_;
+  if (next_there_ < there_.size()) {
+    most = std::min(most, (is_there ? there_[next_there_].end : there_[next_there_].begin) - position_);
+  }
+  return {static_cast<size_t>(most), is_there};
+}
+
+void NewFile::write(const char* data, size_t bytes) {
   while (bytes > 0) {
-    const ssize_t n = ::read(fd_.get(), buffer.data(), std::min<uint64_t>(bytes, buffer.size()));
+    const Piece piece = next_piece(bytes);
+    hasher_.update(data, piece.bytes);
+    bool differs = true;
+    if (piece.is_there) {
+      buffer_.resize(kPieceBytes);
+      read_back(buffer_.data(), piece.bytes);
+      differs = std::memcmp(buffer_.data(), data, piece.bytes) != 0;
+      replaced_bytes_ += differs ? piece.bytes : 0;
+      if (differs && ::lseek(fd_.get(), static_cast<off_t>(position_), SEEK_SET) < 0) {
+        fail("write");
+      }
+    }
+    if (differs) {
+      put(data, piece.bytes);
+    }
+    position_ += piece.bytes;
+    data += piece.bytes;
+    bytes -= piece.bytes;
+  }
+}
+
+void NewFile::pad(uint64_t bytes) {
+  while (bytes > 0) {
+    const Piece piece = next_piece(bytes);
+    buffer_.assign(std::max(buffer_.size(), piece.bytes), '\0');
+    piece.is_there ? read_back(buffer_.data(), piece.bytes) : put(buffer_.data(), piece.bytes);
+    hasher_.update(buffer_.data(), piece.bytes);
+    position_ += piece.bytes;
+    bytes -= piece.bytes;
+  }
+}
+
+void NewFile::put(const char* data, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t n = ::write(fd_.get(), data + done, bytes - done);
+    if (n < 0 && errno != EINTR) {
+      fail("write");
+    }
+    done += n > 0 ? static_cast<size_t>(n) : 0;
+  }
+}
+
+void NewFile::read_back(char* data, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t n = ::read(fd_.get(), data + done, bytes - done);
     if (n < 0 && errno == EINTR) {
       continue;
     }
@@ -67,9 +113,16 @@ void NewFile::skip(uint64_t bytes) {
       errno = n == 0 ? EIO : errno; // the file is shorter than what was put into it
       fail("read back");
     }
-    hasher_.update(buffer.data(), static_cast<size_t>(n));
-    bytes -= static_cast<uint64_t>(n);
+    done += static_cast<size_t>(n);
   }
+}
+
+uint64_t NewFile::bytes_there() const {
+  uint64_t bytes = 0;
+  for (const Blocks& blocks : there_) {
+    bytes += blocks.end - blocks.begin;
+  }
+  return bytes - replaced_bytes_;
 }
 
 std::string NewFile::commit() {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace trireme::checkpoint {
 
@@ -25,15 +26,34 @@ class NewFile {
   bool has_room() const;
   /// Reserves what has no place on the disk yet, so that a full disk is found before gigabytes are written. File systems without fallocate() report it at write().
   void reserve();
+  /// Says that bytes [begin, end) of the file, behind what is written so far and behind what was said before, are there already, or should be: shared blocks.
+  void expect_there(uint64_t begin, uint64_t end);
+  /// Where something should be there already it is read and compared, and written only if it is something else: what the disk has changed does not stay.
   void write(const char* data, size_t bytes);
-  /// The next `bytes` are in the file already: reads them, for the hash.
-  void skip(uint64_t bytes);
+  /// Zeros, or what is there already.
+  void pad(uint64_t bytes);
+  uint64_t bytes_there() const;
+  /// Of those that were to be there: how many bytes were written all the same.
+  uint64_t replaced_bytes() const {
+    return replaced_bytes_;
+  }
   /// Makes it durable, gives it its name, and returns the hash of all of it.
   std::string commit();
   /// Removes the partial file first, so that "free" is right for the next attempt. `what`: "read", "write", ...; the reason is errno's.
   [[noreturn]] void fail(const char* what);
 
  private:
+  struct Blocks {
+    uint64_t begin;
+    uint64_t end;
+  };
+  struct Piece {
+    size_t bytes;
+    bool is_there;
+  };
+  Piece next_piece(uint64_t bytes);
+  void put(const char* data, size_t bytes);
+  void read_back(char* data, size_t bytes);
   void discard();
 
   std::filesystem::path path_;
@@ -41,6 +61,11 @@ class NewFile {
   std::filesystem::path temporary_;
   Descriptor fd_;
   Hasher hasher_;
+  uint64_t position_ = 0;
+  std::vector<Blocks> there_;
+  size_t next_there_ = 0;
+  uint64_t replaced_bytes_ = 0;
+  std::vector<char> buffer_; // of what is read back
 };
 
 } // namespace trireme::checkpoint

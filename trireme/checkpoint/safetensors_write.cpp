@@ -1,5 +1,7 @@
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
+#include <trireme/base/units.h>
 #include <trireme/checkpoint/file_layout.h>
 #include <trireme/checkpoint/new_file.h>
 #include <trireme/checkpoint/safetensors.h>
@@ -11,8 +13,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 namespace trireme::checkpoint {
@@ -35,84 +35,39 @@ void write_tensor(NewFile& out, const at::Tensor& tensor) {
   }
 }
 
-void write_padding(NewFile& out, uint64_t bytes) {
-  const std::string zeros(bytes, '\0');
-  out.write(zeros.data(), zeros.size());
-}
-
 /// Writes the items of a layout, from the first to the last.
 class ItemWriter {
  public:
-  ItemWriter(NewFile& out, const FileLayout& layout, uint64_t data_start) : out_(out), layout_(layout), data_start_(data_start), is_shared_(layout.runs.size()) {}
+  ItemWriter(NewFile& out, const FileLayout& layout, uint64_t data_start) : out_(out), layout_(layout), data_start_(data_start) {}
 
   // Shares the blocks of the runs. False: not those of the first one, so of none.
   bool share() {
     for (size_t r = 0; r < layout_.runs.size(); ++r) {
-      is_shared_[r] = share_run(layout_.runs[r]);
-      if (r == 0 && !is_shared_[r]) {
+      if (!share_run(layout_.runs[r]) && r == 0) {
         return false;
       }
     }
     return true;
   }
 
-  uint64_t write() {
-    uint64_t shared = 0;
-    size_t next = 0;
-    for (size_t r = 0; r < layout_.runs.size(); ++r) {
-      const FileLayout::Run& run = layout_.runs[r];
-      if (is_shared_[r]) {
-        stream(next, run.first);
-        write_padding(out_, layout_.items[run.first].padding);
-        shared += finish_run(run);
-        next = run.last;
-      }
-    }
-    stream(next, layout_.items.size());
-    return shared;
+  // Lent values are those that a store has checked, so shared blocks, which nobody has, are compared with them.
+  void write() {
+    stream(0, layout_.items.size());
   }
 
  private:
-  struct Blocks {
-    uint64_t begin;
-    uint64_t end;
-  };
-  // The whole blocks of a run, as places in the file.
-  Blocks blocks_of(const FileLayout::Run& run) const {
-    const uint64_t begin = data_start_ + run.begin;
-    const uint64_t block = layout_.alignment;
-    return {(begin + block - 1) / block * block, (begin + static_cast<uint64_t>(run.source.bytes)) / block * block};
-  }
-
+  // The whole blocks of a run.
   bool share_run(const FileLayout::Run& run) const {
+    const uint64_t first = data_start_ + run.begin;
+    const uint64_t block = layout_.alignment;
+    const uint64_t begin = (first + block - 1) / block * block;
+    const uint64_t end = (first + static_cast<uint64_t>(run.source.bytes)) / block * block;
     const Descriptor source(::open(run.source.file.c_str(), O_RDONLY | O_CLOEXEC));
-    const auto [begin, end] = blocks_of(run);
-    const auto from = run.source.offset + static_cast<int64_t>(begin - data_start_ - run.begin);
-    return source && share_blocks(source.get(), from, out_.descriptor(), static_cast<int64_t>(begin), static_cast<int64_t>(end - begin));
-  }
-
-  // Copies what is in front of the first shared block and behind the last one, and reads those between. Returns their bytes.
-  uint64_t finish_run(const FileLayout::Run& run) const {
-    const auto [begin, end] = blocks_of(run);
-    const uint64_t front = begin - data_start_ - run.begin;
-    const uint64_t behind = front + (end - begin);
-    copy(run.source, 0, front);
-    out_.skip(end - begin);
-    copy(run.source, behind, static_cast<uint64_t>(run.source.bytes));
-    return end - begin;
-  }
-
-  void copy(const bucket::Extent& source, uint64_t begin, uint64_t end) const {
-    std::string bytes(end - begin, '\0');
-    const Descriptor file(::open(source.file.c_str(), O_RDONLY | O_CLOEXEC));
-    for (size_t done = 0; done < bytes.size();) {
-      const ssize_t n = ::pread(file.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(source.offset + static_cast<int64_t>(begin + done)));
-      if (n == 0 || (n < 0 && errno != EINTR)) {
-        throw Error("checkpoint", concat("cannot read ", source.file.string(), ": ", n == 0 ? "it is too short" : std::strerror(errno)));
-      }
-      done += n > 0 ? static_cast<size_t>(n) : 0;
+    if (!source || !share_blocks(source.get(), run.source.offset + static_cast<int64_t>(begin - first), out_.descriptor(), static_cast<int64_t>(begin), static_cast<int64_t>(end - begin))) {
+      return false;
     }
-    out_.write(bytes.data(), bytes.size());
+    out_.expect_there(begin, end);
+    return true;
   }
 
   // The items [first, last): those of one lender, one behind the other, while it lends them.
@@ -142,7 +97,7 @@ class ItemWriter {
   }
 
   void write_item(size_t item, const at::Tensor& values) {
-    write_padding(out_, layout_.items[item].padding);
+    out_.pad(layout_.items[item].padding);
     write_tensor(out_, values);
   }
 
@@ -170,7 +125,6 @@ class ItemWriter {
   NewFile& out_;
   const FileLayout& layout_;
   uint64_t data_start_;
-  std::vector<bool> is_shared_;
 };
 
 WrittenFile write(const fs::path& file, const FileLayout& layout, const std::map<std::string, std::string>& metadata) {
@@ -183,8 +137,12 @@ WrittenFile write(const fs::path& file, const FileLayout& layout, const std::map
   }
   out.reserve();
   out.write(header.data(), header.size());
-  const uint64_t shared = items.write();
-  return {header.size() + layout.bytes, out.commit(), shared};
+  items.write();
+  if (out.replaced_bytes() > 0) {
+    log::warning("[safetensors] the disk has changed bytes of ", layout.runs.front().source.file.string(), " and of others that ", file.string(), " shares: ",
+                 format_bytes(static_cast<double>(out.replaced_bytes())), " of it were written as they should be; have a look at the disk");
+  }
+  return {header.size() + layout.bytes, out.commit(), out.bytes_there()};
 }
 
 } // namespace

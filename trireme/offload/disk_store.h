@@ -59,7 +59,7 @@ class DiskStore : public bucket::StateStore {
   void prefetch(int64_t buffer, int64_t bucket) override;
   void forget(int64_t buffer, int64_t bucket) override;
 
-  /// Its name is one of this process's open files. What it has is as the disk gives it: compared with nothing, unlike what acquire() gives.
+  /// Its name is one of this process's open files. What it has is as the disk gives it: compared with nothing, unlike what acquire() gives; who shares it compares the two.
   std::optional<bucket::Extent> extent(int64_t buffer, int64_t bucket, int64_t array) override;
 
   /// Bytes of memory that buckets have now, without those that stay in memory.
