@@ -50,6 +50,30 @@ TEST_F(FileTest, ReplacesOneThatIsThere) {
   EXPECT_EQ(again.direct(), file.direct());
 }
 
+TEST_F(FileTest, WithoutANameIsAsOneWithANameThatIsRemoved) {
+  const auto path = folder_.path / "file";
+  for (const bool direct : {true, false}) {
+    const File file = File::create_unnamed(path, 1'000'001, direct);
+    EXPECT_TRUE(std::filesystem::is_empty(folder_.path));
+    EXPECT_EQ(file.path(), path) << "for messages";
+    struct stat status {};
+    ASSERT_EQ(::fstat(file.descriptor(), &status), 0);
+    EXPECT_EQ(status.st_size, 1'003'520);
+    EXPECT_GE(status.st_blocks * 512, status.st_size) << "no holes";
+    EXPECT_EQ(status.st_nlink, 0u);
+    EXPECT_EQ(file.direct(), File::create(folder_.path / "named", 1'000'001, direct).direct());
+    std::filesystem::remove(folder_.path / "named");
+    Memory there(file.size());
+    Memory back(file.size());
+    fill_pattern(there.data(), there.size(), 1);
+    Transfers transfers;
+    transfers.wait(transfers.write(file, 0, there.data(), there.size()));
+    transfers.wait(transfers.read(file, 0, back.data(), back.size()));
+    EXPECT_EQ(std::memcmp(there.data(), back.data(), static_cast<size_t>(there.size())), 0);
+  }
+  EXPECT_THAT(error_of([&] { File::create_unnamed(folder_.path / "none" / "file", kPage); }), testing::AllOf(HasSubstr("cannot make a file of 4.10 kB for "), HasSubstr("none/file: No such file or directory")));
+}
+
 TEST_F(FileTest, SaysWhatCannotBeOpenedOrMade) {
   EXPECT_THAT(error_of([&] { File::open(folder_.path / "none"); }), HasSubstr(concat("cannot open ", (folder_.path / "none").string(), ": No such file")));
   EXPECT_THAT(error_of([&] { File::open(folder_.path); }), HasSubstr("cannot open "));

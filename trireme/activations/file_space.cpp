@@ -1,6 +1,7 @@
 #include <trireme/activations/file_space.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,12 +24,12 @@ fs::path fresh_name(const fs::path& folder) {
 // As large as is wanted, or, on a disk that has less room, as is needed.
 aio::File make_file(const fs::path& name, int64_t wanted, int64_t needed) {
   try {
-    return aio::File::create(name, std::max(wanted, needed));
+    return aio::File::create_unnamed(name, std::max(wanted, needed));
   } catch (const Error&) {
     if (wanted <= needed) {
       throw;
     }
-    return aio::File::create(name, needed);
+    return aio::File::create_unnamed(name, needed);
   }
 }
 
@@ -38,7 +39,7 @@ FileSpace::FileSpace(fs::path folder, int64_t file_bytes) : folder_(std::move(fo
   std::error_code error;
   fs::create_directories(folder_, error);
   if (!fs::is_directory(folder_)) {
-    throw InputError("activations", concat("nvme_path ", folder_.string(), " is no folder and cannot be made: ", error.message()), "Name a folder on a local disk that this user may write to.");
+    throw InputError("activations", concat("nvme_path ", folder_.string(), " is no folder and cannot be made: ", describe_write_failure(error.value(), folder_, 0)), "Name a folder on a local disk that this user may write to.");
   }
 }
 
@@ -67,9 +68,7 @@ std::shared_ptr<const FileSpace::Piece> FileSpace::take(int64_t bytes) {
       return piece;
     }
   }
-  const fs::path name = fresh_name(folder_);
-  aio::File file = make_file(name, file_bytes_, bytes);
-  fs::remove(name);
+  aio::File file = make_file(fresh_name(folder_), file_bytes_, bytes);
   const int64_t size = file.size();
   files_.push_back({std::move(file), {{0, size}}});
   return from(files_.back());

@@ -11,7 +11,7 @@
 
 namespace trireme::activations {
 
-/// Room in files of one folder. A file has no name as soon as it is there: it goes with the process, however that ends. Any thread.
+/// Room in files of one folder. A file has no name: it goes with the process, however that ends. Any thread.
 class FileSpace : public std::enable_shared_from_this<FileSpace> {
  public:
   /// The folder is made if it is missing. Files have at least `file_bytes`, or what one piece needs.

@@ -1,6 +1,5 @@
 #include <trireme/aio/file.h>
 
-#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
 
@@ -69,6 +68,12 @@ Descriptor made_direct(const fs::path& path, int flags, Descriptor opened, int64
   return again;
 }
 
+void check_size(const fs::path& path, int64_t bytes) {
+  if (bytes < 0) {
+    throw Error("aio", concat("a file of ", bytes, " bytes was asked for: ", path.string()));
+  }
+}
+
 int reserve(int fd, const fs::path& path, int64_t bytes) {
   if (bytes == 0) {
     return 0;
@@ -115,31 +120,50 @@ std::string free_space_near(const fs::path& path) {
 
 File::File(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 
-File File::create(const fs::path& path, int64_t bytes, bool direct) {
-  if (bytes < 0) {
-    throw Error("aio", concat("a file of ", bytes, " bytes was asked for: ", path.string()));
-  }
+// The file that `made` is, with its blocks reserved and, where that can be, opened again for direct transfers.
+File File::sized(const fs::path& path, bool is_named, int64_t bytes, Descriptor made, bool direct) {
   const int64_t size = round_up(bytes);
   const auto fail = [&](const char* what, int code, const char* next) {
     const std::string space = free_space_near(path);
     return Error("aio", concat("cannot ", what, ' ', format_bytes(static_cast<double>(size)), " for ", path.string(), ": ", std::strerror(code), space), next);
   };
-  auto made = std::make_shared<Opened>();
-  made->path = path;
-  made->size = size;
-  made->descriptor = open_descriptor(path, O_RDWR | O_CREAT | O_TRUNC);
-  if (!made->descriptor) {
+  if (!made) {
     throw fail("make a file of", errno, "Check that the folder exists and that this user may write there.");
   }
-  if (const int code = reserve(made->descriptor.get(), path, size); code != 0) {
-    made->descriptor.close();
-    ::unlink(path.c_str()); // before the free space is asked for: a part may have been reserved
+  auto opened = std::make_shared<Opened>();
+  opened->path = path;
+  opened->size = size;
+  opened->descriptor = std::move(made);
+  if (const int code = reserve(opened->descriptor.get(), path, size); code != 0) {
+    opened->descriptor.close();
+    if (is_named) {
+      ::unlink(path.c_str()); // before the free space is asked for: a part may have been reserved
+    }
     throw fail("reserve", code, code == ENOSPC || code == EDQUOT || code == EFBIG ? "Make room there, or name a folder on another disk." : "Name a folder on another disk.");
   }
   if (direct) {
-    made->descriptor = made_direct(path, O_RDWR, std::move(made->descriptor), size, made->direct);
+    const fs::path again = is_named ? path : fs::path(concat("/proc/self/fd/", opened->descriptor.get()));
+    opened->descriptor = made_direct(again, O_RDWR, std::move(opened->descriptor), size, opened->direct);
   }
-  return File(std::move(made));
+  return File(std::move(opened));
+}
+
+File File::create(const fs::path& path, int64_t bytes, bool direct) {
+  check_size(path, bytes);
+  return sized(path, true, bytes, open_descriptor(path, O_RDWR | O_CREAT | O_TRUNC), direct);
+}
+
+File File::create_unnamed(const fs::path& path, int64_t bytes, bool direct) {
+  check_size(path, bytes);
+  Descriptor made = open_descriptor(folder_of(path), O_RDWR | O_TMPFILE | O_EXCL);
+  if (!made && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) { // a file system that has only files with names
+    File named = create(path, bytes, direct);
+    if (::unlink(path.c_str()) != 0) {
+      throw Error("aio", concat("cannot remove the name of ", path.string(), ": ", std::strerror(errno)), "Remove it by hand.");
+    }
+    return named;
+  }
+  return sized(path, false, bytes, std::move(made), direct);
 }
 
 File File::open(const fs::path& path, bool direct) {

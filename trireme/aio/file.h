@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/aio/memory.h>
+#include <trireme/base/descriptor.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -20,6 +21,9 @@ class File {
   /// file system cannot reserve, free space is only compared. Not `direct`: through the page cache.
   /// Errors: Error with the file, the bytes wanted and the free space; then there is no file.
   static File create(const std::filesystem::path& path, int64_t bytes, bool direct = true);
+  /// The same without a name, so that it goes with the process, however that ends; `path` is what messages call it, and its folder is where it lies. On a file system that has no such
+  /// files (O_TMPFILE; NFS) it has its name until it is open.
+  static File create_unnamed(const std::filesystem::path& path, int64_t bytes, bool direct = true);
   /// An existing file; only to read, where this user may not write it. Errors: Error with the file and the system's reason.
   static File open(const std::filesystem::path& path, bool direct = true);
 
@@ -34,6 +38,7 @@ class File {
  private:
   struct Opened;
   explicit File(std::shared_ptr<const Opened> opened);
+  static File sized(const std::filesystem::path& path, bool is_named, int64_t bytes, Descriptor made, bool direct);
   std::shared_ptr<const Opened> opened_;
 };
 

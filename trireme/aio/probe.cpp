@@ -131,12 +131,11 @@ Probe probe(const fs::path& folder, const Options& options, int64_t bytes) {
   const auto space = fs::space(folder, unknown);
   found.free_bytes = unknown ? 0 : static_cast<int64_t>(space.available);
   const fs::path path = folder / concat(".trireme-probe.", ::getpid(), '.', std::random_device()());
-  const File file = File::create(path, std::max<int64_t>(1, bytes / options.block_size) * options.block_size);
+  const File file = File::create_unnamed(path, std::max<int64_t>(1, bytes / options.block_size) * options.block_size);
   found.filesystem = filesystem_of(folder);
   found.direct = file.direct() && found.filesystem != "tmpfs" && found.filesystem != "ramfs"; // which say yes, and are memory
-  const int64_t alignment = direct_alignment(path);
+  const int64_t alignment = direct_alignment(concat("/proc/self/fd/", file.descriptor()));
   found.alignment = !found.direct ? 1 : alignment > 0 ? alignment : kAlignment;
-  ::unlink(path.c_str());
   Passes passes(file, options);
   found.engine = passes.engine();
   passes.run(true);
