@@ -102,8 +102,10 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
 Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& disk) {
   Preflight out{use, disk, static_cast<double>(use.read_bytes) / disk.read_bytes_per_s, static_cast<double>(use.write_bytes) / disk.write_bytes_per_s, {}};
   out.lines.push_back(concat(use.folder.string(), " (", disk.filesystem, "): files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(use.bytes()), ", ", size(disk.free_bytes), " are free"));
-  out.lines.push_back(concat(disk.engine, ", ", disk.direct ? concat("direct transfers (aligned to ", disk.alignment, " bytes)") : "no direct transfers here: through the system's cache", ", ",
-                             size(options.aio.block_size), " a request, ", options.aio.queue_depth, " at a time: reads ", speed(disk.read_bytes_per_s), ", writes ", speed(disk.write_bytes_per_s)));
+  const bool has_threads = std::strcmp(disk.engine, "threads") == 0; // each has one request in the system
+  const std::string engine = has_threads ? concat(options.aio.threads, options.aio.threads == 1 ? " thread" : " threads") : disk.engine;
+  out.lines.push_back(concat(engine, ", ", disk.direct ? concat("direct transfers (aligned to ", disk.alignment, " bytes)") : "no direct transfers here: through the system's cache", ", ",
+                             size(options.aio.block_size), " a request", has_threads ? "" : concat(", ", options.aio.queue_depth, " at a time"), ": reads ", speed(disk.read_bytes_per_s), ", writes ", speed(disk.write_bytes_per_s)));
   const double both = out.read_seconds + out.write_seconds;
   out.lines.push_back(concat("a step reads ", size(use.read_bytes), " in ", format_seconds(out.read_seconds), " and writes ", size(use.write_bytes), " in ", format_seconds(out.write_seconds), ": ",
                              format_seconds(both), " of the disk's time"));
