@@ -1,4 +1,4 @@
-#include "shell.h"
+#include "run_in_files.h"
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -7,9 +7,7 @@
 #include <fstream>
 #include <iostream>
 #include <random>
-#include <set>
 #include <sstream>
-#include <thread>
 
 namespace trireme::tools {
 namespace {
@@ -34,35 +32,11 @@ class KillTest : public RunFolder {
     return count;
   }
 
-  // A shell script that kills one rank as soon as metrics.jsonl has `lines` lines.
-  std::string killer(const std::string& out, int lines, int rank) {
-    return concat("while [ \"$(cat ", out, "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ]; do sleep 0.01; done; for p in $(pgrep -f \"trireme-rank train.*", out,
+  // A shell script that kills one rank as soon as metrics.jsonl has `lines` lines, or some milliseconds later.
+  std::string killer(const std::string& out, int lines, int rank, int milliseconds = 0) {
+    const std::string later = milliseconds > 0 ? concat("sleep 0.", milliseconds < 10 ? "00" : milliseconds < 100 ? "0" : "", milliseconds, "; ") : "";
+    return concat("while [ \"$(cat ", out, "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ]; do sleep 0.01; done; ", later, "for p in $(pgrep -f \"trireme-rank train.*", out,
                   "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | grep -qx RANK=", rank, " && kill -9 $p && date +%s.%N > ", out, ".killed_at; done");
-  }
-
-  // Names of everything below, but for TensorBoard's, which have the time in them.
-  static std::set<std::string> files_in(const fs::path& folder) {
-    std::set<std::string> names;
-    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-      const std::string name = fs::relative(entry.path(), folder).string();
-      if (!name.starts_with("tensorboard/")) {
-        names.insert(name);
-      }
-    }
-    return names;
-  }
-
-  // Entries of /dev/shm that were not there before. Other jobs come and go: what is ours stays.
-  static std::string left_in_shared_memory(const std::set<std::string>& before) {
-    std::string left = "not looked";
-    for (int look = 0; look < 100 && !left.empty(); ++look) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(look == 0 ? 0 : 100));
-      left.clear();
-      for (const std::string& name : files_in("/dev/shm")) {
-        left += before.count(name) == 0 ? name + " " : "";
-      }
-    }
-    return left;
   }
 };
 
@@ -107,6 +81,53 @@ TEST_F(KillTest, ARankKilledAtARandomStepRestartsAndEndsBitIdentical) {
   // 1 s and 5 s on a machine of one's own; these also hold on one that is busy with other tests.
   EXPECT_LE(latest, 5);
   EXPECT_LE(longest, 40);
+}
+
+// States, gradients, parameters and activations in files, a checkpoint every few steps: a rank is killed whatever it is doing.
+TEST_F(KillTest, WithEverythingInFilesARestartEndsBitIdenticalInACleanFolder) {
+  constexpr int kSteps = 60;
+  write_file_atomically(folder / "files.json", run_in_files(path("tokens.bin"), folder / "disk"));
+  const auto train = [&](int ranks, const std::string& out) {
+    return concat(kTrireme, " train ", path("files.json"), " -n ", ranks, " --set training.steps=", kSteps, " --set training.checkpoint_every=4 --out ", out, ' ');
+  };
+  const std::string last = concat("checkpoints/global_step", kSteps);
+  for (const int ranks : {1, 2}) {
+    const Finished clean = sh(train(ranks, path(concat("clean", ranks))));
+    ASSERT_EQ(clean.status, 0) << clean.output;
+  }
+  const std::set<std::string> shared_memory = files_in("/dev/shm");
+  std::mt19937 random(::getpid());
+  const int rounds = std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 3;
+  int64_t lost = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const int ranks = 1 + round % 2;
+    const std::string out = path(concat("killed", round));
+    const fs::path clean = folder / concat("clean", ranks);
+    fs::create_directories(out);
+    const int lines = 1 + static_cast<int>(random() % 30); // before the first save too; steps take some milliseconds
+    const int rank = static_cast<int>(random() % static_cast<unsigned>(ranks));
+    const int later = static_cast<int>(random() % 40);
+    SCOPED_TRACE(concat("rank ", rank, " of ", ranks, " killed ", later, " ms after step ", lines));
+    const Finished run = sh(concat("( ", killer(out, lines, rank, later), " ) & ", train(ranks, out), "--max-restarts 2; s=$?; wait; exit $s"));
+    EXPECT_EQ(run.status, 0) << run.output;
+    EXPECT_THAT(run.output, HasSubstr("SIGKILL"));
+    EXPECT_EQ(trained_steps(out), trained_steps(clean));
+    for (int one = 0; one < ranks; ++one) {
+      EXPECT_TRUE(saved_tensors(fs::path(out) / last, one) == saved_tensors(clean / last, one));
+    }
+    EXPECT_TRUE(fs::is_empty(folder / "disk/nvme")) << testing::PrintToString(files_in(folder / "disk/nvme"));
+    EXPECT_TRUE(fs::is_empty(folder / "disk/moved")) << testing::PrintToString(files_in(folder / "disk/moved"));
+    std::set<std::string> left = files_in(out);
+    left.erase("metrics.previous.jsonl"); // of a life before the first save
+    EXPECT_EQ(left, files_in(clean));
+    EXPECT_EQ(count_processes(out), 0);
+    const auto report = nlohmann::json::parse(read_file(fs::path(out) / "launch.json"));
+    ASSERT_EQ(report["restarts"].size(), 1u);
+    lost = std::max(lost, report["restarts"][0]["steps_lost"].get<int64_t>());
+    fs::remove_all(out);
+  }
+  EXPECT_EQ(left_in_shared_memory(shared_memory), "");
+  std::cout << rounds << " kills, at most " << lost << " steps done again" << std::endl;
 }
 
 TEST_F(KillTest, WithoutRestartsTheRankIsNamedAndNothingIsLeft) {
