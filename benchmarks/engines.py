@@ -115,7 +115,7 @@ def run_trireme(installed, spec, processes, folder, environment):
     return done, [dict(step_ms=[l["step_ms"] for l in lines], ended=[l["wall_time"] for l in lines], losses=[l["loss"] for l in lines],
                        peak_rss_bytes=max(l["peak_rss_bytes"] for l in lines), sent_bytes=lines[-1]["comm_bytes"],
                        activation_bytes=max((l.get("activation_bytes", 0) for l in lines[spec["warmup"]:]), default=0),
-                       chosen=next(iter(re.findall(r'"choices": \[(.*)\]', "\n".join(logs))), None)),
+                       chosen=next(iter(re.findall(r'"choices": \[(.*)\]', "\n".join(logs))), None),
                        **{key: statistics.mean(l.get(key, 0) for l in lines[spec["warmup"]:]) for key in ("offload_read_bytes", "offload_write_bytes")})]
 
 
