@@ -462,6 +462,9 @@ void Executor::send_grads(const Instruction& instruction, InFlight& flight) {
   message.micro_batch = instruction.micro_batch;
   for (at::Tensor& input : flight.inputs) {
     message.tensors.push_back(input.defined() && input.requires_grad() ? input.grad() : at::Tensor());
+    if (message.tensors.back().defined()) {
+      input.mutable_grad().reset(); // where gradients of weights come later, the inputs live on
+    }
   }
   message.received = channels_[instruction.chunk].activations_in->received();
   channels_[instruction.chunk].grads_out->send(message);
