@@ -13,6 +13,8 @@
 namespace trireme::optim {
 namespace {
 
+constexpr int64_t kRefreshed = 1 << 20; // elements of masters at a time: comparing takes 11 bytes for each beside them
+
 int64_t blocks_of(const Segment& segment) {
   return (segment.end - segment.begin + kStateBlock - 1) / kStateBlock;
 }
@@ -152,8 +154,13 @@ void FlatOptimizer::refresh_master(const Shard& shard, int64_t bucket) {
   }
   const torch::NoGradGuard no_grad;
   with_states(shard, bucket, true, [&](const BucketStates& states) {
-    const at::Tensor data = shard.buffer->owned_data(bucket, owned(shard, bucket)).to(states.master.device());
-    states.master.copy_(torch::where(states.master.to(data.scalar_type()) == data, states.master, data.to(torch::kFloat32)));
+    const at::Tensor all = shard.buffer->owned_data(bucket, owned(shard, bucket)).to(states.master.device());
+    for (int64_t begin = 0; begin < all.numel(); begin += kRefreshed) {
+      const int64_t end = std::min(all.numel(), begin + kRefreshed);
+      const at::Tensor data = all.slice(0, begin, end);
+      at::Tensor master = states.master.slice(0, begin, end);
+      master.copy_(torch::where(master.to(data.scalar_type()) == data, master, data.to(torch::kFloat32)));
+    }
   });
 }
 
