@@ -1,14 +1,17 @@
 // Saves and loads have one bucket of a StateStore in memory at a time, and their files do not tell where the states were.
 #include "small_run.h"
 
+#include <trireme/base/descriptor.h>
 #include <trireme/base/file.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/offload/disk_store.h>
 
 #include <tests/support/counting_store.h>
 #include <tests/support/file_store.h>
 #include <tests/support/run_ranks.h>
 #include <tests/support/xfs_disk.h>
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -141,6 +144,60 @@ TEST(StreamedCheckpointTest, BlocksOfTheStoreAreShared) {
   fs::remove_all(folder);
 }
 
+/// Changes a byte in each block of this process's open files in `folder` that have no name any more.
+void damage_files(const fs::path& folder) {
+  for (const fs::directory_entry& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const std::string target = fs::read_symlink(entry.path(), error).string();
+    if (error || !target.starts_with(folder.string()) || !target.ends_with(" (deleted)")) {
+      continue;
+    }
+    const Descriptor file(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
+    const auto bytes = static_cast<off_t>(fs::file_size(entry.path()));
+    for (off_t at = 0; at < bytes; at += 4096) {
+      unsigned char byte = 0;
+      EXPECT_EQ(::pread(file.get(), &byte, 1, at), 1);
+      byte ^= 1;
+      EXPECT_EQ(::pwrite(file.get(), &byte, 1, at), 1);
+    }
+    EXPECT_EQ(::fsync(file.get()), 0);
+  }
+}
+
+// A save that shares blocks reads them as a step would: what the disk has changed ends it.
+TEST(StreamedCheckpointTest, WhatTheDiskHasChangedIsNotSaved) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_changed_", ::getpid());
+  {
+    test::XfsDisk disk(folder);
+    if (!disk.is_mounted()) {
+      fs::remove_all(folder);
+      GTEST_SKIP() << test::XfsDisk::kNeeds;
+    }
+    EXPECT_THAT(run_ranks(1,
+                          [&](comm::World& world) {
+                            const auto traffic = std::make_shared<offload::Traffic>();
+                            const auto rank_folder = offload::RankFolder::open(folder / "nvme", 0);
+                            const MakeStore files = [&] { return std::make_unique<offload::DiskStore>(rank_folder, offload::DiskOptions{.kind = "optimizer states", .buffers = 3}, traffic); };
+                            StreamedRun run(world, 1, precision::Type::bf16, files, 256);
+                            run.train(2);
+                            run.made.engine->save_checkpoint(folder / "saved");
+                            run.train(1);
+                            damage_files(folder / "nvme");
+                            std::string error = "saved";
+                            try {
+                              run.made.engine->save_checkpoint(folder / "saved");
+                            } catch (const Error& refusal) {
+                              error = refusal.what();
+                            }
+                            EXPECT_THAT(error, testing::AllOf(testing::StartsWith("[offload] "), testing::HasSubstr("the disk has changed bucket "), testing::HasSubstr("load the last checkpoint")));
+                            EXPECT_EQ(checkpoint::Checkpoint::open(folder / "saved").step(), 2);
+                            EXPECT_FALSE(fs::exists(folder / "saved" / "global_step3"));
+                          }),
+                IsEmpty());
+  }
+  fs::remove_all(folder);
+}
+
 // One rank's store fails: nobody has a checkpoint, all are told, and the next save works.
 TEST(StreamedCheckpointTest, AStoreThatFailsEndsTheSaveOnEveryRank) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_failing_", ::getpid());
@@ -169,7 +226,7 @@ TEST(StreamedCheckpointTest, AStoreThatFailsEndsTheSaveOnEveryRank) {
                             run.made.engine->save_checkpoint(folder);
                             ADD_FAILURE() << "saved";
                           } catch (const Error& error) {
-                            EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("rank 1: "), testing::HasSubstr("the disk is gone")));
+                            EXPECT_THAT(error.what(), testing::StartsWith("[store] rank 1: the disk is gone"));
                           }
                           EXPECT_EQ(checkpoint::Checkpoint::open(folder).step(), 1);
                           fails = false;
