@@ -18,7 +18,7 @@ from two_hosts import TwoHosts, why_not
 
 RANKS_A_HOST = 2
 WORKERS = 2 * RANKS_A_HOST
-WARMUP = 5  # steps left out of the medians
+WARMUP = 5  # steps left out of the means
 LINKS = {"free": None, "1gbit": "1gbit", "100mbit": "100mbit"}
 SMOOTH = 20  # steps whose mean is a training loss of the table
 MODEL = {"type": "gpt", "layers": 2, "hidden": 64, "heads": 4, "sequence_length": 64, "vocab_size": 256}
@@ -89,7 +89,7 @@ def run_one(installed, args, hosts, name, folder, slow_s=0.0):
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "loss" in row and "step_ms" in row]
     times = list(itertools.accumulate(row["step_ms"] / 1e3 for row in steps))
-    return dict(way=name, steps=len(steps), step_ms=statistics.median(row["step_ms"] for row in steps[WARMUP:]), total_s=times[-1], times=times,
+    return dict(way=name, steps=len(steps), step_ms=1e3 * (times[-1] - times[WARMUP - 1]) / (len(steps) - WARMUP), total_s=times[-1], times=times,
                 losses=[row["loss"] for row in steps], val_loss=next((row["val_loss"] for row in reversed(rows) if row.get("val_loss") is not None), None),
                 link_bytes=(hosts.sent_bytes() - before) / len(steps), rank_bytes=statistics.median(row["comm_bytes"] for row in steps[WARMUP:]))
 

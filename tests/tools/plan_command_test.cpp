@@ -95,7 +95,9 @@ TEST_F(PlanCommandTest, PlacesAsJson) {
     EXPECT_EQ(row.at("memory").at("optimizer_states"), 0) << row;
     EXPECT_GT(row.at("moved").at("to_host").get<int64_t>(), 0) << row;
     EXPECT_GE(row.at("host_bytes").get<int64_t>(), row.at("on_host").at("gradients").get<int64_t>()) << row;
-    EXPECT_EQ(row.at("disk_bytes").get<int64_t>() > 0, files) << "of parameters max_in_cpu keeps all in memory: " << row;
+    // max_in_cpu keeps all parameters in memory, and they are built in files all the same.
+    const bool builds_in_files = row.at("offload").contains("offload_param") && row.at("offload").at("offload_param").at("device") == "nvme";
+    EXPECT_EQ(row.at("disk_bytes").get<int64_t>() > 0, files || builds_in_files) << row;
   }
   EXPECT_GT(moved, 0);
   const Finished table = plan("--best 2");

@@ -45,9 +45,9 @@ class ServersTrainTest : public RunFolder {
   std::map<int64_t, double> losses(const std::string& out) {
     return values(out + "/metrics.jsonl", "loss");
   }
-  // A shell command that kills the task with this variable as soon as metrics.jsonl has `lines` lines.
-  std::string killer(const std::string& out, int lines, const std::string& variable) {
-    return concat("(while [ \"$(cat ", path(out), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ]; do sleep 0.01; done; for p in $(pgrep -f \"trireme-rank train.*", path(out),
+  // A shell command that kills the task with this variable as soon as metrics.jsonl has `lines` lines and `condition` holds.
+  std::string killer(const std::string& out, int lines, const std::string& variable, const std::string& condition = "true") {
+    return concat("(while [ \"$(cat ", path(out), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ] || ! (", condition, "); do sleep 0.01; done; for p in $(pgrep -f \"trireme-rank train.*", path(out),
                   "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | grep -qx ", variable, " && kill -9 $p; done) & ");
   }
   struct Account {
@@ -162,8 +162,10 @@ TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
       const int at = 5 + static_cast<int>(random() % 30);
       const int victim = round % 2 == 0 ? 1 : 0;
       const std::string what = concat(mode, ", worker ", victim, " at step ", at);
+      const std::string has_joined = concat("grep -qs 'worker ", victim, " of 2 has joined' ");
+      const std::string joined = concat(has_joined, path(out), "/logs/server0.log && ", has_joined, path(out), "/logs/server1.log"); // without the others it does not wait in async
       const std::string slowly = victim == 0 ? "TRIREME_FAULT=rank=1,phase=step,kind=delay,seconds=0.01 " : ""; // the other one shall not be done before it is back
-      const Finished killed = train("servers.json", out, "", killer(out, at, concat("TRIREME_WORKER=", victim, "/2")) + slowly);
+      const Finished killed = train("servers.json", out, "", killer(out, at, concat("TRIREME_WORKER=", victim, "/2"), joined) + slowly);
       ASSERT_EQ(killed.status, 0) << what << ": " << killed.output;
       EXPECT_EQ(losses(out).rbegin()->first, kSteps) << what;
       EXPECT_THAT(read_file(folder / out / concat("logs/worker", victim, ".log")), HasSubstr(concat("worker ", victim, " goes on at step"))) << what;

@@ -342,7 +342,6 @@ TEST(ServerRulesTest, AServerGoesOnFromItsSnapshot) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / concat("trireme_snapshot_", ::getpid());
   ServerOptions options = mode(ServerOptions::Mode::async);
   options.snapshot_every = 2;
-  Values after{};
   const std::filesystem::path kept = folder / "server-0.safetensors";
   EXPECT_THAT(with_server(options, [&](const std::string& address) {
     Hand one(address, 0, 1);

@@ -124,6 +124,8 @@ class Service final : private Together {
     if (again) {
       log::warning("worker ", number, " has joined again over another connection");
       rejoined(number);
+    } else {
+      log::info("server ", options_.place, ": worker ", number, " of ", workers, " has joined");
     }
     answer(waiting, {{"status", "ok"}, {"initialized", initialized_}, {"pieces", pieces_of(*shard_)}, {"bytes", shard_->share().bytes}, {"arrays", shard_->arrays()},
                      {"array_bytes", shard_->array_bytes()}, {"server", options_.place}, {"servers", options_.server.servers}, {"mode", ServerOptions::name(options_.server.mode)},
