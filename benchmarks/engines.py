@@ -35,9 +35,9 @@ ZERO_ENGINES = {
     **{f"trireme-2-z{stage}-bf16": ("trireme", 2) for stage in range(4)}, "ddp-2-bf16": ("python", 2), "fsdp-2-bf16": ("python", 2),
     **{f"deepspeed-2-z{stage}-bf16": ("deepspeed", 2) for stage in range(4)},
 }
-# name: (kind, ranks); nvme: masters and optimizer states in files between uses, read and written beside the step of another bucket; params: the parameters too
+# name: (kind, ranks); nvme: masters and optimizer states in files between uses, read and written beside the step of another bucket; backward: stepped during backward; params: the parameters too
 OFFLOAD_ENGINES = {
-    "trireme-1-z1": ("trireme", 1), "trireme-1-z1-nvme": ("trireme", 1), "trireme-1-z3": ("trireme", 1), "trireme-1-z3-nvme": ("trireme", 1), "trireme-1-z3-nvme-params": ("trireme", 1),
+    "trireme-1-z1": ("trireme", 1), "trireme-1-z1-nvme": ("trireme", 1), "trireme-1-z1-nvme-backward": ("trireme", 1), "trireme-1-z3": ("trireme", 1), "trireme-1-z3-nvme": ("trireme", 1), "trireme-1-z3-nvme-params": ("trireme", 1),
     "deepspeed-1-z3": ("deepspeed", 1), "deepspeed-1-z3-nvme": ("deepspeed", 1), "deepspeed-1-z3-nvme-params": ("deepspeed", 1),  # it has files at stage 3 only
 }
 KINDS = {**ENGINES, **PIPELINE_ENGINES, **ZERO_ENGINES, **OFFLOAD_ENGINES}
@@ -49,7 +49,7 @@ def traits_of(name):
     engine, *parts = name.split("-")
     stage = next((int(part[1]) for part in parts if part in ("z0", "z1", "z2", "z3")), 3 if engine == "fsdp" else 0)
     return dict(engine=engine, zero_stage=stage, dtype="bf16" if "bf16" in parts else "fp32", autocast="autocast" in parts,
-                shard_all="all" in parts, nvme=["optimizer"] * ("nvme" in parts) + ["param"] * ("params" in parts))
+                shard_all="all" in parts, step_in_backward="backward" in parts, nvme=["optimizer"] * ("nvme" in parts) + ["param"] * ("params" in parts))
 
 PROBE = """
 import importlib.metadata as metadata, importlib.util as util

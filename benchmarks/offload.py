@@ -167,7 +167,7 @@ def step_checks(results, names):
     """Steps with files beside the same without them (the computation), beside the disk's time, beside the longer of the two, and beside DeepSpeed's."""
     checks = []
     for ours in (name for name in names if name.startswith("trireme") and "nvme" in name):
-        base, peer = ours.partition("-nvme")[0], ours.replace("trireme", "deepspeed").replace("z1", "z3")
+        base, peer = ours.partition("-nvme")[0], ours.replace("trireme", "deepspeed").replace("z1", "z3").removesuffix("-backward")
         measured = any("disk_ms" in row for row in results.of(ours))
         checks.append(check(f"{ours} / {base}", step_ratio(results, ours, base), None))
         checks.append(check(f"{ours} / disk", results.pairs(lambda row: row["step_ms"] / row["disk_ms"], ours) if measured else [], None))

@@ -111,6 +111,8 @@ def write_run_file(path, spec):
     if spec.get("nvme"):
         run["engine"]["zero_optimization"].update(offload_of(spec))
         run["engine"]["aio"] = AIO
+    if spec.get("step_in_backward"):
+        run["engine"]["step_in_backward"] = True
     if "activations" in spec:
         run["engine"]["activation_checkpointing"] = spec["activations"]
     if spec["shard_all"]:
