@@ -55,6 +55,22 @@ TEST_F(ResumeTest, BeforeTheFirstSaveARestartBeginsAtThePathAgain) {
   EXPECT_EQ(restarts_of("b")[0].at("steps_lost"), 2);
 }
 
+// What "auto" has chosen is for its budget; the run file that the checkpoint has is not the engine's section alone.
+TEST_F(ResumeTest, AChoiceOfActivationsIsUsedAgainForTheSameBudgetOnly) {
+  const auto budget = [](const std::string& bytes) {
+    return concat("--set engine.activation_checkpointing.policy=auto --set engine.activation_checkpointing.memory_budget=", bytes, ' ');
+  };
+  const Finished first = train_into("b", budget("20MB"));
+  ASSERT_EQ(first.status, 0) << first.output;
+  const std::string on = concat("--set training.steps=34 --resume ", path("b"), "/checkpoints");
+  const Finished same = train_into("c", budget("20MB") + on);
+  EXPECT_EQ(same.status, 0) << same.output;
+  EXPECT_EQ(count(same.output, "is used again"), 1) << same.output;
+  const Finished less = train_into("d", budget("1kB") + on);
+  EXPECT_EQ(less.status, 0) << less.output;
+  EXPECT_EQ(count(less.output, "is used again"), 0) << less.output;
+}
+
 TEST_F(ResumeTest, AfterASaveARestartGoesOnFromThat) {
   const Finished run = train_into("b", concat("--max-restarts 2 --resume ", path("a"), "/checkpoints/global_step10"),
                                   "rank=1,step=13,phase=all_reduce,kind=kill;rank=0,step=17,phase=all_reduce,kind=kill,attempt=1");

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -17,7 +18,7 @@ struct PlacesCommand {
   int64_t min_nodes = 0;
   int64_t max_nodes = 0;
   double heartbeat_timeout = 5;
-  int64_t max_restarts = 0;
+  std::optional<int64_t> max_restarts; ///< where it is not given: 0, and with servers 3 for each
   double grace = 0;
   std::vector<std::string> environment; ///< NAME=VALUE
 };

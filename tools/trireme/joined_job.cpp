@@ -64,7 +64,7 @@ void check_joined(const TrainCommand& command, const JoinedJob& job) {
                      concat("Leave -n away under ", job.launcher, ", or start the command once, without it."));
   }
   const PlacesCommand& places = command.places;
-  const char* const refused = !places.hostfile.empty() ? "--hostfile" : places.min_nodes > 0 ? "--min-nodes" : places.max_nodes > 0 ? "--max-nodes" : places.max_restarts > 0 ? "--max-restarts" : nullptr;
+  const char* const refused = !places.hostfile.empty() ? "--hostfile" : places.min_nodes > 0 ? "--min-nodes" : places.max_nodes > 0 ? "--max-nodes" : places.max_restarts.value_or(0) > 0 ? "--max-restarts" : nullptr;
   if (refused != nullptr) {
     throw InputError("trireme", concat(refused, " is for ranks that trireme starts, but ", job.launcher, " has started ", job.ranks, " of them"),
                      concat("Give it to ", job.launcher, " in its own words (docs/launching.md), or start the command once, without it."));

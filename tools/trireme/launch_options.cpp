@@ -30,7 +30,7 @@ launch::LaunchOptions launch_options(const PlacesCommand& command) {
   options.min_nodes = static_cast<int>(command.min_nodes);
   options.max_nodes = static_cast<int>(command.max_nodes);
   options.heartbeat_timeout = command.heartbeat_timeout;
-  options.max_restarts = static_cast<int>(command.max_restarts);
+  options.max_restarts = static_cast<int>(command.max_restarts.value_or(0));
   options.grace_seconds = command.grace;
   return options;
 }

@@ -45,7 +45,7 @@ int launch_program(const LaunchCommand& command) {
   launch::LaunchOptions options = launch_options(command.places);
   options.ranks = static_cast<int>(command.ranks);
   options.servers = static_cast<int>(command.servers);
-  if (options.servers > 0 && options.max_restarts == 0) {
+  if (options.servers > 0 && !command.places.max_restarts) {
     options.max_restarts = 3 * options.servers;
   }
   options.command = command.program;

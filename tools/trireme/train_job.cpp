@@ -383,7 +383,9 @@ int train_job(TrainCommand command) {
   options.servers = elastic ? 1 : static_cast<int>(run.engine.server.servers);
   options.server_scheme = run.parallel.sync.transport;
   if (options.servers > 0) { // workers are dropped and servers started again: no attempt of all
-    options.max_restarts = options.max_restarts != 0 ? options.max_restarts : elastic ? kRestartsOfAReplica * options.ranks : kRestartsOfAServer * options.servers;
+    if (!command.places.max_restarts) {
+      options.max_restarts = elastic ? kRestartsOfAReplica * options.ranks : kRestartsOfAServer * options.servers;
+    }
   } else if (slots > 0) {
     options.arrange = Shrinking(run, ranks, options.command);
   }

@@ -72,8 +72,10 @@ nlohmann::json circumstances(const Parts& parts) {
                        {"micro_batch", parts.batch.micro},
                        {"accumulation", parts.batch.accumulation},
                        {"device", c10::DeviceTypeName(parts.device().type(), /*lower_case=*/true)}};
+  const nlohmann::json all = parts.config;
+  const nlohmann::json& engine = all.contains("engine") ? all.at("engine") : all; // of a run file that is stored whole, or of the engine alone
   for (const char* section : {"activation_checkpointing", "pipeline", "aio"}) {
-    of[section] = parts.config.contains(section) ? nlohmann::json(parts.config[section]) : nlohmann::json();
+    of[section] = engine.value(section, nlohmann::json());
   }
   return of;
 }
@@ -148,7 +150,9 @@ void adopt_chosen_ways(Parts& parts, const nlohmann::json& saved) {
   if (parts.activations->ways().empty() && saved.is_object() && saved.at("for") == circumstances(parts)) {
     decision = {activations::from_words(saved.at("ways")), saved.at("bytes"), saved.at("input_bytes"), saved.at("share_bytes")};
     const size_t count = decision.ways.size();
-    other = decision.bytes.size() == count && decision.input_bytes.size() == count && decision.share_bytes.size() == count ? 0 : 1;
+    const bool is_whole = decision.bytes.size() == count && decision.input_bytes.size() == count && decision.share_bytes.size() == count;
+    const bool has_files = parts.activations->options().uses_nvme() || std::none_of(decision.ways.begin(), decision.ways.end(), activations::to_nvme);
+    other = is_whole && has_files ? 0 : 1;
   }
   if (largest({other}, parts.everyone).front() > 0) {
     return;

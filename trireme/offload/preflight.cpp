@@ -88,11 +88,11 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
   if (fits(use.bytes(), use.bytes_at_start())) {
     return {};
   }
-  const bool trains = use.bytes() <= room.free_bytes; // and could not begin
-  const int64_t needed = trains ? use.bytes_at_start() : use.bytes();
-  const int64_t there = trains ? free_at_start : room.free_bytes;
+  const bool at_start = use.bytes_at_start() - free_at_start > use.bytes() - room.free_bytes; // what lacks more: who finds room for it has enough for the other
+  const int64_t needed = at_start ? use.bytes_at_start() : use.bytes();
+  const int64_t there = at_start ? free_at_start : room.free_bytes;
   Refusal out;
-  out.what = concat("files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(needed), trains ? " while the model is built, its parameters twice," : "", " in ", use.folder.string(),
+  out.what = concat("files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(needed), at_start ? " while the model is built, its parameters twice," : "", " in ", use.folder.string(),
                     ", which has ", size(there), " free: ", size(needed - there), " too little");
   const std::string free = concat("memory, which has ", size(room.memory_bytes), " free");
   // What does not fit stays on the device, whose memory nobody asks for here.
@@ -109,6 +109,10 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
                       "stay in ", free, '.');
   } else if (parameters > 0 && states > 0 && fits(parameters + activations, parameters + use.building_bytes) && states <= room.memory_bytes) {
     out.next = concat("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: ", size(states), " of masters and states stay in ", free, '.');
+  } else if (const bool has_one_kind = states == 0 || parameters == 0; has_one_kind && options.optimizer.place == Place::nvme && options.parameters.place == Place::nvme &&
+             fits(activations, 0) && states + with_parameters <= room.memory_bytes) { // the other kind is on another disk
+    out.next = concat("Fits with \"", states > 0 ? "offload_optimizer" : "offload_param", "\": {\"device\": \"cpu\"}: ", size(states + parameters), states > 0 ? " of masters and states" : " of parameters",
+                      " stay in ", free, '.');
   } else if (fits(activations, 0) && states + parameters <= room.memory_bytes) {
     out.next = concat("Fits without files", activations > 0 ? " but those of activations" : "", ", with \"device\": \"cpu\": all of it stays in ", free, '.');
   } else if (room.on_device && ratio > 0) {

@@ -284,6 +284,34 @@ TEST(ServerRulesTest, AServerThatDoesNotDecideAddsUpAgainForOtherMembers) {
               IsEmpty());
 }
 
+// The first server has counted it, or has not: whoever commits says which.
+TEST(ServerRulesTest, AServerThatDoesNotDecideKeepsTheGradientOfAWorkerThatIsGone) {
+  for (const bool counted : {true, false}) {
+    EXPECT_THAT(with_server(mode(ServerOptions::Mode::sync), [counted](const std::string& address) {
+      Hand one(address, 0);
+      one.init({0});
+      std::shared_ptr<Hand::Asked> first;
+      {
+        Hand two(address, 1);
+        const auto second = two.push_for_values(0, {2});
+        first = one.push_for_values(0, {1});
+        EXPECT_EQ(Hand::answer(*first).at("members"), json({0, 1}));
+      }
+      while (one.status().at("live") != json({0})) {
+      }
+      if (!counted) {
+        EXPECT_EQ(Hand::answer(*one.sum(0, {0})).at("squared_norm"), 1.0);
+      }
+      const json members = counted ? json({0, 1}) : json({0});
+      const auto committed = one.commit(0, 1, {{"members", members}, {"first_clock", 0}});
+      EXPECT_EQ(Hand::answer(*committed).at("status"), "ok");
+      EXPECT_EQ(committed->values()[0], counted ? -1.5f : -0.5f);
+      EXPECT_EQ(one.status().at("updates"), 1);
+    }, {}, 1),
+                IsEmpty());
+  }
+}
+
 TEST(ServerRulesTest, WhoComesAfterTheTimeOutIsDropped) {
   EXPECT_THAT(with_server(mode(ServerOptions::Mode::hybrid, 0, 0.05), [](const std::string& address) {
     Hand one(address, 0);

@@ -53,7 +53,8 @@ void Servers::take_answer(Connection& server) {
     if (server.call && server.call->done()) { // of `sum`: the members are those that the first server has named
       const int64_t clock = server.clock;
       json reply = receive(server);
-      if (server.clock == clock && reply.at("status") == "ok") {
+      const bool is_of_this_step = server.clock == clock && reply.at("status") == "ok";
+      if (is_of_this_step || !server.pushed) { // a server that has taken the step meanwhile, and asked before, answers a commit with its values
         reply["status"] = "commit";
         reply["members"] = servers_.front()->answer->at("members"); // those of them that are here, whoever they are
         server.answer = std::move(reply);
@@ -185,9 +186,12 @@ void Servers::commit(const Step& step, const TensorOf& values) {
   }
   for (const auto& server : servers_) {
     try {
-      if (server->call) {
+      if (server->answer->at("status") == "commit") {
         take_values(*server, values);
       } else {
+        if (const auto sum = std::exchange(server->call, nullptr)) { // the values have come before its answer
+          sum->wait_until(rpc::Clock::now() + kLongestAnswer);
+        }
         scatter(*server, *server->answer, values);
       }
     } catch (const PeerError&) {

@@ -66,6 +66,9 @@ void Together::push(const Waiting& waiting) {
     // The values that the next gradient can be of: those after the step that is under way.
     return !wants_values || round_.closed() ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
   }
+  for (const auto& [of, before] : round_.take([number](int of, const Waiting&) { return of == number; })) {
+    refuse(before, "the worker has pushed again");
+  }
   round_.push(number, waiting);
   close_if_complete();
   answer_sums();
@@ -271,7 +274,13 @@ void Together::finish_round(const json& header, double lr, std::optional<double>
 
 void Together::forget_requests(uint64_t client) {
   for (auto* const requests : {&pulls_, &sums_, &late_}) {
-    std::erase_if(*requests, [&](const Waiting& one) { return one.event.client == client; });
+    std::erase_if(*requests, [&](const Waiting& one) {
+      const bool is_of_client = one.event.client == client;
+      if (is_of_client) {
+        refuse(one, "the worker has left"); // nobody hears it, and its memory is free again
+      }
+      return is_of_client;
+    });
   }
 }
 
@@ -285,8 +294,9 @@ void Together::rejoined(int number) {
 void Together::without(int number) {
   round_.remove_committer(number);
   if (!round_.closed()) {
-    const bool counted = round_.has(number);
-    for (const auto& [of, one] : round_.take([&](int of, const Waiting&) { return of == number; })) {
+    // Where another server decides it may count this gradient, and is to find it here: who is asked to commit, or sends `sum`, says whether it does.
+    const bool counted = decides() && round_.has(number);
+    for (const auto& [of, one] : round_.take([&](int of, const Waiting&) { return counted && of == number; })) {
       refuse(one, "the worker has left");
     }
     if (counted) {
