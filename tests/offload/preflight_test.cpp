@@ -61,7 +61,13 @@ TEST(PreflightTest, ARefusalNamesTheNearestThatFits) {
   EXPECT_THAT(next(both, 10, 90), HasSubstr("Fits without files, with \"device\": \"cpu\""));
   EXPECT_THAT(next(both, 50, 10, true), HasSubstr("Fits with \"ratio\": 0.5 in offload_optimizer, if devices have room for the rest of the states, 30.0 GB."));
   EXPECT_THAT(next(both, 50, 10), HasSubstr("Memory (10.0 GB free) cannot take it either")) << "a rank on the CPU has no device beside";
-  EXPECT_THAT(next({"/disk", 1, 60 * gb, 0, 0, 0, 0}, 50, 61), HasSubstr("Fits without files"));
+  // Parameters are on another disk, or nowhere.
+  const FolderUse states{"/disk", 1, 60 * gb, 0, 0, 0, 0};
+  EXPECT_THAT(next(states, 50, 61), HasSubstr("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: 60.0 GB of masters and states stay in memory"));
+  EXPECT_THAT(next({"/disk", 1, 0, 60 * gb, 0, 0, 0}, 50, 61), HasSubstr("Fits with \"offload_param\": {\"device\": \"cpu\"}: 60.0 GB of parameters stay in memory"));
+  Options alone = nvme("/disk", "");
+  alone.parameters.place = Place::device;
+  EXPECT_THAT(refusal(states, alone, {50 * gb, 61 * gb, false}).next, HasSubstr("Fits without files"));
   EXPECT_THAT(next({"/disk", 1, 60 * gb, 0, 0, 0, 0}, 50, 59), HasSubstr("use a folder with more room"));
 }
 

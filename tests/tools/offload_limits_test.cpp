@@ -14,7 +14,6 @@ namespace trireme::tools {
 namespace {
 
 using nlohmann::json;
-using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -137,14 +136,8 @@ TEST_F(OffloadLimitsTest, ARunTrainsWithinItsEstimateAndAMargin) {
   if (!group.exists() || test::machine_swaps()) {
     GTEST_SKIP() << "this user may not make control groups, or the machine swaps";
   }
-  const auto train_limited = [&](const std::string& rest) {
-    std::filesystem::remove_all(folder / "out");
-    return sh(concat(group.enter(), "OMP_NUM_THREADS=1 ", kTrireme, " train ", path("run.json"), " --out ", path("out"), ' ', run, rest), 200);
-  };
-  const Finished in_memory = train_limited(in_files({}, 3));
-  EXPECT_NE(in_memory.status, 0) << in_memory.output;
-  EXPECT_THAT(in_memory.output, AnyOf(HasSubstr("this run cannot fit"), HasSubstr("killed by the kernel because memory ran out")));
-  const Finished trained = train_limited(files);
+  // Whether a run in memory ends at this limit depends on who is charged for libtorch's code: tests/engine/offload_memory_test.cpp has a model that is far beyond its limit.
+  const Finished trained = sh(concat(group.enter(), "OMP_NUM_THREADS=1 ", kTrireme, " train ", path("run.json"), " --out ", path("out"), ' ', run, files), 200);
   EXPECT_EQ(trained.status, 0) << trained.output;
   EXPECT_THAT(trained.output, HasSubstr("step 2/2"));
 }

@@ -66,7 +66,7 @@ TEST_F(ResumeTest, AChoiceOfActivationsIsUsedAgainForTheSameBudgetOnly) {
   const Finished same = train_into("c", budget("20MB") + on);
   EXPECT_EQ(same.status, 0) << same.output;
   EXPECT_EQ(count(same.output, "is used again"), 1) << same.output;
-  const Finished less = train_into("d", budget("1kB") + on);
+  const Finished less = train_into("d", budget("300kB") + on);
   EXPECT_EQ(less.status, 0) << less.output;
   EXPECT_EQ(count(less.output, "is used again"), 0) << less.output;
 }

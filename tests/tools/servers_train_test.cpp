@@ -162,7 +162,7 @@ TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
       const int at = 5 + static_cast<int>(random() % 30);
       const int victim = round % 2 == 0 ? 1 : 0;
       const std::string what = concat(mode, ", worker ", victim, " at step ", at);
-      const std::string has_joined = concat("grep -qs 'worker ", victim, " of 2 has joined' ");
+      const std::string has_joined = concat("grep -qs \"worker ", victim, " of 2 has joined\" ");
       const std::string joined = concat(has_joined, path(out), "/logs/server0.log && ", has_joined, path(out), "/logs/server1.log"); // without the others it does not wait in async
       const std::string slowly = victim == 0 ? "TRIREME_FAULT=rank=1,phase=step,kind=delay,seconds=0.01 " : ""; // the other one shall not be done before it is back
       const Finished killed = train("servers.json", out, "", killer(out, at, concat("TRIREME_WORKER=", victim, "/2"), joined) + slowly);
