@@ -82,7 +82,7 @@ TEST_F(OffloadRoomTest, StatesOfAllRanksAreAddedUp) {
 TEST_F(OffloadRoomTest, ShardsAreCheckedBeforeTheyAreMadeAndStatesAfterThem) {
   const auto all = [](const fs::path& disk) { return in_files(disk / "nvme", disk / "nvme"); };
   expect(11.5, all, 3, AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("of gradients stay in memory")));
-  expect(14, all, 3, AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("Fits without files")));
+  expect(14, all, 3, AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}"), HasSubstr("of masters and states stay in memory")));
   expect(17, all, 3, "trained");
 }
 
