@@ -3,6 +3,8 @@
 #include <trireme/bucket/flat_parameters.h>
 #include <trireme/bucket/state_store.h>
 
+#include <tests/support/recording_store.h>
+
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
@@ -13,43 +15,9 @@
 namespace trireme::bucket {
 namespace {
 
+using test::RecordingStore;
+
 constexpr int64_t kUnits = 4;
-
-/// Memory, and a record of what is asked of it: "r2" for a bucket that is named ahead, "g2" when it is used.
-class RecordingStore : public StateStore {
- public:
-  int64_t add(const std::vector<StoredArray>& arrays, at::Device device) override {
-    return memory_->add(arrays, device);
-  }
-  const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override {
-    note('g', bucket);
-    return memory_->acquire(buffer, bucket);
-  }
-  void release(int64_t buffer, int64_t bucket, bool modified) override {
-    memory_->release(buffer, bucket, modified);
-  }
-  void prefetch(int64_t, int64_t bucket) override {
-    note('r', bucket);
-  }
-  int64_t ahead() const override {
-    return ahead_;
-  }
-  void name_ahead(int64_t buckets) {
-    ahead_ = buckets;
-  }
-  std::string take() {
-    return std::exchange(asked_, "");
-  }
-
- private:
-  void note(char what, int64_t bucket) {
-    asked_ += concat(asked_.empty() ? "" : " ", what, bucket);
-  }
-
-  std::unique_ptr<StateStore> memory_ = make_memory_store([](int64_t numel, at::ScalarType type, at::Device) { return torch::empty({numel}, type); });
-  std::string asked_;
-  int64_t ahead_ = 1;
-};
 
 TEST(GradientShardsTest, ABucketIsNamedAheadWhileTheOneBeforeItIsAddedUp) {
   torch::NoGradGuard no_grad;

@@ -3,6 +3,7 @@
 #include <trireme/bucket/state_store.h>
 #include <trireme/zero/parameter_coordinator.h>
 
+#include <tests/support/recording_store.h>
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
@@ -19,39 +20,10 @@ using testing::IsEmpty;
 
 constexpr int kReadUnits = 6;
 
-/// Memory, and a record of what is asked of it: "r2" for a bucket of unit 2 that is named ahead, "g2" when it is gathered.
-class Recorder : public bucket::StateStore {
- public:
-  int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override {
-    return memory_->add(arrays, device);
-  }
-  const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override {
-    note('g', bucket);
-    return memory_->acquire(buffer, bucket);
-  }
-  void release(int64_t buffer, int64_t bucket, bool modified) override {
-    memory_->release(buffer, bucket, modified);
-  }
-  void prefetch(int64_t, int64_t bucket) override {
-    note('r', bucket);
-  }
-  std::string take() {
-    return std::exchange(asked_, "");
-  }
-
- private:
-  void note(char what, int64_t bucket) {
-    asked_ += concat(asked_.empty() ? "" : " ", what, kReadUnits - 1 - bucket); // the last unit's bucket is the first
-  }
-
-  std::unique_ptr<bucket::StateStore> memory_ = bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device) { return torch::empty({numel}, type); });
-  std::string asked_;
-};
-
 /// A module for each unit, their flat buffer, and the coordinator.
 struct Units {
   std::vector<torch::nn::Linear> modules;
-  std::shared_ptr<Recorder> store = std::make_shared<Recorder>();
+  std::shared_ptr<test::RecordingStore> store = std::make_shared<test::RecordingStore>([](int64_t bucket) { return kReadUnits - 1 - bucket; }); // the last unit's bucket is the first
   std::unique_ptr<bucket::FlatParameters> flat;
   std::shared_ptr<ParameterCoordinator> coordinator;
 

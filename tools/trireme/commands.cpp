@@ -309,6 +309,18 @@ int report_failure(const std::exception& error) {
   return ours != nullptr ? ours->exit_code() : 1;
 }
 
+namespace {
+int failed_status = 1;
+}
+
+void set_failed_status(const TrainCommand& command) {
+  failed_status = static_cast<int>(command.failed_status);
+}
+
+int ended_with(int status) {
+  return status == 1 ? failed_status : status;
+}
+
 Command parse(int argc, char** argv) {
   Parser parser;
   const std::vector<std::string> words(argv + 1, argv + argc);

@@ -159,6 +159,10 @@ int with_output_written(int status);
 /// Says what ended the program. Returns its exit status.
 int report_failure(const std::exception& error);
 
+/// What becomes of 1 in ended_with(): TrainCommand::failed_status, once a program knows it.
+void set_failed_status(const TrainCommand& command);
+int ended_with(int status);
+
 /// Thrown by parse() when everything has been said.
 struct ExitNow {
   int code;

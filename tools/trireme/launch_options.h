@@ -6,6 +6,9 @@
 
 namespace trireme::tools {
 
+/// For each of a job's servers, for all tasks together, unless --max-restarts says another number.
+inline constexpr int kRestartsOfAServer = 3;
+
 /// What the options say that train and launch share. Errors: InputError for the hostfile and for --env.
 launch::LaunchOptions launch_options(const PlacesCommand& command);
 

@@ -39,14 +39,12 @@ namespace {
   throw Error("trireme", concat("cannot start ", program, ": ", std::strerror(errno)));
 }
 
-int failed_status = 1;
-
 int launch_program(const LaunchCommand& command) {
   launch::LaunchOptions options = launch_options(command.places);
   options.ranks = static_cast<int>(command.ranks);
   options.servers = static_cast<int>(command.servers);
   if (options.servers > 0 && !command.places.max_restarts) {
-    options.max_restarts = 3 * options.servers;
+    options.max_restarts = kRestartsOfAServer * options.servers;
   }
   options.command = command.program;
   options.log_dir = command.log_dir;
@@ -63,7 +61,7 @@ int run(int argc, char** argv) {
     return start_bench_comm(*bench_command, rank_program());
   }
   if (const auto* train_command = std::get_if<TrainCommand>(&command)) {
-    failed_status = static_cast<int>(train_command->failed_status);
+    set_failed_status(*train_command);
     return train_job(*train_command);
   }
   if (const auto* estimate_command = std::get_if<EstimateCommand>(&command)) {
@@ -92,12 +90,10 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    const int status = trireme::tools::with_output_written(trireme::tools::run(argc, argv));
-    return status == 1 ? trireme::tools::failed_status : status;
+    return trireme::tools::ended_with(trireme::tools::with_output_written(trireme::tools::run(argc, argv)));
   } catch (const trireme::tools::ExitNow& done) {
     return trireme::tools::with_output_written(done.code);
   } catch (const std::exception& error) {
-    const int status = trireme::tools::report_failure(error);
-    return status == 1 ? trireme::tools::failed_status : status;
+    return trireme::tools::ended_with(trireme::tools::report_failure(error));
   }
 }

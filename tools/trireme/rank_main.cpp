@@ -54,15 +54,9 @@ int inspect(const InspectCommand& command) {
   return checkpoint::has_damage(found) ? 1 : 0;
 }
 
-/// What becomes of 1: TrainCommand::failed_status.
-int failed_status = 1;
-int ended_with(int status) {
-  return status == 1 ? failed_status : status;
-}
-
 struct Run {
   int operator()(const TrainCommand& command) const {
-    failed_status = static_cast<int>(command.failed_status);
+    set_failed_status(command);
     return train(command);
   }
   int operator()(const GenerateCommand& command) const {

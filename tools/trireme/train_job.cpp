@@ -38,9 +38,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Unless --max-restarts says another number, for all tasks together, as `trireme launch --servers`.
-constexpr int kRestartsOfAServer = 3;
-// The same of a replica that comes and goes.
+// As kRestartsOfAServer, of a replica that comes and goes.
 constexpr int kRestartsOfAReplica = 3;
 
 fs::path default_out(const TrainCommand& command) {

@@ -339,7 +339,8 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   if (parts.precision.scales_loss()) {
     impl->state.scale = StepScale(parts.precision.loss_scale);
   }
-  parts.config = options.stored_config ? *options.stored_config : used_config(options);
+  parts.used_config = used_config(options);
+  parts.config = options.stored_config.value_or(parts.used_config);
   parts.checkpoint = config.checkpoint;
   announce(config);
 

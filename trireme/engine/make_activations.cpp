@@ -72,10 +72,8 @@ nlohmann::json circumstances(const Parts& parts) {
                        {"micro_batch", parts.batch.micro},
                        {"accumulation", parts.batch.accumulation},
                        {"device", c10::DeviceTypeName(parts.device().type(), /*lower_case=*/true)}};
-  const nlohmann::json all = parts.config;
-  const nlohmann::json& engine = all.contains("engine") ? all.at("engine") : all; // of a run file that is stored whole, or of the engine alone
   for (const char* section : {"activation_checkpointing", "pipeline", "aio"}) {
-    of[section] = engine.value(section, nlohmann::json());
+    of[section] = parts.used_config.value(section, nlohmann::ordered_json());
   }
   return of;
 }

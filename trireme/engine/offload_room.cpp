@@ -8,6 +8,7 @@
 #include <trireme/estimate/machine_memory.h>
 #include <trireme/offload/conflict.h>
 #include <trireme/offload/preflight.h>
+#include <trireme/offload/ratio.h>
 #include <trireme/store/sockets.h>
 
 #include <torch/types.h>
@@ -102,7 +103,7 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
     const int64_t master_bytes = buffer->scalar_type() == at::kFloat ? 0 : 4;
     const auto& buckets = buffer->layout().buckets();
     for (int64_t b = 0; b < std::ssize(buckets); ++b) {
-      const bool stays = !parts.device().is_cpu() && wanted.ratio < 1 && static_cast<double>(buckets[b].begin + buckets[b].end) / 2 >= wanted.ratio * static_cast<double>(buffer->layout().numel());
+      const bool stays = !parts.device().is_cpu() && !offload::is_moved(buckets[b].begin, buckets[b].end, buffer->layout().numel(), wanted.ratio);
       const int64_t each = stays ? 0 : sharded ? buffer->plan().mine(b).numel() : buckets[b].numel();
       own.state_bytes += aio::round_up(master_bytes * each) + states * aio::round_up(state_bytes * each);
     }

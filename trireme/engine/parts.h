@@ -87,7 +87,8 @@ struct Parts {
   std::shared_ptr<data::RepeatingLoader> loader;
   std::unique_ptr<activations::Activations> activations; // null: they stay where they are
   nlohmann::json chosen_ways; // what "auto" has chosen for activations, for checkpoints; null: nothing
-  nlohmann::ordered_json config;
+  nlohmann::ordered_json config; // as checkpoints have it: perhaps a whole run file
+  nlohmann::ordered_json used_config; // the engine's, in use
   checkpoint::CheckpointOptions checkpoint;
   int64_t num_parameters = 0;
 

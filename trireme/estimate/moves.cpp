@@ -6,6 +6,7 @@
 #include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/said.h>
+#include <trireme/offload/ratio.h>
 
 #include <algorithm>
 #include <bit>
@@ -47,12 +48,9 @@ int64_t named(const std::vector<Item>& items, const std::string& name) {
   return bytes;
 }
 
-// How many buckets from the front have their middle within this share of the elements.
+// How many buckets from the front.
 int64_t moved_buckets(const bucket::FlatLayout& layout, double ratio) {
-  const double share = ratio * static_cast<double>(layout.numel());
-  const auto& buckets = layout.buckets();
-  const auto first_here = std::find_if(buckets.begin(), buckets.end(), [&](const bucket::Bucket& bucket) { return static_cast<double>(bucket.begin + bucket.end) / 2 >= share; });
-  return first_here - buckets.begin();
+  return std::ranges::count_if(layout.buckets(), [&](const bucket::Bucket& bucket) { return offload::is_moved(bucket.begin, bucket.end, layout.numel(), ratio); });
 }
 
 void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {

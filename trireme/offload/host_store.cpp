@@ -2,6 +2,7 @@
 
 #include <trireme/bucket/pinned_blocks.h>
 #include <trireme/device/stream.h>
+#include <trireme/offload/ratio.h>
 
 #include <ATen/ATen.h>
 
@@ -125,12 +126,12 @@ class PartialStore : public bucket::StateStore {
   };
 
   std::vector<bool> moves(const std::vector<int64_t>& numel) const {
-    const double share = ratio_ * static_cast<double>(std::accumulate(numel.begin(), numel.end(), int64_t{0}));
+    const int64_t all = std::accumulate(numel.begin(), numel.end(), int64_t{0});
     std::vector<bool> moved;
-    double begin = 0;
+    int64_t begin = 0;
     for (const int64_t one : numel) {
-      moved.push_back(begin + static_cast<double>(one) / 2 < share);
-      begin += static_cast<double>(one);
+      moved.push_back(is_moved(begin, begin + one, all, ratio_));
+      begin += one;
     }
     return moved;
   }

@@ -102,17 +102,14 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
   const int64_t parameters = use.parameter_bytes;
   const int64_t activations = use.activation_bytes;
   const int64_t with_parameters = parameters + use.gradient_bytes; // gradients are in files where masters and parameters are
+  const bool both = options.optimizer.place == Place::nvme && options.parameters.place == Place::nvme; // here, or one of them on another disk
   if (activations > 0 && fits(use.bytes() - activations, use.bytes_at_start())) {
     out.next = concat("Fits with \"activation_checkpointing\": {\"policy\": \"recompute\"}: ", size(activations), " of activations need no files.");
-  } else if (parameters > 0 && states > 0 && fits(states - use.gradient_bytes + activations, 0) && with_parameters <= room.memory_bytes) {
+  } else if (both && parameters > 0 && fits(states - use.gradient_bytes + activations, 0) && with_parameters <= room.memory_bytes) {
     out.next = concat("Fits with \"offload_param\": {\"device\": \"cpu\"}: ", size(parameters), " of parameters ", use.gradient_bytes > 0 ? concat("and ", size(use.gradient_bytes), " of gradients ") : "",
                       "stay in ", free, '.');
-  } else if (parameters > 0 && states > 0 && fits(parameters + activations, parameters + use.building_bytes) && states <= room.memory_bytes) {
+  } else if (both && states > 0 && fits(parameters + activations, parameters + use.building_bytes) && states <= room.memory_bytes) {
     out.next = concat("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: ", size(states), " of masters and states stay in ", free, '.');
-  } else if (const bool has_one_kind = states == 0 || parameters == 0; has_one_kind && options.optimizer.place == Place::nvme && options.parameters.place == Place::nvme &&
-             fits(activations, 0) && states + with_parameters <= room.memory_bytes) { // the other kind is on another disk
-    out.next = concat("Fits with \"", states > 0 ? "offload_optimizer" : "offload_param", "\": {\"device\": \"cpu\"}: ", size(states + parameters), states > 0 ? " of masters and states" : " of parameters",
-                      " stay in ", free, '.');
   } else if (fits(activations, 0) && states + parameters <= room.memory_bytes) {
     out.next = concat("Fits without files", activations > 0 ? " but those of activations" : "", ", with \"device\": \"cpu\": all of it stays in ", free, '.');
   } else if (room.on_device && ratio > 0) {

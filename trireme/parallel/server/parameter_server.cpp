@@ -228,13 +228,7 @@ class Service final : private Together {
 
   void gone(uint64_t client) {
     forget_requests(client);
-    for (Waiting& one : std::exchange(alone_, {})) {
-      if (one.event.client == client) {
-        refuse(one, "the worker has left"); // nobody hears it, and its memory is free again
-      } else {
-        alone_.push_back(std::move(one));
-      }
-    }
+    forget(alone_, client);
     for (const int number : workers_.of(client)) {
       workers_.leave(number);
       ++counters_.workers_lost;

@@ -161,10 +161,6 @@ class Round {
     }
     return taken;
   }
-  /// The push of a worker that is gone does not count.
-  void forget_sum() {
-    is_added_up_ = false;
-  }
 
  private:
   struct Push {

@@ -66,9 +66,7 @@ void Together::push(const Waiting& waiting) {
     // The values that the next gradient can be of: those after the step that is under way.
     return !wants_values || round_.closed() ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
   }
-  for (const auto& [of, before] : round_.take([number](int of, const Waiting&) { return of == number; })) {
-    refuse(before, "the worker has pushed again");
-  }
+  withdraw(number, "the worker has pushed again");
   round_.push(number, waiting);
   close_if_complete();
   answer_sums();
@@ -274,13 +272,19 @@ void Together::finish_round(const json& header, double lr, std::optional<double>
 
 void Together::forget_requests(uint64_t client) {
   for (auto* const requests : {&pulls_, &sums_, &late_}) {
-    std::erase_if(*requests, [&](const Waiting& one) {
-      const bool is_of_client = one.event.client == client;
-      if (is_of_client) {
-        refuse(one, "the worker has left"); // nobody hears it, and its memory is free again
-      }
-      return is_of_client;
-    });
+    forget(*requests, client);
+  }
+}
+
+void Together::forget(std::vector<Waiting>& requests, uint64_t client) {
+  const auto first = std::stable_partition(requests.begin(), requests.end(), [&](const Waiting& one) { return one.event.client != client; });
+  std::for_each(first, requests.end(), [&](const Waiting& one) { refuse(one, "the worker has left"); });
+  requests.erase(first, requests.end());
+}
+
+void Together::withdraw(int number, const char* why) {
+  for (const auto& [of, one] : round_.take([number](int of, const Waiting&) { return of == number; })) {
+    refuse(one, why);
   }
 }
 
@@ -295,12 +299,8 @@ void Together::without(int number) {
   round_.remove_committer(number);
   if (!round_.closed()) {
     // Where another server decides it may count this gradient, and is to find it here: who is asked to commit, or sends `sum`, says whether it does.
-    const bool counted = decides() && round_.has(number);
-    for (const auto& [of, one] : round_.take([&](int of, const Waiting&) { return counted && of == number; })) {
-      refuse(one, "the worker has left");
-    }
-    if (counted) {
-      round_.forget_sum();
+    if (decides() && round_.has(number)) {
+      withdraw(number, "the worker has left");
       ++counters_.dropped;
     }
   } else if (!has_committer()) { // somebody else has to say how to step

@@ -29,9 +29,11 @@ class Together : protected Replies {
   void look_at_the_time();
   /// A worker has joined over another connection: what it was told over the one before is lost.
   void rejoined(int number);
-  /// A worker is gone. A gradient that it has pushed, and that has not become part of a sum, is not counted: nobody was told that it is accepted.
+  /// A worker is gone. A gradient that it has pushed, and that has not become part of a sum, is not counted where this server decides: nobody was told that it is accepted.
   void without(int number);
   void forget_requests(uint64_t client);
+  /// Takes out those of this client. The answer, which nobody hears, gives their memory back.
+  void forget(std::vector<Waiting>& requests, uint64_t client);
   /// An update has been made.
   virtual void count_update() = 0;
 
@@ -47,6 +49,8 @@ class Together : protected Replies {
     return options_.server.mode == ServerOptions::Mode::hybrid;
   }
   bool was_member(int number) const;
+  /// Takes this worker's push out of the round, if there is one.
+  void withdraw(int number, const char* why);
   void answer_stale(const Waiting& waiting);
   bool decides() const;
   bool is_complete() const;
