@@ -171,6 +171,7 @@ TEST(DeepSpeedJsonTest, MisspeltKeysAreRefusedEverywhere) {
 TEST(DeepSpeedJsonTest, ValuesOfTheWrongKindOrRangeAreRefused) {
   expect_errors({
       {R"([1])", "1:1:", "must be an object, found an array", ""},
+      {R"({"activation_checkpointing": {"policy": "Auto"}})", "1:41: activation_checkpointing.policy:", "\"Auto\" is not one of the choices", "\"auto\""},
       {R"({"train_batch_size": "16"})", "1:22: train_batch_size:", "must be a whole number, found a string (\"16\")", ""},
       {R"({"train_batch_size": 1.5})", "1:22: train_batch_size:", "must be a whole number", ""},
       {R"({"train_batch_size": 0})", "1:22: train_batch_size:", "must be a whole number >= 1 or \"auto\", found 0", ""},

@@ -1,6 +1,9 @@
 // partition_activations: of the inputs of recomputed parts each tensor rank keeps a share. The same bits, and bytes as the closed form says.
 #include "split_run.h"
 
+#include <trireme/base/log.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <unistd.h>
 
@@ -139,6 +142,27 @@ TEST(SplitActivationsTest, TheChoiceKnowsShares) {
                           EXPECT_LT(chosen.peak, whole.peak);
                           wanted.shares_inputs = false;
                           EXPECT_THROW(train_shared(world, layout, wanted), Error) << "without shares nothing fits";
+                        }),
+              IsEmpty());
+}
+
+TEST(SplitActivationsTest, SaysThatNothingIsRecomputed) {
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          std::vector<std::string> lines;
+                          trireme::log::set_level(trireme::log::Level::info);
+                          trireme::log::set_sink([&](const std::string& line) { lines.push_back(line); });
+                          const auto said = [&](std::optional<Way> policy) {
+                            lines.clear();
+                            activations::Options wanted;
+                            wanted.policy = policy;
+                            wanted.shares_inputs = true;
+                            train_shared(world, {.tensor = 2}, wanted);
+                            return std::any_of(lines.begin(), lines.end(), [](const std::string& line) { return line.find("partition_activations changes nothing: no part") != std::string::npos; });
+                          };
+                          EXPECT_EQ(said(std::nullopt), world.rank() == 0);
+                          EXPECT_FALSE(said(Way::recompute));
+                          trireme::log::set_sink(nullptr);
                         }),
               IsEmpty());
 }

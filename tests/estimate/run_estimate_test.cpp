@@ -65,8 +65,19 @@ TEST(RunEstimateTest, SaysWhatMaxInCpuKeepsOutOfFiles) {
   EXPECT_THAT(notes(R"(, "max_in_cpu": 0)"), testing::IsEmpty());
 }
 
+TEST(RunEstimateTest, SaysThatAllParametersAreTooSmallToBeMoved) {
+  const auto notes = [](int64_t threshold) {
+    return described(2, {"engine.zero_optimization.stage=3", concat("engine.zero_optimization.stage3_param_persistence_threshold=", threshold),
+                         R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n", "max_in_cpu": 0})"})
+        .notes;
+  };
+  EXPECT_THAT(notes(1'000'000), ElementsAre(testing::HasSubstr("moves nothing: each parameter has fewer than 1000000 elements (stage3_param_persistence_threshold)")));
+  EXPECT_THAT(notes(0), testing::IsEmpty());
+}
+
 TEST(RunEstimateTest, KnowsWhereThingsAre) {
-  const std::vector<std::string> offload = {"engine.zero_optimization.stage=3", R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n", "buffer_count": 6})",
+  const std::vector<std::string> offload = {"engine.zero_optimization.stage=3", "engine.zero_optimization.stage3_param_persistence_threshold=0",
+                                            R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n", "buffer_count": 6})",
                                             R"(engine.zero_optimization.offload_param={"device": "cpu"})"};
   const RunEstimate on_cpu = described(2, offload);
   EXPECT_EQ(on_cpu.run.offload.optimizer.place, offload::Place::nvme);

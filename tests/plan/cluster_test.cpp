@@ -112,6 +112,7 @@ TEST(ClusterTest, MistakesAreNamedWithTheirPlace) {
   EXPECT_THAT(refusal("16e9", "1e300"), HasSubstr("rank.memory_bytes: must be from 1 to 1e+18 bytes, found 1e+300"));
   EXPECT_THAT(refusal("\"latency\": 5e-6", "\"latency\": 1e300"), HasSubstr("links.between_hosts.latency: must be from 0 to 1e+06 seconds"));
   EXPECT_THAT(refusal("\"bandwidth\": 2e9", "\"bandwidth\": 1e-300"), HasSubstr("bandwidth: must be from 1 to"));
+  EXPECT_THAT(refusal("\"hosts\": 8", "\"hots\": 8"), HasSubstr("Did you mean \"hosts\"?"));
   EXPECT_THAT(refusal("\"hosts\": 8", "\"hosts\": 1e6"), HasSubstr("4000000 ranks are more than 1048576"));
   EXPECT_THAT(refusal("\"hosts\": 8", "\"hosts\": 1000000000000"), HasSubstr("hosts: must be from 1 to 1048576"));
   EXPECT_THAT(refusal("\"memory_bandwidth\"", "\"device\": \"gpu\", \"memory_bandwidth\""), HasSubstr("\"gpu\" is not one of the choices"));

@@ -4,9 +4,13 @@
 #include <tests/support/run_ranks.h>
 #include <tests/tools/small_training.h>
 
+#include <trireme/base/file.h>
 #include <trireme/monitor/metrics.h>
 
 #include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <iostream>
 
 namespace trireme::tools {
 namespace {
@@ -79,6 +83,49 @@ TEST_F(SimDeviceRunTest, LayersAndTokensAreSplit) {
                                   run["parallel"] = split;
                                   const std::vector<double> cpu = numbers(world, run, std::nullopt);
                                   expect_near(numbers(world, run, sim::device()), cpu);
+                                }
+                                EXPECT_THAT(sim::problems(), testing::IsEmpty());
+                              }),
+              testing::IsEmpty());
+}
+
+// The figures of docs/offload.md: TRIREME_LONG_TESTS=1, on the novels that ./quickstart brings.
+TEST_F(SimDeviceRunTest, ADelayedUpdateConverges) {
+  const bool novels = std::getenv("TRIREME_LONG_TESTS") != nullptr;
+  const fs::path source = TRIREME_SOURCE_DIR;
+  std::string text;
+  for (const char* const page : {"configuration", "offload", "zero", "memory", "plan", "pipeline"}) {
+    text += read_file(source / "docs" / concat(page, ".md"));
+  }
+  const size_t end = text.size() * 9 / 10;
+  json run = common();
+  run["model"] = {{"type", "gpt"}, {"layers", 2}, {"hidden", 64}, {"heads", 4}, {"sequence_length", 64}, {"vocab_size", 256}};
+  run["data"] = {{"type", "text"},
+                 {"train", {novels ? (source / "data/austen/train.txt").string() : file("train.txt", text.substr(0, end))}},
+                 {"validation", {novels ? (source / "data/austen/validation.txt").string() : file("validation.txt", text.substr(end))}},
+                 {"tokenizer", "bytes"}};
+  const auto losses = [&](comm::World& world, bool delayed, int steps, double lr) {
+    run["training"] = {{"steps", steps}, {"seed", 1234}, {"eval_every", steps}, {"eval_batches", 50}};
+    run["engine"] = {{"train_batch_size", 16},
+                     {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", lr}, {"betas", {0.9, 0.95}}, {"weight_decay", 0.1}}}}},
+                     {"scheduler", {{"type", "WarmupCosineLR"}, {"params", {{"total_num_steps", steps}, {"warmup_num_steps", steps / 10}, {"cos_min_ratio", 0.02}}}}},
+                     {"zero_optimization", {{"stage", 2}, {"offload_optimizer", {{"device", "cpu"}, {"delayed_update", delayed}}}}}};
+    run_training(world, run, false, sim::device());
+    const double loss = monitor::read_metrics(out() / "metrics.jsonl").back().val_loss.value_or(0);
+    std::cout << "lr " << lr << ", " << steps << " steps" << (delayed ? ", delayed" : "") << ": validation loss " << loss << std::endl;
+    return loss;
+  };
+  EXPECT_THAT(test::run_ranks(1,
+                              [&](comm::World& world) {
+                                sim::start();
+                                for (const double lr : novels ? std::vector{2e-3, 1e-3, 5e-4} : std::vector{1e-3}) {
+                                  for (const int steps : {novels ? 500 : 150}) {
+                                    const double at_once = losses(world, false, steps, lr);
+                                    const double delayed = losses(world, true, steps, lr);
+                                    EXPECT_NE(at_once, delayed) << "nothing was delayed";
+                                    EXPECT_LT(at_once, 4) << "of log(256) = 5.5 at the start";
+                                    EXPECT_NEAR(delayed, at_once, 0.15 * at_once);
+                                  }
                                 }
                                 EXPECT_THAT(sim::problems(), testing::IsEmpty());
                               }),

@@ -60,6 +60,8 @@ class OffloadLimitsTest : public RunFolder {
       if (!disk.exists()) {
         GTEST_SKIP() << "needs root to mount a small file system";
       }
+      const json probed = estimate(run + " --probe");
+      EXPECT_EQ(probed.dump().find("with all its ranks on this host this run is refused: ") == std::string::npos, enough) << probed.dump();
       std::filesystem::remove_all(folder / "out");
       const Finished finished = train(run);
       EXPECT_EQ(finished.status, enough ? 0 : 2) << finished.output;

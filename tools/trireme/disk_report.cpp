@@ -10,7 +10,7 @@
 namespace trireme::tools {
 
 void report_disks(const config::RunConfig& run, comm::World& world, int64_t ranks, bool on_device) {
-  if ((!run.engine.offload.uses_files() && !run.engine.activations.uses_nvme()) || env::flag("TRIREME_RESTART")) {
+  if (!run.engine.uses_files() || env::flag("TRIREME_RESTART")) {
     return;
   }
   engine::check_together(world.group(), [&] {

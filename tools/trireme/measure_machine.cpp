@@ -47,18 +47,12 @@ class Timer {
     return least;
   }
 
-  /// Median seconds of one call where ranks begin each together and wait for the slowest, as they do in training.
+  /// Seconds of one call which ranks begin together, until the slowest is done, as in training.
   double seconds_of_the_slowest(const std::function<void()>& call) const {
-    call();
-    std::vector<double> all;
-    for (int i = 0; i < kRepeats; ++i) {
-      group_.barrier().wait();
-      at::Tensor slowest = at::full({1}, once(call, 1), at::kDouble);
-      group_.all_reduce(slowest, comm::ReduceOp::max, "seconds of a block").wait();
-      all.push_back(slowest.item<double>());
-    }
-    std::nth_element(all.begin(), all.begin() + kRepeats / 2, all.end());
-    return all[kRepeats / 2];
+    group_.barrier().wait();
+    at::Tensor slowest = at::full({1}, once(call, 1), at::kDouble);
+    group_.all_reduce(slowest, comm::ReduceOp::max, "seconds of a block").wait();
+    return slowest.item<double>();
   }
 
  private:
@@ -153,16 +147,49 @@ json between_products(const Timer& clock, const Shape& s) {
   return {{"passes_s", passes}, {"attention_s", attention}};
 }
 
-// A whole block forward and backward.
-double block(const Timer& clock, const Shape& s, int64_t samples) {
-  models::GptBlock module(s.gpt);
-  module->to(s.type);
-  const at::Tensor x = s.made({samples, s.rows, s.gpt.hidden});
-  std::vector<at::Tensor> inputs = module->parameters();
-  inputs.push_back(x);
-  const at::Tensor grad = at::ones_like(x);
-  return clock.seconds_of_the_slowest([&] { torch::autograd::grad({module->forward(x)}, inputs, {grad}); });
-}
+/// A whole block forward and backward, for several numbers of samples. They are measured in turns and at several times: what disturbs the machine for a second changes neither
+/// the medians nor, which is worse, their difference.
+class Blocks {
+ public:
+  Blocks(const Timer& clock, const Shape& shape) : clock_(clock) {
+    for (const int64_t samples : {1, 4}) {
+      models::GptBlock module(shape.gpt);
+      module->to(shape.type);
+      const at::Tensor x = shape.made({samples, shape.rows, shape.gpt.hidden});
+      std::vector<at::Tensor> inputs = module->parameters();
+      inputs.push_back(x);
+      const at::Tensor grad = at::ones_like(x);
+      blocks_.push_back({samples, [=]() mutable { torch::autograd::grad({module->forward(x)}, inputs, {grad}); }, {}});
+      blocks_.back().call();
+    }
+  }
+  void measure() {
+    for (int i = 0; i < kRepeats; ++i) {
+      for (Block& block : blocks_) {
+        block.seconds.push_back(clock_.seconds_of_the_slowest(block.call));
+      }
+    }
+  }
+  /// Samples and median seconds of each.
+  json medians() {
+    json out = json::array();
+    for (Block& block : blocks_) {
+      const auto middle = block.seconds.begin() + std::ssize(block.seconds) / 2;
+      std::nth_element(block.seconds.begin(), middle, block.seconds.end());
+      out.push_back({block.samples, *middle});
+    }
+    return out;
+  }
+
+ private:
+  struct Block {
+    int64_t samples;
+    std::function<void()> call;
+    std::vector<double> seconds;
+  };
+  const Timer& clock_;
+  std::vector<Block> blocks_;
+};
 
 // Bytes a second of the optimizer's pass.
 double optimizer(const comm::Group& group, const json& spec) {
@@ -208,11 +235,13 @@ int measure_machine_as_rank(const std::filesystem::path& file) {
     comm::World world = comm::World::connect();
     const Timer clock(world.group());
     const Shape shape = shape_of(spec.at("compute"));
+    Blocks blocks(clock, shape);
+    blocks.measure();
     result = between_products(clock, shape);
+    blocks.measure();
     result["products"] = products(clock, shape);
-    for (const int64_t samples : {1, 4}) {
-      result["blocks"].push_back({samples, block(clock, shape, samples)});
-    }
+    blocks.measure();
+    result["blocks"] = blocks.medians();
     result["optimizer_bytes_per_s"] = optimizer(world.group(), spec.at("compute"));
     result["threads"] = at::get_num_threads();
     world.group().barrier().wait();

@@ -361,6 +361,11 @@ int show_estimate(const EstimateCommand& command) {
       throw InputError("estimate", "--probe measures the disks that files of offload are on, and nothing is in files", R"(Say "device": "nvme" and "nvme_path" in zero_optimization.offload_optimizer.)");
     }
     shown.disks = offload::preflight(folder_uses(shown.run, shown.moves), shown.run.offload);
+    try {
+      check_files(shown.run);
+    } catch (const InputError& refusal) {
+      shown.notes.push_back(concat("with all its ranks on this host this run is refused: ", refusal.what()));
+    }
   }
   if (shown.run.compression.on()) {
     shown.compressed = estimate::traffic_of(shown.run, estimate::Step::compressed);

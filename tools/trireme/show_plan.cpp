@@ -261,6 +261,7 @@ int show_plan(const PlanCommand& command) {
   plan::Cluster cluster;
   if (command.calibrate) {
     const plan::Job job = job_of(run, command.run_file.string(), command.ranks);
+    check_writable(command.cluster); // measuring takes a minute
     cluster = calibrate(job, static_cast<int>(command.ranks));
     write_file_atomically(command.cluster, plan::write_cluster(cluster), 0644);
     log::info("wrote ", command.cluster.string());

@@ -359,7 +359,7 @@ int train_job(TrainCommand command) {
   if (command.memory_check && slots == 0 && !asks_for_gpu(run)) { // of other hosts only their agents know, of GPUs only ranks
     check_memory(run, command.run_file, command.overrides, ranks, estimate::memory_at_hand());
   }
-  if (command.memory_check && slots == 0 && (run.engine.offload.uses_files() || run.engine.activations.uses_nvme())) {
+  if (command.memory_check && slots == 0 && run.engine.uses_files()) {
     check_files(describe_run(run, ranks).run);
   }
   if (command.resume && command.resume_from != "auto" && slots == 0 && !fs::exists(command.resume_from)) {

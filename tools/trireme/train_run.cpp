@@ -37,6 +37,7 @@
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -107,6 +108,9 @@ class TrainRun {
   }
   bool is_done_by_others() const;
   void share_duties();
+  int64_t ranks_of_run() const { // of which this rank's model knows
+    return worker_ ? run_.parallel.ranks_of_replica() : world_.size();
+  }
   bool shards_parameters() const {
     return engine::shards_parameters(run_.engine, mesh_.group({mesh::Axis::data, mesh::Axis::context}).size());
   }
@@ -117,6 +121,7 @@ class TrainRun {
   at::Device choose_device();
   mesh::Mesh make_mesh();
   std::optional<Start> start() const;
+  void return_freed_memory() const;
   Task build_task();
   void resume();
   std::optional<fs::path> saved_by_this_job() const;
@@ -175,15 +180,23 @@ mesh::Mesh TrainRun::make_mesh() {
                                               .tensor = static_cast<int>(parallel.tensor)});
 }
 
+// Without a threshold malloc keeps the memory of each unit, and of gradients: it raises its own up to 32 MiB. Below the threshold freed memory is used again without the system, which a step of
+// many activations needs: with states in files and 1 MiB it took 1.3 times as long as with 4. What malloc keeps then is in proportion to the model.
+void TrainRun::return_freed_memory() const {
+  const bool files = run_.engine.offload.uses_files();
+  if ((!files && !shards_parameters()) || ::getenv("MALLOC_MMAP_THRESHOLD_") != nullptr) {
+    return;
+  }
+  constexpr int64_t kMiB = 1 << 20, kPieces = 128;
+  const int64_t bytes = 4 * describe_run(run_, ranks_of_run()).run.model.parameters();
+  ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(std::clamp(bytes / kPieces, (files ? 1 : 4) * kMiB, 32 * kMiB)));
+}
+
 Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), device_, start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) + world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
-  const bool files = run_.engine.offload.uses_files();
-  if ((files || shards_parameters()) && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
-    // Without it malloc would keep the memory of each unit, and of gradients: it raises this threshold by itself up to 32 MiB.
-    ::mallopt(M_MMAP_THRESHOLD, files ? 1 << 20 : 4 << 20);
-  }
-  report_disks(run_, world_, worker_ ? run_.parallel.ranks_of_replica() : world_.size(), !device_.is_cpu()); // before modules are built into files
+  return_freed_memory();
+  report_disks(run_, world_, ranks_of_run(), !device_.is_cpu()); // before modules are built into files
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
     std::shared_ptr<bucket::StateStore> store;

@@ -103,6 +103,15 @@ void sync_folder(const fs::path& folder) {
   }
 }
 
+void check_writable(const fs::path& path) {
+  const fs::path temporary = temporary_name(path);
+  errno = EISDIR;
+  if (fs::is_directory(path) || !open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0600)) {
+    throw Error("file", concat("cannot create ", path.string(), ": ", describe_write_failure(errno, path, 0)));
+  }
+  ::unlink(temporary.c_str());
+}
+
 void write_file_atomically(const fs::path& path, std::string_view content, mode_t mode) {
   write_file_atomically(path, content, temporary_name(path), mode);
 }

@@ -23,6 +23,8 @@ std::string read_file(const std::filesystem::path& path);
 void write_file_atomically(const std::filesystem::path& path, std::string_view content, mode_t mode = 0600);
 /// The same with a temporary name from the caller, in the same folder.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content, const std::filesystem::path& temporary, mode_t mode = 0600);
+/// Whether it could be written now, for what takes long before: makes and removes the temporary file. Throws as write_file_atomically().
+void check_writable(const std::filesystem::path& path);
 
 /// The temporary name, beside `path`, under which this process writes what becomes `path`.
 std::filesystem::path temporary_name(const std::filesystem::path& path);

@@ -146,10 +146,9 @@ void NewFile::discard() {
 }
 
 void NewFile::fail(const char* what) {
-  const int code = errno;
+  const std::string why = describe_write_failure(errno, path_, total_bytes_); // before discard() makes room
   discard();
-  throw Error("safetensors", concat("cannot ", what, ' ', path_.string(), ": ", describe_write_failure(code, path_, total_bytes_)),
-              "Nothing that was there before is changed.");
+  throw Error("safetensors", concat("cannot ", what, ' ', path_.string(), ": ", why), "Nothing that was there before is changed.");
 }
 
 } // namespace trireme::checkpoint

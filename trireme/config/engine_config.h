@@ -60,6 +60,10 @@ struct EngineConfig {
   offload::Options offload;
   /// What becomes of activations between forward and backward: "activation_checkpointing".
   activations::Options activations;
+  /// Whether a rank keeps anything in files while it trains.
+  bool uses_files() const {
+    return offload.uses_files() || activations.uses_nvme();
+  }
   /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with options that need all gradients first.
   bool step_in_backward = false;
   /// Types of parameters, gradients and communication; the loss scale.

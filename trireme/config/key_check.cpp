@@ -139,8 +139,11 @@ void check_value(const JsonNode& node, const ValueType& type, const std::string&
       break;
     case Type::word:
       if (std::find(type.words.begin(), type.words.end(), node.as_string()) == type.words.end()) {
-        node.fail(concat('"', node.as_string(), "\" is not one of the choices"),
-                  did_you_mean(node.as_string(), type.words));
+        std::vector<std::string> words = type.words;
+        if (type.or_auto) {
+          words.insert(words.begin(), "auto");
+        }
+        node.fail(concat('"', node.as_string(), "\" is not one of the choices"), did_you_mean(node.as_string(), words));
       }
       break;
     case Type::choice:

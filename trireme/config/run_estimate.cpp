@@ -161,20 +161,22 @@ void check_offload(const RunConfig& run, RunEstimate& out) {
   if (const offload::Conflict no = offload::conflict(e.offload, setting); !no.what.empty()) {
     throw InputError("estimate", no.what, no.next);
   }
-  if (!e.moves_parameters() || e.offload.parameters.place != offload::Place::nvme) {
+  if (!e.moves_parameters()) {
     return;
   }
+  const bool to_files = e.offload.parameters.place == offload::Place::nvme;
   int64_t kept = 0;
   int64_t all = 0;
   for (int64_t stage = 0; stage < e.stages; ++stage) {
     const estimate::Elsewhere there = estimate::elsewhere_of(e, estimate::layout_of(e, stage));
-    if (there.parameters - there.parameters_in_files >= kept) {
-      kept = there.parameters - there.parameters_in_files;
+    const int64_t stay = to_files ? there.parameters - there.parameters_in_files : 0;
+    if (std::pair(stay, there.parameters) > std::pair(kept, all)) {
+      kept = stay;
       all = there.parameters;
     }
   }
-  if (kept > 0) {
-    out.notes.push_back(offload::what_stays_in_memory(kept, all, e.offload.parameters));
+  if (const std::string note = offload::what_is_not_moved(all, kept, e.offload.parameters, e.param_persistence_threshold); !note.empty()) {
+    out.notes.push_back(note);
   }
 }
 

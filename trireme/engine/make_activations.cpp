@@ -119,6 +119,20 @@ void end_adoption(Parts& parts) {
   }
 }
 
+// Once, after the first step has shown what becomes of the parts.
+void note_nothing_to_share(const Parts& parts) {
+  const activations::Activations& all = *parts.activations;
+  if (!all.options().shares_inputs || all.options().automatic || all.steps() != 1) {
+    return;
+  }
+  const std::vector<activations::Way> ways = all.ways();
+  const bool any = std::any_of(ways.begin(), ways.end(), activations::recomputes);
+  if (largest({any ? 1.0 : 0.0}, parts.everyone).front() == 0 && parts.everyone.rank() == 0) {
+    log::info("activation_checkpointing.partition_activations changes nothing: no part of the model is recomputed, and only inputs of recomputed parts are shared. "
+              "\"policy\": \"recompute\" recomputes all parts");
+  }
+}
+
 } // namespace
 
 void make_activations(Parts& parts, const InitializeOptions& options) {
@@ -168,6 +182,7 @@ void end_step_of_activations(Parts& parts) {
   }
   parts.activations->end_step();
   check_layers(parts);
+  note_nothing_to_share(parts);
   if (parts.activations->wants_adoption()) {
     end_adoption(parts);
   }

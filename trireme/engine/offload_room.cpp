@@ -111,9 +111,10 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
   check(parts, options, {own});
 }
 
-void note_what_stays_in_memory(const Parts& parts, const InitializeOptions& options) {
+void note_what_is_not_moved(const Parts& parts, const InitializeOptions& options) {
   const offload::ParameterOptions& wanted = options.config.offload.parameters;
-  if (options.state_store || wanted.place != Place::nvme || parts.everyone.rank() != 0) {
+  const bool moves = wanted.place == Place::nvme || (wanted.place == Place::host && !parts.device().is_cpu());
+  if (options.state_store || !moves || parts.everyone.rank() != 0) {
     return;
   }
   int64_t kept = 0;
@@ -123,12 +124,15 @@ void note_what_stays_in_memory(const Parts& parts, const InitializeOptions& opti
       for (int64_t b = 0; b < std::ssize(buffer->layout().buckets()); ++b) {
         const int64_t each = buffer->is_replicated(b) ? 0 : buffer->plan().mine(b).numel();
         all += each;
-        kept += kept + each <= wanted.max_in_cpu ? each : 0;
+        kept += wanted.place == Place::nvme && kept + each <= wanted.max_in_cpu ? each : 0;
       }
     }
   }
-  if (kept > 0) {
-    log::info(offload::what_stays_in_memory(kept, all, wanted));
+  if (all == 0 && parts.pipe.size() > 1) {
+    return; // other stages may have some
+  }
+  if (const std::string note = offload::what_is_not_moved(all, kept, wanted, options.config.zero.param_persistence_threshold); !note.empty()) {
+    log::info(note);
   }
 }
 

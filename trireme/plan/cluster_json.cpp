@@ -170,15 +170,19 @@ Cluster read(const JsonNode& root) {
     out.overlap = within(*overlap, 0, 1, ", a share");
   }
   out.hierarchical = reader.word("collectives", "hierarchical", {"hierarchical", "flat"}) == "hierarchical";
-  read_rank(reader.require("rank"), out);
-  if (const JsonNode* host = reader.find("host")) {
+  const JsonNode& rank = reader.require("rank");
+  const JsonNode* const host = reader.find("host");
+  const JsonNode* const disk = reader.find("disk");
+  const JsonNode& links = reader.require("links");
+  reader.finish(); // before what a misspelt key leaves at its default is compared with anything
+  read_rank(rank, out);
+  if (host != nullptr) {
     read_host(*host, out);
   }
-  if (const JsonNode* disk = reader.find("disk")) {
+  if (disk != nullptr) {
     read_disk(*disk, out);
   }
-  read_links(reader.require("links"), out);
-  reader.finish();
+  read_links(links, out);
   return out;
 }
 
