@@ -73,6 +73,9 @@ TEST(RunEstimateTest, SaysThatAllParametersAreTooSmallToBeMoved) {
   };
   EXPECT_THAT(notes(1'000'000), ElementsAre(testing::HasSubstr("moves nothing: each parameter has fewer than 1000000 elements (stage3_param_persistence_threshold)")));
   EXPECT_THAT(notes(0), testing::IsEmpty());
+  const std::vector<std::string> cnn = {R"(model={"type": "cnn"})", R"(data={"type": "images", "train": ["a"], "train_labels": ["b"]})", "engine.zero_optimization.stage=3",
+                                        R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n", "max_in_cpu": 0})"};
+  EXPECT_THAT(described(2, cnn).notes, testing::Contains(testing::HasSubstr("no module of it is sharded")));
 }
 
 TEST(RunEstimateTest, KnowsWhereThingsAre) {

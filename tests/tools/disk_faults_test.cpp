@@ -93,8 +93,8 @@ class DiskFaultsTest : public RunFolder {
     }
   }
 
-  // Of a run that had a fault: it ended by itself, says what failed, and whatever it saved, or went on without saying that it could not, is right.
-  void expect_right(const std::string& name, const Finished& run, const std::string& reason) const {
+  // Of a run that had a fault: it ended by itself, says what failed (where that was a file of the run), and whatever it saved, or went on without saying that it could not, is right.
+  void expect_right(const std::string& name, const Finished& run, const std::string& reason, bool of_run = true) const {
     EXPECT_NE(run.status, 124) << "it did not end";
     EXPECT_LT(run.status, 128) << "a crash";
     const std::vector<std::string> steps = trained_steps(out(name));
@@ -112,7 +112,7 @@ class DiskFaultsTest : public RunFolder {
     if (run.status == 0) {
       EXPECT_EQ(steps, losses_);
     }
-    if (run.status != 0 || run.output.find(" failed, training goes on") != std::string::npos) {
+    if (of_run && (run.status != 0 || run.output.find(" failed, training goes on") != std::string::npos)) {
       EXPECT_THAT(run.output, AllOf(HasSubstr(reason), HasSubstr("cannot "), HasSubstr(disk_.string() + '/')));
       if (reason == kReasons.at("ENOSPC")) {
         EXPECT_THAT(run.output, HasSubstr(" free"));
@@ -177,9 +177,12 @@ class DiskFaultsTest : public RunFolder {
           const std::string injected = first_injected(log());
           SCOPED_TRACE(concat(injected, '\n', run.output));
           ++runs;
-          hits += injected.find((disk_ / wanted[i].place).string()) != std::string::npos || injected.find((out("faulty") / wanted[i].place).string()) != std::string::npos ? 1 : 0;
+          // With ranks that wait for each other the n-th call of one run may be another one in the next, that of a file which is no part of the run.
+          const bool is_hit = injected.find((disk_ / wanted[i].place).string()) != std::string::npos || injected.find((out("faulty") / wanted[i].place).string()) != std::string::npos;
+          const bool of_run = is_hit || injected.find(disk_.string()) != std::string::npos || injected.find(out("faulty").string()) != std::string::npos;
+          hits += is_hit ? 1 : 0;
           ended += run.status != 0 ? 1 : 0;
-          expect_right("faulty", run, kReasons.at(code));
+          expect_right("faulty", run, kReasons.at(code), of_run);
           if (wanted[i].call.find("unlink") == std::string::npos && wanted[i].call != "rmdir") {
             EXPECT_EQ(left_on_disk(false), "");
           }

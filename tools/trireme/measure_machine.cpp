@@ -152,6 +152,7 @@ json between_products(const Timer& clock, const Shape& s) {
 class Blocks {
  public:
   Blocks(const Timer& clock, const Shape& shape) : clock_(clock) {
+    double once = 0;
     for (const int64_t samples : {1, 4}) {
       models::GptBlock module(shape.gpt);
       module->to(shape.type);
@@ -161,10 +162,13 @@ class Blocks {
       const at::Tensor grad = at::ones_like(x);
       blocks_.push_back({samples, [=]() mutable { torch::autograd::grad({module->forward(x)}, inputs, {grad}); }, {}});
       blocks_.back().call();
+      once += clock.seconds_of_the_slowest(blocks_.back().call); // the same number on all ranks
     }
+    constexpr double kEnough = 2;
+    turns_ = std::clamp(static_cast<int>(kEnough / once), 2, kRepeats);
   }
   void measure() {
-    for (int i = 0; i < kRepeats; ++i) {
+    for (int i = 0; i < turns_; ++i) {
       for (Block& block : blocks_) {
         block.seconds.push_back(clock_.seconds_of_the_slowest(block.call));
       }
@@ -189,6 +193,7 @@ class Blocks {
   };
   const Timer& clock_;
   std::vector<Block> blocks_;
+  int turns_;
 };
 
 // Bytes a second of the optimizer's pass.

@@ -180,16 +180,13 @@ mesh::Mesh TrainRun::make_mesh() {
                                               .tensor = static_cast<int>(parallel.tensor)});
 }
 
-// Without a threshold malloc keeps the memory of each unit, and of gradients: it raises its own up to 32 MiB. Below the threshold freed memory is used again without the system, which a step of
-// many activations needs: with states in files and 1 MiB it took 1.3 times as long as with 4. What malloc keeps then is in proportion to the model.
+// Of a worker that trains by itself only the least is known here: its batch is that of all workers.
 void TrainRun::return_freed_memory() const {
   const bool files = run_.engine.offload.uses_files();
-  if ((!files && !shards_parameters()) || ::getenv("MALLOC_MMAP_THRESHOLD_") != nullptr) {
-    return;
+  if ((files || shards_parameters()) && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
+    const int64_t parameters = worker_ ? 0 : describe_run(run_, ranks_of_run()).run.model.parameters();
+    ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(returned_block_bytes(parameters, files)));
   }
-  constexpr int64_t kMiB = 1 << 20, kPieces = 128;
-  const int64_t bytes = 4 * describe_run(run_, ranks_of_run()).run.model.parameters();
-  ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(std::clamp(bytes / kPieces, (files ? 1 : 4) * kMiB, 32 * kMiB)));
 }
 
 Task TrainRun::build_task() {
@@ -454,6 +451,11 @@ int TrainRun::train() {
 }
 
 } // namespace
+
+int64_t returned_block_bytes(int64_t parameters, bool files) {
+  constexpr int64_t kMiB = 1 << 20, kPieces = 128;
+  return std::clamp(4 * parameters / kPieces, (files ? 1 : 4) * kMiB, 8 * kMiB);
+}
 
 int train(const TrainCommand& command) {
   if (is_server()) {

@@ -105,8 +105,10 @@ void sync_folder(const fs::path& folder) {
 
 void check_writable(const fs::path& path) {
   const fs::path temporary = temporary_name(path);
+  std::error_code ignored;
+  const bool is_folder = fs::is_directory(path, ignored);
   errno = EISDIR;
-  if (fs::is_directory(path) || !open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0600)) {
+  if (is_folder || !open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0600)) {
     throw Error("file", concat("cannot create ", path.string(), ": ", describe_write_failure(errno, path, 0)));
   }
   ::unlink(temporary.c_str());

@@ -141,7 +141,7 @@ void check_value(const JsonNode& node, const ValueType& type, const std::string&
       if (std::find(type.words.begin(), type.words.end(), node.as_string()) == type.words.end()) {
         std::vector<std::string> words = type.words;
         if (type.or_auto) {
-          words.insert(words.begin(), "auto");
+          words.emplace_back("auto");
         }
         node.fail(concat('"', node.as_string(), "\" is not one of the choices"), did_you_mean(node.as_string(), words));
       }

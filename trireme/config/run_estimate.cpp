@@ -175,6 +175,11 @@ void check_offload(const RunConfig& run, RunEstimate& out) {
       all = there.parameters;
     }
   }
+  const bool has_units = e.layer_list || std::any_of(e.model.layers.begin(), e.model.layers.end(), [](const estimate::Layer& layer) { return layer.is_unit; });
+  if (all == 0 && !has_units) {
+    out.notes.push_back("offload_param moves nothing: the model is in one piece, and no module of it is sharded");
+    return;
+  }
   if (const std::string note = offload::what_is_not_moved(all, kept, e.offload.parameters, e.param_persistence_threshold); !note.empty()) {
     out.notes.push_back(note);
   }

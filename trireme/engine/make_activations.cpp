@@ -128,8 +128,8 @@ void note_nothing_to_share(const Parts& parts) {
   const std::vector<activations::Way> ways = all.ways();
   const bool any = std::any_of(ways.begin(), ways.end(), activations::recomputes);
   if (largest({any ? 1.0 : 0.0}, parts.everyone).front() == 0 && parts.everyone.rank() == 0) {
-    log::info("activation_checkpointing.partition_activations changes nothing: no part of the model is recomputed, and only inputs of recomputed parts are shared. "
-              "\"policy\": \"recompute\" recomputes all parts");
+    log::info("activation_checkpointing.partition_activations changes nothing: no part that activation_checkpointing treats is recomputed, and only inputs of recomputed parts are shared",
+              all.options().policy ? "" : ". \"policy\": \"recompute\" recomputes all of them");
   }
 }
 
