@@ -107,7 +107,8 @@ TEST_F(SimDeviceRunTest, ADelayedUpdateConverges) {
                  {"train", {novels ? (source / "data/austen/train.txt").string() : file("train.txt", text.substr(0, end))}},
                  {"validation", {novels ? (source / "data/austen/validation.txt").string() : file("validation.txt", text.substr(end))}},
                  {"tokenizer", "bytes"}};
-  const auto losses = [&](comm::World& world, bool delayed, int steps, double lr) {
+  const int steps = novels ? 500 : 150;
+  const auto losses = [&](comm::World& world, bool delayed, double lr) {
     run["training"] = {{"steps", steps}, {"seed", 1234}, {"eval_every", steps}, {"eval_batches", 50}};
     run["engine"] = {{"train_batch_size", 16},
                      {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", lr}, {"betas", {0.9, 0.95}}, {"weight_decay", 0.1}}}}},
@@ -122,13 +123,11 @@ TEST_F(SimDeviceRunTest, ADelayedUpdateConverges) {
                               [&](comm::World& world) {
                                 sim::start();
                                 for (const double lr : novels ? std::vector{2e-3, 1e-3, 5e-4} : std::vector{1e-3}) {
-                                  for (const int steps : {novels ? 500 : 150}) {
-                                    const double at_once = losses(world, false, steps, lr);
-                                    const double delayed = losses(world, true, steps, lr);
-                                    EXPECT_NE(at_once, delayed) << "nothing was delayed";
-                                    EXPECT_LT(at_once, 4) << "of log(256) = 5.5 at the start";
-                                    EXPECT_NEAR(delayed, at_once, 0.15 * at_once);
-                                  }
+                                  const double at_once = losses(world, false, lr);
+                                  const double delayed = losses(world, true, lr);
+                                  EXPECT_NE(at_once, delayed) << "nothing was delayed";
+                                  EXPECT_LT(at_once, 4) << "of log(256) = 5.5 at the start";
+                                  EXPECT_NEAR(delayed, at_once, 0.15 * at_once);
                                 }
                                 EXPECT_THAT(sim::problems(), testing::IsEmpty());
                               },
