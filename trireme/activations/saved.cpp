@@ -150,18 +150,22 @@ void SavedStorages::check_shares() {
 void Call::set_inputs(const std::vector<at::Tensor>& inputs) {
   for (const at::Tensor& input : inputs) {
     if (input.defined() && has_plain_storage(input) && inputs_.insert(input.storage().unsafeGetStorageImpl()).second) {
+      const auto* const storage = input.storage().unsafeGetStorageImpl();
       const auto bytes = static_cast<int64_t>(input.storage().nbytes());
-      const bool counts = fixed_->count(input.storage().unsafeGetStorageImpl()) == 0;
+      const bool counts = fixed_->count(storage) == 0;
+      if (counts && can_be_shared(input)) {
+        shared_inputs_.insert(storage);
+      }
       input_bytes_ += counts ? bytes : 0;
-      share_bytes_ += !counts ? 0 : is_shared(input) ? share_of(bytes, storages_->sharing().ranks) : bytes;
+      share_bytes_ += !counts ? 0 : is_shared(storage) ? share_of(bytes, storages_->sharing().ranks) : bytes;
       padding_ += counts ? aio::round_up(bytes) - bytes : 0;
     }
   }
 }
 
-// A leaf that wants its gradient is what another stage has sent: who asks for that gradient holds the whole anyway.
-bool Call::is_shared(const at::Tensor& input) const {
-  return shares_ && input.is_floating_point() && !(input.is_leaf() && input.requires_grad()) && may_move(input);
+// A leaf that wants its gradient is what another stage has sent: who asks for that gradient holds the whole anyway. Bytes of a storage that are not the tensor's may differ between ranks.
+bool Call::can_be_shared(const at::Tensor& input) const {
+  return shares_ && input.is_floating_point() && !(input.is_leaf() && input.requires_grad()) && input.nbytes() == input.storage().nbytes() && may_move(input);
 }
 
 bool Call::may_move(const at::Tensor& tensor) const {
@@ -226,7 +230,7 @@ class SavedTensor : public torch::autograd::SavedVariableHooks {
     const c10::Storage& storage = tensor.storage();
     call_->note(tensor);
     const bool moves = call_->place_ && call_->may_move(tensor);
-    shared_ = call_->is_shared(tensor);
+    shared_ = call_->is_shared(storage.unsafeGetStorageImpl());
     if (shared_) {
       storage_ = call_->storages_->shared(storage, version_, moves ? call_->place_ : std::nullopt);
     } else {

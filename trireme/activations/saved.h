@@ -119,7 +119,10 @@ class Call {
 
  private:
   friend class SavedTensor;
-  bool is_shared(const at::Tensor& input) const;
+  bool can_be_shared(const at::Tensor& input) const;
+  bool is_shared(const void* storage) const {
+    return shared_inputs_.count(storage) != 0;
+  }
   bool may_move(const at::Tensor& tensor) const;
   void note(const at::Tensor& tensor);
   void begin_backward();
@@ -135,6 +138,7 @@ class Call {
   std::function<void()> on_backward_;
   std::mutex mutex_;
   std::unordered_set<const void*> inputs_;
+  std::unordered_set<const void*> shared_inputs_; // of which ranks keep shares
   std::unordered_set<const void*> noted_;
   std::vector<std::weak_ptr<SavedStorage>> moved_;
   int64_t bytes_ = 0;
