@@ -10,10 +10,13 @@ from pathlib import Path
 
 from engines import TIMEOUT_S
 from tables import number, print_checks, print_table
+from turns import run_alternately
 
 MODEL = {"type": "gpt", "layers": 4, "hidden": 256, "heads": 8, "sequence_length": 128, "vocab_size": 2048}
 BATCH = 16
-WARMUP = 3  # steps left out of the medians
+WARMUP = 3  # steps that are left out
+TURN_S = 1.5
+AT_A_TIME = 11  # layouts whose ranks are in memory together
 
 
 def layout(ranks, micro, zero=0, pipe=1, tensor=1, context=1, schedule="1f1b", sequence_parallel=False, recompute=0):
@@ -64,14 +67,9 @@ def write_run(folder, steps):
     (folder / "run.json").write_text(json.dumps(run))
 
 
-def planned(trireme, folder, ranks):
-    """All rows of the plan for so many ranks of this machine, which is measured for it."""
-    cluster = folder / f"cluster-{ranks}.json"
-    command = [str(trireme), "plan", str(folder / "run.json"), "--cluster", str(cluster), "--calibrate", "-n", str(ranks), "--best", "100000", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode != 0:
-        raise RuntimeError(f"trireme plan -n {ranks}: {done.stderr.strip().splitlines()[-1:]}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def plan_command(trireme, folder, ranks, name):
+    """Measures this machine for so many ranks, and prints all rows of the plan."""
+    return [str(trireme), "plan", str(folder / "run.json"), "--cluster", str(folder / f"{name}.json"), "--calibrate", "-n", str(ranks), "--best", "100000", "--json"]
 
 
 def row_of(rows, wanted):
@@ -85,28 +83,57 @@ TRAINING_ONLY = [word for value in ("training.eval_every=0", "training.eval_batc
 RETURNS_ALL = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # glibc gives back what is freed: what is left is what the run has allocated
 
 
-def train(trireme, folder, row, name, extra=(), environment=None):
-    """Lines of metrics, or why there are none."""
-    out = folder / name
-    command = [str(trireme), "train", str(folder / "run.json"), "-n", str(row["ranks"]), "--out", str(out)] + overrides(row) + TRAINING_ONLY + list(extra)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, **(environment or {})})
-    if done.returncode != 0:
-        return None, (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()], None
+def train_command(trireme, folder, row, name, extra=()):
+    return [str(trireme), "train", str(folder / "run.json"), "-n", str(row["ranks"]), "--out", str(folder / name)] + overrides(row) + TRAINING_ONLY + list(extra)
+
+
+def metrics(folder, name):
+    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
 
 def peak(steps):
     return max(step.get("peak_rss_bytes", 0) for step in steps)
 
 
-def measured(trireme, folder, row, number_of_run):
-    """Median step, largest resident memory and what of it was allocated; or why the run could not be."""
-    steps, why = train(trireme, folder, row, f"out-{number_of_run}")
-    returned, why_not = (None, why) if why else train(trireme, folder, row, f"allocated-{number_of_run}", ("--set", f"training.steps={WARMUP + 1}"), RETURNS_ALL)
-    if why_not:
-        return None, why_not
-    times = [step["step_ms"] for step in steps if step["step"] > WARMUP]
-    return dict(step_ms=statistics.median(times), memory_bytes=peak(steps), allocated_bytes=peak(returned)), None
+def last_line(text):
+    return (text.strip().splitlines() or ["no output"])[-1]
+
+
+def allocated(trireme, folder, row, name):
+    """Largest allocated memory of a short run; or why there is none."""
+    command = train_command(trireme, folder, row, name, ("--set", f"training.steps={WARMUP + 1}"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, **RETURNS_ALL})
+    return (peak(metrics(folder, name)), None) if done.returncode == 0 else (None, last_line(done.stderr))
+
+
+def lower_quartile(values):
+    """Other programs only make steps longer; `trireme plan --calibrate` takes the least and the lower quartile of what it measures too."""
+    return statistics.quantiles(values, n=4, method="inclusive")[0]
+
+
+def measured(trireme, folder, layouts, tag):
+    """Runs these layouts and calibrations for their numbers of ranks in turns. Returns what was planned and found of each, and why others have nothing."""
+    commands = {("plan", ranks): plan_command(trireme, folder, ranks, f"cluster-{ranks}-{tag}") for ranks in sorted({row["ranks"] for row in layouts.values()})}
+    commands.update((i, train_command(trireme, folder, row, f"out-{i}-{tag}")) for i, row in layouts.items())
+    members = run_alternately(commands, TURN_S, TIMEOUT_S)
+    plans = {}
+    for ranks in sorted({row["ranks"] for row in layouts.values()}):
+        member = members["plan", ranks]
+        if member.process.returncode != 0:
+            raise RuntimeError(f"trireme plan -n {ranks}: {last_line(member.text(member.errors))}")
+        plans[ranks] = [json.loads(line) for line in member.text(member.output).splitlines() if line.startswith("{")]
+    found, refused = {}, {}
+    for i, row in layouts.items():
+        said = row_of(plans[row["ranks"]], row)
+        if not said:
+            refused[i] = "the plan has no such layout"
+        elif members[i].process.returncode != 0:
+            refused[i] = last_line(members[i].text(members[i].errors))
+        else:
+            steps = metrics(folder, f"out-{i}-{tag}")
+            whole = [step["step_ms"] for step in steps if step["step"] > WARMUP and members[i].was_running(step["wall_time"] - step["step_ms"] / 1000, step["wall_time"])]
+            found[i] = dict(step_ms=lower_quartile(whole), steps=len(whole), memory_bytes=peak(steps), planned_ms=said["step_ms"], planned_bytes=said["memory_bytes"])
+    return found, refused
 
 
 def ranks_of(values):
@@ -130,33 +157,34 @@ def plan(installed, args, record):
         found = {i: [] for i in range(len(layouts))}
         refused = {}
         for round_number in range(args.rounds):
-            # What the machine does changes in ten minutes: each round has a calibration of its own.
-            plans = {ranks: planned(installed.trireme, folder, ranks) for ranks in args.ranks}
-            for i, row in enumerate(layouts):
-                if i in refused:
-                    continue
-                said = row_of(plans[row["ranks"]], row)
-                result, why = measured(installed.trireme, folder, row, f"{round_number}-{i}") if said else (None, "the plan has no such layout")
+            order = [i for i in found if i not in refused]
+            random.shuffle(order)
+            for first in range(0, len(order), AT_A_TIME):
+                results, reasons = measured(installed.trireme, folder, {i: layouts[i] for i in sorted(order[first:first + AT_A_TIME])}, f"{round_number}-{first}")
+                refused.update(reasons)
+                for i, result in results.items():
+                    found[i].append(result)
+        memory = {}
+        for i in found:
+            if i not in refused:
+                memory[i], why = allocated(installed.trireme, folder, layouts[i], f"allocated-{i}")
                 if why:
                     refused[i] = why
-                else:
-                    found[i].append(dict(result, planned_ms=said["step_ms"], planned_bytes=said["memory_bytes"]))
     lines, pairs = [], []
     for i, row in enumerate(layouts):
         if i in refused:
             print(f"NOT MEASURED {name_of(row)}: {refused[i]}")
             continue
-        step, memory, allocated, planned_ms, planned_bytes = (statistics.median(result[key] for result in found[i])
-                                                              for key in ("step_ms", "memory_bytes", "allocated_bytes", "planned_ms", "planned_bytes"))
+        step, resident, planned_ms, planned_bytes = (statistics.median(result[key] for result in found[i]) for key in ("step_ms", "memory_bytes", "planned_ms", "planned_bytes"))
         step_error = statistics.median(result["planned_ms"] / result["step_ms"] for result in found[i]) - 1
         pair = dict(benchmark="plan", layout=name_of(row), planned_ms=planned_ms, measured_ms=step, step_error=step_error,
-                    planned_bytes=planned_bytes, allocated_bytes=allocated, allocated_error=planned_bytes / allocated - 1,
-                    measured_bytes=memory, memory_error=planned_bytes / memory - 1)
+                    steps=sum(result["steps"] for result in found[i]), planned_bytes=planned_bytes,
+                    allocated_bytes=memory[i], allocated_error=planned_bytes / memory[i] - 1, measured_bytes=resident, memory_error=planned_bytes / resident - 1)
         record(pair)
         pairs.append(pair)
         percent = {key: f"{100 * pair[key]:+.1f} %" for key in ("step_error", "allocated_error", "memory_error")}
         lines.append([name_of(row), str(row["ranks"]), number(planned_ms), number(step), percent["step_error"], number(planned_bytes, 0, 1e6),
-                      number(allocated, 0, 1e6), percent["allocated_error"], number(memory, 0, 1e6), percent["memory_error"]])
+                      number(memory[i], 0, 1e6), percent["allocated_error"], number(resident, 0, 1e6), percent["memory_error"]])
     print_table(["pipe x data x context x tensor", "ranks", "planned ms", "measured ms", "", "planned MB a rank", "allocated MB", "", "resident MB", ""], lines)
     if len(pairs) > 1:
         order = spearman([pair["planned_ms"] for pair in pairs], [pair["measured_ms"] for pair in pairs])

@@ -53,6 +53,7 @@ TEST(ClusterTest, WhatIsWrittenIsRead) {
   const Cluster again = parse_cluster(written, "again.json");
   EXPECT_EQ(write_cluster(again), written);
   EXPECT_EQ(again.levels.size(), 3u);
+  EXPECT_EQ(again.all_reduce_gathers, 2);
   EXPECT_EQ(again.products.at(1000), parse_cluster(kText, "cluster.json").products.at(1000));
 }
 
@@ -109,6 +110,7 @@ TEST(ClusterTest, MistakesAreNamedWithTheirPlace) {
   EXPECT_THAT(refusal("\"inside_host\": {\"bandwidth\": 1e10, \"latency\": 1e-6}, ", ""), HasSubstr("\"inside_host\" is missing"));
   EXPECT_THAT(refusal("\"bandwidth\": 1e10", "\"bandwidth\": 0"), HasSubstr("links.inside_host.bandwidth: must be from 1 to"));
   EXPECT_THAT(refusal("\"bandwidth\": 1e9", "\"bandwidth\": \"1 GB\""), HasSubstr("links.between_hosts.bandwidth: "));
+  EXPECT_THAT(refusal("\"hosts\": 8", "\"all_reduce_gathers\": 3, \"hosts\": 8"), HasSubstr("all_reduce_gathers: must be from 0.1 to 2"));
   EXPECT_THAT(refusal("16e9", "1e300"), HasSubstr("rank.memory_bytes: must be from 1 to 1e+18 bytes, found 1e+300"));
   EXPECT_THAT(refusal("\"latency\": 5e-6", "\"latency\": 1e300"), HasSubstr("links.between_hosts.latency: must be from 0 to 1e+06 seconds"));
   EXPECT_THAT(refusal("\"bandwidth\": 2e9", "\"bandwidth\": 1e-300"), HasSubstr("bandwidth: must be from 1 to"));

@@ -58,15 +58,15 @@ plan::SpeedCurve curve_of(const json& points) {
   return curve;
 }
 
-// latency and 1 / bandwidth that make the relative errors of 2 (steps latency + share bytes / bandwidth) least in square.
+// latency and 1 / bandwidth that make the relative errors of a gather's steps latency + share bytes / bandwidth least in square.
 plan::Level fitted(const json& rows, int ranks, const std::string& name) {
   const double steps = std::bit_width(static_cast<unsigned>(ranks - 1));
   const double share = 1 - 1.0 / ranks;
   double aa = 0, ab = 0, bb = 0, ay = 0, by = 0;
   for (const json& row : rows) {
     const double t = row.at(1);
-    const double a = 2 * steps / t;
-    const double b = 2 * share * row.at(0).get<double>() / t;
+    const double a = steps / t;
+    const double b = share * row.at(0).get<double>() / t;
     aa += a * a;
     ab += a * b;
     bb += b * b;
@@ -77,6 +77,16 @@ plan::Level fitted(const json& rows, int ranks, const std::string& name) {
   const double latency = std::max(0.0, (ay * bb - by * ab) / determinant);
   const double inverse = latency > 0 ? (by * aa - ay * ab) / determinant : by / bb;
   return {name, ranks, 1 / std::max(inverse, 1e-13), latency};
+}
+
+// Of the middle size, so that neither one at which latency counts nor one that fits no cache decides.
+double all_reduce_gathers(const json& rows) {
+  std::vector<double> ratios;
+  for (const json& row : rows) {
+    ratios.push_back(row.at(2).get<double>() / row.at(1).get<double>());
+  }
+  std::nth_element(ratios.begin(), ratios.begin() + std::ssize(ratios) / 2, ratios.end());
+  return std::clamp(ratios[ratios.size() / 2], 0.5, 2.0);
 }
 
 // Makes the cost of a block what was measured for two numbers of samples: a factor on all speeds, and seconds forward and backward each.
@@ -159,9 +169,11 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   fit_block(compute.at("blocks"), job, out);
   if (ranks > 1) {
     for (const char* backend : {"gloo", "shm"}) { // shared memory is what ranks of one host use: it stays
-      const json rows = measured({{"bytes", {4 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20}}, {"backend", backend}}, ranks, {{"TRIREME_BACKEND", backend}}).at("all_reduce");
+      const json rows = measured({{"bytes", {4 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20}}}, ranks, {{"TRIREME_BACKEND", backend}}).at("collectives");
       out.levels = {fitted(rows, ranks, "inside_host")};
-      log::info("all-reduce of ", ranks, " ranks over ", backend, ": ", out.levels.front().latency * 1e6, " us and ", out.levels.front().bandwidth / 1e9, " GB/s a rank");
+      out.all_reduce_gathers = all_reduce_gathers(rows);
+      log::info("all-gather of ", ranks, " ranks over ", backend, ": ", out.levels.front().latency * 1e6, " us and ", out.levels.front().bandwidth / 1e9, " GB/s a rank; an all-reduce takes ",
+                out.all_reduce_gathers, " of them");
     }
   }
   out.disk = measured_disk();

@@ -55,8 +55,8 @@ at::Tensor GptAttentionImpl::mix(const at::Tensor& x_BTH) {
     return fused::causal_attention(qkv, c_attn->bias, heads, drops ? dropout : 0.0);
   }
   const std::vector<int64_t> sizes = {qkv.size(0), qkv.size(1), 3, heads, qkv.size(2) / (3 * heads)};
-  const at::Tensor qkv_BTSAD = (qkv + c_attn->bias).view(sizes);
-  const auto part = [&](int64_t which) { return qkv_BTSAD.select(2, which).transpose(1, 2); };
+  const std::vector<at::Tensor> qkv_BTAD = (qkv + c_attn->bias).view(sizes).unbind(2); // its backward writes the gradient once, select's thrice
+  const auto part = [&](size_t which) { return qkv_BTAD[which].transpose(1, 2); };
   const at::Tensor y = context::attention(part(0), part(1), part(2), ranks.context, {ranks.context_kind, /*causal=*/true, drops ? dropout : 0.0});
   return y.transpose(1, 2).reshape({sizes[0], sizes[1], heads * sizes[4]});
 }

@@ -69,7 +69,7 @@ struct Cluster {
   /// Bytes a second of a loop over memory (an optimizer), and of the passes between matrix products (norms, activations).
   double memory_bandwidth = 0;
   double pass_bandwidth = 0;
-  /// Seconds that a layer costs beside its work, forward and again backward.
+  /// Seconds that a block costs beside its work, forward and again backward; other layers, which are fewer operations, a share of it.
   double layer_seconds = 0;
   /// Share of communication that may hide behind computation: 1 where a card sends by itself, 0 where the same cores do both.
   double overlap = 1;
@@ -78,6 +78,8 @@ struct Cluster {
 
   /// Whether collectives use the links of all their members on a host together. Else they are one ring over all ranks.
   bool hierarchical = true;
+  /// What an all-reduce takes, in all-gathers of as many bytes: 2 over links (a reduce-scatter and an all-gather), less where ranks share memory.
+  double all_reduce_gathers = 2;
 
   HostMemory host;
   Disk disk;

@@ -170,6 +170,9 @@ Cluster read(const JsonNode& root) {
     out.overlap = within(*overlap, 0, 1, ", a share");
   }
   out.hierarchical = reader.word("collectives", "hierarchical", {"hierarchical", "flat"}) == "hierarchical";
+  if (const JsonNode* gathers = reader.find("all_reduce_gathers")) {
+    out.all_reduce_gathers = within(*gathers, 0.1, 2, ", the cost of an all-reduce in all-gathers");
+  }
   const JsonNode& rank = reader.require("rank");
   const JsonNode* const host = reader.find("host");
   const JsonNode* const disk = reader.find("disk");
@@ -236,7 +239,7 @@ std::string write_cluster(const Cluster& cluster) {
   }
   ordered_json out{{"name", cluster.name},           {"hosts", cluster.hosts},     {"ranks_per_host", cluster.ranks_per_host},
                    {"processors", cluster.processors}, {"overlap", cluster.overlap}, {"collectives", cluster.hierarchical ? "hierarchical" : "flat"},
-                   {"rank", rank}};
+                   {"all_reduce_gathers", cluster.all_reduce_gathers}, {"rank", rank}};
   if (cluster.host.memory_bytes > 0) {
     out["host"] = {{"memory_bytes", cluster.host.memory_bytes},
                    {"reserved_bytes", cluster.host.reserved_bytes},

@@ -1,5 +1,6 @@
 #include <trireme/plan/layer_cost.h>
 
+#include <trireme/parallel/tensor/piece_sizes.h>
 #include <trireme/plan/link_time.h>
 
 #include <algorithm>
@@ -12,9 +13,31 @@ namespace {
 constexpr double kPassesInside = 12; // queries, keys, values and results of attention (4); GELU (8)
 constexpr double kPassesOutside = 9; // both norms and the additions
 constexpr double kPassesOfDropout = 5; // two of them
+// Where context ranks attend: queries, keys and values apart and behind their bias (6), packed to travel (4), results put together (3). Backward: gradients put together
+// (6) and summed for the bias (3), keys and values packed again (4), their gradients added as they come by (8), those of queries and results (3). As many for an all-to-all.
+constexpr double kPassesOfContextForward = 13;
+constexpr double kPassesOfContextBackward = 24;
+// Tokens that tensor ranks share come and go in the order of ranks, unless a sample is large: they are copied into the order of samples, or out of it.
+constexpr double kPassesOfOrder = 2.5;
 // Passes over attention's matrix where it is written.
 constexpr double kMatrixForward = 6.5;
 constexpr double kMatrixBackward = 9.5;
+
+// Of what a block costs beside its work (Cluster::layer_seconds): by operations, of which a block has about 10.
+double share_of_block(models::GptPart::Kind kind) {
+  switch (kind) {
+    case models::GptPart::Kind::block:
+      return 1;
+    case models::GptPart::Kind::head:
+      return 0.3;
+    case models::GptPart::Kind::tokens:
+    case models::GptPart::Kind::positions:
+      return 0.2;
+    case models::GptPart::Kind::norm:
+      return 0.1;
+  }
+  return 1;
+}
 
 class Costs {
  public:
@@ -57,9 +80,11 @@ class Costs {
         break;
     }
     const AxisGroup tensor{layout_.tensor, 1};
-    const double pass = gather_seconds(cluster_, tensor, static_cast<double>(layer.tensor_bytes));
-    cost.forward += layer.tensor_passes_forward * pass + cluster_.layer_seconds;
-    cost.backward_input += layer.tensor_passes_backward * pass + cluster_.layer_seconds;
+    const double gather = gather_seconds(cluster_, tensor, static_cast<double>(layer.tensor_bytes));
+    const double pass = layout_.sequence_parallel ? gather + into_order(layer.tensor_bytes) : gather * cluster_.all_reduce_gathers / 2;
+    const double beside = share_of_block(kind) * cluster_.layer_seconds;
+    cost.forward += layer.tensor_passes_forward * pass + beside;
+    cost.backward_input += layer.tensor_passes_backward * pass + beside;
     cost.gradients = gradients(layer);
     cost.weights_later = layer.tensor_passes_weights * pass;
     if (layout_.recompute > 0) {
@@ -74,6 +99,10 @@ class Costs {
  private:
   double passes(double elements) const {
     return elements * product_ / cluster_.pass_bandwidth;
+  }
+  double into_order(int64_t bytes) const {
+    const bool whole_samples = bytes / layout_.micro_batch >= tensor::kSampleBytes;
+    return !whole_samples ? kPassesOfOrder * static_cast<double>(bytes) / cluster_.pass_bandwidth : 0;
   }
   // A copy reads and writes, an addition reads twice; the mean over the micro-batches of a step.
   double gradients(const estimate::Layer& layer) const {
@@ -117,17 +146,16 @@ class Costs {
     cost.forward += 2 * attention + passes(stream + kMatrixForward * matrix);
     cost.backward_input += (writes_matrix ? 4 : 5) * attention + passes(2 * stream + kMatrixBackward * matrix);
     cost.flops += 6 * once;
-    cost.forward += over_context(layer.context_bytes_forward, layer.context_bytes_forward, 2 * attention);
-    cost.backward_input += over_context(layer.context_bytes_backward, layer.context_bytes_forward, 5 * attention);
+    if (layout_.context > 1) {
+      cost.forward += over_context(layer.context_bytes_forward, layer.context_bytes_forward, 2 * attention) + passes(kPassesOfContextForward * stream_ / tensor_);
+      cost.backward_input += over_context(layer.context_bytes_backward, layer.context_bytes_forward, 5 * attention) + passes(kPassesOfContextBackward * stream_ / tensor_);
+    }
   }
 
   // Rings pass keys and values on while attention works on those at hand. Ulysses waits.
   double over_context(int64_t bytes, int64_t forward_bytes, double attention) const {
     const AxisGroup group{layout_.context, layout_.tensor};
     const auto c = static_cast<double>(layout_.context);
-    if (layout_.context == 1) {
-      return 0;
-    }
     if (job_.context_kind == context::Kind::ulysses) {
       return exchange_seconds(cluster_, group, static_cast<double>(bytes) * c / (c - 1));
     }

@@ -144,7 +144,7 @@ class Step {
 
   double reduce_all(const bucket::FlatLayout& flat) const {
     const double once = gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.travel) * flat.numel()));
-    return run_.shards(1) ? once : 2 * once;
+    return run_.shards(1) ? once : cluster_.all_reduce_gathers * once;
   }
 
   // What is left of the sums of gradients behind a stage's last backward.
@@ -172,7 +172,7 @@ class Step {
       return 0;
     }
     const auto numel = static_cast<double>(run_.model.layers.front().parameters.front().numel);
-    return 2 * gather_seconds(cluster_, {2, (run_.stages - 1) * run_.ranks_of_stage()}, estimate::bytes_of(run_.compute) * numel);
+    return cluster_.all_reduce_gathers * gather_seconds(cluster_, {2, (run_.stages - 1) * run_.ranks_of_stage()}, estimate::bytes_of(run_.compute) * numel);
   }
 
   // A pass over gradients, states, masters and parameters, and the gathers of parameters beside it. What is elsewhere is stepped by a card's host at the same

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/comm/group.h>
+#include <trireme/parallel/tensor/piece_sizes.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -9,10 +10,6 @@
 
 namespace trireme::tensor {
 
-/// From so many bytes on a sample of a sequence travels by itself: what a rank has of it lies together, so that nothing is copied into another order.
-inline constexpr int64_t kSampleBytes = 1 << 20;
-/// What of a larger result travels while the next is computed.
-inline constexpr int64_t kPieceBytes = 8 << 20;
 /// What to do where derivatives of derivatives are wanted (fused::refuse_create_graph).
 inline constexpr const char* kOnOneRank = "Use one tensor rank, and TRIREME_SIMD=scalar for ATen's operations.";
 
