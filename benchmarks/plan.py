@@ -15,8 +15,8 @@ from turns import run_alternately
 MODEL = {"type": "gpt", "layers": 4, "hidden": 256, "heads": 8, "sequence_length": 128, "vocab_size": 2048}
 BATCH = 16
 WARMUP = 3  # steps that are left out
-TURN_S = 1.5
-AT_A_TIME = 11  # layouts whose ranks are in memory together
+TURN_S, CALIBRATION_TURN_S = 1.5, 4  # a calibration takes longer than a run, and ends with them
+AT_A_TIME = 11  # layouts whose ranks are in memory together; each waits for the others' turns, which must stay far below the ranks' time-out
 
 
 def layout(ranks, micro, zero=0, pipe=1, tensor=1, context=1, schedule="1f1b", sequence_parallel=False, recompute=0):
@@ -108,14 +108,15 @@ def allocated(trireme, folder, row, name):
 
 def lower_quartile(values):
     """Other programs only make steps longer; `trireme plan --calibrate` takes the least and the lower quartile of what it measures too."""
-    return statistics.quantiles(values, n=4, method="inclusive")[0]
+    return statistics.quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
 
 
 def measured(trireme, folder, layouts, tag):
     """Runs these layouts and calibrations for their numbers of ranks in turns. Returns what was planned and found of each, and why others have nothing."""
     commands = {("plan", ranks): plan_command(trireme, folder, ranks, f"cluster-{ranks}-{tag}") for ranks in sorted({row["ranks"] for row in layouts.values()})}
     commands.update((i, train_command(trireme, folder, row, f"out-{i}-{tag}")) for i, row in layouts.items())
-    members = run_alternately(commands, TURN_S, TIMEOUT_S)
+    turns = {name: CALIBRATION_TURN_S if isinstance(name, tuple) else TURN_S for name in commands}
+    members = run_alternately(commands, turns, TIMEOUT_S)
     plans = {}
     for ranks in sorted({row["ranks"] for row in layouts.values()}):
         member = members["plan", ranks]
@@ -132,6 +133,9 @@ def measured(trireme, folder, layouts, tag):
         else:
             steps = metrics(folder, f"out-{i}-{tag}")
             whole = [step["step_ms"] for step in steps if step["step"] > WARMUP and members[i].was_running(step["wall_time"] - step["step_ms"] / 1000, step["wall_time"])]
+            if not whole:
+                refused[i] = f"no step was within a turn of {TURN_S} s"
+                continue
             found[i] = dict(step_ms=lower_quartile(whole), steps=len(whole), memory_bytes=peak(steps), planned_ms=said["step_ms"], planned_bytes=said["memory_bytes"])
     return found, refused
 

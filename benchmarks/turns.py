@@ -75,14 +75,14 @@ class Member:
 
 
 def run_alternately(commands, seconds, timeout_s):
-    """Members by name, of commands by name, when all have ended. Their memory lasts until then."""
+    """Members by name when all have ended, of commands and lengths of turns by name. All are in memory together."""
     members = {name: Member(command) for name, command in commands.items()}
     left = dict(members)
     until = time.time() + timeout_s
     try:
         while left:
             for name, member in list(left.items()):
-                if member.run_for(seconds):
+                if member.run_for(seconds[name]):
                     del left[name]
             if time.time() > until:
                 raise RuntimeError(f"still running after {timeout_s} s: {', '.join(map(str, left))}")

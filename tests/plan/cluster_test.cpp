@@ -54,6 +54,9 @@ TEST(ClusterTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(write_cluster(again), written);
   EXPECT_EQ(again.levels.size(), 3u);
   EXPECT_EQ(again.all_reduce_gathers, 2);
+  std::string shared = kText;
+  shared.insert(shared.find("\"links\""), "\"all_reduce_gathers\": 1.25, ");
+  EXPECT_EQ(parse_cluster(write_cluster(parse_cluster(shared, "cluster.json")), "again.json").all_reduce_gathers, 1.25);
   EXPECT_EQ(again.products.at(1000), parse_cluster(kText, "cluster.json").products.at(1000));
 }
 

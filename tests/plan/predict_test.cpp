@@ -191,46 +191,44 @@ TEST(PredictTest, MoreOfAnythingIsNeverSlower) {
   EXPECT_GT(faster([](Cluster& c) { c.overlap = 0; }), before);
 }
 
-// What context ranks copy to put queries, keys and values apart and together, and what ranks that share tokens copy into the order of samples, where samples are small.
-TEST(PredictTest, PassesOfContextAndOfSharedTokens) {
-  Cluster cluster = multiplying_host(2, 1e30, {1e30});
-  cluster.pass_bandwidth = 1e9;
-  const auto block = [&](const Layout& layout, const Job& of) {
-    const LayerCost cost = layer_costs(cluster, of, layout).at(2);
-    return std::pair(cost.forward * 1e9, cost.backward() * 1e9);
+// activation_checkpointing: recomputed as an interval recomputes, or moved beside computation over the link or the disk.
+TEST(PredictTest, WaysOfActivations) {
+  Cluster cluster = multiplying(1);
+  const auto with = [&](activations::Way way) {
+    Job of = job();
+    of.base.activations.policy = way;
+    return predict(cluster, of, {}).step_seconds;
   };
-  const auto expect = [](std::pair<double, double> found, double forward, double backward) {
-    EXPECT_NEAR(found.first, forward, 1e-6 * forward);
-    EXPECT_NEAR(found.second, backward, 1e-6 * backward);
-  };
-  const auto with_shared_tokens = [](int64_t micro_batch) {
-    Layout layout{.tensor = 2, .micro_batch = micro_batch};
-    layout.sequence_parallel = true;
-    return layout;
-  };
-  const double stream = 4.0 * 4 * 16 * 64; // bytes of 4 samples
-  expect(block({.tensor = 2, .micro_batch = 4}, job()), (12 / 2.0 + 9) * stream, 2 * (12 / 2.0 + 9) * stream);
-  expect(block(with_shared_tokens(4), job()), (21 / 2.0 + 4 * 2.5) * stream, (42 / 2.0 + 6 * 2.5) * stream);
-  expect(block({.context = 2, .micro_batch = 4}, job()), (21 + 13) * stream / 2, (42 + 24) * stream / 2);
-  const Job long_samples = gpt_job(4, 64, 4, 4096, 100, 8); // 1 MB each
-  const double longer = 4.0 * 4096 * 64;
-  expect(block(with_shared_tokens(1), long_samples), 21 / 2.0 * longer, 42 / 2.0 * longer);
+  const double keep = with(activations::Way::keep);
+  EXPECT_NEAR(keep, predict(cluster, job(), {}).step_seconds, 1e-12);
+  EXPECT_NEAR(with(activations::Way::recompute) - keep, 8 * 4 * kBlock / 1e9, 1e-9) << "blocks, not the head";
+  const double compute = 8 * (4 * kBlock + kHead) / 1e9;
+  cluster.host.link_bandwidth = 1e12;
+  EXPECT_NEAR(with(activations::Way::host), keep, 1e-9) << "behind computation";
+  cluster.host.link_bandwidth = 1e5;
+  const double moved = 8 * 4 * static_cast<double>(model_of(job(), {}, 1).layers.at(2).kept) / 1e5;
+  ASSERT_GT(moved, 2 * compute);
+  EXPECT_NEAR(with(activations::Way::host), 2 * moved, 1e-6 * moved) << "all that is left of a step is the way out and back";
+  cluster.host.link_bandwidth = 1e12;
+  cluster.disk = {.bytes = int64_t{1} << 40, .read_bandwidth = 2e5, .write_bandwidth = 1e5};
+  EXPECT_NEAR(with(activations::Way::nvme), 1.5 * moved, 1e-6 * moved);
 }
 
-TEST(PredictTest, LayersOfFewerOperationsCostLessBesideTheirWork) {
-  Cluster cluster = multiplying_host(1, 1e30, {});
-  cluster.layer_seconds = 1e-3;
-  std::vector<double> forward;
-  for (const LayerCost& cost : layer_costs(cluster, job(1), {})) {
-    forward.push_back(cost.forward);
-    EXPECT_NEAR(cost.backward_input, cost.forward, 1e-9);
-  }
-  ASSERT_EQ(forward.size(), 5u); // tokens, positions, block, norm, head
-  EXPECT_NEAR(forward[2], 1e-3, 1e-9);
-  for (const size_t other : {0, 1, 3, 4}) {
-    EXPECT_GT(forward[other], 0);
-    EXPECT_LT(forward[other], 0.5e-3);
-  }
+// Where ranks share memory an all-reduce may take as long as an all-gather.
+TEST(PredictTest, AllReducesInGathers) {
+  Cluster cluster = multiplying(2, 0);
+  const auto sums = [&](const Layout& layout) {
+    const Prediction p = predict(cluster, job(), layout);
+    return std::pair(p.reduce_seconds, p.pipeline_seconds);
+  };
+  const auto [data, nothing] = sums({.data = 2});
+  const auto [shards, as_much] = sums({.data = 2, .zero_stage = 1});
+  const auto [little, tensor] = sums({.tensor = 2});
+  cluster.all_reduce_gathers = 1;
+  EXPECT_NEAR(sums({.data = 2}).first, data / 2, 1e-6 * data);
+  EXPECT_NEAR(sums({.data = 2, .zero_stage = 1}).first, shards, 1e-3 * shards) << "a reduce-scatter is a gather";
+  const double collectives = tensor - 8 * 3 * (4 * kBlock + kHead) / 2 / 1e9;
+  EXPECT_NEAR(tensor - sums({.tensor = 2}).second, collectives / 2, 0.02 * collectives) << "but the two numbers a token of the loss, which are gathered";
 }
 
 TEST(PredictTest, ZeroThreeGathersForEveryPass) {

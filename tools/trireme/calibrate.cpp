@@ -79,7 +79,7 @@ plan::Level fitted(const json& rows, int ranks, const std::string& name) {
   return {name, ranks, 1 / std::max(inverse, 1e-13), latency};
 }
 
-// Of the middle size, so that neither one at which latency counts nor one that fits no cache decides.
+// The median over the sizes.
 double all_reduce_gathers(const json& rows) {
   std::vector<double> ratios;
   for (const json& row : rows) {

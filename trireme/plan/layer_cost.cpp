@@ -17,7 +17,7 @@ constexpr double kPassesOfDropout = 5; // two of them
 // (6) and summed for the bias (3), keys and values packed again (4), their gradients added as they come by (8), those of queries and results (3). As many for an all-to-all.
 constexpr double kPassesOfContextForward = 13;
 constexpr double kPassesOfContextBackward = 24;
-// Tokens that tensor ranks share come and go in the order of ranks, unless a sample is large: they are copied into the order of samples, or out of it.
+// Tokens that tensor ranks share come and go in the order of ranks, unless a sample is large or the only one: they are copied into the order of samples, or out of it.
 constexpr double kPassesOfOrder = 2.5;
 // Passes over attention's matrix where it is written.
 constexpr double kMatrixForward = 6.5;
@@ -101,7 +101,7 @@ class Costs {
     return elements * product_ / cluster_.pass_bandwidth;
   }
   double into_order(int64_t bytes) const {
-    const bool whole_samples = bytes / layout_.micro_batch >= tensor::kSampleBytes;
+    const bool whole_samples = layout_.micro_batch == 1 || bytes / layout_.micro_batch >= tensor::kSampleBytes;
     return !whole_samples ? kPassesOfOrder * static_cast<double>(bytes) / cluster_.pass_bandwidth : 0;
   }
   // A copy reads and writes, an addition reads twice; the mean over the micro-batches of a step.

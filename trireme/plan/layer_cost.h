@@ -29,7 +29,7 @@ struct LayerCost {
 ///
 /// Matrix products: operations over the speed at their size. Attention: 2 products forward, 5 backward of the half below the diagonal (with dropout
 /// whole matrices, 2 and 4, and 6.5 and 9.5 passes over [B, A, L, L]). Between them, passes over [B, L, H]: 21 forward, 42 backward, of which
-/// 9 and 18 lie outside what the tensor axis divides. Context ranks make 13 and 24 more; each of a block's 4 and 4 collectives of shared tokens 2.5 over all tokens.
+/// 9 and 18 lie outside what the tensor axis divides. Context ranks make 13 and 24 more; each of a block's 4 and 6 collectives of shared tokens 2.5 over all tokens.
 std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const Layout& layout);
 
 /// Operations of a step by Narayanan et al. 2021, arXiv:2104.04473: 96 B l L h^2 (1 + L / 6h + V / 16 l h) counts recomputation; the

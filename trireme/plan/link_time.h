@@ -13,7 +13,7 @@ struct AxisGroup {
   int64_t stride = 1;
 };
 
-/// Seconds of an all-gather that leaves `bytes` with every rank, or of a reduce-scatter of as many; an all-reduce takes two.
+/// Seconds of an all-gather that leaves `bytes` with every rank, or of a reduce-scatter of as many; an all-reduce takes Cluster::all_reduce_gathers.
 ///
 /// With g units of m members below a level, a unit receives bytes (1 - 1/g), divided among its members' links. The levels work at the same
 /// time in chunks, so the slowest counts; every level adds its latency log2(g) times. In a flat ring of n ranks bytes (1 - 1/n)

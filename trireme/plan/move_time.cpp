@@ -66,4 +66,14 @@ MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const buc
   return out;
 }
 
+ActivationTimes activation_times(const Cluster& cluster, const estimate::Run& run, int64_t layer) {
+  const activations::Way way = run.way_of(layer);
+  const estimate::Layer& of = run.model.layers[static_cast<size_t>(layer)];
+  const auto bytes = static_cast<double>(activations::recomputes(way) ? of.input : of.kept);
+  const auto seconds = [&](bool moves, double bandwidth) { return moves && bandwidth > 0 ? bytes / bandwidth : 0; };
+  const double link = seconds(activations::moves(way) && !cluster.on_host, cluster.host.link_bandwidth);
+  const auto ranks = static_cast<double>(cluster.ranks_per_host);
+  return {std::max(link, seconds(activations::to_nvme(way), cluster.disk.write_bandwidth / ranks)), std::max(link, seconds(activations::to_nvme(way), cluster.disk.read_bandwidth / ranks))};
+}
+
 } // namespace trireme::plan

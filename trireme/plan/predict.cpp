@@ -98,10 +98,14 @@ class Step {
       const int64_t stage = p % run_.stages;
       pipeline::PartCosts& part = parts.emplace_back();
       part = {0, 0, 0, 0, 0, 0};
+      ActivationTimes moved;
       for (int64_t i = run_.bounds[p]; i < run_.bounds[p + 1]; ++i) {
         const LayerCost& layer = layers[i];
         part.forward += layer.forward;
-        part.backward_input += layer.backward_input;
+        part.backward_input += layer.backward_input + (layout_.recompute == 0 && activations::recomputes(run_.way_of(i)) ? layer.forward : 0);
+        const ActivationTimes own = activation_times(cluster_, run_, i);
+        moved.leave += own.leave;
+        moved.back += own.back;
         part.backward_weight += layer.backward_weight + layer.gradients + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
       }
       part.backward = part.backward_input + part.backward_weight;
@@ -117,12 +121,12 @@ class Step {
       part.forward += exposed(gathers[stage], cluster_.overlap, part.forward);
       part.backward += exposed(travelling, cluster_.overlap, part.backward);
       part.backward_input += exposed(travelling, cluster_.overlap, part.backward_input);
-      // Units come, and gradients leave, by themselves while layers are computed.
+      // Units come, gradients leave and activations leave and come by themselves while layers are computed.
       const auto passes = static_cast<double>(run_.accumulation * run_.chunks);
       const MoveTimes& own = moved_[static_cast<size_t>(stage)];
-      part.forward = std::max(part.forward, own.forward(passes));
-      part.backward = std::max(part.backward, own.backward(passes));
-      part.backward_input = std::max(part.backward_input, own.backward(passes));
+      part.forward = std::max({part.forward, own.forward(passes), moved.leave});
+      part.backward = std::max({part.backward, own.backward(passes), moved.back});
+      part.backward_input = std::max({part.backward_input, own.backward(passes), moved.back});
     }
     return parts;
   }
@@ -198,7 +202,7 @@ class Step {
   // Loss and norm, over replicas and stages.
   double small_sums() const {
     const AxisGroup stages{run_.stages, run_.ranks_of_stage()};
-    return 4 * gather_seconds(cluster_, replicas_, kSmallSum) + 2 * gather_seconds(cluster_, stages, kSmallSum);
+    return cluster_.all_reduce_gathers * (2 * gather_seconds(cluster_, replicas_, kSmallSum) + gather_seconds(cluster_, stages, kSmallSum));
   }
 
   const Cluster& cluster_;

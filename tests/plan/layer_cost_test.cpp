@@ -1,0 +1,62 @@
+// What a layer costs beside its matrix products, against numbers worked out by hand.
+#include "clusters.h"
+
+#include <trireme/plan/layer_cost.h>
+
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+namespace trireme::plan {
+namespace {
+
+Job job(int64_t layers = 4) {
+  return gpt_job(layers, 64, 4, 16, 100, 8);
+}
+
+// What context ranks copy to put queries, keys and values apart and together, and what ranks that share tokens copy into the order of samples, where samples are small.
+TEST(LayerCostTest, PassesOfContextAndOfSharedTokens) {
+  Cluster cluster = multiplying_host(2, 1e30, {1e30});
+  cluster.pass_bandwidth = 1e9;
+  const auto block = [&](const Layout& layout, const Job& of) {
+    const LayerCost cost = layer_costs(cluster, of, layout).at(2);
+    return std::pair(cost.forward * 1e9, cost.backward() * 1e9);
+  };
+  const auto expect = [](std::pair<double, double> found, double forward, double backward) {
+    EXPECT_NEAR(found.first, forward, 1e-6 * forward);
+    EXPECT_NEAR(found.second, backward, 1e-6 * backward);
+  };
+  const auto with_shared_tokens = [](int64_t micro_batch) {
+    Layout layout{.tensor = 2, .micro_batch = micro_batch};
+    layout.sequence_parallel = true;
+    return layout;
+  };
+  const double stream = 4.0 * 4 * 16 * 64; // bytes of 4 samples
+  expect(block({.tensor = 2, .micro_batch = 4}, job()), (12 / 2.0 + 9) * stream, 2 * (12 / 2.0 + 9) * stream);
+  expect(block(with_shared_tokens(4), job()), (21 / 2.0 + 4 * 2.5) * stream, (42 / 2.0 + 6 * 2.5) * stream);
+  expect(block({.context = 2, .micro_batch = 4}, job()), (21 + 13) * stream / 2, (42 + 24) * stream / 2);
+  expect(block(with_shared_tokens(1), job()), 21 / 2.0 * stream / 4, 42 / 2.0 * stream / 4); // the only sample: in order as it comes
+  const Job long_samples = gpt_job(4, 64, 4, 4096, 100, 8); // 1 MB each
+  const double longer = 4.0 * 4096 * 64;
+  expect(block(with_shared_tokens(2), long_samples), 2 * 21 / 2.0 * longer, 2 * 42 / 2.0 * longer);
+}
+
+TEST(LayerCostTest, LayersOfFewerOperationsCostLessBesideTheirWork) {
+  Cluster cluster = multiplying_host(1, 1e30, {});
+  cluster.layer_seconds = 1e-3;
+  std::vector<double> forward;
+  for (const LayerCost& cost : layer_costs(cluster, job(1), {})) {
+    forward.push_back(cost.forward);
+    EXPECT_NEAR(cost.backward_input, cost.forward, 1e-9);
+  }
+  ASSERT_EQ(forward.size(), 5u); // tokens, positions, block, norm, head
+  EXPECT_NEAR(forward[2], 1e-3, 1e-9);
+  for (const size_t other : {0, 1, 3, 4}) {
+    EXPECT_GT(forward[other], 0);
+    EXPECT_LT(forward[other], 0.5e-3);
+  }
+}
+
+} // namespace
+} // namespace trireme::plan
