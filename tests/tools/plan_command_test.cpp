@@ -180,7 +180,7 @@ TEST_F(PlanCommandTest, CalibrationWritesADescription) {
   EXPECT_GT(written.at("rank").at("flops").get<double>(), 1e7);
   EXPECT_GT(written.at("rank").at("memory_bandwidth").get<double>(), 1e7);
   EXPECT_GT(written.at("links").at("inside_host").at("bandwidth").get<double>(), 1e6);
-  EXPECT_THAT(written.at("all_reduce_gathers").get<double>(), AllOf(testing::Ge(0.5), testing::Lt(2.0))) << "ranks share memory";
+  EXPECT_THAT(written.at("all_reduce_gathers").get<double>(), AllOf(testing::Ge(0.5), testing::Le(2.0))); // below 2 where nothing disturbs it
   if (written.contains("disk")) { // not where files would be in memory
     EXPECT_GT(written.at("disk").at("read_bandwidth").get<double>(), 1e5);
     EXPECT_GT(written.at("disk").at("write_bandwidth").get<double>(), 1e5);
