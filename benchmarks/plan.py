@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from engines import TIMEOUT_S
+from processes import last_words
 from tables import number, print_checks, print_table
 from turns import run_alternately
 
@@ -95,15 +96,11 @@ def peak(steps):
     return max(step.get("peak_rss_bytes", 0) for step in steps)
 
 
-def last_line(text):
-    return (text.strip().splitlines() or ["no output"])[-1]
-
-
 def allocated(trireme, folder, row, name):
     """Largest allocated memory of a short run; or why there is none."""
     command = train_command(trireme, folder, row, name, ("--set", f"training.steps={WARMUP + 1}"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, **RETURNS_ALL})
-    return (peak(metrics(folder, name)), None) if done.returncode == 0 else (None, last_line(done.stderr))
+    return (peak(metrics(folder, name)), None) if done.returncode == 0 else (None, last_words(done.stderr))
 
 
 def lower_quartile(values):
@@ -113,15 +110,16 @@ def lower_quartile(values):
 
 def measured(trireme, folder, layouts, tag):
     """Runs these layouts and calibrations for their numbers of ranks in turns. Returns what was planned and found of each, and why others have nothing."""
-    commands = {("plan", ranks): plan_command(trireme, folder, ranks, f"cluster-{ranks}-{tag}") for ranks in sorted({row["ranks"] for row in layouts.values()})}
+    calibrated = sorted({row["ranks"] for row in layouts.values()})
+    commands = {("plan", ranks): plan_command(trireme, folder, ranks, f"cluster-{ranks}-{tag}") for ranks in calibrated}
     commands.update((i, train_command(trireme, folder, row, f"out-{i}-{tag}")) for i, row in layouts.items())
     turns = {name: CALIBRATION_TURN_S if isinstance(name, tuple) else TURN_S for name in commands}
     members = run_alternately(commands, turns, TIMEOUT_S)
     plans = {}
-    for ranks in sorted({row["ranks"] for row in layouts.values()}):
+    for ranks in calibrated:
         member = members["plan", ranks]
         if member.process.returncode != 0:
-            raise RuntimeError(f"trireme plan -n {ranks}: {last_line(member.text(member.errors))}")
+            raise RuntimeError(f"trireme plan -n {ranks}: {last_words(member.text(member.errors))}")
         plans[ranks] = [json.loads(line) for line in member.text(member.output).splitlines() if line.startswith("{")]
     found, refused = {}, {}
     for i, row in layouts.items():
@@ -129,7 +127,7 @@ def measured(trireme, folder, layouts, tag):
         if not said:
             refused[i] = "the plan has no such layout"
         elif members[i].process.returncode != 0:
-            refused[i] = last_line(members[i].text(members[i].errors))
+            refused[i] = last_words(members[i].text(members[i].errors))
         else:
             steps = metrics(folder, f"out-{i}-{tag}")
             whole = [step["step_ms"] for step in steps if step["step"] > WARMUP and members[i].was_running(step["wall_time"] - step["step_ms"] / 1000, step["wall_time"])]

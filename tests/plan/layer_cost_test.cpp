@@ -17,7 +17,7 @@ Job job(int64_t layers = 4) {
 
 // What context ranks copy to put queries, keys and values apart and together, and what ranks that share tokens copy into the order of samples, where samples are small.
 TEST(LayerCostTest, PassesOfContextAndOfSharedTokens) {
-  Cluster cluster = multiplying_host(2, 1e30, {1e30});
+  Cluster cluster = multiplying_host(2, kInfinite, {});
   cluster.pass_bandwidth = 1e9;
   const auto block = [&](const Layout& layout, const Job& of) {
     const LayerCost cost = layer_costs(cluster, of, layout).at(2);
@@ -43,7 +43,7 @@ TEST(LayerCostTest, PassesOfContextAndOfSharedTokens) {
 }
 
 TEST(LayerCostTest, LayersOfFewerOperationsCostLessBesideTheirWork) {
-  Cluster cluster = multiplying_host(1, 1e30, {});
+  Cluster cluster = multiplying_host(1, kInfinite, {});
   cluster.layer_seconds = 1e-3;
   std::vector<double> forward;
   for (const LayerCost& cost : layer_costs(cluster, job(1), {})) {

@@ -123,10 +123,8 @@ class Blocks {
       return;
     }
     due_ -= 1;
-    for (Block& block : blocks_) { // brings its code and some of its memory back into the caches, as a layer before it does
-      if (once_ < kTooLong) {
-        block.call();
-      }
+    if (once_ < kTooLong) { // brings their code and some of their memory back into the caches, as a layer before them does
+      std::for_each(blocks_.begin(), blocks_.end(), [](Block& block) { block.call(); });
     }
     for (Block& block : blocks_) {
       block.seconds.push_back(clock_.seconds_of_the_slowest(block.call));
@@ -303,7 +301,6 @@ int measure_machine_as_rank(const std::filesystem::path& file) {
     const Timer clock(world.group());
     result = of_a_block(clock, shape_of(spec.at("compute")));
     result["optimizer_bytes_per_s"] = optimizer(world.group(), spec.at("compute"));
-    result["threads"] = at::get_num_threads();
     world.group().barrier().wait();
   }
   if (world.rank() == 0) {

@@ -102,7 +102,7 @@ class Costs {
   }
   double into_order(int64_t bytes) const {
     const bool whole_samples = layout_.micro_batch == 1 || bytes / layout_.micro_batch >= tensor::kSampleBytes;
-    return !whole_samples ? kPassesOfOrder * static_cast<double>(bytes) / cluster_.pass_bandwidth : 0;
+    return whole_samples ? 0 : kPassesOfOrder * static_cast<double>(bytes) / cluster_.pass_bandwidth;
   }
   // A copy reads and writes, an addition reads twice; the mean over the micro-batches of a step.
   double gradients(const estimate::Layer& layer) const {

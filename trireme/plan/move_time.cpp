@@ -66,10 +66,8 @@ MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const buc
   return out;
 }
 
-ActivationTimes activation_times(const Cluster& cluster, const estimate::Run& run, int64_t layer) {
-  const activations::Way way = run.way_of(layer);
-  const estimate::Layer& of = run.model.layers[static_cast<size_t>(layer)];
-  const auto bytes = static_cast<double>(activations::recomputes(way) ? of.input : of.kept);
+ActivationTimes activation_times(const Cluster& cluster, const estimate::Layer& layer, activations::Way way) {
+  const auto bytes = static_cast<double>(activations::recomputes(way) ? layer.input : layer.kept);
   const auto seconds = [&](bool moves, double bandwidth) { return moves && bandwidth > 0 ? bytes / bandwidth : 0; };
   const double link = seconds(activations::moves(way) && !cluster.on_host, cluster.host.link_bandwidth);
   const auto ranks = static_cast<double>(cluster.ranks_per_host);

@@ -33,12 +33,12 @@ struct MoveTimes {
 
 MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const bucket::FlatLayout& layout, const estimate::StageMoves& moves);
 
-/// Seconds in which activations of one layer and one micro-batch leave in forward, and come back in backward (activation_checkpointing's ways); 0 over a link or to a disk
+/// Seconds in which activations of one layer and one micro-batch leave in forward, and come back in backward; 0 over a link or to a disk
 /// that the cluster does not describe.
 struct ActivationTimes {
   double leave = 0;
   double back = 0;
 };
-ActivationTimes activation_times(const Cluster& cluster, const estimate::Run& run, int64_t layer);
+ActivationTimes activation_times(const Cluster& cluster, const estimate::Layer& layer, activations::Way way);
 
 } // namespace trireme::plan
