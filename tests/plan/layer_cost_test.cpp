@@ -58,5 +58,42 @@ TEST(LayerCostTest, LayersOfFewerOperationsCostLessBesideTheirWork) {
   }
 }
 
+TEST(LayerCostTest, TensorRanksShareWhatWeightsCost) {
+  Cluster cluster = multiplying_host(4, kInfinite, {});
+  cluster.layer_seconds = 1e-3;
+  cluster.weight_seconds = 2e-3;
+  for (const int64_t tensor : {1, 2, 4}) {
+    const LayerCost block = layer_costs(cluster, job(1), {.tensor = tensor}).at(2);
+    EXPECT_NEAR(block.forward, 1e-3 + 2e-3 / static_cast<double>(tensor), 1e-9);
+    EXPECT_NEAR(block.backward(), block.forward, 1e-9);
+  }
+}
+
+// What activation_checkpointing names recomputes as an interval does, with the gathers of partition_activations.
+TEST(LayerCostTest, NamedWaysRecomputeBlocks) {
+  const Cluster cluster = multiplying_host(2, 1e9, {1e6, 0});
+  Job named = job(2);
+  named.base.activations.shares_inputs = true;
+  const auto backward = [&](const Job& of, int64_t recompute) {
+    std::vector<double> out;
+    for (const LayerCost& cost : layer_costs(cluster, of, {.tensor = 2, .recompute = recompute})) {
+      out.push_back(cost.backward());
+    }
+    return out;
+  };
+  const std::vector<double> kept = backward(named, 0);
+  const std::vector<double> all = backward(named, 1);
+  named.base.activations.policy = activations::Way::recompute;
+  const std::vector<double> blocks = backward(named, 0);
+  named.base.activations.policy.reset();
+  named.base.activations.choices = {activations::Way::keep, activations::Way::recompute};
+  const std::vector<double> second = backward(named, 0);
+  ASSERT_EQ(kept.size(), 6u); // tokens, positions, two blocks, norm, head
+  EXPECT_GT(all[2], kept[2]);
+  EXPECT_GT(all[5], kept[5]);
+  EXPECT_EQ(blocks, (std::vector<double>{kept[0], kept[1], all[2], all[3], kept[4], kept[5]}));
+  EXPECT_EQ(second, (std::vector<double>{kept[0], kept[1], kept[2], all[3], kept[4], kept[5]}));
+}
+
 } // namespace
 } // namespace trireme::plan

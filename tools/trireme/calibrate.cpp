@@ -89,22 +89,32 @@ double all_reduce_gathers(const json& rows) {
   return std::clamp(ratios[ratios.size() / 2], 0.5, 2.0);
 }
 
-// Makes the cost of a block what was measured for two numbers of samples: a factor on all speeds, and seconds forward and backward each.
+// Makes the cost of a block what was measured for one and several samples: a factor on all speeds, and seconds forward and backward each. Of the latter, what a tensor rank's share
+// of a block has less of is for the weights.
 void fit_block(const json& blocks, const plan::Job& job, plan::Cluster& cluster) {
-  std::vector<double> found, planned;
-  for (const json& block : blocks) {
-    const plan::Layout layout{.micro_batch = block.at(0)};
+  struct Block {
+    int64_t samples;
+    int64_t tensor;
+    double found;
+    double planned;
+  };
+  const auto block = [&](size_t i) {
+    const plan::Layout layout{.tensor = blocks.at(i).at(1), .micro_batch = blocks.at(i).at(0)};
     const plan::LayerCost cost = plan::layer_costs(cluster, job, layout).at(2); // behind two embeddings
-    planned.push_back(cost.forward + cost.backward());
-    found.push_back(block.at(1));
-  }
-  double factor = (found[1] - found[0]) / (planned[1] - planned[0]);
-  double rest = found[0] - factor * planned[0];
+    return Block{layout.micro_batch, layout.tensor, blocks.at(i).at(2), cost.forward + cost.backward()};
+  };
+  const Block one = block(0), several = block(1), share = block(2);
+  double factor = (several.found - one.found) / (several.planned - one.planned);
+  double rest = one.found - factor * one.planned;
   if (factor <= 0 || rest < 0) {
-    factor = found[1] / planned[1];
+    factor = several.found / several.planned;
     rest = 0;
   }
-  cluster.layer_seconds = rest / 2;
+  if (share.tensor > 1) {
+    const double rest_of_share = std::clamp(share.found - factor * share.planned, rest / static_cast<double>(share.tensor), rest);
+    cluster.weight_seconds = (rest - rest_of_share) / (1 - 1 / static_cast<double>(share.tensor)) / 2;
+  }
+  cluster.layer_seconds = rest / 2 - cluster.weight_seconds;
   cluster.peak_flops /= factor;
   cluster.pass_bandwidth /= factor;
   for (plan::SpeedCurve* curve : {&cluster.products, &cluster.attention}) {
@@ -112,7 +122,9 @@ void fit_block(const json& blocks, const plan::Job& job, plan::Cluster& cluster)
       point.flops /= factor;
     }
   }
-  log::info("a block of 1 and ", blocks.at(1).at(0), " samples takes ", found[0] * 1e3, " and ", found[1] * 1e3, " ms; its parts together ", planned[0] * 1e3, " and ", planned[1] * 1e3, " ms");
+  for (const Block& measured : {one, several, share}) {
+    log::info("a block of ", measured.samples, " samples", measured.tensor > 1 ? concat(", a share of 1 / ", measured.tensor, " of it,") : "", " takes ", measured.found * 1e3, " ms; its parts together ", measured.planned * 1e3, " ms");
+  }
 }
 
 // Of the working directory; none where files would be in memory.

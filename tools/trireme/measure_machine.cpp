@@ -18,6 +18,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <sstream>
 
 namespace trireme::tools {
@@ -31,6 +32,7 @@ constexpr int kRepeats = 7;
 constexpr double kLongEnough = 5e-3;
 constexpr double kTooLong = 0.15;
 constexpr double kEps = 1e-5;
+constexpr int64_t kTensorRanks = 4; // that share a block, where its heads divide
 
 /// Times calls while all ranks of the job make the same one.
 class Timer {
@@ -94,19 +96,33 @@ Shape shape_of(const json& spec) {
   return shape;
 }
 
-/// A whole block forward and backward, for several numbers of samples. They are measured in turns, many times between the other measurements: what disturbs the machine for a
+// Leaves of a block what one of `tensor` ranks has.
+void keep_share(models::GptBlock& block, int64_t tensor) {
+  const auto keep = [&](at::Tensor& parameter, int64_t dim) { parameter.set_data(parameter.narrow(dim, 0, parameter.size(dim) / tensor).contiguous()); };
+  block->attn->heads /= tensor;
+  for (auto* layer : {&block->attn->c_attn, &block->mlp->c_fc}) {
+    keep((*layer)->weight, 0);
+    keep((*layer)->bias, 0);
+  }
+  keep(block->attn->c_proj->weight, 1);
+  keep(block->mlp->c_proj->weight, 1);
+}
+
+/// A block forward and backward, for several numbers of samples, and for one sample a tensor rank's share of it. They are measured in turns, many times between the other measurements: what disturbs the machine for a
 /// second changes neither these times nor, which is worse, their difference.
 class Blocks {
  public:
   Blocks(const Timer& clock, const Shape& shape) : clock_(clock) {
-    for (const int64_t samples : {1, 4}) {
+    const int64_t ranks = std::gcd(shape.gpt.heads, kTensorRanks);
+    for (const auto& [samples, tensor] : {std::pair<int64_t, int64_t>(1, 1), {4, 1}, {1, ranks}}) {
       models::GptBlock module(shape.gpt);
       module->to(shape.type);
+      keep_share(module, tensor);
       const at::Tensor x = shape.made({samples, shape.rows, shape.gpt.hidden});
       std::vector<at::Tensor> inputs = module->parameters();
       inputs.push_back(x);
       const at::Tensor grad = at::ones_like(x);
-      blocks_.push_back({samples, [=]() mutable { torch::autograd::grad({module->forward(x)}, inputs, {grad}); }, {}});
+      blocks_.push_back({samples, tensor, [=]() mutable { torch::autograd::grad({module->forward(x)}, inputs, {grad}); }, {}});
       blocks_.back().call();
       double least = std::numeric_limits<double>::infinity();
       for (int i = 0; i == 0 || (i < kSweeps && least < kTooLong); ++i) {
@@ -130,13 +146,13 @@ class Blocks {
       block.seconds.push_back(clock_.seconds_of_the_slowest(block.call));
     }
   }
-  /// Samples and seconds of each: the lower quartile, because other programs only make it longer.
+  /// Samples, tensor ranks and seconds of each: the lower quartile, because other programs only make it longer.
   json quartiles() {
     json out = json::array();
     for (Block& block : blocks_) {
       const auto quarter = block.seconds.begin() + std::ssize(block.seconds) / 4;
       std::nth_element(block.seconds.begin(), quarter, block.seconds.end());
-      out.push_back({block.samples, *quarter});
+      out.push_back({block.samples, block.tensor, *quarter});
     }
     return out;
   }
@@ -144,6 +160,7 @@ class Blocks {
  private:
   struct Block {
     int64_t samples;
+    int64_t tensor;
     std::function<void()> call;
     std::vector<double> seconds;
   };

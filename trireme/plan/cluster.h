@@ -71,6 +71,8 @@ struct Cluster {
   double pass_bandwidth = 0;
   /// Seconds that a block costs beside its work, forward and again backward; other layers, which are fewer operations, a share of it.
   double layer_seconds = 0;
+  /// Seconds more that the weights of a block cost, forward and again backward; tensor ranks share them.
+  double weight_seconds = 0;
   /// Share of communication that may hide behind computation: 1 where a card sends by itself, 0 where the same cores do both.
   double overlap = 1;
   /// Ranks of a host that compute at the same time at the speeds above: fewer than ranks_per_host where ranks share cores.

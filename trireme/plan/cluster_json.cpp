@@ -94,6 +94,7 @@ void read_rank(const JsonNode& node, Cluster& out) {
   out.memory_bandwidth = a_second(reader, "memory_bandwidth");
   out.pass_bandwidth = reader.find("pass_bandwidth") == nullptr ? out.memory_bandwidth : a_second(reader, "pass_bandwidth");
   out.layer_seconds = seconds(reader, "layer_seconds");
+  out.weight_seconds = seconds(reader, "weight_seconds");
   reader.finish();
 }
 
@@ -220,7 +221,7 @@ std::string write_cluster(const Cluster& cluster) {
   if (!cluster.attention.points.empty()) {
     rank["attention_achieved"] = curve_json(cluster.attention, cluster.peak_flops);
   }
-  rank.update({{"memory_bandwidth", cluster.memory_bandwidth}, {"pass_bandwidth", cluster.pass_bandwidth}, {"layer_seconds", cluster.layer_seconds}});
+  rank.update({{"memory_bandwidth", cluster.memory_bandwidth}, {"pass_bandwidth", cluster.pass_bandwidth}, {"layer_seconds", cluster.layer_seconds}, {"weight_seconds", cluster.weight_seconds}});
   ordered_json links = ordered_json::object();
   ordered_json groups = ordered_json::array();
   for (const Level& level : cluster.levels) {

@@ -23,7 +23,7 @@ constexpr double kPassesOfOrder = 2.5;
 constexpr double kMatrixForward = 6.5;
 constexpr double kMatrixBackward = 9.5;
 
-// Of what a block costs beside its work (Cluster::layer_seconds): by operations, of which a block has about 10.
+// Of what a block costs beside its work (Cluster::layer_seconds and weight_seconds): by operations, of which a block has about 10.
 double share_of_block(models::GptPart::Kind kind) {
   switch (kind) {
     case models::GptPart::Kind::block:
@@ -82,18 +82,20 @@ class Costs {
     const AxisGroup tensor{layout_.tensor, 1};
     const double gather = gather_seconds(cluster_, tensor, static_cast<double>(layer.tensor_bytes));
     const double pass = layout_.sequence_parallel ? gather + into_order(layer.tensor_bytes) : gather * cluster_.all_reduce_gathers / 2;
-    const double beside = share_of_block(kind) * cluster_.layer_seconds;
+    const double beside = share_of_block(kind) * (cluster_.layer_seconds + cluster_.weight_seconds / tensor_);
     cost.forward += layer.tensor_passes_forward * pass + beside;
     cost.backward_input += layer.tensor_passes_backward * pass + beside;
     cost.gradients = gradients(layer);
     cost.weights_later = layer.tensor_passes_weights * pass;
-    if (layout_.recompute > 0) {
-      cost.backward_input += cost.forward;
-      if (job_.base.activations.shares_inputs && !layout_.sequence_parallel && kind != models::GptPart::Kind::tokens) {
-        cost.backward_input += gather_seconds(cluster_, tensor, static_cast<double>(layer.input));
-      }
-    }
     return cost;
+  }
+
+  // Backward's part of a layer that is recomputed: it is computed once more, from an input which tensor ranks may have to gather (activations::Options::shares_inputs).
+  void recompute(LayerCost& cost, models::GptPart::Kind kind, const estimate::Layer& layer) const {
+    cost.backward_input += cost.forward;
+    if (job_.base.activations.shares_inputs && !layout_.sequence_parallel && kind != models::GptPart::Kind::tokens) {
+      cost.backward_input += gather_seconds(cluster_, {layout_.tensor, 1}, static_cast<double>(layer.input));
+    }
   }
 
  private:
@@ -178,6 +180,22 @@ class Costs {
   double vocabulary_;
 };
 
+// Whether each layer is recomputed in backward: as the layout says, unless the job names ways.
+std::vector<bool> recomputed(const Job& job, const Layout& layout, int64_t layers) {
+  std::vector<bool> out(static_cast<size_t>(layers), layout.recompute > 0);
+  const activations::Options& activations = job.base.activations;
+  if (activations.policy || !activations.choices.empty()) {
+    estimate::Run run = job.base;
+    run.model = model_of(job, layout);
+    run.layer_list = layout.is_layer_list();
+    run.recompute_interval = layout.recompute;
+    for (int64_t i = 0; i < layers; ++i) {
+      out[static_cast<size_t>(i)] = activations::recomputes(run.way_of(i));
+    }
+  }
+  return out;
+}
+
 } // namespace
 
 std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const Layout& layout) {
@@ -186,10 +204,16 @@ std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const
   const estimate::Model model = model_of(job, layout, 1);
   const std::vector<models::GptPart> parts = models::gpt_parts(one);
   const Costs costs(cluster, job, layout);
+  const std::vector<bool> again = recomputed(job, layout, std::ssize(parts) - 1 + job.gpt.layers);
   std::vector<LayerCost> out;
   for (size_t i = 0; i < parts.size(); ++i) {
+    const LayerCost kept = costs.of(parts[i].kind, model.layers[i]);
+    LayerCost computed_again = kept;
+    costs.recompute(computed_again, parts[i].kind, model.layers[i]);
     const int64_t times = parts[i].kind == models::GptPart::Kind::block ? job.gpt.layers : 1;
-    out.insert(out.end(), static_cast<size_t>(times), costs.of(parts[i].kind, model.layers[i]));
+    for (int64_t k = 0; k < times; ++k) {
+      out.push_back(again[out.size()] ? computed_again : kept);
+    }
   }
   return out;
 }

@@ -102,9 +102,8 @@ class Step {
       for (int64_t i = run_.bounds[p]; i < run_.bounds[p + 1]; ++i) {
         const LayerCost& layer = layers[i];
         part.forward += layer.forward;
-        const activations::Way way = run_.way_of(i);
-        part.backward_input += layer.backward_input + (layout_.recompute == 0 && activations::recomputes(way) ? layer.forward : 0);
-        const ActivationTimes own = activation_times(cluster_, run_.model.layers[i], way);
+        part.backward_input += layer.backward_input;
+        const ActivationTimes own = activation_times(cluster_, run_.model.layers[i], run_.way_of(i));
         moved.leave += own.leave;
         moved.back += own.back;
         part.backward_weight += layer.backward_weight + layer.gradients + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
