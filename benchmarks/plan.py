@@ -109,7 +109,7 @@ def lower_quartile(values):
 
 
 def measured(trireme, folder, layouts, tag):
-    """Runs these layouts and calibrations for their numbers of ranks in turns. Returns what was planned and found of each, and why others have nothing."""
+    """Runs these layouts and calibrations for their numbers of ranks in turns. Returns the rows of the plans by ranks, what was found of each layout, and why others have nothing."""
     calibrated = sorted({row["ranks"] for row in layouts.values()})
     commands = {("plan", ranks): plan_command(trireme, folder, ranks, f"cluster-{ranks}-{tag}") for ranks in calibrated}
     commands.update((i, train_command(trireme, folder, row, f"out-{i}-{tag}")) for i, row in layouts.items())
@@ -123,8 +123,7 @@ def measured(trireme, folder, layouts, tag):
         plans[ranks] = [json.loads(line) for line in member.text(member.output).splitlines() if line.startswith("{")]
     found, refused = {}, {}
     for i, row in layouts.items():
-        said = row_of(plans[row["ranks"]], row)
-        if not said:
+        if not row_of(plans[row["ranks"]], row):
             refused[i] = "the plan has no such layout"
         elif members[i].process.returncode != 0:
             refused[i] = last_words(members[i].text(members[i].errors))
@@ -134,8 +133,8 @@ def measured(trireme, folder, layouts, tag):
             if not whole:
                 refused[i] = f"no step was within a turn of {TURN_S} s"
                 continue
-            found[i] = dict(step_ms=lower_quartile(whole), steps=len(whole), memory_bytes=peak(steps), planned_ms=said["step_ms"], planned_bytes=said["memory_bytes"])
-    return found, refused
+            found[i] = dict(step_ms=lower_quartile(whole), steps=len(whole), memory_bytes=peak(steps))
+    return plans, found, refused
 
 
 def ranks_of(values):
@@ -158,12 +157,15 @@ def plan(installed, args, record):
         write_run(folder, args.steps + WARMUP)
         found = {i: [] for i in range(len(layouts))}
         refused = {}
+        plans = {}  # by ranks, one of each calibration
         for round_number in range(args.rounds):
             order = [i for i in found if i not in refused]
             random.shuffle(order)
             for first in range(0, len(order), AT_A_TIME):
-                results, reasons = measured(installed.trireme, folder, {i: layouts[i] for i in sorted(order[first:first + AT_A_TIME])}, f"{round_number}-{first}")
+                rows, results, reasons = measured(installed.trireme, folder, {i: layouts[i] for i in sorted(order[first:first + AT_A_TIME])}, f"{round_number}-{first}")
                 refused.update(reasons)
+                for ranks, said in rows.items():
+                    plans.setdefault(ranks, []).append(said)
                 for i, result in results.items():
                     found[i].append(result)
         memory = {}
@@ -177,9 +179,10 @@ def plan(installed, args, record):
         if i in refused:
             print(f"NOT MEASURED {name_of(row)}: {refused[i]}")
             continue
-        step, resident, planned_ms, planned_bytes = (statistics.median(result[key] for result in found[i]) for key in ("step_ms", "memory_bytes", "planned_ms", "planned_bytes"))
-        step_error = statistics.median(result["planned_ms"] / result["step_ms"] for result in found[i]) - 1
-        pair = dict(benchmark="plan", layout=name_of(row), planned_ms=planned_ms, measured_ms=step, step_error=step_error,
+        step, resident = (statistics.median(result[key] for result in found[i]) for key in ("step_ms", "memory_bytes"))
+        said = [one for one in (row_of(rows, row) for rows in plans[row["ranks"]]) if one]
+        planned_ms, planned_bytes = (statistics.median(one[key] for one in said) for key in ("step_ms", "memory_bytes"))
+        pair = dict(benchmark="plan", layout=name_of(row), planned_ms=planned_ms, measured_ms=step, step_error=planned_ms / step - 1,
                     steps=sum(result["steps"] for result in found[i]), planned_bytes=planned_bytes,
                     allocated_bytes=memory[i], allocated_error=planned_bytes / memory[i] - 1, measured_bytes=resident, memory_error=planned_bytes / resident - 1)
         record(pair)

@@ -54,7 +54,7 @@ TEST(OffloadJsonTest, EveryKeyOfThePagesIsRead) {
             std::tuple(Place::nvme, "/other_nvme", 7, 3'000'000'000, false));
   const aio::Options& aio = config.offload.aio;
   EXPECT_EQ(std::tuple(aio.block_size, aio.queue_depth, aio.threads, aio.single_submit, aio.overlap_events), std::tuple(262144, 32, 2, true, false));
-  EXPECT_THAT(config.notes, ElementsAre(HasSubstr("offload_param.buffer_size has no effect: a buffer is as large as the largest bucket")));
+  EXPECT_THAT(config.notes, ElementsAre(HasSubstr("offload_param.buffer_size has no effect: buffers are as large as the largest buckets")));
 }
 
 TEST(OffloadJsonTest, DefaultsAreDeepSpeeds) {

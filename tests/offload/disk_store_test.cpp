@@ -217,6 +217,41 @@ TEST(DiskStoreTest, MemoryIsThatOfItsBuffersHoweverManyBuckets) {
   EXPECT_EQ(stored.store.buffer_bytes(), 3 * largest);
 }
 
+// One bucket much larger than the others, as a vocabulary's: only one buffer has its size. Buckets come in any order, and more than the largest at once.
+TEST(DiskStoreTest, BuffersHaveTheSizesOfTheLargestBuckets) {
+  for (const bool pipelined : {false, true}) {
+    Stored stored({.kind = "optimizer states", .buffers = 4, .pipeline_read = pipelined, .pipeline_write = pipelined, .fast_init = true});
+    std::vector<int64_t> numel(9, 1024);
+    numel[3] = 16 * 1024;
+    numel[6] = 2 * 1024;
+    const int64_t buffer = stored.store.add({{at::kFloat, 0, numel}}, at::kCPU);
+    const int64_t all = (16 + 2 + 1 + 1) * kBlock;
+    for (int step = 0; step < 3; ++step) {
+      step_all(stored.store, buffer, 9, step);
+      EXPECT_EQ(stored.store.buffer_bytes(), all);
+    }
+    const int64_t read_before = stored.traffic->read;
+    for (const int bucket : {3, 0, 6, 1}) {
+      stored.store.prefetch(buffer, bucket);
+    }
+    for (const int bucket : {3, 0, 6, 1}) {
+      EXPECT_EQ(read(stored.store, buffer, bucket), read(stored.store, buffer, bucket));
+    }
+    EXPECT_LE(stored.traffic->read - read_before, (16 + 1 + 2 + 1) * kBlock) << "any four buckets have memory together";
+    const int64_t other = stored.store.add({{at::kFloat, 0, {32 * 1024, 1024}}}, at::kCPU);
+    step_all(stored.store, other, 2, 0);
+    step_all(stored.store, buffer, 9, 3);
+    EXPECT_LE(stored.store.buffer_bytes(), (32 + 16 + 2 + 1) * kBlock) << "a larger one came; memory that is there grows when it must";
+    std::vector<Parts> held;
+    for (int b = 0; b < 9; ++b) {
+      stored.store.use(buffer, b, false, [&](const Parts& parts) { held.push_back(parts); });
+    }
+    held.clear();
+    step_all(stored.store, buffer, 9, 4);
+    EXPECT_LE(stored.store.buffer_bytes(), (32 + 16 + 2 + 1) * kBlock);
+  }
+}
+
 TEST(DiskStoreTest, TheFirstBucketsStayInMemoryAsFarAsTheyMay) {
   Stored stored({.kind = "parameters", .buffers = 3, .fast_init = true, .elements_in_memory = 2500});
   const int64_t buffer = stored.store.add(equal_arrays(1, 10, 1000), at::kCPU);

@@ -72,7 +72,7 @@ std::vector<Section> zero_sections() {
       {"device", H, "word|auto none|cpu|nvme", "\"none\"", "none: where the model is. cpu: in the host's memory. nvme: in files. \"auto\": none.", R"(["auto"])"},
       {"nvme_path", H, "path", "null", kFolder},
       {"buffer_count", H, "int >= 1", "5", "nvme: buckets that have memory on the host at a time, at least 3: all but one may be read ahead of use."},
-      {"buffer_size", N, "int >= 1", "100000000", "a buffer is as large as the largest bucket that is in files."},
+      {"buffer_size", N, "int >= 1", "100000000", "buffers are as large as the largest buckets that are in files."},
       {"max_in_cpu", H, "int >= 0", "1000000000", "nvme: so many elements of a rank stay in the host's memory all the same, the first units."},
       {"pin_memory", H, "bool", "true", kPinned},
     }},

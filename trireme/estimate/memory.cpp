@@ -117,15 +117,16 @@ class Sum {
 Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
   Item item;
   Sum sum(run, item);
-  if (!run.on_device && elsewhere.state_buffers > 0) {
-    sum.add(said(run, elsewhere.state_buffers, " buckets of masters and states"), elsewhere.state_buffers * elsewhere.largest_states);
+  const auto add = [&](const FileBuffers& buffers, const char* what) {
+    if (buffers.count > 0) {
+      sum.add(said(run, "the ", buffers.count, " largest buckets of ", what), buffers.bytes);
+    }
+  };
+  if (!run.on_device) {
+    add(elsewhere.state_buffers, "masters and states");
+    add(elsewhere.parameter_buffers, "parameters");
   }
-  if (!run.on_device && elsewhere.parameter_buffers > 0) {
-    sum.add(said(run, elsewhere.parameter_buffers, " buckets of parameters"), elsewhere.parameter_buffers * elsewhere.largest_parameters);
-  }
-  if (elsewhere.gradient_buffers > 0) {
-    sum.add(said(run, elsewhere.gradient_buffers, " buckets of gradients"), elsewhere.gradient_buffers * elsewhere.largest_gradients);
-  }
+  add(elsewhere.gradient_buffers, "gradients");
   item.formula = item.formula.empty() ? "none: nothing is in files" : item.formula;
   return item;
 }

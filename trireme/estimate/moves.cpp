@@ -27,6 +27,13 @@ int64_t in_blocks(int64_t bytes) {
   return (bytes + kFileBlock - 1) / kFileBlock * kFileBlock;
 }
 
+// `files`: bytes of each bucket in its file.
+FileBuffers buffers_of(std::vector<int64_t> files, int64_t buffer_count) {
+  const int64_t count = std::min(static_cast<int64_t>(std::ssize(files)), buffer_count);
+  std::partial_sort(files.begin(), files.begin() + count, files.end(), std::greater<>());
+  return {count, std::accumulate(files.begin(), files.begin() + count, int64_t{0})};
+}
+
 int64_t sum(const std::vector<Item>& items, const std::string& axis = "") {
   int64_t bytes = 0;
   for (const Item& item : items) {
@@ -55,6 +62,7 @@ int64_t moved_buckets(const bucket::FlatLayout& layout, double ratio) {
 
 void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
   const bool files = run.offload.optimizer.place == Place::nvme;
+  std::vector<int64_t> in_files;
   out.state_buckets = run.on_device ? moved_buckets(layout, run.offload.optimizer.ratio) : std::ssize(layout.buckets());
   for (int64_t b = 0; b < out.state_buckets; ++b) {
     const bucket::Bucket& bucket = layout.buckets()[b];
@@ -66,9 +74,11 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out
     out.elements += each;
     out.state_bytes += run.states * (run.state_bytes * each + scales);
     out.master_bytes += master;
-    out.largest_states = std::max(out.largest_states, in_file);
     out.largest_elements = std::max(out.largest_elements, each);
-    out.state_file_bytes += files ? in_file : 0;
+    if (files && in_file > 0) {
+      out.state_file_bytes += in_file;
+      in_files.push_back(in_file);
+    }
     if (run.on_device) {
       out.state_pieces.push_back(master);
       for (int64_t state = 0; state < run.states; ++state) {
@@ -80,14 +90,14 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out
       out.gradient_pieces.push_back(bytes_of(run.gradients()) * each);
     }
   }
-  out.state_buffers = out.state_file_bytes > 0 ? std::min(out.state_buckets, run.offload.optimizer.buffer_count) : 0;
+  out.state_buffers = buffers_of(std::move(in_files), run.offload.optimizer.buffer_count);
 }
 
 void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
   const int64_t e = bytes_of(run.compute);
   const bool files = run.offload.parameters.place == Place::nvme;
   int64_t in_memory = 0;
-  int64_t count = 0;
+  std::vector<int64_t> in_files;
   for (const bucket::Bucket& bucket : layout.buckets()) {
     if (bucket.unit == bucket::TensorInfo::kNoUnit) {
       continue;
@@ -99,21 +109,18 @@ void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere&
       in_memory += each;
       continue;
     }
-    ++count;
     out.parameters_in_files += each;
-    out.parameter_file_bytes += in_blocks(e * each);
-    out.largest_parameters = std::max(out.largest_parameters, in_blocks(e * each));
+    out.parameter_file_bytes += in_files.emplace_back(in_blocks(e * each));
   }
-  out.parameter_buffers = std::min(count, run.offload.parameters.buffer_count);
+  out.parameter_buffers = buffers_of(std::move(in_files), run.offload.parameters.buffer_count);
 }
 
 void add_gradients(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
+  std::vector<int64_t> in_files;
   for (const bucket::Bucket& bucket : layout.buckets()) {
-    const int64_t bytes = in_blocks(bytes_of(run.gradients()) * (bucket.numel() / run.shard_ranks()));
-    out.gradient_file_bytes += bytes;
-    out.largest_gradients = std::max(out.largest_gradients, bytes);
+    out.gradient_file_bytes += in_files.emplace_back(in_blocks(bytes_of(run.gradients()) * (bucket.numel() / run.shard_ranks())));
   }
-  out.gradient_buffers = std::min(static_cast<int64_t>(std::ssize(layout.buckets())), run.offload.optimizer.buffer_count);
+  out.gradient_buffers = buffers_of(std::move(in_files), run.offload.optimizer.buffer_count);
 }
 
 class Moves {
@@ -183,7 +190,7 @@ class Moves {
       const int64_t passes = run_.parameter_norms ? 2 : 1; // LAMB needs all norms before it steps
       const char* const formula = passes > 1 ? "twice: for the norms, and for the step" : "once, in blocks";
       const std::string numbers = passes > 1 ? said(run_, "2 x ", bytes) : std::to_string(bytes);
-      move(Way::from_files, "masters and states", formula, numbers, there_.state_buckets > there_.state_buffers ? passes * bytes : 0);
+      move(Way::from_files, "masters and states", formula, numbers, there_.state_buckets > there_.state_buffers.count ? passes * bytes : 0);
       move(Way::to_files, "masters and states", formula, numbers, passes * bytes);
       out_.initial_states = run_.offload.optimizer.fast_init ? 0 : bytes;
     }
@@ -196,9 +203,12 @@ class Moves {
     }
     if (run_.on_device) {
       gradients_of_a_device(m);
-      add(out_.on_host, "buffers of files", said(run_, there_.state_buffers, " buckets of masters and states"), said(run_, there_.state_buffers, " x ", there_.largest_states),
-          there_.state_buffers * there_.largest_states);
+      buffers_of_files(there_.state_buffers, "masters and states");
     }
+  }
+
+  void buffers_of_files(const FileBuffers& buffers, const char* what) {
+    add(out_.on_host, "buffers of files", said(run_, "the ", buffers.count, " largest buckets of ", what), "", buffers.bytes);
   }
 
   // Added up on the host, where the device keeps none: what is there comes to the device, and the sum goes back. A pipeline adds up first.
@@ -217,8 +227,7 @@ class Moves {
     if (run_.on_device) {
       const int64_t on_host = there_.parameters - there_.parameters_in_files;
       add(out_.on_host, "parameters", said(run_, e, " U / N", place == Place::nvme ? ", at most max_in_cpu" : ""), said(run_, e, " x ", on_host), e * on_host);
-      add(out_.on_host, "buffers of files", said(run_, there_.parameter_buffers, " buckets of parameters"), said(run_, there_.parameter_buffers, " x ", there_.largest_parameters),
-          there_.parameter_buffers * there_.largest_parameters);
+      buffers_of_files(there_.parameter_buffers, "parameters");
     }
     add(out_.in_files, kParameters, said(run_, e, " (U / N - max_in_cpu), in blocks"), said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
     move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);

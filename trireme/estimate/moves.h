@@ -25,8 +25,13 @@ offload::Setting setting_of(const Run& run);
 /// Name of the moves of units of stage 3 that layers are about to use.
 inline constexpr const char* kUnits = "units";
 
-/// What a rank has of a flat buffer elsewhere than where the model is. Bytes, unless they are called elements or buffers (buckets that have memory while files
-/// hold the rest). In files each array's part of a bucket fills whole blocks of 4096 bytes.
+/// Buckets that have memory while files hold the rest: the largest ones do (offload::DiskStore).
+struct FileBuffers {
+  int64_t count = 0;
+  int64_t bytes = 0;
+};
+
+/// What a rank has of a flat buffer elsewhere than where the model is. Bytes, unless they are called elements. In files each array's part of a bucket fills whole blocks of 4096 bytes.
 struct Elsewhere {
   /// Elements whose masters and states are elsewhere. Of a device's, with a ratio, whole buckets from the front: those whose middle lies within the share.
   int64_t elements = 0;
@@ -34,10 +39,9 @@ struct Elsewhere {
   /// Of parameters in fp32 on a device too: the host has a copy to step.
   int64_t master_bytes = 0;
   int64_t state_file_bytes = 0;
-  int64_t largest_states = 0;
   int64_t largest_elements = 0;
   int64_t state_buckets = 0;
-  int64_t state_buffers = 0;
+  FileBuffers state_buffers = {};
   /// Bytes of the pieces of a device's pinned memory, in the order in which they are taken.
   std::vector<int64_t> state_pieces = {};
   std::vector<int64_t> gradient_pieces = {};
@@ -47,12 +51,10 @@ struct Elsewhere {
   int64_t parameters = 0;
   int64_t parameters_in_files = 0;
   int64_t parameter_file_bytes = 0;
-  int64_t largest_parameters = 0;
-  int64_t parameter_buffers = 0;
+  FileBuffers parameter_buffers = {};
 
   int64_t gradient_file_bytes = 0;
-  int64_t largest_gradients = 0;
-  int64_t gradient_buffers = 0;
+  FileBuffers gradient_buffers = {};
 };
 Elsewhere elsewhere_of(const Run& run, const bucket::FlatLayout& layout);
 

@@ -6,6 +6,8 @@
 #include <trireme/offload/checksum.h>
 
 #include <algorithm>
+#include <functional>
+#include <tuple>
 #include <utility>
 
 namespace trireme::offload {
@@ -44,7 +46,6 @@ int64_t DiskStore::add(const std::vector<bucket::StoredArray>& arrays, at::Devic
   Buffer& buffer = buffers_.emplace_back(Buffer{arrays, DiskPlan(arrays, needs_place), std::nullopt, {}, {}});
   buffer.buckets.resize(buffer.plan.buckets.size());
   for (size_t b = 0; b < buffer.buckets.size(); ++b) {
-    largest_ = std::max(largest_, buffer.plan.buckets[b].bytes);
     if (buffer.plan.buckets[b].bytes == 0) {
       for (const bucket::StoredArray& array : arrays) {
         buffer.buckets[b].in_memory.push_back(device::pinned_host(array.numel[b], array.type, pinned_for_));
@@ -52,6 +53,7 @@ int64_t DiskStore::add(const std::vector<bucket::StoredArray>& arrays, at::Devic
       fill(buffer, buffer.buckets[b].in_memory);
     }
   }
+  add_sizes(buffer.plan);
   if (buffer.plan.bytes > 0) {
     std::string name = options_.kind;
     std::replace(name.begin(), name.end(), ' ', '_');
@@ -64,6 +66,19 @@ int64_t DiskStore::add(const std::vector<bucket::StoredArray>& arrays, at::Devic
     }
   }
   return number;
+}
+
+void DiskStore::add_sizes(const DiskPlan& plan) {
+  for (const DiskPlan::Bucket& bucket : plan.buckets) {
+    if (bucket.bytes > 0) {
+      sizes_.push_back(bucket.bytes);
+    }
+  }
+  std::sort(sizes_.begin(), sizes_.end(), std::greater<>());
+  sizes_.resize(std::min(sizes_.size(), static_cast<size_t>(options_.buffers)));
+  for (auto first_extra = std::find_if(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->is_extra; }); first_extra - slots_.begin() < std::ssize(sizes_);) {
+    first_extra = slots_.insert(first_extra, std::make_unique<Slot>()) + 1;
+  }
 }
 
 void DiskStore::name_buckets(int64_t buffer, std::vector<std::string> first_parameters) {
@@ -115,10 +130,11 @@ const std::vector<at::Tensor>& DiskStore::acquire(int64_t buffer, int64_t bucket
   }
   Slot* slot = find(buffer, bucket);
   if (slot == nullptr) {
-    for (const auto& other : slots_) {
-      other->is_promised = false; // what was named came in another order
+    slot = take(buffers_[buffer].plan.buckets[bucket].bytes, false);
+    if (slot == nullptr) { // what was named came in another order, or has the only memory that is large enough
+      std::for_each(slots_.begin(), slots_.end(), [](const auto& other) { other->is_promised = false; });
+      slot = take(buffers_[buffer].plan.buckets[bucket].bytes, true);
     }
-    slot = take(true);
     load(*slot, buffer, bucket);
   }
   finish(*slot);
@@ -156,7 +172,7 @@ void DiskStore::prefetch(int64_t buffer, int64_t bucket) {
   }
   Slot* slot = find(buffer, bucket);
   if (slot == nullptr) {
-    slot = take(false);
+    slot = take(buffers_[buffer].plan.buckets[bucket].bytes, false);
     if (slot == nullptr) {
       return;
     }
@@ -215,59 +231,51 @@ DiskStore::Slot* DiskStore::find(int64_t buffer, int64_t bucket) {
   return found == slots_.end() ? nullptr : found->get();
 }
 
-// Of those that nobody uses, holds or was promised. Whether a transfer of it goes on makes no difference: the choice follows from the calls alone.
-DiskStore::Slot* DiskStore::oldest() {
-  Slot* found = nullptr;
-  for (const auto& slot : slots_) {
-    if (slot->uses == 0 && !slot->is_promised && !slot->memory.is_held() && (found == nullptr || slot->last_use < found->last_use)) {
-      found = slot.get();
+// Memory of so many bytes that has nothing of value any more; with `must` more than sizes_ say, if it has to be. Empty memory first, then memory yet to be made, then that whose use is
+// longest ago; of equals the smallest. Whether a transfer of it goes on makes no difference: the choice follows from the calls alone.
+DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
+  const auto order = [&](size_t i) {
+    const Slot& slot = *slots_[i];
+    return std::tuple(slot.buffer >= 0, slot.memory.size() < bytes, slot.last_use);
+  };
+  std::optional<size_t> best;
+  for (size_t i = slots_.size(); i-- > 0;) {
+    const Slot& slot = *slots_[i];
+    const bool is_free = slot.uses == 0 && !slot.is_promised && !slot.memory.is_held();
+    const bool is_large_enough = (slot.is_extra ? slot.memory.size() : sizes_[i]) >= bytes;
+    if (is_free && is_large_enough && (!best || order(i) < order(*best))) {
+      best = i;
     }
   }
-  return found;
-}
-
-// Memory that has nothing of value any more; with `must` more than there are buffers, if it has to be.
-DiskStore::Slot* DiskStore::take(bool must) {
-  for (const auto& slot : slots_) {
-    if (slot->buffer < 0 && !slot->memory.is_held() && slot->memory.size() >= largest_) {
-      wait_for_reader(*slot);
-      return slot.get();
+  if (!best) {
+    if (!must) {
+      return nullptr;
     }
+    Slot& extra = *slots_.emplace_back(std::make_unique<Slot>());
+    extra.is_extra = true;
+    give_memory(extra, bytes);
+    return &extra;
   }
-  if (std::ssize(slots_) < options_.buffers) {
-    return &make_slot(false);
+  Slot& slot = *slots_[*best];
+  finish(slot);
+  wait_for_reader(slot);
+  slot.buffer = slot.bucket = -1;
+  if (slot.memory.size() < bytes) {
+    give_memory(slot, sizes_[*best]);
   }
-  Slot* const slot = oldest();
-  if (slot == nullptr) {
-    return must ? &make_slot(true) : nullptr;
-  }
-  finish(*slot);
-  wait_for_reader(*slot);
-  slot->buffer = slot->bucket = -1;
-  grow(*slot);
-  return slot;
+  return &slot;
 }
 
-DiskStore::Slot& DiskStore::make_slot(bool extra) {
-  Slot& slot = *slots_.emplace_back(std::make_unique<Slot>(Slot{.memory = HostBuffer(largest_, pinned_for_), .is_extra = extra}));
-  slot.is_registered = !extra && transfers_.add_buffer(slot.memory.data(), slot.memory.size());
-  return slot;
-}
-
-// Of one that was made before a larger buffer was added.
-void DiskStore::grow(Slot& slot) {
-  if (slot.memory.size() >= largest_) {
-    return;
-  }
+void DiskStore::give_memory(Slot& slot, int64_t bytes) {
   if (std::exchange(slot.is_registered, false)) {
     transfers_.remove_buffer(slot.memory.data());
   }
-  slot.memory = HostBuffer(largest_, pinned_for_);
+  slot.memory = HostBuffer(bytes, pinned_for_);
   slot.is_registered = !slot.is_extra && transfers_.add_buffer(slot.memory.data(), slot.memory.size());
 }
 
 void DiskStore::drop_extra_slots() {
-  for (auto slot = slots_.end(); slot != slots_.begin() && std::ssize(slots_) > options_.buffers;) {
+  for (auto slot = slots_.end(); slot != slots_.begin() && std::ssize(slots_) > std::ssize(sizes_);) {
     --slot;
     if (const auto& reader = (*slot)->reader; (*slot)->uses == 0 && (*slot)->is_extra && (!reader || reader->done()) && !(*slot)->memory.is_held() && (*slot)->state == Slot::State::idle) {
       slot = slots_.erase(slot);

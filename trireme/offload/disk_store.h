@@ -37,14 +37,15 @@ struct DiskOptions {
 
 /// Keeps arrays in files of this rank: one for each flat buffer, whose name is gone as soon as it is open, so that nothing of it survives the process.
 ///
-/// A bucket is read into one of `buffers` pieces of memory of the largest bucket's size, and written after each release() that modified it. With
+/// A bucket is read into one of `buffers` pieces of memory, which have the sizes of the largest buckets: the first that of the largest, the second that of the next. So any
+/// `buffers` buckets have memory together, whichever they are. It is written after each release() that modified it. With
 /// pipeline_read and pipeline_write bucket k+1 is read and k-1 written while k is used. Memory keeps its values until it is taken for
-/// another bucket, which is the one whose use is longest ago and which prefetch() has not named: what comes again soon is not read again. While a caller holds tensors of
+/// another bucket that it is large enough for: that whose use is longest ago and which prefetch() has not named: what comes again soon is not read again. While a caller holds tensors of
 /// a released bucket, its memory stays theirs; if none is left, there is more for that time. Memory that a device still reads (keep_until()) is waited for, by the host, when it is to be used again.
 ///
 /// A sum of every bucket that was written is kept here and compared when it is read: what the disk changed is an error, not a wrong model.
 ///
-/// Memory: buffers x the largest bucket, and elements_in_memory. Bytes: each bucket as DiskPlan fills it up, read when it is not in memory any more, and written.
+/// Memory: the `buffers` largest buckets, and elements_in_memory. Bytes: each bucket as DiskPlan fills it up, read when it is not in memory any more, and written.
 /// Errors: Error with the file, the operation and the place where a transfer failed. What was to be written then is lost, and acquire() of it says so.
 /// One thread at a time. Source of the scheme: Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Infinity), section 6.
 class DiskStore : public bucket::StateStore {
@@ -90,8 +91,8 @@ class DiskStore : public bucket::StateStore {
   // Memory for a bucket, and what is going on with it.
   struct Slot {
     enum class State { idle, reading, writing };
-    HostBuffer memory;
-    bool is_extra; // beyond `buffers`: there until it is free
+    HostBuffer memory{0};
+    bool is_extra = false; // beyond `buffers`: there until it is free
     bool is_registered = false;
     int64_t buffer = -1; // what it has; -1: nothing
     int64_t bucket = -1;
@@ -106,9 +107,8 @@ class DiskStore : public bucket::StateStore {
   };
 
   Slot* find(int64_t buffer, int64_t bucket);
-  Slot* oldest();
-  Slot* take(bool must);
-  Slot& make_slot(bool extra);
+  void add_sizes(const DiskPlan& plan);
+  Slot* take(int64_t bytes, bool must);
   void load(Slot& slot, int64_t buffer, int64_t bucket);
   void store(Slot& slot);
   void finish(Slot& slot);
@@ -117,7 +117,7 @@ class DiskStore : public bucket::StateStore {
   static void fill(const Buffer& buffer, const std::vector<at::Tensor>& parts);
   static std::vector<at::Tensor> parts_of(const HostBuffer& memory, const Buffer& buffer, int64_t bucket);
   void write_initial_values(Buffer& buffer);
-  void grow(Slot& slot);
+  void give_memory(Slot& slot, int64_t bytes);
   void drop_extra_slots();
   std::string describe(int64_t buffer, int64_t bucket) const;
 
@@ -126,9 +126,9 @@ class DiskStore : public bucket::StateStore {
   const char* kind_; // for notes
   std::shared_ptr<Traffic> traffic_;
   std::vector<Buffer> buffers_;
-  std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<int64_t> sizes_; // of the largest buckets, the largest first
+  std::vector<std::unique_ptr<Slot>> slots_; // one for each of sizes_, with memory as soon as it is used; behind them the extra ones
   aio::Transfers transfers_; // its end waits for transfers of what is above
-  int64_t largest_ = 0; // bytes of a bucket
   int64_t left_in_memory_; // elements
   at::DeviceType pinned_for_ = at::kCPU;
   uint64_t uses_ = 0;
