@@ -302,6 +302,56 @@ TEST(MovesTest, ParametersOfADeviceComeWhenTheyAreUsed) {
   EXPECT_EQ(bytes_in(memory_of(run).front(), Category::parameters), 2 * whole_elements(layout));
 }
 
+// States stay on the device, and step there what comes and goes.
+TEST(MovesTest, ShardsComeToADeviceThatHasTheirStates) {
+  for (const Place place : {Place::host, Place::nvme}) {
+    estimate::Run run = moving(2, 3, true, Place::device, place);
+    const bucket::FlatLayout layout = layout_of(run, 0);
+    const StageMemory memory = memory_of(run).front();
+    const StageMoves moves = moves_of(run).front();
+    const int64_t each = unit_elements(layout) / 2;
+    EXPECT_EQ(bytes_in(memory, Category::parameters), 2 * whole_elements(layout));
+    EXPECT_EQ(bytes_in(memory, Category::gradients), 2 * memory.flat / 2);
+    EXPECT_EQ(bytes_in(memory, Category::optimizer_states), 8 * memory.flat / 2);
+    EXPECT_EQ(bytes_in(memory, Category::masters), 4 * memory.flat / 2);
+    EXPECT_EQ(bytes_in(memory, Category::offload_buffers), 2 * largest_buckets(layout, 3, true) / 2) << "one comes, one is stepped, one returns";
+    EXPECT_EQ(named(moves.on_host, "parameters"), place == Place::host ? 2 * each : 0);
+    EXPECT_EQ(named(moves.on_host, "optimizer_states") + named(moves.on_host, "masters") + named(moves.on_host, "gradients"), 0);
+    EXPECT_EQ(named(moves.moved, "parameters, to be stepped", "to_device"), 2 * each);
+    EXPECT_EQ(moves.bytes(Way::to_device), 2 * each + named(moves.moved, kUnits, "to_device"));
+    EXPECT_EQ(moves.bytes(Way::to_host), 2 * each);
+    EXPECT_EQ(moves.bytes(Way::to_files), place == Place::nvme ? moves.file_bytes() : 0);
+    run.parameter_norms = true;
+    EXPECT_EQ(moves_of(run).front().bytes(Way::to_device), moves.bytes(Way::to_device)) << "norms are those of masters";
+    run.compute = run.travel = Type::fp32;
+    const StageMoves twice = moves_of(run).front();
+    EXPECT_EQ(named(twice.moved, "parameters, to be stepped", "to_device"), 2 * 4 * each) << "for the norms, and for the step";
+    EXPECT_EQ(named(twice.moved, "parameters, to be stepped", "from_files"), place == Place::nvme ? 2 * twice.file_bytes() : 0);
+    EXPECT_EQ(twice.bytes(Way::to_host), 4 * each);
+  }
+}
+
+TEST(MovesTest, ARatioLeavesShardsToTheDevice) {
+  estimate::Run run = moving(1, 3, true, Place::host, Place::host);
+  const bucket::FlatLayout layout = layout_of(run, 0);
+  for (const double ratio : {0.0, 0.3, 0.7, 1.0}) {
+    run.offload.optimizer.ratio = ratio;
+    int64_t on_device = 0;
+    int64_t stepped = 0; // of units
+    for (const bucket::Bucket& bucket : layout.buckets()) {
+      const bool stays = static_cast<double>(bucket.begin) + static_cast<double>(bucket.numel()) / 2 >= ratio * static_cast<double>(layout.numel());
+      on_device += stays ? bucket.numel() : 0;
+      stepped += stays && bucket.unit != bucket::TensorInfo::kNoUnit ? bucket.numel() : 0;
+    }
+    const StageMoves moves = moves_of(run).front();
+    EXPECT_EQ(bytes_in(memory_of(run).front(), Category::masters), 4 * on_device) << ratio;
+    EXPECT_EQ(named(moves.on_host, "parameters"), 2 * unit_elements(layout)) << "wherever their states are";
+    EXPECT_EQ(named(moves.moved, "parameters, to be stepped", "to_device"), 2 * stepped) << ratio;
+    EXPECT_EQ(named(moves.moved, "stepped parameters", "to_host"), 2 * stepped) << ratio;
+    EXPECT_EQ(bytes_in(memory_of(run).front(), Category::offload_buffers) > 0, stepped > 0) << ratio;
+  }
+}
+
 TEST(MovesTest, PipelineStagesHaveTheirOwn) {
   estimate::Run run = moving(1, 1, false, Place::nvme);
   run.stages = 2;

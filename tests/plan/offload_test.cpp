@@ -59,13 +59,27 @@ TEST(PlanOffloadTest, TheHostStepsAndTheLinkReturns) {
 // Asked for by name too, not only in a search.
 TEST(PlanOffloadTest, WhatRanksRefuseIsRefused) {
   Job what = job(1);
-  const Layout alone{.zero_stage = 3, .micro_batch = 1, .parameters = Place::host};
-  EXPECT_THAT(predict(cards(), what, alone).refused, HasSubstr("offload_param without offload_optimizer"));
   const Layout states{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
   EXPECT_EQ(predict(cards(), what, states).refused, "");
   what.base.averaging.every = 4;
   EXPECT_THAT(predict(cards(), what, states).refused, HasSubstr("with parameter_averaging"));
   EXPECT_TRUE(search(cards(), what).best.empty() || search(cards(), what).best.front().layout.moves_nothing());
+}
+
+// Shards come to the card that has their states, and go back over the other direction of the link.
+TEST(PlanOffloadTest, TheCardStepsWhatComesAndGoes) {
+  const Job what = job(1);
+  const Layout layout{.zero_stage = 3, .micro_batch = 1, .parameters = Place::host};
+  const Prediction p = predict(cards(), what, layout);
+  ASSERT_EQ(p.refused, "");
+  Shared shared(what);
+  const double units = static_cast<double>(estimate::unit_elements(estimate::layout_of(run_of(what, layout, shared), 0)));
+  EXPECT_NEAR(p.optimizer_seconds, 2 * units / 1e9, 1e-3 * p.optimizer_seconds);
+  ASSERT_EQ(p.moved.size(), 2u);
+  EXPECT_EQ(p.moved[0].way, estimate::Way::to_host);
+  EXPECT_EQ(static_cast<double>(p.moved[0].bytes), 2 * units);
+  EXPECT_GT(static_cast<double>(p.memory_bytes), 12 * units) << "masters and states";
+  EXPECT_LT(p.memory_bytes, predict(cards(), what, {.zero_stage = 2, .micro_batch = 1}).memory_bytes);
 }
 
 // On a slow link gradients are what a backward waits for; on a fast one they hide.
@@ -241,7 +255,7 @@ TEST(PlanOffloadTest, BoundsAreBounds) {
   const Cluster where = cards(2);
   const int64_t parameters = estimate::gpt(what.gpt, {}).parameters();
   for (const int stage : {1, 2, 3}) {
-    for (const Place states : {Place::host, Place::nvme}) {
+    for (const Place states : {Place::device, Place::host, Place::nvme}) {
       for (const Place place : {Place::device, Place::host}) {
         const Layout layout{.data = 2, .zero_stage = stage, .micro_batch = 1, .recompute = 1, .states = states, .parameters = stage == 3 ? place : Place::device};
         const int64_t kept = model_of(what, layout, 1).layers.at(2).input;

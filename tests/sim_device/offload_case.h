@@ -2,6 +2,8 @@
 
 #include "engine_case.h"
 
+#include <tests/support/file_store.h>
+
 #include <trireme/offload/options.h>
 
 #include <ATen/Parallel.h>
@@ -49,6 +51,15 @@ inline InitializeOptions options_of(const Offloaded& one, at::Device device, con
 inline std::shared_ptr<Engine> engine_of(comm::World& world, const Offloaded& one, at::Device device) {
   return initialize(world, options_of(one, device, mesh_of(world, one.run))).engine;
 }
+
+/// Files of the host: any store may say so.
+class FilesOfTheHost final : public test::FileStore {
+ public:
+  using FileStore::FileStore;
+  std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device) override {
+    return std::vector<bool>(numel.size(), true);
+  }
+};
 
 /// start() for ranks that compute with one thread: with several, small kernels on a busy machine wait for each other.
 inline void start_single_threaded() {

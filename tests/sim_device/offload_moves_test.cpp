@@ -174,6 +174,24 @@ TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
   }
 }
 
+// With states on the device and parameters on the host a step is launched without the host, and a bucket's way to the device and back hides behind the next one's.
+TEST(SimDeviceMoves, ShardsAreSteppedOnTheDeviceWithoutTheHost) {
+  for (const Type type : {Type::fp32, Type::bf16, Type::fp16}) {
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            start_single_threaded();
+                            const auto engine =
+                                engine_of(world, {.run = {.name = "stepped", .zero_stage = 3, .type = type}, .parameters = offload::Place::host, .states = offload::Place::device}, sim::device());
+                            engine->train_batch();
+                            for (int i = 0; i < 3; ++i) {
+                              step(*engine, [&] { engine->train_batch(); });
+                            }
+                            EXPECT_THAT(sim::problems(), IsEmpty());
+                          }),
+                IsEmpty());
+  }
+}
+
 TEST(SimDeviceMoves, ADelayedUpdateIsAnotherThreadsWork) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {

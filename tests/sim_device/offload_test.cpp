@@ -1,12 +1,11 @@
 // Masters and states on the host of a device: the bits of the CPU, which steps with the same kernels, without a race and without a read of the device's memory.
 #include "offload_case.h"
 
-#include <tests/support/file_store.h>
-
 #include <trireme/base/error.h>
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 
@@ -84,6 +83,13 @@ std::vector<Offloaded> offloaded() {
     all.push_back({.run = {.name = concat("states_in_files_", name), .zero_stage = 2, .type = type}, .states = Place::nvme});
     all.push_back({.run = {.name = concat("parameters_in_files_", name), .zero_stage = 3, .type = type}, .parameters = Place::nvme, .states = Place::nvme});
   }
+  for (const auto& [type, name] : {std::pair(Type::fp32, "fp32"), std::pair(Type::bf16, "bf16"), std::pair(Type::fp16, "fp16")}) {
+    for (const auto& [place, where] : {std::pair(Place::host, "on_host"), std::pair(Place::nvme, "in_files")}) {
+      all.push_back({.run = {.name = concat("only_parameters_", where, '_', name), .zero_stage = 3, .type = type}, .parameters = place, .states = Place::device});
+    }
+  }
+  all.push_back({.run = {.name = "parameters_and_half_of_zero3", .zero_stage = 3}, .ratio = 0.5, .parameters = Place::host});
+  all.push_back({.run = {.name = "parameters_and_half_in_files_bf16", .zero_stage = 3, .type = Type::bf16}, .ratio = 0.5, .parameters = Place::nvme, .states = Place::nvme});
   all.push_back({.run = {.name = "half_of_zero0"}, .ratio = 0.5});
   all.push_back({.run = {.name = "half_of_zero2_bf16", .zero_stage = 2, .type = Type::bf16}, .ratio = 0.5});
   return all;
@@ -122,6 +128,13 @@ std::vector<std::pair<Offloaded, int>> kinds() {
       {{.run = {.name = "pipe_zero2_bf16", .zero_stage = 2, .type = Type::bf16, .accumulation = 4, .stages = 2}}, 4},
       {{.run = {.name = "pipe_zero3", .zero_stage = 3, .accumulation = 4, .stages = 2}, .parameters = Place::host}, 4},
       {{.run = {.name = "interleaved", .accumulation = 4, .stages = 2, .schedule = pipeline::ScheduleKind::interleaved, .chunks = 2}}, 2},
+      {{.run = {.name = "lamb_only_parameters", .zero_stage = 3, .optimizer = "LAMB"}, .parameters = Place::host, .states = Place::device}, 2},
+      {{.run = {.name = "lamb_only_parameters_in_files_bf16", .zero_stage = 3, .type = Type::bf16, .optimizer = "LAMB"}, .parameters = Place::nvme, .states = Place::device}, 2},
+      {{.run = {.name = "states_int8_only_parameters", .zero_stage = 3, .states = StateType::int8}, .parameters = Place::host, .states = Place::device}, 2},
+      {{.run = {.name = "only_parameters_not_pinned", .zero_stage = 3}, .pinned = false, .parameters = Place::host, .states = Place::device}, 2},
+      {{.run = {.name = "only_parameters_four_micro_batches", .zero_stage = 3, .type = Type::bf16, .accumulation = 4}, .parameters = Place::nvme, .states = Place::device}, 2},
+      {{.run = {.name = "copies_of_two_only_parameters", .zero_stage = 3}, .parameters = Place::host, .shard_size = 2, .states = Place::device}, 4},
+      {{.run = {.name = "pipe_only_parameters", .zero_stage = 3, .accumulation = 4, .stages = 2}, .parameters = Place::host, .states = Place::device}, 4},
       {{.run = {.name = "recompute_zero3", .zero_stage = 3, .recompute = 1}, .parameters = Place::host}, 2},
       {{.run = {.name = "tensor_sequence_zero2", .zero_stage = 2, .tensor = 2, .sequence_parallel = true}}, 4},
       {{.run = {.name = "ring_zero3", .zero_stage = 3, .context = 2}, .parameters = Place::host}, 2},
@@ -161,7 +174,9 @@ Seen with_spoiled_steps(comm::World& world, const Offloaded& one, at::Device dev
 
 TEST(SimDeviceOffload, SkippedStepsChangeNothing) {
   for (const Offloaded& one : {Offloaded{.run = {.name = "fp16", .zero_stage = 2, .type = Type::fp16}}, Offloaded{.run = {.name = "bf16", .zero_stage = 1, .type = Type::bf16}},
-                               Offloaded{.run = {.name = "half", .zero_stage = 2}, .ratio = 0.5}}) {
+                               Offloaded{.run = {.name = "half", .zero_stage = 2}, .ratio = 0.5},
+                               Offloaded{.run = {.name = "parameters", .zero_stage = 3, .type = Type::fp16}, .parameters = Place::host, .states = Place::device},
+                               Offloaded{.run = {.name = "half_and_parameters", .zero_stage = 3, .type = Type::fp16}, .ratio = 0.5, .parameters = Place::host}}) {
     on_both(2, [&](comm::World& world, at::Device device) { return with_spoiled_steps(world, one, device); });
   }
 }
@@ -192,14 +207,39 @@ TEST(SimDeviceOffload, UnusedParametersStay) {
   }
 }
 
+// Also in a shard that comes to the device with values that no kernel writes there.
+TEST(SimDeviceOffload, UnusedParametersOfUnitsStay) {
+  const fs::path files = scratch("unused_of_units");
+  for (const Type type : {Type::fp32, Type::bf16}) {
+    for (const Place parameters : {Place::host, Place::nvme}) {
+      on_both(2, [&](comm::World& world, at::Device device) {
+        const Offloaded one{.run = {.name = "unused", .zero_stage = 3, .type = type}, .parameters = parameters, .states = Place::device, .files = files};
+        InitializeOptions options = options_of(one, device, mesh_of(world, one.run));
+        models::Gpt model(small_gpt());
+        model->named_modules()["transformer.wte"]->register_parameter("unused", torch::ones({77}));
+        options.model = model.ptr();
+        options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+        const auto engine = initialize(world, options).engine;
+        Seen seen;
+        train_steps(*engine, 3, seen);
+        add_weights(seen, *engine);
+        EXPECT_TRUE(std::any_of(seen.weights.begin(), seen.weights.end(), [](const at::Tensor& weight) { return weight.numel() == 77 && weight.eq(1).all().item<bool>(); }));
+        return seen;
+      });
+    }
+  }
+  fs::remove_all(files);
+}
+
 // A checkpoint fits a run without offload, and the other way round.
 TEST(SimDeviceOffload, CheckpointsFitOtherPlaces) {
   const fs::path folder = scratch("offload_places");
-  for (const Type type : {Type::fp32, Type::bf16}) {
+  for (const Offloaded& one : {Offloaded{.run = {.name = "saved", .zero_stage = 2}}, Offloaded{.run = {.name = "saved", .zero_stage = 2, .type = Type::bf16}},
+                               Offloaded{.run = {.name = "saved", .zero_stage = 3}, .parameters = Place::host, .states = Place::device},
+                               Offloaded{.run = {.name = "saved", .zero_stage = 3, .type = Type::bf16}, .parameters = Place::host, .states = Place::device}}) {
     EXPECT_THAT(run_ranks(2,
                           [&](comm::World& world) {
                             start_single_threaded();
-                            const Offloaded one{.run = {.name = "saved", .zero_stage = 2, .type = type}};
                             const mesh::Mesh mesh = mesh_of(world, one.run);
                             const auto plain = [&] { return initialize(world, options_of(one.run, sim::device(), mesh)).engine; };
                             Seen expected;
@@ -226,15 +266,6 @@ TEST(SimDeviceOffload, CheckpointsFitOtherPlaces) {
     fs::remove_all(folder);
   }
 }
-
-// Files of the host: any store that says so is stepped there.
-class FilesOfTheHost final : public test::FileStore {
- public:
-  using FileStore::FileStore;
-  std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device) override {
-    return std::vector<bool>(numel.size(), true);
-  }
-};
 
 TEST(SimDeviceOffload, StatesInFilesAreSteppedOnTheHost) {
   const fs::path folder = scratch("offload_files");
@@ -301,10 +332,8 @@ TEST(SimDeviceOffload, WhatDoesNotGoTogetherIsRefused) {
   expect_refused({.run = {.name = "lamb", .optimizer = "LAMB"}, .delayed = true}, nullptr, "lamb with a delayed update");
   expect_refused({.run = {.name = "delayed"}, .ratio = 0.5, .delayed = true}, nullptr, "delayed_update with a ratio below 1");
   expect_refused({.run = {.name = "parameters"}, .parameters = Place::host}, nullptr, "offload_param with ZeRO stage 0");
-  expect_refused({.run = {.name = "parameters", .zero_stage = 3}, .ratio = 0.5, .parameters = Place::host}, nullptr, "ratio 0.5");
-  expect_refused({.run = {.name = "parameters", .zero_stage = 3}, .parameters = Place::host},
-                 [](InitializeOptions& options) { options.config.offload.optimizer.place = Place::device; }, "offload_param without offload_optimizer");
-  expect_refused({.run = {.name = "delayed"}, .delayed = true}, [](InitializeOptions& options) { options.config.offload.optimizer.place = Place::device; }, "delayed_update with optimizer states on the device");
+  expect_refused({.run = {.name = "lamb", .zero_stage = 3, .optimizer = "LAMB"}, .ratio = 0.5, .parameters = Place::host}, nullptr, "needs the norms of whole parameters");
+  expect_refused({.run = {.name = "delayed"}, .delayed = true, .states = Place::device}, nullptr, "delayed_update with optimizer states on the device");
 }
 
 } // namespace

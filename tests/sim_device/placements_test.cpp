@@ -29,23 +29,25 @@ std::string name_of(const Layout& layout) {
   return concat("zero", layout.stage, '_', layout.ranks, "ranks", layout.pipe > 1 ? concat("_pipe", layout.pipe) : "", layout.type == Type::bf16 ? "_bf16" : "_fp32");
 }
 
-// Gradients are with the states. Every place of states with every place of parameters; what becomes of activations takes turns, so that each way comes with each place of the others.
+// Gradients are with the states. Every place of states, also of half of them, with every place of parameters; what becomes of activations takes turns, so that each way comes with each
+// place of the others.
 // With TRIREME_LONG_TESTS every way comes with all of them.
 std::vector<Offloaded> placements(const Layout& layout, const fs::path& files) {
   const std::vector<Way> ways = {Way::host, Way::nvme, Way::recompute, Way::keep};
   const bool all_ways = std::getenv("TRIREME_LONG_TESTS") != nullptr;
   std::vector<Offloaded> all;
   size_t turn = static_cast<size_t>(layout.ranks + layout.pipe);
-  for (const Place states : {Place::host, Place::nvme}) {
+  for (const auto& [states, ratio] : {std::pair(Place::host, 1.0), std::pair(Place::nvme, 1.0), std::pair(Place::device, 1.0), std::pair(Place::host, 0.5), std::pair(Place::nvme, 0.5)}) {
     for (const Place parameters : {Place::device, Place::host, Place::nvme}) {
-      if (parameters != Place::device && layout.stage < 3) {
+      if (parameters == Place::device ? states == Place::device || ratio < 1 : layout.stage < 3) { // nothing moves; half of the states alone: offload_test.cpp
         continue;
       }
       for (size_t i = 0; i < (all_ways ? ways.size() : layout.stage < 3 ? 2 : 1); ++i) {
         Offloaded& one = all.emplace_back();
-        one.run = {.name = concat("states ", offload::word(states), ", parameters ", offload::word(parameters)), .zero_stage = layout.stage, .type = layout.type, .stages = layout.pipe};
+        one.run = {.name = concat(ratio < 1 ? "half of the states " : "states ", offload::word(states), ", parameters ", offload::word(parameters)), .zero_stage = layout.stage, .type = layout.type, .stages = layout.pipe};
         one.run.clipping = layout.stage == 3 && layout.ranks == layout.pipe ? 0 : 1; // has_other_norms(): nothing may follow from them
         one.states = states;
+        one.ratio = ratio;
         one.parameters = parameters;
         one.files = files;
         one.way = ways[turn++ % ways.size()];

@@ -57,6 +57,13 @@ struct Memory {
 };
 Memory memory(int device = 0);
 
+/// Bytes that were copied between the host and all devices so far.
+struct Copied {
+  int64_t to_device = 0;
+  int64_t to_host = 0;
+};
+Copied copied();
+
 /// For kernels of our own: where a kernel finds what `device_pointer` points to.
 void* kernel_pointer(const void* device_pointer);
 struct Touched {

@@ -264,6 +264,10 @@ void host_works(double milliseconds) {
 double host_time() {
   return Timeline::host_time();
 }
+Copied copied() {
+  const std::lock_guard lock(timeline().mutex);
+  return timeline().copied;
+}
 void set_polls(int polls) {
   const std::lock_guard lock(timeline().mutex);
   timeline().polls = polls;

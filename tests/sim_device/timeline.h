@@ -77,6 +77,7 @@ class Timeline {
   std::vector<std::string> synchronisations;
   int polls = 1;
   bool keeps_spans = false;
+  Copied copied;
   std::vector<Span> spans;
 
  private:

@@ -207,6 +207,14 @@ void FlatParameters::modify_owned_data(int64_t b, const Range& range, const std:
   }
 }
 
+void FlatParameters::with_owned_on_device(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f) {
+  if (data_shards_) {
+    data_shards_->with_owned_on_device(b, range, modifies, f);
+  } else {
+    f(flat_data_.slice(0, range.begin, range.end));
+  }
+}
+
 at::Tensor FlatParameters::bucket_grad(int64_t b) {
   if (grad_shards_) {
     return grad_shards_->bucket(b);

@@ -112,6 +112,8 @@ class FlatParameters {
   at::Tensor owned_data(int64_t b, const Range& range) const;
   /// Calls f with them, to be changed.
   void modify_owned_data(int64_t b, const Range& range, const std::function<void(const at::Tensor&)>& f);
+  /// Calls f with them on the parameters' device, also those of a bucket that keeps_on_host(): see ParameterShards::with_owned_on_device().
+  void with_owned_on_device(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f);
   /// Say that this rank's shard of bucket `b` is needed soon.
   void prefetch_data(int64_t b) const;
   void prefetch_grad(int64_t b) const;
@@ -130,13 +132,13 @@ class FlatParameters {
   bool keeps_on_host(int64_t b) const {
     return data_shards_ && data_shards_->keeps_on_host(b);
   }
-  /// Copies `shard`, owned_data() of such a bucket, to `to` on the device, on the current stream.
-  void copy_to_device(int64_t b, const at::Tensor& shard, const at::Tensor& to) {
-    data_shards_->copy_to_device(b, shard, to);
+  /// Copies owned_data() of such a bucket, all of it, to `to` on the device, on the current stream.
+  void copy_to_device(int64_t b, const at::Tensor& to) {
+    data_shards_->copy_to_device(b, to);
   }
   /// The stream on which such shards come to the device.
   c10::Stream shard_stream() const {
-    return shard_streams_->on(device());
+    return data_shards_->coming_stream();
   }
   bool is_gathered(int64_t b) const {
     return !data_shards_ || data_shards_->is_gathered(b);
@@ -204,7 +206,6 @@ class FlatParameters {
   at::Tensor flat_data_;
   at::Tensor flat_grad_;
   std::vector<at::Tensor> grad_views_; // of flat_grad_
-  std::shared_ptr<device::KeptStreams> shard_streams_ = std::make_shared<device::KeptStreams>();
   std::unique_ptr<HostGradients> host_gradients_;
   std::unique_ptr<GradientShards> grad_shards_;
 };

@@ -11,6 +11,9 @@
 namespace trireme::bucket {
 namespace {
 
+/// Parts that may be on their way back from the device while the next one is used there.
+constexpr size_t kReturning = 2;
+
 void drop_tensor(void* tensor) {
   delete static_cast<at::Tensor*>(tensor);
 }
@@ -45,14 +48,22 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
   store_->name_buckets(in_store_, layout.first_names());
 }
 
-// Parameters may outlive this object; they are empty then. What the device still reads may not end before.
+// Parameters may outlive this object; they are empty then. What the device still uses may not end before.
 ParameterShards::~ParameterShards() {
-  for (const auto& [b, read] : reads_) {
+  const auto wait = [](const device::Event& done) {
     try {
-      if (read.from.defined() && !read.done->done()) {
-        read.done->synchronize();
+      if (!done.done()) {
+        done.synchronize();
       }
-    } catch (...) { // a device that has failed: its reads are over
+    } catch (...) { // a device that has failed: its work is over
+    }
+  };
+  for (const Stepped& one : stepped_) {
+    wait(*one.done);
+  }
+  for (const auto& [b, use] : uses_) {
+    if (use.part.defined() || use.writes) {
+      wait(*use.done);
     }
   }
 }
@@ -137,17 +148,98 @@ void ParameterShards::prefetch(int64_t b) {
   }
 }
 
-void ParameterShards::copy_to_device(int64_t b, const at::Tensor& from, const at::Tensor& to) {
-  const torch::NoGradGuard no_grad;
-  at::Tensor(to).copy_(from, /*non_blocking=*/true);
-  const auto done = std::make_shared<device::Event>(device_.type());
-  done->record(device::current_stream(device_));
-  let_go_of_read_parts();
-  reads_[b] = {done, store_->keep_until(in_store_, b, done) ? at::Tensor() : from};
+void ParameterShards::copy_to_device(int64_t b, const at::Tensor& to) {
+  release_stepped(0);
+  store_->use(in_store_, b, false, [&](const std::vector<at::Tensor>& arrays) { read(b, arrays.front(), to); });
 }
 
-void ParameterShards::let_go_of_read_parts() {
-  std::erase_if(reads_, [](const auto& read) { return read.second.from.defined() && read.second.done->done(); });
+void ParameterShards::read(int64_t b, const at::Tensor& part, const at::Tensor& to) {
+  const torch::NoGradGuard no_grad;
+  const c10::Stream current = device::current_stream(device_);
+  if (const auto use = uses_.find(b); use != uses_.end() && use->second.writes) {
+    use->second.done->block(current);
+  }
+  at::Tensor(to).copy_(part, /*non_blocking=*/true);
+  const auto done = std::make_shared<device::Event>(device_.type());
+  done->record(current);
+  note(b, part, done, /*writes=*/false);
+}
+
+// All reads are on one stream, and a write comes behind the read of what it writes: the last use is done after all others.
+void ParameterShards::note(int64_t b, const at::Tensor& part, std::shared_ptr<const device::Event> done, bool writes) {
+  std::erase_if(uses_, [](const auto& use) { return use.second.part.defined() && use.second.done->done(); });
+  const auto before = uses_.find(b);
+  writes = writes || (before != uses_.end() && before->second.writes && !before->second.done->done());
+  uses_[b] = {done, store_->keep_until(in_store_, b, done) ? at::Tensor() : part, writes};
+}
+
+// Before the host reads or changes a part itself.
+void ParameterShards::wait_on_host(int64_t b, bool modifies) {
+  release_stepped(0);
+  if (const auto use = uses_.find(b); use != uses_.end() && (modifies || use->second.writes)) {
+    if (!use->second.done->done()) {
+      use->second.done->synchronize();
+    }
+    uses_.erase(use);
+  }
+}
+
+// The memory of a copy is that of the stream on which it came, which goes on when it is back.
+void ParameterShards::release_stepped(size_t left) {
+  while (stepped_.size() > left) {
+    const Stepped one = std::move(stepped_.front());
+    stepped_.pop_front();
+    one.done->block(coming_stream());
+    if (const auto use = uses_.find(one.b); one.modified && use != uses_.end() && use->second.part.defined()) {
+      one.done->synchronize();
+      uses_.erase(use);
+    }
+    store_->release(in_store_, one.b, one.modified);
+  }
+}
+
+void ParameterShards::with_owned_on_device(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f) {
+  if (!keeps_on_host(b)) {
+    with_owned(b, range, modifies, f);
+    return;
+  }
+  release_stepped(kReturning);
+  const at::Tensor part = store_->acquire(in_store_, b).front();
+  const c10::Stream current = device::current_stream(device_);
+  const auto done = std::make_shared<device::Event>(device_.type());
+  at::Tensor copy;
+  try {
+    device::Event came(device_.type());
+    device::Event used(device_.type());
+    {
+      const device::OnStream on(coming_stream());
+      copy = torch::empty({part.numel()}, at::TensorOptions(type_).device(device_));
+      read(b, part, copy);
+      came.record(coming_stream());
+    }
+    came.block(current);
+    const int64_t begin = plan_.mine(b).begin;
+    f(copy.slice(0, range.begin - begin, range.end - begin));
+    used.record(current);
+    const c10::Stream returning = returning_.on(device_);
+    const device::OnStream on(returning);
+    used.block(returning);
+    if (modifies) {
+      at::Tensor(part).copy_(copy, /*non_blocking=*/true);
+    }
+    done->record(returning);
+    if (modifies) {
+      note(b, part, done, /*writes=*/true);
+    }
+  } catch (...) {
+    done->record(current);
+    stepped_.push_back({b, std::move(copy), done, /*modified=*/false});
+    throw;
+  }
+  stepped_.push_back({b, std::move(copy), done, modifies});
+  if (uses_.at(b).part.defined()) { // the store has one bucket at a time
+    release_stepped(0);
+  }
 }
 
 void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f) {
@@ -156,17 +248,13 @@ void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, c
     f(whole_[b].slice(0, range.begin - begin, range.end - begin));
     return;
   }
-  if (const auto read = reads_.find(b); modifies && read != reads_.end()) {
-    if (!read->second.done->done()) {
-      read->second.done->synchronize();
-    }
-    reads_.erase(read);
-  }
+  wait_on_host(b, modifies);
   const int64_t begin = plan_.mine(b).begin;
   store_->use(in_store_, b, modifies, [&](const std::vector<at::Tensor>& arrays) { f(arrays.front().slice(0, range.begin - begin, range.end - begin)); });
 }
 
-std::optional<Extent> ParameterShards::extent(int64_t b) const {
+std::optional<Extent> ParameterShards::extent(int64_t b) {
+  release_stepped(0);
   return store_->extent(in_store_, b, 0);
 }
 

@@ -9,6 +9,7 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -62,18 +63,43 @@ class ParameterShards {
   bool keeps_on_host(int64_t b) const {
     return !is_replicated(b) && on_host_[b];
   }
-  /// Copies `from`, this rank's part of the bucket on the host, to `to` on the device, on the current stream. Its values stay as they are until they have been read.
-  void copy_to_device(int64_t b, const at::Tensor& from, const at::Tensor& to);
+  /// The stream on which parts come from the host.
+  c10::Stream coming_stream() {
+    return coming_.on(device_);
+  }
+  /// Copies this rank's part of the bucket, which is on the host, to `to` on the device, on the current stream. Its values stay as they are until they have been read.
+  void copy_to_device(int64_t b, const at::Tensor& to);
   /// Calls f with this rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer. Who only reads them may hold
   /// them longer.
   void with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f);
+  /// The same on the device, also of a part on the host: f gets a copy, which comes on a stream of its own while earlier work runs, and, if f `modifies` it, goes back on another one
+  /// while later work runs. The host waits for nothing but the store. Memory of the device: that of three buckets' parts, until parts are used otherwise.
+  void with_owned_on_device(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f);
   /// Says that with_owned() of a sharded bucket is near.
   void prefetch(int64_t b);
   /// Where this rank's parameters of a sharded bucket lie in a file (StateStore::extent).
-  std::optional<Extent> extent(int64_t b) const;
+  std::optional<Extent> extent(int64_t b);
 
  private:
+  // Of a part on the host, by the device: the last one.
+  struct Use {
+    std::shared_ptr<const device::Event> done;
+    at::Tensor part; // undefined: the store knows of it
+    bool writes; // or a use before it does, which may not be done
+  };
+  // An acquired part and its copy on the device.
+  struct Stepped {
+    int64_t b;
+    at::Tensor copy;
+    std::shared_ptr<const device::Event> done; // with the copy, and with bringing it back
+    bool modified;
+  };
+
   void empty_storage(int64_t b);
+  void read(int64_t b, const at::Tensor& part, const at::Tensor& to);
+  void note(int64_t b, const at::Tensor& part, std::shared_ptr<const device::Event> done, bool writes);
+  void wait_on_host(int64_t b, bool modifies);
+  void release_stepped(size_t left);
 
   const FlatLayout& layout_;
   const ShardPlan& plan_;
@@ -82,14 +108,10 @@ class ParameterShards {
   std::shared_ptr<MemoryPool> pool_;
   std::shared_ptr<StateStore> store_;
   std::vector<bool> on_host_;
-  // Of a part on the host, by the device.
-  struct Read {
-    std::shared_ptr<const device::Event> done;
-    at::Tensor from; // undefined: the store knows of it
-  };
-  void let_go_of_read_parts();
-
-  std::map<int64_t, Read> reads_; // by bucket
+  device::KeptStreams coming_;
+  device::KeptStreams returning_;
+  std::map<int64_t, Use> uses_; // by bucket
+  std::deque<Stepped> stepped_; // the oldest first
   int64_t in_store_; // our number there
   std::vector<at::Tensor> whole_; // by bucket, perhaps longer than it
   std::vector<bool> is_part_; // whole_ is this rank's part, in the memory of the store

@@ -59,8 +59,9 @@ class StateStore {
     (void)buffer, (void)bucket, (void)array;
     return std::nullopt;
   }
-  /// Says that a device reads the parts of a bucket, which are on its host, until `done`: longer than they are acquired. Returns whether the store lets their memory be until then
-  /// unless somebody acquires them to change them; else the caller holds tensors of them for so long.
+  /// Says that a device reads, or writes, the parts of a bucket, which are on its host, until `done`. Returns whether the store lets their memory be until then, longer than they are
+  /// acquired, unless somebody acquires them to change them, and whether release() of what was modified waits for it where it has to: then some buckets may be acquired at a time. Else the
+  /// caller holds tensors of them for so long, and releases what is written after it.
   virtual bool keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done);
   /// Calls `f` with the parts of a bucket between acquire() and release(), which also follows if `f` throws.
   void use(int64_t buffer, int64_t bucket, bool modifies, const std::function<void(const std::vector<at::Tensor>&)>& f);

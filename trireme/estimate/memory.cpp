@@ -113,7 +113,7 @@ class Sum {
   Item& item_;
 };
 
-// Of files that a rank on the CPU moves; a device's are the host's.
+// Of files that a rank on the CPU moves; a device's are the host's, but shards that it steps come to it.
 Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
   Item item;
   Sum sum(run, item);
@@ -127,6 +127,9 @@ Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
     add(elsewhere.parameter_buffers, "parameters");
   }
   add(elsewhere.gradient_buffers, "gradients");
+  if (elsewhere.most_on_device > 0) {
+    sum.add("the largest shards to be stepped: one that comes, one that is stepped, one that returns", bytes_of(run.compute) * elsewhere.most_on_device);
+  }
   item.formula = item.formula.empty() ? "none: nothing is in files" : item.formula;
   return item;
 }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 namespace trireme::estimate {
@@ -22,16 +23,17 @@ constexpr int64_t kFileBlock = 4096;
 constexpr int64_t kStateBlock = 256;
 constexpr int64_t kScaleBytes = 4;
 constexpr int64_t kReturning = 3; // buckets of stepped parameters on their way to the device
+constexpr int64_t kOnDevice = 3; // of shards that come to be stepped, are stepped, and return
 
 int64_t in_blocks(int64_t bytes) {
   return (bytes + kFileBlock - 1) / kFileBlock * kFileBlock;
 }
 
-// `files`: bytes of each bucket in its file.
-FileBuffers buffers_of(std::vector<int64_t> files, int64_t buffer_count) {
-  const int64_t count = std::min(static_cast<int64_t>(std::ssize(files)), buffer_count);
-  std::partial_sort(files.begin(), files.begin() + count, files.end(), std::greater<>());
-  return {count, std::accumulate(files.begin(), files.begin() + count, int64_t{0})};
+// Of buckets with these sizes, at most `most` of them.
+FileBuffers largest_of(std::vector<int64_t> sizes, int64_t most) {
+  const int64_t count = std::min(static_cast<int64_t>(std::ssize(sizes)), most);
+  std::partial_sort(sizes.begin(), sizes.begin() + count, sizes.end(), std::greater<>());
+  return {count, std::accumulate(sizes.begin(), sizes.begin() + count, int64_t{0})};
 }
 
 int64_t sum(const std::vector<Item>& items, const std::string& axis = "") {
@@ -90,7 +92,7 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out
       out.gradient_pieces.push_back(bytes_of(run.gradients()) * each);
     }
   }
-  out.state_buffers = buffers_of(std::move(in_files), run.offload.optimizer.buffer_count);
+  out.state_buffers = largest_of(std::move(in_files), run.offload.optimizer.buffer_count);
 }
 
 void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
@@ -98,11 +100,16 @@ void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere&
   const bool files = run.offload.parameters.place == Place::nvme;
   int64_t in_memory = 0;
   std::vector<int64_t> in_files;
-  for (const bucket::Bucket& bucket : layout.buckets()) {
+  std::vector<int64_t> stepped;
+  for (int64_t b = 0; b < std::ssize(layout.buckets()); ++b) {
+    const bucket::Bucket& bucket = layout.buckets()[b];
     if (bucket.unit == bucket::TensorInfo::kNoUnit) {
       continue;
     }
     const int64_t each = bucket.numel() / run.shard_ranks();
+    if (run.on_device && b >= out.state_buckets) {
+      stepped.push_back(each);
+    }
     out.parameters += each;
     out.parameter_pieces.push_back(e * each);
     if (!files || in_memory + each <= run.offload.parameters.max_in_cpu) {
@@ -112,7 +119,10 @@ void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere&
     out.parameters_in_files += each;
     out.parameter_file_bytes += in_files.emplace_back(in_blocks(e * each));
   }
-  out.parameter_buffers = buffers_of(std::move(in_files), run.offload.parameters.buffer_count);
+  out.parameter_buffers = largest_of(std::move(in_files), run.offload.parameters.buffer_count);
+  out.buckets_stepped_on_device = std::ssize(stepped);
+  out.stepped_on_device = std::accumulate(stepped.begin(), stepped.end(), int64_t{0});
+  out.most_on_device = largest_of(std::move(stepped), kOnDevice).bytes;
 }
 
 void add_gradients(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
@@ -120,7 +130,7 @@ void add_gradients(const Run& run, const bucket::FlatLayout& layout, Elsewhere& 
   for (const bucket::Bucket& bucket : layout.buckets()) {
     out.gradient_file_bytes += in_files.emplace_back(in_blocks(bytes_of(run.gradients()) * (bucket.numel() / run.shard_ranks())));
   }
-  out.gradient_buffers = buffers_of(std::move(in_files), run.offload.optimizer.buffer_count);
+  out.gradient_buffers = largest_of(std::move(in_files), run.offload.optimizer.buffer_count);
 }
 
 class Moves {
@@ -230,7 +240,13 @@ class Moves {
       buffers_of_files(there_.parameter_buffers, "parameters");
     }
     add(out_.in_files, kParameters, said(run_, e, " (U / N - max_in_cpu), in blocks"), said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
-    move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
+    const int64_t passes = run_.parameter_norms && run_.compute == Type::fp32 ? 2 : 1; // LAMB's norms, of what has no masters
+    const char* const each = passes > 1 ? ", twice: for the norms, and for the step" : "";
+    move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks", each), "", passes * there_.parameter_file_bytes);
+    const int64_t stepped = there_.stepped_on_device;
+    const char* const of = there_.elements > 0 ? " of units whose states are on the device" : " U / N";
+    move(Way::to_device, "parameters, to be stepped", said(run_, e, of, each), said(run_, passes > 1 ? "2 x " : "", e, " x ", stepped), passes * e * stepped);
+    move(Way::to_host, "stepped parameters", said(run_, e, of), said(run_, e, " x ", stepped), e * stepped);
     move(Way::to_files, "stepped parameters", said(run_, e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
     out_.built_parameters = there_.parameter_file_bytes;
   }

@@ -52,6 +52,10 @@ struct Elsewhere {
   int64_t parameters_in_files = 0;
   int64_t parameter_file_bytes = 0;
   FileBuffers parameter_buffers = {};
+  /// Elements and buckets of them that a device steps, because it has their states: they come and go for that. And the elements of those that are there at a time.
+  int64_t stepped_on_device = 0;
+  int64_t buckets_stepped_on_device = 0;
+  int64_t most_on_device = 0;
 
   int64_t gradient_file_bytes = 0;
   FileBuffers gradient_buffers = {};

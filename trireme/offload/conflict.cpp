@@ -27,11 +27,6 @@ Conflict on_device(const Options& options, const Setting& setting) {
       return {concat(setting.needs_norms, " with a delayed update: its first phase needs all gradients and would hold the device up"), "Use AdamW, or no delayed_update."};
     }
   }
-  if (parameters.place != Place::device && (states.place == Place::device || states.ratio < 1)) {
-    const std::string with = states.place == Place::device ? "without offload_optimizer" : concat("with offload_optimizer's ratio ", states.ratio);
-    return {concat("offload_param ", with, ": parameters that are elsewhere would be stepped on the device"),
-            states.place == Place::device ? "Say \"offload_optimizer\": {\"device\": \"cpu\"} too." : "Say \"ratio\": 1."};
-  }
   if (states.place != Place::device && states.ratio < 1 && !setting.needs_norms.empty()) {
     return {concat(setting.needs_norms, ", which needs the norms of whole parameters in one place, with a part of the parameters on the device"), "Let all of them be stepped on the host (\"ratio\": 1)."};
   }

@@ -23,8 +23,8 @@ DiskStore::DiskStore(std::shared_ptr<RankFolder> folder, DiskOptions options, st
 DiskStore::~DiskStore() {
   for (const auto& slot : slots_) {
     try {
-      wait_for_reader(*slot);
-    } catch (...) { // a device that has failed: its reads are over
+      wait_for_device(*slot);
+    } catch (...) { // a device that has failed: its work is over
     }
   }
 }
@@ -160,6 +160,7 @@ void DiskStore::release(int64_t buffer, int64_t bucket, bool modified) {
   }
   slot->parts.clear();
   if (std::exchange(slot->is_modified, false)) {
+    wait_for_device(*slot);
     store(*slot);
   }
   drop_extra_slots();
@@ -198,7 +199,7 @@ void DiskStore::forget(int64_t buffer, int64_t bucket) {
 
 bool DiskStore::keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done) {
   if (Slot* const slot = find(buffer, bucket); slot != nullptr) {
-    slot->reader = std::move(done); // after what has read it before: a flat buffer's shards are read on one stream
+    slot->used = std::move(done); // after what has used it before: ParameterShards orders that
   }
   return true;
 }
@@ -258,7 +259,7 @@ DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
   }
   Slot& slot = *slots_[*best];
   finish(slot);
-  wait_for_reader(slot);
+  wait_for_device(slot);
   slot.buffer = slot.bucket = -1;
   if (slot.memory.size() < bytes) {
     give_memory(slot, sizes_[*best]);
@@ -277,7 +278,7 @@ void DiskStore::give_memory(Slot& slot, int64_t bytes) {
 void DiskStore::drop_extra_slots() {
   for (auto slot = slots_.end(); slot != slots_.begin() && std::ssize(slots_) > std::ssize(sizes_);) {
     --slot;
-    if (const auto& reader = (*slot)->reader; (*slot)->uses == 0 && (*slot)->is_extra && (!reader || reader->done()) && !(*slot)->memory.is_held() && (*slot)->state == Slot::State::idle) {
+    if (const auto& used = (*slot)->used; (*slot)->uses == 0 && (*slot)->is_extra && (!used || used->done()) && !(*slot)->memory.is_held() && (*slot)->state == Slot::State::idle) {
       slot = slots_.erase(slot);
     }
   }
@@ -332,9 +333,9 @@ void DiskStore::finish(Slot& slot) {
   }
 }
 
-void DiskStore::wait_for_reader(Slot& slot) {
-  if (const auto reader = std::exchange(slot.reader, nullptr); reader && !reader->done()) {
-    reader->synchronize();
+void DiskStore::wait_for_device(Slot& slot) {
+  if (const auto used = std::exchange(slot.used, nullptr); used && !used->done()) {
+    used->synchronize();
   }
 }
 

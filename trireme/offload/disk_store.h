@@ -41,7 +41,8 @@ struct DiskOptions {
 /// `buffers` buckets have memory together, whichever they are. It is written after each release() that modified it. With
 /// pipeline_read and pipeline_write bucket k+1 is read and k-1 written while k is used. Memory keeps its values until it is taken for
 /// another bucket that it is large enough for: that whose use is longest ago and which prefetch() has not named: what comes again soon is not read again. While a caller holds tensors of
-/// a released bucket, its memory stays theirs; if none is left, there is more for that time. Memory that a device still reads (keep_until()) is waited for, by the host, when it is to be used again.
+/// a released bucket, its memory stays theirs; if none is left, there is more for that time. Memory that a device still uses (keep_until()) is waited for, by the host, when it is to be used again,
+/// and before it is written to the file.
 ///
 /// A sum of every bucket that was written is kept here and compared when it is read: what the disk changed is an error, not a wrong model.
 ///
@@ -102,7 +103,7 @@ class DiskStore : public bucket::StateStore {
     bool is_modified = false;
     bool is_promised = false; // prefetched, and not used since
     uint64_t last_use = 0;
-    std::shared_ptr<const device::Event> reader = nullptr; // a device reads it until then
+    std::shared_ptr<const device::Event> used = nullptr; // a device reads or writes it until then
     std::vector<at::Tensor> parts = {};
   };
 
@@ -112,7 +113,7 @@ class DiskStore : public bucket::StateStore {
   void load(Slot& slot, int64_t buffer, int64_t bucket);
   void store(Slot& slot);
   void finish(Slot& slot);
-  static void wait_for_reader(Slot& slot);
+  static void wait_for_device(Slot& slot);
   void check(const Slot& slot);
   static void fill(const Buffer& buffer, const std::vector<at::Tensor>& parts);
   static std::vector<at::Tensor> parts_of(const HostBuffer& memory, const Buffer& buffer, int64_t bucket);

@@ -360,13 +360,18 @@ void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Ten
   }
 }
 
-void FlatOptimizer::for_each_step(const Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const {
-  shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {
+void FlatOptimizer::for_each_step(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(ShardStep&)>& f) const {
+  const auto step_with = [&](const at::Tensor& data) {
     with_states(shard, bucket, true, [&](const BucketStates& states) {
       prefetch_after(shard, bucket);
       step_parts(shard, bucket, data, states, f);
     });
-  });
+  };
+  if (shard.on_host[bucket]) { // norms of a shard that stays there
+    step_with(shard.buffer->owned_data(bucket, owned(shard, bucket)));
+  } else {
+    shard.buffer->with_owned_on_device(bucket, owned(shard, bucket), modifies, step_with);
+  }
 }
 
 // Buckets are stepped in this order; after the last the first comes again, in the next pass or the next step.
@@ -403,8 +408,8 @@ void FlatOptimizer::prepare() {
     for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
       const auto add_norms = [&](ShardStep& step) { rule_->prepare(step, shard.norms); };
       send_gradient(&shard - shards_.data(), b);
-      if (!shard.on_host[b] || !shard.has_master[b]) {
-        for_each_step(shard, b, add_norms);
+      if (!shard.has_master[b]) {
+        for_each_step(shard, b, /*modifies=*/false, add_norms);
         continue;
       }
       with_states(shard, b, true, [&](const BucketStates& states) {
@@ -444,7 +449,7 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
     }
     return;
   }
-  for_each_step(shard, bucket, [&](ShardStep& one) { step(shard, one); });
+  for_each_step(shard, bucket, /*modifies=*/true, [&](ShardStep& one) { step(shard, one); });
   if (!shard.gradients.empty()) {
     shard.gradients[bucket] = at::Tensor();
   }

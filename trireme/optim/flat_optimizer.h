@@ -47,8 +47,8 @@ struct HostStepOptions {
 /// parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are.
 /// The bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped. Where it has them on the host of a device, the CPU's kernels step the
 /// bucket there: its gradients go to pinned memory as soon as send_gradient() says that they are final, and the new parameters return while the next bucket is stepped, each
-/// on a stream of their own; fp32 parameters then have a copy there, as if they had masters. Bits are those of the CPU's kernels. Masters follow changes of
-/// parameters before the first step; later, see refresh_masters().
+/// on a stream of their own; fp32 parameters then have a copy there, as if they had masters. Bits are those of the CPU's kernels. A shard of parameters on the host whose states are on the
+/// device comes there to be stepped, and returns. Masters follow changes of parameters before the first step; later, see refresh_masters().
 /// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer : public bucket::SteppedValues {
  public:
@@ -237,8 +237,8 @@ class FlatOptimizer : public bucket::SteppedValues {
   void with_states(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(const BucketStates&)>& f) const;
   void follow_first_values();
   void refresh_master(const Shard& shard, int64_t bucket);
-  /// Calls f(step) for each part of a bucket's owned range that is stepped in one pass.
-  void for_each_step(const Shard& shard, int64_t bucket, const std::function<void(ShardStep&)>& f) const;
+  /// Calls f(step) for each part of a bucket's owned range that is stepped in one pass, beside the states: with parameters that it `modifies`, or only reads.
+  void for_each_step(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(ShardStep&)>& f) const;
   // The same of a bucket whose new parameters go to `data`, beside the masters; undefined: nowhere.
   void step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states, const std::function<void(ShardStep&)>& f) const;
   void step(Shard& shard, ShardStep& step) const;

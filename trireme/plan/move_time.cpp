@@ -19,7 +19,7 @@ double MoveTimes::optimizer(const offload::OptimizerOptions& options) const {
   const double waited = (options.pipeline_read ? 0 : reads) + (options.pipeline_write ? 0 : writes);
   const double disk = (options.pipeline_read ? reads : 0) + (options.pipeline_write ? writes : 0);
   const double slowest = std::max({disk, pass, returns});
-  return waited + slowest + (disk + pass + returns - slowest) / static_cast<double>(std::max<int64_t>(1, buckets));
+  return waited + slowest + (disk + pass + returns - slowest) / static_cast<double>(std::max<int64_t>(1, buckets + shards));
 }
 
 MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const bucket::FlatLayout& layout, const estimate::StageMoves& moves) {
@@ -50,7 +50,7 @@ MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const buc
   out.units_from_files = seconds(of(Way::from_files, units), reading);
   out.reads = seconds(of(Way::from_files, others), reading);
   out.writes = seconds(of(Way::to_files, others), writing);
-  out.returns = seconds(of(Way::to_device, others), link);
+  out.returns = std::max(seconds(of(Way::to_device, others), link), seconds(of(Way::to_host, others), link));
 
   const estimate::Elsewhere there = estimate::elsewhere_of(run, layout);
   const auto e = estimate::bytes_of(run.compute);
@@ -59,6 +59,7 @@ MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const buc
   const double sharing = std::max(1.0, ranks / static_cast<double>(cluster.processors));
   const double bandwidth = cluster.on_host ? cluster.memory_bandwidth / sharing : cluster.host.memory_bandwidth / ranks;
   out.pass = seconds(there.elements * element, bandwidth);
+  out.shards = there.buckets_stepped_on_device;
   int64_t elements = 0;
   while (out.buckets < std::ssize(layout.buckets()) && elements < there.elements * run.shard_ranks()) {
     elements += layout.buckets()[out.buckets++].numel();

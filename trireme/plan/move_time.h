@@ -15,13 +15,14 @@ struct MoveTimes {
   /// Units that layers are about to use: from the host to a card, and from files.
   double units_over_link = 0;
   double units_from_files = 0;
-  /// Of the optimizer: reads, writes, its pass over what is moved, and stepped parameters on their way to a card.
+  /// Of the optimizer: reads, writes, its pass over what is moved, and stepped parameters on their way to a card; or shards that the card steps, to it and back at the same time.
   double reads = 0;
   double writes = 0;
   double pass = 0;
   double returns = 0;
-  /// Buckets that are stepped one behind the other.
+  /// Buckets that are stepped one behind the other: on the host, and shards on the card.
   int64_t buckets = 0;
+  int64_t shards = 0;
 
   /// The longest of what a forward waits for, or a backward with its gradients, if the step has so many of each.
   double forward(double passes) const;

@@ -1,0 +1,97 @@
+// What `trireme estimate` says of a device and of its link, beside what a run on the simulated device has there and copies.
+#include "sim_device.h"
+
+#include <tests/support/run_ranks.h>
+#include <tests/tools/small_training.h>
+
+#include <trireme/config/run_estimate.h>
+#include <trireme/estimate/memory.h>
+#include <trireme/estimate/moves.h>
+
+#include <gmock/gmock.h>
+
+namespace trireme::tools {
+namespace {
+
+using estimate::Way;
+
+struct Places {
+  const char* states;
+  const char* parameters;
+  double ratio = 1;
+};
+
+class SimDeviceEstimateTest : public SmallTrainingTest {
+ protected:
+  static json run_of(const Places& places, bool bf16, const char* optimizer) {
+    json run = common();
+    run["model"]["layers"] = 6;
+    run["model"]["hidden"] = 32;
+    run["engine"]["bf16"] = {{"enabled", bf16}};
+    run["engine"]["optimizer"]["type"] = optimizer;
+    run["engine"]["zero_optimization"] = {{"stage", 3},
+                                          {"stage3_param_persistence_threshold", 100},
+                                          {"reduce_bucket_size", 1000},
+                                          {"offload_optimizer", {{"device", places.states}, {"nvme_path", (folder() / "states").string()}, {"ratio", places.ratio}}},
+                                          {"offload_param", {{"device", places.parameters}, {"nvme_path", (folder() / "parameters").string()}, {"max_in_cpu", 0}}}};
+    return run;
+  }
+  struct Device {
+    int64_t to_device = 0; // in a step
+    int64_t to_host = 0;
+    int64_t peak = 0;
+    int64_t buffers = 0; // of the estimate's peak, that need not be there at the same time
+  };
+  // Twice as many steps less the first: what the start and the end copy does not count.
+  static Device measured(comm::World& world, json run) {
+    const auto copied = [&](int steps) {
+      const sim::Copied before = sim::copied();
+      run["training"] = {{"steps", steps}, {"checkpoint_every", 0}};
+      run_training(world, run, false, sim::device());
+      return Device{sim::copied().to_device - before.to_device, sim::copied().to_host - before.to_host};
+    };
+    const Device two = copied(2);
+    const Device four = copied(4);
+    return {(four.to_device - two.to_device) / 2, (four.to_host - two.to_host) / 2, sim::memory().peak};
+  }
+  static Device estimated(json run) {
+    run["training"]["device"] = "cuda";
+    const estimate::Run described = config::describe(read(run), 1).run;
+    const estimate::StageMoves moves = estimate::moves_of(described).front();
+    const estimate::StageMemory memory = estimate::memory_of(described).front();
+    using estimate::Category;
+    return {moves.bytes(Way::to_device), moves.bytes(Way::to_host), memory.peak_on_device(), memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes};
+  }
+};
+
+TEST_F(SimDeviceEstimateTest, IsWhatADeviceHasAndCopies) {
+  const Places nothing{"none", "none"};
+  for (const auto& [bf16, optimizer] : {std::pair(false, "AdamW"), std::pair(true, "AdamW"), std::pair(false, "Lamb")}) {
+    for (const Places& places : {Places{"none", "cpu"}, Places{"none", "nvme"}, Places{"cpu", "cpu"}, Places{"cpu", "nvme", 0.5}, Places{"nvme", "cpu", 0.5}}) {
+      if (places.ratio < 1 && std::string(optimizer) == "Lamb") {
+        continue; // refused
+      }
+      SCOPED_TRACE(concat("states ", places.states, ", parameters ", places.parameters, ", ratio ", places.ratio, bf16 ? ", bf16, " : ", ", optimizer));
+      EXPECT_THAT(test::run_ranks(1,
+                                  [&, bf16 = bf16, optimizer = optimizer](comm::World& world) {
+                                    sim::start();
+                                    sim::use_cpu_optimizer_kernels();
+                                    const json run = run_of(places, bf16, optimizer);
+                                    const Device seen = measured(world, run);
+                                    const Device expected = estimated(run);
+                                    const json whole = run_of(nothing, bf16, optimizer);
+                                    const Device plain = measured(world, whole); // copies batches and the loss; its peak is the higher one
+                                    EXPECT_EQ(seen.to_device - plain.to_device, expected.to_device);
+                                    EXPECT_EQ(seen.to_host - plain.to_host, expected.to_host);
+                                    const int64_t saved = estimated(whole).peak - expected.peak;
+                                    EXPECT_GE(plain.peak - seen.peak, saved) << "activations are the same";
+                                    EXPECT_LE(plain.peak - seen.peak, saved + expected.buffers);
+                                    EXPECT_THAT(sim::problems(), testing::IsEmpty());
+                                  }),
+                  testing::IsEmpty());
+    }
+  }
+}
+
+} // namespace
+} // namespace trireme::tools
