@@ -108,8 +108,9 @@ class TrainRun {
   }
   bool is_done_by_others() const;
   void share_duties();
-  int64_t ranks_of_run() const { // of which this rank's model knows
-    return worker_ ? run_.parallel.ranks_of_replica() : world_.size();
+  /// All of them, those of other workers and replicas too: a step's samples are divided among all.
+  int64_t ranks_of_run() const {
+    return worker_ ? worker_->workers * run_.parallel.ranks_of_replica() : world_.size();
   }
   bool shards_parameters() const {
     return engine::shards_parameters(run_.engine, mesh_.group({mesh::Axis::data, mesh::Axis::context}).size());
@@ -121,7 +122,7 @@ class TrainRun {
   at::Device choose_device();
   mesh::Mesh make_mesh();
   std::optional<Start> start() const;
-  void return_freed_memory() const;
+  void prepare_room() const;
   Task build_task();
   void resume();
   std::optional<fs::path> saved_by_this_job() const;
@@ -180,20 +181,24 @@ mesh::Mesh TrainRun::make_mesh() {
                                               .tensor = static_cast<int>(parallel.tensor)});
 }
 
-// Of a worker that trains by itself only the least is known here: its batch is that of all workers.
-void TrainRun::return_freed_memory() const {
+// Before modules are built, into files perhaps.
+void TrainRun::prepare_room() const {
+  if (!run_.engine.uses_files() && !shards_parameters()) {
+    return;
+  }
+  estimate::Run described = describe_run(run_, ranks_of_run()).run;
+  described.on_device = !device_.is_cpu();
   const bool files = run_.engine.offload.uses_files();
   if ((files || shards_parameters()) && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
-    const int64_t parameters = worker_ ? 0 : describe_run(run_, ranks_of_run()).run.model.parameters();
-    ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(returned_block_bytes(parameters, files)));
+    ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(returned_block_bytes(described.model.parameters(), files)));
   }
+  report_disks(described, world_);
 }
 
 Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), device_, start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) + world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
-  return_freed_memory();
-  report_disks(run_, world_, ranks_of_run(), !device_.is_cpu()); // before modules are built into files
+  prepare_room();
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
     std::shared_ptr<bucket::StateStore> store;
