@@ -48,6 +48,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// While modules are built and sharded or put into files one by one, all that one leaves goes back: malloc fills the place of an aligned block with no other of its size, so that a
+// model of many layers left as much as it has parameters.
+constexpr int64_t kBlocksOfModules = 128 << 10;
+
 // Key in a checkpoint's client state for the job that saved it, restarts included.
 constexpr const char* kJob = "job";
 
@@ -80,6 +84,9 @@ class TrainRun {
     options.replica = comes_and_goes() ? std::optional(replica_of(*worker_)) : std::nullopt;
     engine_ = engine::initialize(world, options).engine;
     resume();
+    if (returned_blocks_ > 0) {
+      return_blocks_of(returned_blocks_);
+    }
     if (datasets_.validation) { // who is silent may have to speak later
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
                                             engine_->group().rank(), engine_->group().size()));
@@ -122,7 +129,10 @@ class TrainRun {
   at::Device choose_device();
   mesh::Mesh make_mesh();
   std::optional<Start> start() const;
-  void prepare_room() const;
+  void prepare_room();
+  static void return_blocks_of(int64_t bytes) {
+    ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(bytes));
+  }
   Task build_task();
   void resume();
   std::optional<fs::path> saved_by_this_job() const;
@@ -149,6 +159,7 @@ class TrainRun {
   const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
   config::RunConfig run_;
   at::Device device_;
+  int64_t returned_blocks_ = 0; // while it trains; 0: as malloc likes
   mesh::Mesh mesh_;
   std::optional<Start> start_; // absent: from the beginning
   data::Datasets datasets_;
@@ -182,7 +193,7 @@ mesh::Mesh TrainRun::make_mesh() {
 }
 
 // Before modules are built, into files perhaps.
-void TrainRun::prepare_room() const {
+void TrainRun::prepare_room() {
   if (!run_.engine.uses_files() && !shards_parameters()) {
     return;
   }
@@ -190,7 +201,8 @@ void TrainRun::prepare_room() const {
   described.on_device = !device_.is_cpu();
   const bool files = run_.engine.offload.uses_files();
   if ((files || shards_parameters()) && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
-    ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(returned_block_bytes(described.model.parameters(), files)));
+    returned_blocks_ = returned_block_bytes(described.model.parameters(), files);
+    return_blocks_of(kBlocksOfModules);
   }
   report_disks(described, world_);
 }
