@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <memory>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -79,6 +80,36 @@ TEST_F(FileTest, AScratchFolderGoesAwayWithWhatIsInIt) {
     EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("cannot make a folder in"), testing::HasSubstr("Choose another.")));
   }
   EXPECT_THROW(is_there(folder_ / std::string(5000, 'x')), InputError);
+}
+
+TEST_F(FileTest, WhatCannotBeWrittenIsKnownBefore) {
+  const auto refusal = [](const fs::path& path) -> std::string {
+    try {
+      check_writable(path);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  write_file_atomically(folder_ / "latest", "old");
+  EXPECT_EQ(refusal(folder_ / "latest"), "");
+  EXPECT_EQ(refusal(folder_ / "new"), "");
+  EXPECT_EQ(read_file(folder_ / "latest"), "old");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1) << "looking leaves nothing";
+  EXPECT_THAT(refusal(folder_), testing::AllOf(testing::HasSubstr("cannot create"), testing::HasSubstr("Is a directory")));
+  EXPECT_THAT(refusal(folder_ / "absent" / "new"), testing::AllOf(testing::HasSubstr("absent/new"), testing::HasSubstr("No such file or directory")));
+
+  const uid_t user = ::geteuid();
+  if (user == 0 && ::seteuid(65534) != 0) { // root may write everywhere
+    GTEST_SKIP() << "no other user can be had";
+  }
+  const std::shared_ptr<void> back(nullptr, [&](void*) { EXPECT_EQ(::seteuid(user), 0); });
+  const ScratchFolder closed(make_scratch_folder("trireme_closed"));
+  write_file_atomically(closed.path / "latest", "old");
+  fs::permissions(closed.path, fs::perms::owner_read | fs::perms::owner_exec);
+  EXPECT_THAT(refusal(closed.path / "latest"), testing::AllOf(testing::HasSubstr((closed.path / "latest").string()), testing::HasSubstr("Permission denied"))) << "writing puts a new file in its place";
+  fs::permissions(closed.path, fs::perms::owner_all);
+  EXPECT_EQ(refusal(closed.path / "latest"), "");
 }
 
 TEST_F(FileTest, AFailedWriteLeavesTheOldContent) {

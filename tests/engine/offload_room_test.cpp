@@ -27,8 +27,9 @@ models::GptOptions wide_gpt() {
 }
 
 /// "trained", or what initialize() says.
-std::string outcome(comm::World& world, const offload::Options& offload, int stage) {
+std::string outcome(comm::World& world, const offload::Options& offload, int stage, optim::StateType states) {
   config::EngineConfig config = zero_config(stage);
+  config.optimizer->state_type = states;
   config.zero.param_persistence_threshold = 0;
   config.offload = offload;
   try {
@@ -59,12 +60,13 @@ offload::Options in_files(const fs::path& states, const fs::path& parameters) {
 class OffloadRoomTest : public testing::Test {
  protected:
   /// Of two ranks, with so many bytes for each parameter of the model.
-  void expect(double bytes_each, const std::function<offload::Options(const fs::path& disk)>& offload, int stage, const testing::Matcher<std::string>& matcher) {
+  void expect(double bytes_each, const std::function<offload::Options(const fs::path& disk)>& offload, int stage, const testing::Matcher<std::string>& matcher,
+              optim::StateType states = optim::StateType::fp32) {
     const test::SmallDisk disk(scratch_.path / "disk", static_cast<int64_t>(bytes_each * static_cast<double>(parameters())));
     if (!disk.exists()) {
       GTEST_SKIP() << "needs root to mount a small file system";
     }
-    EXPECT_THAT(run_ranks(2, [&](comm::World& world) { EXPECT_THAT(outcome(world, offload(disk.folder()), stage), matcher); }), IsEmpty()) << bytes_each;
+    EXPECT_THAT(run_ranks(2, [&](comm::World& world) { EXPECT_THAT(outcome(world, offload(disk.folder()), stage, states), matcher); }), IsEmpty()) << bytes_each;
     EXPECT_TRUE(fs::is_empty(disk.folder()) || fs::is_empty(disk.folder() / "nvme"));
   }
 
@@ -76,6 +78,13 @@ TEST_F(OffloadRoomTest, StatesOfAllRanksAreAddedUp) {
   const auto states = [](const fs::path& disk) { return in_files(disk / "nvme", ""); };
   expect(7.9, states, 1, AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("/disk/nvme, which has "), HasSubstr("Fits without files, with \"device\": \"cpu\"")));
   expect(8.5, states, 1, "trained");
+}
+
+// A byte for each of two states, and a scale of 4 bytes for 256 of them, which fill whole blocks of 4096 bytes in each bucket: here a byte of each.
+TEST_F(OffloadRoomTest, ScalesOfEightBitStatesAreCounted) {
+  const auto states = [](const fs::path& disk) { return in_files(disk / "nvme", ""); };
+  expect(3, states, 1, HasSubstr("files of 2 ranks need "), optim::StateType::int8);
+  expect(3.3, states, 1, "trained", optim::StateType::int8);
 }
 
 // 4 bytes while layers are built, beside 8 of parameters and gradients, or 16 of all.

@@ -1,6 +1,7 @@
 // Linear layers in tiles under ZeRO: the numbers of layers in one piece, one tile at a time in memory, and checkpoints that do not tell.
 #include "small_run.h"
 
+#include <trireme/base/file.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/models/gpt_layers.h>
 #include <trireme/recompute/recompute.h>
@@ -213,6 +214,44 @@ TEST(TiledLinearEngineTest, OneTileIsThereAndTheNext) {
                             }),
                   IsEmpty())
           << (recompute ? "recomputed, " : "") << (ahead == 0 ? "nothing ahead" : "one ahead");
+    }
+  }
+}
+
+/// Tiles that are read from files as they are used, and stepped in files: the bits of the run in memory, and no more tiles there at a time.
+TEST(TiledLinearEngineTest, FilesChangeNoBit) {
+  const ScratchFolder scratch(make_scratch_folder("trireme_tiled"));
+  for (const int ranks : {1, 2}) {
+    for (const bool recompute : {false, true}) {
+      EXPECT_THAT(run_ranks(ranks,
+                            [&](comm::World& world) {
+                              config::EngineConfig config = tiled_config(3, 2);
+                              TiledRun in_memory(world, TiledKind{true, 2, recompute}, config);
+                              config.offload.optimizer.place = config.offload.parameters.place = offload::Place::nvme;
+                              config.offload.optimizer.nvme_path = config.offload.parameters.nvme_path = scratch.path;
+                              config.offload.optimizer.buffer_count = config.offload.parameters.buffer_count = 3;
+                              config.offload.optimizer.pipeline_read = config.offload.optimizer.pipeline_write = true;
+                              config.offload.parameters.max_in_cpu = 0;
+                              TiledRun in_files(world, TiledKind{true, 2, recompute}, config);
+                              LiveTiles live(*in_files.model);
+                              for (int step = 0; step < 20; ++step) {
+                                const double expected = in_memory.step();
+                                EXPECT_EQ(in_files.step(), expected) << "step " << step;
+                              }
+                              const int64_t largest = live.largest + live.largest / (kTiledWidth / 2); // with its bias
+                              EXPECT_GT(live.most, 0);
+                              EXPECT_LE(live.most, 2 * largest) << "of " << live.all;
+                              const offload::Traffic moved = in_files.made.engine->offload_traffic().value();
+                              const int64_t of_tiles = 4 * live.all / ranks; // bytes that this rank has of them
+                              EXPECT_GT(moved.read, 20 * 2 * 2 * of_tiles) << "every forward and backward of two micro-batches";
+                              const auto expected = in_memory.made.engine->gather_parameters(in_memory.model->parameters());
+                              const auto found = in_files.made.engine->gather_parameters(in_files.model->parameters());
+                              for (const auto& item : in_memory.model->named_parameters()) {
+                                EXPECT_TRUE(in_files.model->named_parameters()[item.key()].equal(item.value())) << item.key();
+                              }
+                            }),
+                  IsEmpty())
+          << ranks << (recompute ? " ranks, recomputed" : " ranks");
     }
   }
 }

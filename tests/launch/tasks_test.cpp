@@ -45,7 +45,7 @@ class TasksTest : public LaunchTest {
 };
 
 TEST_F(TasksTest, EachKnowsWhatItIsAndWhereTheServersAre) {
-  LaunchProcess launch(tasks(2, 2, {"*:env=TRIREME_WORKER", "*:env=TRIREME_SERVER", "*:env=TRIREME_SERVERS", "*:env=RANK", "*:env=WORLD_SIZE", "*:env=MASTER_PORT", "s:out=up\n",
+  LaunchProcess launch(tasks(2, 2, {"*:env=TRIREME_WORKER", "w:env=TRIREME_LOCAL_WORKER", "*:env=TRIREME_SERVER", "*:env=TRIREME_SERVERS", "*:env=RANK", "*:env=WORLD_SIZE", "*:env=MASTER_PORT", "s:out=up\n",
                                     "w:await=go"}),
                        folder());
   ASSERT_TRUE(all_started(2, 2));
@@ -65,6 +65,7 @@ TEST_F(TasksTest, EachKnowsWhatItIsAndWhereTheServersAre) {
     EXPECT_THAT(log, AllOf(HasSubstr(servers + "\n"), HasSubstr("RANK=0\n"), HasSubstr("WORLD_SIZE=1\n")));
     EXPECT_THAT(log, HasSubstr((task.starts_with("worker") ? "TRIREME_WORKER=" : "TRIREME_SERVER=") + place));
     EXPECT_EQ(log.find(task.starts_with("worker") ? "TRIREME_SERVER=" + place : "TRIREME_WORKER=" + place), std::string::npos);
+    EXPECT_EQ(log.find("TRIREME_LOCAL_WORKER=" + place) != std::string::npos, task.starts_with("worker")) << "both are on this host";
     EXPECT_EQ(log.ends_with("got 15\n"), task.starts_with("server")) << log;
   }
   EXPECT_THAT(servers, HasSubstr(":" + line(log_of("server0"), "MASTER_PORT").substr(12) + ","));

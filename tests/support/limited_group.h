@@ -16,14 +16,15 @@ class LimitedGroup {
  public:
   explicit LimitedGroup(int64_t bytes) {
     namespace fs = std::filesystem;
-    for (const auto& [root, limit] : {std::pair("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), std::pair("/sys/fs/cgroup", "memory.max")}) {
-      const fs::path folder = fs::path(root) / concat("trireme_test_", ::getpid());
+    for (const Names& names : {Names{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"}, Names{"/sys/fs/cgroup", "memory.max", "memory.current", ""}}) {
+      const fs::path folder = fs::path(names.root) / concat("trireme_test_", ::getpid());
       std::error_code failed;
-      if (!fs::exists(fs::path(root) / "cgroup.procs") || !fs::create_directory(folder, failed)) {
+      if (!fs::exists(fs::path(names.root) / "cgroup.procs") || !fs::create_directory(folder, failed)) {
         continue;
       }
       folder_ = folder;
-      if (std::ofstream(folder / limit) << bytes << std::flush) {
+      names_ = names;
+      if (std::ofstream(folder / names.limit) << bytes << std::flush) {
         return;
       }
       fs::remove(folder, failed);
@@ -44,6 +45,17 @@ class LimitedGroup {
   std::string enter() const {
     return concat("echo $$ > ", (folder_ / "cgroup.procs").string(), " && ");
   }
+  /// What the system cannot take from it: all that is charged but pages of files, those of programs and libraries among them.
+  int64_t held_bytes() const {
+    int64_t held = 0;
+    std::ifstream(folder_ / names_.usage) >> held;
+    std::ifstream counters(folder_ / "memory.stat");
+    std::string name;
+    for (int64_t value = 0; counters >> name >> value;) {
+      held -= name == concat(names_.of_all, "inactive_file") || name == concat(names_.of_all, "active_file") ? value : 0;
+    }
+    return held;
+  }
   /// Moves this process into the group: what it takes from now on counts.
   void join() const {
     if (!(std::ofstream(folder_ / "cgroup.procs") << ::getpid() << std::flush)) {
@@ -52,7 +64,14 @@ class LimitedGroup {
   }
 
  private:
+  struct Names { // of version 1 and 2
+    const char* root = "";
+    const char* limit = "";
+    const char* usage = "";
+    const char* of_all = ""; // before the names of memory.stat that count groups below too
+  };
   std::filesystem::path folder_;
+  Names names_;
 };
 
 /// Where there is swap, a group that is too large is slow, not killed.

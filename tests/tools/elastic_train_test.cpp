@@ -133,6 +133,17 @@ TEST_F(ElasticTrainTest, AKilledStoreIsStartedAgain) {
   EXPECT_EQ(rows("out").size(), 1000u);
 }
 
+// Each is a world of its own, and they share the disk: it is spoken of once, for both. The samples of a step are divided among both too.
+TEST_F(ElasticTrainTest, TheDiskOfAHostIsSpokenOfForAllItsReplicas) {
+  const std::string more = concat(R"({"training": {"checkpoint_every": 0, "eval_every": 0}, "engine": {"train_batch_size": 12, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2,
+    "zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": ")", path("nvme"), R"("}}}})");
+  write_elastic("elastic.json", true, 10, more.c_str());
+  const Finished trained = train("elastic.json", "out", 2, "--all-output");
+  ASSERT_EQ(trained.status, 0) << trained.output;
+  EXPECT_THAT(trained.output, AllOf(HasSubstr("files of 2 ranks need "), testing::Not(HasSubstr("files of 1 rank need "))));
+  EXPECT_EQ(trained.output.find("a step takes at least "), trained.output.rfind("a step takes at least ")) << trained.output;
+}
+
 TEST_F(ElasticTrainTest, WhatDoesNotGoTogetherIsRefused) {
   write_elastic("elastic.json", true, 40);
   EXPECT_THAT(train("elastic.json", "a", 2, "--set training.eval_every=5").output, HasSubstr("training.eval_every: 5 is not a multiple of 10"));

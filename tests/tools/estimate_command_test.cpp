@@ -76,9 +76,10 @@ TEST_F(EstimateCommandTest, SaysWhatIsMoved) {
   EXPECT_EQ(disk.at("read_bytes"), disk.at("file_bytes"));
   EXPECT_GT(disk.at("read_bytes_per_s").get<double>(), 0);
   EXPECT_NEAR(disk.at("write_ms").get<double>(), 1e3 * disk.at("write_bytes").get<double>() / disk.at("write_bytes_per_s").get<double>(), 1e-6);
+  EXPECT_EQ(disk.at("waited_ms"), disk.at("write_ms")) << "pipeline_write is off, and nothing but masters and states is written";
   EXPECT_FALSE(std::filesystem::exists(folder / "nvme")) << "looking makes nothing";
   const Finished table = estimate("-n 2" + files + " --probe");
-  for (const char* words : {"states in files", "offload buffers", "in files of a rank", "moved by a rank in a step", "disk: ", "of the disk's time"}) {
+  for (const char* words : {"states in files", "offload buffers", "in files of a rank", "moved by a rank in a step", "disk: ", "of the disk's time", "a step takes at least ", "because \"pipeline_write\" is off"}) {
     EXPECT_THAT(table.output, HasSubstr(words));
   }
   const Finished nothing = estimate("--probe");

@@ -175,9 +175,8 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
   return found.value_or(smallest);
 }
 
-void check_memory(const config::RunConfig& run, const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
+void check_memory(const estimate::Run& described, const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
                   const estimate::MemoryAtHand& memory) {
-  const estimate::Run described = describe_run(run, ranks).run;
   const std::string why = estimate::why_too_large(estimate::need_of(estimate::memory_of(described), described.ranks_of_stage()), memory, ranks);
   if (why.empty()) {
     return;

@@ -25,9 +25,9 @@ struct Fitting {
 Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
                         const estimate::MemoryAtHand& memory);
 
-/// Refuses a run that cannot fit, with the numbers and the nearest configuration that does. All its ranks are on this host.
+/// Refuses a run that cannot fit, with the numbers and the nearest configuration that does. All its `ranks` are on this host; `described`: what describe_run() says of them.
 /// Errors: InputError, as estimate::why_too_large() finds.
-void check_memory(const config::RunConfig& run, const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
+void check_memory(const estimate::Run& described, const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
                   const estimate::MemoryAtHand& memory);
 
 } // namespace trireme::tools

@@ -32,6 +32,9 @@ offload::KindUse use_of(const StageMoves& moves, bool parameters) {
     const int64_t bytes = is_of_parameters(item) == parameters ? item.bytes : 0;
     use.read_bytes += item.axis == estimate::way_name(Way::from_files) ? bytes : 0;
     use.write_bytes += item.axis == estimate::way_name(Way::to_files) ? bytes : 0;
+    const int64_t of_states = item.name == estimate::kMovedStates ? bytes : 0;
+    use.state_read_bytes += item.axis == estimate::way_name(Way::from_files) ? of_states : 0;
+    use.state_write_bytes += item.axis == estimate::way_name(Way::to_files) ? of_states : 0;
   }
   use.start_bytes = parameters ? moves.built_parameters : moves.initial_states;
   (parameters ? use.building_bytes : use.gradient_bytes) = parameters ? moves.building_bytes() : moves.gradient_file_bytes();
@@ -127,7 +130,8 @@ ordered_json disk_json(const offload::Preflight& preflight) {
           {"write_bytes", preflight.use.write_bytes},
           {"start_bytes", preflight.use.start_bytes},
           {"read_ms", 1e3 * preflight.read_seconds},
-          {"write_ms", 1e3 * preflight.write_seconds}};
+          {"write_ms", 1e3 * preflight.write_seconds},
+          {"waited_ms", 1e3 * preflight.waited_seconds}};
 }
 
 void print_offload(const estimate::Run& run, const std::vector<StageMoves>& moves) {

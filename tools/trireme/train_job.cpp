@@ -356,11 +356,12 @@ int train_job(TrainCommand command) {
   }
   const int64_t ranks = ranks_on(command, run, slots);
   run.engine.batch_for(ranks / ranks_of_replica(run)); // complain before anything starts
-  if (command.memory_check && slots == 0 && !asks_for_gpu(run)) { // of other hosts only their agents know, of GPUs only ranks
-    check_memory(run, command.run_file, command.overrides, ranks, estimate::memory_at_hand());
-  }
-  if (command.memory_check && slots == 0 && run.engine.uses_files()) {
-    check_files(describe_run(run, ranks).run);
+  if (command.memory_check && slots == 0 && (!asks_for_gpu(run) || run.engine.uses_files())) { // of other hosts only their agents know, of GPUs only ranks
+    const estimate::Run described = describe_run(run, ranks).run;
+    if (!asks_for_gpu(run)) {
+      check_memory(described, command.run_file, command.overrides, ranks, estimate::memory_at_hand());
+    }
+    check_files(described);
   }
   if (command.resume && command.resume_from != "auto" && slots == 0 && !fs::exists(command.resume_from)) {
     throw InputError("trireme", concat("--resume ", command.resume_from, ": there is no such file or folder"), "Name a checkpoint, or the folder that holds them.");

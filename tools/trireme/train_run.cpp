@@ -48,6 +48,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// While modules are built and sharded or put into files one by one, all that one leaves goes back: malloc fills the place of an aligned block with no other of its size, so that a
+// model of many layers left as much as it has parameters.
+constexpr int64_t kBlocksOfModules = 128 << 10;
+
 // Key in a checkpoint's client state for the job that saved it, restarts included.
 constexpr const char* kJob = "job";
 
@@ -80,6 +84,9 @@ class TrainRun {
     options.replica = comes_and_goes() ? std::optional(replica_of(*worker_)) : std::nullopt;
     engine_ = engine::initialize(world, options).engine;
     resume();
+    if (returned_blocks_ > 0) {
+      return_blocks_of(returned_blocks_);
+    }
     if (datasets_.validation) { // who is silent may have to speak later
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
                                             engine_->group().rank(), engine_->group().size()));
@@ -108,8 +115,9 @@ class TrainRun {
   }
   bool is_done_by_others() const;
   void share_duties();
-  int64_t ranks_of_run() const { // of which this rank's model knows
-    return worker_ ? run_.parallel.ranks_of_replica() : world_.size();
+  /// All of them, those of other workers and replicas too: a step's samples are divided among all.
+  int64_t ranks_of_run() const {
+    return worker_ ? worker_->workers * run_.parallel.ranks_of_replica() : world_.size();
   }
   bool shards_parameters() const {
     return engine::shards_parameters(run_.engine, mesh_.group({mesh::Axis::data, mesh::Axis::context}).size());
@@ -121,7 +129,10 @@ class TrainRun {
   at::Device choose_device();
   mesh::Mesh make_mesh();
   std::optional<Start> start() const;
-  void return_freed_memory() const;
+  void prepare_room();
+  static void return_blocks_of(int64_t bytes) {
+    ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(bytes));
+  }
   Task build_task();
   void resume();
   std::optional<fs::path> saved_by_this_job() const;
@@ -148,6 +159,7 @@ class TrainRun {
   const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
   config::RunConfig run_;
   at::Device device_;
+  int64_t returned_blocks_ = 0; // while it trains; 0: as malloc likes
   mesh::Mesh mesh_;
   std::optional<Start> start_; // absent: from the beginning
   data::Datasets datasets_;
@@ -180,20 +192,25 @@ mesh::Mesh TrainRun::make_mesh() {
                                               .tensor = static_cast<int>(parallel.tensor)});
 }
 
-// Of a worker that trains by itself only the least is known here: its batch is that of all workers.
-void TrainRun::return_freed_memory() const {
+// Before modules are built, into files perhaps.
+void TrainRun::prepare_room() {
+  if (!run_.engine.uses_files() && !shards_parameters()) {
+    return;
+  }
+  estimate::Run described = describe_run(run_, ranks_of_run()).run;
+  described.on_device = !device_.is_cpu();
   const bool files = run_.engine.offload.uses_files();
   if ((files || shards_parameters()) && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
-    const int64_t parameters = worker_ ? 0 : describe_run(run_, ranks_of_run()).run.model.parameters();
-    ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(returned_block_bytes(parameters, files)));
+    returned_blocks_ = returned_block_bytes(described.model.parameters(), files);
+    return_blocks_of(kBlocksOfModules);
   }
+  report_disks(described, world_);
 }
 
 Task TrainRun::build_task() {
   engine::resolve_precision(run_.engine.precision, world_.group(), device_, start_ ? std::optional(start_->from) : std::nullopt);
   torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) + world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
-  return_freed_memory();
-  report_disks(run_, world_, ranks_of_run(), !device_.is_cpu()); // before modules are built into files
+  prepare_room();
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
     std::shared_ptr<bucket::StateStore> store;

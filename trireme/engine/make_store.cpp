@@ -21,11 +21,11 @@ std::string key_of(const std::string& nvme_path) {
   return nvme_path.empty() ? "" : (std::filesystem::absolute(nvme_path) / "").lexically_normal().string();
 }
 
-// One folder of this rank for all stores that have the same path.
+// One folder of this rank for all stores that have the same path. A replica that is a world of its own has another one than the others.
 void open_folder(Parts& parts, const std::string& nvme_path) {
   std::shared_ptr<offload::RankFolder>& folder = parts.offload_folders[key_of(nvme_path)];
   if (!folder) {
-    folder = offload::RankFolder::open(nvme_path, parts.everyone.members()[static_cast<size_t>(parts.everyone.rank())]);
+    folder = offload::RankFolder::open(nvme_path, parts.worker * parts.everyone.size() + parts.everyone.members()[static_cast<size_t>(parts.everyone.rank())]);
   }
   if (!parts.offloaded) {
     parts.offloaded = std::make_shared<offload::Traffic>();

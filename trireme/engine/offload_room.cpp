@@ -20,6 +20,8 @@
 namespace trireme::engine {
 namespace {
 
+constexpr int64_t kScaleBytes = 4; // of a block of 8-bit states
+
 using offload::FolderUse;
 using offload::Place;
 
@@ -97,6 +99,7 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
   const optim::OptimizerOptions optimizer = options.config.optimizer_or_adamw();
   const auto states = std::ssize(optim::make_optimizer(optimizer)->states());
   const int64_t state_bytes = optimizer.state_type == optim::StateType::fp32 ? 4 : optimizer.state_type == optim::StateType::bf16 ? 2 : 1;
+  const bool coded = optimizer.state_type == optim::StateType::int8;
   const bool sharded = shards_states(parts, options.config);
   FolderUse own = of_this_rank(wanted.nvme_path);
   for (const bucket::FlatParameters* const buffer : buffers) {
@@ -104,8 +107,15 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
     const auto& buckets = buffer->layout().buckets();
     for (int64_t b = 0; b < std::ssize(buckets); ++b) {
       const bool stays = !parts.device().is_cpu() && !offload::is_moved(buckets[b].begin, buckets[b].end, buffer->layout().numel(), wanted.ratio);
-      const int64_t each = stays ? 0 : sharded ? buffer->plan().mine(b).numel() : buckets[b].numel();
-      own.state_bytes += aio::round_up(master_bytes * each) + states * aio::round_up(state_bytes * each);
+      if (stays) {
+        continue;
+      }
+      const bucket::Range range = sharded ? buffer->plan().mine(b) : bucket::Range{buckets[b].begin, buckets[b].end};
+      int64_t scales = 0; // each parameter's blocks begin anew
+      for (const bucket::Piece& piece : buffer->layout().pieces_in(b, range)) {
+        scales += coded ? (piece.numel + optim::kStateBlock - 1) / optim::kStateBlock : 0;
+      }
+      own.state_bytes += aio::round_up(master_bytes * range.numel()) + states * (aio::round_up(state_bytes * range.numel()) + aio::round_up(kScaleBytes * scales));
     }
   }
   check(parts, options, {own});

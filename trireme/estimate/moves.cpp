@@ -200,8 +200,8 @@ class Moves {
       const int64_t passes = run_.parameter_norms ? 2 : 1; // LAMB needs all norms before it steps
       const char* const formula = passes > 1 ? "twice: for the norms, and for the step" : "once, in blocks";
       const std::string numbers = passes > 1 ? said(run_, "2 x ", bytes) : std::to_string(bytes);
-      move(Way::from_files, "masters and states", formula, numbers, there_.state_buckets > there_.state_buffers.count ? passes * bytes : 0);
-      move(Way::to_files, "masters and states", formula, numbers, passes * bytes);
+      move(Way::from_files, kMovedStates, formula, numbers, there_.state_buckets > there_.state_buffers.count ? passes * bytes : 0);
+      move(Way::to_files, kMovedStates, formula, numbers, passes * bytes);
       out_.initial_states = run_.offload.optimizer.fast_init ? 0 : bytes;
     }
     if (run_.gradients_in_files()) {

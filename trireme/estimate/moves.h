@@ -24,6 +24,8 @@ offload::Setting setting_of(const Run& run);
 
 /// Name of the moves of units of stage 3 that layers are about to use.
 inline constexpr const char* kUnits = "units";
+/// Of masters and states in files, which the optimizer reads and writes.
+inline constexpr const char* kMovedStates = "masters and states";
 
 /// Buckets that have memory while files hold the rest: the largest ones do (offload::DiskStore).
 struct FileBuffers {

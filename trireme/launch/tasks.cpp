@@ -25,7 +25,11 @@ class Tasks {
       one.task.number = server ? number - workers : number;
       one.task.shown = job.options.all_output ? Shown::with_prefix : number == 0 ? Shown::as_it_is : Shown::not_at_all;
       one.task.variables = {{server ? "TRIREME_SERVER" : "TRIREME_WORKER", concat(one.task.number, "/", server ? job.options.servers : workers)}};
-      one.task.neighbours = static_cast<int>(std::count_if(places.begin(), places.end(), [&](const Member& other) { return other.name == places[i].name; })) - 1;
+      const auto here = [&](int first, int last) { return std::count_if(places.begin() + first, places.begin() + last, [&](const Member& other) { return other.name == places[i].name; }); };
+      if (!server) {
+        one.task.variables.emplace_back("TRIREME_LOCAL_WORKER", concat(here(0, number), "/", here(0, workers)));
+      }
+      one.task.neighbours = static_cast<int>(here(0, static_cast<int>(places.size()))) - 1;
       tasks_.push_back(std::move(one));
     }
     for (One& one : tasks_) {

@@ -18,7 +18,7 @@ std::vector<Host> hosts_of_tasks(const std::vector<Host>& hosts, int workers, in
 /// Addresses: a socket for each server is open before any task starts and for as long as the job lives, so that workers find a server again that was started again:
 /// who connects in between waits. Variables, besides those of environment.h for a world of one rank:
 ///   all      TRIREME_SERVERS=tcp://HOST:PORT,...  in order (LaunchOptions::server_scheme)
-///   worker   TRIREME_WORKER=w/W
+///   worker   TRIREME_WORKER=w/W, and of its host's TRIREME_LOCAL_WORKER=l/L
 ///   server   TRIREME_SERVER=s/S; its socket is TRIREME_LISTEN_FD
 /// Output: worker 0's is shown; logs are worker<w>.log and server<s>.log.
 /// Signals: SIGINT goes to all; what asks to save (LaunchOptions::preemptible) first to the workers, which need their servers for it.

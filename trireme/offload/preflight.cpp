@@ -53,6 +53,8 @@ void add_use(std::vector<FolderUse>& folders, const Options& options, const Kind
     use.start_bytes += ranks * kind.start_bytes;
     use.gradient_bytes += ranks * kind.gradient_bytes;
     use.building_bytes += ranks * kind.building_bytes;
+    use.state_read_bytes += ranks * kind.state_read_bytes;
+    use.state_write_bytes += ranks * kind.state_write_bytes;
   };
   if (options.optimizer.place == Place::nvme && states.bytes > 0) {
     add(options.optimizer.nvme_path, states, &FolderUse::state_bytes);
@@ -121,7 +123,9 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
 }
 
 Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& disk) {
-  Preflight out{use, disk, static_cast<double>(use.read_bytes) / disk.read_bytes_per_s, static_cast<double>(use.write_bytes) / disk.write_bytes_per_s, {}};
+  const auto reading = [&](int64_t bytes) { return static_cast<double>(bytes) / disk.read_bytes_per_s; };
+  const auto writing = [&](int64_t bytes) { return static_cast<double>(bytes) / disk.write_bytes_per_s; };
+  Preflight out{use, disk, reading(use.read_bytes), writing(use.write_bytes), 0, {}};
   out.lines.push_back(concat(use.folder.string(), " (", disk.filesystem, "): files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(use.most_bytes()), ", ", size(disk.free_bytes), " are free"));
   if (use.building_bytes > 0) {
     out.lines.push_back(concat("of these ", size(use.bytes_at_start()), " while the model is built, its parameters twice, and ", size(use.bytes()), " while it trains"));
@@ -133,18 +137,21 @@ Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& 
   const double both = out.read_seconds + out.write_seconds;
   out.lines.push_back(concat("a step reads ", size(use.read_bytes), " in ", format_seconds(out.read_seconds), " and writes ", size(use.write_bytes), " in ", format_seconds(out.write_seconds), ": ",
                              format_seconds(both), " of the disk's time"));
+  std::string off;
+  if (use.state_read_bytes > 0 && !options.optimizer.pipeline_read) {
+    off = "\"pipeline_read\"";
+    out.waited_seconds += reading(use.state_read_bytes);
+  }
+  if (use.state_write_bytes > 0 && !options.optimizer.pipeline_write) {
+    off += concat(off.empty() ? "" : " and ", "\"pipeline_write\"");
+    out.waited_seconds += writing(use.state_write_bytes);
+  }
+  if (both > 0) {
+    out.lines.push_back(concat("a step takes at least ", format_seconds(both),
+                               off.empty() ? "" : concat(", of which ", format_seconds(out.waited_seconds), " come on top of its computation because ", off, off.find(" and ") == std::string::npos ? " is" : " are", " off")));
+  }
   if (use.start_bytes > 0) {
-    out.lines.push_back(concat("before the first step ", size(use.start_bytes), " are written in ", format_seconds(static_cast<double>(use.start_bytes) / disk.write_bytes_per_s)));
-  }
-  std::string waited;
-  if (use.state_bytes > 0 && !options.optimizer.pipeline_read) {
-    waited = "\"pipeline_read\"";
-  }
-  if (use.state_bytes > 0 && !options.optimizer.pipeline_write) {
-    waited += concat(waited.empty() ? "" : " and ", "\"pipeline_write\"");
-  }
-  if (!waited.empty()) {
-    out.lines.push_back(concat("these moves are waited for where ", waited, waited.find(" and ") == std::string::npos ? " is" : " are", " off; on, they hide behind the optimizer's computation"));
+    out.lines.push_back(concat("before the first step ", size(use.start_bytes), " are written in ", format_seconds(writing(use.start_bytes))));
   }
   if (!disk.direct) {
     out.lines.push_back("files take memory of the system's cache beside that of the ranks");
@@ -188,7 +195,7 @@ std::vector<Preflight> preflight(const std::vector<FolderUse>& folders, const Op
     std::error_code error;
     const fs::space_info space = fs::space(folder, error);
     if (!error && static_cast<int64_t>(space.available) < 2 * options.aio.block_size) {
-      out.push_back({use, {}, 0, 0, {concat(use.folder.string(), ": files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(use.most_bytes()), ", ", size(static_cast<int64_t>(space.available)),
+      out.push_back({use, {}, 0, 0, 0, {concat(use.folder.string(), ": files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(use.most_bytes()), ", ", size(static_cast<int64_t>(space.available)),
                                             " are free: too little to measure the disk")}});
       continue;
     }

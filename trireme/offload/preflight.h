@@ -29,6 +29,9 @@ struct FolderUse {
   int64_t building_bytes = 0;
   /// From forward to backward.
   int64_t activation_bytes = 0;
+  /// Of read_bytes and write_bytes: masters and states, which move beside the optimizer's pass. The rest moves beside forward and backward.
+  int64_t state_read_bytes = 0;
+  int64_t state_write_bytes = 0;
   /// While it trains: bytes of the ranks' memory that would be needed instead, if nothing were in files.
   int64_t bytes() const {
     return state_bytes + parameter_bytes + activation_bytes;
@@ -50,6 +53,8 @@ struct KindUse {
   int64_t start_bytes = 0; ///< written before the first step
   int64_t gradient_bytes = 0; ///< of `bytes`
   int64_t building_bytes = 0; ///< beside them, at the start
+  int64_t state_read_bytes = 0; ///< of read_bytes: masters and states
+  int64_t state_write_bytes = 0;
 };
 
 /// What a rank has of activations, and the folder of "activation_checkpointing".
@@ -83,13 +88,15 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room);
 
 /// What the disk showed, and what a step makes of it: a line each.
 ///
-/// Reads and writes of a step take bytes / bandwidth, one after the other. Read ahead and written behind (pipeline_read, pipeline_write) they hide behind computation
-/// that takes as long; else they are waited for.
+/// Reads and writes of a step take bytes / bandwidth, one after the other: no step is shorter than both together. Masters and states that are not read ahead and written
+/// behind (pipeline_read, pipeline_write) are waited for, beside whatever the step computes.
 struct Preflight {
   FolderUse use;
   aio::Probe disk;
   double read_seconds = 0;
   double write_seconds = 0;
+  /// Of both: what is waited for.
+  double waited_seconds = 0;
   std::vector<std::string> lines;
 };
 Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& disk);

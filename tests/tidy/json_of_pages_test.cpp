@@ -1,0 +1,132 @@
+// The JSON of the pages is configuration that the reader takes: whole run files, and parts of one.
+#include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/text.h>
+#include <trireme/config/deepspeed_json.h>
+#include <trireme/config/key_table.h>
+#include <trireme/config/run_file.h>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const fs::path kTop = TRIREME_SOURCE_DIR;
+
+struct Block {
+  std::string where; // "docs/zero.md:6"
+  std::string language;
+  std::string text;
+};
+
+std::vector<Block> blocks_of(const fs::path& page) {
+  std::vector<Block> out;
+  bool inside = false;
+  int number = 0;
+  for (const std::string& line : split(read_file(page), '\n')) {
+    ++number;
+    if (line.starts_with("```")) {
+      inside = !inside;
+      if (inside) {
+        out.push_back({concat(fs::relative(page, kTop).string(), ':', number), line.substr(3), ""});
+      }
+    } else if (inside) {
+      out.back().text += line + "\n";
+    }
+  }
+  return out;
+}
+
+std::vector<Block> all_blocks() {
+  std::vector<fs::path> pages = {kTop / "README.md"};
+  for (const char* folder : {"docs", "examples"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(kTop / folder)) {
+      if (entry.path().extension() == ".md") {
+        pages.push_back(entry.path());
+      }
+    }
+  }
+  std::vector<Block> out;
+  for (const fs::path& page : pages) {
+    for (Block& block : blocks_of(page)) {
+      out.push_back(std::move(block));
+    }
+  }
+  return out;
+}
+
+// An object, or the members of one.
+json parsed(const std::string& text) {
+  const json whole = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return whole.is_discarded() ? json::parse("{" + text + "}", nullptr, false) : whole;
+}
+
+// The outermost section of a run file that has all of these keys.
+std::string section_of(const json& part) {
+  std::map<size_t, std::string> found; // by depth
+  for (const config::Section& section : config::all_sections()) {
+    std::set<std::string> keys;
+    for (const config::Key& key : section.keys) {
+      keys.emplace(key.name);
+    }
+    bool has_all = true;
+    for (const auto& [key, value] : part.items()) {
+      has_all = has_all && keys.count(key) == 1;
+    }
+    if (has_all) {
+      found.try_emplace(section.path.empty() ? 0 : split(std::string(section.path), '.').size(), section.path);
+    }
+  }
+  return found.empty() ? "none" : found.begin()->second;
+}
+
+// Reads it as what it is: the engine's part, which a program of one's own has by itself, or a run file, of which a part leaves something open.
+void read(const json& part, const std::string& where) {
+  const std::string section = section_of(part);
+  if (section == "engine") {
+    config::read_deepspeed(JsonNode::parse(part.dump(1), where));
+    return;
+  }
+  json run = part;
+  if (!part.contains("model")) {
+    run = {{"model", {{"type", "gpt"}, {"layers", 2}, {"hidden", 32}, {"heads", 2}, {"sequence_length", 16}, {"vocab_size", 256}}},
+           {"data", {{"type", "text"}, {"train", "train.txt"}, {"tokenizer", "bytes"}}},
+           {"training", {{"steps", 10000}}},
+           {"engine", {{"train_batch_size", 8}}}};
+    run[json::json_pointer(section.empty() ? "" : "/" + join(split(section, '.'), "/"))].merge_patch(part);
+  }
+  config::read_run(JsonNode::parse(run.dump(1), where), kTop);
+}
+
+TEST(JsonOfPagesTest, IsReadByTheReader) {
+  int seen = 0;
+  for (const Block& block : all_blocks()) {
+    const json part = parsed(block.text);
+    if (block.language != "json") {
+      EXPECT_FALSE(block.language.empty() && part.is_object() && !part.empty()) << block.where << ": begin the block with ```json";
+      continue;
+    }
+    ASSERT_TRUE(part.is_object()) << block.where << " is no JSON";
+    ASSERT_NE(section_of(part), "none") << block.where << ": no section of a run file has these keys together";
+    try {
+      read(part, block.where);
+    } catch (const InputError& error) {
+      ADD_FAILURE() << block.where << ": " << error.what();
+    }
+    ++seen;
+  }
+  EXPECT_GE(seen, 15);
+}
+
+} // namespace
+} // namespace trireme
