@@ -7,6 +7,9 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <regex>
+#include <set>
+
 namespace trireme::tools {
 namespace {
 
@@ -168,6 +171,37 @@ TEST_F(PlanCommandTest, TheExamplesArePlanned) {
     const int split = all[0].at("tensor").get<int>() * all[0].at("pipe").get<int>() * (all[0].at("zero_stage") == 3 ? all[0].at("data").get<int>() : 1);
     EXPECT_GT(split, 2.0 * 1.01e12 / 80e9) << "a trillion parameters in bf16 need so many cards that have parts of them";
   }
+}
+
+// What a page shows of a plan is what the command prints, lines that are left out apart.
+TEST_F(PlanCommandTest, ThePagesShowThesePlans) {
+  const auto timeless = [](const std::string& line) { return std::regex_replace(line, std::regex(R"((looked at \d+ layouts) in [^:]*)"), "$1"); };
+  int shown = 0;
+  for (const char* page : {"plan.md", "offload.md"}) {
+    std::string command;
+    std::set<std::string> printed;
+    bool inside = false;
+    for (const std::string& line : split(read_file(concat(TRIREME_SOURCE_DIR "/docs/", page)), '\n')) {
+      if (line.starts_with("```")) {
+        inside = !inside;
+        printed.clear();
+        if (inside && !command.empty()) {
+          const Finished finished = sh(concat("cd " TRIREME_SOURCE_DIR " && ", kTrireme, ' ', command), 100);
+          EXPECT_EQ(finished.status, 0) << finished.output;
+          for (const std::string& one : split(finished.output, '\n')) {
+            printed.insert(timeless(one));
+          }
+        }
+        command.clear();
+      } else if (inside && !printed.empty()) {
+        ++shown;
+        EXPECT_EQ(printed.count(timeless(line)), 1u) << page << ": " << line;
+      } else if (std::smatch found; !inside && std::regex_search(line, found, std::regex("`trireme (plan examples/[^`]*)`"))) {
+        command = found[1];
+      }
+    }
+  }
+  EXPECT_GT(shown, 30);
 }
 
 // Measures the machine, and what it wrote is a description to plan with.
