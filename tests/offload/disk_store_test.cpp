@@ -252,6 +252,30 @@ TEST(DiskStoreTest, BuffersHaveTheSizesOfTheLargestBuckets) {
   }
 }
 
+// Wherever a large bucket lies, it is there when it is used: smaller ones leave its memory alone.
+TEST(DiskStoreTest, TheLargestBucketIsReadAhead) {
+  for (const int64_t buffers : {4, 5}) {
+    for (const int buckets : {9, 10, 16, 25}) {
+      for (int large = 0; large < buckets; ++large) {
+        Stored stored({.kind = "optimizer states", .buffers = buffers, .pipeline_write = true, .fast_init = true});
+        std::vector<int64_t> numel(static_cast<size_t>(buckets), 1024);
+        numel[static_cast<size_t>(large)] = 64 * 1024;
+        const int64_t buffer = stored.store.add({{at::kFloat, 0, numel}}, at::kCPU);
+        step_all(stored.store, buffer, buckets, 0);
+        for (int step = 1; step < 3; ++step) {
+          for (int b = 0; b < buckets; ++b) {
+            const int64_t before = stored.traffic->read;
+            stored.store.acquire(buffer, b);
+            EXPECT_EQ(stored.traffic->read, before) << buffers << " buffers, " << buckets << " buckets, the large one " << large << ": bucket " << b << " is read when it is used";
+            stored.store.prefetch(buffer, (b + 1) % buckets);
+            stored.store.release(buffer, b, true);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(DiskStoreTest, TheFirstBucketsStayInMemoryAsFarAsTheyMay) {
   Stored stored({.kind = "parameters", .buffers = 3, .fast_init = true, .elements_in_memory = 2500});
   const int64_t buffer = stored.store.add(equal_arrays(1, 10, 1000), at::kCPU);

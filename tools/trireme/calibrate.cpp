@@ -98,9 +98,11 @@ void fit_block(const json& blocks, const plan::Job& job, plan::Cluster& cluster)
     double found;
     double planned;
   };
+  plan::Job kept = job; // what was measured is not recomputed
+  kept.base.activations = {};
   const auto block = [&](size_t i) {
     const plan::Layout layout{.tensor = blocks.at(i).at(1), .micro_batch = blocks.at(i).at(0)};
-    const plan::LayerCost cost = plan::layer_costs(cluster, job, layout).at(2); // behind two embeddings
+    const plan::LayerCost cost = plan::layer_costs(cluster, kept, layout).at(2); // behind two embeddings
     return Block{layout.micro_batch, layout.tensor, blocks.at(i).at(2), cost.forward + cost.backward()};
   };
   const Block one = block(0), several = block(1), share = block(2);
@@ -114,7 +116,7 @@ void fit_block(const json& blocks, const plan::Job& job, plan::Cluster& cluster)
     const double rest_of_share = std::clamp(share.found - factor * share.planned, rest / static_cast<double>(share.tensor), rest);
     cluster.weight_seconds = (rest - rest_of_share) / (1 - 1 / static_cast<double>(share.tensor)) / 2;
   }
-  cluster.layer_seconds = rest / 2 - cluster.weight_seconds;
+  cluster.layer_seconds = std::max(0.0, rest / 2 - cluster.weight_seconds);
   cluster.peak_flops /= factor;
   cluster.pass_bandwidth /= factor;
   for (plan::SpeedCurve* curve : {&cluster.products, &cluster.attention}) {

@@ -131,8 +131,8 @@ const std::vector<at::Tensor>& DiskStore::acquire(int64_t buffer, int64_t bucket
   Slot* slot = find(buffer, bucket);
   if (slot == nullptr) {
     slot = take(buffers_[buffer].plan.buckets[bucket].bytes, false);
-    if (slot == nullptr) { // what was named came in another order, or has the only memory that is large enough
-      std::for_each(slots_.begin(), slots_.end(), [](const auto& other) { other->is_promised = false; });
+    std::for_each(slots_.begin(), slots_.end(), [](const auto& other) { other->is_promised = false; }); // what was named came in another order
+    if (slot == nullptr) {
       slot = take(buffers_[buffer].plan.buckets[bucket].bytes, true);
     }
     load(*slot, buffer, bucket);
@@ -232,19 +232,27 @@ DiskStore::Slot* DiskStore::find(int64_t buffer, int64_t bucket) {
   return found == slots_.end() ? nullptr : found->get();
 }
 
-// Memory of so many bytes that has nothing of value any more; with `must` more than sizes_ say, if it has to be. Empty memory first, then memory yet to be made, then that whose use is
-// longest ago; of equals the smallest. Whether a transfer of it goes on makes no difference: the choice follows from the calls alone.
+// Memory of so many bytes that has nothing of value any more; with `must` more than sizes_ say, if it has to be. Of memory that is not much larger than that, so that the largest stays for
+// the largest buckets: what is empty, the smallest first, then what was used longest ago, but not what was used last, which may still be written. Only then any other. Whether a transfer of it goes on makes no
+// difference: the choice follows from the calls alone.
 DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
+  const auto is_free = [&](size_t i) {
+    const Slot& slot = *slots_[i];
+    return slot.uses == 0 && !slot.is_promised && !slot.memory.is_held() && size_of(i) >= bytes;
+  };
+  uint64_t last = 0;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    last = std::max(last, is_free(i) && slots_[i]->buffer >= 0 ? slots_[i]->last_use : 0);
+  }
   const auto order = [&](size_t i) {
     const Slot& slot = *slots_[i];
-    return std::tuple(slot.buffer >= 0, slot.memory.size() < bytes, slot.last_use);
+    const bool is_empty = slot.buffer < 0;
+    const bool suits = size_of(i) < 2 * bytes && (is_empty || slot.last_use < last);
+    return std::tuple(!suits, !is_empty, is_empty ? static_cast<uint64_t>(size_of(i)) : slot.last_use);
   };
   std::optional<size_t> best;
   for (size_t i = slots_.size(); i-- > 0;) {
-    const Slot& slot = *slots_[i];
-    const bool is_free = slot.uses == 0 && !slot.is_promised && !slot.memory.is_held();
-    const bool is_large_enough = (slot.is_extra ? slot.memory.size() : sizes_[i]) >= bytes;
-    if (is_free && is_large_enough && (!best || order(i) < order(*best))) {
+    if (is_free(i) && (!best || order(i) < order(*best))) {
       best = i;
     }
   }
@@ -265,6 +273,10 @@ DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
     give_memory(slot, sizes_[*best]);
   }
   return &slot;
+}
+
+int64_t DiskStore::size_of(size_t slot) const {
+  return slots_[slot]->is_extra ? slots_[slot]->memory.size() : sizes_[slot];
 }
 
 void DiskStore::give_memory(Slot& slot, int64_t bytes) {

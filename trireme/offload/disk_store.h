@@ -38,9 +38,9 @@ struct DiskOptions {
 /// Keeps arrays in files of this rank: one for each flat buffer, whose name is gone as soon as it is open, so that nothing of it survives the process.
 ///
 /// A bucket is read into one of `buffers` pieces of memory, which have the sizes of the largest buckets: the first that of the largest, the second that of the next. So any
-/// `buffers` buckets have memory together, whichever they are. It is written after each release() that modified it. With
+/// `buffers` buckets can have memory together, whichever they are. It is written after each release() that modified it. With
 /// pipeline_read and pipeline_write bucket k+1 is read and k-1 written while k is used. Memory keeps its values until it is taken for
-/// another bucket that it is large enough for: that whose use is longest ago and which prefetch() has not named: what comes again soon is not read again. While a caller holds tensors of
+/// another bucket that it is large enough for, and not much too large where there is other: that whose use is longest ago and which prefetch() has not named: what comes again soon is not read again. While a caller holds tensors of
 /// a released bucket, its memory stays theirs; if none is left, there is more for that time. Memory that a device still uses (keep_until()) is waited for, by the host, when it is to be used again,
 /// and before it is written to the file.
 ///
@@ -110,6 +110,7 @@ class DiskStore : public bucket::StateStore {
   Slot* find(int64_t buffer, int64_t bucket);
   void add_sizes(const DiskPlan& plan);
   Slot* take(int64_t bytes, bool must);
+  int64_t size_of(size_t slot) const;
   void load(Slot& slot, int64_t buffer, int64_t bucket);
   void store(Slot& slot);
   void finish(Slot& slot);
