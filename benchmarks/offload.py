@@ -21,7 +21,7 @@ TARGET_OF_FIO = 0.95
 TARGET_OF_STEP = 1.1  # of the longer of computation and disk
 PIECE = 64 << 20  # of benchmark_aio
 HUGE_PAGES = 64  # of 2 MiB: blocks of up to 4 MiB, 32 at a time
-# name: (kind, threads); 0: the one thread of an io_uring; small: the same without huge pages, which fio does not have
+# name: (kind, threads); 0: the one thread of an io_uring; small: the same without huge pages, which fio has only where they are reserved (huge)
 TRANSFERS = {"trireme": ("trireme", 0), "trireme, 4 threads": ("trireme", 4), "trireme, small pages": ("trireme", "small"), "fio io_uring": ("fio", 0), "fio io_uring, huge pages": ("fio", "huge"), "fio libaio": ("fio", 0), "DeepSpeed": ("deepspeed", 1), "DeepSpeed, 4 threads": ("deepspeed", 4)}
 OURS, THEIRS, THEIRS_IN_HUGE_PAGES = "trireme", "fio io_uring", "fio io_uring, huge pages"  # the kernel merges what Trireme asks for; fio takes only reserved ones
 

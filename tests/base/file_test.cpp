@@ -1,3 +1,5 @@
+#include <tests/support/other_user.h>
+
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 
@@ -5,7 +7,6 @@
 
 #include <csignal>
 #include <fstream>
-#include <memory>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -99,11 +100,10 @@ TEST_F(FileTest, WhatCannotBeWrittenIsKnownBefore) {
   EXPECT_THAT(refusal(folder_), testing::AllOf(testing::HasSubstr("cannot create"), testing::HasSubstr("Is a directory")));
   EXPECT_THAT(refusal(folder_ / "absent" / "new"), testing::AllOf(testing::HasSubstr("absent/new"), testing::HasSubstr("No such file or directory")));
 
-  const uid_t user = ::geteuid();
-  if (user == 0 && ::seteuid(65534) != 0) { // root may write everywhere
+  const test::OtherUser user; // root may write everywhere
+  if (!user.exists()) {
     GTEST_SKIP() << "no other user can be had";
   }
-  const std::shared_ptr<void> back(nullptr, [&](void*) { EXPECT_EQ(::seteuid(user), 0); });
   const ScratchFolder closed(make_scratch_folder("trireme_closed"));
   write_file_atomically(closed.path / "latest", "old");
   fs::permissions(closed.path, fs::perms::owner_read | fs::perms::owner_exec);

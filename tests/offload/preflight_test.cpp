@@ -1,4 +1,6 @@
 // What is said of a disk before ranks use it, and what is refused.
+#include <tests/support/other_user.h>
+
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
@@ -6,7 +8,6 @@
 
 #include <gmock/gmock.h>
 
-#include <memory>
 
 #include <unistd.h>
 
@@ -143,11 +144,10 @@ TEST(PreflightTest, AFolderThatIsToBeMadeIsJudgedByTheOneAboveIt) {
   };
   EXPECT_THAT(refused(scratch.path / "file"), HasSubstr("file is not a folder"));
   EXPECT_THAT(refused(scratch.path / "file/below"), AllOf(HasSubstr("below, of which there is"), HasSubstr("is not a folder")));
-  const uid_t user = ::geteuid();
-  if (user == 0 && ::seteuid(65534) != 0) { // root may write everywhere
+  const test::OtherUser user; // root may write everywhere
+  if (!user.exists()) {
     GTEST_SKIP() << "no other user can be had";
   }
-  const std::shared_ptr<void> back(nullptr, [&](void*) { EXPECT_EQ(::seteuid(user), 0); });
   const ScratchFolder closed(make_scratch_folder("trireme_preflight"));
   fs::permissions(closed.path, fs::perms::owner_read | fs::perms::owner_exec);
   EXPECT_THAT(refused(closed.path / "x"), AllOf(HasSubstr("may not be written to"), HasSubstr("Permission denied")));

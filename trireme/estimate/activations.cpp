@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <regex>
 
 namespace trireme::estimate {
@@ -23,13 +24,33 @@ struct Kept {
   int64_t put_off = 0; // beside `always`, where only the gradients of weights are missing
 };
 
-// The model calls it as a part: activations/activations.h. The first layer's inputs need no gradient, so only a group that is recomputed begins with it.
-bool is_part(const Run& run, int64_t index) {
-  const Layer& layer = run.model.layers[index];
-  if (!run.activations.layers.empty() && !std::regex_search(layer.type, std::regex(run.activations.layers))) {
-    return false;
+// What becomes of the activations of each layer.
+struct Treatment {
+  std::vector<bool> is_part; // the model calls it as a part: activations/activations.h
+  std::vector<PartWay> ways;
+};
+
+Treatment treatment_of(const Run& run) {
+  const activations::Options& options = run.activations;
+  const std::optional<std::regex> pattern = options.layers.empty() ? std::nullopt : std::optional<std::regex>(options.layers);
+  const PartWay own = run.recompute_interval > 0 ? PartWay::recompute : PartWay::keep;
+  Treatment out;
+  int64_t parts = 0; // in the order of forward
+  for (int64_t i = 0; i < std::ssize(run.model.layers); ++i) {
+    const Layer& layer = run.model.layers[i];
+    const bool matches = !pattern || std::regex_search(layer.type, *pattern);
+    // The first layer's inputs need no gradient, so only a group that is recomputed begins with it.
+    const bool is_part = matches && (run.layer_list ? i > 0 || run.recompute_interval > 0 : layer.is_unit && layer.type.find("Block") != std::string::npos);
+    PartWay way = own;
+    if (is_part && !options.automatic) {
+      const int64_t place = run.layer_list ? i : parts;
+      way = options.choices.empty() ? options.policy.value_or(own) : place < std::ssize(options.choices) ? options.choices[static_cast<size_t>(place)] : own;
+    }
+    parts += is_part ? 1 : 0;
+    out.is_part.push_back(is_part);
+    out.ways.push_back(way);
   }
-  return run.layer_list ? index > 0 || run.recompute_interval > 0 : layer.is_unit && layer.type.find("Block") != std::string::npos;
+  return out;
 }
 
 // A shared weight gets its first gradient from the head and holds it until the embedding's comes.
@@ -53,13 +74,13 @@ PartWay on_cpu(PartWay way) {
 }
 
 // Bytes of the input of the group that begins here, if tensor ranks keep shares of it. The first of a stage has what another one sent, or tokens: whole on every rank.
-int64_t shared_input(const Run& run, const std::vector<int64_t>& layers, int64_t first) {
+int64_t shared_input(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers, int64_t first) {
   const bool shares = run.activations.shares_inputs && run.tensor_ranks > 1 && !run.sequence_parallel;
   const int64_t bytes = run.model.layers[layers[first]].input;
-  return shares && first > 0 && activations::recomputes(run.way_of(layers[first])) && bytes >= run.activations.least_bytes ? bytes : 0;
+  return shares && first > 0 && activations::recomputes(treatment.ways[layers[first]]) && bytes >= run.activations.least_bytes ? bytes : 0;
 }
 
-Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) {
+Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers, bool has_loss) {
   const int64_t held = held_gradient(run, layers);
   const auto step = std::max<int64_t>(1, run.recompute_interval);
   Kept kept;
@@ -74,8 +95,8 @@ Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) 
       working = std::max(working, layer.working + (i + 1 < std::ssize(layers) ? held : 0));
       kept.put_off += layer.put_off;
     }
-    const PartWay way = on_cpu(run.way_of(layers[first]));
-    if (is_part(run, layers[first])) {
+    const PartWay way = on_cpu(treatment.ways[layers[first]]);
+    if (treatment.is_part[layers[first]]) {
       largest = std::max(largest, group);
       kept.of_parts += way == PartWay::keep ? group : 0;
     }
@@ -84,7 +105,7 @@ Kept kept_of(const Run& run, const std::vector<int64_t>& layers, bool has_loss) 
       kept.always += group;
       kept.in_backward = std::max(kept.in_backward, working);
     } else {
-      const int64_t shared = shared_input(run, layers, first);
+      const int64_t shared = shared_input(run, treatment, layers, first);
       kept.always += way != PartWay::recompute ? 0 : shared > 0 ? activations::share_of(shared, run.tensor_ranks) : run.model.layers[layers[first]].input;
       kept.in_backward = std::max(kept.in_backward, group + working);
     }
@@ -106,19 +127,19 @@ Run::Waiting most_waiting(const Run& run, int64_t stage, int64_t chunk) {
 }
 
 // Of a micro-batch in one chunk.
-int64_t in_files_of(const Run& run, const std::vector<int64_t>& layers) {
+int64_t in_files_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers) {
   const auto step = std::max<int64_t>(1, run.recompute_interval);
   int64_t bytes = 0;
   for (int64_t first = 0; first < std::ssize(layers); first += step) {
-    if (!is_part(run, layers[first])) {
+    if (!treatment.is_part[layers[first]]) {
       continue;
     }
-    const PartWay way = run.activations.automatic ? PartWay::recompute_nvme : run.way_of(layers[first]);
+    const PartWay way = run.activations.automatic ? PartWay::recompute_nvme : treatment.ways[layers[first]];
     int64_t kept = 0;
     for (int64_t i = first; i < std::min<int64_t>(first + step, std::ssize(layers)); ++i) {
       kept += run.model.layers[layers[i]].kept;
     }
-    const int64_t shared = shared_input(run, layers, first);
+    const int64_t shared = shared_input(run, treatment, layers, first);
     const int64_t input = shared > 0 ? activations::share_of(shared, run.tensor_ranks) : run.model.layers[layers[first]].input;
     bytes += !activations::to_nvme(way) ? 0 : activations::recomputes(way) ? input : kept;
   }
@@ -132,31 +153,18 @@ ActivationFiles activation_files(const Run& run, int64_t stage) {
   if (!run.activations.uses_nvme()) {
     return files;
   }
+  const Treatment treatment = treatment_of(run);
   const auto chunks = layers_of(run, stage);
   for (int64_t chunk = 0; chunk < run.chunks; ++chunk) {
-    const int64_t bytes = in_files_of(run, chunks[chunk]);
+    const int64_t bytes = in_files_of(run, treatment, chunks[chunk]);
     files.bytes += run.in_flight.at(stage).at(chunk) * bytes;
     files.moved += run.accumulation * bytes;
   }
   return files;
 }
 
-activations::Way Run::way_of(int64_t layer) const {
-  const PartWay own = recompute_interval > 0 ? PartWay::recompute : PartWay::keep;
-  if (activations.automatic || !is_part(*this, layer)) {
-    return own;
-  }
-  if (activations.choices.empty()) {
-    return activations.policy.value_or(own);
-  }
-  int64_t place = layer;
-  if (!layer_list) { // in the order of forward
-    place = 0;
-    for (int64_t before = 0; before < layer; ++before) {
-      place += is_part(*this, before) ? 1 : 0;
-    }
-  }
-  return place < std::ssize(activations.choices) ? activations.choices[static_cast<size_t>(place)] : own;
+std::vector<activations::Way> Run::ways() const {
+  return treatment_of(*this).ways;
 }
 
 Item activations_of(const Run& run, int64_t stage) {
@@ -167,13 +175,14 @@ Item activations_of(const Run& run, int64_t stage) {
   int64_t working = 0;
   int64_t put_off = 0;
   std::vector<std::string> terms;
+  const Treatment treatment = treatment_of(run);
   const auto chunks = layers_of(run, stage);
   for (int64_t chunk = 0; chunk < run.chunks; ++chunk) {
     if (chunks[chunk].empty()) {
       continue;
     }
     const bool has_loss = stage == run.stages - 1 && chunk == run.chunks - 1;
-    const Kept kept = kept_of(run, chunks[chunk], has_loss);
+    const Kept kept = kept_of(run, treatment, chunks[chunk], has_loss);
     const Run::Waiting waiting = most_waiting(run, stage, chunk);
     kept_bytes += waiting.in_flight * kept.always + waiting.put_off * kept.put_off;
     put_off += waiting.put_off;
@@ -198,10 +207,11 @@ Item activations_of(const Run& run, int64_t stage) {
 
 int64_t gathered_inputs(const Run& run, int64_t stage) {
   int64_t bytes = 0;
+  const Treatment treatment = treatment_of(run);
   const auto step = std::max<int64_t>(1, run.recompute_interval);
   for (const std::vector<int64_t>& layers : layers_of(run, stage)) {
     for (int64_t first = 0; first < std::ssize(layers); first += step) {
-      bytes += (run.tensor_ranks - 1) * activations::share_of(shared_input(run, layers, first), run.tensor_ranks);
+      bytes += (run.tensor_ranks - 1) * activations::share_of(shared_input(run, treatment, layers, first), run.tensor_ranks);
     }
   }
   return bytes;

@@ -69,8 +69,8 @@ struct Run {
   /// What becomes of activations between forward and backward; as in a run on the CPU, where the host's memory is the model's. A uniform way that recomputes layers of a list
   /// is also in recompute_interval.
   activations::Options activations;
-  /// The way of a layer, of a group of recomputed layers that of its first. With `automatic`: as the layer does by itself.
-  activations::Way way_of(int64_t layer) const;
+  /// The way of each layer; a group of recomputed layers has that of its first. With `automatic`: as the layer does by itself.
+  std::vector<activations::Way> ways() const;
 
   /// Samples of a micro-batch, and micro-batches of a step.
   int64_t micro_batch = 1;

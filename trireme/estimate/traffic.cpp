@@ -158,11 +158,12 @@ void add_data(const StageLayouts& stages, int64_t stage, Step step, std::vector<
 // What the layers of this stage move along an axis in a micro-batch; recomputation does forward twice.
 template <typename Forward, typename Backward>
 int64_t of_layers(const Run& run, int64_t stage, const Forward& forward, const Backward& backward) {
+  const std::vector<activations::Way> ways = run.ways();
   int64_t sum = 0;
   for (const auto& chunk : layers_of(run, stage)) {
     for (const int64_t index : chunk) {
       const Layer& layer = run.model.layers[index];
-      sum += (activations::recomputes(run.way_of(index)) ? 2 : 1) * forward(layer) + backward(layer);
+      sum += (activations::recomputes(ways[index]) ? 2 : 1) * forward(layer) + backward(layer);
     }
   }
   return sum;

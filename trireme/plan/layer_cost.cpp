@@ -189,9 +189,8 @@ std::vector<bool> recomputed(const Job& job, const Layout& layout, int64_t layer
     run.model = model_of(job, layout);
     run.layer_list = layout.is_layer_list();
     run.recompute_interval = layout.recompute;
-    for (int64_t i = 0; i < layers; ++i) {
-      out[static_cast<size_t>(i)] = activations::recomputes(run.way_of(i));
-    }
+    const std::vector<activations::Way> ways = run.ways();
+    std::transform(ways.begin(), ways.end(), out.begin(), activations::recomputes);
   }
   return out;
 }

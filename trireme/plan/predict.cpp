@@ -88,6 +88,7 @@ class Step {
 
   std::vector<pipeline::PartCosts> part_costs() const {
     const std::vector<LayerCost> layers = layer_costs(cluster_, job_, layout_);
+    const std::vector<activations::Way> ways = run_.ways();
     std::vector<double> gathers; // by stage
     for (int64_t stage = 0; stage < run_.stages; ++stage) {
       gathers.push_back(gathering(stage));
@@ -103,7 +104,7 @@ class Step {
         const LayerCost& layer = layers[i];
         part.forward += layer.forward;
         part.backward_input += layer.backward_input;
-        const ActivationTimes own = activation_times(cluster_, run_.model.layers[i], run_.way_of(i));
+        const ActivationTimes own = activation_times(cluster_, run_.model.layers[i], ways[i]);
         moved.leave += own.leave;
         moved.back += own.back;
         part.backward_weight += layer.backward_weight + layer.gradients + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
