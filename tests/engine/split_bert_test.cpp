@@ -1,19 +1,27 @@
-// A BERT whose layers are split among ranks, with masks and gaps to guess: losses and gradient norms of one process and plain libtorch.
+// A BERT whose layers are split among ranks, with masks and gaps to guess: losses and gradient norms of one process, of plain libtorch and of PyTorch in Python.
 #include "split_run.h"
 
+#include <trireme/checkpoint/safetensors.h>
 #include <trireme/models/bert_layers.h>
 
+#include <tests/support/command.h>
 #include <tests/support/gaps.h>
+
+#include <filesystem>
+#include <sstream>
+#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
 
+namespace fs = std::filesystem;
 using models::BertOptions;
 using pipeline::PipelineModule;
 using Kind = pipeline::ScheduleKind;
 using testing::IsEmpty;
 
 constexpr int64_t kLength = 12;
+constexpr int kSteps = 20;
 
 BertOptions small_bert() {
   BertOptions options;
@@ -29,7 +37,7 @@ Curve of_one_process() {
   PipelineModule model(models::bert_layers(small_bert()), models::masked_lm_loss);
   model.build();
   const auto loss = [&](const data::Batch& batch) { return models::masked_lm_loss(model.forward(batch.inputs), batch.targets); };
-  return plain_curve(model, loss, test::Gaps(kLength), kSplitBatch, /*steps=*/20, /*clipping=*/1.0, torch::optim::AdamWOptions(0.01));
+  return plain_curve(model, loss, test::Gaps(kLength), kSplitBatch, kSteps, /*clipping=*/1.0, torch::optim::AdamWOptions(0.01));
 }
 
 void build(const SplitLayout& layout, InitializeOptions& options) {
@@ -81,6 +89,57 @@ TEST(SplitBertTest, Pipelines) {
   expect_curve_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .zero_stage = 3, .accumulation = 2});
   expect_curve_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .accumulation = 4, .schedule = Kind::zero_bubble});
   expect_curve_of_one_process({.pipe = 2, .data = 2, .context = 2, .zero_stage = 2, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
+}
+
+// What reference_bert.py trains: the same initial values, and the batches of all steps.
+void write_for_python(const fs::path& folder) {
+  PipelineModule model(models::bert_layers(small_bert()), models::masked_lm_loss);
+  model.build();
+  std::vector<checkpoint::NamedTensor> weights;
+  for (const auto& item : model.named_parameters()) {
+    weights.push_back({item.key(), item.value().detach()});
+  }
+  checkpoint::write_safetensors(folder / "model.safetensors", weights);
+  const test::Gaps gaps(kLength);
+  std::vector<at::Tensor> tokens, masks, targets;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    std::vector<int64_t> indices;
+    for (int64_t i = 0; i < kSplitBatch; ++i) {
+      indices.push_back((step * kSplitBatch + i) % gaps.size());
+    }
+    const data::Batch batch = gaps.get(indices);
+    tokens.push_back(batch.inputs.at(0));
+    masks.push_back(batch.inputs.at(1));
+    targets.push_back(batch.targets.at(0));
+  }
+  checkpoint::write_safetensors(folder / "batches.safetensors", {{"tokens", torch::stack(tokens)}, {"mask", torch::stack(masks)}, {"targets", torch::stack(targets)}});
+}
+
+TEST(SplitBertTest, EqualsPythonPytorchForTwentySteps) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_bert_", ::getpid());
+  fs::create_directories(folder);
+  ASSERT_THAT(test::run_ranks(1, [&](comm::World&) { write_for_python(folder); }), IsEmpty()); // a process that forks later has not used torch
+  const auto [status, output] =
+      test::run_command(concat("'" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR "/tests/models/reference_bert.py' curve '", folder.string(), "' ", small_bert().heads));
+  fs::remove_all(folder);
+  ASSERT_EQ(status, 0) << output;
+  Curve python;
+  std::istringstream lines(output);
+  for (double loss, norm; lines >> loss >> norm;) {
+    python.losses.push_back(loss);
+    python.norms.push_back(norm);
+  }
+  ASSERT_EQ(python.losses.size(), kSteps) << output;
+  for (const SplitLayout& layout : {SplitLayout{.tensor = 4, .sequence_parallel = true}, SplitLayout{.pipe = 2, .context = 2, .tensor = 2, .accumulation = 2},
+                                    SplitLayout{.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .accumulation = 4, .schedule = Kind::zero_bubble}}) {
+    EXPECT_THAT(test::run_ranks(layout.ranks(),
+                                [&](comm::World& world) {
+                                  SplitRun run(world, layout, build);
+                                  expect_curve(run, python);
+                                }),
+                IsEmpty())
+        << layout.describe();
+  }
 }
 
 } // namespace

@@ -37,7 +37,7 @@ TEST(BertTest, LogitsEqualPytorchsOnTheSameWeights) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_bert_", ::getpid());
   fs::create_directories(folder);
   const std::string command =
-      concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/models/reference_bert.py\" ", folder.string());
+      concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/models/reference_bert.py\" logits \"", folder.string(), "\"");
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   const auto weights = checkpoint::Safetensors::open(folder / "model.safetensors");
   const auto expected = checkpoint::Safetensors::open(folder / "expected.safetensors");
