@@ -87,6 +87,31 @@ TEST_P(ContextBlockTest, ManyPieces) {
   EXPECT_EQ(forward(block).out.abs().max().item<float>(), 0);
 }
 
+// More keys than our kernel takes at a time: the pieces are one softmax, and queries get and give the gradients of all of them.
+TEST_P(ContextBlockTest, ManyKeys) {
+  torch::manual_seed(5);
+  for (const auto& [queries, keys, causal] : {std::tuple(300, 2300, false), std::tuple(2300, 2300, true), std::tuple(1024, 1024, true), std::tuple(2048, 2048, true)}) {
+    const Block block{.q = at::randn({1, 2, queries, 8}), .k = at::randn({1, 2, keys, 8}), .v = at::randn({1, 2, keys, 8}), .causal = causal};
+    const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
+    const at::Tensor q = leaf(block.q), k = leaf(block.k), v = leaf(block.v);
+    at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(8.0);
+    if (causal) {
+      scores = scores.masked_fill(at::ones({queries, keys}, at::kBool).triu(1), -std::numeric_limits<double>::infinity());
+    }
+    const at::Tensor out = at::matmul(at::softmax(scores, -1), v);
+    const at::Tensor dout = at::randn(block.q.sizes());
+    out.backward(dout.to(at::kDouble));
+    const BlockResult result = forward(block);
+    const BlockGradients grads = backward(block, dout, result.out, result.lse);
+    const auto off = [](const at::Tensor& found, const at::Tensor& wanted) { return (found - wanted.detach()).abs().max().item<double>(); };
+    EXPECT_LT(off(result.out, out), 1e-5) << queries << " x " << keys;
+    EXPECT_LT(off(result.lse, at::logsumexp(scores, {-1})), 1e-5) << queries << " x " << keys;
+    EXPECT_LT(off(grads.q, q.grad()), 2e-5) << queries << " x " << keys;
+    EXPECT_LT(off(grads.k, k.grad()), 1e-4) << queries << " x " << keys;
+    EXPECT_LT(off(grads.v, v.grad()), 1e-4) << queries << " x " << keys;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Forms, ContextBlockTest, testing::Bool(), [](const auto& info) { return info.param ? "flash" : "products"; });
 
 } // namespace

@@ -6,6 +6,14 @@
 
 namespace trireme::context {
 
+/// Tokens of [B, A, t, D] or [B, A, t].
+struct Range {
+  int64_t begin, length;
+  at::Tensor of(const at::Tensor& x) const {
+    return begin == 0 && length == x.size(2) ? x : x.narrow(2, begin, length);
+  }
+};
+
 /// Some queries and some keys of one attention: q [B, A, t, D], k and v [B, K, s, D], K divides A.
 struct Block {
   at::Tensor q, k, v;
@@ -24,6 +32,9 @@ struct BlockResult {
   at::Tensor out, lse;
 };
 BlockResult forward(const Block& block);
+
+/// Adds a block's softmax to that of other keys, in place: out += (out_b - out) sigmoid(lse_b - lse), lse = log(e^lse + e^lse_b). `may_be_empty`: some queries may see no key in either.
+void merge(const at::Tensor& out, const at::Tensor& lse, const BlockResult& block, bool may_be_empty);
 
 /// What a block adds to the gradients of the whole attention; `out` and `lse` are the whole's for these queries, dout is its gradient. In q's type or that of sums.
 struct BlockGradients {

@@ -118,13 +118,6 @@ class GradientChain {
   std::deque<comm::Work> sent_;
 };
 
-struct Range {
-  int64_t begin, length;
-  at::Tensor of(const at::Tensor& x) const {
-    return begin == 0 && length == x.size(2) ? x : x.narrow(2, begin, length);
-  }
-};
-
 /// Which of a rank's queries see which keys of the block of rank `from`. Causal, chunks r and 2N-1-r on rank r: blocks of ranks before are seen by their first
 /// chunk alone, but by all queries; those of ranks behind whole, but by the second chunk of queries alone.
 struct Meeting {
@@ -173,16 +166,6 @@ at::Tensor pack(const comm::Group& ranks, const at::Tensor& k, const at::Tensor&
   both[0].copy_(k);
   both[1].copy_(v);
   return both;
-}
-
-/// Adds a block's softmax to that over the blocks before: out += (out_b - out) sigmoid(lse_b - lse), lse = log(e^lse + e^lse_b).
-void merge(const at::Tensor& out, const at::Tensor& lse, const BlockResult& block, bool may_be_empty) {
-  at::Tensor weight = at::sigmoid(block.lse - lse);
-  if (may_be_empty) {
-    weight.nan_to_num_(0); // neither has a key
-  }
-  out.lerp_(block.out.to(out.scalar_type()), weight.unsqueeze(-1));
-  lse.copy_(at::logaddexp(lse, block.lse));
 }
 
 /// Calls f(step, block, meeting) for the block of every rank, keys and values of others on their way meanwhile; before(step) comes first in each step.
