@@ -1,4 +1,6 @@
 // Formulas against what libtorch's allocator hands out.
+#include "allocated.h"
+
 #include <trireme/base/error.h>
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/model.h>
@@ -8,32 +10,15 @@
 #include <trireme/parallel/pipeline/split_backward.h>
 #include <trireme/precision/cast.h>
 
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
 
-#include <atomic>
 #include <unordered_set>
 
 namespace trireme::estimate {
 namespace {
-
-/// Counts bytes of tensors that live.
-class Counter : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
-    now += size;
-    most = std::max<int64_t>(most, now);
-  }
-  bool memoryProfilingEnabled() const override {
-    return true;
-  }
-  std::atomic<int64_t> now{0};
-  std::atomic<int64_t> most{0};
-};
 
 struct Measured {
   int64_t parameters;
@@ -52,12 +37,11 @@ Measured measure(Model& model, const at::Tensor& input, const at::Tensor& target
     for (at::Tensor& parameter : model->parameters()) {
       parameter.mutable_grad() = at::Tensor();
     }
-    const auto counter = std::make_shared<Counter>();
-    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
+    const Allocated allocated;
     const at::Tensor loss = model->loss(input, target);
-    measured.kept = counter->now;
+    measured.kept = allocated.now();
     loss.backward();
-    measured.most = counter->most;
+    measured.most = allocated.most();
   }
   return measured;
 }
@@ -158,15 +142,14 @@ TEST(ActivationsTest, BetweenTheHalvesOfABackward) {
     int64_t measured = 0;
     for (int round = 0; round < 2; ++round) { // the first one also makes what stays
       x.mutable_grad() = at::Tensor();
-      const auto counter = std::make_shared<Counter>();
-      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
+      const Allocated allocated;
       at::Tensor loss = models::token_loss({stage->forward(x)}, {target});
       const at::Tensor one = torch::ones_like(loss);
       pipeline::SplitBackward split({torch::autograd::impl::gradient_edge(loss)}, {one}, {x}, nodes);
       loss.reset();
       split.run_inputs();
       ASSERT_TRUE(split.puts_off()) << what;
-      measured = counter->now;
+      measured = allocated.now();
     }
     const Model described = gpt(c.options, {kSamples, c.type, false, /*layer_list=*/true});
     int64_t estimated = described.loss_kept;

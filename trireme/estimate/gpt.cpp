@@ -66,6 +66,28 @@ void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& 
   }
 }
 
+// Of a block's backward at its attention to keys of other ranks, beside what the block keeps: what attention holds, less what the block's later parts have given back.
+int64_t working_of_shared_attention(const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
+  const bool ring = conditions.context_kind == context::Kind::ring;
+  const int64_t x = s.hidden / s.tensor; // numbers of queries, of keys, of values, of results
+  int64_t scores = 0;
+  if (options.dropout > 0) { // weights, which of them count, their product, and gradients
+    const int64_t tokens = options.sequence_length / (ring ? s.context : 1);
+    const int64_t queries = conditions.samples * options.heads * options.sequence_length / s.context / s.tensor;
+    scores = 4 * kFloat * std::min(queries * tokens, context::kScoresAtOnce);
+  }
+  int64_t bytes = s.product * x + 3 * kFloat * x + scores; // the result's gradient; those of queries, keys and values
+  if (ring) {
+    const int64_t first = bytes + 4 * s.product * x; // keys and values sent, and received
+    // Of later blocks half the scores count. Keys and values have three places; beside the first block's gradients those of two are on their way.
+    const int64_t behind = std::min<int64_t>(s.context, 4) - 1;
+    const int64_t later = bytes - scores / 2 + 2 * std::min<int64_t>(s.context, 3) * s.product * x + (3 + 2 * behind) * kFloat * x;
+    bytes = std::max(first, later);
+  }
+  const int64_t noise = options.dropout > 0 ? 2 * s.product * s.hidden / s.between : 0;
+  return bytes - 8 * s.product * x - s.product * s.hidden / s.gathered - noise;
+}
+
 void token_embedding(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   layer.type = "Embedding";
   layer.reads_parameters_in_backward = false;
@@ -86,10 +108,12 @@ void block(Layer& layer, const models::GptOptions& options, const Conditions& co
   // The input and the sum after attention belong to the residual stream, two are what column-parallel matrices take, the other 12 lie inside.
   layer.kept = 2 * s.element * s.hidden / s.between + 2 * s.product * s.hidden / s.gathered + 12 * s.product * s.hidden / s.tensor +
                4 * kFloat * s.rows / s.between;
-  if (options.dropout > 0) {
-    layer.kept += 3 * s.product * s.scores + 2 * s.product * s.hidden / s.between;
-  } else {
-    layer.kept += kFloat * s.rows * options.heads / s.tensor;
+  const bool shared = s.context > 1; // attention keeps no scores then
+  const bool drops = options.dropout > 0;
+  layer.kept += drops ? 2 * s.product * s.hidden / s.between : 0;
+  layer.kept += drops && !shared ? 3 * s.product * s.scores : kFloat * s.rows * options.heads / s.tensor;
+  if (shared && (drops || conditions.context_kind == context::Kind::ulysses)) { // attention's output once more, in the other order
+    layer.kept += s.product * s.hidden / s.tensor;
   }
   if (conditions.autocast) { // weights in the products' type
     layer.kept += s.product * 12 * h * h / s.tensor;
@@ -100,12 +124,14 @@ void block(Layer& layer, const models::GptOptions& options, const Conditions& co
   over_tensor_axis(layer, conditions, s, 4, 4, 2);
   layer.tensor_passes_weights = s.tensor > 1 && conditions.sequence_parallel ? 2 : 0;
   over_context_axis(layer, conditions, s);
-  if (options.dropout > 0) {
+  if (shared) {
+    layer.working = std::max(layer.working, working_of_shared_attention(options, conditions, s));
+  } else if (drops) {
     layer.working = std::max(layer.working, s.product * s.scores);
   }
   // Of the block, of the sum, and of both norms; where types differ the projections' again, with dropout the last one's, behind its noise. Inside queries, keys and values (3),
   // attention's output, GELU's input and output (4 each).
-  layer.put_off = (options.dropout > 0 ? 5 : 4) * s.element * s.hidden / s.between + (conditions.autocast ? 2 * s.product * s.hidden / s.between : 0) + 12 * s.product * s.hidden / s.tensor;
+  layer.put_off = (drops ? 5 : 4) * s.element * s.hidden / s.between + (conditions.autocast ? 2 * s.product * s.hidden / s.between : 0) + 12 * s.product * s.hidden / s.tensor;
 }
 
 void last_norm(Layer& layer, const Sizes& s) {
@@ -121,7 +147,10 @@ void head(Layer& layer, const models::GptOptions& options, const Conditions& con
   layer.type = options.tie_embeddings ? "Embedding" : "Linear";
   layer.output = s.product * s.rows * s.vocabulary;
   layer.kept = s.product * s.hidden / s.gathered + (conditions.autocast ? s.product * weight : 0);
-  layer.working = s.element * (s.hidden + weight);
+  layer.working = s.element * (s.hidden / s.between + weight);
+  if (conditions.sequence_parallel && s.tensor > 1) { // the input gathered again and in order, its gradient before it is summed, and what other ranks sent of that
+    layer.working += 4 * s.product * s.hidden;
+  }
   layer.put_off = layer.output;
   over_tensor_axis(layer, conditions, s, conditions.sequence_parallel ? 1 : 0, conditions.sequence_parallel ? 1 : 2, 1);
 }

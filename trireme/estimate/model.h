@@ -113,7 +113,8 @@ struct Conditions {
 ///
 /// Tensor axis (Shoeybi et al. 2019, arXiv:1909.08053): c_attn and c_fc are divided by columns, both c_proj by rows, embedding and head by the
 /// vocabulary; everything else is whole. Of the 16, queries to attention's output (4) and GELU's (8) are divided; with sequence_parallel (Korthikanti
-/// et al. 2022, arXiv:2205.05198) the input, the sum and the norms' outputs too: what a matrix takes is gathered again in backward. Context axis: all is divided.
+/// et al. 2022, arXiv:2205.05198) the input, the sum and the norms' outputs too: what a matrix takes is gathered again in backward. Context axis: all is divided. Attention to tokens of other ranks keeps no [B, A, T, T] with dropout either; its output is there a second
+/// time, in another order, with Ulysses and with dropout. In backward a ring holds keys and values in three places, and in fp32 their gradients on the way.
 Model gpt(const models::GptOptions& options, const Conditions& conditions);
 
 /// Describes models::Cnn.
