@@ -193,7 +193,7 @@ class Step {
     const double masters = run_.compute == estimate::Type::fp32 ? e : 8; // read before the parameter is written
     const double sharing = std::max(1.0, static_cast<double>(cluster_.ranks_per_host) / static_cast<double>(cluster_.processors));
     const double beside = sharing * here * (g + states + masters + e) / cluster_.memory_bandwidth;
-    const double there = moved.optimizer(run_.offload.optimizer);
+    const double there = moved.optimizer();
     const double pass = cluster_.on_host ? beside + there : std::max(beside, there);
     const double norm = job_.clips ? sharing * owned * g / cluster_.memory_bandwidth : 0;
     const double gathers =
