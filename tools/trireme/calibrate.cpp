@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 
 namespace trireme::tools {
 namespace {
