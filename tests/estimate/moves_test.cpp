@@ -191,6 +191,24 @@ TEST(MovesTest, StatesInFilesAreReadAndWrittenOnce) {
   }
 }
 
+// SGD without momentum in fp32 has no states, and parameters of units that stay elsewhere are their own masters: only what is in no unit has a master in files.
+TEST(MovesTest, FewBucketsWithMastersAreNotReadAgain) {
+  estimate::Run run = moving(2, 3, true, Place::nvme, Place::nvme);
+  run.compute = run.travel = Type::fp32;
+  run.states = 0;
+  run.param_persistence_threshold = 100;
+  const bucket::FlatLayout layout = layout_of(run, 0);
+  int64_t masters = 0;
+  for (const bucket::Bucket& bucket : layout.buckets()) {
+    masters += bucket.unit == bucket::TensorInfo::kNoUnit ? blocks(4 * bucket.numel() / 2) : 0;
+  }
+  ASSERT_GT(masters, 0);
+  ASSERT_GT(std::ssize(layout.buckets()), run.offload.optimizer.buffer_count);
+  const StageMoves moves = moves_of(run).front();
+  EXPECT_EQ(named(moves.moved, kMovedStates, "to_files"), masters);
+  EXPECT_EQ(named(moves.moved, kMovedStates, "from_files"), 0);
+}
+
 TEST(MovesTest, EightBitStatesHaveScalesInFiles) {
   estimate::Run run = moving(1, 1, false, Place::nvme);
   run.state_bytes = 1;

@@ -69,11 +69,10 @@ TEST(LayerCostTest, TensorRanksShareWhatWeightsCost) {
   }
 }
 
-// What activation_checkpointing names recomputes as an interval does, with the gathers of partition_activations.
+// What activation_checkpointing names recomputes as an interval does.
 TEST(LayerCostTest, NamedWaysRecomputeBlocks) {
   const Cluster cluster = multiplying_host(2, 1e9, {1e6, 0});
   Job named = job(2);
-  named.base.activations.shares_inputs = true;
   const auto backward = [&](const Job& of, int64_t recompute) {
     std::vector<double> out;
     for (const LayerCost& cost : layer_costs(cluster, of, {.tensor = 2, .recompute = recompute})) {

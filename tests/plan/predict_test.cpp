@@ -57,7 +57,17 @@ TEST(PredictTest, SharesOfInputsAreGatheredInBackward) {
     const Prediction after = predict(multiplying(2), shared, layout);
     EXPECT_NEAR(after.step_seconds - before.step_seconds, sequence_parallel ? 0 : 8 * 7 * 2048 / 1e6, 1e-9);
     EXPECT_EQ(after.memory_bytes < before.memory_bytes, !sequence_parallel);
+    shared.base.activations.least_bytes = 4097;
+    EXPECT_EQ(predict(multiplying(2), shared, layout).step_seconds, before.step_seconds) << "too small to be shared";
   }
+}
+
+// What another stage has sent is whole on every rank.
+TEST(PredictTest, StagesGatherWhatTheyHaveNotReceived) {
+  const Layout layout{.pipe = 2, .tensor = 2, .recompute = 1};
+  Job shared = job(4, 1);
+  shared.base.activations.shares_inputs = true;
+  EXPECT_NEAR(predict(multiplying(4), shared, layout).step_seconds - predict(multiplying(4), job(4, 1), layout).step_seconds, 6 * 2048 / 1e6, 1e-9);
 }
 
 TEST(PredictTest, AnAllReduceWithoutOverlapIsAdded) {

@@ -32,35 +32,48 @@ std::vector<Prediction> all_predictions(const Cluster& where, const Job& what, i
   return out;
 }
 
+void expect_what_looking_at_all_finds(const Job& what, int64_t memory) {
+  Cluster where = cluster(2, 2);
+  where.memory_bytes = memory;
+  SearchOptions options;
+  options.most_micro_batch = 4;
+  const Plan found = search(where, what, options);
+  std::vector<double> times;
+  int64_t fitting = 0;
+  for (const Prediction& p : all_predictions(where, what, 4)) {
+    if (p.refused.empty()) {
+      ++fitting;
+      times.push_back(p.step_seconds);
+    }
+  }
+  std::sort(times.begin(), times.end());
+  ASSERT_EQ(std::ssize(found.best), std::min<int64_t>(10, fitting)) << memory;
+  for (size_t i = 0; i < found.best.size(); ++i) {
+    EXPECT_DOUBLE_EQ(found.best[i].step_seconds, times[i]) << i << " of " << memory << " bytes";
+  }
+  EXPECT_GT(fitting, found.simulated) << "some were left out";
+  options.best = 1'000'000;
+  const Plan all = search(where, what, options);
+  ASSERT_EQ(std::ssize(all.best), fitting) << memory;
+  EXPECT_EQ(all.simulated, fitting);
+  for (size_t i = 0; i < all.best.size(); ++i) {
+    EXPECT_DOUBLE_EQ(all.best[i].step_seconds, times[i]) << i << " of " << memory << " bytes";
+    EXPECT_TRUE(i >= found.best.size() || all.best[i].layout == found.best[i].layout) << i << ": of those that are as fast, the same";
+  }
+}
+
 TEST(SearchTest, FindsWhatLookingAtAllFinds) {
   for (const int64_t memory : {int64_t{2'000'000'000}, int64_t{420'000'000}, int64_t{230'000'000}}) {
-    Cluster where = cluster(2, 2);
-    where.memory_bytes = memory;
-    SearchOptions options;
-    options.most_micro_batch = 4;
-    const Plan found = search(where, job(), options);
-    std::vector<double> times;
-    int64_t fitting = 0;
-    for (const Prediction& p : all_predictions(where, job(), 4)) {
-      if (p.refused.empty()) {
-        ++fitting;
-        times.push_back(p.step_seconds);
-      }
-    }
-    std::sort(times.begin(), times.end());
-    ASSERT_EQ(std::ssize(found.best), std::min<int64_t>(10, fitting)) << memory;
-    for (size_t i = 0; i < found.best.size(); ++i) {
-      EXPECT_DOUBLE_EQ(found.best[i].step_seconds, times[i]) << i << " of " << memory << " bytes";
-    }
-    EXPECT_GT(fitting, found.simulated) << "some were left out";
-    options.best = 1'000'000;
-    const Plan all = search(where, job(), options);
-    ASSERT_EQ(std::ssize(all.best), fitting) << memory;
-    EXPECT_EQ(all.simulated, fitting);
-    for (size_t i = 0; i < all.best.size(); ++i) {
-      EXPECT_DOUBLE_EQ(all.best[i].step_seconds, times[i]) << i << " of " << memory << " bytes";
-      EXPECT_TRUE(i >= found.best.size() || all.best[i].layout == found.best[i].layout) << i << ": of those that are as fast, the same";
-    }
+    expect_what_looking_at_all_finds(job(), memory);
+  }
+}
+
+// Blocks that are named to be recomputed keep their inputs only: more layouts fit than without.
+TEST(SearchTest, NamedWaysFindWhatLookingAtAllFinds) {
+  Job named = job();
+  named.base.activations.policy = activations::Way::recompute;
+  for (const int64_t memory : {int64_t{420'000'000}, int64_t{230'000'000}}) {
+    expect_what_looking_at_all_finds(named, memory);
   }
 }
 
@@ -82,17 +95,27 @@ TEST(SearchTest, RefusedDivisionsSayWhy) {
   EXPECT_EQ(nothing.refused.size(), 4u) << "three ranks along one of four axes";
 }
 
-// The lower bounds are what makes leaving out right.
+// The lower bounds are what makes leaving out right, whatever becomes of activations.
 TEST(SearchTest, BoundsAreBounds) {
+  using activations::Way;
   const Cluster where = cluster(2, 2);
   const int64_t parameters = estimate::gpt(job().gpt, {}).parameters();
-  const Job what = job();
-  Shared shared(what);
-  for (const Prediction& p : all_predictions(where, what, 2)) {
-    const estimate::Layer block = model_of(job(), p.layout, 1).layers.at(2);
-    EXPECT_LE(least_memory(job(), p.layout, parameters, p.layout.recompute > 0 ? block.input : block.kept), p.memory_bytes) << describe(p.layout, job());
-    if (p.refused.empty()) {
-      EXPECT_LE(least_seconds(where, job(), p.layout, layer_costs(where, job(), p.layout), shared), p.step_seconds * (1 + 1e-12)) << describe(p.layout, job());
+  std::vector<activations::Options> ways(7);
+  ways[1].policy = Way::recompute;
+  ways[2].policy = Way::nvme;
+  ways[3] = {.policy = Way::recompute, .layers = "Other"};
+  ways[4].choices = {Way::keep, Way::recompute};
+  ways[5] = {.policy = Way::recompute, .shares_inputs = true, .least_bytes = 0};
+  ways[6] = {.automatic = true, .memory_budget = 1};
+  for (const activations::Options& activations : ways) {
+    Job what = job();
+    what.base.activations = activations;
+    Shared shared(what);
+    for (const Prediction& p : all_predictions(where, what, 2)) {
+      EXPECT_LE(least_memory(what, p.layout, parameters, least_of_a_block(what, p.layout)), p.memory_bytes) << describe(p.layout, what);
+      if (p.refused.empty()) {
+        EXPECT_LE(least_seconds(where, what, p.layout, layer_costs(where, what, p.layout), shared), p.step_seconds * (1 + 1e-12)) << describe(p.layout, what);
+      }
     }
   }
 }

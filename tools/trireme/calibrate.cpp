@@ -9,13 +9,12 @@
 #include <trireme/base/log.h>
 #include <trireme/estimate/machine_memory.h>
 #include <trireme/launch/launcher.h>
-#include <trireme/plan/layer_cost.h>
+#include <trireme/plan/fit_block.h>
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 
 namespace trireme::tools {
 namespace {
@@ -89,44 +88,8 @@ double all_reduce_gathers(const json& rows) {
   return std::clamp(ratios[ratios.size() / 2], 0.5, 2.0);
 }
 
-// Makes the cost of a block what was measured for one and several samples: a factor on all speeds, and seconds forward and backward each. Of the latter, what a tensor rank's share
-// of a block has less of is for the weights.
-void fit_block(const json& blocks, const plan::Job& job, plan::Cluster& cluster) {
-  struct Block {
-    int64_t samples;
-    int64_t tensor;
-    double found;
-    double planned;
-  };
-  plan::Job kept = job; // what was measured is not recomputed
-  kept.base.activations = {};
-  const auto block = [&](size_t i) {
-    const plan::Layout layout{.tensor = blocks.at(i).at(1), .micro_batch = blocks.at(i).at(0)};
-    const plan::LayerCost cost = plan::layer_costs(cluster, kept, layout).at(2); // behind two embeddings
-    return Block{layout.micro_batch, layout.tensor, blocks.at(i).at(2), cost.forward + cost.backward()};
-  };
-  const Block one = block(0), several = block(1), share = block(2);
-  double factor = (several.found - one.found) / (several.planned - one.planned);
-  double rest = one.found - factor * one.planned;
-  if (factor <= 0 || rest < 0) {
-    factor = several.found / several.planned;
-    rest = 0;
-  }
-  if (share.tensor > 1) {
-    const double rest_of_share = std::clamp(share.found - factor * share.planned, rest / static_cast<double>(share.tensor), rest);
-    cluster.weight_seconds = (rest - rest_of_share) / (1 - 1 / static_cast<double>(share.tensor)) / 2;
-  }
-  cluster.layer_seconds = std::max(0.0, rest / 2 - cluster.weight_seconds);
-  cluster.peak_flops /= factor;
-  cluster.pass_bandwidth /= factor;
-  for (plan::SpeedCurve* curve : {&cluster.products, &cluster.attention}) {
-    for (plan::SpeedCurve::Point& point : curve->points) {
-      point.flops /= factor;
-    }
-  }
-  for (const Block& measured : {one, several, share}) {
-    log::info("a block of ", measured.samples, " samples", measured.tensor > 1 ? concat(", a share of 1 / ", measured.tensor, " of it,") : "", " takes ", measured.found * 1e3, " ms; its parts together ", measured.planned * 1e3, " ms");
-  }
+plan::BlockTime block_time(const json& row) {
+  return {row.at(0), row.at(1), row.at(2)};
 }
 
 // Of the working directory; none where files would be in memory.
@@ -180,7 +143,8 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   const double attention = std::max(compute.at("attention_s").get<double>() - beside, 0.3 * compute.at("attention_s").get<double>());
   const double speed = std::min(out.peak_flops, products * 2 * length * stream / attention);
   out.attention.points = {{1, speed}};
-  fit_block(compute.at("blocks"), job, out);
+  const json& blocks = compute.at("blocks");
+  plan::fit_block({block_time(blocks.at(0)), block_time(blocks.at(1)), block_time(blocks.at(2))}, job, out);
   if (ranks > 1) {
     for (const char* backend : {"gloo", "shm"}) { // shared memory is what ranks of one host use: it stays
       const json rows = measured({{"bytes", {4 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20}}}, ranks, {{"TRIREME_BACKEND", backend}}).at("collectives");

@@ -26,7 +26,7 @@ std::vector<Section> pipeline_and_memory() {
       {"memory_budget", H, "bytes", "", "With auto: what the activations of all parts of a rank may take at a time where the model is: \"2GB\", \"512MiB\", 2000000000."},
       {"choices", H, "texts", "null", "The way of each part in the order of forward, instead of policy, as a run with auto prints them: [\"4*nvme\", \"2*recompute\", \"keep\"]. In a pipeline: of each layer of the list."},
       {"layers", H, "text", "null", "A regular expression: only modules whose class name has a match are parts (GptBlock)."},
-      {"nvme_path", H, "path", "null", "The folder for files of activations. They have no names there, so that nothing stays behind."},
+      {"nvme_path", H, "path", "null", "The folder for files of activations. They have no names there, so that nothing stays behind, and no checksum: what the disk changes is not found."},
       {"partition_activations", H, "bool", "false", "Of the inputs of parts that are recomputed each tensor rank keeps a share, and all gather them in backward: for ranks that have the same inputs, so with parallel.sequence_parallel, whose inputs are shares already, it changes nothing. ZeRO, section 6.1: Rajbhandari et al. 2020, arXiv:1910.02054."},
       {"number_checkpoints", N, "int >= 1", "null", "it is the size of the buffer of contiguous_memory_optimization, which does not exist; policy and pipeline.activation_checkpoint_interval say what is recomputed."},
       {"contiguous_memory_optimization", N, "bool", "false", "inputs of recomputed layers stay where they are, they are not copied together."},

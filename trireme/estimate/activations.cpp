@@ -5,6 +5,7 @@
 #include <trireme/estimate/said.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <regex>
@@ -28,7 +29,32 @@ struct Kept {
 struct Treatment {
   std::vector<bool> is_part; // the model calls it as a part: activations/activations.h
   std::vector<PartWay> ways;
+  std::vector<int64_t> shared; // bytes of its input, if tensor ranks keep shares of that
 };
+
+// Layers that are treated together.
+int64_t group_size(const Run& run) {
+  return std::max<int64_t>(1, run.recompute_interval);
+}
+
+// Of groups that are recomputed. The first of a part of the model has what another stage sent, or tokens: whole on every rank.
+void add_shared(const Run& run, Treatment& out) {
+  out.shared.resize(out.ways.size());
+  if (!run.activations.shares_inputs || run.tensor_ranks == 1 || run.sequence_parallel) {
+    return;
+  }
+  for (size_t p = 0; p + 1 < run.bounds.size(); ++p) {
+    for (int64_t i = run.bounds[p] + group_size(run); i < run.bounds[p + 1]; i += group_size(run)) {
+      const int64_t bytes = run.model.layers[i].input;
+      out.shared[i] = activations::recomputes(out.ways[i]) && bytes >= run.activations.least_bytes ? bytes : 0;
+    }
+  }
+}
+
+// What a rank keeps of a recomputed layer.
+int64_t kept_input(const Run& run, const Treatment& treatment, int64_t layer) {
+  return treatment.shared[layer] > 0 ? activations::share_of(treatment.shared[layer], run.tensor_ranks) : run.model.layers[layer].input;
+}
 
 Treatment treatment_of(const Run& run) {
   const activations::Options& options = run.activations;
@@ -50,6 +76,7 @@ Treatment treatment_of(const Run& run) {
     out.is_part.push_back(is_part);
     out.ways.push_back(way);
   }
+  add_shared(run, out);
   return out;
 }
 
@@ -73,16 +100,9 @@ PartWay on_cpu(PartWay way) {
   return way == PartWay::host ? PartWay::keep : way == PartWay::recompute_host ? PartWay::recompute : way;
 }
 
-// Bytes of the input of the group that begins here, if tensor ranks keep shares of it. The first of a stage has what another one sent, or tokens: whole on every rank.
-int64_t shared_input(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers, int64_t first) {
-  const bool shares = run.activations.shares_inputs && run.tensor_ranks > 1 && !run.sequence_parallel;
-  const int64_t bytes = run.model.layers[layers[first]].input;
-  return shares && first > 0 && activations::recomputes(treatment.ways[layers[first]]) && bytes >= run.activations.least_bytes ? bytes : 0;
-}
-
 Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers, bool has_loss) {
   const int64_t held = held_gradient(run, layers);
-  const auto step = std::max<int64_t>(1, run.recompute_interval);
+  const int64_t step = group_size(run);
   Kept kept;
   int64_t largest = 0; // of what moves, and of what is chosen
   bool moves = false;
@@ -105,8 +125,7 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
       kept.always += group;
       kept.in_backward = std::max(kept.in_backward, working);
     } else {
-      const int64_t shared = shared_input(run, treatment, layers, first);
-      kept.always += way != PartWay::recompute ? 0 : shared > 0 ? activations::share_of(shared, run.tensor_ranks) : run.model.layers[layers[first]].input;
+      kept.always += way == PartWay::recompute ? kept_input(run, treatment, layers[first]) : 0;
       kept.in_backward = std::max(kept.in_backward, group + working);
     }
   }
@@ -128,7 +147,7 @@ Run::Waiting most_waiting(const Run& run, int64_t stage, int64_t chunk) {
 
 // Of a micro-batch in one chunk.
 int64_t in_files_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers) {
-  const auto step = std::max<int64_t>(1, run.recompute_interval);
+  const int64_t step = group_size(run);
   int64_t bytes = 0;
   for (int64_t first = 0; first < std::ssize(layers); first += step) {
     if (!treatment.is_part[layers[first]]) {
@@ -139,9 +158,7 @@ int64_t in_files_of(const Run& run, const Treatment& treatment, const std::vecto
     for (int64_t i = first; i < std::min<int64_t>(first + step, std::ssize(layers)); ++i) {
       kept += run.model.layers[layers[i]].kept;
     }
-    const int64_t shared = shared_input(run, treatment, layers, first);
-    const int64_t input = shared > 0 ? activations::share_of(shared, run.tensor_ranks) : run.model.layers[layers[first]].input;
-    bytes += !activations::to_nvme(way) ? 0 : activations::recomputes(way) ? input : kept;
+    bytes += !activations::to_nvme(way) ? 0 : activations::recomputes(way) ? kept_input(run, treatment, layers[first]) : kept;
   }
   return bytes;
 }
@@ -205,16 +222,29 @@ Item activations_of(const Run& run, int64_t stage) {
   return item;
 }
 
+std::vector<int64_t> shared_inputs(const Run& run) {
+  return treatment_of(run).shared;
+}
+
 int64_t gathered_inputs(const Run& run, int64_t stage) {
   int64_t bytes = 0;
-  const Treatment treatment = treatment_of(run);
-  const auto step = std::max<int64_t>(1, run.recompute_interval);
+  const std::vector<int64_t> shared = shared_inputs(run);
   for (const std::vector<int64_t>& layers : layers_of(run, stage)) {
-    for (int64_t first = 0; first < std::ssize(layers); first += step) {
-      bytes += (run.tensor_ranks - 1) * activations::share_of(shared_input(run, treatment, layers, first), run.tensor_ranks);
+    for (const int64_t layer : layers) {
+      bytes += (run.tensor_ranks - 1) * activations::share_of(shared[layer], run.tensor_ranks);
     }
   }
   return bytes;
+}
+
+int64_t least_kept(const Run& run, int64_t first, int64_t last) {
+  const Treatment treatment = treatment_of(run);
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int64_t i = first; i < last; ++i) {
+    const PartWay way = run.activations.automatic ? PartWay::nvme : on_cpu(treatment.ways[i]);
+    least = std::min(least, way == PartWay::keep ? run.model.layers[i].kept : way == PartWay::recompute ? kept_input(run, treatment, i) : 0);
+  }
+  return least;
 }
 
 } // namespace trireme::estimate

@@ -33,7 +33,7 @@ int64_t in_blocks(int64_t bytes) {
 FileBuffers largest_of(std::vector<int64_t> sizes, int64_t most) {
   const int64_t count = std::min(static_cast<int64_t>(std::ssize(sizes)), most);
   std::partial_sort(sizes.begin(), sizes.begin() + count, sizes.end(), std::greater<>());
-  return {count, std::accumulate(sizes.begin(), sizes.begin() + count, int64_t{0})};
+  return {count, std::accumulate(sizes.begin(), sizes.begin() + count, int64_t{0}), count == std::ssize(sizes)};
 }
 
 int64_t sum(const std::vector<Item>& items, const std::string& axis = "") {
@@ -200,7 +200,7 @@ class Moves {
       const int64_t passes = run_.parameter_norms ? 2 : 1; // LAMB needs all norms before it steps
       const char* const formula = passes > 1 ? "twice: for the norms, and for the step" : "once, in blocks";
       const std::string numbers = passes > 1 ? said(run_, "2 x ", bytes) : std::to_string(bytes);
-      move(Way::from_files, kMovedStates, formula, numbers, there_.state_buckets > there_.state_buffers.count ? passes * bytes : 0);
+      move(Way::from_files, kMovedStates, formula, numbers, there_.state_buffers.hold_all ? 0 : passes * bytes);
       move(Way::to_files, kMovedStates, formula, numbers, passes * bytes);
       out_.initial_states = run_.offload.optimizer.fast_init ? 0 : bytes;
     }

@@ -31,6 +31,7 @@ inline constexpr const char* kMovedStates = "masters and states";
 struct FileBuffers {
   int64_t count = 0;
   int64_t bytes = 0;
+  bool hold_all = true; ///< there is no rest: what was written is in memory still
 };
 
 /// What a rank has of a flat buffer elsewhere than where the model is. Bytes, unless they are called elements. In files each array's part of a bucket fills whole blocks of 4096 bytes.

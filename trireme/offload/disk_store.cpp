@@ -6,6 +6,7 @@
 #include <trireme/offload/checksum.h>
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <tuple>
 #include <utility>
@@ -162,6 +163,9 @@ void DiskStore::release(int64_t buffer, int64_t bucket, bool modified) {
   if (std::exchange(slot->is_modified, false)) {
     wait_for_device(*slot);
     store(*slot);
+    if (slot->is_extra) {
+      finish(*slot); // it goes as soon as nobody holds it
+    }
   }
   drop_extra_slots();
 }
@@ -219,6 +223,11 @@ std::optional<bucket::Extent> DiskStore::extent(int64_t buffer, int64_t bucket, 
   return bucket::Extent{concat("/proc/self/fd/", of.file->descriptor()), place.offset + place.begins[array], stored.numel[bucket] * static_cast<int64_t>(c10::elementSize(stored.type))};
 }
 
+int64_t DiskStore::ahead() const {
+  const bool has_much_larger = sizes_.size() > 1 && sizes_[0] >= 2 * sizes_[1];
+  return std::max<int64_t>(1, options_.buffers - (has_much_larger ? 3 : 2));
+}
+
 int64_t DiskStore::buffer_bytes() const {
   int64_t bytes = 0;
   for (const auto& slot : slots_) {
@@ -232,8 +241,8 @@ DiskStore::Slot* DiskStore::find(int64_t buffer, int64_t bucket) {
   return found == slots_.end() ? nullptr : found->get();
 }
 
-// Memory of so many bytes that has nothing of value any more; with `must` more than sizes_ say, if it has to be. Of memory that is not much larger than that, so that the largest stays for
-// the largest buckets: what is empty, the smallest first, then what was used longest ago, but not what was used last, which may still be written. Only then any other. Whether a transfer of it goes on makes no
+// Memory of so many bytes that has nothing of value any more; with `must` more than sizes_ say, if it has to be. Not what was used last, if it may still be written; of the rest the least of memory
+// that is not twice as large as it could be, so that the largest stays for the largest buckets: what is empty, then what was used longest ago. Whether a transfer of it goes on makes no
 // difference: the choice follows from the calls alone.
 DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
   const auto is_free = [&](size_t i) {
@@ -247,8 +256,9 @@ DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
   const auto order = [&](size_t i) {
     const Slot& slot = *slots_[i];
     const bool is_empty = slot.buffer < 0;
-    const bool suits = size_of(i) < 2 * bytes && (is_empty || slot.last_use < last);
-    return std::tuple(!suits, !is_empty, is_empty ? static_cast<uint64_t>(size_of(i)) : slot.last_use);
+    const bool is_being_written = slot.state == Slot::State::writing && slot.last_use == last;
+    const int times_too_large = std::bit_width(static_cast<uint64_t>(size_of(i) / bytes)); // twice counts once
+    return std::tuple(is_being_written, times_too_large, !is_empty, is_empty ? static_cast<uint64_t>(size_of(i)) : slot.last_use);
   };
   std::optional<size_t> best;
   for (size_t i = slots_.size(); i-- > 0;) {

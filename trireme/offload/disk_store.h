@@ -40,7 +40,8 @@ struct DiskOptions {
 /// A bucket is read into one of `buffers` pieces of memory, which have the sizes of the largest buckets: the first that of the largest, the second that of the next. So any
 /// `buffers` buckets can have memory together, whichever they are. It is written after each release() that modified it. With
 /// pipeline_read and pipeline_write bucket k+1 is read and k-1 written while k is used. Memory keeps its values until it is taken for
-/// another bucket that it is large enough for, and not much too large where there is other: that whose use is longest ago and which prefetch() has not named: what comes again soon is not read again. While a caller holds tensors of
+/// another bucket that it is large enough for, and not much too large where there is other: that whose use is longest ago and which prefetch() has not named: what comes again soon is not read again. With 3
+/// pieces smaller buckets need that of the largest too, where each is written: it is then read when it is used. While a caller holds tensors of
 /// a released bucket, its memory stays theirs; if none is left, there is more for that time. Memory that a device still uses (keep_until()) is waited for, by the host, when it is to be used again,
 /// and before it is written to the file.
 ///
@@ -62,10 +63,8 @@ class DiskStore : public bucket::StateStore {
   const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override;
   void release(int64_t buffer, int64_t bucket, bool modified) override;
   void prefetch(int64_t buffer, int64_t bucket) override;
-  /// All buffers but the one that is used and the one that is written.
-  int64_t ahead() const override {
-    return options_.buffers - 2;
-  }
+  /// All buffers but the one that is used, the one that is written, and, where one bucket is much larger than all others, the one that is for it.
+  int64_t ahead() const override;
   void forget(int64_t buffer, int64_t bucket) override;
   bool keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done) override;
 

@@ -90,14 +90,6 @@ class Costs {
     return cost;
   }
 
-  // Backward's part of a layer that is recomputed: it is computed once more, from an input which tensor ranks may have to gather (activations::Options::shares_inputs).
-  void recompute(LayerCost& cost, models::GptPart::Kind kind, const estimate::Layer& layer) const {
-    cost.backward_input += cost.forward;
-    if (job_.base.activations.shares_inputs && !layout_.sequence_parallel && kind != models::GptPart::Kind::tokens) {
-      cost.backward_input += gather_seconds(cluster_, {layout_.tensor, 1}, static_cast<double>(layer.input));
-    }
-  }
-
  private:
   double passes(double elements) const {
     return elements * product_ / cluster_.pass_bandwidth;
@@ -185,11 +177,7 @@ std::vector<bool> recomputed(const Job& job, const Layout& layout, int64_t layer
   std::vector<bool> out(static_cast<size_t>(layers), layout.recompute > 0);
   const activations::Options& activations = job.base.activations;
   if (activations.policy || !activations.choices.empty()) {
-    estimate::Run run = job.base;
-    run.model = model_of(job, layout);
-    run.layer_list = layout.is_layer_list();
-    run.recompute_interval = layout.recompute;
-    const std::vector<activations::Way> ways = run.ways();
+    const std::vector<activations::Way> ways = run_of_layers(job, layout).ways();
     std::transform(ways.begin(), ways.end(), out.begin(), activations::recomputes);
   }
   return out;
@@ -206,12 +194,11 @@ std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const
   const std::vector<bool> again = recomputed(job, layout, std::ssize(parts) - 1 + job.gpt.layers);
   std::vector<LayerCost> out;
   for (size_t i = 0; i < parts.size(); ++i) {
-    const LayerCost kept = costs.of(parts[i].kind, model.layers[i]);
-    LayerCost computed_again = kept;
-    costs.recompute(computed_again, parts[i].kind, model.layers[i]);
+    const LayerCost cost = costs.of(parts[i].kind, model.layers[i]);
     const int64_t times = parts[i].kind == models::GptPart::Kind::block ? job.gpt.layers : 1;
     for (int64_t k = 0; k < times; ++k) {
-      out.push_back(again[out.size()] ? computed_again : kept);
+      out.push_back(cost);
+      out.back().backward_input += again[out.size() - 1] ? cost.forward : 0;
     }
   }
   return out;

@@ -25,7 +25,7 @@ struct LayerCost {
   }
 };
 
-/// Costs of the layers of models::Gpt in their order, recomputation in backward included; the head's with the loss.
+/// Costs of the layers of models::Gpt in their order, recomputation in backward included, without the gathers of inputs for it that tensor ranks keep shares of; the head's with the loss.
 ///
 /// Matrix products: operations over the speed at their size. Attention: 2 products forward, 5 backward of the half below the diagonal (with dropout
 /// whole matrices, 2 and 4, and 6.5 and 9.5 passes over [B, A, L, L]). Between them, passes over [B, L, H]: 21 forward, 42 backward, of which

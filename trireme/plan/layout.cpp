@@ -169,19 +169,26 @@ estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks) {
   return estimate::gpt(gpt, conditions);
 }
 
+estimate::Run run_of_layers(const Job& job, const Layout& layout, int64_t blocks) {
+  estimate::Run run = job.base;
+  run.layer_list = layout.is_layer_list();
+  run.model = model_of(job, layout, blocks);
+  run.bounds = {0, std::ssize(run.model.layers)};
+  run.tensor_ranks = layout.tensor;
+  run.sequence_parallel = layout.sequence_parallel;
+  run.recompute_interval = layout.recompute;
+  return run;
+}
+
 estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared, bool on_device) {
   if (const std::string why = why_impossible(job, layout); !why.empty()) {
     throw Error("plan", why);
   }
-  estimate::Run run = job.base;
-  run.layer_list = layout.is_layer_list();
-  run.model = model_of(job, layout);
+  estimate::Run run = run_of_layers(job, layout);
   run.stages = layout.pipe;
   run.chunks = layout.chunks;
   run.data_ranks = layout.data;
   run.context_ranks = layout.context;
-  run.tensor_ranks = layout.tensor;
-  run.sequence_parallel = layout.sequence_parallel;
   run.zero_stage = layout.zero_stage;
   run.on_device = on_device;
   run.offload.optimizer.place = layout.states;
@@ -191,7 +198,6 @@ estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared, bool 
   }
   run.micro_batch = layout.micro_batch;
   run.accumulation = layout.accumulation(job);
-  run.recompute_interval = layout.recompute;
   run.splits_backward = schedule_of(layout) == pipeline::ScheduleKind::zero_bubble;
   run.bounds = shared.bounds(layout);
   run.in_flight = shared.in_flight(schedule_of(layout), shape_of(job, layout));

@@ -74,6 +74,9 @@ std::string why_impossible(const Job& job, const Layout& layout);
 /// The model as a rank of the layout has it, or one like it with `blocks` blocks.
 estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks = 0);
 
+/// What run_of() says of layers by themselves, as if one rank had all, or of a model with `blocks` blocks.
+estimate::Run run_of_layers(const Job& job, const Layout& layout, int64_t blocks = 0);
+
 /// What many layouts of a job have in common, worked out once.
 class Shared {
  public:

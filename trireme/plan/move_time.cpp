@@ -15,11 +15,10 @@ double MoveTimes::backward(double passes) const {
   return std::max({gradients_up * of_gradients, units_over_link / (2 * passes) + gradients_down * of_gradients, units_from_files / (2 * passes) + gradients_in_files * of_gradients});
 }
 
-double MoveTimes::optimizer(const offload::OptimizerOptions& options) const {
-  const double waited = (options.pipeline_read ? 0 : reads) + (options.pipeline_write ? 0 : writes);
-  const double disk = (options.pipeline_read ? reads : 0) + (options.pipeline_write ? writes : 0);
+double MoveTimes::optimizer() const {
+  const double disk = reads + writes;
   const double slowest = std::max({disk, pass, returns});
-  return waited + slowest + (disk + pass + returns - slowest) / static_cast<double>(std::max<int64_t>(1, buckets + shards));
+  return slowest + (disk + pass + returns - slowest) / static_cast<double>(std::max<int64_t>(1, buckets + shards));
 }
 
 MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const bucket::FlatLayout& layout, const estimate::StageMoves& moves) {

@@ -27,9 +27,9 @@ struct MoveTimes {
   /// The longest of what a forward waits for, or a backward with its gradients, if the step has so many of each.
   double forward(double passes) const;
   double backward(double passes) const;
-  /// All of the optimizer's. Reads and writes that are not ahead and behind are waited for; of the others, the pass and the returns the longest counts
-  /// (reads and writes together: one disk), and of the rest a bucket's.
-  double optimizer(const offload::OptimizerOptions& options) const;
+  /// All of the optimizer's. What is read ahead and written behind (together: one disk), the pass and the returns go on at the same time: the longest counts, and of the
+  /// rest a bucket's.
+  double optimizer() const;
 };
 
 MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const bucket::FlatLayout& layout, const estimate::StageMoves& moves);

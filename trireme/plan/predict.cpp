@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
+#include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/traffic.h>
 #include <trireme/plan/link_time.h>
@@ -89,6 +90,7 @@ class Step {
   std::vector<pipeline::PartCosts> part_costs() const {
     const std::vector<LayerCost> layers = layer_costs(cluster_, job_, layout_);
     const std::vector<activations::Way> ways = run_.ways();
+    const std::vector<int64_t> shared = estimate::shared_inputs(run_);
     std::vector<double> gathers; // by stage
     for (int64_t stage = 0; stage < run_.stages; ++stage) {
       gathers.push_back(gathering(stage));
@@ -103,7 +105,7 @@ class Step {
       for (int64_t i = run_.bounds[p]; i < run_.bounds[p + 1]; ++i) {
         const LayerCost& layer = layers[i];
         part.forward += layer.forward;
-        part.backward_input += layer.backward_input;
+        part.backward_input += layer.backward_input + (shared[i] > 0 ? gather_seconds(cluster_, {run_.tensor_ranks, 1}, static_cast<double>(shared[i])) : 0);
         const ActivationTimes own = activation_times(cluster_, run_.model.layers[i], ways[i]);
         moved.leave += own.leave;
         moved.back += own.back;
@@ -191,7 +193,7 @@ class Step {
     const double masters = run_.compute == estimate::Type::fp32 ? e : 8; // read before the parameter is written
     const double sharing = std::max(1.0, static_cast<double>(cluster_.ranks_per_host) / static_cast<double>(cluster_.processors));
     const double beside = sharing * here * (g + states + masters + e) / cluster_.memory_bandwidth;
-    const double there = moved.optimizer(run_.offload.optimizer);
+    const double there = moved.optimizer();
     const double pass = cluster_.on_host ? beside + there : std::max(beside, there);
     const double norm = job_.clips ? sharing * owned * g / cluster_.memory_bandwidth : 0;
     const double gathers =
@@ -371,6 +373,12 @@ double least_seconds(const Cluster& cluster, const Job& job, const Layout& layou
   }
   const double sharing = static_cast<double>(cluster.ranks_per_host) / static_cast<double>(cluster.processors);
   return std::max(least, sharing * all / static_cast<double>(layout.pipe));
+}
+
+int64_t least_of_a_block(const Job& job, const Layout& layout) {
+  constexpr int64_t kFirst = 2; // behind two embeddings
+  const int64_t blocks = job.base.activations.choices.empty() ? 1 : job.gpt.layers; // else all are alike
+  return estimate::least_kept(run_of_layers(job, layout, blocks), kFirst, kFirst + blocks);
 }
 
 int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept, bool on_device) {

@@ -67,7 +67,11 @@ Prediction memory_only(const Cluster& cluster, const Job& job, const Layout& lay
 /// its last backward then goes back through them. `costs` are layer_costs() of the layout.
 double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs, Shared& shared);
 
+/// Bytes of a micro-batch that every block keeps at least from forward to backward, whatever its way.
+int64_t least_of_a_block(const Job& job, const Layout& layout);
+
 /// Bytes that a rank needs at least: model states divided evenly over the stages. Activations: what blocks of the first stage keep with 1f1b; no schedule that is searched keeps less.
+/// `block_kept`: least_of_a_block() of the layout.
 int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept, bool on_device = true);
 
 } // namespace trireme::plan

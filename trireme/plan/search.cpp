@@ -13,8 +13,6 @@ namespace {
 
 using pipeline::ScheduleKind;
 
-constexpr size_t kBlock = 2; // behind two embeddings
-
 std::vector<int64_t> divisors(int64_t number) {
   std::vector<int64_t> out;
   for (int64_t d = 1; d <= number; ++d) {
@@ -28,7 +26,7 @@ std::vector<int64_t> divisors(int64_t number) {
 struct Candidate {
   Layout layout;
   double least = 0; ///< seconds
-  int64_t block_kept = 0; ///< bytes that a block keeps of a micro-batch
+  int64_t block_kept = 0; ///< bytes that a block keeps of a micro-batch at least
 };
 
 using Axes = std::tuple<int64_t, int64_t, int64_t, int64_t>; ///< pipe, data, context, tensor
@@ -164,9 +162,7 @@ class Search {
     if (!why_impossible(job_, layout).empty()) {
       return;
     }
-    const estimate::Layer block = model_of(job_, layout, 1).layers.at(kBlock);
-    const int64_t ranks = job_.base.activations.shares_inputs && !layout.sequence_parallel ? layout.tensor : 1; // that keep a share of the input each
-    const int64_t kept = layout.recompute > 0 ? block.input / ranks : block.kept;
+    const int64_t kept = least_of_a_block(job_, layout);
     const std::vector<LayerCost> costs = layer_costs(cluster_, job_, layout);
     for (const auto& [kind, chunks] : schedules(job_, layout.pipe)) {
       layout.schedule = kind;
