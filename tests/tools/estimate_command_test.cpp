@@ -125,11 +125,30 @@ TEST_F(EstimateCommandTest, RefusesWhatTrainingWouldRefuse) {
     EXPECT_THAT(finished.output, HasSubstr("Use -n 3, 6 or another multiple, or choose parallel.pipe, context and tensor so that their product divides 4."));
   }
   refused(estimate("-n 6 --set parallel.context=2 --set parallel.tensor=2"), "-n 6 ranks cannot be divided among 4 ranks of a replica (pipe * context * tensor = 1 * 2 * 2)");
+  for (const char* optimizer : {"Lamb", "OneBitLamb"}) {
+    const std::string split = concat("-n 2 --set parallel.tensor=2 --set engine.optimizer.type=", optimizer);
+    for (const Finished& finished : {estimate(split), train(split, 20)}) {
+      refused(finished, "parallel.tensor: LAMB needs the norm of each whole parameter, of which each of 2 tensor ranks has a part");
+    }
+  }
   refused(estimate("-n 5"), "12");
   refused(estimate("-n 0"), "--ranks");
   refused(estimate("--measure 1"), "--measure");
   refused(estimate("--set model.layerz=3"), "layers");
   refused(sh(kTrireme + " estimate " + path("absent.json")), "absent.json");
+}
+
+// Once, by the rank that writes.
+TEST_F(EstimateCommandTest, NotesOfTheRunFileAreSaidAsInTraining) {
+  const std::string set = "-n 2 --set parallel.sequence_parallel=true";
+  const std::string note = "parallel.sequence_parallel has no effect: there is one tensor rank (parallel.tensor)";
+  EXPECT_THAT(estimate(set).output, HasSubstr(note));
+  EXPECT_THAT(estimate_json(set).at("notes").dump(), HasSubstr(note));
+  const std::string said = train(set).output;
+  const size_t first = said.find("note: ");
+  ASSERT_NE(first, std::string::npos) << said;
+  EXPECT_NE(said.find(note), std::string::npos) << said;
+  EXPECT_EQ(said.find(note), said.rfind(note)) << said;
 }
 
 // Before a rank starts, with what would fit.

@@ -128,6 +128,13 @@ TEST_F(PlanCommandTest, ATable) {
   EXPECT_THAT(finished.output, HasSubstr("heads 2 cannot be divided by tensor 4"));
 }
 
+TEST_F(PlanCommandTest, LambIsNotSplitAmongTensorRanks) {
+  for (const json& row : rows(plan("--set engine.optimizer.type=Lamb --json").output)) {
+    EXPECT_TRUE(row.at("tensor") == 1 || row.contains("refused")) << row;
+  }
+  EXPECT_THAT(plan("--set engine.optimizer.type=OneBitLamb").output, HasSubstr("LAMB needs norms of whole parameters, of which each of tensor 2 has a part"));
+}
+
 TEST_F(PlanCommandTest, NothingFits) {
   write_cluster(1e4);
   const Finished finished = plan();
@@ -145,6 +152,8 @@ TEST_F(PlanCommandTest, BadInputIsNamed) {
   refused(sh(kTrireme + " plan " + path("run.json") + " --cluster " + path("absent.json")), "absent.json");
   refused(plan("", "absent.json"), "absent.json");
   refused(plan("--best 0"), "--best");
+  refused(plan("--ranks 3"), "--ranks requires --calibrate");
+  refused(sh(concat(kTrireme, " plan ", path("run.json"), " --cluster ", path("run.json"))), "run.json:1:1: this is a run file, not the description of a cluster");
   refused(plan("--set model.layerz=3"), "layers");
   write_cluster(1e9, R"(, "speed": 3)");
   refused(plan(), "cluster.json:1:134: rank.speed: unknown key");

@@ -134,8 +134,8 @@ struct Parser {
     c->add_option("run_file", plan.run_file, "The run file (JSON) with the model and the batch; its \"parallel\" is not used")->required()->type_name("RUN.json");
     c->add_option("--cluster", plan.cluster, "Description of the cluster (JSON, docs/plan.md); with --calibrate it is written")->required()->type_name("FILE");
     c->add_option("--set", plan.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->take_all()->allow_extra_args(false);
-    c->add_flag("--calibrate", plan.calibrate, "Measure this machine for the run's model, write the description, then plan with it");
-    c->add_option("-n,--ranks", plan.ranks, "Ranks of this machine, with --calibrate")->check(count_from(1))->capture_default_str();
+    CLI::Option* const calibrate = c->add_flag("--calibrate", plan.calibrate, "Measure this machine for the run's model, write the description, then plan with it");
+    c->add_option("-n,--ranks", plan.ranks, "Ranks of this machine, with --calibrate")->check(count_from(1))->capture_default_str()->needs(calibrate);
     c->add_option("--best", plan.best, "Layouts to show")->check(count_from(1))->capture_default_str();
     c->add_flag("--json", plan.json, "One JSON object a line for every layout that is shown or refused");
   }

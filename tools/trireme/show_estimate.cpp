@@ -352,7 +352,8 @@ int show_estimate(const EstimateCommand& command) {
   shown.ranks = ranks_of(shown.config, command.run_file.string(), command.ranks);
   config::RunEstimate described = describe_run(shown.config, shown.ranks);
   shown.run = std::move(described.run);
-  shown.notes = std::move(described.notes);
+  shown.notes = shown.config.notes;
+  shown.notes.insert(shown.notes.end(), described.notes.begin(), described.notes.end());
   shown.memory = estimate::memory_of(shown.run);
   shown.traffic = estimate::traffic_of(shown.run);
   shown.moves = estimate::moves_of(shown.run);

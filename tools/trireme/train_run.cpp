@@ -93,6 +93,9 @@ class TrainRun {
     }
     others_are_done_ = is_done_by_others();
     if (is_first()) {
+      for (const std::string& note : run_.notes) {
+        log::info("note: ", note);
+      }
       log_.emplace(command.out, run_, *engine_, datasets_, resumed_step_);
     }
   }

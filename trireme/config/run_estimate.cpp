@@ -48,7 +48,7 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
 
 void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
   out.state_bytes = options.state_type == optim::StateType::fp32 ? 4 : options.state_type == optim::StateType::bf16 ? 2 : 1;
-  out.parameter_norms = std::holds_alternative<optim::LambOptions>(options.rule) || std::holds_alternative<optim::OneBitLambOptions>(options.rule);
+  out.parameter_norms = options.needs_norms();
   const auto set = [&](const char* name, int states) {
     out.optimizer = name;
     out.states = states;

@@ -139,6 +139,10 @@ struct OptimizerOptions {
   double lr() const {
     return std::visit([](const auto& options) { return options.lr; }, rule);
   }
+  /// A step needs the norm of each whole parameter: one that tensor ranks share cannot be stepped so.
+  bool needs_norms() const {
+    return std::holds_alternative<LambOptions>(rule) || std::holds_alternative<OneBitLambOptions>(rule);
+  }
   double weight_decay() const {
     return std::visit([](const auto& options) { return options.weight_decay; }, rule);
   }

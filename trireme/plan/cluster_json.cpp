@@ -159,6 +159,9 @@ void read_links(const JsonNode& node, Cluster& out) {
 
 Cluster read(const JsonNode& root) {
   Cluster out;
+  if (root.is_object() && root.find("model") != nullptr && root.find("rank") == nullptr) {
+    root.fail("this is a run file, not the description of a cluster", "Give one as examples/plan/cluster.json to --cluster, or let --calibrate write one.");
+  }
   ObjectReader reader(root);
   out.name = reader.get("name", std::string("cluster"));
   out.hosts = count(reader, "hosts", 1);

@@ -37,6 +37,9 @@ std::string why_impossible(const Job& job, const Layout& layout) {
   if (gpt.vocab_size < layout.tensor) {
     return concat("vocabulary ", gpt.vocab_size, " has no token for each of tensor ", layout.tensor);
   }
+  if (job.base.parameter_norms && layout.tensor > 1) {
+    return concat("LAMB needs norms of whole parameters, of which each of tensor ", layout.tensor, " has a part");
+  }
   const bool ring = job.context_kind == context::Kind::ring;
   const int64_t pieces = layout.context == 1 ? 1 : (ring ? 2 : 1) * layout.context; // zig-zag: a piece from the front and one from the end
   if (gpt.sequence_length % pieces != 0) {
