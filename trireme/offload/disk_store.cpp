@@ -241,9 +241,9 @@ DiskStore::Slot* DiskStore::find(int64_t buffer, int64_t bucket) {
   return found == slots_.end() ? nullptr : found->get();
 }
 
-// Memory of so many bytes that has nothing of value any more; with `must` more than sizes_ say, if it has to be. Not what was used last, if it may still be written; of the rest the least of memory
-// that is not twice as large as it could be, so that the largest stays for the largest buckets: what is empty, then what was used longest ago. Whether a transfer of it goes on makes no
-// difference: the choice follows from the calls alone.
+// Memory of so many bytes that has nothing of value any more; with `must` more than sizes_ say, if it has to be. Not what was used last, if it may still be written. Of the rest what could be
+// halved least often, so that the largest stays for the largest buckets; of that what is empty, then what was used longest ago. Whether a transfer of it goes on makes no difference:
+// the choice follows from the calls alone.
 DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
   const auto is_free = [&](size_t i) {
     const Slot& slot = *slots_[i];
@@ -257,8 +257,8 @@ DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
     const Slot& slot = *slots_[i];
     const bool is_empty = slot.buffer < 0;
     const bool is_being_written = slot.state == Slot::State::writing && slot.last_use == last;
-    const int times_too_large = std::bit_width(static_cast<uint64_t>(size_of(i) / bytes)); // twice counts once
-    return std::tuple(is_being_written, times_too_large, !is_empty, is_empty ? static_cast<uint64_t>(size_of(i)) : slot.last_use);
+    const int halvings = std::bit_width(static_cast<uint64_t>(size_of(i) / bytes)); // until it would be too small
+    return std::tuple(is_being_written, halvings, !is_empty, is_empty ? static_cast<uint64_t>(size_of(i)) : slot.last_use);
   };
   std::optional<size_t> best;
   for (size_t i = slots_.size(); i-- > 0;) {
