@@ -22,6 +22,7 @@ constexpr double kPassesOfOrder = 2.5;
 // Passes over attention's matrix where it is written.
 constexpr double kMatrixForward = 6.5;
 constexpr double kMatrixBackward = 9.5;
+constexpr double kFloat = 4; // bytes
 
 // Of what a block costs beside its work (Cluster::layer_seconds and weight_seconds): by operations, of which a block has about 10.
 double share_of_block(models::GptPart::Kind kind) {
@@ -132,18 +133,26 @@ class Costs {
     const bool writes_matrix = gpt_.dropout > 0;
     const auto length = static_cast<double>(gpt_.sequence_length);
     // One product of queries and keys; half of it where what lies above the diagonal is left out.
-    const double once = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? 1 : 0.5);
+    const double once = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? share_of_scores() : 0.5);
     const SpeedCurve& speed = cluster_.attention.points.empty() ? cluster_.products : cluster_.attention;
     const double attention = once / speed.at(std::cbrt(length * length * h_ / static_cast<double>(gpt_.heads)));
-    const double matrix = writes_matrix ? rows_ * static_cast<double>(gpt_.heads) * length / tensor_ : 0;
+    // Attention to tokens of other ranks keeps no matrix: it is fp32, and made again in backward.
+    const bool again = writes_matrix && layout_.context > 1;
+    const double matrix = writes_matrix ? rows_ * static_cast<double>(gpt_.heads) * length / tensor_ * share_of_scores() * (again ? kFloat / product_ : 1) : 0;
     const double stream = kPassesInside * stream_ / tensor_ + (kPassesOutside + (writes_matrix ? kPassesOfDropout : 0)) * stream_ / between_;
     cost.forward += 2 * attention + passes(stream + kMatrixForward * matrix);
-    cost.backward_input += (writes_matrix ? 4 : 5) * attention + passes(2 * stream + kMatrixBackward * matrix);
+    cost.backward_input += (writes_matrix && !again ? 4 : 5) * attention + passes(2 * stream + (kMatrixBackward + (again ? kMatrixForward : 0)) * matrix);
     cost.flops += 6 * once;
     if (layout_.context > 1) {
       cost.forward += over_context(layer.context_bytes_forward, layer.context_bytes_forward, 2 * attention) + passes(kPassesOfContextForward * stream_ / tensor_);
       cost.backward_input += over_context(layer.context_bytes_backward, layer.context_bytes_forward, 5 * attention) + passes(kPassesOfContextBackward * stream_ / tensor_);
     }
+  }
+
+  // Of a matrix of scores: of causal blocks that go around a ring a rank's own is whole, the others half.
+  double share_of_scores() const {
+    const auto c = static_cast<double>(layout_.context);
+    return job_.context_kind == context::Kind::ring ? (c + 1) / (2 * c) : 1;
   }
 
   // Rings pass keys and values on while attention works on those at hand. Ulysses waits.

@@ -1,0 +1,76 @@
+// With sequence parallelism large results are computed and sent in pieces: the same numbers, and a piece travels while another is multiplied.
+#include <trireme/comm/recorder.h>
+#include <trireme/parallel/tensor/layers.h>
+
+#include <tests/support/run_ranks.h>
+
+#include <gmock/gmock.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
+namespace trireme::tensor {
+namespace {
+
+constexpr int64_t kMiddle = 64;
+
+struct Shape {
+  int64_t samples, tokens, features;
+  size_t pieces; ///< of 1 MiB a sample, of 8 MiB at most
+};
+
+/// The operations of this process with that name, in their order.
+std::vector<comm::Record> named(const char* what) {
+  std::vector<comm::Record> found = comm::Recorder::process().records();
+  std::erase_if(found, [&](const comm::Record& record) { return record.what != what; });
+  return found;
+}
+
+/// There are so many pieces behind the first `before` operations, and each was on its way before the one before it was waited for.
+void expect_overlap(const char* what, size_t pieces, size_t before = 0) {
+  const std::vector<comm::Record> records = named(what);
+  ASSERT_EQ(records.size(), before + pieces) << what;
+  for (size_t i = before + 1; i < records.size(); ++i) {
+    EXPECT_LE(records[i].queued_us, records[i - 1].finished_us) << what << ", piece " << i - before;
+  }
+}
+
+void check(comm::World& world, const Shape& shape) {
+  const Ranks ranks{world.group(), /*sequence_parallel=*/true};
+  torch::manual_seed(11);
+  ColumnParallelLinear column(shape.features, kMiddle, ranks);
+  RowParallelLinear row(kMiddle, shape.features, ranks);
+  torch::manual_seed(11);
+  torch::nn::Linear first(shape.features, kMiddle);
+  torch::nn::Linear second(kMiddle, shape.features);
+  const at::Tensor whole = torch::cos(torch::arange(shape.samples * shape.tokens * shape.features).to(torch::kFloat32)).view({shape.samples, shape.tokens, shape.features}).requires_grad_();
+  const at::Tensor dy = torch::sin(torch::arange(whole.numel()).to(torch::kFloat32)).view(whole.sizes());
+  const auto part = [&](const at::Tensor& x) { return x.detach().chunk(world.size(), 1)[static_cast<size_t>(world.rank())].contiguous(); };
+  const at::Tensor x = part(whole).requires_grad_();
+
+  const at::Tensor y = row->forward(column->forward(x));
+  expect_overlap("parts of a layer", shape.pieces);         // before the column's product
+  expect_overlap("sum of a layer, in parts", shape.pieces); // behind the row's
+  y.backward(part(dy));
+  expect_overlap("sum of a layer, in parts", shape.pieces, /*before=*/shape.pieces); // behind the column's
+  const at::Tensor expected = second->forward(first->forward(whole));
+  expected.backward(dy);
+
+  const auto near = [](const at::Tensor& found, const at::Tensor& wanted, const char* what) {
+    EXPECT_LT((found - wanted).abs().max().item<double>(), 1e-5 * std::max(1.0, wanted.abs().max().item<double>())) << what;
+  };
+  near(y.detach(), part(expected), "result");
+  near(x.grad(), part(whole.grad()), "gradient of the input");
+  near(column->weight.grad(), first->weight.grad().chunk(world.size(), 0)[static_cast<size_t>(world.rank())], "gradient of the matrix split by columns");
+  near(row->weight.grad(), second->weight.grad().chunk(world.size(), 1)[static_cast<size_t>(world.rank())], "gradient of the matrix split by rows");
+}
+
+TEST(PiecesTest, APieceTravelsWhileAnotherIsMultiplied) {
+  for (const Shape& shape : {Shape{4, 512, 512, 4}, Shape{1, 4096, 1024, 2}, Shape{2, 4096, 1024, 4}}) {
+    for (const char* backend : {"shm", "gloo"}) {
+      EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check(world, shape); }, {.backend = backend}), testing::IsEmpty()) << shape.samples << " samples of " << shape.tokens << " tokens, " << backend;
+    }
+  }
+}
+
+} // namespace
+} // namespace trireme::tensor
