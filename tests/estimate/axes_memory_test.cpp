@@ -83,7 +83,9 @@ void expect_near_the_estimate(const Case& c) {
                                 }
                                 int64_t expected_parameters = 0;
                                 const int64_t expected = estimated(c, expected_parameters);
-                                EXPECT_NEAR(static_cast<double>(most), static_cast<double>(expected), 0.1 * static_cast<double>(most));
+                                // Backends may hold what they sent a moment longer.
+                                EXPECT_GT(static_cast<double>(expected), (c.sequence_parallel ? 0.92 : 0.98) * static_cast<double>(most));
+                                EXPECT_LT(static_cast<double>(expected), 1.1 * static_cast<double>(most));
                                 if (world.rank() == 0) {
                                   EXPECT_EQ(parameters, expected_parameters);
                                   std::printf("%s: allocated %.2f MB, estimated %+.1f %%\n", c.describe().c_str(), static_cast<double>(most) / 1e6, 100.0 * (static_cast<double>(expected) / static_cast<double>(most) - 1));

@@ -132,7 +132,7 @@ TEST_F(PlanCommandTest, LambIsNotSplitAmongTensorRanks) {
   for (const json& row : rows(plan("--set engine.optimizer.type=Lamb --json").output)) {
     EXPECT_TRUE(row.at("tensor") == 1 || row.contains("refused")) << row;
   }
-  EXPECT_THAT(plan("--set engine.optimizer.type=OneBitLamb").output, HasSubstr("LAMB needs norms of whole parameters, of which each of tensor 2 has a part"));
+  EXPECT_THAT(plan("--set engine.optimizer.type=OneBitLamb --set parallel.tensor=2").output, HasSubstr("LAMB needs norms of whole parameters, of which each of tensor 2 has a part"));
 }
 
 TEST_F(PlanCommandTest, NothingFits) {

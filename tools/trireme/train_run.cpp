@@ -93,8 +93,10 @@ class TrainRun {
     }
     others_are_done_ = is_done_by_others();
     if (is_first()) {
-      for (const std::string& note : run_.notes) {
-        log::info("note: ", note);
+      for (const std::string& note : run_.notes) { // those of the engine it has said itself
+        if (std::find(run_.engine.notes.begin(), run_.engine.notes.end(), note) == run_.engine.notes.end()) {
+          log::info(note);
+        }
       }
       log_.emplace(command.out, run_, *engine_, datasets_, resumed_step_);
     }

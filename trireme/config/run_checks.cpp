@@ -113,9 +113,6 @@ void check_split(const JsonNode& root, RunConfig& run) {
   if (parallel.tensor > 1 && gpt.vocab_size > 0 && gpt.vocab_size < parallel.tensor) {
     place(root, "parallel", "tensor").fail(concat(parallel.tensor, " ranks cannot share a vocabulary of ", gpt.vocab_size), "Choose fewer tensor ranks.");
   }
-  if (parallel.tensor > 1 && run.engine.optimizer_or_adamw().needs_norms()) {
-    place(root, "parallel", "tensor").fail(concat("LAMB needs the norm of each whole parameter, of which each of ", parallel.tensor, " tensor ranks has a part"), "Use AdamW, or leave parallel.tensor out.");
-  }
   if (parallel.context > 1 && ring) { // zig-zag: a piece from the front and one from the end
     divides("context", 2 * parallel.context, concat("the ", 2 * parallel.context, " pieces of ", ranks("context", parallel.context), ", two each in a ring,"), "sequence_length", gpt.sequence_length);
   } else if (parallel.context > 1) {

@@ -252,6 +252,9 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.bucket_bytes = run.engine.data_parallel.bucket_bytes;
   e.first_bucket_bytes = run.engine.data_parallel.first_bucket_bytes;
   set_optimizer(run.engine.optimizer_or_adamw(), e);
+  if (e.parameter_norms && e.tensor_ranks > 1) {
+    throw InputError("estimate", concat("LAMB needs the norm of each whole parameter, of which each of ", e.tensor_ranks, " tensor ranks has a part."), "Use AdamW, or leave parallel.tensor out.");
+  }
   set_compression(run.engine, out);
   e.steps_in_backward = run.engine.step_in_backward;
   e.averaging = run.engine.averaging;

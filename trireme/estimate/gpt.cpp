@@ -70,18 +70,20 @@ void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& 
 int64_t working_of_shared_attention(const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   const bool ring = conditions.context_kind == context::Kind::ring;
   const int64_t x = s.hidden / s.tensor; // numbers of queries, of keys, of values, of results
-  int64_t scores = 0;
-  if (options.dropout > 0) { // weights, which of them count, their product, and gradients
-    const int64_t tokens = options.sequence_length / (ring ? s.context : 1);
+  // With dropout, of a whole or of half a block: weights, which of them count, their product, and gradients. One query's for all heads at least.
+  const auto scores = [&](int64_t divisor) {
     const int64_t queries = conditions.samples * options.heads * options.sequence_length / s.context / s.tensor;
-    scores = 4 * kFloat * std::min(queries * tokens, context::kScoresAtOnce);
-  }
-  int64_t bytes = s.product * x + 3 * kFloat * x + scores; // the result's gradient; those of queries, keys and values
-  if (ring) {
-    const int64_t first = bytes + 4 * s.product * x; // keys and values sent, and received
+    const int64_t all = queries * (options.sequence_length / (ring ? s.context : 1)) / divisor;
+    return options.dropout > 0 ? 4 * kFloat * std::min(all, std::max(queries, context::kScoresAtOnce)) : 0;
+  };
+  int64_t bytes = s.product * x + 3 * kFloat * x; // the result's gradient; those of queries, keys and values
+  if (!ring) {
+    bytes += scores(1);
+  } else {
+    const int64_t first = bytes + scores(1) + 4 * s.product * x; // keys and values sent, and received
     // Of later blocks half the scores count. Keys and values have three places; beside the first block's gradients those of two are on their way.
     const int64_t behind = std::min<int64_t>(s.context, 4) - 1;
-    const int64_t later = bytes - scores / 2 + 2 * std::min<int64_t>(s.context, 3) * s.product * x + (3 + 2 * behind) * kFloat * x;
+    const int64_t later = bytes + scores(2) + 2 * std::min<int64_t>(s.context, 3) * s.product * x + (3 + 2 * behind) * kFloat * x;
     bytes = std::max(first, later);
   }
   const int64_t noise = options.dropout > 0 ? 2 * s.product * s.hidden / s.between : 0;

@@ -257,7 +257,7 @@ DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
     const Slot& slot = *slots_[i];
     const bool is_empty = slot.buffer < 0;
     const bool is_being_written = slot.state == Slot::State::writing && slot.last_use == last;
-    const int halvings = std::bit_width(static_cast<uint64_t>(size_of(i) / bytes)); // until it would be too small
+    const int halvings = std::bit_width(static_cast<uint64_t>(size_of(i) / std::max<int64_t>(bytes, 1))); // until it would be too small
     return std::tuple(is_being_written, halvings, !is_empty, is_empty ? static_cast<uint64_t>(size_of(i)) : slot.last_use);
   };
   std::optional<size_t> best;

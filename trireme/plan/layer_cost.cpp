@@ -136,23 +136,32 @@ class Costs {
     const double once = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? share_of_scores() : 0.5);
     const SpeedCurve& speed = cluster_.attention.points.empty() ? cluster_.products : cluster_.attention;
     const double attention = once / speed.at(std::cbrt(length * length * h_ / static_cast<double>(gpt_.heads)));
+    const double whole = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? 1 : 0.5); // for the figure of operations: of all layouts the same
     // Attention to tokens of other ranks keeps no matrix: it is fp32, and made again in backward.
     const bool again = writes_matrix && layout_.context > 1;
     const double matrix = writes_matrix ? rows_ * static_cast<double>(gpt_.heads) * length / tensor_ * share_of_scores() * (again ? kFloat / product_ : 1) : 0;
     const double stream = kPassesInside * stream_ / tensor_ + (kPassesOutside + (writes_matrix ? kPassesOfDropout : 0)) * stream_ / between_;
     cost.forward += 2 * attention + passes(stream + kMatrixForward * matrix);
     cost.backward_input += (writes_matrix && !again ? 4 : 5) * attention + passes(2 * stream + (kMatrixBackward + (again ? kMatrixForward : 0)) * matrix);
-    cost.flops += 6 * once;
+    cost.flops += 6 * whole;
     if (layout_.context > 1) {
       cost.forward += over_context(layer.context_bytes_forward, layer.context_bytes_forward, 2 * attention) + passes(kPassesOfContextForward * stream_ / tensor_);
       cost.backward_input += over_context(layer.context_bytes_backward, layer.context_bytes_forward, 5 * attention) + passes(kPassesOfContextBackward * stream_ / tensor_);
     }
   }
 
-  // Of a matrix of scores: of causal blocks that go around a ring a rank's own is whole, the others half.
+  // Of a matrix of scores, with context ranks: some queries at a time, of a rank's own block the keys up to the last of them, of others' blocks half.
   double share_of_scores() const {
+    if (layout_.context == 1) {
+      return 1;
+    }
+    const bool ring = job_.context_kind == context::Kind::ring;
     const auto c = static_cast<double>(layout_.context);
-    return job_.context_kind == context::Kind::ring ? (c + 1) / (2 * c) : 1;
+    const double tokens = static_cast<double>(gpt_.sequence_length) / (ring ? c : 1);
+    const double heads = static_cast<double>(layout_.micro_batch * gpt_.heads) / tensor_ / (ring ? 1 : c);
+    const double queries = std::clamp(static_cast<double>(context::kScoresAtOnce) / (heads * tokens), 1.0, tokens);
+    const double own = (tokens + queries) / (2 * tokens);
+    return ring ? (own + (c - 1) / 2) / c : own;
   }
 
   // Rings pass keys and values on while attention works on those at hand. Ulysses waits.

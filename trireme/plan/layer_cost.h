@@ -28,7 +28,7 @@ struct LayerCost {
 /// Costs of the layers of models::Gpt in their order, recomputation in backward included, without the gathers of inputs for it that tensor ranks keep shares of; the head's with the loss.
 ///
 /// Matrix products: operations over the speed at their size. Attention: 2 products forward, 5 backward of the half below the diagonal (with dropout
-/// whole matrices, 2 and 4, and 6.5 and 9.5 passes over [B, A, L, L]). Between them, passes over [B, L, H]: 21 forward, 42 backward, of which
+/// whole matrices, 2 and 4, and 6.5 and 9.5 passes over [B, A, L, L]; with context ranks what their queries see, 2 and 5, and 6.5 and 16 in fp32). Between them, passes over [B, L, H]: 21 forward, 42 backward, of which
 /// 9 and 18 lie outside what the tensor axis divides. Context ranks make 13 and 24 more; each of a block's 4 and 6 collectives of shared tokens 2.5 over all tokens.
 std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const Layout& layout);
 

@@ -4,10 +4,10 @@
 
 namespace trireme::context {
 
-/// How attention sees the tokens of other ranks.
 /// Scores that attention with dropout over several ranks holds at a time, at least a query's.
 inline constexpr int64_t kScoresAtOnce = int64_t{4} << 20;
 
+/// How attention sees the tokens of other ranks.
 enum class Kind {
   /// Keys and values go round the ranks in a ring. Any number of ranks. Liu et al. 2023, arXiv:2310.01889.
   ring,
