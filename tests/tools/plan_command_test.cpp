@@ -163,6 +163,21 @@ TEST_F(PlanCommandTest, BadInputIsNamed) {
   refused(plan(), "cluster.json:1:1");
 }
 
+TEST_F(PlanCommandTest, NotesOfTheRunFile) {
+  const Finished finished = plan("--json --best 1 --set engine.vocabulary_size=100");
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("engine.vocabulary_size has no effect"));
+  EXPECT_GT(rows(finished.output).size(), 1u) << finished.output;
+}
+
+TEST_F(PlanCommandTest, CalibrationLeavesTheRunFileAlone) {
+  const std::string before = read_file(folder / "run.json");
+  const Finished finished = sh(concat("cd ", folder.string(), " && ", kTrireme, " plan run.json --calibrate --cluster ", path("run.json")), 60);
+  EXPECT_EQ(finished.status, 2) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("--calibrate would write the description of this machine over the run file run.json. Name another file with --cluster."));
+  EXPECT_EQ(read_file(folder / "run.json"), before);
+}
+
 TEST_F(PlanCommandTest, HelpHasAnExample) {
   const Finished finished = sh(kTrireme + " plan --help");
   EXPECT_EQ(finished.status, 0);
