@@ -254,14 +254,26 @@ void print_refused(const plan::Job& job, const plan::Cluster& cluster, const pla
   }
 }
 
+// Measuring takes a minute.
+void check_description(const PlanCommand& command) {
+  std::error_code absent;
+  if (std::filesystem::equivalent(command.cluster, command.run_file, absent)) {
+    throw InputError("plan", concat("--calibrate would write the description of this machine over the run file ", command.run_file.string()), "Name another file with --cluster.");
+  }
+  check_writable(command.cluster);
+}
+
 } // namespace
 
 int show_plan(const PlanCommand& command) {
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  for (const std::string& note : run.notes) {
+    log::info(note);
+  }
   plan::Cluster cluster;
   if (command.calibrate) {
     const plan::Job job = job_of(run, command.run_file.string(), command.ranks);
-    check_writable(command.cluster); // measuring takes a minute
+    check_description(command);
     cluster = calibrate(job, static_cast<int>(command.ranks));
     write_file_atomically(command.cluster, plan::write_cluster(cluster), 0644);
     log::info("wrote ", command.cluster.string());
