@@ -45,6 +45,10 @@ struct Losses {
   ~Losses() {
     ::munmap(of_step, 4096);
   }
+  /// The last step that was said to be saved.
+  double& saved() const {
+    return of_step[kLast];
+  }
   std::vector<double> first(int count) const {
     return {of_step, of_step + count};
   }
@@ -54,10 +58,12 @@ struct Losses {
 void train_on(comm::World& world, const config::EngineConfig& config, const fs::path& saved, const Losses& losses) {
   LayeredRun run(world, config);
   run.engine().load_checkpoint(saved);
+  EXPECT_GE(static_cast<double>(run.engine().global_steps()), losses.saved()) << "a step that was saved is lost";
   while (run.engine().global_steps() < kLast) {
     const double loss = run.step();
     losses.of_step[run.engine().global_steps() - 1] = loss;
     run.engine().save_checkpoint(saved);
+    losses.saved() = static_cast<double>(run.engine().global_steps());
   }
 }
 

@@ -126,6 +126,7 @@ TEST_F(KillTest, WithEverythingInFilesARestartEndsBitIdenticalInACleanFolder) {
     lost = std::max(lost, report["restarts"][0]["steps_lost"].get<int64_t>());
     fs::remove_all(out);
   }
+  EXPECT_LE(lost, 8) << "a save every 4 steps, and one that may have been going on";
   EXPECT_EQ(left_in_shared_memory(shared_memory), "");
   std::cout << rounds << " kills, at most " << lost << " steps done again" << std::endl;
 }
