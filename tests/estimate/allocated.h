@@ -15,7 +15,11 @@ namespace trireme::estimate {
 class Allocated {
  public:
   Allocated() : before_(counter().now.load()) {
-    counter().most = before_;
+    restart();
+  }
+  /// most() is that from here on.
+  void restart() const {
+    counter().most = counter().now.load();
   }
   int64_t now() const {
     return counter().now - before_;

@@ -1,4 +1,6 @@
 // The axes tensor and context: closed forms of what a rank holds and sends.
+#include "axes_run.h"
+
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/traffic.h>
@@ -32,13 +34,8 @@ Conditions conditions(int64_t tensor, bool sequence_parallel = false, int64_t co
 }
 
 Run run_of(const Conditions& c, int64_t data = 1, int zero_stage = 0) {
-  Run run;
-  run.model = gpt(gpt_shape(), c);
-  run.bounds = {0, std::ssize(run.model.layers)};
+  Run run = gpt_run(gpt_shape(), c);
   run.data_ranks = data;
-  run.tensor_ranks = c.tensor_ranks;
-  run.context_ranks = c.context_ranks;
-  run.sequence_parallel = c.sequence_parallel;
   run.zero_stage = zero_stage;
   run.accumulation = 3;
   return run;
