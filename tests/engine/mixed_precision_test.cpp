@@ -43,13 +43,8 @@ std::vector<double> plain_bf16_losses(int steps) {
   torch::optim::AdamW optimizer(masters, torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
   const Counting data;
   std::vector<double> losses;
-  int64_t position = 0;
   for (int step = 0; step < steps; ++step) {
-    std::vector<int64_t> indices;
-    for (int64_t i = 0; i < kBatch; ++i) {
-      indices.push_back(position++ % data.size());
-    }
-    const data::Batch batch = data.get(indices);
+    const data::Batch batch = test::batch_of_step(data, step, kBatch);
     const at::Tensor loss = model->loss(batch.input(), batch.target());
     model->zero_grad();
     loss.backward();

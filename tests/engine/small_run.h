@@ -5,6 +5,8 @@
 #include <trireme/engine/initialize.h>
 #include <trireme/models/gpt.h>
 
+#include <tests/support/batch_of_step.h>
+
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
@@ -83,14 +85,9 @@ inline Curve plain_curve(torch::nn::Module& model, const std::function<at::Tenso
                          double clipping = 1.0, const torch::optim::AdamWOptions& options = torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1)) {
   torch::optim::AdamW optimizer(model.parameters(), options);
   Curve curve;
-  int64_t position = 0;
   for (int step = 0; step < steps; ++step) {
-    std::vector<int64_t> indices;
-    for (int64_t i = 0; i < global_batch; ++i) {
-      indices.push_back(position++ % data.size());
-    }
     optimizer.zero_grad();
-    const at::Tensor loss = loss_of(data.get(indices));
+    const at::Tensor loss = loss_of(test::batch_of_step(data, step, global_batch));
     loss.backward();
     curve.norms.push_back(torch::nn::utils::clip_grad_norm_(model.parameters(), clipping > 0 ? clipping : 1e30));
     optimizer.step();

@@ -103,11 +103,7 @@ void write_for_python(const fs::path& folder) {
   const test::Gaps gaps(kLength);
   std::vector<at::Tensor> tokens, masks, targets;
   for (int64_t step = 0; step < kSteps; ++step) {
-    std::vector<int64_t> indices;
-    for (int64_t i = 0; i < kSplitBatch; ++i) {
-      indices.push_back((step * kSplitBatch + i) % gaps.size());
-    }
-    const data::Batch batch = gaps.get(indices);
+    const data::Batch batch = test::batch_of_step(gaps, step, kSplitBatch);
     tokens.push_back(batch.inputs.at(0));
     masks.push_back(batch.inputs.at(1));
     targets.push_back(batch.targets.at(0));

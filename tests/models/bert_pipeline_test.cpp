@@ -1,6 +1,7 @@
 #include <trireme/engine/initialize.h>
 #include <trireme/models/bert_layers.h>
 
+#include <tests/support/batch_of_step.h>
 #include <tests/support/gaps.h>
 #include <tests/support/run_ranks.h>
 
@@ -35,13 +36,8 @@ std::vector<double> plain_losses() {
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));
   const test::Gaps data(kLength);
   std::vector<double> losses;
-  int64_t position = 0;
   for (int step = 0; step < kSteps; ++step) {
-    std::vector<int64_t> indices;
-    for (int64_t i = 0; i < kBatch; ++i) {
-      indices.push_back(position++ % data.size());
-    }
-    const data::Batch batch = data.get(indices);
+    const data::Batch batch = test::batch_of_step(data, step, kBatch);
     optimizer.zero_grad();
     const at::Tensor loss = masked_lm_loss(model.forward(batch.inputs), batch.targets);
     loss.backward();

@@ -71,6 +71,7 @@ class TrainRun {
     options.loss = task_.loss;
     options.pipeline = task_.pipeline;
     options.config = run_.engine;
+    options.config.notes = run_.notes; // those of the engine are among them
     options.device = device_;
     options.config.dataloader_drop_last = run_.data.drop_last;
     options.config.seed = run_.data.seed;
@@ -93,11 +94,6 @@ class TrainRun {
     }
     others_are_done_ = is_done_by_others();
     if (is_first()) {
-      for (const std::string& note : run_.notes) { // those of the engine it has said itself
-        if (std::find(run_.engine.notes.begin(), run_.engine.notes.end(), note) == run_.engine.notes.end()) {
-          log::info(note);
-        }
-      }
       log_.emplace(command.out, run_, *engine_, datasets_, resumed_step_);
     }
   }

@@ -101,27 +101,28 @@ void check_split(const JsonNode& root, RunConfig& run) {
   const models::GptOptions& gpt = run.model.gpt;
   const ParallelConfig& parallel = run.parallel;
   const bool ring = parallel.context_kind == context::Kind::ring;
-  // `parts`: "4 context x tensor ranks", what they must share of the model.
+  // `parts`: who or what shares the model's.
   const auto divides = [&](const char* axis, int64_t divisor, const std::string& parts, const char* what, int64_t size) {
     if (size % divisor != 0) {
       place(root, "parallel", axis)
           .fail(concat(parts, " cannot share a model.", what, " of ", size, " evenly, ", named(place(root, "model", what))), concat("Choose another number of ranks, or a ", what, " that ", divisor, " divides."));
     }
   };
-  const auto ranks = [&](const char* axes, int64_t count) { return concat(count, ' ', axes, count == 1 ? " rank" : " ranks"); };
-  divides("tensor", parallel.tensor, ranks("tensor", parallel.tensor), "heads", gpt.heads);
+  const std::string context_ranks = concat(parallel.context, " context ranks");
+  const std::string tensor_ranks = concat(parallel.tensor, " tensor ranks");
+  const std::string of_both = parallel.tensor == 1 ? context_ranks : parallel.context == 1 ? tensor_ranks : concat(parallel.context, " context x ", tensor_ranks);
+  divides("tensor", parallel.tensor, tensor_ranks, "heads", gpt.heads);
   if (parallel.tensor > 1 && gpt.vocab_size > 0 && gpt.vocab_size < parallel.tensor) {
     place(root, "parallel", "tensor").fail(concat(parallel.tensor, " ranks cannot share a vocabulary of ", gpt.vocab_size), "Choose fewer tensor ranks.");
   }
   if (parallel.context > 1 && ring) { // zig-zag: a piece from the front and one from the end
-    divides("context", 2 * parallel.context, concat("the ", 2 * parallel.context, " pieces of ", ranks("context", parallel.context), ", two each in a ring,"), "sequence_length", gpt.sequence_length);
+    divides("context", 2 * parallel.context, concat("the ", 2 * parallel.context, " pieces of ", context_ranks, ", two each in a ring,"), "sequence_length", gpt.sequence_length);
   } else if (parallel.context > 1) {
-    divides("context", parallel.context, ranks("context", parallel.context), "sequence_length", gpt.sequence_length);
-    divides("context", parallel.context * parallel.tensor, parallel.tensor == 1 ? ranks("context", parallel.context) : concat(parallel.context, " context x ", ranks("tensor", parallel.tensor)), "heads", gpt.heads);
+    divides("context", parallel.context, context_ranks, "sequence_length", gpt.sequence_length);
+    divides("context", parallel.context * parallel.tensor, of_both, "heads", gpt.heads);
   }
   if (parallel.sequence_parallel && parallel.tensor > 1) {
-    divides("sequence_parallel", parallel.tensor * parallel.context, parallel.context == 1 ? ranks("tensor", parallel.tensor) : concat(parallel.context, " context x ", ranks("tensor", parallel.tensor)), "sequence_length",
-            gpt.sequence_length);
+    divides("sequence_parallel", parallel.tensor * parallel.context, of_both, "sequence_length", gpt.sequence_length);
   } else if (parallel.sequence_parallel) {
     const JsonNode& key = place(root, "parallel", "sequence_parallel");
     run.notes.push_back(concat(key.where(), ": ", key.path(), " has no effect: there is one tensor rank (parallel.tensor)"));

@@ -22,7 +22,6 @@ constexpr double kPassesOfOrder = 2.5;
 // Passes over attention's matrix where it is written.
 constexpr double kMatrixForward = 6.5;
 constexpr double kMatrixBackward = 9.5;
-constexpr double kFloat = 4; // bytes
 
 // Of what a block costs beside its work (Cluster::layer_seconds and weight_seconds): by operations, of which a block has about 10.
 double share_of_block(models::GptPart::Kind kind) {
@@ -131,36 +130,31 @@ class Costs {
     add_product(cost, h_, 4 * h_ / tensor_);
     add_product(cost, 4 * h_ / tensor_, h_);
     const bool writes_matrix = gpt_.dropout > 0;
+    const bool again = writes_matrix && layout_.context > 1; // attention to tokens of other ranks keeps no matrix: it is fp32, and made again in backward
+    const double share = again ? share_of_scores() : 1;
     const auto length = static_cast<double>(gpt_.sequence_length);
     // One product of queries and keys; half of it where what lies above the diagonal is left out.
-    const double once = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? share_of_scores() : 0.5);
+    const double once = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? 1 : 0.5);
     const SpeedCurve& speed = cluster_.attention.points.empty() ? cluster_.products : cluster_.attention;
-    const double attention = once / speed.at(std::cbrt(length * length * h_ / static_cast<double>(gpt_.heads)));
-    const double whole = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? 1 : 0.5); // for the figure of operations: of all layouts the same
-    // Attention to tokens of other ranks keeps no matrix: it is fp32, and made again in backward.
-    const bool again = writes_matrix && layout_.context > 1;
-    const double matrix = writes_matrix ? rows_ * static_cast<double>(gpt_.heads) * length / tensor_ * share_of_scores() * (again ? kFloat / product_ : 1) : 0;
+    const double attention = once * share / speed.at(std::cbrt(length * length * h_ / static_cast<double>(gpt_.heads)));
+    const double matrix = writes_matrix ? rows_ * static_cast<double>(gpt_.heads) * length / tensor_ * share * (again ? estimate::bytes_of(estimate::Type::fp32) / product_ : 1) : 0;
     const double stream = kPassesInside * stream_ / tensor_ + (kPassesOutside + (writes_matrix ? kPassesOfDropout : 0)) * stream_ / between_;
     cost.forward += 2 * attention + passes(stream + kMatrixForward * matrix);
     cost.backward_input += (writes_matrix && !again ? 4 : 5) * attention + passes(2 * stream + (kMatrixBackward + (again ? kMatrixForward : 0)) * matrix);
-    cost.flops += 6 * whole;
+    cost.flops += 6 * once; // the same of all layouts
     if (layout_.context > 1) {
       cost.forward += over_context(layer.context_bytes_forward, layer.context_bytes_forward, 2 * attention) + passes(kPassesOfContextForward * stream_ / tensor_);
       cost.backward_input += over_context(layer.context_bytes_backward, layer.context_bytes_forward, 5 * attention) + passes(kPassesOfContextBackward * stream_ / tensor_);
     }
   }
 
-  // Of a matrix of scores, with context ranks: some queries at a time, of a rank's own block the keys up to the last of them, of others' blocks half.
+  // Of a matrix of scores over context ranks, some queries at a time: of a rank's own block the keys up to the last of them, of others' blocks half.
   double share_of_scores() const {
-    if (layout_.context == 1) {
-      return 1;
-    }
     const bool ring = job_.context_kind == context::Kind::ring;
+    const int64_t tokens = gpt_.sequence_length / (ring ? layout_.context : 1);
+    const int64_t heads = layout_.micro_batch * gpt_.heads / layout_.tensor / (ring ? 1 : layout_.context);
     const auto c = static_cast<double>(layout_.context);
-    const double tokens = static_cast<double>(gpt_.sequence_length) / (ring ? c : 1);
-    const double heads = static_cast<double>(layout_.micro_batch * gpt_.heads) / tensor_ / (ring ? 1 : c);
-    const double queries = std::clamp(static_cast<double>(context::kScoresAtOnce) / (heads * tokens), 1.0, tokens);
-    const double own = (tokens + queries) / (2 * tokens);
+    const double own = static_cast<double>(tokens + context::queries_at_once(heads * tokens, tokens)) / static_cast<double>(2 * tokens);
     return ring ? (own + (c - 1) / 2) / c : own;
   }
 

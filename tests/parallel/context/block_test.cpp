@@ -11,6 +11,27 @@
 namespace trireme::context {
 namespace {
 
+/// What a block is, in fp64: results, and gradients that follow from `dout`. Where a query sees no key its result is 0.
+struct Written {
+  at::Tensor out, lse, q, k, v;
+};
+Written written_out(const Block& block, const at::Tensor& dout) {
+  const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).detach().requires_grad_(); };
+  const at::Tensor q = leaf(block.q), k = leaf(block.k), v = leaf(block.v);
+  const auto repeat = [&](const at::Tensor& x) { return x.repeat_interleave(q.size(1) / x.size(1), 1); };
+  at::Tensor scores = at::matmul(q, repeat(k).transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
+  const double never = -std::numeric_limits<double>::infinity();
+  if (block.causal) {
+    scores = scores.masked_fill(at::ones({q.size(2), k.size(2)}, at::kBool).triu(1), never);
+  }
+  if (block.key_padding.defined()) {
+    scores = scores.masked_fill(block.key_padding.logical_not().view({k.size(0), 1, 1, k.size(2)}), never);
+  }
+  const at::Tensor out = at::matmul(at::softmax(scores, -1).nan_to_num(0), repeat(v));
+  out.backward(dout.to(at::kDouble));
+  return {out.detach(), at::logsumexp(scores.detach(), {-1}), q.grad().nan_to_num(0), k.grad().nan_to_num(0), v.grad().nan_to_num(0)};
+}
+
 /// Both forms of the block, flash and matrix products, against softmax written out with a matrix of all scores.
 class ContextBlockTest : public testing::TestWithParam<bool> {
  protected:
@@ -32,37 +53,24 @@ TEST_P(ContextBlockTest, EqualsSoftmaxWrittenOut) {
         if (padded) {
           block.key_padding = at::arange(keys).unsqueeze(0) < at::tensor({9, 4, 0}).unsqueeze(1); // the last sample has no key at all
         }
-        const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).detach().requires_grad_(); };
-        const at::Tensor q = leaf(block.q), k = leaf(block.k), v = leaf(block.v);
-        const auto repeat = [&](const at::Tensor& x) { return x.repeat_interleave(4 / kv_heads, 1); };
-        at::Tensor scores = at::matmul(q, repeat(k).transpose(2, 3)) / std::sqrt(6.0);
-        const double never = -std::numeric_limits<double>::infinity();
-        if (causal) {
-          scores = scores.masked_fill(at::ones({queries, keys}, at::kBool).triu(1), never);
-        }
-        if (padded) {
-          scores = scores.masked_fill(block.key_padding.logical_not().view({3, 1, 1, keys}), never);
-        }
-        const at::Tensor lse = at::logsumexp(scores.detach(), {-1});
-        const at::Tensor out = at::matmul(at::softmax(scores, -1).nan_to_num(0), repeat(v));
         const at::Tensor dout = random(4, queries);
-        out.backward(dout.to(at::kDouble));
+        const Written written = written_out(block, dout);
 
         const double tolerance = type == at::kDouble ? 1e-12 : type == at::kFloat ? 1e-5 : 3e-2;
         const BlockResult result = forward(block);
         const auto near = [&](const at::Tensor& found, const at::Tensor& wanted, const char* what) {
-          const double off = (found.to(at::kDouble) - wanted.detach()).abs().nan_to_num(0).max().item<double>(); // -inf - -inf
-          EXPECT_LE(off, tolerance * std::max(1.0, wanted.detach().nan_to_num(0, 0, 0).abs().max().item<double>())) << what << " " << c10::toString(type) << " " << queries << "x" << keys;
-          EXPECT_TRUE(found.to(at::kDouble).isneginf().equal(wanted.detach().isneginf())) << what;
+          const double off = (found.to(at::kDouble) - wanted).abs().nan_to_num(0).max().item<double>(); // -inf - -inf
+          EXPECT_LE(off, tolerance * std::max(1.0, wanted.nan_to_num(0, 0, 0).abs().max().item<double>())) << what << " " << c10::toString(type) << " " << queries << "x" << keys;
+          EXPECT_TRUE(found.to(at::kDouble).isneginf().equal(wanted.isneginf())) << what;
           EXPECT_FALSE(found.isnan().any().item<bool>()) << what;
         };
-        near(result.out, out, "out");
-        near(result.lse, lse, "lse");
+        near(result.out, written.out, "out");
+        near(result.lse, written.lse, "lse");
         EXPECT_EQ(result.lse.scalar_type(), type_of_sums(block.q));
         const BlockGradients grads = backward(block, dout, result.out, result.lse);
-        near(grads.q, q.grad().nan_to_num(0), "dq");
-        near(grads.k, k.grad().nan_to_num(0), "dk");
-        near(grads.v, v.grad().nan_to_num(0), "dv");
+        near(grads.q, written.q, "dq");
+        near(grads.k, written.k, "dk");
+        near(grads.v, written.v, "dv");
       }
     }
   }
@@ -92,23 +100,16 @@ TEST_P(ContextBlockTest, ManyKeys) {
   torch::manual_seed(5);
   for (const auto& [queries, keys, causal] : {std::tuple(300, 2300, false), std::tuple(2300, 2300, true), std::tuple(1024, 1024, true), std::tuple(2048, 2048, true)}) {
     const Block block{.q = at::randn({1, 2, queries, 8}), .k = at::randn({1, 2, keys, 8}), .v = at::randn({1, 2, keys, 8}), .causal = causal};
-    const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
-    const at::Tensor q = leaf(block.q), k = leaf(block.k), v = leaf(block.v);
-    at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(8.0);
-    if (causal) {
-      scores = scores.masked_fill(at::ones({queries, keys}, at::kBool).triu(1), -std::numeric_limits<double>::infinity());
-    }
-    const at::Tensor out = at::matmul(at::softmax(scores, -1), v);
     const at::Tensor dout = at::randn(block.q.sizes());
-    out.backward(dout.to(at::kDouble));
+    const Written written = written_out(block, dout);
     const BlockResult result = forward(block);
     const BlockGradients grads = backward(block, dout, result.out, result.lse);
-    const auto off = [](const at::Tensor& found, const at::Tensor& wanted) { return (found - wanted.detach()).abs().max().item<double>(); };
-    EXPECT_LT(off(result.out, out), 1e-5) << queries << " x " << keys;
-    EXPECT_LT(off(result.lse, at::logsumexp(scores, {-1})), 1e-5) << queries << " x " << keys;
-    EXPECT_LT(off(grads.q, q.grad()), 2e-5) << queries << " x " << keys;
-    EXPECT_LT(off(grads.k, k.grad()), 1e-4) << queries << " x " << keys;
-    EXPECT_LT(off(grads.v, v.grad()), 1e-4) << queries << " x " << keys;
+    const auto off = [](const at::Tensor& found, const at::Tensor& wanted) { return (found - wanted).abs().max().item<double>(); };
+    EXPECT_LT(off(result.out, written.out), 1e-5) << queries << " x " << keys;
+    EXPECT_LT(off(result.lse, written.lse), 1e-5) << queries << " x " << keys;
+    EXPECT_LT(off(grads.q, written.q), 2e-5) << queries << " x " << keys;
+    EXPECT_LT(off(grads.k, written.k), 1e-4) << queries << " x " << keys;
+    EXPECT_LT(off(grads.v, written.v), 1e-4) << queries << " x " << keys;
   }
 }
 

@@ -14,16 +14,6 @@
 #include <vector>
 
 namespace trireme::context {
-
-void merge(const at::Tensor& out, const at::Tensor& lse, const BlockResult& block, bool may_be_empty) {
-  at::Tensor weight = at::sigmoid(block.lse - lse);
-  if (may_be_empty) {
-    weight.nan_to_num_(0); // neither has a key
-  }
-  out.lerp_(block.out.to(out.scalar_type()), weight.unsqueeze(-1));
-  lse.copy_(at::logaddexp(lse, block.lse));
-}
-
 namespace {
 
 /// Keys that our kernel takes at a time: with their scores and gradients they stay in a core's second cache. Of 4,096 keys 1,024 at a time took 5 to 7 % less time than all together.
@@ -103,8 +93,7 @@ class Plain {
  public:
   explicit Plain(const Block& block)
       : block_(block), type_(type_of_sums(block.q)), keys_(block.k.to(type_)), values_(block.v.to(type_)), scale_(scale_of(block)) {
-    const int64_t row = std::max<int64_t>(1, block.q.size(0) * block.q.size(1) * block.k.size(2));
-    rows_ = std::clamp<int64_t>(kScoresAtOnce / row, 1, std::max<int64_t>(1, block.q.size(2)));
+    rows_ = queries_at_once(block.q.size(0) * block.q.size(1) * block.k.size(2), block.q.size(2));
     if (block.dropout > 0) {
       const at::Generator& known = at::globalContext().defaultGenerator(block.q.device());
       generator_ = known.clone();
@@ -296,6 +285,15 @@ Block prepared(const Block& block) {
 
 at::ScalarType type_of_sums(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void merge(const at::Tensor& out, const at::Tensor& lse, const BlockResult& block, bool may_be_empty) {
+  at::Tensor weight = at::sigmoid(block.lse - lse);
+  if (may_be_empty) {
+    weight.nan_to_num_(0); // neither has a key
+  }
+  out.lerp_(block.out.to(out.scalar_type()), weight.unsqueeze(-1));
+  lse.copy_(at::logaddexp(lse, block.lse));
 }
 
 // Grouped queries: one call for each member of a group, so that keys are not repeated.

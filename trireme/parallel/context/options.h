@@ -1,11 +1,16 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace trireme::context {
 
 /// Scores that attention with dropout over several ranks holds at a time, at least a query's.
 inline constexpr int64_t kScoresAtOnce = int64_t{4} << 20;
+/// So many of `queries`, of which each has `scores` for all heads.
+constexpr int64_t queries_at_once(int64_t scores, int64_t queries) {
+  return std::clamp<int64_t>(kScoresAtOnce / std::max<int64_t>(1, scores), 1, std::max<int64_t>(1, queries));
+}
 
 /// How attention sees the tokens of other ranks.
 enum class Kind {
