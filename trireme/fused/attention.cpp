@@ -62,7 +62,7 @@ kernels::AttentionArgs shape_of(const at::Tensor& qkv, int64_t heads) {
 
 template <class F>
 void parallel_heads(int64_t batch, const kernels::AttentionArgs& args, bool backward, const F& f) {
-  const int64_t floats = kernels::active_fused_kernels().attention_workspace(args.queries, args.keys, args.head_size, backward);
+  const int64_t floats = kernels::active_fused_kernels().attention_workspace(args, backward);
   at::parallel_for(0, args.queries == 0 ? 0 : batch * args.heads, 1, [&](int64_t begin, int64_t end) { f(begin, end, workspace(floats)); });
 }
 void run_forward(int64_t batch, const kernels::AttentionArgs& args) {

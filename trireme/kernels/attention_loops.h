@@ -3,8 +3,8 @@
 #include <trireme/kernels/fused_kernels.h>
 #include <trireme/kernels/wide.h>
 
-// Attention of fused_kernels.h, written once; included by each fused_<simd>.cpp. Queries are treated in blocks whose
-// rows of scores are held whole, so that the softmax needs no rescaling. Everything of a head is fp32 in the workspace.
+// Attention of fused_kernels.h, written once; included by each fused_<simd>.cpp. Keys are treated in pieces, queries in blocks whose
+// rows of a piece's scores are held whole; only results of several pieces are rescaled. Everything of a head is fp32 in the workspace.
 
 namespace trireme::kernels {
 namespace {
@@ -15,6 +15,8 @@ constexpr int kTileRows = 6;
 constexpr int kTileWides = Wide::kParts == 1 ? 4 : 1;
 /// Columns of a panel of transposed keys or values.
 constexpr int64_t kPanel = 64;
+/// Keys of a piece: with their panels, scores and gradients they stay in a core's second cache.
+constexpr int64_t kPieceKeys = 1024;
 
 constexpr int64_t round_up(int64_t n, int64_t unit) {
   return (n + unit - 1) / unit * unit;
@@ -87,10 +89,48 @@ void multiply(int rows, int64_t columns, int64_t depth, const float* a, int64_t 
   }
 }
 
+/// Keys [first, first + count), and the queries that see some of them.
+struct KeyPiece {
+  int64_t first, count;
+  bool causal;
+
+  int64_t first_query() const {
+    return causal ? first : 0;
+  }
+  /// How many of the piece the queries before `end` see, where `end` is behind first_query().
+  int64_t seen_before(int64_t end) const {
+    return causal && end - first < count ? end - first : count;
+  }
+};
+
+/// Backward works delta out of a query's whole row of scores where it is not given, so all keys are one piece then.
+inline int64_t keys_of_a_piece(const AttentionArgs& args, bool backward) {
+  const bool whole = args.keys <= kPieceKeys || (backward && args.delta == nullptr);
+  return whole ? args.keys : kPieceKeys;
+}
+
+/// Calls f(piece) for all keys.
+template <class F>
+inline void each_piece(const AttentionArgs& args, bool backward, const F& f) {
+  const int64_t most = keys_of_a_piece(args, backward);
+  for (int64_t first = 0; first < args.keys; first += most) {
+    f(KeyPiece{first, args.keys - first < most ? args.keys - first : most, args.causal});
+  }
+}
+
 /// The workspace of one head.
 struct HeadSpace {
   /// base: nullptr to count only.
-  HeadSpace(int64_t queries, int64_t keys, int64_t head_size, bool backward, float* base)
+  HeadSpace(const AttentionArgs& args, bool backward, float* base)
+      : HeadSpace(args.queries, keys_of_a_piece(args, backward), args.head_size, keys_of_a_piece(args, backward) < args.keys, backward, base) {}
+
+  int64_t width, padded, score_width; ///< floats from row to row: of a head, of a panel row's whole, of scores
+  float *q, *k, *v, *k_panels, *v_panels, *dk, *dv, *d_out, *rows_out, *scores, *d_scores, *sums;
+  float* all_rows; ///< of all queries, what the pieces so far give; nullptr with one piece
+  int64_t floats = 0;
+
+ private:
+  HeadSpace(int64_t queries, int64_t keys, int64_t head_size, bool pieces, bool backward, float* base)
       : width(round_up(head_size, Wide::kCount)), padded(round_up(keys, kPanel)), score_width(padded + Wide::kCount) {
     const auto take = [&](int64_t n) {
       float* here = base != nullptr ? base + floats : nullptr;
@@ -109,11 +149,8 @@ struct HeadSpace {
     scores = take(kBlockRows * score_width);
     d_scores = backward ? take(kBlockRows * score_width) : nullptr;
     sums = backward ? take(width) : nullptr;
+    all_rows = pieces ? take(queries * width) : nullptr;
   }
-
-  int64_t width, padded, score_width; ///< floats from row to row: of a head, of a panel row's whole, of scores
-  float *q, *k, *v, *k_panels, *v_panels, *dk, *dv, *d_out, *rows_out, *scores, *d_scores, *sums;
-  int64_t floats = 0;
 };
 
 /// to[r][c] = (from[r][c] + bias[c]) * scale as fp32, zeros up to `width`.
@@ -164,20 +201,14 @@ inline void transpose_panels(const float* from, int64_t width, int64_t rows, int
   }
 }
 
-/// Keys that the queries before `end` see.
-inline int64_t seen_before(const AttentionArgs& args, int64_t end) {
-  return args.causal ? end : args.keys;
-}
-
 /// scores[m][j] = a[m] . panels[j] for the rows of a block that starts at query q0, as far as a group of rows can see.
-inline void block_scores(const AttentionArgs& args, const float* a, int64_t width, const float* panels, int64_t q0, int64_t rows, float* scores, int64_t ld) {
-  for (int64_t first = 0; first < seen_before(args, q0 + rows); first += kPanel) {
+inline void block_scores(const KeyPiece& piece, int64_t head_size, const float* a, int64_t width, const float* panels, int64_t q0, int64_t rows, float* scores, int64_t ld) {
+  for (int64_t first = 0; first < piece.seen_before(q0 + rows); first += kPanel) {
     for (int64_t m = 0; m < rows; m += kTileRows) {
       const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
-      const int64_t seen = round_up(seen_before(args, q0 + m + group), Wide::kCount) - first;
+      const int64_t seen = round_up(piece.seen_before(q0 + m + group), Wide::kCount) - first;
       if (seen > 0) {
-        multiply<false>(static_cast<int>(group), seen < kPanel ? seen : kPanel, args.head_size, a + m * width, width, 1, panels + first * args.head_size, kPanel,
-                        scores + m * ld + first, ld);
+        multiply<false>(static_cast<int>(group), seen < kPanel ? seen : kPanel, head_size, a + m * width, width, 1, panels + first * head_size, kPanel, scores + m * ld + first, ld);
       }
     }
   }
@@ -220,6 +251,18 @@ inline float softmax_row(float* row, int64_t seen, float& scale) {
   return highest + __builtin_logf(all);
 }
 
+/// A row's result over the keys so far takes in that over other keys, `scale` times `more`; `lse` becomes that of all.
+inline void merge_row(float* row, float& lse, const float* more, float more_lse, float scale, int64_t width) {
+  const float smaller = __builtin_expf(-__builtin_fabsf(more_lse - lse));
+  const Wide weight = Wide::all((more_lse < lse ? smaller : 1) / (1 + smaller));
+  const Wide factor = Wide::all(scale);
+  for (int64_t c = 0; c < width; c += Wide::kCount) {
+    const Wide old = Wide::load(row + c);
+    fma(weight, Wide::load(more + c) * factor - old, old).store(row + c);
+  }
+  lse = (more_lse < lse ? lse : more_lse) + __builtin_log1pf(smaller);
+}
+
 template <class T>
 T* head_at(T* data, const HeadStrides& at, int64_t sample, int64_t head) {
   return data + sample * at.sample + head * at.head;
@@ -231,32 +274,50 @@ void attention_task(const AttentionArgs& args, int64_t task, float* workspace) {
   const int64_t hidden = args.heads * size;
   const int64_t sample = task / args.heads;
   const int64_t head = task % args.heads;
-  const HeadSpace space(args.queries, args.keys, size, false, workspace);
+  const HeadSpace space(args, false, workspace);
+  const int64_t width = space.width;
   const float* bias = args.bias != nullptr ? args.bias + head * size : nullptr;
-  const auto part = [&](const void* from, const HeadStrides& at, int64_t rows, int64_t which, float scale, float* to) {
-    widen(head_at(static_cast<const T*>(from), at, sample, head), at.row, bias != nullptr ? bias + which * hidden : nullptr, scale, rows, size, to, space.width);
+  const auto part = [&](const void* from, const HeadStrides& at, int64_t first, int64_t rows, int64_t which, float scale, float* to) {
+    widen(head_at(static_cast<const T*>(from), at, sample, head) + first * at.row, at.row, bias != nullptr ? bias + which * hidden : nullptr, scale, rows, size, to, width);
   };
-  part(args.k, args.k_at, args.keys, 1, 1, space.v);
-  transpose_panels(space.v, space.width, args.keys, size, space.k_panels);
-  part(args.v, args.v_at, args.keys, 2, 1, space.v);
-  part(args.q, args.q_at, args.queries, 0, args.scale, space.q);
+  part(args.q, args.q_at, 0, args.queries, 0, args.scale, space.q);
   R* out = head_at(static_cast<R*>(args.out), args.out_at, sample, head);
   float* lse = args.lse + task * args.queries;
-  for (int64_t q0 = 0; q0 < args.queries; q0 += kBlockRows) {
-    const int64_t rows = args.queries - q0 < kBlockRows ? args.queries - q0 : kBlockRows;
-    block_scores(args, space.q + q0 * space.width, space.width, space.k_panels, q0, rows, space.scores, space.score_width);
-    float scale[kBlockRows];
-    for (int64_t m = 0; m < rows; ++m) {
-      lse[q0 + m] = softmax_row(space.scores + m * space.score_width, seen_before(args, q0 + m + 1), scale[m]);
+  each_piece(args, false, [&](const KeyPiece& piece) {
+    part(args.k, args.k_at, piece.first, piece.count, 1, 1, space.v);
+    transpose_panels(space.v, width, piece.count, size, space.k_panels);
+    part(args.v, args.v_at, piece.first, piece.count, 2, 1, space.v);
+    for (int64_t q0 = piece.first_query(); q0 < args.queries; q0 += kBlockRows) {
+      const int64_t rows = args.queries - q0 < kBlockRows ? args.queries - q0 : kBlockRows;
+      block_scores(piece, size, space.q + q0 * width, width, space.k_panels, q0, rows, space.scores, space.score_width);
+      float scale[kBlockRows];
+      float sums[kBlockRows];
+      for (int64_t m = 0; m < rows; ++m) {
+        sums[m] = softmax_row(space.scores + m * space.score_width, piece.seen_before(q0 + m + 1), scale[m]);
+      }
+      for (int64_t m = 0; m < rows; m += kTileRows) {
+        const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
+        multiply<false>(static_cast<int>(group), width, piece.seen_before(q0 + m + group), space.scores + m * space.score_width, space.score_width, 1, space.v, width,
+                        space.rows_out + m * width, width);
+      }
+      for (int64_t m = 0; m < rows; ++m) {
+        const float* row = space.rows_out + m * width;
+        const int64_t query = q0 + m;
+        if (piece.first > 0) {
+          merge_row(space.all_rows + query * width, lse[query], row, sums[m], scale[m], width);
+          continue;
+        }
+        lse[query] = sums[m];
+        if (space.all_rows != nullptr) {
+          narrow(row, width, scale[m], 1, width, space.all_rows + query * width, width);
+        } else {
+          narrow(row, width, scale[m], 1, size, out + query * args.out_at.row, args.out_at.row);
+        }
+      }
     }
-    for (int64_t m = 0; m < rows; m += kTileRows) {
-      const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
-      multiply<false>(static_cast<int>(group), space.width, seen_before(args, q0 + m + group), space.scores + m * space.score_width, space.score_width, 1, space.v, space.width,
-                      space.rows_out + m * space.width, space.width);
-    }
-    for (int64_t m = 0; m < rows; ++m) {
-      narrow(space.rows_out + m * space.width, space.width, scale[m], 1, size, out + (q0 + m) * args.out_at.row, args.out_at.row);
-    }
+  });
+  if (space.all_rows != nullptr) {
+    narrow(space.all_rows, width, 1, args.queries, size, out, args.out_at.row);
   }
 }
 
@@ -293,66 +354,89 @@ inline void sum_rows(const float* from, int64_t width, int64_t rows, int64_t col
   }
 }
 
+/// to[i] += from[i], or = where it is the first.
+inline void add_up(const float* from, int64_t n, bool first, float* to) {
+  for (int64_t i = 0; i < n; i += Wide::kCount) {
+    const Wide x = Wide::load(from + i);
+    (first ? x : Wide::load(to + i) + x).store(to + i);
+  }
+}
+
 template <class T, class R>
 void attention_backward_task(const AttentionArgs& args, int64_t task, float* workspace) {
   const int64_t size = args.head_size;
   const int64_t hidden = args.heads * size;
   const int64_t sample = task / args.heads;
   const int64_t head = task % args.heads;
-  const HeadSpace space(args.queries, args.keys, size, true, workspace);
+  const HeadSpace space(args, true, workspace);
   const int64_t width = space.width;
   const int64_t ld = space.score_width;
   const T* dout = head_at(static_cast<const T*>(args.dout), args.dout_at, sample, head);
-  R* dq = head_at(static_cast<R*>(args.dq), args.dq_at, sample, head);
   const float* bias = args.bias != nullptr ? args.bias + head * size : nullptr;
   float* dbias = args.dbias != nullptr ? args.dbias + sample * 3 * hidden + head * size : nullptr;
   const float* lse = args.lse + task * args.queries;
   const float* delta = args.delta != nullptr ? args.delta + task * args.queries : nullptr;
-  const auto part = [&](const void* from, const HeadStrides& at, int64_t rows, int64_t which, float scale, float* to) {
-    widen(head_at(static_cast<const T*>(from), at, sample, head), at.row, bias != nullptr ? bias + which * hidden : nullptr, scale, rows, size, to, width);
+  const auto part = [&](const void* from, const HeadStrides& at, int64_t first, int64_t rows, int64_t which, float scale, float* to) {
+    widen(head_at(static_cast<const T*>(from), at, sample, head) + first * at.row, at.row, bias != nullptr ? bias + which * hidden : nullptr, scale, rows, size, to, width);
   };
-  part(args.v, args.v_at, args.keys, 2, 1, space.k);
-  transpose_panels(space.k, width, args.keys, size, space.v_panels);
-  part(args.k, args.k_at, args.keys, 1, 1, space.k);
-  transpose_panels(space.k, width, args.keys, size, space.k_panels);
-  part(args.q, args.q_at, args.queries, 0, args.scale, space.q);
-  std::memset(space.dk, 0, static_cast<size_t>(args.keys * width) * sizeof(float));
-  std::memset(space.dv, 0, static_cast<size_t>(args.keys * width) * sizeof(float));
-  for (int64_t q0 = 0; q0 < args.queries; q0 += kBlockRows) {
-    const int64_t rows = args.queries - q0 < kBlockRows ? args.queries - q0 : kBlockRows;
-    const int64_t seen = seen_before(args, q0 + rows);
-    const float* q = space.q + q0 * width;
-    widen(dout + q0 * args.dout_at.row, args.dout_at.row, nullptr, 1, rows, size, space.d_out, width);
-    block_scores(args, q, width, space.k_panels, q0, rows, space.scores, ld);
-    block_scores(args, space.d_out, width, space.v_panels, q0, rows, space.d_scores, ld);
-    for (int64_t m = 0; m < rows; ++m) {
-      backward_row(space.scores + m * ld, space.d_scores + m * ld, seen_before(args, q0 + m + 1), lse[q0 + m], delta != nullptr ? delta + q0 + m : nullptr);
+  const auto give = [&](const float* from, int64_t first, int64_t rows, float scale, void* to, const HeadStrides& at) {
+    narrow(from, width, scale, rows, size, head_at(static_cast<R*>(to), at, sample, head) + first * at.row, at.row);
+  };
+  part(args.q, args.q_at, 0, args.queries, 0, args.scale, space.q);
+  each_piece(args, true, [&](const KeyPiece& piece) {
+    part(args.v, args.v_at, piece.first, piece.count, 2, 1, space.k);
+    transpose_panels(space.k, width, piece.count, size, space.v_panels);
+    part(args.k, args.k_at, piece.first, piece.count, 1, 1, space.k);
+    transpose_panels(space.k, width, piece.count, size, space.k_panels);
+    std::memset(space.dk, 0, static_cast<size_t>(piece.count * width) * sizeof(float));
+    std::memset(space.dv, 0, static_cast<size_t>(piece.count * width) * sizeof(float));
+    for (int64_t q0 = piece.first_query(); q0 < args.queries; q0 += kBlockRows) {
+      const int64_t rows = args.queries - q0 < kBlockRows ? args.queries - q0 : kBlockRows;
+      const int64_t seen = piece.seen_before(q0 + rows);
+      const float* q = space.q + q0 * width;
+      widen(dout + q0 * args.dout_at.row, args.dout_at.row, nullptr, 1, rows, size, space.d_out, width);
+      block_scores(piece, size, q, width, space.k_panels, q0, rows, space.scores, ld);
+      block_scores(piece, size, space.d_out, width, space.v_panels, q0, rows, space.d_scores, ld);
+      for (int64_t m = 0; m < rows; ++m) {
+        backward_row(space.scores + m * ld, space.d_scores + m * ld, piece.seen_before(q0 + m + 1), lse[q0 + m], delta != nullptr ? delta + q0 + m : nullptr);
+      }
+      for (int64_t m = 0; m < rows; m += kTileRows) {
+        const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
+        multiply<false>(static_cast<int>(group), width, piece.seen_before(q0 + m + group), space.d_scores + m * ld, ld, 1, space.k, width, space.rows_out + m * width, width);
+      }
+      if (space.all_rows != nullptr) {
+        add_up(space.rows_out, rows * width, piece.first == 0, space.all_rows + q0 * width);
+      } else {
+        give(space.rows_out, q0, rows, args.scale, args.dq, args.dq_at);
+        if (dbias != nullptr) {
+          sum_rows(space.rows_out, width, rows, size, args.scale, q0 > 0, space.sums, dbias);
+        }
+      }
+      const int64_t past = q0 - piece.first_query(); // keys of the piece that all of a causal block's queries see
+      for (int64_t j = 0; j < seen; j += kTileRows) { // keys; of causal queries those before the first of them do not see them
+        const int group = static_cast<int>(seen - j < kTileRows ? seen - j : kTileRows);
+        const int64_t skip = args.causal && j > past ? j - past : 0;
+        multiply<true>(group, width, rows - skip, space.scores + skip * ld + j, 1, ld, space.d_out + skip * width, width, space.dv + j * width, width);
+        multiply<true>(group, width, rows - skip, space.d_scores + skip * ld + j, 1, ld, q + skip * width, width, space.dk + j * width, width);
+      }
     }
-    for (int64_t m = 0; m < rows; m += kTileRows) {
-      const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
-      multiply<false>(static_cast<int>(group), width, seen_before(args, q0 + m + group), space.d_scores + m * ld, ld, 1, space.k, width, space.rows_out + m * width, width);
-    }
-    narrow(space.rows_out, width, args.scale, rows, size, dq + q0 * args.dq_at.row, args.dq_at.row);
+    give(space.dk, piece.first, piece.count, 1, args.dk, args.dk_at);
+    give(space.dv, piece.first, piece.count, 1, args.dv, args.dv_at);
     if (dbias != nullptr) {
-      sum_rows(space.rows_out, width, rows, size, args.scale, q0 > 0, space.sums, dbias);
+      sum_rows(space.dk, width, piece.count, size, 1, piece.first > 0, space.sums, dbias + hidden);
+      sum_rows(space.dv, width, piece.count, size, 1, piece.first > 0, space.sums, dbias + 2 * hidden);
     }
-    for (int64_t j = 0; j < seen; j += kTileRows) { // keys; of causal queries those before the first of them do not see them
-      const int group = static_cast<int>(seen - j < kTileRows ? seen - j : kTileRows);
-      const int64_t skip = args.causal && j > q0 ? j - q0 : 0;
-      multiply<true>(group, width, rows - skip, space.scores + skip * ld + j, 1, ld, space.d_out + skip * width, width, space.dv + j * width, width);
-      multiply<true>(group, width, rows - skip, space.d_scores + skip * ld + j, 1, ld, q + skip * width, width, space.dk + j * width, width);
+  });
+  if (space.all_rows != nullptr) {
+    give(space.all_rows, 0, args.queries, args.scale, args.dq, args.dq_at);
+    if (dbias != nullptr) {
+      sum_rows(space.all_rows, width, args.queries, size, args.scale, false, space.sums, dbias);
     }
-  }
-  narrow(space.dk, width, 1, args.keys, size, head_at(static_cast<R*>(args.dk), args.dk_at, sample, head), args.dk_at.row);
-  narrow(space.dv, width, 1, args.keys, size, head_at(static_cast<R*>(args.dv), args.dv_at, sample, head), args.dv_at.row);
-  if (dbias != nullptr) {
-    sum_rows(space.dk, width, args.keys, size, 1, false, space.sums, dbias + hidden);
-    sum_rows(space.dv, width, args.keys, size, 1, false, space.sums, dbias + 2 * hidden);
   }
 }
 
-int64_t attention_workspace(int64_t queries, int64_t keys, int64_t head_size, bool backward) {
-  return HeadSpace(queries, keys, head_size, backward, nullptr).floats;
+int64_t attention_workspace(const AttentionArgs& args, bool backward) {
+  return HeadSpace(args, backward, nullptr).floats;
 }
 
 void attention(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace) {

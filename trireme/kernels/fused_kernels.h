@@ -135,8 +135,8 @@ struct FusedKernelSet {
   void (*cross_entropy_backward)(const CrossEntropyArgs& args, int64_t begin, int64_t end);
   void (*column_sum)(const ColumnSumArgs& args, int64_t begin, int64_t end);
   void (*add_bias)(const AddBiasArgs& args, int64_t begin, int64_t end);
-  /// Floats that the last argument of the two functions below must point at, one such area for each thread; best 64-byte aligned.
-  int64_t (*attention_workspace)(int64_t queries, int64_t keys, int64_t head_size, bool backward);
+  /// Floats that the last argument of the two functions below must point at for these sizes, one such area for each thread; best 64-byte aligned.
+  int64_t (*attention_workspace)(const AttentionArgs& args, bool backward);
   void (*attention)(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace);
   void (*attention_backward)(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace);
 };

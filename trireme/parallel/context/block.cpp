@@ -16,8 +16,6 @@
 namespace trireme::context {
 namespace {
 
-/// Keys that our kernel takes at a time: with their scores and gradients they stay in a core's second cache. Of 4,096 keys 1,024 at a time took 5 to 7 % less time than all together.
-constexpr int64_t kKeysAtOnce = 1024;
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 /// at::_fused_sdp_choice()'s word for its flash kernel.
 constexpr int64_t kFlashChosen = 1;
@@ -187,56 +185,14 @@ class Plain {
   at::Generator generator_;
 };
 
-/// fp32 [B, A, rows, D], in memory [B, rows, A, D] as our kernel's results: the next layer takes it without a copy.
-at::Tensor zeros_like_rows(const at::Tensor& x) {
-  return at::zeros({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options().dtype(at::kFloat)).transpose(1, 2);
-}
-
-/// Calls f(queries, keys, causal) for pieces of a block.
-template <class F>
-void each_piece(const Block& block, const F& f) {
-  const int64_t queries = block.q.size(2);
-  const int64_t keys = block.k.size(2);
-  for (int64_t begin = 0; begin < keys; begin += kKeysAtOnce) {
-    const Range piece{begin, std::min(kKeysAtOnce, keys - begin)};
-    if (!block.causal) {
-      f(Range{0, queries}, piece, false);
-      continue;
-    }
-    f(piece, piece, true);
-    if (begin + piece.length < queries) { // queries behind the piece see all of it
-      f(Range{begin + piece.length, queries - begin - piece.length}, piece, false);
-    }
-  }
-}
-
 BlockResult our_forward(const Block& block) {
-  if (block.k.size(2) <= kKeysAtOnce) {
-    auto [out, lse] = fused::attention_block({block.q, block.k, block.v, block.causal});
-    return {out, lse};
-  }
-  BlockResult all{zeros_like_rows(block.q), at::full(block.q.sizes().slice(0, 3), kNever, at::kFloat)};
-  each_piece(block, [&](const Range& queries, const Range& keys, bool causal) {
-    auto [out, lse] = fused::attention_block({queries.of(block.q), keys.of(block.k), keys.of(block.v), causal});
-    merge(queries.of(all.out), queries.of(all.lse), {out, lse}, false);
-  });
-  return all;
+  auto [out, lse] = fused::attention_block({block.q, block.k, block.v, block.causal});
+  return {out, lse};
 }
 
 BlockGradients our_backward(const Block& block, const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse) {
-  const at::Tensor delta = (dout.to(at::kFloat) * out).sum(-1);
-  if (block.k.size(2) <= kKeysAtOnce) {
-    auto [q, k, v] = fused::attention_block_backward({block.q, block.k, block.v, block.causal}, dout, lse, delta);
-    return {q, k, v};
-  }
-  BlockGradients sum{zeros_like_rows(block.q), zeros_like_rows(block.k), zeros_like_rows(block.v)};
-  each_piece(block, [&](const Range& queries, const Range& keys, bool causal) {
-    auto [q, k, v] = fused::attention_block_backward({queries.of(block.q), keys.of(block.k), keys.of(block.v), causal}, queries.of(dout), queries.of(lse), queries.of(delta));
-    queries.of(sum.q).add_(q);
-    keys.of(sum.k).add_(k);
-    keys.of(sum.v).add_(v);
-  });
-  return sum;
+  auto [q, k, v] = fused::attention_block_backward({block.q, block.k, block.v, block.causal}, dout, lse, (dout.to(at::kFloat) * out).sum(-1));
+  return {q, k, v};
 }
 
 BlockResult one_forward(const Block& block) {
