@@ -15,6 +15,8 @@ namespace {
 
 using estimate::Way;
 
+constexpr int64_t kBatches = 16 << 10; // pinned memory of batches and scalars on their way, at most
+
 struct Places {
   const char* states;
   const char* parameters;
@@ -90,6 +92,45 @@ TEST_F(SimDeviceEstimateTest, IsWhatADeviceHasAndCopies) {
                                   }),
                   testing::IsEmpty());
     }
+  }
+}
+
+// Activations on a device and on its host, whose pinned memory is taken in powers of two, as are the tensors of this model.
+TEST_F(SimDeviceEstimateTest, ActivationsByTheirWays) {
+  const auto run_of = [](const std::string& policy) {
+    json run = common();
+    run["model"].update({{"layers", 6}, {"hidden", 128}, {"sequence_length", 16}});
+    run["training"] = {{"steps", 2}, {"checkpoint_every", 0}};
+    run["engine"]["train_batch_size"] = 16;
+    run["engine"]["activation_checkpointing"] = {{"policy", policy}, {"nvme_path", (folder() / "activations").string()}};
+    return run;
+  };
+  for (const std::string policy : {"keep", "recompute", "host", "recompute_host", "nvme", "recompute_nvme"}) {
+    SCOPED_TRACE(policy);
+    EXPECT_THAT(test::run_ranks(1,
+                                [&](comm::World& world) {
+                                  at::globalContext().setSDPUseFlash(false);
+                                  sim::start();
+                                  sim::use_cpu_optimizer_kernels();
+                                  run_training(world, run_of(policy), false, sim::device());
+                                  json described = run_of(policy);
+                                  described["training"]["device"] = "cuda";
+                                  const estimate::Run run = config::describe(read(described), 1).run;
+                                  const estimate::StageMemory memory = estimate::memory_of(run).front();
+                                  const int64_t activations = memory.item(estimate::Category::activations).bytes;
+                                  const int64_t seen = sim::memory().peak - (memory.peak_on_device() - activations);
+                                  EXPECT_NEAR(static_cast<double>(activations) / static_cast<double>(seen), 1, 0.1);
+                                  const int64_t on_host = estimate::moves_of(run).front().host_bytes();
+                                  const auto pinned = static_cast<double>(sim::pinned_memory().peak - kBatches);
+                                  if (policy.ends_with("nvme")) { // at most so many parts are on their way
+                                    EXPECT_GE(static_cast<double>(on_host), pinned);
+                                    EXPECT_GT(pinned, 0);
+                                  } else {
+                                    EXPECT_NEAR(static_cast<double>(on_host), pinned, 0.1 * pinned);
+                                  }
+                                  EXPECT_THAT(sim::problems(), testing::IsEmpty());
+                                }),
+                testing::IsEmpty());
   }
 }
 
