@@ -233,12 +233,9 @@ TEST(PredictTest, ActivationsOnTheHostNeedItsMemory) {
   moved.base.activations.policy = activations::Way::host;
   const Prediction keep = predict(cluster, job(), {});
   const Prediction host = predict(cluster, moved, {});
-  const int64_t block = model_of(job(), {}, 1).layers.at(2).kept;
-  const int64_t blocks = 4 * block;
-  EXPECT_LE(host.memory_bytes, keep.memory_bytes - blocks + 2 * block);
-  EXPECT_LT(host.memory_bytes, keep.memory_bytes);
+  const int64_t blocks = 4 * model_of(job(), {}, 1).layers.at(2).kept;
+  EXPECT_LE(host.memory_bytes, keep.memory_bytes - blocks + blocks / 2);
   ASSERT_EQ(host.on_host.size(), 1u);
-  EXPECT_EQ(host.on_host.front().name, estimate::kActivations);
   EXPECT_EQ(host.on_host.front().bytes, blocks);
   ASSERT_EQ(host.moved.size(), 2u);
   EXPECT_EQ(host.moved[0].bytes, 8 * blocks);
