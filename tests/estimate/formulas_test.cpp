@@ -165,6 +165,45 @@ TEST(FormulasTest, ActivationsByTheirWays) {
   EXPECT_EQ(bytes(), keep - 8 * block);
   run.activations.memory_budget = 20 * block;
   EXPECT_EQ(bytes(), keep);
+
+  // On a device what is on the host is elsewhere. What moves is there once more: what has not left, or comes ahead.
+  run.on_device = true;
+  EXPECT_EQ(bytes(), keep) << "auto within its budget";
+  run.activations.memory_budget = 4 * block;
+  EXPECT_EQ(bytes(), keep - 8 * block) << "wherever the rest is";
+  run.activations = {.policy = Way::host};
+  EXPECT_GT(bytes(), keep - 12 * block + block);
+  EXPECT_LE(bytes(), keep - 12 * block + 2 * block);
+  run.activations.policy = Way::recompute_host;
+  EXPECT_GT(bytes(), recompute - 12 * input);
+  EXPECT_EQ(bytes(), recompute - 12 * input + input) << "one comes ahead";
+  run.activations = {.policy = Way::recompute, .inputs_to_host = true};
+  EXPECT_EQ(bytes(), recompute - 11 * input) << "cpu_checkpointing";
+  run.activations = {.policy = Way::nvme, .nvme_path = "/nvme"};
+  EXPECT_LE(bytes(), keep - 12 * block + 2 * block);
+}
+
+// With "auto" recomputed layers may be kept again, as far as the budget goes.
+TEST(FormulasTest, WhatIsChosenIsWithinTheBudgetWhateverTheModelDoesByItself) {
+  estimate::Run run = plain();
+  run.model = gpt(shape(), {/*samples=*/2, Type::fp32, false, true});
+  run.layer_list = true;
+  run.activations = {.automatic = true, .memory_budget = std::numeric_limits<int64_t>::max()};
+  const auto bytes = [&] { return memory_of(run).front().item(Category::activations).bytes; };
+  const int64_t all = bytes();
+  run.recompute_interval = 1;
+  EXPECT_GE(bytes(), all);
+  const int64_t block = run.model.layers[2].kept;
+  const int64_t parts = [&] {
+    int64_t sum = 0;
+    for (const Layer& layer : run.model.layers) {
+      sum += layer.kept;
+    }
+    return sum;
+  }();
+  const int64_t unlimited = bytes();
+  run.activations.memory_budget = parts - 3 * block;
+  EXPECT_EQ(bytes(), unlimited - 3 * block);
 }
 
 TEST(FormulasTest, ARunIsRefusedOnlyBeyondTheMargin) {

@@ -309,6 +309,46 @@ TEST(MovesTest, ActivationsInFilesAreThoseOfTheMicroBatchesInFlight) {
   EXPECT_LT(chosen, kept);
 }
 
+TEST(MovesTest, ActivationsOfADeviceGoToItsHost) {
+  estimate::Run run = moving(1, 1, true, Place::device);
+  run.accumulation = 3;
+  run.in_flight = {{2}};
+  int64_t kept = 0;
+  int64_t inputs = 0;
+  for (size_t i = 1; i < run.model.layers.size(); ++i) {
+    kept += run.model.layers[i].kept;
+    inputs += run.model.layers[i].input;
+  }
+  const auto moves = [&](const activations::Options& options) {
+    run.activations = options;
+    return moves_of(run).front();
+  };
+  using activations::Way;
+  const StageMoves host = moves({.policy = Way::host});
+  EXPECT_EQ(named(host.on_host, kActivations), 2 * kept) << "of two micro-batches in flight";
+  EXPECT_EQ(host.host_bytes(), 2 * kept);
+  EXPECT_EQ(host.sure_host_peak(), host.host_peak());
+  EXPECT_EQ(named(host.moved, kActivations, "to_host"), 3 * kept);
+  EXPECT_EQ(named(host.moved, kActivations, "to_device"), 3 * kept);
+  EXPECT_EQ(host.disk_bytes(), 0);
+  EXPECT_EQ(moves({.policy = Way::recompute_host}).host_bytes(), 2 * inputs);
+  EXPECT_EQ(moves({.policy = Way::recompute, .inputs_to_host = true}).host_bytes(), 2 * inputs) << "cpu_checkpointing";
+  EXPECT_EQ(moves({.choices = {Way::keep, Way::keep, Way::host, Way::recompute_host}}).host_bytes(), 2 * (run.model.layers[2].kept + run.model.layers[3].input));
+  const StageMoves chosen = moves({.automatic = true, .memory_budget = 1});
+  EXPECT_EQ(chosen.host_bytes(), 2 * kept) << "at most";
+  EXPECT_EQ(chosen.sure_host_peak(), 2 * inputs) << "in the first two steps";
+  const StageMoves files = moves({.policy = Way::nvme, .nvme_path = "/n"});
+  EXPECT_EQ(files.activation_bytes(), 2 * kept);
+  EXPECT_EQ(named(files.on_host, kActivations), 0);
+  EXPECT_EQ(named(files.on_host, "buffers of files"), std::min(2 * kept, 5 * run.model.layers[2].kept)) << "one leaves, four are written";
+  EXPECT_EQ(files.bytes(estimate::Way::to_host), 3 * kept) << "through the host";
+  EXPECT_EQ(files.bytes(estimate::Way::to_files), 0) << "not offload's";
+  EXPECT_THAT(moves({.policy = Way::recompute}).moved, IsEmpty());
+  run.on_device = false;
+  EXPECT_THAT(moves({.policy = Way::host}).on_host, IsEmpty()) << "where they are anyway";
+  EXPECT_THAT(moves({.policy = Way::host}).moved, IsEmpty());
+}
+
 TEST(MovesTest, ParametersOfADeviceComeWhenTheyAreUsed) {
   const estimate::Run run = moving(2, 3, true, Place::host, Place::host);
   const StageMoves moves = moves_of(run).front();

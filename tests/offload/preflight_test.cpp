@@ -76,6 +76,15 @@ TEST(PreflightTest, ARefusalNamesTheNearestThatFits) {
   EXPECT_THAT(next({"/disk", 1, 60 * gb, 0, 0, 0, 0}, 50, 59), HasSubstr("use a folder with more room"));
 }
 
+// Where nobody knows what memory is free, nothing is said of it.
+TEST(PreflightTest, UnknownMemoryIsNotProposed) {
+  const FolderUse use{"/disk", 1, 60, 20, 0, 0, 0, 0, 0, /*activation_bytes=*/10};
+  const auto next = [&](int64_t free, bool on_device) { return refusal(use, nvme("/disk", "/disk"), {free, std::nullopt, on_device}).next; };
+  EXPECT_EQ(next(60, false), "Use a folder with more room, more hosts with a higher ZeRO stage, or a smaller model.");
+  EXPECT_THAT(next(80, false), HasSubstr("Fits with \"activation_checkpointing\""));
+  EXPECT_THAT(next(60, true), HasSubstr("Fits with \"ratio\""));
+}
+
 // At the start, while modules are built, parameters are there twice; masters and states come later, activations later still.
 TEST(PreflightTest, TheStartAndTheStepsBothNeedRoom) {
   std::vector<FolderUse> folders;

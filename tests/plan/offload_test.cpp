@@ -175,6 +175,10 @@ TEST(PlanOffloadTest, WhatSharesALinkAddsUp) {
   EXPECT_DOUBLE_EQ(files.backward(2), 1 + 5) << "one disk";
   files.in_every_micro_batch = false;
   EXPECT_DOUBLE_EQ(files.backward(2), 1) << "behind the last backward";
+  const ActivationTimes activations{.leave_over_link = 3, .leave_to_files = 5, .back_over_link = 1, .back_from_files = 2};
+  EXPECT_DOUBLE_EQ(times.forward(2, activations), 1 + 5) << "units are read while activations are written";
+  EXPECT_DOUBLE_EQ(times.backward(2, activations), 2 + 3 + 1);
+  EXPECT_DOUBLE_EQ(files.backward(2, activations), 1 + 2);
 }
 
 TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {

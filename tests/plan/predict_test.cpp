@@ -209,6 +209,7 @@ TEST(PredictTest, WaysOfActivations) {
     of.base.activations.policy = way;
     return predict(cluster, of, {}).step_seconds;
   };
+  cluster.host.memory_bytes = int64_t{1} << 40;
   const double keep = with(activations::Way::keep);
   EXPECT_NEAR(keep, predict(cluster, job(), {}).step_seconds, 1e-12);
   EXPECT_NEAR(with(activations::Way::recompute) - keep, 8 * 4 * kBlock / 1e9, 1e-9) << "blocks, not the head";
@@ -222,6 +223,31 @@ TEST(PredictTest, WaysOfActivations) {
   cluster.host.link_bandwidth = 1e12;
   cluster.disk = {.bytes = int64_t{1} << 40, .read_bandwidth = 2e5, .write_bandwidth = 1e5};
   EXPECT_NEAR(with(activations::Way::nvme), 1.5 * moved, 1e-6 * moved);
+}
+
+// Activations on the host of a card take nothing but what moves of its memory, and need room on the host, which is shown.
+TEST(PredictTest, ActivationsOnTheHostNeedItsMemory) {
+  Cluster cluster = multiplying(1);
+  cluster.host = {int64_t{1} << 40, 0, 1e12, 1e12};
+  Job moved = job();
+  moved.base.activations.policy = activations::Way::host;
+  const Prediction keep = predict(cluster, job(), {});
+  const Prediction host = predict(cluster, moved, {});
+  const int64_t blocks = 4 * model_of(job(), {}, 1).layers.at(2).kept;
+  EXPECT_LE(host.memory_bytes, keep.memory_bytes - blocks + blocks / 2);
+  ASSERT_EQ(host.on_host.size(), 1u);
+  EXPECT_EQ(host.on_host.front().bytes, blocks);
+  ASSERT_EQ(host.moved.size(), 2u);
+  EXPECT_EQ(host.moved[0].bytes, 8 * blocks);
+  EXPECT_TRUE(keep.moved.empty());
+  cluster.host.memory_bytes = blocks;
+  EXPECT_THAT(predict(cluster, moved, {}).refused, testing::HasSubstr("of the memory of a host, which has")) << "libtorch has no room beside";
+  cluster.host.memory_bytes = 0;
+  EXPECT_THAT(predict(cluster, moved, {}).refused, testing::HasSubstr("nothing is said of the memory of a host"));
+  cluster.on_host = true;
+  EXPECT_EQ(predict(cluster, moved, {}).refused, "") << "where they are anyway";
+  moved.base.activations = {.policy = activations::Way::nvme, .nvme_path = "/n"};
+  EXPECT_THAT(predict(cluster, moved, {}).refused, testing::HasSubstr("nothing is said of the disk of a host"));
 }
 
 // Where ranks share memory an all-reduce may take as long as an all-gather.

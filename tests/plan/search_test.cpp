@@ -98,15 +98,19 @@ TEST(SearchTest, RefusedDivisionsSayWhy) {
 // The lower bounds are what makes leaving out right, whatever becomes of activations.
 TEST(SearchTest, BoundsAreBounds) {
   using activations::Way;
-  const Cluster where = cluster(2, 2);
+  Cluster where = cluster(2, 2);
+  where.host = {int64_t{1} << 40, 0, 1e10, 1e10};
+  where.disk = {int64_t{1} << 40, 1e9, 1e9};
   const int64_t parameters = estimate::gpt(job().gpt, {}).parameters();
-  std::vector<activations::Options> ways(7);
+  std::vector<activations::Options> ways(9);
   ways[1].policy = Way::recompute;
   ways[2].policy = Way::nvme;
   ways[3] = {.policy = Way::recompute, .layers = "Other"};
   ways[4].choices = {Way::keep, Way::recompute};
   ways[5] = {.policy = Way::recompute, .shares_inputs = true, .least_bytes = 0};
   ways[6] = {.automatic = true, .memory_budget = 1};
+  ways[7].policy = Way::host;
+  ways[8].policy = Way::recompute_host;
   for (const activations::Options& activations : ways) {
     Job what = job();
     what.base.activations = activations;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -18,6 +19,7 @@
 namespace trireme::sim {
 namespace {
 
+constexpr size_t kPage = 4096;
 constexpr size_t kArena = size_t{16} << 30; // of one device; pages are real when they are touched
 
 /// Memory that was freed while recorded streams had work: spare when the allocator has asked `polls` times whether it is done, or this thread knows.
@@ -37,6 +39,7 @@ struct Arena {
   std::multimap<std::pair<int, size_t>, uintptr_t> spare; // by stream and size
   std::vector<Parked> parked;
   std::map<uintptr_t, size_t> pinned;
+  Memory pinned_memory;
   std::array<Memory, kMostDevices> memory;
 };
 
@@ -146,6 +149,7 @@ class PinnedMemory final : public c10::Allocator {
     const std::lock_guard lock(timeline().mutex);
     const auto found = arena().pinned.find(reinterpret_cast<uintptr_t>(pointer));
     timeline().pinned_freed(pointer, static_cast<int64_t>(found->second));
+    arena().pinned_memory.bytes -= static_cast<int64_t>(std::bit_ceil(found->second));
     arena().pinned.erase(found);
     std::free(pointer);
   }
@@ -153,10 +157,14 @@ class PinnedMemory final : public c10::Allocator {
     if (bytes == 0) {
       return {nullptr, c10::kCPU};
     }
-    const size_t whole = (bytes + 63) / 64 * 64;
-    void* const pointer = std::aligned_alloc(64, whole);
+    const size_t alignment = bytes < kPage ? 64 : kPage;
+    const size_t whole = (bytes + alignment - 1) / alignment * alignment;
+    void* const pointer = std::aligned_alloc(alignment, whole);
     const std::lock_guard lock(timeline().mutex);
     arena().pinned[reinterpret_cast<uintptr_t>(pointer)] = whole;
+    Memory& used = arena().pinned_memory;
+    used.bytes += static_cast<int64_t>(std::bit_ceil(whole));
+    used.peak = std::max(used.peak, used.bytes);
     return {pointer, pointer, &release, c10::kCPU};
   }
   c10::DeleterFnPtr raw_deleter() const override {
@@ -216,6 +224,11 @@ void map_memory(int devices) {
 Memory memory(int device) {
   const std::lock_guard lock(timeline().mutex);
   return arena().memory.at(static_cast<size_t>(device));
+}
+
+Memory pinned_memory() {
+  const std::lock_guard lock(timeline().mutex);
+  return arena().pinned_memory;
 }
 
 } // namespace trireme::sim

@@ -15,6 +15,8 @@ namespace {
 
 using estimate::Way;
 
+constexpr int64_t kBatches = 16 << 10; // pinned memory of batches and scalars on their way, at most
+
 struct Places {
   const char* states;
   const char* parameters;
@@ -40,6 +42,7 @@ class SimDeviceEstimateTest : public SmallTrainingTest {
     int64_t to_device = 0; // in a step
     int64_t to_host = 0;
     int64_t peak = 0;
+    int64_t on_host = 0;
     int64_t buffers = 0; // of the estimate's peak, that need not be there at the same time
   };
   // Twice as many steps less the first: what the start and the end copy does not count.
@@ -52,7 +55,7 @@ class SimDeviceEstimateTest : public SmallTrainingTest {
     };
     const Device two = copied(2);
     const Device four = copied(4);
-    return {(four.to_device - two.to_device) / 2, (four.to_host - two.to_host) / 2, sim::memory().peak};
+    return {(four.to_device - two.to_device) / 2, (four.to_host - two.to_host) / 2, sim::memory().peak, sim::pinned_memory().peak};
   }
   static Device estimated(json run) {
     run["training"]["device"] = "cuda";
@@ -60,7 +63,7 @@ class SimDeviceEstimateTest : public SmallTrainingTest {
     const estimate::StageMoves moves = estimate::moves_of(described).front();
     const estimate::StageMemory memory = estimate::memory_of(described).front();
     using estimate::Category;
-    return {moves.bytes(Way::to_device), moves.bytes(Way::to_host), memory.peak_on_device(), memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes};
+    return {moves.bytes(Way::to_device), moves.bytes(Way::to_host), memory.peak_on_device(), moves.host_bytes(), memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes};
   }
 };
 
@@ -79,6 +82,10 @@ TEST_F(SimDeviceEstimateTest, IsWhatADeviceHasAndCopies) {
                                     const json run = run_of(places, bf16, optimizer);
                                     const Device seen = measured(world, run);
                                     const Device expected = estimated(run);
+                                    EXPECT_LE(seen.on_host, expected.on_host + kBatches);
+                                    if (std::string(places.states) != "nvme") { // whose buffers are not all in use without pipeline_read
+                                      EXPECT_GE(seen.on_host, expected.on_host / 10 * 9);
+                                    }
                                     const json whole = run_of(nothing, bf16, optimizer);
                                     const Device plain = measured(world, whole); // copies batches and the loss; its peak is the higher one
                                     EXPECT_EQ(seen.to_device - plain.to_device, expected.to_device);
@@ -90,6 +97,41 @@ TEST_F(SimDeviceEstimateTest, IsWhatADeviceHasAndCopies) {
                                   }),
                   testing::IsEmpty());
     }
+  }
+}
+
+// Activations on a device and on its host, whose pinned memory is taken in powers of two, as are the tensors of this model.
+TEST_F(SimDeviceEstimateTest, ActivationsByTheirWays) {
+  const auto run_of = [](const std::string& policy) {
+    json run = common();
+    run["model"].update({{"layers", 6}, {"hidden", 128}, {"sequence_length", 16}});
+    run["training"] = {{"steps", 2}, {"checkpoint_every", 0}};
+    run["engine"]["train_batch_size"] = 16;
+    run["engine"]["activation_checkpointing"] = {{"policy", policy}, {"nvme_path", (folder() / "activations").string()}};
+    return run;
+  };
+  for (const std::string policy : {"keep", "recompute", "host", "recompute_host", "nvme", "recompute_nvme"}) {
+    SCOPED_TRACE(policy);
+    EXPECT_THAT(test::run_ranks(1,
+                                [&](comm::World& world) {
+                                  at::globalContext().setSDPUseFlash(false);
+                                  sim::start();
+                                  sim::use_cpu_optimizer_kernels();
+                                  run_training(world, run_of(policy), false, sim::device());
+                                  json described = run_of(policy);
+                                  described["training"]["device"] = "cuda";
+                                  const estimate::Run run = config::describe(read(described), 1).run;
+                                  const estimate::StageMemory memory = estimate::memory_of(run).front();
+                                  const int64_t activations = memory.item(estimate::Category::activations).bytes;
+                                  const int64_t seen = sim::memory().peak - (memory.peak_on_device() - activations);
+                                  EXPECT_NEAR(static_cast<double>(activations) / static_cast<double>(seen), 1, 0.1);
+                                  const int64_t on_host = estimate::moves_of(run).front().host_bytes();
+                                  const int64_t pinned = sim::pinned_memory().peak;
+                                  EXPECT_LE(pinned, on_host / 10 * 11 + kBatches) << "with what is padded";
+                                  EXPECT_GE(pinned, policy.ends_with("nvme") ? 1 : on_host) << "of files at most so many parts are on their way, fewer where the disk is fast";
+                                  EXPECT_THAT(sim::problems(), testing::IsEmpty());
+                                }),
+                testing::IsEmpty());
   }
 }
 

@@ -56,6 +56,8 @@ struct Memory {
   int64_t peak = 0;
 };
 Memory memory(int device = 0);
+/// Of the host's pinned memory for all devices, as CUDA's allocator would take it: in powers of two.
+Memory pinned_memory();
 
 /// Bytes that were copied between the host and all devices so far.
 struct Copied {

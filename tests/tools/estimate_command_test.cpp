@@ -163,13 +163,43 @@ TEST_F(EstimateCommandTest, ARunThatCannotFitIsRefused) {
   EXPECT_THAT(huge.output, HasSubstr("--no-memory-check"));
 }
 
-// What the host has says nothing about a GPU: the ranks find out.
+// What the host has says nothing about a GPU: the ranks find out. A layer of a list moves there as soon as it is built.
 TEST_F(EstimateCommandTest, ARunOnAGpuIsNotComparedWithTheHost) {
-  const std::string huge = "-n 2 --set model.layers=100 --set model.hidden=20000 --set model.heads=100";
+  const std::string huge = "-n 2 --set model.layers=100 --set model.hidden=20000 --set model.heads=100 --set engine.pipeline.activation_checkpoint_interval=1";
   for (const Finished& started : {train(huge + " --set training.device=cuda:127", 60), sh(concat("TRIREME_DEVICE=cuda:127 ", kTrireme, " train ", path("run.json"), " --out ", path("out"), " ", huge), 60)}) {
     EXPECT_THAT(started.output, HasSubstr("\"cuda:127\" was asked for"));
     EXPECT_THAT(started.output, testing::Not(HasSubstr("cannot fit")));
   }
+}
+
+// Of a GPU's run the host has to have room for what is moved there, and for a model in one piece, which each rank builds there.
+TEST_F(EstimateCommandTest, ARunOnAGpuThatItsHostCannotHoldIsRefused) {
+  const std::string model = "-n 2 --set model.layers=100 --set model.hidden=20000 --set model.heads=100";
+  const std::string listed = model + " --set engine.pipeline.activation_checkpoint_interval=1";
+  const std::string states = with(R"(engine.zero_optimization.offload_optimizer={"device": "cpu"})");
+  for (const auto& [run, what] : {std::pair(model, "models in one piece, built on the host in fp32, of 2 ranks need"), std::pair(listed + states, "states, parameters and activations on the host of 2 ranks need")}) {
+    for (const Finished& refused : {train(run + " --set training.device=cuda", 20), sh(concat("TRIREME_DEVICE=cuda ", kTrireme, " train ", path("run.json"), " --out ", path("out"), " ", run), 20)}) {
+      EXPECT_EQ(refused.status, 2) << refused.output;
+      EXPECT_THAT(refused.output, HasSubstr(concat("this run cannot fit: ", what)));
+      EXPECT_THAT(refused.output, testing::Not(HasSubstr("was asked for"))) << "before a rank starts";
+    }
+  }
+}
+
+// 45 million parameters, whose states and gradients are 720 MB on a GPU's host; in files they are a quarter.
+TEST_F(EstimateCommandTest, AHostThatIsTooSmallForStatesIsToldOfFiles) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer needs address space of its own";
+  }
+  const std::string run = " --set training.device=cuda --set engine.pipeline.activation_checkpoint_interval=1 --set model.layers=14 --set model.hidden=512 --set model.heads=8" +
+                          with(R"(engine.zero_optimization.offload_optimizer={"device": "cpu"})");
+  const Finished refused = sh(concat("cd ", folder.string(), " && stat -f -c %T . && ulimit -v 600000; ", kTrireme, " train run.json -n 1 --out out", run), 60);
+  if (refused.output.starts_with("tmpfs")) {
+    GTEST_SKIP() << "files in memory are no help";
+  }
+  EXPECT_EQ(refused.status, 2) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("states, parameters and activations on the host of a rank need"));
+  EXPECT_THAT(refused.output, HasSubstr(R"('engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ".")"));
 }
 
 // 45 million parameters: 16 bytes of each are more than the limit, whatever the types and batches. What is named fits by the estimate.

@@ -118,6 +118,7 @@ class OffloadMemoryTrainTest : public RunFolder {
     const int64_t estimated = estimate(name).at("peak_bytes_of_all");
     std::printf("%s: limit %s, held at most %s, estimated with libtorch's code %s\n", name.c_str(), size(limit).c_str(), size(most).c_str(), size(estimated).c_str());
     EXPECT_LE(static_cast<double>(most), 1.1 * static_cast<double>(estimated));
+    EXPECT_LE(static_cast<double>(estimated), 1.35 * static_cast<double>(most)) << "libtorch's code is counted, and is not what the group holds: seen 1.2";
     std::filesystem::remove_all(folder / "out");
   }
 

@@ -28,6 +28,11 @@ std::vector<Change> zero_changes(const config::RunConfig& run, int64_t ranks) {
   return changes;
 }
 
+// Devices have the memory for as much as they have been given, and nobody knows for how much more.
+bool on_device(const config::RunConfig& run) {
+  return run.training.device.starts_with("cuda");
+}
+
 // Keeps the samples of a step.
 std::vector<Change> batch_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
@@ -63,22 +68,32 @@ std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) 
       changes.push_back({{concat("parallel.pipe=", pipe), R"(parallel.data="auto")", "engine.pipeline.activation_checkpoint_interval=1"}, ranks});
     }
   }
-  for (int64_t replicas = ranks / ranks_of_replica(run) / 2; replicas >= 1; replicas /= 2) {
+  for (int64_t replicas = on_device(run) ? 0 : ranks / ranks_of_replica(run) / 2; replicas >= 1; replicas /= 2) {
     changes.push_back({{R"(parallel.data="auto")"}, replicas * ranks_of_replica(run)});
   }
   return changes;
 }
 
-// States, and at stage 3 parameters, in files of this folder, if it is on a disk.
+// States, and at stage 3 parameters, in files of this folder, if it is on a disk. Activations that a device would move to its host are recomputed before that.
 std::vector<Change> file_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
+  const activations::Options& activations = run.engine.activations;
+  const bool recomputes = on_device(run) && (activations.inputs_to_host || (activations.policy && activations::to_host(*activations.policy)));
+  if (recomputes) {
+    changes.push_back({{R"(engine.activation_checkpointing={"policy": "recompute"})"}, ranks});
+  }
   const std::string disk = aio::filesystem_of(".");
   if (run.engine.offload.uses_files() || disk == "tmpfs" || disk == "ramfs" || disk.empty()) {
     return changes;
   }
   const std::string states = R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ".", "pipeline_read": true, "pipeline_write": true})";
-  changes.push_back({{states}, ranks});
-  changes.push_back({{"engine.zero_optimization.stage=3", states, R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": ".", "max_in_cpu": 0})"}, ranks});
+  const std::string parameters = R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": ".", "max_in_cpu": 0})";
+  for (const Change& before : std::vector<Change>(changes)) {
+    for (const std::vector<std::string>& more : {std::vector{states}, {"engine.zero_optimization.stage=3", states, parameters}}) {
+      changes.push_back(before);
+      changes.back().overrides.insert(changes.back().overrides.end(), more.begin(), more.end());
+    }
+  }
   return changes;
 }
 
@@ -96,7 +111,7 @@ std::optional<estimate::Need> need_of(const std::filesystem::path& run_file, con
   try {
     const config::RunConfig run = config::read_run_file(run_file, overrides);
     const estimate::Run described = describe_run(run, ranks).run;
-    return files_fit(described) ? std::optional(estimate::need_of(estimate::memory_of(described), described.ranks_of_stage())) : std::nullopt;
+    return files_fit(described) ? std::optional(estimate::need_of(described)) : std::nullopt;
   } catch (const InputError&) {
     return std::nullopt;
   }
@@ -124,6 +139,7 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
   size_t found_cost = SIZE_MAX;
   const auto layouts = layout_changes(run, ranks);
   const auto precisions = precision_changes(run, ranks);
+  const size_t of_files = on_device(run) ? 1'000 : 300'000;
   for (size_t l = 0; l < layouts.size(); ++l) {
     std::vector<std::string> with_layout = overrides;
     with_layout.insert(with_layout.end(), layouts[l].overrides.begin(), layouts[l].overrides.end());
@@ -141,7 +157,7 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
     const auto consider = [&](size_t p, size_t b, size_t z, size_t f) {
       // Fewest kinds of change first, then the gentlest: stages, batches, types, layouts, files.
       const size_t kinds = (l > 0) + (p > 0) + (b > 0) + (z > 0) + (f > 0);
-      const size_t cost = kinds * 1'000'000 + f * 300'000 + l * 10'000 + p * 5'000 + b * 10 + z;
+      const size_t cost = kinds * 1'000'000 + f * of_files + l * 10'000 + p * 5'000 + b * 10 + z;
       if (kinds > kMostChanges || cost >= found_cost) {
         return;
       }
@@ -177,7 +193,7 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
 
 void check_memory(const estimate::Run& described, const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
                   const estimate::MemoryAtHand& memory) {
-  const std::string why = estimate::why_too_large(estimate::need_of(estimate::memory_of(described), described.ranks_of_stage()), memory, ranks);
+  const std::string why = estimate::why_too_large(estimate::need_of(described), memory, ranks);
   if (why.empty()) {
     return;
   }

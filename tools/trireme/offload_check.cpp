@@ -94,20 +94,24 @@ void check_files(const estimate::Run& run) {
   if (!uses_files(run)) {
     return;
   }
-  const estimate::MemoryAtHand memory = estimate::memory_at_hand();
+  const std::vector<StageMoves> moves = estimate::moves_of(run);
+  const std::vector<estimate::StageMemory> memory = estimate::memory_of(run);
   int64_t needed = 0; // in any case
-  if (!run.on_device) {
-    for (const estimate::StageMemory& stage : estimate::memory_of(run)) {
-      needed += run.ranks_of_stage() * stage.peak();
-    }
+  int64_t at_start = 0; // before there are states
+  for (const StageMoves& of : moves) {
+    const estimate::StageMemory& stage = memory[static_cast<size_t>(of.stage)];
+    using estimate::Category;
+    needed += run.ranks_of_stage() * (run.on_device ? of.host_bytes() - of.may_stay_on_device + stage.item(Category::data).bytes + stage.item(Category::baseline).bytes : stage.peak());
+    at_start += run.ranks_of_stage() * of.host_at_start;
   }
-  offload::check_room(folder_uses(run, estimate::moves_of(run)), run.offload, std::max<int64_t>(0, memory.bytes - needed), run.on_device);
+  const int64_t memory_bytes = estimate::memory_at_hand().bytes;
+  offload::check_room(folder_uses(run, moves), run.offload, at_start > memory_bytes ? 0 : std::max<int64_t>(0, memory_bytes - needed), run.on_device);
 }
 
 std::vector<std::string> look_at_disks(const estimate::Run& run, int64_t first, int64_t count) {
   std::vector<std::string> lines;
   const std::vector<offload::FolderUse> folders = folder_uses(run, estimate::moves_of(run), first, count);
-  offload::check_room(folders, run.offload, 0, run.on_device);
+  offload::check_room(folders, run.offload, std::nullopt, run.on_device); // of memory nobody has asked, or only the host that starts the ranks
   for (const offload::Preflight& disk : offload::preflight(folders, run.offload)) {
     lines.insert(lines.end(), disk.lines.begin(), disk.lines.end());
   }

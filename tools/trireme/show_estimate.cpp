@@ -49,6 +49,10 @@ struct Shown {
   const StageMemory& largest() const {
     return *std::max_element(memory.begin(), memory.end(), [](const auto& a, const auto& b) { return a.peak() < b.peak(); });
   }
+  /// Of hosts.
+  estimate::Need need() const {
+    return run.on_device ? estimate::host_need_of(memory, moves, run.ranks_of_stage()) : estimate::need_of(memory, run.ranks_of_stage());
+  }
   /// Of the largest rank: the device's memory where the measured run trained on one, else the host's.
   int64_t measured_peak() const {
     return measured->device_peak_bytes.value_or(measured->peak_rss_bytes);
@@ -148,9 +152,13 @@ ordered_json as_json(const Shown& shown) {
   if (shown.is_gpt()) {
     object["textbook"] = textbook(shown);
   }
-  const estimate::Need need = estimate::need_of(shown.memory, run.ranks_of_stage());
-  object["peak_bytes"] = need.peak_of_a_rank;
-  object["peak_bytes_of_all"] = need.peak_of_all;
+  const estimate::Need of_ranks = estimate::need_of(shown.memory, run.ranks_of_stage());
+  object["peak_bytes"] = of_ranks.peak_of_a_rank;
+  object["peak_bytes_of_all"] = of_ranks.peak_of_all;
+  const estimate::Need need = shown.need();
+  if (run.on_device) {
+    object["host_bytes_of_all"] = need.peak_of_all;
+  }
   object["memory_at_hand_bytes"] = shown.at_hand.bytes == estimate::MemoryAtHand::kUnlimited ? ordered_json(nullptr) : ordered_json(shown.at_hand.bytes);
   object["fits"] = estimate::fits(need, shown.at_hand);
   if (!shown.disks.empty()) {
@@ -311,15 +319,7 @@ void print_rest(const Shown& shown) {
       std::cout << "disk: " << line << '\n';
     }
   }
-  estimate::Need need = estimate::need_of(shown.memory, shown.run.ranks_of_stage());
-  if (shown.run.on_device) { // what their hosts need
-    need.peak_of_a_rank = need.peak_of_all = 0;
-    for (size_t stage = 0; stage < shown.memory.size(); ++stage) {
-      const int64_t of_a_rank = host_part(shown.memory[stage]) + shown.moves[stage].host_peak();
-      need.peak_of_a_rank = std::max(need.peak_of_a_rank, of_a_rank);
-      need.peak_of_all += shown.run.ranks_of_stage() * of_a_rank;
-    }
-  }
+  const estimate::Need need = shown.need();
   std::cout << concat(shown.ranks == 1 ? "the rank" : "all ranks together", shown.run.on_device ? " on the host, with libtorch and data" : "", ": ", bytes(need.peak_of_all));
   if (shown.at_hand.bytes != estimate::MemoryAtHand::kUnlimited) {
     std::cout << concat("; ", shown.at_hand.source, ' ', bytes(shown.at_hand.bytes), estimate::fits(need, shown.at_hand) ? "" : ": may not fit");

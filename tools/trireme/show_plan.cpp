@@ -117,7 +117,7 @@ ordered_json row_json(const plan::Job& job, const plan::Cluster& cluster, const 
   for (const estimate::Item& item : prediction.memory) {
     row["memory"][item.name] = item.bytes;
   }
-  if (!layout.moves_nothing()) {
+  if (!prediction.moves_nothing()) {
     const auto list = [](const std::vector<estimate::Item>& items) {
       ordered_json out = ordered_json::object();
       for (const estimate::Item& item : items) {
@@ -186,7 +186,7 @@ void print_item(const estimate::Item& item) {
 
 // What the first has elsewhere.
 void print_moves(const Prediction& first) {
-  if (first.layout.moves_nothing()) {
+  if (first.moves_nothing()) {
     return;
   }
   for (const auto& [items, where] : {std::pair(&first.on_host, "on its host"), std::pair(&first.in_files, "in files")}) {
@@ -200,7 +200,10 @@ void print_moves(const Prediction& first) {
   if (first.host_bytes > 0) {
     std::cout << concat("  a host needs ", size_text(first.host_bytes), ", with libtorch and data\n");
   }
-  std::cout << "the first, moved by a rank in a step\n";
+  if (first.disk_bytes > 0) {
+    std::cout << concat("  a host's disk needs room for ", size_text(first.disk_bytes), '\n');
+  }
+  std::cout << (first.moved.empty() ? "" : "the first, moved by a rank in a step\n");
   for (const plan::MovedBytes& moved : first.moved) {
     std::cout << "  " << std::left << std::setw(22) << estimate::way_name(moved.way) << std::right << std::setw(9) << size_text(moved.bytes) << '\n';
   }

@@ -254,10 +254,12 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
   }
 }
 
-// Whether ranks train on a GPU or end: "auto" finds out later.
-bool asks_for_gpu(const config::RunConfig& run) {
-  const std::string& asked = run.training.device;
-  return (asked == "auto" ? env::text("TRIREME_DEVICE").value_or(asked) : asked).starts_with("cuda");
+// Overrides with the device that ranks take from the environment, for the estimate: what "auto" finds is known later.
+std::vector<std::string> with_device(const config::RunConfig& run, std::vector<std::string> overrides) {
+  if (const auto asked = env::text("TRIREME_DEVICE"); asked && run.training.device == "auto" && asked->starts_with("cuda")) {
+    overrides.push_back("training.device=" + *asked);
+  }
+  return overrides;
 }
 
 void make_run_folder(const TrainCommand& command) {
@@ -356,11 +358,10 @@ int train_job(TrainCommand command) {
   }
   const int64_t ranks = ranks_on(command, run, slots);
   run.engine.batch_for(ranks / ranks_of_replica(run)); // complain before anything starts
-  if (command.memory_check && slots == 0 && (!asks_for_gpu(run) || run.engine.uses_files())) { // of other hosts only their agents know, of GPUs only ranks
-    const estimate::Run described = describe_run(run, ranks).run;
-    if (!asks_for_gpu(run)) {
-      check_memory(described, command.run_file, command.overrides, ranks, estimate::memory_at_hand());
-    }
+  if (command.memory_check && slots == 0) { // of other hosts only their agents know, of a GPU's own memory only ranks
+    const std::vector<std::string> overrides = with_device(run, command.overrides);
+    const estimate::Run described = describe_run(config::read_run_file(command.run_file, overrides), ranks).run;
+    check_memory(described, command.run_file, overrides, ranks, estimate::memory_at_hand());
     check_files(described);
   }
   if (command.resume && command.resume_from != "auto" && slots == 0 && !fs::exists(command.resume_from)) {

@@ -9,7 +9,7 @@ namespace trireme::activations {
 
 at::Tensor HostBuffer::tensor(int64_t bytes) const {
   if (pinned_.defined()) {
-    return pinned_.narrow(0, data_ - static_cast<const std::byte*>(pinned_.const_data_ptr()), bytes);
+    return pinned_.narrow(0, 0, bytes);
   }
   return at::from_blob(data_, {bytes}, at::TensorOptions(at::kByte));
 }
@@ -39,10 +39,9 @@ std::shared_ptr<HostBuffer> HostBuffers::take(int64_t bytes) {
       buffer = std::make_unique<HostBuffer>(std::move(memory), at::Tensor(), data, size);
       ledger_->add(size);
     } else {
-      at::Tensor pinned = device::pinned_host(size + aio::kAlignment, at::kByte, device_);
+      at::Tensor pinned = device::pinned_pages(size, device_);
       auto* const begin = static_cast<std::byte*>(pinned.mutable_data_ptr());
-      const auto over = static_cast<int64_t>(reinterpret_cast<uintptr_t>(begin) % aio::kAlignment);
-      buffer = std::make_unique<HostBuffer>(nullptr, std::move(pinned), begin + (over == 0 ? 0 : aio::kAlignment - over), size);
+      buffer = std::make_unique<HostBuffer>(nullptr, std::move(pinned), begin, size);
     }
   }
   return {buffer.release(), [pool = shared_from_this()](HostBuffer* back) { pool->come_back(std::unique_ptr<HostBuffer>(back)); }};

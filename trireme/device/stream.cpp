@@ -39,6 +39,17 @@ at::Tensor pinned_host(int64_t numel, at::ScalarType type, at::DeviceType device
   return at::empty({numel}, at::TensorOptions(type).pinned_memory(device != at::kCPU));
 }
 
+// Allocators of pinned memory give whole pages, and a little more may be twice as much: they round up to powers of two.
+at::Tensor pinned_pages(int64_t bytes, at::DeviceType device) {
+  constexpr int64_t kPage = 4096;
+  const auto to_page = [](const at::Tensor& memory) { return (kPage - static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.const_data_ptr()) % kPage)) % kPage; };
+  at::Tensor memory = pinned_host(bytes, at::kByte, device);
+  if (to_page(memory) > 0) {
+    memory = pinned_host(bytes + kPage, at::kByte, device);
+  }
+  return memory.narrow(0, to_page(memory), bytes);
+}
+
 c10::Stream KeptStreams::on(at::Device device) {
   const at::Device there = with_index(device);
   if (there.is_cpu()) {

@@ -32,6 +32,9 @@ void record_stream(const at::Tensor& tensor, const c10::Stream& stream);
 /// 1-D. Cost: a call of the driver where the allocator has none to reuse.
 at::Tensor pinned_host(int64_t numel, at::ScalarType type, at::DeviceType device);
 
+/// The same for `bytes` bytes that begin on a page of 4096, as files want it.
+at::Tensor pinned_pages(int64_t bytes, at::DeviceType device);
+
 /// One stream of the pool for each device, taken at first use and kept. Any thread may ask.
 class KeptStreams {
  public:

@@ -15,7 +15,13 @@ namespace {
 
 using PartWay = activations::Way;
 
-constexpr int64_t kBuffers = 2; // times the largest part: one is written or read while another is in use
+constexpr int64_t kStagedParts = 5; // of a device, in pinned memory on their way to files: one leaves, four are written (activations::Mover)
+
+// How often the largest part that moves is there beside the one in use: on the CPU in two buffers, one of which is written or read while another is in use; on a device the part that
+// has not left yet, or comes ahead of its backward.
+int64_t moving_copies(const Run& run) {
+  return run.on_device ? 1 : 2;
+}
 
 // Bytes kept for one micro-batch in one chunk.
 struct Kept {
@@ -31,6 +37,11 @@ struct Treatment {
   std::vector<PartWay> ways;
   std::vector<int64_t> shared; // bytes of its input, if tensor ranks keep shares of that
 };
+
+// What goes to the host of a device is on the host already where the model is.
+PartWay where_it_is(const Run& run, PartWay way) {
+  return run.on_device || !activations::to_host(way) ? way : way == PartWay::host ? PartWay::keep : PartWay::recompute;
+}
 
 // Layers that are treated together.
 int64_t group_size(const Run& run) {
@@ -71,6 +82,8 @@ Treatment treatment_of(const Run& run) {
     if (is_part && !options.automatic) {
       const int64_t place = run.layer_list ? i : parts;
       way = options.choices.empty() ? options.policy.value_or(own) : place < std::ssize(options.choices) ? options.choices[static_cast<size_t>(place)] : own;
+      way = options.choices.empty() && options.inputs_to_host && way == PartWay::recompute ? PartWay::recompute_host : way;
+      way = where_it_is(run, way);
     }
     parts += is_part ? 1 : 0;
     out.is_part.push_back(is_part);
@@ -95,17 +108,11 @@ int64_t held_gradient(const Run& run, const std::vector<int64_t>& layers) {
   return held;
 }
 
-// What goes to the host is on the host already.
-PartWay on_cpu(PartWay way) {
-  return way == PartWay::host ? PartWay::keep : way == PartWay::recompute_host ? PartWay::recompute : way;
-}
-
 Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers, bool has_loss) {
   const int64_t held = held_gradient(run, layers);
   const int64_t step = group_size(run);
   Kept kept;
-  int64_t largest = 0; // of what moves, and of what is chosen
-  bool moves = false;
+  int64_t moving = 0; // of the part that moves most
   for (int64_t first = 0; first < std::ssize(layers); first += step) {
     int64_t group = 0;
     int64_t working = 0;
@@ -115,21 +122,20 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
       working = std::max(working, layer.working + (i + 1 < std::ssize(layers) ? held : 0));
       kept.put_off += layer.put_off;
     }
-    const PartWay way = on_cpu(treatment.ways[layers[first]]);
-    if (treatment.is_part[layers[first]]) {
-      largest = std::max(largest, group);
-      kept.of_parts += way == PartWay::keep ? group : 0;
-    }
-    moves = moves || activations::moves(way);
+    const bool is_part = treatment.is_part[layers[first]];
+    const PartWay way = is_part && run.activations.automatic ? PartWay::keep : treatment.ways[layers[first]]; // the most that may be chosen
     if (way == PartWay::keep) {
+      kept.of_parts += is_part ? group : 0;
       kept.always += group;
       kept.in_backward = std::max(kept.in_backward, working);
     } else {
-      kept.always += way == PartWay::recompute ? kept_input(run, treatment, layers[first]) : 0;
+      const int64_t input = kept_input(run, treatment, layers[first]);
+      kept.always += way == PartWay::recompute ? input : 0;
       kept.in_backward = std::max(kept.in_backward, group + working);
+      moving = std::max(moving, !activations::moves(way) ? 0 : activations::recomputes(way) ? input : group);
     }
   }
-  kept.in_backward += moves ? kBuffers * largest : 0;
+  kept.in_backward += moving_copies(run) * moving;
   if (has_loss) {
     const Layer& head = run.model.layers[layers.back()];
     // The logits' gradient is there until the head has used it; every other backward has the logits' memory for itself.
@@ -145,43 +151,76 @@ Run::Waiting most_waiting(const Run& run, int64_t stage, int64_t chunk) {
   return run.computes_weights_later(stage) && !run.waiting.empty() ? run.waiting.at(stage) : Run::Waiting{run.in_flight.at(stage).at(chunk), 0};
 }
 
-// Of a micro-batch in one chunk.
-int64_t in_files_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers) {
+// What leaves of a micro-batch in one chunk.
+struct Leaving {
+  int64_t to_host = 0;
+  int64_t surely_to_host = 0;
+  int64_t to_files = 0;
+  int64_t largest_to_files = 0;
+};
+
+// Chosen by "auto": inputs, which the first two steps move; to the host of a device up to all, because what hides behind computation is moved.
+Leaving leaving_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers) {
+  const activations::Options& options = run.activations;
   const int64_t step = group_size(run);
-  int64_t bytes = 0;
+  Leaving out;
   for (int64_t first = 0; first < std::ssize(layers); first += step) {
     if (!treatment.is_part[layers[first]]) {
       continue;
     }
-    const PartWay way = run.activations.automatic ? PartWay::recompute_nvme : treatment.ways[layers[first]];
     int64_t kept = 0;
     for (int64_t i = first; i < std::min<int64_t>(first + step, std::ssize(layers)); ++i) {
       kept += run.model.layers[layers[i]].kept;
     }
-    bytes += !activations::to_nvme(way) ? 0 : activations::recomputes(way) ? kept_input(run, treatment, layers[first]) : kept;
+    const PartWay way = treatment.ways[layers[first]];
+    const int64_t input = kept_input(run, treatment, layers[first]);
+    const int64_t bytes = options.automatic || activations::recomputes(way) ? input : kept;
+    if (options.automatic ? run.on_device : activations::to_host(way)) {
+      out.to_host += options.automatic ? kept : bytes;
+      out.surely_to_host += bytes;
+    }
+    if (options.automatic ? options.uses_nvme() : activations::to_nvme(way)) {
+      out.to_files += bytes;
+      out.largest_to_files = std::max(out.largest_to_files, bytes);
+    }
   }
-  return bytes;
+  return out;
 }
 
 } // namespace
 
-ActivationFiles activation_files(const Run& run, int64_t stage) {
-  ActivationFiles files;
-  if (!run.activations.uses_nvme()) {
-    return files;
+ActivationMoves activation_moves(const Run& run, int64_t stage) {
+  ActivationMoves moves;
+  if (!run.activations.on()) {
+    return moves;
   }
   const Treatment treatment = treatment_of(run);
   const auto chunks = layers_of(run, stage);
+  int64_t largest_to_files = 0;
   for (int64_t chunk = 0; chunk < run.chunks; ++chunk) {
-    const int64_t bytes = in_files_of(run, treatment, chunks[chunk]);
-    files.bytes += run.in_flight.at(stage).at(chunk) * bytes;
-    files.moved += run.accumulation * bytes;
+    const Leaving leaving = leaving_of(run, treatment, chunks[chunk]);
+    const int64_t in_flight = run.in_flight.at(stage).at(chunk);
+    moves.on_host += in_flight * leaving.to_host;
+    moves.surely_on_host += in_flight * leaving.surely_to_host;
+    moves.in_files += in_flight * leaving.to_files;
+    moves.moved_to_host += run.accumulation * leaving.to_host;
+    moves.moved_to_files += run.accumulation * leaving.to_files;
+    largest_to_files = std::max(largest_to_files, leaving.largest_to_files);
   }
-  return files;
+  moves.staged = run.on_device ? std::min(moves.in_files, kStagedParts * largest_to_files) : 0;
+  return moves;
 }
 
 std::vector<activations::Way> Run::ways() const {
   return treatment_of(*this).ways;
+}
+
+bool Run::moves_activations() const {
+  if (!activations.on()) {
+    return false;
+  }
+  const std::vector<activations::Way> all = ways();
+  return activations.automatic ? on_device || activations.uses_nvme() : std::any_of(all.begin(), all.end(), activations::moves);
 }
 
 Item activations_of(const Run& run, int64_t stage) {
@@ -241,7 +280,7 @@ int64_t least_kept(const Run& run, int64_t first, int64_t last) {
   const Treatment treatment = treatment_of(run);
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t i = first; i < last; ++i) {
-    const PartWay way = run.activations.automatic ? PartWay::nvme : on_cpu(treatment.ways[i]);
+    const PartWay way = run.activations.automatic ? PartWay::nvme : treatment.ways[i];
     least = std::min(least, way == PartWay::keep ? run.model.layers[i].kept : way == PartWay::recompute ? kept_input(run, treatment, i) : 0);
   }
   return least;

@@ -11,12 +11,19 @@ namespace trireme::estimate {
 /// micro-batches in flight, and the backward that needs most.
 Item activations_of(const Run& run, int64_t stage);
 
-/// What a rank of the stage has of activations in files at a time, and moves there, and back, in a step. Chosen by "auto": the inputs of parts, which the first two steps move.
-struct ActivationFiles {
-  int64_t bytes = 0;
-  int64_t moved = 0;
+/// What a rank of the stage has of activations elsewhere at a time, and moves there, and back, in a step: less comes back, because the last part may still be there. Chosen by "auto": in files
+/// the inputs of parts, which the first two steps move; on the host of a device at most all of them, and surely the inputs.
+struct ActivationMoves {
+  /// The device's host; nothing on the CPU. libtorch takes pinned memory in powers of two for each storage, which may be up to twice as much.
+  int64_t on_host = 0;
+  int64_t surely_on_host = 0;
+  int64_t in_files = 0;
+  /// On the host of a device: what is on its way to files.
+  int64_t staged = 0;
+  int64_t moved_to_host = 0;
+  int64_t moved_to_files = 0;
 };
-ActivationFiles activation_files(const Run& run, int64_t stage);
+ActivationMoves activation_moves(const Run& run, int64_t stage);
 
 /// Bytes of each layer's input if tensor ranks keep shares of it until the layer is recomputed (activations::Options::shares_inputs); 0 for all others.
 std::vector<int64_t> shared_inputs(const Run& run);

@@ -47,7 +47,6 @@ int64_t sum(const std::vector<Item>& items, const std::string& axis = "") {
 constexpr const char* kParameters = "parameters";
 constexpr const char* kGradients = "gradients";
 constexpr const char* kBuilding = "modules as they are built";
-constexpr const char* kActivations = "activations";
 
 int64_t named(const std::vector<Item>& items, const std::string& name) {
   int64_t bytes = 0;
@@ -264,10 +263,21 @@ class Moves {
     out_.built_parameters += bytes;
   }
 
+  // Files of them are no offload: what goes there is in `moved` for a device's link only.
   void activations(int64_t stage) {
-    const ActivationFiles files = activation_files(run_, stage);
-    add(out_.in_files_at_times, kActivations, "from forward to backward", "", files.bytes);
-    out_.moved_activations = files.moved;
+    const ActivationMoves moves = activation_moves(run_, stage);
+    const char* const when = run_.activations.automatic ? "from forward to backward, if \"auto\" moves all parts" : "from forward to backward";
+    add(out_.on_host, kActivations, when, "", moves.on_host);
+    out_.may_stay_on_device = moves.on_host - moves.surely_on_host;
+    add(out_.on_host, "buffers of files", "activations that are written", "", moves.staged);
+    add(out_.in_files_at_times, kActivations, "from forward to backward", "", moves.in_files);
+    out_.moved_activations = moves.moved_to_files;
+    if (run_.on_device) {
+      const int64_t bytes = moves.moved_to_host + moves.moved_to_files;
+      const std::string numbers = said(run_, run_.accumulation, " x ", bytes / run_.accumulation);
+      move(Way::to_host, kActivations, "of A micro-batches", numbers, bytes);
+      move(Way::to_device, kActivations, "of A micro-batches", numbers, bytes);
+    }
   }
 
   // Parameters on their way back: stepped ones to the device, and units that a layer is about to use.

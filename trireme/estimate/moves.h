@@ -26,6 +26,8 @@ offload::Setting setting_of(const Run& run);
 inline constexpr const char* kUnits = "units";
 /// Of masters and states in files, which the optimizer reads and writes.
 inline constexpr const char* kMovedStates = "masters and states";
+/// Of activations between a device and its host.
+inline constexpr const char* kActivations = "activations";
 
 /// Buckets that have memory while files hold the rest: the largest ones do (offload::DiskStore).
 struct FileBuffers {
@@ -65,7 +67,7 @@ struct Elsewhere {
 };
 Elsewhere elsewhere_of(const Run& run, const bucket::FlatLayout& layout);
 
-/// What a rank of a pipeline stage has on the host of its device and in files, and what it moves in a step. Empty without offload.
+/// What a rank of a pipeline stage has on the host of its device and in files, and what it moves in a step. Empty without offload and activations that move.
 struct StageMoves {
   int64_t stage = 0;
   /// In the host's memory beside what a rank on a device has there anyway (estimate::Category::data and baseline). Empty for ranks on the CPU, whose
@@ -73,6 +75,8 @@ struct StageMoves {
   std::vector<Item> on_host;
   /// A model in one piece is built there in fp32, whole, before it moves to the device; a layer of a list moves as soon as it is built, and a unit of stage 3 is sharded.
   int64_t host_at_start = 0;
+  /// Of on_host: activations that "auto" may leave on the device.
+  int64_t may_stay_on_device = 0;
   std::vector<Item> in_files;
   /// In files for a part of the time: modules as they are built, until their parameters are in files of their own, before there are states; activations from
   /// forward to backward.
@@ -84,13 +88,17 @@ struct StageMoves {
   /// Bytes that are written to files before the first step: initial states (fast_init leaves them out), and parameters as they are built.
   int64_t initial_states = 0;
   int64_t built_parameters = 0;
-  /// Of files of activations, in a step and each way; not in `moved`, where activation_checkpointing is not offload.
+  /// Of files of activations, in a step and each way; not in `moved`, which has what of activations passes a device's link.
   int64_t moved_activations = 0;
 
   int64_t host_bytes() const;
   /// The larger of it and of host_at_start.
   int64_t host_peak() const {
     return std::max(host_bytes(), host_at_start);
+  }
+  /// The same without what "auto" may leave on the device.
+  int64_t sure_host_peak() const {
+    return std::max(host_bytes() - may_stay_on_device, host_at_start);
   }
   int64_t file_bytes() const;
   int64_t gradient_file_bytes() const;

@@ -66,10 +66,9 @@ struct Run {
   /// Layers that are recomputed together; 0: none is.
   int64_t recompute_interval = 0;
 
-  /// What becomes of activations between forward and backward; as in a run on the CPU, where the host's memory is the model's. A uniform way that recomputes layers of a list
-  /// is also in recompute_interval.
+  /// What becomes of activations between forward and backward. A uniform way that recomputes layers of a list is also in recompute_interval.
   activations::Options activations;
-  /// The way of each layer; a group of recomputed layers has that of its first. With `automatic`: as the layer does by itself.
+  /// The way of each layer, on the CPU none that says host; a group of recomputed layers has that of its first. With `automatic`: as the layer does by itself.
   std::vector<activations::Way> ways() const;
 
   /// Samples of a micro-batch, and micro-batches of a step.
@@ -134,6 +133,8 @@ struct Run {
   bool gradients_in_files() const {
     return !on_device && zero_stage >= 3 && offload.optimizer.place == offload::Place::nvme && offload.parameters.place == offload::Place::nvme && !has_copies();
   }
+  /// Whether activations leave the memory where the model is.
+  bool moves_activations() const;
   bool has_copies() const {
     return shard_size && *shard_size < gradient_ranks();
   }

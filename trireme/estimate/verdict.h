@@ -2,6 +2,7 @@
 
 #include <trireme/estimate/machine_memory.h>
 #include <trireme/estimate/memory.h>
+#include <trireme/estimate/moves.h>
 
 #include <cstdint>
 #include <string>
@@ -9,9 +10,10 @@
 
 namespace trireme::estimate {
 
-/// What a run needs of the memory at hand.
+/// What a run needs of the host's memory.
 struct Need {
-  /// Model states and activations: less than this it cannot be.
+  /// Less than this it cannot be: `what`, "model states and activations" of ranks that train there. Of ranks on devices what they have moved there, or a model in one piece at the start.
+  std::string what;
   int64_t least_of_a_rank = 0;
   int64_t least_of_all = 0;
   /// The estimated peak.
@@ -22,7 +24,13 @@ struct Need {
 /// Memory that all ranks need, with data_ranks on every stage.
 Need need_of(const std::vector<StageMemory>& stages, int64_t data_ranks);
 
-/// A run is refused when model states and activations are more than this times the memory at hand: then the estimate would have to be
+/// The same of ranks on devices: what is on their hosts, libtorch and data included.
+Need host_need_of(const std::vector<StageMemory>& stages, const std::vector<StageMoves>& moves, int64_t data_ranks);
+
+/// One of the two.
+Need need_of(const Run& run);
+
+/// A run is refused when what it needs at least is more than this times the memory at hand: then the estimate would have to be
 /// wrong by so much for the run to fit.
 inline constexpr double kMargin = 1.1;
 

@@ -8,23 +8,6 @@
 #include <atomic>
 
 namespace trireme::offload {
-namespace {
-
-int64_t bytes_to_alignment(const at::Tensor& memory) {
-  const auto begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.const_data_ptr()));
-  return aio::round_up(begin) - begin;
-}
-
-// Allocators of pinned memory give whole pages, and a little more may be twice as much: they round up to powers of two.
-at::Tensor pinned_memory(int64_t bytes, at::DeviceType device) {
-  at::Tensor memory = device::pinned_host(bytes, at::kByte, device);
-  if (bytes_to_alignment(memory) > 0) {
-    memory = device::pinned_host(bytes + aio::kAlignment, at::kByte, device);
-  }
-  return memory.zero_(); // gaps are written too
-}
-
-} // namespace
 
 struct HostBuffer::Memory {
   Memory(int64_t bytes, at::DeviceType pinned_for) : size(aio::round_up(bytes)) {
@@ -32,8 +15,8 @@ struct HostBuffer::Memory {
       plain = aio::Memory(size);
       begin = plain.data();
     } else {
-      pinned = pinned_memory(size, pinned_for);
-      begin = static_cast<std::byte*>(pinned.mutable_data_ptr()) + bytes_to_alignment(pinned);
+      pinned = device::pinned_pages(size, pinned_for).zero_(); // gaps are written too
+      begin = static_cast<std::byte*>(pinned.mutable_data_ptr());
     }
   }
 

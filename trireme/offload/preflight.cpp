@@ -96,7 +96,8 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
   Refusal out;
   out.what = concat("files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(needed), at_start ? " while the model is built, its parameters twice," : "", " in ", use.folder.string(),
                     ", which has ", size(there), " free: ", size(needed - there), " too little");
-  const std::string free = concat("memory, which has ", size(room.memory_bytes), " free");
+  const auto memory_takes = [&](int64_t bytes) { return room.memory_bytes && bytes <= *room.memory_bytes; };
+  const std::string free = concat("memory, which has ", size(room.memory_bytes.value_or(0)), " free");
   // What does not fit stays on the device, whose memory nobody asks for here.
   const double share = use.state_bytes > 0 ? static_cast<double>(room.free_bytes - use.parameter_bytes - use.activation_bytes) / static_cast<double>(use.state_bytes) : 0;
   const double ratio = std::floor(kHundredths * options.optimizer.ratio * share) / kHundredths;
@@ -107,17 +108,17 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
   const bool both = options.optimizer.place == Place::nvme && options.parameters.place == Place::nvme; // here, or one of them on another disk
   if (activations > 0 && fits(use.bytes() - activations, use.bytes_at_start())) {
     out.next = concat("Fits with \"activation_checkpointing\": {\"policy\": \"recompute\"}: ", size(activations), " of activations need no files.");
-  } else if (both && parameters > 0 && fits(states - use.gradient_bytes + activations, 0) && with_parameters <= room.memory_bytes) {
+  } else if (both && parameters > 0 && fits(states - use.gradient_bytes + activations, 0) && memory_takes(with_parameters)) {
     out.next = concat("Fits with \"offload_param\": {\"device\": \"cpu\"}: ", size(parameters), " of parameters ", use.gradient_bytes > 0 ? concat("and ", size(use.gradient_bytes), " of gradients ") : "",
                       "stay in ", free, '.');
-  } else if (both && states > 0 && fits(parameters + activations, parameters + use.building_bytes) && states <= room.memory_bytes) {
+  } else if (both && states > 0 && fits(parameters + activations, parameters + use.building_bytes) && memory_takes(states)) {
     out.next = concat("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: ", size(states), " of masters and states stay in ", free, '.');
-  } else if (fits(activations, 0) && states + parameters <= room.memory_bytes) {
+  } else if (fits(activations, 0) && memory_takes(states + parameters)) {
     out.next = concat("Fits without files", activations > 0 ? " but those of activations" : "", ", with \"device\": \"cpu\": all of it stays in ", free, '.');
   } else if (room.on_device && ratio > 0) {
     out.next = concat("Fits with \"ratio\": ", ratio, " in offload_optimizer, if devices have room for the rest of the states, ", size(static_cast<int64_t>((1 - share) * static_cast<double>(states))), '.');
   } else {
-    out.next = concat("Memory (", size(room.memory_bytes), " free) cannot take it either: use a folder with more room, more hosts with a higher ZeRO stage, or a smaller model.");
+    out.next = concat(room.memory_bytes ? concat("Memory (", size(*room.memory_bytes), " free) cannot take it either: use") : std::string("Use"), " a folder with more room, more hosts with a higher ZeRO stage, or a smaller model.");
   }
   return out;
 }
@@ -165,7 +166,7 @@ int64_t probe_bytes(const FolderUse& use, const Options& options, int64_t free_b
   return std::max<int64_t>(options.aio.block_size, std::min(wanted, free_bytes / 2) / options.aio.block_size * options.aio.block_size);
 }
 
-void check_room(const std::vector<FolderUse>& folders, const Options& options, int64_t memory_bytes, bool on_device) {
+void check_room(const std::vector<FolderUse>& folders, const Options& options, std::optional<int64_t> memory_bytes, bool on_device) {
   struct Taken {
     int64_t while_training = 0;
     int64_t at_start = 0;

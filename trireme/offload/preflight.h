@@ -70,16 +70,16 @@ void add_use(std::vector<FolderUse>& folders, const Options& options, const Kind
 /// The folder, or of one that is to be made the nearest above it that is there. Errors: InputError where it is no folder, or may not be written to.
 std::filesystem::path existing_folder(const std::filesystem::path& folder);
 
-/// What there is room for: in the folder, and in the memory of the host. A rank on a device may leave a part of its states there ("ratio").
+/// What there is room for: in the folder, and in the memory of the host beside what the ranks need there anyway; absent: nobody knows. A rank on a device may leave a part of its states there ("ratio").
 struct Room {
   int64_t free_bytes = 0;
-  int64_t memory_bytes = 0;
+  std::optional<int64_t> memory_bytes = std::nullopt;
   bool on_device = false;
   /// While the model moves to its place; absent: the same as free_bytes.
   std::optional<int64_t> free_at_start = std::nullopt;
 };
 
-/// Why the files do not fit, and the nearest configuration that does: activations without files, fewer of the states in files ("ratio"), parameters or all of it in memory. Empty: they fit.
+/// Why the files do not fit, and the nearest configuration that does: activations without files, fewer of the states in files ("ratio"), parameters or all of it in memory, if that is known. Empty: they fit.
 struct Refusal {
   std::string what;
   std::string next;
@@ -105,7 +105,7 @@ Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& 
 int64_t probe_bytes(const FolderUse& use, const Options& options, int64_t free_bytes);
 
 /// Of every folder: whether there is room, now and beside the other folders of its disk. Errors: InputError with refusal(), and as existing_folder().
-void check_room(const std::vector<FolderUse>& folders, const Options& options, int64_t memory_bytes, bool on_device);
+void check_room(const std::vector<FolderUse>& folders, const Options& options, std::optional<int64_t> memory_bytes, bool on_device);
 
 /// Of every folder: measures and judges. Takes about as long as writing probe_bytes() twice and reading them once. Errors: as aio::probe().
 std::vector<Preflight> preflight(const std::vector<FolderUse>& folders, const Options& options);

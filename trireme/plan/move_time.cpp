@@ -6,13 +6,22 @@ namespace trireme::plan {
 
 using estimate::Way;
 
-double MoveTimes::forward(double passes) const {
-  return std::max(units_over_link, units_from_files) / (2 * passes);
+ActivationTimes& ActivationTimes::operator+=(const ActivationTimes& other) {
+  leave_over_link += other.leave_over_link;
+  leave_to_files += other.leave_to_files;
+  back_over_link += other.back_over_link;
+  back_from_files += other.back_from_files;
+  return *this;
 }
 
-double MoveTimes::backward(double passes) const {
+double MoveTimes::forward(double passes, const ActivationTimes& activations) const {
+  return std::max({units_over_link / (2 * passes), activations.leave_over_link, units_from_files / (2 * passes) + activations.leave_to_files});
+}
+
+double MoveTimes::backward(double passes, const ActivationTimes& activations) const {
   const double of_gradients = in_every_micro_batch ? 1 / passes : 0;
-  return std::max({gradients_up * of_gradients, units_over_link / (2 * passes) + gradients_down * of_gradients, units_from_files / (2 * passes) + gradients_in_files * of_gradients});
+  return std::max({gradients_up * of_gradients, units_over_link / (2 * passes) + gradients_down * of_gradients + activations.back_over_link,
+                   units_from_files / (2 * passes) + gradients_in_files * of_gradients + activations.back_from_files});
 }
 
 double MoveTimes::optimizer() const {
@@ -37,7 +46,7 @@ MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const buc
   };
   const auto units = [](const estimate::Item& item) { return item.name == estimate::kUnits; };
   const auto gradients = [](const estimate::Item& item) { return item.name.starts_with("gradients"); };
-  const auto others = [&](const estimate::Item& item) { return !units(item) && !gradients(item); };
+  const auto others = [&](const estimate::Item& item) { return !units(item) && !gradients(item) && item.name != estimate::kActivations; };
   const double link = cluster.host.link_bandwidth;
   const double reading = cluster.disk.read_bandwidth / ranks;
   const double writing = cluster.disk.write_bandwidth / ranks;
@@ -66,12 +75,11 @@ MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const buc
   return out;
 }
 
-ActivationTimes activation_times(const Cluster& cluster, const estimate::Layer& layer, activations::Way way) {
-  const auto bytes = static_cast<double>(activations::recomputes(way) ? layer.input : layer.kept);
-  const auto seconds = [&](bool moves, double bandwidth) { return moves && bandwidth > 0 ? bytes / bandwidth : 0; };
+ActivationTimes activation_times(const Cluster& cluster, int64_t bytes, activations::Way way) {
+  const auto seconds = [&](bool moves, double bandwidth) { return moves && bandwidth > 0 ? static_cast<double>(bytes) / bandwidth : 0; };
   const double link = seconds(activations::moves(way) && !cluster.on_host, cluster.host.link_bandwidth);
   const auto ranks = static_cast<double>(cluster.ranks_per_host);
-  return {std::max(link, seconds(activations::to_nvme(way), cluster.disk.write_bandwidth / ranks)), std::max(link, seconds(activations::to_nvme(way), cluster.disk.read_bandwidth / ranks))};
+  return {link, seconds(activations::to_nvme(way), cluster.disk.write_bandwidth / ranks), link, seconds(activations::to_nvme(way), cluster.disk.read_bandwidth / ranks)};
 }
 
 } // namespace trireme::plan

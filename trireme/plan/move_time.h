@@ -5,6 +5,19 @@
 
 namespace trireme::plan {
 
+/// Seconds in which activations of a micro-batch leave in forward, and come back in backward: over a card's link and, of files, to the disk.
+struct ActivationTimes {
+  double leave_over_link = 0;
+  double leave_to_files = 0;
+  double back_over_link = 0;
+  double back_from_files = 0;
+
+  ActivationTimes& operator+=(const ActivationTimes& other);
+};
+
+/// Of one layer and one micro-batch, 0 over a link or to a disk that the cluster does not describe. `bytes`: what leaves.
+ActivationTimes activation_times(const Cluster& cluster, int64_t bytes, activations::Way way);
+
 /// What offload costs a rank in a step: seconds of each link by itself. All ranks of a host move at the same time and share its disk and its cores.
 struct MoveTimes {
   /// Gradients on their way to the host; of those, to be added to, back to the card; into files and out of them. In every micro-batch's backward, or in the last.
@@ -24,22 +37,15 @@ struct MoveTimes {
   int64_t buckets = 0;
   int64_t shards = 0;
 
-  /// The longest of what a forward waits for, or a backward with its gradients, if the step has so many of each.
-  double forward(double passes) const;
-  double backward(double passes) const;
+  /// The longest of what a forward waits for, or a backward with its gradients, if the step has so many of each and each moves these activations. What has the same direction of a
+  /// link, or the same disk, adds up.
+  double forward(double passes, const ActivationTimes& activations = {}) const;
+  double backward(double passes, const ActivationTimes& activations = {}) const;
   /// All of the optimizer's. What is read ahead and written behind (together: one disk), the pass and the returns go on at the same time: the longest counts, and of the
   /// rest a bucket's.
   double optimizer() const;
 };
 
 MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const bucket::FlatLayout& layout, const estimate::StageMoves& moves);
-
-/// Seconds in which activations of one layer and one micro-batch leave in forward, and come back in backward; 0 over a link or to a disk
-/// that the cluster does not describe.
-struct ActivationTimes {
-  double leave = 0;
-  double back = 0;
-};
-ActivationTimes activation_times(const Cluster& cluster, const estimate::Layer& layer, activations::Way way);
 
 } // namespace trireme::plan

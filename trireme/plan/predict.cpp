@@ -106,9 +106,7 @@ class Step {
         const LayerCost& layer = layers[i];
         part.forward += layer.forward;
         part.backward_input += layer.backward_input + (shared[i] > 0 ? gather_seconds(cluster_, {run_.tensor_ranks, 1}, static_cast<double>(shared[i])) : 0);
-        const ActivationTimes own = activation_times(cluster_, run_.model.layers[i], ways[i]);
-        moved.leave += own.leave;
-        moved.back += own.back;
+        moved += activation_times(cluster_, !activations::recomputes(ways[i]) ? run_.model.layers[i].kept : shared[i] > 0 ? activations::share_of(shared[i], run_.tensor_ranks) : run_.model.layers[i].input, ways[i]);
         part.backward_weight += layer.backward_weight + layer.gradients + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
       }
       part.backward = part.backward_input + part.backward_weight;
@@ -127,9 +125,9 @@ class Step {
       // Units come, gradients leave and activations leave and come by themselves while layers are computed.
       const auto passes = static_cast<double>(run_.accumulation * run_.chunks);
       const MoveTimes& own = moved_[static_cast<size_t>(stage)];
-      part.forward = std::max({part.forward, own.forward(passes), moved.leave});
-      part.backward = std::max({part.backward, own.backward(passes), moved.back});
-      part.backward_input = std::max({part.backward_input, own.backward(passes), moved.back});
+      part.forward = std::max(part.forward, own.forward(passes, moved));
+      part.backward = std::max(part.backward, own.backward(passes, moved));
+      part.backward_input = std::max(part.backward_input, own.backward(passes, moved));
     }
     return parts;
   }
@@ -269,7 +267,7 @@ void add_moves(const Cluster& cluster, const estimate::StageLayouts& layouts, co
   std::vector<int64_t> in_files;
   for (size_t stage = 0; stage < moves.size(); ++stage) {
     const auto always = [&](estimate::Category category) { return cluster.on_host ? 0 : memory[stage].item(category).bytes; };
-    on_host.push_back(moves[stage].host_peak() + always(estimate::Category::data) + always(estimate::Category::baseline));
+    on_host.push_back(moves[stage].sure_host_peak() + always(estimate::Category::data) + always(estimate::Category::baseline));
     in_files.push_back(moves[stage].disk_bytes());
   }
   out.on_host = moves[shown].on_host;
@@ -306,7 +304,8 @@ void add_memory(const Cluster& cluster, const estimate::StageLayouts& layouts, P
   out.memory = largest->items;
   out.memory_bytes = needed(cluster, *largest);
   out.refused = out.memory_bytes > cluster.memory_bytes ? too_large(cluster, out) : "";
-  if (run.moves_states() || run.moves_parameters()) {
+  const bool moves_activations = run.moves_activations() && !run.activations.automatic; // what that chooses is planned as if it kept everything
+  if (run.moves_states() || run.moves_parameters() || moves_activations) {
     add_moves(cluster, layouts, memory, static_cast<size_t>(largest - memory.begin()), out);
   }
 }
@@ -375,10 +374,12 @@ double least_seconds(const Cluster& cluster, const Job& job, const Layout& layou
   return std::max(least, sharing * all / static_cast<double>(layout.pipe));
 }
 
-int64_t least_of_a_block(const Job& job, const Layout& layout) {
+int64_t least_of_a_block(const Job& job, const Layout& layout, bool on_device) {
   constexpr int64_t kFirst = 2; // behind two embeddings
   const int64_t blocks = job.base.activations.choices.empty() ? 1 : job.gpt.layers; // else all are alike
-  return estimate::least_kept(run_of_layers(job, layout, blocks), kFirst, kFirst + blocks);
+  estimate::Run run = run_of_layers(job, layout, blocks);
+  run.on_device = on_device;
+  return estimate::least_kept(run, kFirst, kFirst + blocks);
 }
 
 int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept, bool on_device) {

@@ -47,6 +47,10 @@ struct Prediction {
   double optimizer_seconds = 0;
   std::vector<AxisBytes> traffic = {};
   std::vector<MovedBytes> moved = {};
+
+  bool moves_nothing() const {
+    return layout.moves_nothing() && moved.empty() && disk_bytes == 0;
+  }
 };
 
 /// Simulates one step. The programs of the pipeline's stages run with the costs of their layers and messages (pipeline::simulate). In a stage's last
@@ -54,7 +58,7 @@ struct Prediction {
 /// micro-batch, stage 3 gathers for every forward and backward. The slowest stage decides when the optimizer begins. Where a host has fewer
 /// processors than ranks a step takes at least all their work over the processors.
 ///
-/// Offload: gradients that leave and units that come hide behind the computation beside them. The optimizer's buckets are read, stepped on the host, written and
+/// Offload: gradients that leave, units that come, and activations in both directions hide behind the computation beside them; on one direction of a link, or one disk, they add up. The optimizer's buckets are read, stepped on the host, written and
 /// sent back one behind the other, so the slowest of these counts, and of the others one bucket. With a delayed update all of it hides behind the next step.
 /// Cost: proportional to stages x micro-batches x chunks.
 Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared);
@@ -68,7 +72,7 @@ Prediction memory_only(const Cluster& cluster, const Job& job, const Layout& lay
 double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs, Shared& shared);
 
 /// Bytes of a micro-batch that every block keeps at least from forward to backward, whatever its way.
-int64_t least_of_a_block(const Job& job, const Layout& layout);
+int64_t least_of_a_block(const Job& job, const Layout& layout, bool on_device = true);
 
 /// Bytes that a rank needs at least: model states divided evenly over the stages. Activations: what blocks of the first stage keep with 1f1b; no schedule that is searched keeps less.
 /// `block_kept`: least_of_a_block() of the layout.

@@ -162,7 +162,7 @@ class Search {
     if (!why_impossible(job_, layout).empty()) {
       return;
     }
-    const int64_t kept = least_of_a_block(job_, layout);
+    const int64_t kept = least_of_a_block(job_, layout, !cluster_.on_host);
     const std::vector<LayerCost> costs = layer_costs(cluster_, job_, layout);
     for (const auto& [kind, chunks] : schedules(job_, layout.pipe)) {
       layout.schedule = kind;
