@@ -39,10 +39,10 @@ std::vector<Offloaded> placements(const Layout& layout, const fs::path& files) {
   size_t turn = static_cast<size_t>(layout.ranks + layout.pipe);
   for (const auto& [states, ratio] : {std::pair(Place::host, 1.0), std::pair(Place::nvme, 1.0), std::pair(Place::device, 1.0), std::pair(Place::host, 0.5), std::pair(Place::nvme, 0.5)}) {
     for (const Place parameters : {Place::device, Place::host, Place::nvme}) {
-      if (parameters == Place::device ? states == Place::device || ratio < 1 : layout.stage < 3) { // nothing moves; half of the states alone: offload_test.cpp
+      if (parameters == Place::device ? states == Place::device : layout.stage < 3) { // nothing moves; refused
         continue;
       }
-      for (size_t i = 0; i < (all_ways ? ways.size() : layout.stage < 3 ? 2 : 1); ++i) {
+      for (size_t i = 0; i < (all_ways ? ways.size() : layout.stage < 3 && ratio == 1 ? 2 : 1); ++i) {
         Offloaded& one = all.emplace_back();
         one.run = {.name = concat(ratio < 1 ? "half of the states " : "states ", offload::word(states), ", parameters ", offload::word(parameters)), .zero_stage = layout.stage, .type = layout.type, .stages = layout.pipe};
         one.run.clipping = layout.stage == 3 && layout.ranks == layout.pipe ? 0 : 1; // has_other_norms(): nothing may follow from them
