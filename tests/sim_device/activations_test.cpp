@@ -102,6 +102,41 @@ TEST(SimDeviceActivations, MovesAreNotOnTheStreamThatComputesAndFreeTheDevice) {
   std::filesystem::remove_all(scratch("activations"));
 }
 
+// From the first copy that leaves to the last that returns the stream that computes never waits: for the host, or for a copy. What a layer saves leaves while the next one computes, and returns
+// while the layer behind does.
+TEST(SimDeviceActivations, CopiesLieBesideTheComputation) {
+  EXPECT_THAT(test::run_ranks(1,
+                              [&](comm::World& world) {
+                                start();
+                                InitializeOptions options = options_of({.name = "eight layers", .accumulation = 1}, sim::device());
+                                models::GptOptions shape = small_gpt();
+                                shape.layers = 8;
+                                models::Gpt model(shape);
+                                options.model = model.ptr();
+                                options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                                options.config.activations = wanted(Way::host);
+                                const auto engine = initialize(world, options).engine;
+                                engine->train_batch();
+                                engine->train_batch();
+                                sim::keep_spans(true);
+                                engine->train_batch();
+                                const std::vector<sim::Span> all = sim::spans();
+                                const auto moves = [](const char* kernel) { return [kernel](const sim::Span& span) { return span.stream != 0 && span.kernel == kernel; }; };
+                                const auto first = std::find_if(all.begin(), all.end(), moves("copy to the host"));
+                                const auto last = std::find_if(all.rbegin(), all.rend(), moves("copy to the device"));
+                                ASSERT_TRUE(first != all.end() && last != all.rend());
+                                EXPECT_GT(std::count_if(all.begin(), all.end(), moves("copy to the device")), 7 * 5) << "of seven layers, which save some tensors each";
+                                const sim::Span* before = nullptr;
+                                for (const sim::Span& span : all) {
+                                  if (span.stream == 0 && span.begin >= first->begin && span.begin <= last->end) {
+                                    EXPECT_TRUE(before == nullptr || span.begin == before->end) << span.kernel << " waits from " << before->end << " to " << span.begin;
+                                    before = &span;
+                                  }
+                                }
+                              }),
+              IsEmpty());
+}
+
 // partition_activations: shares of inputs are cut and gathered on the device. In the first steps the host waits once more, to see that the ranks had the same.
 TEST(SimDeviceActivations, SharesOfInputsOfRecomputedParts) {
   for (const Way way : {Way::recompute, Way::recompute_host}) {

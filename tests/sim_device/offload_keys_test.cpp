@@ -1,7 +1,7 @@
 // Every key of offload and of its files that the table calls honoured does something: two values, and what an engine on the simulated device does or holds differs.
-#include "aio_watch.h"
 #include "offload_case.h"
 
+#include <tests/support/aio_watch.h>
 #include <tests/support/key_observers.h>
 
 #include <trireme/base/file.h>

@@ -1,10 +1,13 @@
 #include "aio_watch.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sys/types.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -27,6 +30,10 @@ struct Watch {
   bool is_on = false;
   AioSeen seen;
   std::map<const void*, Ring> rings;
+  std::condition_variable let_go;
+  bool holds_reads = false;
+  bool holds_writes = false;
+  int64_t may_go = 0;
 };
 
 Watch& watch() {
@@ -37,6 +44,34 @@ Watch& watch() {
 template <typename F>
 F* of_the_system(const char* name) {
   return reinterpret_cast<F*>(::dlsym(RTLD_NEXT, name));
+}
+
+// "gradients.0" of a file that has no name any more.
+std::string name_of_file(int file) {
+  std::error_code error;
+  const std::string name = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(file), error).filename().string();
+  return name.substr(0, name.find(' '));
+}
+
+bool is_thread_of_aio() {
+  char name[16] = "";
+  ::pthread_getname_np(::pthread_self(), name, sizeof(name));
+  return std::string_view(name) == "trireme-aio";
+}
+
+void note_and_hold(bool write, int file, size_t bytes, off_t offset) {
+  std::unique_lock lock(watch().mutex);
+  AioSeen& seen = watch().seen;
+  seen.largest_write = std::max(seen.largest_write, static_cast<int64_t>(write ? bytes : 0));
+  if (!is_thread_of_aio()) {
+    return;
+  }
+  if (watch().is_on) {
+    seen.calls.push_back({write, name_of_file(file), offset});
+  }
+  const bool& held = write ? watch().holds_writes : watch().holds_reads;
+  watch().let_go.wait(lock, [&] { return !held || watch().may_go > 0; });
+  watch().may_go -= held ? 1 : 0;
 }
 
 } // namespace
@@ -51,6 +86,24 @@ void watch_aio() {
 AioSeen aio_seen() {
   const std::lock_guard lock(watch().mutex);
   return watch().seen;
+}
+
+void hold_aio(bool reads, bool writes) {
+  const std::lock_guard lock(watch().mutex);
+  watch().holds_reads = reads;
+  watch().holds_writes = writes;
+  watch().may_go = 0;
+}
+
+void let_aio_go(int64_t calls) {
+  const std::lock_guard lock(watch().mutex);
+  watch().may_go += calls;
+  watch().let_go.notify_all();
+}
+
+void end_hold_of_aio() {
+  hold_aio(false, false);
+  watch().let_go.notify_all();
 }
 
 bool has_io_uring() {
@@ -74,11 +127,14 @@ using trireme::test::watch;
 
 extern "C" ssize_t pwrite(int file, const void* from, size_t bytes, off_t offset) {
   static auto* const system = of_the_system<ssize_t(int, const void*, size_t, off_t)>("pwrite");
-  {
-    const std::lock_guard lock(watch().mutex);
-    watch().seen.largest_write = std::max(watch().seen.largest_write, static_cast<int64_t>(bytes));
-  }
+  trireme::test::note_and_hold(true, file, bytes, offset);
   return system(file, from, bytes, offset);
+}
+
+extern "C" ssize_t pread(int file, void* to, size_t bytes, off_t offset) {
+  static auto* const system = of_the_system<ssize_t(int, void*, size_t, off_t)>("pread");
+  trireme::test::note_and_hold(false, file, bytes, offset);
+  return system(file, to, bytes, offset);
 }
 
 #ifdef TRIREME_HAS_LIBURING
