@@ -46,11 +46,14 @@ engine::Initialized start(comm::World& world, const config::RunConfig& run) {
   engine::InitializeOptions options;
   options.config = run.engine;
   options.training_data = std::make_shared<OneToken>();
+  options.mesh = mesh::training_mesh(world.group(), {.tensor = static_cast<int>(run.parallel.tensor)});
+  const models::ModelRanks model_ranks{.tensor = {options.mesh->group(mesh::Axis::tensor), false}};
+  const comm::Group data_ranks = options.mesh->group(mesh::Axis::data);
   std::optional<zero::Init> init;
-  if (run.engine.zero.stage == 3 && world.size() > 1) {
-    init.emplace(world, run.engine.precision.compute);
+  if (run.engine.zero.stage == 3 && data_ranks.size() > 1) {
+    init.emplace(data_ranks, run.engine.precision.compute, at::kCPU);
   }
-  models::Gpt gpt_module(run.model.gpt);
+  models::Gpt gpt_module(run.model.gpt, model_ranks);
   init.reset();
   options.model = gpt_module.ptr();
   options.loss = [gpt_module](const data::Batch& batch) mutable { return gpt_module->loss(batch.input(), batch.target()); };
@@ -75,6 +78,7 @@ struct Case {
   int zero_stage;
   bool bf16;
   bool outer = false; // averaged parameters with an outer optimizer
+  int tensor = 1; // of the ranks
 };
 
 class ResidentMemory : public testing::TestWithParam<Case> {};
@@ -85,6 +89,10 @@ TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
   }
   const Case c = GetParam();
   std::vector<std::string> overrides = {concat("engine.zero_optimization.stage=", c.zero_stage)};
+  if (c.tensor > 1) {
+    overrides.emplace_back(concat("parallel.tensor=", c.tensor));
+    overrides.emplace_back("model.layers=24");
+  }
   if (c.bf16) {
     overrides.emplace_back("engine.bf16.enabled=true");
   }
@@ -117,9 +125,10 @@ TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
 
 INSTANTIATE_TEST_SUITE_P(All, ResidentMemory,
                          testing::Values(Case{1, 0, false}, Case{2, 0, false}, Case{2, 1, false}, Case{2, 2, false}, Case{2, 3, false}, Case{4, 0, false}, Case{4, 1, false},
-                                         Case{4, 2, false}, Case{4, 3, false}, Case{2, 1, true}, Case{2, 3, true}, Case{2, 0, false, true}, Case{2, 0, true, true}),
+                                         Case{4, 2, false}, Case{4, 3, false}, Case{2, 1, true}, Case{2, 3, true}, Case{2, 0, false, true}, Case{2, 0, true, true},
+                                         Case{2, 0, false, false, 2}, Case{4, 0, false, false, 4}, Case{4, 1, false, false, 2}),
                          [](const auto& info) {
-                           return concat("stage", info.param.zero_stage, "_", info.param.ranks, "ranks", info.param.bf16 ? "_bf16" : "", info.param.outer ? "_outer" : "");
+                           return concat("stage", info.param.zero_stage, "_", info.param.ranks, "ranks", info.param.bf16 ? "_bf16" : "", info.param.outer ? "_outer" : "", info.param.tensor > 1 ? concat("_tensor", info.param.tensor) : "");
                          });
 
 } // namespace

@@ -135,6 +135,17 @@ TEST_F(PlanCommandTest, LambIsNotSplitAmongTensorRanks) {
   EXPECT_THAT(plan("--set engine.optimizer.type=OneBitLamb --set parallel.tensor=2").output, HasSubstr("LAMB needs norms of whole parameters, of which each of tensor 2 has a part"));
 }
 
+TEST_F(PlanCommandTest, ReplicasThatStepByThemselvesShareNothing) {
+  int64_t possible = 0;
+  for (const json& row : rows(plan("--set engine.parameter_averaging.every=1 --json --best 1000").output)) {
+    if (row.at("refused").is_null()) {
+      ++possible;
+      EXPECT_TRUE(row.at("zero_stage") == 0 && row.at("context") == 1 && row.at("sequence_parallel") == false) << row;
+    }
+  }
+  EXPECT_GT(possible, 0);
+}
+
 TEST_F(PlanCommandTest, NothingFits) {
   write_cluster(1e4);
   const Finished finished = plan();

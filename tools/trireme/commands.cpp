@@ -131,7 +131,7 @@ struct Parser {
 
   void add_plan() {
     CLI::App* c = add(app, result, plan, "plan", "Find the fastest layouts of a run on a described cluster, without starting it", "trireme plan examples/plan/trillion.json --cluster examples/plan/cluster.json");
-    c->add_option("run_file", plan.run_file, "The run file (JSON) with the model and the batch; its \"parallel\" is not used")->required()->type_name("RUN.json");
+    c->add_option("run_file", plan.run_file, "The run file (JSON) with the model and the batch; its \"parallel\" is checked, and otherwise not used")->required()->type_name("RUN.json");
     c->add_option("--cluster", plan.cluster, "Description of the cluster (JSON, docs/plan.md); with --calibrate it is written")->required()->type_name("FILE");
     c->add_option("--set", plan.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->take_all()->allow_extra_args(false);
     CLI::Option* const calibrate = c->add_flag("--calibrate", plan.calibrate, "Measure this machine for the run's model, write the description, then plan with it");

@@ -43,6 +43,10 @@ struct Shown {
   estimate::MemoryAtHand at_hand;
   std::optional<MeasuredRun> measured;
 
+  /// Of the whole model, of which run.model is one tensor rank's.
+  int64_t parameters() const {
+    return run.tensor_ranks > 1 ? estimate::gpt(config.model.gpt, {}).parameters() : run.model.parameters();
+  }
   bool is_gpt() const {
     return config.model.kind == config::ModelConfig::Kind::gpt;
   }
@@ -144,7 +148,7 @@ ordered_json as_json(const Shown& shown) {
                          {"offload_param", offload::word(run.offload.parameters.place)},
                          {"micro_batch", run.micro_batch},
                          {"accumulation", run.accumulation},
-                         {"parameters", run.model.parameters()}};
+                         {"parameters", shown.parameters()}};
   object["by_stage"] = ordered_json::array();
   for (const StageMemory& memory : shown.memory) {
     object["by_stage"].push_back(stage_json(shown, memory));
@@ -219,7 +223,7 @@ std::string spoken(std::string name) {
 
 void print_heading(const Shown& shown) {
   const estimate::Run& run = shown.run;
-  std::cout << concat(format_count(static_cast<double>(run.model.parameters())), " parameters, ", shown.ranks, shown.ranks == 1 ? " rank" : " ranks");
+  std::cout << concat(format_count(static_cast<double>(shown.parameters())), " parameters, ", shown.ranks, shown.ranks == 1 ? " rank" : " ranks");
   if (run.stages * run.context_ranks * run.tensor_ranks > 1) {
     std::cout << concat(" = ", run.stages, run.stages == 1 ? " stage x " : " stages x ", run.data_ranks, " data-parallel",
                         run.context_ranks > 1 ? concat(" x ", run.context_ranks, " context") : "", run.tensor_ranks > 1 ? concat(" x ", run.tensor_ranks, " tensor") : "");

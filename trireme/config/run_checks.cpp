@@ -105,7 +105,7 @@ void check_split(const JsonNode& root, RunConfig& run) {
   const auto divides = [&](const char* axis, int64_t divisor, const std::string& parts, const char* what, int64_t size) {
     if (size % divisor != 0) {
       place(root, "parallel", axis)
-          .fail(concat(parts, " cannot share a model.", what, " of ", size, " evenly, ", named(place(root, "model", what))), concat("Choose another number of ranks, or a ", what, " that ", divisor, " divides."));
+          .fail(concat(parts, " cannot share ", size, " evenly, ", named(place(root, "model", what))), concat("Choose another number of ranks, or a model.", what, " that ", divisor, " divides."));
     }
   };
   const std::string context_ranks = concat(parallel.context, " context ranks");
@@ -154,6 +154,18 @@ void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConf
   }
   const bool in_short = run.parallel.sync.kind == "local_sgd";
   const JsonNode& section = in_short ? *root.find("parallel")->find("sync") : *engine.find("parameter_averaging");
+  const auto refuse = [&](const std::string& what, const std::string& next) {
+    section.fail(concat("replicas that step by themselves cannot have ", what), concat(next, ", or leave ", section.path(), " out."));
+  };
+  if (run.engine.zero.stage > 0) {
+    refuse(concat("ZeRO stage ", run.engine.zero.stage, ", which shards what they have whole"), "Use stage 0");
+  }
+  if (run.parallel.context > 1) {
+    refuse(concat(run.parallel.context, " context ranks, who share the tokens of a sample and so step together"), "Use one context rank");
+  }
+  if (run.parallel.sequence_parallel && run.parallel.tensor > 1) {
+    refuse("sequence_parallel, where what tensor ranks have whole has gradients to be added up in every step", "Switch sequence_parallel off");
+  }
   const JsonNode& key = section.find("every") != nullptr ? *section.find("every") : *section.find("kind");
   const auto meets = [&](const char* name, int64_t steps) {
     if (steps % every != 0) {

@@ -40,10 +40,14 @@ std::string why_impossible(const Job& job, const Layout& layout) {
   if (job.base.parameter_norms && layout.tensor > 1) {
     return concat("LAMB needs norms of whole parameters, of which each of tensor ", layout.tensor, " has a part");
   }
+  if (job.base.averaging.on() && (layout.zero_stage > 0 || layout.context > 1 || layout.sequence_parallel)) {
+    return "replicas that step by themselves share nothing: no ZeRO, no context ranks, no sequence parallelism";
+  }
   const bool ring = job.context_kind == context::Kind::ring;
   const int64_t pieces = layout.context == 1 ? 1 : (ring ? 2 : 1) * layout.context; // zig-zag: a piece from the front and one from the end
   if (gpt.sequence_length % pieces != 0) {
-    return does_not_divide("sequence", gpt.sequence_length, ring ? "two pieces for each of context" : "context", ring ? pieces : layout.context);
+    return ring ? concat("sequence ", gpt.sequence_length, " cannot be divided into ", pieces, " pieces, two for each of context ", layout.context)
+                : does_not_divide("sequence", gpt.sequence_length, "context", layout.context);
   }
   if (!ring && gpt.heads / layout.tensor % layout.context != 0) {
     return does_not_divide("heads of a tensor rank", gpt.heads / layout.tensor, "context", layout.context);

@@ -59,7 +59,6 @@ TEST_P(ContextAttentionTest, EqualsAttentionOverTheWhole) {
   EXPECT_THAT(errors, IsEmpty());
 }
 
-// Five ranks divide no 12 heads: the ring needs no such thing.
 INSTANTIATE_TEST_SUITE_P(Backends, ContextAttentionTest, testing::Values(Where{"shm", 2}, Where{"shm", 3}, Where{"shm", 4}, Where{"gloo", 2}, Where{"gloo", 3}, Where{"gloo", 4}),
                          [](const auto& info) { return concat(info.param.backend, info.param.ranks); });
 
