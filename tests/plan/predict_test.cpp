@@ -365,7 +365,7 @@ TEST(PredictTest, RefusalsAreOneSentence) {
   EXPECT_EQ(why(job(), {.data = 3}), "batch 8 cannot be divided by data 3");
   EXPECT_EQ(why(job(), {.data = 2, .micro_batch = 3}), "batch of a replica 4 cannot be divided by micro-batch 3");
   EXPECT_EQ(why(job(), {.pipe = 9}), "pipe 9 is more than the 8 layers");
-  EXPECT_EQ(why(job(), {.context = 3}), "sequence 16 cannot be divided by two pieces for each of context 6");
+  EXPECT_EQ(why(job(), {.context = 3}), "sequence 16 cannot be divided into 6 pieces, two for each of context 3");
   Job exchanging = job();
   exchanging.context_kind = context::Kind::ulysses;
   EXPECT_EQ(why(exchanging, {.context = 8}), "heads of a tensor rank 4 cannot be divided by context 8");

@@ -1,4 +1,4 @@
-// With sequence parallelism large results are computed and sent in pieces: the same numbers, and a piece is on its way before the one before it is waited for.
+// Large results are computed and sent in pieces: the same numbers, and a piece is on its way before the one before it is waited for.
 #include <trireme/comm/recorder.h>
 #include <trireme/parallel/tensor/layers.h>
 
@@ -65,6 +65,24 @@ void check(comm::World& world, const Shape& shape) {
   near(x.grad(), part(whole.grad()), "gradient of the input");
   near(column->weight.grad(), first->weight.grad().chunk(world.size(), 0)[static_cast<size_t>(world.rank())], "gradient of the matrix split by columns");
   near(row->weight.grad(), second->weight.grad().chunk(world.size(), 1)[static_cast<size_t>(world.rank())], "gradient of the matrix split by rows");
+}
+
+TEST(PiecesTest, SumsOfALayerSplitByRowsWithoutSequenceParallelism) {
+  const auto check_row = [](comm::World& world) {
+    const Ranks ranks{world.group(), /*sequence_parallel=*/false};
+    torch::manual_seed(12);
+    RowParallelLinear row(kMiddle, 1024, ranks);
+    torch::manual_seed(12);
+    torch::nn::Linear whole(kMiddle, 1024);
+    const at::Tensor x = torch::cos(torch::arange(2 * 3000 * kMiddle).to(torch::kFloat32)).view({2, 3000, kMiddle}); // results of 24.6 MB: two whole pieces and a rest
+    const at::NoGradGuard no_gradients;
+    const at::Tensor y = row->forward(x.chunk(world.size(), -1)[static_cast<size_t>(world.rank())]);
+    expect_overlap("sum of a layer", 3);
+    EXPECT_LT((y - whole->forward(x)).abs().max().item<double>(), 1e-5);
+  };
+  for (const char* backend : {"shm", "gloo"}) {
+    EXPECT_THAT(test::run_ranks(2, check_row, {.backend = backend}), testing::IsEmpty()) << backend;
+  }
 }
 
 TEST(PiecesTest, PiecesAreOnTheirWayBeforeTheyAreWaitedFor) {
