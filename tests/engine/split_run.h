@@ -166,6 +166,12 @@ inline void expect_losses_of_one_process(const SplitLayout& layout, const SplitC
                                 const Curve expected = plain_gpt_curve(kSplitBatch, 20, 1.0, changes.shape, change);
                                 SplitRun run(world, layout, changes);
                                 expect_curve(run, expected);
+                                const double loss = run.step();
+                                for (const comm::ReduceOp op : {comm::ReduceOp::min, comm::ReduceOp::max}) {
+                                  const at::Tensor all = torch::full({1}, loss, torch::kDouble);
+                                  world.group().all_reduce(all, op).wait();
+                                  EXPECT_EQ(all.item<double>(), loss) << "one loss on all ranks, bit for bit";
+                                }
                                 if (then) {
                                   then(run);
                                 }
