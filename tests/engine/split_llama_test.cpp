@@ -20,7 +20,7 @@ using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int kSteps = 10;
+constexpr int kSteps = 20;
 constexpr int64_t kVocabulary = 31;
 constexpr int64_t kHidden = 16;
 

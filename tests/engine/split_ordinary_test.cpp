@@ -15,7 +15,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::ThrowsMessage;
 
-constexpr int kSteps = 10;
+constexpr int kSteps = 20;
 
 test::TiedModel ordinary_model() {
   at::manual_seed(5);
