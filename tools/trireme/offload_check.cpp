@@ -4,6 +4,7 @@
 #include <trireme/base/units.h>
 #include <trireme/estimate/machine_memory.h>
 #include <trireme/estimate/memory.h>
+#include <trireme/estimate/stage_layouts.h>
 
 #include <nlohmann/json.hpp>
 
@@ -94,14 +95,14 @@ void check_files(const estimate::Run& run) {
   if (!uses_files(run)) {
     return;
   }
-  const std::vector<StageMoves> moves = estimate::moves_of(run);
-  const std::vector<estimate::StageMemory> memory = estimate::memory_of(run);
+  const estimate::StageLayouts layouts(run);
+  const std::vector<StageMoves> moves = estimate::moves_of(layouts);
+  const std::vector<estimate::StageMemory> memory = estimate::memory_of(layouts);
   int64_t needed = 0; // in any case
   int64_t at_start = 0; // before there are states
   for (const StageMoves& of : moves) {
     const estimate::StageMemory& stage = memory[static_cast<size_t>(of.stage)];
-    using estimate::Category;
-    needed += run.ranks_of_stage() * (run.on_device ? of.host_bytes() - of.may_stay_on_device + stage.item(Category::data).bytes + stage.item(Category::baseline).bytes : stage.peak());
+    needed += run.ranks_of_stage() * (run.on_device ? of.sure_host_bytes() + stage.always_on_host() : stage.peak());
     at_start += run.ranks_of_stage() * of.host_at_start;
   }
   const int64_t memory_bytes = estimate::memory_at_hand().bytes;

@@ -242,10 +242,6 @@ bool is_of_host(const Shown& shown, size_t category) {
   return shown.run.on_device && (estimate::kCategories[category] == Category::data || estimate::kCategories[category] == Category::baseline);
 }
 
-int64_t host_part(const StageMemory& memory) {
-  return memory.item(Category::data).bytes + memory.item(Category::baseline).bytes;
-}
-
 // Prints one column for each stage that differs from the one before.
 void print_memory(const Shown& shown) {
   std::vector<const StageMemory*> columns;
@@ -280,7 +276,7 @@ void print_memory(const Shown& shown) {
     row.push_back(formula);
     rows.push_back(std::move(row));
   };
-  const auto elsewhere = [&](const StageMemory& m) { return shown.run.on_device ? host_part(m) : 0; };
+  const auto elsewhere = [&](const StageMemory& m) { return shown.run.on_device ? m.always_on_host() : 0; };
   add("all while training", [&](const StageMemory& m) { return m.training() - elsewhere(m); }, "");
   add("start", [&](const StageMemory& m) { return m.start - elsewhere(m); }, "parameters twice, as built and in their flat buffer");
   add("peak", [&](const StageMemory& m) { return m.peak() - elsewhere(m); }, "the larger of the two");

@@ -192,7 +192,7 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
 
 // Parameters as they were built and in their flat buffer. With sharded parameters unit by unit.
 int64_t start(const Run& run, const StageMemory& memory) {
-  const int64_t always = memory.item(Category::baseline).bytes + memory.item(Category::data).bytes;
+  const int64_t always = memory.always_on_host();
   const int64_t parameters = memory.item(Category::parameters).bytes;
   if (run.shards(3)) {
     return always + parameters + memory.item(Category::communication_buffers).bytes;
@@ -230,8 +230,11 @@ int64_t StageMemory::training() const {
 int64_t StageMemory::peak() const {
   return std::max(training(), start);
 }
+int64_t StageMemory::always_on_host() const {
+  return item(Category::baseline).bytes + item(Category::data).bytes;
+}
 int64_t StageMemory::peak_on_device() const {
-  return peak() - item(Category::baseline).bytes - item(Category::data).bytes;
+  return peak() - always_on_host();
 }
 
 int64_t message_bytes(int64_t tensor_bytes) {

@@ -47,7 +47,9 @@ struct StageMemory {
   int64_t training() const;
   /// The largest moment of the run.
   int64_t peak() const;
-  /// The same in a device's memory, for ranks that train on one: baseline and data are the host's.
+  /// Baseline and data, which are the host's for ranks on a device too.
+  int64_t always_on_host() const;
+  /// The largest moment in a device's memory, for ranks that train on one.
   int64_t peak_on_device() const;
 };
 

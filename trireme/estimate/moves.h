@@ -96,9 +96,12 @@ struct StageMoves {
   int64_t host_peak() const {
     return std::max(host_bytes(), host_at_start);
   }
-  /// The same without what "auto" may leave on the device.
+  /// The same two without what "auto" may leave on the device.
+  int64_t sure_host_bytes() const {
+    return host_bytes() - may_stay_on_device;
+  }
   int64_t sure_host_peak() const {
-    return std::max(host_bytes() - may_stay_on_device, host_at_start);
+    return std::max(sure_host_bytes(), host_at_start);
   }
   int64_t file_bytes() const;
   int64_t gradient_file_bytes() const;

@@ -35,12 +35,12 @@ Need host_need_of(const std::vector<StageMemory>& stages, const std::vector<Stag
   int64_t moved = 0;
   for (size_t s = 0; s < stages.size(); ++s) {
     const int64_t least = moves[s].sure_host_peak();
-    const int64_t peak = moves[s].host_peak() + stages[s].item(Category::data).bytes + stages[s].item(Category::baseline).bytes;
+    const int64_t peak = moves[s].host_peak() + stages[s].always_on_host();
     need.least_of_a_rank = std::max(need.least_of_a_rank, least);
     need.least_of_all += data_ranks * least;
     need.peak_of_a_rank = std::max(need.peak_of_a_rank, peak);
     need.peak_of_all += data_ranks * peak;
-    moved += data_ranks * (moves[s].host_bytes() - moves[s].may_stay_on_device);
+    moved += data_ranks * moves[s].sure_host_bytes();
   }
   if (need.least_of_all > moved) {
     need.what = "models in one piece, built on the host in fp32,";
