@@ -106,7 +106,8 @@ class Step {
         const LayerCost& layer = layers[i];
         part.forward += layer.forward;
         part.backward_input += layer.backward_input + (shared[i] > 0 ? gather_seconds(cluster_, {run_.tensor_ranks, 1}, static_cast<double>(shared[i])) : 0);
-        moved += activation_times(cluster_, !activations::recomputes(ways[i]) ? run_.model.layers[i].kept : shared[i] > 0 ? activations::share_of(shared[i], run_.tensor_ranks) : run_.model.layers[i].input, ways[i]);
+        const int64_t input = shared[i] > 0 ? activations::share_of(shared[i], run_.tensor_ranks) : run_.model.layers[i].input;
+        moved += activation_times(cluster_, activations::recomputes(ways[i]) ? input : run_.model.layers[i].kept, ways[i]);
         part.backward_weight += layer.backward_weight + layer.gradients + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
       }
       part.backward = part.backward_input + part.backward_weight;
@@ -266,8 +267,7 @@ void add_moves(const Cluster& cluster, const estimate::StageLayouts& layouts, co
   std::vector<int64_t> on_host;
   std::vector<int64_t> in_files;
   for (size_t stage = 0; stage < moves.size(); ++stage) {
-    const auto always = [&](estimate::Category category) { return cluster.on_host ? 0 : memory[stage].item(category).bytes; };
-    on_host.push_back(moves[stage].sure_host_peak() + always(estimate::Category::data) + always(estimate::Category::baseline));
+    on_host.push_back(moves[stage].sure_host_peak() + (cluster.on_host ? 0 : memory[stage].always_on_host()));
     in_files.push_back(moves[stage].disk_bytes());
   }
   out.on_host = moves[shown].on_host;
