@@ -60,7 +60,7 @@ TEST_F(BadInputTest, ATokenAboveTheVocabulary) {
   std::vector<uint16_t> tokens(6000, 7);
   tokens[1234] = 50;
   write_tokens("tokens.bin", tokens);
-  expect_refused(train("-n 2"), "1234");
+  expect_refused(train("-n 2"), "token 1234 is 50");
 }
 
 TEST_F(BadInputTest, ATokenAboveTheVocabularyInTheValidationIsFoundBeforeTheFirstStep) {
@@ -147,7 +147,7 @@ TEST_F(BadInputTest, WhatOnlyALauncherCanDoUnderAnotherLauncher) {
   }
   expect_refused(sh("PET_NNODES=1:3 PET_NODE_RANK=0 " + train), "Type: torchrun --no-python trireme train RUN.json --resume");
   expect_refused(sh("WORLD_SIZE=two RANK=0 " + train), "WORLD_SIZE must be a whole number");
-  expect_refused(sh("WORLD_SIZE=5 RANK=0 " + train), "12");
+  expect_refused(sh("WORLD_SIZE=5 RANK=0 " + train), "found train_batch_size 12,");
   EXPECT_FALSE(fs::exists(path("out")));
 }
 
