@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <optional>
 #include <regex>
+#include <utility>
 
 namespace trireme::estimate {
 namespace {
@@ -62,20 +62,24 @@ void add_shared(const Run& run, Treatment& out) {
   }
 }
 
-// What a rank keeps of a recomputed layer.
-int64_t kept_input(const Run& run, const Treatment& treatment, int64_t layer) {
-  return treatment.shared[layer] > 0 ? activations::share_of(treatment.shared[layer], run.tensor_ranks) : run.model.layers[layer].input;
+// Whether `layers` names that type. The search of a plan asks the same for thousands of layouts, and compiling an expression takes longer than the rest of a layout's memory.
+bool is_named(const std::string& layers, const std::string& type) {
+  thread_local std::map<std::pair<std::string, std::string>, bool> answers;
+  const auto [answer, is_new] = answers.try_emplace({layers, type});
+  if (is_new) {
+    answer->second = std::regex_search(type, std::regex(layers));
+  }
+  return answer->second;
 }
 
 Treatment treatment_of(const Run& run) {
   const activations::Options& options = run.activations;
-  const std::optional<std::regex> pattern = options.layers.empty() ? std::nullopt : std::optional<std::regex>(options.layers);
   const PartWay own = run.recompute_interval > 0 ? PartWay::recompute : PartWay::keep;
   Treatment out;
   int64_t parts = 0; // in the order of forward
   for (int64_t i = 0; i < std::ssize(run.model.layers); ++i) {
     const Layer& layer = run.model.layers[i];
-    const bool matches = !pattern || std::regex_search(layer.type, *pattern);
+    const bool matches = options.layers.empty() || is_named(options.layers, layer.type);
     // The first layer's inputs need no gradient, so only a group that is recomputed begins with it.
     const bool is_part = matches && (run.layer_list ? i > 0 || run.recompute_interval > 0 : layer.is_unit && layer.type.find("Block") != std::string::npos);
     PartWay way = own;
@@ -129,7 +133,7 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
       kept.always += group;
       kept.in_backward = std::max(kept.in_backward, working);
     } else {
-      const int64_t input = kept_input(run, treatment, layers[first]);
+      const int64_t input = kept_input(run, treatment.shared, layers[first]);
       kept.always += way == PartWay::recompute ? input : 0;
       kept.in_backward = std::max(kept.in_backward, group + working);
       moving = std::max(moving, !activations::moves(way) ? 0 : activations::recomputes(way) ? input : group);
@@ -173,7 +177,7 @@ Leaving leaving_of(const Run& run, const Treatment& treatment, const std::vector
       kept += run.model.layers[layers[i]].kept;
     }
     const PartWay way = treatment.ways[layers[first]];
-    const int64_t input = kept_input(run, treatment, layers[first]);
+    const int64_t input = kept_input(run, treatment.shared, layers[first]);
     const int64_t bytes = options.automatic || activations::recomputes(way) ? input : kept;
     if (options.automatic ? run.on_device : activations::to_host(way)) {
       out.to_host += options.automatic ? kept : bytes;
@@ -265,6 +269,10 @@ std::vector<int64_t> shared_inputs(const Run& run) {
   return treatment_of(run).shared;
 }
 
+int64_t kept_input(const Run& run, const std::vector<int64_t>& shared, int64_t layer) {
+  return shared[layer] > 0 ? activations::share_of(shared[layer], run.tensor_ranks) : run.model.layers[layer].input;
+}
+
 int64_t gathered_inputs(const Run& run, int64_t stage) {
   int64_t bytes = 0;
   const std::vector<int64_t> shared = shared_inputs(run);
@@ -281,7 +289,7 @@ int64_t least_kept(const Run& run, int64_t first, int64_t last) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t i = first; i < last; ++i) {
     const PartWay way = run.activations.automatic ? PartWay::nvme : treatment.ways[i];
-    least = std::min(least, way == PartWay::keep ? run.model.layers[i].kept : way == PartWay::recompute ? kept_input(run, treatment, i) : 0);
+    least = std::min(least, way == PartWay::keep ? run.model.layers[i].kept : way == PartWay::recompute ? kept_input(run, treatment.shared, i) : 0);
   }
   return least;
 }

@@ -27,6 +27,8 @@ ActivationMoves activation_moves(const Run& run, int64_t stage);
 
 /// Bytes of each layer's input if tensor ranks keep shares of it until the layer is recomputed (activations::Options::shares_inputs); 0 for all others.
 std::vector<int64_t> shared_inputs(const Run& run);
+/// What a rank keeps of a layer that is recomputed: its input, or its share of that. `shared`: of shared_inputs().
+int64_t kept_input(const Run& run, const std::vector<int64_t>& shared, int64_t layer);
 /// Bytes that a rank of the stage sends in the backward of a micro-batch so that tensor ranks have them whole: (N - 1) shares for each.
 int64_t gathered_inputs(const Run& run, int64_t stage);
 

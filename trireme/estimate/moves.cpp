@@ -208,7 +208,8 @@ class Moves {
       const int64_t a = run_.accumulation;
       add(out_.in_files, kGradients, said(run_, bytes_of(run_.gradients()), " M, in blocks"), "", bytes);
       move(Way::to_files, "gradients", said(run_, bytes_of(run_.gradients()), " M for each micro-batch"), said(run_, a, " x ", bytes), a * bytes);
-      move(Way::from_files, "gradients", said(run_, bytes_of(run_.gradients()), " M for each micro-batch but the first, the norm and the step"), said(run_, a + 1, " x ", bytes), (a + 1) * bytes);
+      move(Way::from_files, "gradients", said(run_, bytes_of(run_.gradients()), " M for each micro-batch but the first, the norm and the step"), said(run_, a + 1, " x ", bytes),
+           there_.gradient_buffers.hold_all ? 0 : (a + 1) * bytes);
     }
     if (run_.on_device) {
       gradients_of_a_device(m);
@@ -241,7 +242,7 @@ class Moves {
     add(out_.in_files, kParameters, said(run_, e, " (U / N - max_in_cpu), in blocks"), said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
     const int64_t passes = run_.parameter_norms && run_.compute == Type::fp32 ? 2 : 1; // LAMB's norms, of what has no masters
     const char* const each = passes > 1 ? ", twice: for the norms, and for the step" : "";
-    move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks", each), "", passes * there_.parameter_file_bytes);
+    move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks", each), "", there_.parameter_buffers.hold_all ? 0 : passes * there_.parameter_file_bytes);
     const int64_t stepped = there_.stepped_on_device;
     const char* const of = there_.elements > 0 ? " of units whose states are on the device" : " U / N";
     move(Way::to_device, "parameters, to be stepped", said(run_, e, of, each), said(run_, passes > 1 ? "2 x " : "", e, " x ", stepped), passes * e * stepped);
@@ -289,7 +290,8 @@ class Moves {
       const int64_t used = layouts_.gathers(stage).elements(layout_) / run_.shard_ranks();
       const double in_files = static_cast<double>(there_.parameters_in_files) / static_cast<double>(there_.parameters);
       const char* const formula = " U' / N, U': units for every forward and backward, less what is still there";
-      move(Way::from_files, kUnits, said(run_, e, formula, ", less what max_in_cpu keeps"), said(run_, e, " x ", used, " x ", in_files), std::llround(static_cast<double>(e * used) * in_files));
+      move(Way::from_files, kUnits, said(run_, e, formula, ", less what max_in_cpu keeps"), said(run_, e, " x ", used, " x ", in_files),
+           there_.parameter_buffers.hold_all ? 0 : std::llround(static_cast<double>(e * used) * in_files));
       if (run_.on_device) {
         move(Way::to_device, kUnits, said(run_, e, formula), said(run_, e, " x ", used), e * used);
       }

@@ -81,7 +81,7 @@ struct StageMoves {
   /// In files for a part of the time: modules as they are built, until their parameters are in files of their own, before there are states; activations from
   /// forward to backward.
   std::vector<Item> in_files_at_times;
-  /// In one step, `axis` being the way. A bucket that is in memory still is not read: states of no more buckets than there are buffers never are, and of units
+  /// In one step, `axis` being the way. A bucket that is in memory still is not read: where there are no more buckets than buffers none ever is, and of units
   /// those used last are left out, so that less is read than is said here. The first step also reads and writes the states once more, and parameters
   /// are written when they are built.
   std::vector<Item> moved;

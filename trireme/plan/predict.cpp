@@ -106,8 +106,7 @@ class Step {
         const LayerCost& layer = layers[i];
         part.forward += layer.forward;
         part.backward_input += layer.backward_input + (shared[i] > 0 ? gather_seconds(cluster_, {run_.tensor_ranks, 1}, static_cast<double>(shared[i])) : 0);
-        const int64_t input = shared[i] > 0 ? activations::share_of(shared[i], run_.tensor_ranks) : run_.model.layers[i].input;
-        moved += activation_times(cluster_, activations::recomputes(ways[i]) ? input : run_.model.layers[i].kept, ways[i]);
+        moved += activation_times(cluster_, activations::recomputes(ways[i]) ? estimate::kept_input(run_, shared, i) : run_.model.layers[i].kept, ways[i]);
         part.backward_weight += layer.backward_weight + layer.gradients + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
       }
       part.backward = part.backward_input + part.backward_weight;

@@ -1,12 +1,16 @@
-// Large results are computed and sent in pieces: the same numbers, and a piece is on its way before the one before it is waited for.
+// Large results are computed and sent in pieces: the same numbers, and a piece is on its way before the one before it is waited for. A gradient of an input travels while that of the weights is computed.
 #include <trireme/comm/recorder.h>
 #include <trireme/parallel/tensor/layers.h>
 
 #include <tests/support/run_ranks.h>
 
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
+
+#include <memory>
+#include <string_view>
 
 namespace trireme::tensor {
 namespace {
@@ -65,6 +69,49 @@ void check(comm::World& world, const Shape& shape) {
   near(x.grad(), part(whole.grad()), "gradient of the input");
   near(column->weight.grad(), first->weight.grad().chunk(world.size(), 0)[static_cast<size_t>(world.rank())], "gradient of the matrix split by columns");
   near(row->weight.grad(), second->weight.grad().chunk(world.size(), 1)[static_cast<size_t>(world.rank())], "gradient of the matrix split by rows");
+}
+
+/// How far the last of those operations is as each matrix product begins; -1: there is none.
+class AtProducts {
+ public:
+  explicit AtProducts(const char* what) : what_(what) {
+    the_ = this;
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+                                           if (std::string_view(function.name()) == "aten::mm") {
+                                             const std::vector<comm::Record> records = named(the_->what_);
+                                             the_->states.push_back(records.empty() ? -1 : static_cast<int>(records.back().state));
+                                           }
+                                           return nullptr;
+                                         }).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~AtProducts() {
+    at::removeCallback(handle_);
+  }
+
+  std::vector<int> states;
+
+ private:
+  static inline thread_local AtProducts* the_ = nullptr;
+  const char* what_;
+  at::CallbackHandle handle_ = 0;
+};
+
+TEST(PiecesTest, TheGradientOfAColumnLayersInputTravelsBesideThatOfItsWeights) {
+  for (const bool sequence_parallel : {false, true}) {
+    const auto check_column = [&](comm::World& world) {
+      torch::manual_seed(13);
+      ColumnParallelLinear column(128, kMiddle, Ranks{world.group(), sequence_parallel});
+      const at::Tensor y = column->forward(torch::ones({2, 64, 128}).requires_grad_());
+      const AtProducts seen(sequence_parallel ? "sum of a layer, in parts" : "sum of a layer");
+      y.backward(torch::ones_like(y));
+      ASSERT_EQ(seen.states.size(), 2u) << "of the input, and of the weights";
+      EXPECT_EQ(seen.states[0], -1);
+      EXPECT_THAT(seen.states[1], testing::AnyOf(static_cast<int>(comm::OpState::queued), static_cast<int>(comm::OpState::started))) << "nobody has waited for it yet";
+    };
+    for (const char* backend : {"shm", "gloo"}) {
+      EXPECT_THAT(test::run_ranks(2, check_column, {.backend = backend}), testing::IsEmpty()) << backend << (sequence_parallel ? ", sequence parallel" : "");
+    }
+  }
 }
 
 TEST(PiecesTest, SumsOfALayerSplitByRowsWithoutSequenceParallelism) {

@@ -21,7 +21,7 @@ void check_parts(int64_t count, int64_t parts, bool allow_empty) {
   }
   if (parts > count && !allow_empty) {
     throw InputError("pipeline", concat(count, count == 1 ? " layer" : " layers", " cannot fill ", parts, " stages"),
-                     "Use fewer stages or chunks, or in a program PipelineOptions::allow_empty_stages: the surplus ones only pass on what they get.");
+                     "Use fewer stages or chunks.");
   }
 }
 
