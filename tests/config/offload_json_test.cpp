@@ -113,7 +113,8 @@ TEST(OffloadJsonTest, WhatCannotBeIsOneSentence) {
            {at_stage(R"("cpu_offload_params": true)"), "zero_optimization.cpu_offload_params: not supported: ", "", R"("offload_param": {"device": "cpu"})"},
            {at_stage(R"("cpu_offload_use_pin_memory": true)"), "zero_optimization.cpu_offload_use_pin_memory: not supported: ", "", "\"pin_memory\""},
            {R"({"aio": {"block_size": 5000}})", "aio.block_size: direct transfers are multiples of 4096 bytes", "found 5000", "Write 4096."},
-           {R"({"aio": {"queue_depth": 0}})", "aio.queue_depth: must be a whole number >= 1", "", ""},
+           {R"({"aio": {"queue_depth": 0}})", "aio.queue_depth: must be a whole number from 1 to 4096", "", ""},
+           {R"({"aio": {"block_size": 1099511627776}})", "aio.block_size: must be at most 1073741824", "", ""},
            {R"({"aio": {"thread_count": 4}})", "aio.thread_count: not supported: ", "", "\"intra_op_parallelism\""},
            {R"({"aio": {"use_gds": true}})", "aio.use_gds: not supported: ", "", "Leave it out"},
        }) {

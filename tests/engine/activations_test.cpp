@@ -267,6 +267,28 @@ TEST(EngineActivations, AResumedRunUsesTheChoiceOfItsCheckpoint) {
   fs::remove_all(saved);
 }
 
+// What becomes of a part is the same in every step, the first one after a start included.
+TEST(EngineActivations, ARecomputedListOfLayersResumesToTheSameBits) {
+  const fs::path saved = fs::path(testing::TempDir()) / concat("trireme_recomputed_activations_", ::getpid());
+  for (const Way way : {Way::recompute, Way::recompute_nvme}) {
+    EXPECT_THAT(run_ranks(1,
+                          [&](comm::World& world) {
+                            const Task task{.interval = 1, .accumulation = 4}; // with a tied head
+                            const auto before = make(world, task, every_part(way));
+                            steps_of(*before, 3);
+                            before->save_checkpoint(saved, std::string(activations::name_of(way)));
+                            const std::vector<double> expected = steps_of(*before, 4);
+                            const auto after = make(world, task, every_part(way));
+                            after->load_checkpoint(saved, std::string(activations::name_of(way)));
+                            EXPECT_EQ(steps_of(*after, 4), expected);
+                          }),
+                IsEmpty())
+        << activations::name_of(way);
+  }
+  fs::remove_all(saved);
+  fs::remove_all(files_of_activations());
+}
+
 TEST(EngineActivations, AChoiceForSmallerInputsIsMeasuredAgain) {
   const fs::path saved = fs::path(testing::TempDir()) / concat("trireme_small_activations_", ::getpid());
   EXPECT_THAT(run_ranks(2,

@@ -79,6 +79,21 @@ TEST(RunEstimateTest, SaysThatAllParametersAreTooSmallToBeMoved) {
   EXPECT_THAT(described(2, cnn).notes, testing::Contains(testing::HasSubstr("no module of it is sharded")));
 }
 
+TEST(RunEstimateTest, RefusesChoicesForAnotherNumberOfParts) {
+  const auto of = [](const char* choices) { return described(1, {concat(R"(engine.activation_checkpointing={"nvme_path": "/n", "choices": )", choices, "}")}); };
+  const int64_t layers = described(1, {}).run.model.layers.empty() ? 0 : std::ranges::count_if(described(1, {}).run.model.layers, [](const estimate::Layer& layer) { return layer.is_unit && layer.type.find("Block") != std::string::npos; });
+  ASSERT_GT(layers, 1);
+  EXPECT_NO_THROW(of(concat("[\"", layers, "*nvme\"]").c_str()));
+  for (const int64_t other : {layers - 1, layers + 1}) {
+    try {
+      of(concat("[\"", other, "*nvme\"]").c_str());
+      ADD_FAILURE() << other;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr(concat("choices has ", other))) << other;
+    }
+  }
+}
+
 TEST(RunEstimateTest, KnowsWhereThingsAre) {
   const std::vector<std::string> offload = {"engine.zero_optimization.stage=3", "engine.zero_optimization.stage3_param_persistence_threshold=0",
                                             R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n", "buffer_count": 6})",

@@ -116,7 +116,7 @@ TEST(PreflightTest, ARefusalKnowsActivationsAndGradients) {
   EXPECT_THAT(next(189, 0), HasSubstr("Fits with \"activation_checkpointing\": {\"policy\": \"recompute\"}: 30 B of activations need no files."));
   EXPECT_THAT(next(159, 80), HasSubstr("Fits with \"offload_param\": {\"device\": \"cpu\"}: 40 B of parameters and 40 B of gradients stay in memory"));
   EXPECT_THAT(next(159, 79), HasSubstr("Memory (79 B free) cannot take it either")) << "gradients go with parameters";
-  EXPECT_THAT(next(109, 120), HasSubstr("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: 120 B of masters and states"));
+  EXPECT_THAT(next(109, 120), HasSubstr("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: 120 B of masters, states and gradients"));
   EXPECT_THAT(next(79, 160), HasSubstr("Fits without files but those of activations"));
   EXPECT_THAT(next(29, 190), HasSubstr("cannot take it either"));
 }

@@ -26,7 +26,7 @@ Cluster multiplying(int64_t ranks, double overlap = 1) {
 
 Job job(int64_t layers = 4, int64_t batch = 8) {
   Job out = gpt_job(layers, 64, 4, 16, 100, batch);
-  out.clips = false;
+  out.base.clips = false;
   return out;
 }
 

@@ -195,7 +195,7 @@ TEST_F(EstimateCommandTest, AHostThatIsTooSmallForStatesIsToldOfFiles) {
   }
   const std::string run = " --set training.device=cuda --set engine.pipeline.activation_checkpoint_interval=1 --set model.layers=14 --set model.hidden=512 --set model.heads=8" +
                           with(R"(engine.zero_optimization.offload_optimizer={"device": "cpu"})");
-  const Finished refused = sh(concat("cd ", folder.string(), " && stat -f -c %T . && ulimit -v 600000; ", kTrireme, " train run.json -n 1 --out out", run), 60);
+  const Finished refused = sh(concat("cd ", folder.string(), " && stat -f -c %T . && ulimit -v 1284000; ", kTrireme, " train run.json -n 1 --out out", run), 60);
   if (refused.output.starts_with("tmpfs")) {
     GTEST_SKIP() << "files in memory are no help";
   }
@@ -210,7 +210,7 @@ TEST_F(EstimateCommandTest, ARunThatFitsOnlyWithFilesIsToldSo) {
     GTEST_SKIP() << "a sanitizer needs address space of its own";
   }
   const std::string model = " --set model.layers=14 --set model.hidden=512 --set model.heads=8";
-  const Finished refused = sh(concat("cd ", folder.string(), " && stat -f -c %T . && ulimit -v 600000; ", kTrireme, " train run.json -n 1 --out out", model), 60);
+  const Finished refused = sh(concat("cd ", folder.string(), " && stat -f -c %T . && ulimit -v 1284000; ", kTrireme, " train run.json -n 1 --out out", model), 60);
   if (refused.output.starts_with("tmpfs")) {
     GTEST_SKIP() << "files in memory are no help";
   }
@@ -222,7 +222,7 @@ TEST_F(EstimateCommandTest, ARunThatFitsOnlyWithFilesIsToldSo) {
   EXPECT_THAT(arguments, HasSubstr(R"('engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ".")"));
   write_file_atomically(folder / "fitting.sh", concat(kTrireme, " estimate run.json -n 1 --json", model, ' ', arguments));
   const json fitting = json::parse(sh(concat("cd ", folder.string(), " && sh fitting.sh"), 60).output);
-  EXPECT_LE(fitting.at("peak_bytes").get<int64_t>(), 600'000 * 1024) << arguments;
+  EXPECT_LE(fitting.at("peak_bytes").get<int64_t>(), 1'284'000 * 1024 - 700'000'000) << arguments << ": libraries and stacks take the rest";
   EXPECT_GT(fitting.at("by_stage").at(0).at("file_bytes").get<int64_t>(), 400'000'000);
 }
 

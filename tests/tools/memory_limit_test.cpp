@@ -36,5 +36,27 @@ TEST_F(MemoryLimitTest, StageThreeTrainsWhereStageZeroIsTooLarge) {
   EXPECT_THAT(sharded.output, HasSubstr("step 2/2"));
 }
 
+/// Two ranks that allocate 340 MB, and would have 470 with what malloc keeps of activations that come and go.
+TEST_F(MemoryLimitTest, WhatIsFreedGoesBackWhereMemoryIsShort) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer needs memory of its own";
+  }
+  const test::LimitedGroup group(400'000'000);
+  if (!group.exists() || test::machine_swaps()) {
+    GTEST_SKIP() << "this user may not make control groups, or the machine swaps";
+  }
+  const auto train = [&](const std::string& environment, const std::string& out) {
+    return sh(concat(group.enter(), "OMP_NUM_THREADS=1 ", environment, kTrireme, " train ", path("run.json"), " -n 2 --out ", path(out),
+                     " --set model.layers=4 --set model.hidden=256 --set model.heads=8 --set model.sequence_length=128 --set model.vocab_size=2048 --set engine.train_batch_size=16"
+                     " --set engine.train_micro_batch_size_per_gpu=8 --set parallel.tensor=2 --set parallel.sequence_parallel=true --set training.steps=6"),
+              200);
+  };
+  const Finished given_back = train("", "out");
+  EXPECT_EQ(given_back.status, 0) << given_back.output;
+  EXPECT_THAT(given_back.output, testing::AllOf(HasSubstr("memory is short"), HasSubstr("step 6/6")));
+  const Finished kept = train("MALLOC_MMAP_THRESHOLD_=33554432 ", "kept");
+  EXPECT_NE(kept.status, 0) << "the limit is too high for this test to show anything";
+}
+
 } // namespace
 } // namespace trireme::tools

@@ -107,6 +107,19 @@ TEST_F(OffloadLimitsTest, Activations) {
   at_the_limit({"", "", path("disk")}, 1, 1, "", "Fits with \"activation_checkpointing\": {\"policy\": \"recompute\"}");
 }
 
+// 4 parts save 13 MB a rank in all, of which 0.5 MB are inputs: "auto" moves no more than there is room for.
+TEST_F(OffloadLimitsTest, ChosenActivationsStayWithinTheDisk) {
+  const test::SmallDisk disk(folder / "disk", 14'000'000);
+  if (!disk.exists()) {
+    GTEST_SKIP() << "needs root to mount a small file system";
+  }
+  const Finished run = train("-n 2 --set model.layers=4 --set model.hidden=128 --set engine.train_batch_size=64 --set model.sequence_length=32 --set training.steps=4" +
+                             set(concat(R"(engine.activation_checkpointing={"policy": "auto", "memory_budget": "12MB", "nvme_path": ")", path("disk"), R"("})")));
+  EXPECT_EQ(run.status, 0) << run.output;
+  EXPECT_THAT(run.output, HasSubstr("step 4/4"));
+  EXPECT_THAT(run.output, HasSubstr("activation_checkpointing has chosen"));
+}
+
 /// Peaks of ranks with 25 million parameters, above what a tiny model needs, against the estimate.
 TEST_F(OffloadLimitsTest, PeakMemoryIsWithinTenPercentOfTheEstimate) {
   if (test::kSanitized) {

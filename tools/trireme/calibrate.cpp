@@ -110,6 +110,7 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   const models::GptOptions& gpt = job.gpt;
   const int64_t parameters = std::clamp(job.base.model.parameters(), kFewestParameters, kMostParameters);
   const int processors = std::min(ranks, usable_cores());
+  log::info("measuring this machine with ", ranks, ranks == 1 ? " rank" : " ranks", ": half a minute for a few million parameters, minutes for many more");
   const json compute = measured({{"compute",
                                   {{"hidden", gpt.hidden},
                                    {"heads", gpt.heads},

@@ -204,9 +204,11 @@ void check_memory(const estimate::Run& described, const std::filesystem::path& r
                                  : concat("None of the changes tried fits; the smallest needs ", bytes(fitting.peak_of_all), " on ", fitting.ranks,
                                         fitting.ranks == 1 ? " rank" : " ranks", ". Use a smaller model, or more hosts (--hostfile).")
                                : concat("Fits with about ", bytes(fitting.peak_of_all), ": ", join(fitting.arguments, " "), '.');
+  std::vector<std::string> shown = arguments_of(overrides, ranks, 0);
+  shown.insert(shown.begin(), run_file.string());
   throw InputError("memory", concat("this run cannot fit: ", why, ", and the estimate allows for an error of ",
                                     static_cast<int>(100 * (estimate::kMargin - 1) + 0.5), " %"),
-                   concat(next, " `trireme estimate ", run_file.string(), "` shows what needs what; --no-memory-check starts the run all the same."));
+                   concat(next, " `trireme estimate ", join(shown, " "), "` shows what needs what; --no-memory-check starts the run all the same."));
 }
 
 } // namespace trireme::tools

@@ -30,7 +30,7 @@ offload::KindUse use_of(const StageMoves& moves, bool parameters) {
     use.bytes += is_of_parameters(item) == parameters ? item.bytes : 0;
   }
   for (const Item& item : moves.moved) {
-    const int64_t bytes = is_of_parameters(item) == parameters ? item.bytes : 0;
+    const int64_t bytes = item.name != estimate::kActivations && is_of_parameters(item) == parameters ? item.bytes : 0;
     use.read_bytes += item.axis == estimate::way_name(Way::from_files) ? bytes : 0;
     use.write_bytes += item.axis == estimate::way_name(Way::to_files) ? bytes : 0;
     const int64_t of_states = item.name == estimate::kMovedStates ? bytes : 0;
@@ -40,6 +40,15 @@ offload::KindUse use_of(const StageMoves& moves, bool parameters) {
   use.start_bytes = parameters ? moves.built_parameters : moves.initial_states;
   (parameters ? use.building_bytes : use.gradient_bytes) = parameters ? moves.building_bytes() : moves.gradient_file_bytes();
   return use;
+}
+
+// Each way.
+int64_t moved_activations(const StageMoves& moves) {
+  int64_t bytes = 0;
+  for (const Item& item : moves.moved) {
+    bytes += item.name == estimate::kActivations && item.axis == estimate::way_name(Way::to_files) ? item.bytes : 0;
+  }
+  return bytes;
 }
 
 std::string spoken_way(std::string name) {
@@ -77,7 +86,7 @@ std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std:
     const int64_t begin = std::max(first, stage.stage * run.ranks_of_stage());
     const int64_t end = std::min(first + count, (stage.stage + 1) * run.ranks_of_stage());
     if (begin < end) {
-      offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), end - begin, {run.activations.nvme_path, stage.activation_bytes(), stage.moved_activations});
+      offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), end - begin, {run.activations.nvme_path, stage.activation_bytes(), moved_activations(stage)});
     }
   }
   return folders;

@@ -1,9 +1,17 @@
 #include "run_estimate.h"
 
+#include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/data/tokenizer.h>
 
 namespace trireme::tools {
+
+std::vector<std::string> with_device(const config::RunConfig& run, std::vector<std::string> overrides) {
+  if (const auto asked = env::text("TRIREME_DEVICE"); asked && run.training.device == "auto" && asked->starts_with("cuda")) {
+    overrides.push_back("training.device=" + *asked);
+  }
+  return overrides;
+}
 
 int64_t ranks_of_replica(const config::RunConfig& run) {
   return run.parallel.ranks_of_replica();

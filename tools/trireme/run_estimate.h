@@ -13,6 +13,9 @@ int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int6
 /// Ranks that hold one copy of the model.
 int64_t ranks_of_replica(const config::RunConfig& run);
 
+/// Overrides with the device that ranks take from the environment, for an estimate: what "auto" finds is known later.
+std::vector<std::string> with_device(const config::RunConfig& run, std::vector<std::string> overrides);
+
 /// config::describe(), with the vocabulary of the run's tokenizer where the model takes that.
 config::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks);
 

@@ -39,7 +39,6 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   job.batch = run.engine.batch.train ? *run.engine.batch.train : run.engine.batch_for(run.parallel.data.value_or(std::max<int64_t>(1, ranks / of_replica))).train;
   job.partition = run.pipeline.partition;
   job.autocast = run.engine.precision.autocast;
-  job.clips = run.engine.gradient_clipping > 0;
   job.context_kind = run.parallel.context_kind;
   run.parallel = config::ParallelConfig();
   run.engine.zero.shard_size.reset(); // hybrid sharding is not planned
@@ -215,12 +214,13 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
   for (size_t i = 0; i < found.best.size(); ++i) {
     const Prediction& p = found.best[i];
     const plan::Layout& layout = p.layout;
+    const std::string step = format_seconds(p.step_seconds);
     const std::string schedule = layout.pipe == 1 ? "-" : concat(pipeline::schedule_name(layout.schedule), layout.chunks > 1 ? concat(" x ", layout.chunks) : "");
     std::cout << std::right << std::setw(2) << i + 1 << std::setw(6) << layout.pipe << std::setw(6) << layout.data << std::setw(9) << layout.context
               << std::setw(8) << layout.tensor << std::setw(4) << (layout.sequence_parallel ? "yes" : "-") << std::setw(6) << layout.zero_stage << std::setw(13)
               << concat(layout.micro_batch, " x ", layout.accumulation(job)) << "  " << std::left << std::setw(17) << schedule << std::right << std::setw(9)
               << (layout.recompute > 0 ? "yes" : "-") << std::setw(10) << size_text(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
-              << 100 * p.bubble << " %" << std::setw(11) << format_seconds(p.step_seconds) << std::setw(10) << format_count(tokens_per_second(job, p))
+              << 100 * p.bubble << " %" << std::setw(11) << (step.size() < 11 ? step : ' ' + step) << std::setw(10) << format_count(tokens_per_second(job, p))
               << std::setprecision(model_flops(job, cluster, p) < 1e12 ? 3 : 1) << std::setw(16) << model_flops(job, cluster, p) / 1e12
               << (any_moves ? concat("  ", moves_text(layout)) : "") << '\n';
   }
@@ -282,6 +282,11 @@ int show_plan(const PlanCommand& command) {
     log::info("wrote ", command.cluster.string());
   } else {
     cluster = plan::read_cluster(command.cluster);
+  }
+  if (const activations::Options& wanted = run.engine.activations; wanted.automatic) {
+    log::info(command.run_file.string(), ": what becomes of activations is chosen by what ranks measure (activation_checkpointing.policy \"auto\"): the plan takes the time of keeping all of them, in no more than memory_budget, and is too fast where that is short");
+  } else if (wanted.policy || !wanted.choices.empty()) {
+    log::info(command.run_file.string(), ": the activations of all layouts go the way that activation_checkpointing says");
   }
   if (run.engine.zero.shard_size) {
     log::info(command.run_file.string(), ": mics_shard_size is left out: the plan shards over all data ranks");

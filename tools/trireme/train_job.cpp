@@ -12,6 +12,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
+#include <trireme/base/units.h>
 #include <trireme/checkpoint/folder.h>
 #include <trireme/config/run_file.h>
 #include <trireme/launch/environment.h>
@@ -254,12 +255,16 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
   }
 }
 
-// Overrides with the device that ranks take from the environment, for the estimate: what "auto" finds is known later.
-std::vector<std::string> with_device(const config::RunConfig& run, std::vector<std::string> overrides) {
-  if (const auto asked = env::text("TRIREME_DEVICE"); asked && run.training.device == "auto" && asked->starts_with("cuda")) {
-    overrides.push_back("training.device=" + *asked);
+// Where memory is short. Ranks with files or sharded parameters do so by themselves.
+void give_back_freed_memory(const estimate::Run& run, const estimate::MemoryAtHand& at_hand, launch::LaunchOptions& options) {
+  constexpr const char* kThreshold = "MALLOC_MMAP_THRESHOLD_";
+  const estimate::Need need = estimate::need_of(run);
+  if (run.on_device || run.offload.uses_files() || run.shards(3) || env::text(kThreshold) || !estimate::is_tight(need, at_hand)) {
+    return;
   }
-  return overrides;
+  options.extra_env.emplace_back(kThreshold, "1048576");
+  log::info("memory is short (", at_hand.source, ' ', format_bytes(static_cast<double>(at_hand.bytes)), ", the ranks need about ", format_bytes(static_cast<double>(need.peak_of_all)),
+            "): malloc gives back at once what they free, which makes steps slower");
 }
 
 void make_run_folder(const TrainCommand& command) {
@@ -361,8 +366,10 @@ int train_job(TrainCommand command) {
   if (command.memory_check && slots == 0) { // of other hosts only their agents know, of a GPU's own memory only ranks
     const std::vector<std::string> overrides = with_device(run, command.overrides);
     const estimate::Run described = describe_run(config::read_run_file(command.run_file, overrides), ranks).run;
-    check_memory(described, command.run_file, overrides, ranks, estimate::memory_at_hand());
+    const estimate::MemoryAtHand at_hand = estimate::memory_at_hand();
+    check_memory(described, command.run_file, overrides, ranks, at_hand);
     check_files(described);
+    give_back_freed_memory(described, at_hand, options);
   }
   if (command.resume && command.resume_from != "auto" && slots == 0 && !fs::exists(command.resume_from)) {
     throw InputError("trireme", concat("--resume ", command.resume_from, ": there is no such file or folder"), "Name a checkpoint, or the folder that holds them.");

@@ -252,11 +252,6 @@ void Activations::Impl::end_step() {
   if (!places_given_ && parts.size() < options.choices.size()) {
     throw InputError("activations", concat("\"choices\" has ", options.choices.size(), " ways, and the model calls ", parts.size(), " parts"), "Give every part one, as a run with \"policy\": \"auto\" prints them.");
   }
-  if (steps == 0 && options.policy && recomputes(*options.policy)) {
-    for (Known& known : parts) { // where only inputs are saved anyway
-      known.way = known.bytes == 0 ? Way::keep : known.way;
-    }
-  }
   if (steps < kCheckedSteps || steps % kCheckedAgain == 0) {
     storages->check_shares();
   }

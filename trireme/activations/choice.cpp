@@ -6,6 +6,7 @@
 #include <array>
 #include <limits>
 #include <map>
+#include <tuple>
 
 namespace trireme::activations {
 namespace {
@@ -19,6 +20,10 @@ int64_t whole(const PartCost& part) {
 
 int64_t held_by(const PartCost& part, Way way) {
   return way == Way::keep ? whole(part) : way == Way::recompute ? part.share_bytes : recomputes(way) ? 0 : part.stay_bytes;
+}
+
+int64_t filed_by(const PartCost& part, Way way) {
+  return !to_nvme(way) ? 0 : recomputes(way) ? part.share_bytes : whole(part) + part.padding - part.stay_bytes;
 }
 
 bool gathers(const PartCost& part) {
@@ -92,6 +97,7 @@ int64_t bytes_at_end(const Problem& problem, const Memory& memory, int64_t held,
 struct State {
   int64_t held = 0;
   int64_t most = 0; // bytes at a time so far
+  int64_t in_files = 0;
   double seconds = 0;
   int before = -1;
   Way way = Way::keep;
@@ -100,7 +106,7 @@ struct State {
 // Those of which no other holds less and costs less.
 void thin_out(std::vector<State>& states, int64_t budget) {
   std::sort(states.begin(), states.end(), [](const State& a, const State& b) {
-    return a.held != b.held ? a.held < b.held : a.seconds != b.seconds ? a.seconds < b.seconds : a.most < b.most;
+    return std::tie(a.held, a.seconds, a.in_files, a.most) < std::tie(b.held, b.seconds, b.in_files, b.most);
   });
   std::vector<State> best;
   for (const State& state : states) {
@@ -149,7 +155,7 @@ Choice least_memory(const Problem& problem) {
       ways.push_back(least);
     }
     const Choice one = judge(problem, ways);
-    if (best.ways.empty() || one.bytes < best.bytes) {
+    if (best.ways.empty() || (one.bytes < best.bytes && one.in_files <= problem.file_room)) {
       best = one;
     }
   }
@@ -190,11 +196,12 @@ Choice judge(const Problem& problem, const std::vector<Way>& ways) {
     moved = after(moved, ways[i]);
     choice.bytes = std::max(choice.bytes, bytes_at(problem, memory, held, i, ways[i], moved));
     held += held_by(problem.parts[i], ways[i]);
+    choice.in_files += problem.in_flight * filed_by(problem.parts[i], ways[i]);
     const bool last = i + 1 == ways.size();
     choice.seconds += seconds_of(problem, i, ways[i], last ? nullptr : &problem.parts[i + 1], last ? Way::keep : ways[i + 1]);
   }
   choice.bytes = std::max(choice.bytes, bytes_at_end(problem, memory, held, moved));
-  choice.fits = choice.bytes <= problem.budget;
+  choice.fits = choice.bytes <= problem.budget && choice.in_files <= problem.file_room;
   return choice;
 }
 
@@ -212,10 +219,11 @@ Choice choose(const Problem& problem) {
   const auto enter = [&](std::map<Key, std::vector<State>>& into, size_t index, Way way, const State& from, int before, Moved moved_before, double added) {
     const Moved moved = after(moved_before, way);
     const int64_t bytes = std::max(from.most, bytes_at(problem, memory, from.held, index, way, moved));
-    if (bytes > problem.budget) {
+    const int64_t in_files = from.in_files + problem.in_flight * filed_by(problem.parts[index], way);
+    if (bytes > problem.budget || in_files > problem.file_room) {
       return;
     }
-    into[{way, moved}].push_back({from.held + held_by(problem.parts[index], way), bytes, from.seconds + added, before, way});
+    into[{way, moved}].push_back({from.held + held_by(problem.parts[index], way), bytes, in_files, from.seconds + added, before, way});
   };
   for (const Way way : allowed) {
     enter(open, 0, way, {}, -1, Moved::nothing, 0);
@@ -248,6 +256,14 @@ Choice choose(const Problem& problem) {
         least = seconds;
         best = &state;
       }
+    }
+  }
+  const bool uses_files = std::any_of(allowed.begin(), allowed.end(), to_nvme);
+  if (best == nullptr && uses_files && problem.file_room < std::numeric_limits<int64_t>::max()) { // the cheapest so far may have had no room left
+    Problem without = problem;
+    std::erase_if(without.allowed, to_nvme);
+    if (const Choice choice = choose(without); choice.fits) {
+      return choice;
     }
   }
   if (best == nullptr) {

@@ -3,6 +3,7 @@
 #include <trireme/activations/ways.h>
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 // Which part of a model is kept, recomputed or moved, so that a budget of memory is kept at the least cost. No tensors.
@@ -44,6 +45,8 @@ struct Problem {
   double gather = 0;
   /// Bytes.
   int64_t budget = 0;
+  /// Bytes that may be in files at a time.
+  int64_t file_room = std::numeric_limits<int64_t>::max();
   /// Micro-batches whose activations wait for their backward at a time: more than 1 in a pipeline.
   int64_t in_flight = 1;
   /// How often what moves of a part is in memory a second time while parts move: 1 on a device, where what is copied stays until it has arrived; 2 on the CPU, for
@@ -57,6 +60,7 @@ struct Choice {
   double seconds = 0;
   /// The most bytes at a time.
   int64_t bytes = 0;
+  int64_t in_files = 0;
   bool fits = false;
 };
 
@@ -76,7 +80,7 @@ void even_out(std::vector<PartCost>& parts, const std::vector<int64_t>& kinds);
 /// The ways that cost least among those that fit; if none do, those that need least memory, and `fits` is false.
 ///
 /// Dynamic programming from the first part to the last over (bytes held, seconds) of which neither is worse than another's: exact while there are at most 4096
-/// of them, which is so for a hundred equal parts; beyond that the best of each 1024th of the budget is kept.
+/// of them, which is so for a hundred equal parts; beyond that the best of each 1024th of the budget is kept. Where file_room is short, cheaper choices with less in files may be overlooked.
 Choice choose(const Problem& problem);
 
 } // namespace trireme::activations

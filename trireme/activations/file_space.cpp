@@ -21,21 +21,9 @@ fs::path fresh_name(const fs::path& folder) {
   return folder / concat("activations_", ::getpid(), '_', random(), random(), '_', count++);
 }
 
-// As large as is wanted, or, on a disk that has less room, as is needed.
-aio::File make_file(const fs::path& name, int64_t wanted, int64_t needed) {
-  try {
-    return aio::File::create_unnamed(name, std::max(wanted, needed));
-  } catch (const Error&) {
-    if (wanted <= needed) {
-      throw;
-    }
-    return aio::File::create_unnamed(name, needed);
-  }
-}
-
 } // namespace
 
-FileSpace::FileSpace(fs::path folder, int64_t file_bytes) : folder_(std::move(folder)), file_bytes_(file_bytes) {
+FileSpace::FileSpace(fs::path folder) : folder_(std::move(folder)) {
   std::error_code error;
   fs::create_directories(folder_, error);
   if (!fs::is_directory(folder_)) {
@@ -45,58 +33,60 @@ FileSpace::FileSpace(fs::path folder, int64_t file_bytes) : folder_(std::move(fo
 
 std::shared_ptr<const FileSpace::Piece> FileSpace::take(int64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const auto from = [&](Opened& opened) -> std::shared_ptr<const Piece> {
-    for (auto free = opened.free.begin(); free != opened.free.end(); ++free) {
-      if (free->second < bytes) {
-        continue;
-      }
-      const int64_t offset = free->first;
-      const int64_t rest = free->second - bytes;
-      opened.free.erase(free);
-      if (rest > 0) {
-        opened.free.emplace(offset + bytes, rest);
-      }
-      return {new Piece{&opened.file, offset, bytes}, [space = shared_from_this(), &opened](const Piece* piece) {
-                space->give_back(opened, piece->offset, piece->bytes);
-                delete piece;
-              }};
-    }
-    return nullptr;
-  };
-  for (Opened& opened : files_) {
-    if (auto piece = from(opened)) {
-      return piece;
-    }
-  }
-  aio::File file = make_file(fresh_name(folder_), file_bytes_, bytes);
-  const int64_t size = file.size();
-  files_.push_back({std::move(file), {{0, size}}});
-  return from(files_.back());
+  const int64_t offset = place_for(bytes);
+  return {new Piece{&*file_, offset, bytes}, [space = shared_from_this()](const Piece* piece) {
+            space->give_back(piece->offset, piece->bytes);
+            delete piece;
+          }};
 }
 
-void FileSpace::give_back(Opened& opened, int64_t offset, int64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  auto at = opened.free.emplace(offset, bytes).first;
-  if (const auto next = std::next(at); next != opened.free.end() && at->first + at->second == next->first) {
-    at->second += next->second;
-    opened.free.erase(next);
+// No longer free.
+int64_t FileSpace::place_for(int64_t bytes) {
+  auto found = std::find_if(free_.begin(), free_.end(), [&](const auto& part) { return part.second >= bytes; });
+  if (found == free_.end()) {
+    const bool ends_free = !free_.empty() && free_.rbegin()->first + free_.rbegin()->second == size();
+    const int64_t begin = ends_free ? free_.rbegin()->first : size();
+    if (file_) {
+      file_->grow(begin + bytes);
+    } else {
+      file_ = aio::File::create_unnamed(fresh_name(folder_), bytes);
+    }
+    free_[begin] = size() - begin;
+    found = std::prev(free_.end());
   }
-  if (at != opened.free.begin()) {
+  const auto [offset, there] = *found;
+  free_.erase(found);
+  if (there > bytes) {
+    free_.emplace(offset + bytes, there - bytes);
+  }
+  return offset;
+}
+
+void FileSpace::give_back(int64_t offset, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto at = free_.emplace(offset, bytes).first;
+  if (const auto next = std::next(at); next != free_.end() && at->first + at->second == next->first) {
+    at->second += next->second;
+    free_.erase(next);
+  }
+  if (at != free_.begin()) {
     const auto before = std::prev(at);
     if (before->first + before->second == at->first) {
       before->second += at->second;
-      opened.free.erase(at);
+      free_.erase(at);
     }
   }
 }
 
 int64_t FileSpace::bytes() const {
   const std::lock_guard lock(mutex_);
-  int64_t all = 0;
-  for (const Opened& opened : files_) {
-    all += opened.file.size();
-  }
-  return all;
+  return size();
+}
+
+int64_t FileSpace::room(int64_t ranks) const {
+  std::error_code error;
+  const fs::space_info disk = fs::space(folder_, error);
+  return bytes() + (error ? 0 : static_cast<int64_t>(disk.available / static_cast<uintmax_t>(ranks)));
 }
 
 } // namespace trireme::activations

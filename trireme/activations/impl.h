@@ -81,6 +81,6 @@ class Activations::Impl : public std::enable_shared_from_this<Impl> {
 MoveCost measure_host(at::Device device, int64_t bytes);
 /// The same of gathering shares, of the whole: collective.
 double measure_gather(const Sharing& sharing, at::Device device, int64_t bytes);
-MoveCost measure_nvme(const std::string& folder, const aio::Options& options, int64_t bytes);
+MoveCost measure_nvme(FileSpace& files, const aio::Options& options, int64_t bytes);
 
 } // namespace trireme::activations

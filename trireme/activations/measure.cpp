@@ -16,7 +16,8 @@ namespace trireme::activations {
 namespace {
 
 constexpr int64_t kMostMeasured = int64_t{16} << 20; // bytes of a trial move, for which memory is needed beside the budget
-constexpr size_t kNumbersOfMoves = 8;
+constexpr size_t kNumbersOfMoves = 9;
+constexpr double kUsableRoom = 0.95; // of a disk: pieces of several sizes do not fill it
 constexpr size_t kNumbersOfPart = 7;
 constexpr int kTrials = 3; // of a move to a file
 constexpr double kBackward = 2; // times the forward, where nothing says when it ended
@@ -83,10 +84,9 @@ double measure_gather(const Sharing& sharing, at::Device device, int64_t bytes) 
   return end.seconds_since(begin) / static_cast<double>(bytes);
 }
 
-MoveCost measure_nvme(const std::string& folder, const aio::Options& options, int64_t bytes) {
-  const auto space = std::make_shared<FileSpace>(folder, bytes);
-  const int64_t size = aio::round_up(bytes);
-  const auto piece = space->take(size);
+MoveCost measure_nvme(FileSpace& files, const aio::Options& options, int64_t bytes) {
+  const int64_t size = bytes / aio::kAlignment * aio::kAlignment;
+  const auto piece = files.take(size);
   aio::Transfers transfers(options);
   const at::Tensor source = at::zeros({size}, at::kByte);
   const aio::Memory memory(size);
@@ -119,18 +119,20 @@ std::vector<double> Activations::Impl::measured() const {
   const double gather = largest_input > 0 ? measure_gather(storages->sharing(), device, std::min(largest_input, kMostMeasured)) : 0; // before what may fail on one rank
   MoveCost host;
   MoveCost nvme;
+  double file_room = 0;
   if (!device.is_cpu()) {
     host = measure_host(device, largest); // the host waits: all marks are there
   }
-  if (options.uses_nvme()) {
-    nvme = measure_nvme(options.nvme_path, aio, largest);
+  if (const int64_t room = options.uses_nvme() ? mover->files()->room(options.ranks_on_disk) : 0; room >= aio::kAlignment) {
+    file_room = kUsableRoom * static_cast<double>(room);
+    nvme = measure_nvme(*mover->files(), aio, std::min(largest, room / aio::kAlignment * aio::kAlignment));
     if (!device.is_cpu()) { // through pinned memory
       nvme = {std::max(host.out, nvme.out), std::max(host.in, nvme.in), 0};
     }
   }
   const Known* const last = parts.empty() ? nullptr : &parts.back();
   const double after_last = last != nullptr && in_flight == 1 && last->forward_ends.set() && last->backward_begins.set() ? last->backward_begins.seconds_since(last->forward_ends) : 0;
-  std::vector<double> numbers = {host.out, host.in, host.busy, nvme.out, nvme.in, nvme.busy, gather, -after_last}; // of all ranks the largest count: the shortest time to hide behind
+  std::vector<double> numbers = {host.out, host.in, host.busy, nvme.out, nvme.in, nvme.busy, gather, -after_last, -file_room}; // of all ranks the largest count: the shortest time to hide behind, and the least room
   for (size_t i = 0; i < parts.size(); ++i) {
     const Known& known = parts[i];
     const double forward = known.forward_ends.set() ? known.forward_ends.seconds_since(known.forward_begins) : 0;
@@ -164,6 +166,7 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
   problem.nvme = {largest[3], largest[4], largest[5]};
   problem.gather = largest[6];
   problem.after_last = std::max(0.0, -largest[7]);
+  problem.file_room = static_cast<int64_t>(-largest[8]);
   problem.budget = options.memory_budget;
   problem.in_flight = in_flight;
   problem.moving_copies = device.is_cpu() ? 2 : 1;
@@ -193,7 +196,8 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
       throw InputError("activations",
                        concat("no choice for the activations of ", parts.size(), " parts fits memory_budget, ", format_bytes(static_cast<double>(options.memory_budget)), ": the least is ",
                               format_bytes(static_cast<double>(choice.bytes)), ", with ", join(to_words(choice.ways), ", ")),
-                       concat("Raise memory_budget to ", choice.bytes, options.uses_nvme() ? "" : ", give an nvme_path", ", or make the micro-batch smaller."));
+                       concat("Raise memory_budget to ", choice.bytes, options.uses_nvme() ? "" : ", give an nvme_path", ", or make the micro-batch smaller.",
+                              options.uses_nvme() ? concat(" Files of a rank have room for ", format_bytes(static_cast<double>(problem.file_room)), '.') : ""));
     }
     for (size_t i = 0; i < parts.size(); ++i) {
       parts[i].way = choice.ways[i];

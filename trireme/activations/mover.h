@@ -49,6 +49,10 @@ class Mover : public std::enable_shared_from_this<Mover> {
   }
   int64_t bytes_out() const;
   int64_t bytes_in() const;
+  /// Where storages go in files; null without.
+  const std::shared_ptr<FileSpace>& files() const {
+    return files_;
+  }
 
  private:
   friend class Away;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <system_error>
@@ -19,7 +20,7 @@ namespace fs = std::filesystem;
 struct File::Opened {
   fs::path path;
   Descriptor descriptor;
-  int64_t size = 0;
+  mutable std::atomic<int64_t> size = 0;
   bool direct = false;
 };
 
@@ -74,14 +75,15 @@ void check_size(const fs::path& path, int64_t bytes) {
   }
 }
 
-int reserve(int fd, const fs::path& path, int64_t bytes) {
-  if (bytes == 0) {
+// What is wrong with the blocks from `begin` on; 0: they are reserved.
+int reserve(int fd, const fs::path& path, int64_t begin, int64_t end) {
+  if (begin == end) {
     return 0;
   }
   // Not posix_fallocate(): where the file system cannot, it would write a byte into each block.
   int result = 0;
   do {
-    result = ::fallocate(fd, 0, 0, bytes);
+    result = ::fallocate(fd, 0, begin, end - begin);
   } while (result != 0 && errno == EINTR);
   if (result == 0) {
     return 0;
@@ -91,13 +93,21 @@ int reserve(int fd, const fs::path& path, int64_t bytes) {
   }
   std::error_code unknown;
   const auto space = fs::space(folder_of(path), unknown);
-  if (!unknown && space.available < static_cast<uintmax_t>(bytes)) {
+  if (!unknown && space.available < static_cast<uintmax_t>(end - begin)) {
     return ENOSPC;
   }
   do {
-    result = ::ftruncate(fd, bytes);
+    result = ::ftruncate(fd, end);
   } while (result != 0 && errno == EINTR);
   return result == 0 ? 0 : errno;
+}
+
+Error failed(const char* what, int64_t bytes, const fs::path& path, int code, const char* next) {
+  return Error("aio", concat("cannot ", what, ' ', format_bytes(static_cast<double>(bytes)), " for ", path.string(), ": ", std::strerror(code), free_space_near(path)), next);
+}
+
+Error not_reserved(int64_t bytes, const fs::path& path, int code) {
+  return failed("reserve", bytes, path, code, code == ENOSPC || code == EDQUOT || code == EFBIG ? "Make room there, or name a folder on another disk." : "Name a folder on another disk.");
 }
 
 } // namespace
@@ -123,23 +133,19 @@ File::File(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 // The file that `made` is, with its blocks reserved and, where that can be, opened again for direct transfers.
 File File::sized(const fs::path& path, bool is_named, int64_t bytes, Descriptor made, bool direct) {
   const int64_t size = round_up(bytes);
-  const auto fail = [&](const char* what, int code, const char* next) {
-    const std::string space = free_space_near(path);
-    return Error("aio", concat("cannot ", what, ' ', format_bytes(static_cast<double>(size)), " for ", path.string(), ": ", std::strerror(code), space), next);
-  };
   if (!made) {
-    throw fail("make a file of", errno, "Check that the folder exists and that this user may write there.");
+    throw failed("make a file of", size, path, errno, "Check that the folder exists and that this user may write there.");
   }
   auto opened = std::make_shared<Opened>();
   opened->path = path;
   opened->size = size;
   opened->descriptor = std::move(made);
-  if (const int code = reserve(opened->descriptor.get(), path, size); code != 0) {
+  if (const int code = reserve(opened->descriptor.get(), path, 0, size); code != 0) {
     opened->descriptor.close();
     if (is_named) {
       ::unlink(path.c_str()); // before the free space is asked for: a part may have been reserved
     }
-    throw fail("reserve", code, code == ENOSPC || code == EDQUOT || code == EFBIG ? "Make room there, or name a folder on another disk." : "Name a folder on another disk.");
+    throw not_reserved(size, path, code);
   }
   if (direct) {
     const fs::path again = is_named ? path : fs::path(concat("/proc/self/fd/", opened->descriptor.get()));
@@ -187,6 +193,18 @@ File File::open(const fs::path& path, bool direct) {
     found->descriptor = made_direct(path, flags, std::move(found->descriptor), found->size, found->direct);
   }
   return File(std::move(found));
+}
+
+void File::grow(int64_t bytes) const {
+  const int64_t before = size();
+  const int64_t size = round_up(bytes);
+  if (size <= before) {
+    return;
+  }
+  if (const int code = reserve(descriptor(), path(), before, size); code != 0) {
+    throw not_reserved(size - before, path(), code);
+  }
+  opened_->size = size;
 }
 
 const fs::path& File::path() const {

@@ -10,7 +10,7 @@
 
 namespace trireme::aio {
 
-/// One file with a fixed size. Copies are the same open file, which is closed with the last of them and after the last transfer.
+/// One file whose blocks are reserved. Copies are the same open file, which is closed with the last of them and after the last transfer.
 ///
 /// Direct files bypass the page cache, where the file system can (O_DIRECT): what was written is with the disk, and takes no memory here. Other files
 /// (a file system that refuses, one that asks for more than kAlignment) are read and written through the page cache: a write is finished when it is there, and an error
@@ -27,8 +27,11 @@ class File {
   /// An existing file; only to read, where this user may not write it. Errors: Error with the file and the system's reason.
   static File open(const std::filesystem::path& path, bool direct = true);
 
+  /// Makes the file larger, with its blocks reserved: `bytes` in all, rounded up to a multiple of kAlignment. One thread at a time; transfers go on. Errors: Error, as create(); the file is as it was then.
+  void grow(int64_t bytes) const;
+
   const std::filesystem::path& path() const;
-  /// Bytes, when it was opened.
+  /// Bytes, when it was opened, and since it grew.
   int64_t size() const;
   bool direct() const;
   int descriptor() const;

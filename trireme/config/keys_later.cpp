@@ -35,9 +35,9 @@ std::vector<Section> pipeline_and_memory() {
       {"profile", H, "bool", "false", "After the second step the forward, the backward and the saved bytes of each part are logged."},
     }},
     {"engine.aio", "", "How files of offload are read and written. docs/offload.md.", false, {
-      {"block_size", H, "int >= 4096", "1048576", "Bytes of one request to the system, a multiple of 4096."},
-      {"queue_depth", H, "int >= 1", "8", "Requests that are in the system at a time."},
-      {"intra_op_parallelism", H, "int >= 1", "1", "Threads that transfer where the system has no io_uring."},
+      {"block_size", H, "int >= 4096", "1048576", "Bytes of one request to the system, a multiple of 4096, at most 1 GiB."},
+      {"queue_depth", H, "int 1..4096", "8", "Requests that are in the system at a time."},
+      {"intra_op_parallelism", H, "int 1..256", "1", "Threads that transfer where the system has no io_uring."},
       {"thread_count", R, "int", "1", "it is called \"intra_op_parallelism\"."},
       {"single_submit", H, "bool", "false", "Hand requests over one by one instead of as many as there is room for."},
       {"overlap_events", H, "bool", "true", "Wait for any request that is finished instead of for a whole queue of them."},

@@ -100,6 +100,10 @@ aio::Options read_aio(const Values& section) {
     const int64_t near = std::max<int64_t>(1, (out.block_size + kTransferUnit / 2) / kTransferUnit) * kTransferUnit;
     section.find("block_size")->fail(concat("direct transfers are multiples of ", kTransferUnit, " bytes, found ", out.block_size), concat("Write ", near, '.'));
   }
+  constexpr int64_t kLargestBlock = int64_t{1} << 30;
+  if (out.block_size > kLargestBlock) {
+    section.find("block_size")->fail(concat("must be at most ", kLargestBlock, ", found ", out.block_size));
+  }
   out.queue_depth = section.get("queue_depth", out.queue_depth);
   out.threads = section.get("intra_op_parallelism", out.threads);
   out.single_submit = section.get("single_submit", out.single_submit);

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/overloaded.h>
+#include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/moves.h>
 #include <trireme/parallel/pipeline/balance.h>
@@ -210,6 +211,16 @@ int64_t data_bytes(const RunConfig& run, const Run& e) {
   return batch + kStoredTokenBytes * (run.data.tokenizer == "bytes" ? text : text / 4);
 }
 
+// As ranks find in their first step.
+void check_choices(const Run& e) {
+  const int64_t ways = std::ssize(e.activations.choices);
+  const int64_t parts = estimate::places_of_parts(e);
+  if (ways > 0 && (e.layer_list ? ways < parts : ways != parts)) {
+    throw InputError("activations", concat("activation_checkpointing.choices has ", ways, ways == 1 ? " way" : " ways", ", and the model has ", parts, e.layer_list ? " layers" : " parts"),
+                     "Give every one a way, as a run with \"policy\": \"auto\" prints them.");
+  }
+}
+
 } // namespace
 
 RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
@@ -265,7 +276,9 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   if (e.averages() && e.averaging.start_step > 0) {
     out.notes.push_back(concat("traffic after step ", e.averaging.start_step, "; before it gradients are summed in every step"));
   }
+  e.clips = run.engine.gradient_clipping > 0;
   e.data_bytes = data_bytes(run, e);
+  check_choices(e);
   check_offload(run, out);
   return out;
 }

@@ -429,7 +429,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     log::warning(warning);
   }
 
-  check_together(parts.everyone, [&] { make_activations(parts, options); });
+  check_together(parts.everyone, [&] { make_activations(parts, options, world.local_size()); });
   if (world.rank() == 0 && parts.worker == 0) {
     impl->report.emplace(config);
   }

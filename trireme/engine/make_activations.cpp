@@ -1,5 +1,6 @@
 #include <trireme/engine/make_activations.h>
 
+#include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
@@ -135,8 +136,10 @@ void note_nothing_to_share(const Parts& parts) {
 
 } // namespace
 
-void make_activations(Parts& parts, const InitializeOptions& options) {
+void make_activations(Parts& parts, const InitializeOptions& options, int64_t ranks_of_host) {
   activations::Options wanted = options.config.activations;
+  const auto worker = env::place("TRIREME_LOCAL_WORKER"); // of a job whose ranks are worlds of their own
+  wanted.ranks_on_disk = std::max(ranks_of_host, worker ? int64_t{worker->second} : 1);
   if (wanted.shares_inputs && (parts.tensor.size() == 1 || options.sequence_parallel)) {
     wanted.shares_inputs = false;
     if (parts.everyone.rank() == 0) {

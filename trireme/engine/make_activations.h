@@ -7,7 +7,7 @@ namespace trireme::engine {
 
 /// What "activation_checkpointing" asks for, once the model is built; nothing if it asks for nothing.
 /// Errors: InputError for what does not go together.
-void make_activations(Parts& parts, const InitializeOptions& options);
+void make_activations(Parts& parts, const InitializeOptions& options, int64_t ranks_of_host);
 
 /// What "auto" chose when the checkpoint with this entry was saved is chosen again, without measuring, if model, layout and "activation_checkpointing" are the same and
 /// no step was taken; where a part turns out to get more bytes, all is measured as ever. Collective over all ranks.

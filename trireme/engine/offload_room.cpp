@@ -129,11 +129,12 @@ void note_what_is_not_moved(const Parts& parts, const InitializeOptions& options
   }
   int64_t kept = 0;
   int64_t all = 0;
-  bool has_units = false; // else it was said already that nothing is sharded
+  const int64_t threshold = options.config.zero.param_persistence_threshold;
+  bool any_large = false; // then it was said already that they are not sharded
   for (const auto* const buffers : {&parts.buffers, &parts.frozen}) {
     for (const auto& buffer : *buffers) {
       for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
-        has_units = has_units || tensor.unit != bucket::TensorInfo::kNoUnit;
+        any_large = any_large || tensor.numel() >= threshold;
       }
       for (int64_t b = 0; b < std::ssize(buffer->layout().buckets()); ++b) {
         const int64_t each = buffer->is_replicated(b) ? 0 : buffer->plan().mine(b).numel();
@@ -142,10 +143,10 @@ void note_what_is_not_moved(const Parts& parts, const InitializeOptions& options
       }
     }
   }
-  if (all == 0 && (!has_units || parts.pipe.size() > 1)) {
+  if (all == 0 && (any_large || parts.pipe.size() > 1)) {
     return; // other stages may have some
   }
-  if (const std::string note = offload::what_is_not_moved(all, kept, wanted, options.config.zero.param_persistence_threshold); !note.empty()) {
+  if (const std::string note = offload::what_is_not_moved(all, kept, wanted, threshold); !note.empty()) {
     log::info(note);
   }
 }

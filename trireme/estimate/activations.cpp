@@ -265,6 +265,14 @@ Item activations_of(const Run& run, int64_t stage) {
   return item;
 }
 
+int64_t places_of_parts(const Run& run) {
+  const std::vector<bool> is_part = treatment_of(run).is_part;
+  if (!run.layer_list) {
+    return std::count(is_part.begin(), is_part.end(), true);
+  }
+  return std::find(is_part.rbegin(), is_part.rend(), true).base() - is_part.begin();
+}
+
 std::vector<int64_t> shared_inputs(const Run& run) {
   return treatment_of(run).shared;
 }

@@ -25,6 +25,9 @@ struct ActivationMoves {
 };
 ActivationMoves activation_moves(const Run& run, int64_t stage);
 
+/// Ways that Options::choices must have: one for each part, in a list of layers for each layer up to the last part.
+int64_t places_of_parts(const Run& run);
+
 /// Bytes of each layer's input if tensor ranks keep shares of it until the layer is recomputed (activations::Options::shares_inputs); 0 for all others.
 std::vector<int64_t> shared_inputs(const Run& run);
 /// What a rank keeps of a layer that is recomputed: its input, or its share of that. `shared`: of shared_inputs().

@@ -205,11 +205,13 @@ class Moves {
     }
     if (run_.gradients_in_files()) {
       const int64_t bytes = there_.gradient_file_bytes;
-      const int64_t a = run_.accumulation;
+      const int64_t times = run_.stages == 1 ? run_.accumulation : 1; // a pipeline adds up first
+      const int64_t passes = (run_.clips || run_.compute == Type::fp16 ? 1 : 0) + (run_.parameter_norms ? 2 : 1);
+      const int64_t reads = times - 1 + passes;
       add(out_.in_files, kGradients, said(run_, bytes_of(run_.gradients()), " M, in blocks"), "", bytes);
-      move(Way::to_files, "gradients", said(run_, bytes_of(run_.gradients()), " M for each micro-batch"), said(run_, a, " x ", bytes), a * bytes);
-      move(Way::from_files, "gradients", said(run_, bytes_of(run_.gradients()), " M for each micro-batch but the first, the norm and the step"), said(run_, a + 1, " x ", bytes),
-           there_.gradient_buffers.hold_all ? 0 : (a + 1) * bytes);
+      move(Way::to_files, "gradients", said(run_, bytes_of(run_.gradients()), times > 1 ? " M for each micro-batch" : " M"), said(run_, times, " x ", bytes), times * bytes);
+      move(Way::from_files, "gradients", said(run_, bytes_of(run_.gradients()), " M", times > 1 ? " for each micro-batch but the first," : "", passes > 1 ? " for norms and for the step" : " for the step"), said(run_, reads, " x ", bytes),
+           there_.gradient_buffers.hold_all ? 0 : reads * bytes);
     }
     if (run_.on_device) {
       gradients_of_a_device(m);
@@ -264,15 +266,17 @@ class Moves {
     out_.built_parameters += bytes;
   }
 
-  // Files of them are no offload: what goes there is in `moved` for a device's link only.
   void activations(int64_t stage) {
     const ActivationMoves moves = activation_moves(run_, stage);
-    const char* const when = run_.activations.automatic ? "from forward to backward, if \"auto\" moves all parts" : "from forward to backward";
+    const bool chosen = run_.activations.automatic;
+    const char* const when = chosen ? "from forward to backward, if \"auto\" moves all parts" : "from forward to backward";
     add(out_.on_host, kActivations, when, "", moves.on_host);
     out_.may_stay_on_device = moves.on_host - moves.surely_on_host;
     add(out_.on_host, "buffers of files", "activations that are written", "", moves.staged);
-    add(out_.in_files_at_times, kActivations, "from forward to backward", "", moves.in_files);
-    out_.moved_activations = moves.moved_to_files;
+    add(out_.in_files_at_times, kActivations, chosen ? "inputs of parts, in the first two steps; then what \"auto\" chooses, if the disk has room for it" : "from forward to backward", "", moves.in_files);
+    const std::string to_files = said(run_, run_.accumulation, " x ", moves.moved_to_files / run_.accumulation);
+    move(Way::from_files, kActivations, "of A micro-batches", to_files, moves.moved_to_files);
+    move(Way::to_files, kActivations, "of A micro-batches", to_files, moves.moved_to_files);
     if (run_.on_device) {
       const int64_t bytes = moves.moved_to_host + moves.moved_to_files;
       const std::string numbers = said(run_, run_.accumulation, " x ", bytes / run_.accumulation);

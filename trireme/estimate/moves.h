@@ -88,8 +88,6 @@ struct StageMoves {
   /// Bytes that are written to files before the first step: initial states (fast_init leaves them out), and parameters as they are built.
   int64_t initial_states = 0;
   int64_t built_parameters = 0;
-  /// Of files of activations, in a step and each way; not in `moved`, which has what of activations passes a device's link.
-  int64_t moved_activations = 0;
 
   int64_t host_bytes() const;
   /// The larger of it and of host_at_start.

@@ -94,6 +94,8 @@ struct Run {
   int64_t state_bytes = 4;
   /// The optimizer adds up norms of every parameter over the ranks (LAMB).
   bool parameter_norms = false;
+  /// Gradients are clipped: their norm is computed before the step.
+  bool clips = true;
   /// Buckets are stepped during backward: no norm, and no word on parameters without a gradient.
   bool steps_in_backward = false;
 

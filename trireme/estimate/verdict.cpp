@@ -16,6 +16,10 @@ bool exceeds(int64_t need, int64_t limit) {
   return static_cast<double>(need) > kMargin * static_cast<double>(limit);
 }
 
+int64_t mapped(int64_t bytes) {
+  return bytes + kAddressSpace;
+}
+
 } // namespace
 
 Need need_of(const std::vector<StageMemory>& stages, int64_t data_ranks) {
@@ -53,9 +57,13 @@ Need need_of(const Run& run) {
   return run.on_device ? host_need_of(memory_of(layouts), moves_of(layouts), run.ranks_of_stage()) : need_of(memory_of(layouts), run.ranks_of_stage());
 }
 
+bool is_tight(const Need& need, const MemoryAtHand& memory) {
+  return (1 + kKept) * static_cast<double>(need.peak_of_all) > static_cast<double>(memory.bytes);
+}
+
 std::string why_too_large(const Need& need, const MemoryAtHand& memory, int64_t ranks) {
-  if (exceeds(need.least_of_a_rank, memory.process_bytes)) {
-    return concat(need.what, " of a rank need ", bytes(need.least_of_a_rank), ", a process may have ", bytes(memory.process_bytes),
+  if (exceeds(mapped(need.least_of_a_rank), memory.process_bytes)) {
+    return concat(need.what, " of a rank need ", bytes(need.least_of_a_rank), ", libraries and stacks ", bytes(kAddressSpace), " of address space, a process may have ", bytes(memory.process_bytes),
                   " (ulimit -v)");
   }
   if (exceeds(need.least_of_all, memory.bytes)) {
@@ -66,7 +74,7 @@ std::string why_too_large(const Need& need, const MemoryAtHand& memory, int64_t 
 }
 
 bool fits(const Need& need, const MemoryAtHand& memory) {
-  return need.peak_of_a_rank <= memory.process_bytes && need.peak_of_all <= memory.bytes;
+  return mapped(need.peak_of_a_rank) <= memory.process_bytes && need.peak_of_all <= memory.bytes;
 }
 
 } // namespace trireme::estimate

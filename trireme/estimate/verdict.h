@@ -34,6 +34,15 @@ Need need_of(const Run& run);
 /// wrong by so much for the run to fit.
 inline constexpr double kMargin = 1.1;
 
+/// What malloc keeps for later of what is freed, of the estimated peak; up to 0.66 were seen (docs/plan.md).
+inline constexpr double kKept = 0.7;
+
+/// Whether ranks on the CPU may run out of memory although their estimate fits, unless malloc gives back at once what they free.
+bool is_tight(const Need& need, const MemoryAtHand& memory);
+
+/// Address space that a process has beside its memory, for the limit of that: libraries, stacks, arenas of malloc. Measured: 500 to 700 MB of one rank, a little more of several.
+inline constexpr int64_t kAddressSpace = 700'000'000;
+
 /// Empty, or why the run cannot fit: "model states and activations of 2 ranks need 80.0 GB, this machine has free 21.0 GB".
 std::string why_too_large(const Need& need, const MemoryAtHand& memory, int64_t ranks);
 

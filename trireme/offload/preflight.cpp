@@ -112,7 +112,7 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
     out.next = concat("Fits with \"offload_param\": {\"device\": \"cpu\"}: ", size(parameters), " of parameters ", use.gradient_bytes > 0 ? concat("and ", size(use.gradient_bytes), " of gradients ") : "",
                       "stay in ", free, '.');
   } else if (both && states > 0 && fits(parameters + activations, parameters + use.building_bytes) && memory_takes(states)) {
-    out.next = concat("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: ", size(states), " of masters and states stay in ", free, '.');
+    out.next = concat("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: ", size(states), use.gradient_bytes > 0 ? " of masters, states and gradients stay in " : " of masters and states stay in ", free, '.');
   } else if (fits(activations, 0) && memory_takes(states + parameters)) {
     out.next = concat("Fits without files", activations > 0 ? " but those of activations" : "", ", with \"device\": \"cpu\": all of it stays in ", free, '.');
   } else if (room.on_device && ratio > 0) {
@@ -136,8 +136,10 @@ Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& 
   out.lines.push_back(concat(engine, ", ", disk.direct ? concat("direct transfers (aligned to ", disk.alignment, " bytes)") : "no direct transfers here: through the system's cache", ", ",
                              size(options.aio.block_size), " a request", has_threads ? "" : concat(", ", options.aio.queue_depth, " at a time"), ": reads ", speed(disk.read_bytes_per_s), ", writes ", speed(disk.write_bytes_per_s)));
   const double both = out.read_seconds + out.write_seconds;
-  out.lines.push_back(concat("a step reads ", size(use.read_bytes), " in ", format_seconds(out.read_seconds), " and writes ", size(use.write_bytes), " in ", format_seconds(out.write_seconds), ": ",
-                             format_seconds(both), " of the disk's time"));
+  if (both > 0) {
+    out.lines.push_back(concat("a step reads ", size(use.read_bytes), " in ", format_seconds(out.read_seconds), " and writes ", size(use.write_bytes), " in ", format_seconds(out.write_seconds), ": ",
+                               format_seconds(both), " of the disk's time"));
+  }
   std::string off;
   if (use.state_read_bytes > 0 && !options.optimizer.pipeline_read) {
     off = "\"pipeline_read\"";

@@ -21,8 +21,6 @@ struct Job {
   /// Types, optimizer, ZeRO's thresholds and buckets; the rest is replaced.
   estimate::Run base;
   bool autocast = false;
-  /// The norm of all gradients is needed before the first step.
-  bool clips = true;
   context::Kind context_kind = context::Kind::ring;
   /// As pipeline::PipelineOptions: "parameters" or "uniform"; others count as "parameters".
   std::string partition = "parameters";

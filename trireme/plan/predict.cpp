@@ -193,7 +193,7 @@ class Step {
     const double beside = sharing * here * (g + states + masters + e) / cluster_.memory_bandwidth;
     const double there = moved.optimizer();
     const double pass = cluster_.on_host ? beside + there : std::max(beside, there);
-    const double norm = job_.clips ? sharing * owned * g / cluster_.memory_bandwidth : 0;
+    const double norm = job_.base.clips ? sharing * owned * g / cluster_.memory_bandwidth : 0;
     const double gathers =
         run_.shards(1) ? gather_seconds(cluster_, replicas_, e * static_cast<double>(estimate::whole_elements(flat))) : 0;
     const double hidden = cluster_.overlap * std::min(pass, gathers) * (1 - 1 / static_cast<double>(std::max<int64_t>(1, std::ssize(flat.buckets()))));
@@ -271,6 +271,7 @@ void add_moves(const Cluster& cluster, const estimate::StageLayouts& layouts, co
   }
   out.on_host = moves[shown].on_host;
   out.in_files = moves[shown].in_files;
+  std::ranges::copy_if(moves[shown].in_files_at_times, std::back_inserter(out.in_files), [](const estimate::Item& item) { return item.name == estimate::kActivations; });
   out.host_bytes = cluster.on_host ? 0 : largest_host(cluster, run, on_host) + cluster.host.reserved_bytes;
   out.disk_bytes = largest_host(cluster, run, in_files);
   for (const estimate::Way way : estimate::kWays) {
