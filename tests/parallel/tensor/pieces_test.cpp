@@ -10,6 +10,7 @@
 #include <torch/utils.h>
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace trireme::tensor {
@@ -29,16 +30,21 @@ std::vector<comm::Record> named(const char* what) {
   return found;
 }
 
+/// Over shared memory the rank that comes last may end an operation as it begins it: when it was waited for says nothing there.
+bool ends_when_waited_for(const std::string& backend) {
+  return backend != "shm";
+}
+
 /// There are so many pieces behind the first `before` operations, and each was on its way before the one before it was waited for.
-void expect_overlap(const char* what, size_t pieces, size_t before = 0) {
+void expect_overlap(const std::string& backend, const char* what, size_t pieces, size_t before = 0) {
   const std::vector<comm::Record> records = named(what);
   ASSERT_EQ(records.size(), before + pieces) << what;
-  for (size_t i = before + 1; i < records.size(); ++i) {
+  for (size_t i = before + 1; i < records.size() && ends_when_waited_for(backend); ++i) {
     EXPECT_LE(records[i].queued_us, records[i - 1].finished_us) << what << ", piece " << i - before;
   }
 }
 
-void check(comm::World& world, const Shape& shape) {
+void check(comm::World& world, const std::string& backend, const Shape& shape) {
   const Ranks ranks{world.group(), /*sequence_parallel=*/true};
   torch::manual_seed(11);
   ColumnParallelLinear column(shape.features, kMiddle, ranks);
@@ -52,13 +58,13 @@ void check(comm::World& world, const Shape& shape) {
   const at::Tensor x = part(whole).requires_grad_();
 
   const at::Tensor y = row->forward(column->forward(x));
-  expect_overlap("parts of a layer", shape.pieces);         // before the column's product
-  if (const std::vector<comm::Record> gathers = named("parts of a layer"); gathers.size() > 3) {
+  expect_overlap(backend, "parts of a layer", shape.pieces);         // before the column's product
+  if (const std::vector<comm::Record> gathers = named("parts of a layer"); gathers.size() > 3 && ends_when_waited_for(backend)) {
     EXPECT_GE(gathers[3].queued_us, gathers[0].finished_us) << "not all at once: two ahead";
   }
-  expect_overlap("sum of a layer, in parts", shape.pieces); // behind the row's
+  expect_overlap(backend, "sum of a layer, in parts", shape.pieces); // behind the row's
   y.backward(part(dy));
-  expect_overlap("sum of a layer, in parts", shape.pieces, /*before=*/shape.pieces); // behind the column's
+  expect_overlap(backend, "sum of a layer, in parts", shape.pieces, /*before=*/shape.pieces); // behind the column's
   const at::Tensor expected = second->forward(first->forward(whole));
   expected.backward(dy);
 
@@ -98,7 +104,7 @@ class AtProducts {
 
 TEST(PiecesTest, TheGradientOfAColumnLayersInputTravelsBesideThatOfItsWeights) {
   for (const bool sequence_parallel : {false, true}) {
-    const auto check_column = [&](comm::World& world) {
+    const auto check_column = [&](comm::World& world, const std::string& backend) {
       torch::manual_seed(13);
       ColumnParallelLinear column(128, kMiddle, Ranks{world.group(), sequence_parallel});
       const at::Tensor y = column->forward(torch::ones({2, 64, 128}).requires_grad_());
@@ -106,16 +112,19 @@ TEST(PiecesTest, TheGradientOfAColumnLayersInputTravelsBesideThatOfItsWeights) {
       y.backward(torch::ones_like(y));
       ASSERT_EQ(seen.states.size(), 2u) << "of the input, and of the weights";
       EXPECT_EQ(seen.states[0], -1);
-      EXPECT_THAT(seen.states[1], testing::AnyOf(static_cast<int>(comm::OpState::queued), static_cast<int>(comm::OpState::started))) << "nobody has waited for it yet";
+      EXPECT_NE(seen.states[1], -1) << "it is on its way";
+      if (ends_when_waited_for(backend)) {
+        EXPECT_EQ(seen.states[1], static_cast<int>(comm::OpState::started)) << "nobody has waited for it yet";
+      }
     };
     for (const char* backend : {"shm", "gloo"}) {
-      EXPECT_THAT(test::run_ranks(2, check_column, {.backend = backend}), testing::IsEmpty()) << backend << (sequence_parallel ? ", sequence parallel" : "");
+      EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check_column(world, backend); }, {.backend = backend}), testing::IsEmpty()) << backend << (sequence_parallel ? ", sequence parallel" : "");
     }
   }
 }
 
 TEST(PiecesTest, SumsOfALayerSplitByRowsWithoutSequenceParallelism) {
-  const auto check_row = [](comm::World& world) {
+  const auto check_row = [](comm::World& world, const std::string& backend) {
     const Ranks ranks{world.group(), /*sequence_parallel=*/false};
     torch::manual_seed(12);
     RowParallelLinear row(kMiddle, 1024, ranks);
@@ -124,18 +133,18 @@ TEST(PiecesTest, SumsOfALayerSplitByRowsWithoutSequenceParallelism) {
     const at::Tensor x = torch::cos(torch::arange(2 * 3000 * kMiddle).to(torch::kFloat32)).view({2, 3000, kMiddle}); // results of 24.6 MB: two whole pieces and a rest
     const at::NoGradGuard no_gradients;
     const at::Tensor y = row->forward(x.chunk(world.size(), -1)[static_cast<size_t>(world.rank())]);
-    expect_overlap("sum of a layer", 3);
+    expect_overlap(backend, "sum of a layer", 3);
     EXPECT_LT((y - whole->forward(x)).abs().max().item<double>(), 1e-5);
   };
   for (const char* backend : {"shm", "gloo"}) {
-    EXPECT_THAT(test::run_ranks(2, check_row, {.backend = backend}), testing::IsEmpty()) << backend;
+    EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check_row(world, backend); }, {.backend = backend}), testing::IsEmpty()) << backend;
   }
 }
 
 TEST(PiecesTest, PiecesAreOnTheirWayBeforeTheyAreWaitedFor) {
   for (const Shape& shape : {Shape{4, 512, 512, 4}, Shape{1, 4096, 1024, 2}, Shape{2, 4096, 1024, 4}}) {
     for (const char* backend : {"shm", "gloo"}) {
-      EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check(world, shape); }, {.backend = backend}), testing::IsEmpty()) << shape.samples << " samples of " << shape.tokens << " tokens, " << backend;
+      EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check(world, backend, shape); }, {.backend = backend}), testing::IsEmpty()) << shape.samples << " samples of " << shape.tokens << " tokens, " << backend;
     }
   }
 }
