@@ -2,15 +2,18 @@
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
+#include <trireme/config/run_file.h>
 #include <trireme/data/tokenizer.h>
 
 namespace trireme::tools {
 
-std::vector<std::string> with_device(const config::RunConfig& run, std::vector<std::string> overrides) {
-  if (const auto asked = env::text("TRIREME_DEVICE"); asked && run.training.device == "auto" && asked->starts_with("cuda")) {
-    overrides.push_back("training.device=" + *asked);
+config::RunConfig with_device(config::RunConfig run, const std::filesystem::path& run_file, std::vector<std::string>& overrides) {
+  const auto asked = env::text("TRIREME_DEVICE");
+  if (!asked || run.training.device != "auto" || !asked->starts_with("cuda")) {
+    return run;
   }
-  return overrides;
+  overrides.push_back("training.device=" + *asked);
+  return config::read_run_file(run_file, overrides);
 }
 
 int64_t ranks_of_replica(const config::RunConfig& run) {

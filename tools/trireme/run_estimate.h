@@ -4,6 +4,10 @@
 #include <trireme/estimate/memory.h>
 #include <trireme/estimate/verdict.h>
 
+#include <filesystem>
+#include <string>
+#include <vector>
+
 namespace trireme::tools {
 
 /// The ranks that run: `asked` (0: what "parallel" asks for, data-parallel replicas that "auto" leaves open being `replicas`).
@@ -13,8 +17,8 @@ int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int6
 /// Ranks that hold one copy of the model.
 int64_t ranks_of_replica(const config::RunConfig& run);
 
-/// Overrides with the device that ranks take from the environment, for an estimate: what "auto" finds is known later.
-std::vector<std::string> with_device(const config::RunConfig& run, std::vector<std::string> overrides);
+/// The run with the device that ranks take from the environment, for an estimate: what "auto" finds is known later. Only if there is one, it is added to `overrides` and the file is read again.
+config::RunConfig with_device(config::RunConfig run, const std::filesystem::path& run_file, std::vector<std::string>& overrides);
 
 /// config::describe(), with the vocabulary of the run's tokenizer where the model takes that.
 config::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks);

@@ -353,8 +353,8 @@ void print_rest(const Shown& shown) {
 
 int show_estimate(const EstimateCommand& command) {
   Shown shown;
-  shown.config = config::read_run_file(command.run_file, command.overrides);
-  shown.config = config::read_run_file(command.run_file, with_device(shown.config, command.overrides));
+  std::vector<std::string> overrides = command.overrides;
+  shown.config = with_device(config::read_run_file(command.run_file, overrides), command.run_file, overrides);
   shown.ranks = ranks_of(shown.config, command.run_file.string(), command.ranks);
   config::RunEstimate described = describe_run(shown.config, shown.ranks);
   shown.run = std::move(described.run);

@@ -258,8 +258,11 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
 // Where memory is short. Ranks with files or sharded parameters do so by themselves.
 void give_back_freed_memory(const estimate::Run& run, const estimate::MemoryAtHand& at_hand, launch::LaunchOptions& options) {
   constexpr const char* kThreshold = "MALLOC_MMAP_THRESHOLD_";
+  if (run.on_device || run.offload.uses_files() || run.shards(3) || env::text(kThreshold)) {
+    return;
+  }
   const estimate::Need need = estimate::need_of(run);
-  if (run.on_device || run.offload.uses_files() || run.shards(3) || env::text(kThreshold) || !estimate::is_tight(need, at_hand)) {
+  if (!estimate::is_tight(need, at_hand)) {
     return;
   }
   options.extra_env.emplace_back(kThreshold, "1048576");
@@ -364,8 +367,8 @@ int train_job(TrainCommand command) {
   const int64_t ranks = ranks_on(command, run, slots);
   run.engine.batch_for(ranks / ranks_of_replica(run)); // complain before anything starts
   if (command.memory_check && slots == 0) { // of other hosts only their agents know, of a GPU's own memory only ranks
-    const std::vector<std::string> overrides = with_device(run, command.overrides);
-    const estimate::Run described = describe_run(config::read_run_file(command.run_file, overrides), ranks).run;
+    std::vector<std::string> overrides = command.overrides;
+    const estimate::Run described = describe_run(with_device(run, command.run_file, overrides), ranks).run;
     const estimate::MemoryAtHand at_hand = estimate::memory_at_hand();
     check_memory(described, command.run_file, overrides, ranks, at_hand);
     check_files(described);
