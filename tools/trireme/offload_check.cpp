@@ -42,15 +42,6 @@ offload::KindUse use_of(const StageMoves& moves, bool parameters) {
   return use;
 }
 
-// Each way.
-int64_t moved_activations(const StageMoves& moves) {
-  int64_t bytes = 0;
-  for (const Item& item : moves.moved) {
-    bytes += item.name == estimate::kActivations && item.axis == estimate::way_name(Way::to_files) ? item.bytes : 0;
-  }
-  return bytes;
-}
-
 std::string spoken_way(std::string name) {
   std::replace(name.begin(), name.end(), '_', ' ');
   return name;
@@ -86,7 +77,7 @@ std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std:
     const int64_t begin = std::max(first, stage.stage * run.ranks_of_stage());
     const int64_t end = std::min(first + count, (stage.stage + 1) * run.ranks_of_stage());
     if (begin < end) {
-      offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), end - begin, {run.activations.nvme_path, stage.activation_bytes(), moved_activations(stage)});
+      offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), end - begin, {run.activations.nvme_path, stage.activation_bytes(), stage.moved_activations()});
     }
   }
   return folders;

@@ -48,10 +48,10 @@ constexpr const char* kParameters = "parameters";
 constexpr const char* kGradients = "gradients";
 constexpr const char* kBuilding = "modules as they are built";
 
-int64_t named(const std::vector<Item>& items, const std::string& name) {
+int64_t named(const std::vector<Item>& items, const std::string& name, const std::string& axis = "") {
   int64_t bytes = 0;
   for (const Item& item : items) {
-    bytes += item.name == name ? item.bytes : 0;
+    bytes += item.name == name && (axis.empty() || item.axis == axis) ? item.bytes : 0;
   }
   return bytes;
 }
@@ -364,6 +364,10 @@ int64_t StageMoves::building_bytes() const {
 
 int64_t StageMoves::activation_bytes() const {
   return named(in_files_at_times, kActivations);
+}
+
+int64_t StageMoves::moved_activations() const {
+  return named(moved, kActivations, way_name(Way::to_files));
 }
 
 int64_t StageMoves::disk_bytes() const {

@@ -105,6 +105,8 @@ struct StageMoves {
   int64_t gradient_file_bytes() const;
   int64_t building_bytes() const;
   int64_t activation_bytes() const;
+  /// To files in a step; as many come back.
+  int64_t moved_activations() const;
   /// The most that lies in files at a time: all of in_files and activations, or, before masters and states have their files, parameters twice and gradients.
   int64_t disk_bytes() const;
   int64_t bytes(Way way) const;
