@@ -1,4 +1,4 @@
-#include "shell.h"
+#include "folder_on_disk.h"
 
 #include <tests/support/sanitized.h>
 
@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-class EstimateCommandTest : public RunFolder {
+class EstimateCommandTest : public RunFolderOnDisk {
  protected:
   Finished estimate(const std::string& rest, int seconds = 20) const {
     return sh(concat(kTrireme, " estimate ", path("run.json"), ' ', rest), seconds);

@@ -1,4 +1,4 @@
-#include "shell.h"
+#include "folder_on_disk.h"
 
 #include <tests/support/limited_group.h>
 #include <tests/support/sanitized.h>
@@ -10,7 +10,7 @@ namespace {
 
 using testing::HasSubstr;
 
-class MemoryLimitTest : public RunFolder {};
+class MemoryLimitTest : public RunFolderOnDisk {};
 
 /// 30 million parameters on 4 ranks: 472 MB of states a rank at stage 0, 118 MB at stage 3; a limit between them.
 TEST_F(MemoryLimitTest, StageThreeTrainsWhereStageZeroIsTooLarge) {

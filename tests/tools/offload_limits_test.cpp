@@ -1,5 +1,5 @@
 // Disks and memory that are a little too small, and a little larger: what is said before the first step is what a run needs.
-#include "shell.h"
+#include "folder_on_disk.h"
 
 #include <tests/support/limited_group.h>
 #include <tests/support/sanitized.h>
@@ -25,7 +25,7 @@ struct Files {
   std::string activations = {};
 };
 
-class OffloadLimitsTest : public RunFolder {
+class OffloadLimitsTest : public RunFolderOnDisk {
  protected:
   std::string set(const std::string& override) const {
     return concat(" --set \"", escaped(override), '"');

@@ -1,6 +1,6 @@
 // Models that the memory at hand does not hold train from files, as `trireme train` does it: two ranks and their launcher in one control group, stopped and resumed in the middle.
 #include "run_in_files.h"
-#include "shell.h"
+#include "folder_on_disk.h"
 
 #include <tests/support/limited_group.h>
 #include <tests/support/sanitized.h>
@@ -34,7 +34,7 @@ std::string size(int64_t bytes) {
   return format_bytes(static_cast<double>(bytes));
 }
 
-class OffloadMemoryTrainTest : public RunFolder {
+class OffloadMemoryTrainTest : public RunFolderOnDisk {
  protected:
   /// In bf16: of each parameter 2 bytes, 2 of its gradient, and 12 of its master and states. Layers of 1.6 MB, so that buffers are small; recomputed, so that activations are.
   void write_large(const std::string& name, const json& files) const {

@@ -41,7 +41,7 @@ inline Finished sh(const std::string& command, int seconds = 120) {
 /// A folder with a tiny data set and a run file on it.
 class RunFolder : public testing::Test {
  protected:
-  RunFolder() : folder(std::filesystem::path(testing::TempDir()) / concat("trireme_tools_", ::getpid())) {
+  explicit RunFolder(const std::filesystem::path& parent = testing::TempDir()) : folder(parent / concat("trireme_tools_", ::getpid())) {
     std::filesystem::create_directories(folder);
     std::vector<uint16_t> tokens; // counting with strides: something a model learns in a few steps
     for (int i = 0; i < 6000; ++i) {
