@@ -6,6 +6,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
+#include <trireme/base/text.h>
 #include <trireme/base/units.h>
 #include <trireme/plan/search.h>
 
@@ -110,6 +111,7 @@ ordered_json row_json(const plan::Job& job, const plan::Cluster& cluster, const 
                       {"schedule", pipeline::schedule_name(layout.schedule)},
                       {"chunks", layout.chunks},
                       {"recompute", layout.recompute},
+                      {"choices", activations::to_words(prediction.choices)},
                       {"offload", offload_json(layout)},
                       {"memory_bytes", prediction.memory_bytes > 0 ? ordered_json(prediction.memory_bytes) : ordered_json()}};
   row["memory"] = ordered_json::object();
@@ -219,7 +221,7 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
     std::cout << std::right << std::setw(2) << i + 1 << std::setw(6) << layout.pipe << std::setw(6) << layout.data << std::setw(9) << layout.context
               << std::setw(8) << layout.tensor << std::setw(4) << (layout.sequence_parallel ? "yes" : "-") << std::setw(6) << layout.zero_stage << std::setw(13)
               << concat(layout.micro_batch, " x ", layout.accumulation(job)) << "  " << std::left << std::setw(17) << schedule << std::right << std::setw(9)
-              << (layout.recompute > 0 ? "yes" : "-") << std::setw(10) << size_text(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
+              << (!p.choices.empty() ? "by part" : layout.recompute > 0 ? "yes" : "-") << std::setw(10) << size_text(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
               << 100 * p.bubble << " %" << std::setw(11) << (step.size() < 11 ? step : ' ' + step) << std::setw(10) << format_count(tokens_per_second(job, p))
               << std::setprecision(model_flops(job, cluster, p) < 1e12 ? 3 : 1) << std::setw(16) << model_flops(job, cluster, p) / 1e12
               << (any_moves ? concat("  ", moves_text(layout)) : "") << '\n';
@@ -230,6 +232,9 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
     if (item.bytes > 0 && (cluster.on_host || (item.name != "data" && item.name != "baseline"))) {
       print_item(item);
     }
+  }
+  if (!first.choices.empty()) {
+    std::cout << concat("the first, activations by part\n  \"choices\": [\"", join(activations::to_words(first.choices), "\", \""), "\"]\n");
   }
   print_moves(first);
   std::cout << (first.traffic.empty() ? "" : "the first, sent by a rank in a step\n");
@@ -284,7 +289,7 @@ int show_plan(const PlanCommand& command) {
     cluster = plan::read_cluster(command.cluster);
   }
   if (const activations::Options& wanted = run.engine.activations; wanted.automatic) {
-    log::info(command.run_file.string(), ": what becomes of activations is chosen by what ranks measure (activation_checkpointing.policy \"auto\"): the plan takes the time of keeping all of them, in no more than memory_budget, and is too fast where that is short");
+    log::info(command.run_file.string(), ": what becomes of activations is chosen for each layout as ranks choose it, by planned costs where they measure (activation_checkpointing.policy \"auto\")");
   } else if (wanted.policy || !wanted.choices.empty()) {
     log::info(command.run_file.string(), ": the activations of all layouts go the way that activation_checkpointing says");
   }

@@ -265,8 +265,12 @@ Item activations_of(const Run& run, int64_t stage) {
   return item;
 }
 
+std::vector<bool> parts(const Run& run) {
+  return treatment_of(run).is_part;
+}
+
 int64_t places_of_parts(const Run& run) {
-  const std::vector<bool> is_part = treatment_of(run).is_part;
+  const std::vector<bool> is_part = parts(run);
   if (!run.layer_list) {
     return std::count(is_part.begin(), is_part.end(), true);
   }

@@ -25,6 +25,9 @@ struct ActivationMoves {
 };
 ActivationMoves activation_moves(const Run& run, int64_t stage);
 
+/// Which layers the model calls as parts, whose activations Options says something of.
+std::vector<bool> parts(const Run& run);
+
 /// Ways that Options::choices must have: one for each part, in a list of layers for each layer up to the last part.
 int64_t places_of_parts(const Run& run);
 

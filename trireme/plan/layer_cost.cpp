@@ -184,9 +184,9 @@ class Costs {
   double vocabulary_;
 };
 
-// Whether each layer is recomputed in backward: as the layout says, unless the job names ways.
+// Whether each layer is recomputed in backward: as the layout says, unless the job names ways; none where "auto" has not chosen yet.
 std::vector<bool> recomputed(const Job& job, const Layout& layout, int64_t layers) {
-  std::vector<bool> out(static_cast<size_t>(layers), layout.recompute > 0);
+  std::vector<bool> out(static_cast<size_t>(layers), layout.recompute > 0 && !job.base.activations.automatic);
   const activations::Options& activations = job.base.activations;
   if (activations.policy || !activations.choices.empty()) {
     const std::vector<activations::Way> ways = run_of_layers(job, layout).ways();

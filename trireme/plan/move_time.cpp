@@ -11,6 +11,7 @@ ActivationTimes& ActivationTimes::operator+=(const ActivationTimes& other) {
   leave_to_files += other.leave_to_files;
   back_over_link += other.back_over_link;
   back_from_files += other.back_from_files;
+  copied += other.copied;
   return *this;
 }
 
@@ -79,7 +80,9 @@ ActivationTimes activation_times(const Cluster& cluster, int64_t bytes, activati
   const auto seconds = [&](bool moves, double bandwidth) { return moves && bandwidth > 0 ? static_cast<double>(bytes) / bandwidth : 0; };
   const double link = seconds(activations::moves(way) && !cluster.on_host, cluster.host.link_bandwidth);
   const auto ranks = static_cast<double>(cluster.ranks_per_host);
-  return {link, seconds(activations::to_nvme(way), cluster.disk.write_bandwidth / ranks), link, seconds(activations::to_nvme(way), cluster.disk.read_bandwidth / ranks)};
+  const double sharing = std::max(1.0, ranks / static_cast<double>(cluster.processors));
+  const double copied = cluster.on_host ? 2 * sharing * seconds(activations::to_nvme(way), cluster.memory_bandwidth) : 0; // a copy reads and writes
+  return {link, seconds(activations::to_nvme(way), cluster.disk.write_bandwidth / ranks), link, seconds(activations::to_nvme(way), cluster.disk.read_bandwidth / ranks), copied};
 }
 
 } // namespace trireme::plan

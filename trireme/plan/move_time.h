@@ -11,6 +11,8 @@ struct ActivationTimes {
   double leave_to_files = 0;
   double back_over_link = 0;
   double back_from_files = 0;
+  /// Of forward, and again of backward, by the computing threads themselves: ranks on the CPU, from activations to a file's buffers.
+  double copied = 0;
 
   ActivationTimes& operator+=(const ActivationTimes& other);
 };

@@ -5,6 +5,7 @@
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/traffic.h>
+#include <trireme/plan/choose_ways.h>
 #include <trireme/plan/link_time.h>
 #include <trireme/plan/move_time.h>
 
@@ -109,6 +110,8 @@ class Step {
         moved += activation_times(cluster_, activations::recomputes(ways[i]) ? estimate::kept_input(run_, shared, i) : run_.model.layers[i].kept, ways[i]);
         part.backward_weight += layer.backward_weight + layer.gradients + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
       }
+      part.forward += moved.copied;
+      part.backward_input += moved.copied;
       part.backward = part.backward_input + part.backward_weight;
       if (run_.splits_backward && !run_.computes_weights_later(stage)) {
         part.backward_input = part.backward;
@@ -304,7 +307,7 @@ void add_memory(const Cluster& cluster, const estimate::StageLayouts& layouts, P
   out.memory = largest->items;
   out.memory_bytes = needed(cluster, *largest);
   out.refused = out.memory_bytes > cluster.memory_bytes ? too_large(cluster, out) : "";
-  const bool moves_activations = run.moves_activations() && !run.activations.automatic; // what that chooses is planned as if it kept everything
+  const bool moves_activations = run.moves_activations() && !run.activations.automatic; // not chosen yet
   if (run.moves_states() || run.moves_parameters() || moves_activations) {
     add_moves(cluster, layouts, memory, static_cast<size_t>(largest - memory.begin()), out);
   }
@@ -327,10 +330,17 @@ Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layo
   }
   const estimate::StageLayouts layouts(run);
   add_memory(cluster, layouts, out);
-  if (with_times && out.refused.empty()) {
-    Step(cluster, job, layout, layouts, shared).into(out);
-    out.traffic = traffic_of(cluster, layout, layouts);
+  if (!with_times || !out.refused.empty()) {
+    return out;
   }
+  if (run.activations.automatic) {
+    ChosenWays chosen = choose_ways(cluster, job, layout, run);
+    out.refused = chosen.refused;
+    return out.refused.empty() ? worked_out(cluster, with_choices(job, std::move(chosen.choices)), layout, shared, true) : out;
+  }
+  Step(cluster, job, layout, layouts, shared).into(out);
+  out.traffic = traffic_of(cluster, layout, layouts);
+  out.choices = run.activations.choices;
   return out;
 }
 

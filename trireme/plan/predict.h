@@ -39,6 +39,8 @@ struct Prediction {
   int64_t disk_bytes = 0;
   /// Share of the pipeline's time in which a stage computes nothing.
   double bubble = 0;
+  /// The ways of activations, where the job has a list of them or "auto" chooses: activations::Options::choices.
+  std::vector<activations::Way> choices = {};
   double step_seconds = 0;
   /// What the step consists of: computation with the collectives between layers and the bubble; sums of gradients that hide behind nothing;
   /// the optimizer with the gathers of parameters.
@@ -60,7 +62,8 @@ struct Prediction {
 ///
 /// Offload: gradients that leave, units that come, and activations in both directions hide behind the computation beside them; on one direction of a link, or one disk, they add up. The optimizer's buckets are read, stepped on the host, written and
 /// sent back one behind the other, so the slowest of these counts, and of the others one bucket. With a delayed update all of it hides behind the next step.
-/// Cost: proportional to stages x micro-batches x chunks.
+/// Where "auto" chooses ways of activations they are chosen first (choose_ways()); a choice that does not fit is refused.
+/// Cost: proportional to stages x micro-batches x chunks; of a choice that of choose_ways().
 Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared);
 Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout);
 

@@ -151,6 +151,9 @@ class Search {
           continue;
         }
         for (const int64_t recompute : {0, 1}) {
+          if (recompute > 0 && job_.base.activations.automatic) {
+            continue; // chosen
+          }
           layout.recompute = recompute;
           add_schedules(layout);
         }
@@ -221,7 +224,7 @@ class Search {
     if (fitting_.count(axes) > 0) {
       return;
     }
-    Layout layout{.pipe = std::get<0>(axes), .data = std::get<1>(axes), .context = std::get<2>(axes), .tensor = std::get<3>(axes), .recompute = 1};
+    Layout layout{.pipe = std::get<0>(axes), .data = std::get<1>(axes), .context = std::get<2>(axes), .tensor = std::get<3>(axes), .recompute = job_.base.activations.automatic ? 0 : 1};
     layout.sequence_parallel = layout.tensor > 1;
     layout.sequence_parallel = layout.sequence_parallel && why_impossible(job_, layout).empty();
     std::vector<Layout> smallest;

@@ -1,0 +1,139 @@
+// "auto" of activation_checkpointing in a plan: the choice that ranks would make, with planned costs.
+#include "clusters.h"
+
+#include <trireme/estimate/activations.h>
+#include <trireme/plan/choose_ways.h>
+#include <trireme/plan/predict.h>
+#include <trireme/plan/search.h>
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+namespace trireme::plan {
+namespace {
+
+using activations::Way;
+using testing::Each;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr int64_t kBlocks = 8;
+
+// Cards that only multiply matrices; over the link a block's activations take less time than the block, to the disk more.
+Cluster cards(int64_t ranks = 1) {
+  Cluster out = multiplying_host(ranks, 1e12, {});
+  out.host = {int64_t{1} << 50, 0, 1e12, 2e10};
+  out.disk = {int64_t{1} << 50, 1e9, 1e9};
+  return out;
+}
+
+Job job(int64_t batch = 4) {
+  Job out = gpt_job(kBlocks, 256, 4, 64, 100, batch);
+  out.base.clips = false;
+  out.base.activations.nvme_path = "/n";
+  return out;
+}
+
+Job within(int64_t budget, int64_t batch = 4) {
+  Job out = job(batch);
+  out.base.activations.automatic = true;
+  out.base.activations.memory_budget = budget;
+  return out;
+}
+
+Job uniform(Way way) {
+  Job out = job();
+  out.base.activations.policy = way;
+  return out;
+}
+
+int64_t kept_by_a_block() {
+  return model_of(job(), {}, 1).layers.at(2).kept;
+}
+
+TEST(PlanChoiceTest, KeepsAllWhereThereIsRoom) {
+  const Prediction p = predict(cards(), within(kBlocks * kept_by_a_block()), {});
+  EXPECT_EQ(p.refused, "");
+  EXPECT_THAT(p.choices, testing::AllOf(SizeIs(kBlocks), Each(Way::keep)));
+  EXPECT_DOUBLE_EQ(p.step_seconds, predict(cards(), uniform(Way::keep), {}).step_seconds);
+  EXPECT_THAT(p.moved, IsEmpty());
+}
+
+// Whatever the budget: what is chosen is within it, and no slower than any way for all parts that is.
+TEST(PlanChoiceTest, IsNoSlowerThanAnyUniformWayThatFits) {
+  for (const double link : {2e10, 1e9, 1e8}) {
+    Cluster cluster = cards();
+    cluster.host.link_bandwidth = link;
+    const int64_t all = kBlocks * kept_by_a_block();
+    bool any_moved = false;
+    for (const double share : {0.9, 0.6, 0.4, 0.3}) {
+      const auto budget = static_cast<int64_t>(share * static_cast<double>(all));
+      SCOPED_TRACE(testing::Message() << "link " << link << ", share " << share);
+      const Prediction chosen = predict(cluster, within(budget), {});
+      ASSERT_EQ(chosen.refused, "");
+      const Prediction keep = predict(cluster, uniform(Way::keep), {});
+      EXPECT_LE(chosen.memory_bytes, keep.memory_bytes - all + budget + kept_by_a_block()) << "the last may be a block's that is recomputed while the head's is counted too";
+      any_moved = any_moved || !chosen.moved.empty();
+      for (const Way way : activations::kWays) {
+        const Prediction one = predict(cluster, uniform(way), {});
+        if (one.memory_bytes <= keep.memory_bytes - all + budget) {
+          EXPECT_LE(chosen.step_seconds, 1.001 * one.step_seconds) << activations::name_of(way);
+        }
+      }
+    }
+    EXPECT_EQ(any_moved, link > 1e8) << "over a slow link nothing is worth it";
+  }
+}
+
+TEST(PlanChoiceTest, ABudgetThatNothingFitsIsRefused) {
+  Job small = within(kept_by_a_block() / 20);
+  small.base.activations.nvme_path.clear();
+  EXPECT_THAT(predict(cards(), small, {}).refused, testing::AllOf(HasSubstr("no choice for the activations of the 8 parts fits memory_budget"), HasSubstr("the least is ")));
+  EXPECT_THAT(predict(cards(4), within(kept_by_a_block() / 20), {.pipe = 4}).refused, HasSubstr("parts of stage 0 fits memory_budget"));
+}
+
+// The first stage holds four micro-batches, the last one a single one.
+TEST(PlanChoiceTest, StagesChooseByThemselves) {
+  Cluster cluster = cards(4);
+  cluster.host.memory_bytes = 0; // nothing moves
+  cluster.disk.bytes = 0;
+  const Prediction p = predict(cluster, within(3 * kept_by_a_block(), 16), {.pipe = 4, .micro_batch = 1});
+  ASSERT_EQ(p.refused, "");
+  const Job plain = job(16);
+  Shared shared(plain);
+  const std::vector<int64_t> bounds = shared.bounds({.pipe = 4});
+  const auto recomputed = [&](int64_t stage) {
+    return std::count_if(p.choices.begin() + bounds[static_cast<size_t>(stage)], p.choices.begin() + std::min<int64_t>(bounds[static_cast<size_t>(stage) + 1], std::ssize(p.choices)), activations::recomputes);
+  };
+  EXPECT_GT(recomputed(0), recomputed(3));
+  EXPECT_EQ(recomputed(3), 0);
+}
+
+TEST(PlanChoiceTest, TheDiskOfAHostIsShared) {
+  Cluster cluster = cards(2);
+  cluster.host.link_bandwidth = 2e12;
+  cluster.disk = {int64_t{1} << 50, 1e12, 1e12};
+  const auto in_files = [&](int64_t room) {
+    cluster.disk.bytes = room;
+    const Prediction p = predict(cluster, within(3 * kept_by_a_block()), {.data = 2});
+    EXPECT_EQ(p.refused, "");
+    EXPECT_LE(p.disk_bytes, room);
+    return p.disk_bytes;
+  };
+  EXPECT_LE(in_files(2 * kept_by_a_block()), 2 * kept_by_a_block());
+}
+
+// A search takes each layout once: nothing is asked for by an interval of recomputation.
+TEST(PlanChoiceTest, LayoutsAreListedOnce) {
+  const Plan found = search(cards(2), within(4 * kept_by_a_block()), {.best = 100});
+  ASSERT_GT(found.best.size(), 3U);
+  for (const Prediction& p : found.best) {
+    EXPECT_EQ(p.layout.recompute, 0);
+    EXPECT_FALSE(p.choices.empty());
+  }
+}
+
+} // namespace
+} // namespace trireme::plan
