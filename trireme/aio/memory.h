@@ -1,13 +1,12 @@
 #pragma once
 
+#include <trireme/aio/options.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 namespace trireme::aio {
-
-/// Offsets in files, addresses and sizes of transfers are multiples of it, in bytes: what direct transfers ask for at most on disks of today.
-inline constexpr int64_t kAlignment = 4096;
 
 constexpr int64_t round_up(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;

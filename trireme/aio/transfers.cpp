@@ -12,9 +12,6 @@
 namespace trireme::aio {
 namespace {
 
-constexpr int64_t kMostRequests = 4096; // what an io_uring has room for everywhere is 32768
-constexpr int64_t kMostThreads = 256;
-
 bool may_use_uring(std::string& why_not) {
   const std::string wanted = env::text("TRIREME_AIO").value_or("io_uring");
   if (wanted != "threads" && wanted != "io_uring") {
@@ -30,8 +27,8 @@ void check(const Options& options) {
   const auto refuse = [](const char* key, int64_t value, const std::string& needed) {
     throw InputError("aio", concat(key, " is ", value, ", ", needed, " is needed"));
   };
-  if (options.block_size < kAlignment || options.block_size % kAlignment != 0 || options.block_size > int64_t{1} << 30) {
-    refuse("block_size", options.block_size, concat("a multiple of ", kAlignment, " of at most ", int64_t{1} << 30));
+  if (options.block_size < kAlignment || options.block_size % kAlignment != 0 || options.block_size > kMostBlockBytes) {
+    refuse("block_size", options.block_size, concat("a multiple of ", kAlignment, " of at most ", kMostBlockBytes));
   }
   if (options.queue_depth < 1 || options.queue_depth > kMostRequests) {
     refuse("queue_depth", options.queue_depth, concat("a number from 1 to ", kMostRequests));

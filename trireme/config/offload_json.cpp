@@ -15,7 +15,6 @@ using offload::Place;
 
 // A buffer is read into and one written from while one is stepped.
 constexpr int64_t kLeastBuffers = 3;
-constexpr int64_t kTransferUnit = 4096;
 
 Place place_of(const Values& section) {
   const auto device = section.get<std::string>("device", "none");
@@ -96,13 +95,12 @@ offload::ParameterOptions read_parameter_place(const Values& section, int zero_s
 aio::Options read_aio(const Values& section) {
   aio::Options out;
   out.block_size = section.get("block_size", out.block_size);
-  if (out.block_size % kTransferUnit != 0) {
-    const int64_t near = std::max<int64_t>(1, (out.block_size + kTransferUnit / 2) / kTransferUnit) * kTransferUnit;
-    section.find("block_size")->fail(concat("direct transfers are multiples of ", kTransferUnit, " bytes, found ", out.block_size), concat("Write ", near, '.'));
+  if (out.block_size % aio::kAlignment != 0) {
+    const int64_t near = std::max<int64_t>(1, (out.block_size + aio::kAlignment / 2) / aio::kAlignment) * aio::kAlignment;
+    section.find("block_size")->fail(concat("direct transfers are multiples of ", aio::kAlignment, " bytes, found ", out.block_size), concat("Write ", near, '.'));
   }
-  constexpr int64_t kLargestBlock = int64_t{1} << 30;
-  if (out.block_size > kLargestBlock) {
-    section.find("block_size")->fail(concat("must be at most ", kLargestBlock, ", found ", out.block_size));
+  if (out.block_size > aio::kMostBlockBytes) {
+    section.find("block_size")->fail(concat("must be at most ", aio::kMostBlockBytes, ", found ", out.block_size));
   }
   out.queue_depth = section.get("queue_depth", out.queue_depth);
   out.threads = section.get("intra_op_parallelism", out.threads);
