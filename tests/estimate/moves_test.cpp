@@ -267,6 +267,39 @@ TEST(MovesTest, ParametersInFilesLeaveBuffers) {
   }
 }
 
+// They pass through buffers on its host; the norm is taken on the device as they leave.
+TEST(MovesTest, GradientsOfADeviceAreInFilesWhereMastersAndParametersAre) {
+  for (const double ratio : {1.0, 0.5}) {
+    estimate::Run run = moving(2, 3, true, Place::nvme, Place::nvme);
+    run.accumulation = 3;
+    run.clips = true;
+    run.offload.optimizer.ratio = ratio;
+    run.offload.optimizer.buffer_count = 1;
+    const bucket::FlatLayout layout = layout_of(run, 0);
+    const int64_t moved = elsewhere_of(run, layout).state_buckets;
+    ASSERT_EQ(moved < std::ssize(layout.buckets()), ratio < 1);
+    int64_t elements = 0;
+    int64_t in_files = 0;
+    for (int64_t b = 0; b < moved; ++b) {
+      const int64_t each = layout.buckets()[b].numel() / 2;
+      elements += each;
+      in_files += blocks(4 * each);
+    }
+    const StageMoves moves = moves_of(run).front();
+    EXPECT_EQ(named(moves.in_files, "gradients"), in_files);
+    EXPECT_EQ(named(moves.on_host, "gradients"), 0);
+    EXPECT_EQ(bytes_in(memory_of(run).front(), Category::gradients), 4 * (layout.numel() / 2 - elements));
+    EXPECT_EQ(named(moves.moved, "gradients", "to_host"), 3 * 4 * elements);
+    EXPECT_EQ(named(moves.moved, "gradients, to be added to", "to_device"), 2 * 4 * elements);
+    EXPECT_EQ(named(moves.moved, "gradients", "to_files"), 3 * in_files);
+    EXPECT_EQ(named(moves.moved, "gradients", "from_files"), 3 * in_files) << "twice to be added to, and for the step";
+    run.offload.parameters.place = Place::host;
+    const StageMoves on_host = moves_of(run).front();
+    EXPECT_EQ(named(on_host.in_files, "gradients"), 0);
+    EXPECT_EQ(named(on_host.on_host, "gradients"), 4 * elements);
+  }
+}
+
 // A layer is built with all its parameters in one bucket; its file goes when it has moved to the others.
 TEST(MovesTest, ParametersAreInFilesTwiceAtTheStart) {
   for (const int64_t ranks : {1, 2}) {

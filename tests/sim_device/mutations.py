@@ -18,6 +18,7 @@ GUARD = "TRIREME_MUTATION"
 STAGED = ("sim_device_staged_test", "SimDeviceStreamsTest.*:*shm2Ranks")
 ENGINE = ("sim_device_engine_test", "All/SimDeviceEngineTest.IsEqualToTheCpu/zero3:SimDeviceTwoEngines.BatchesAndScalars*")
 OFFLOAD = ("sim_device_offload_test", "All/SimDeviceOffloadTest.*/zero0_fp32:*/zero2_bf16:*/parameters_fp32:*/parameters_in_files_fp32:SimDeviceMoves.*:SimDeviceShards.*:All/SimDeviceDelayedTest.*/zero0")
+PLACEMENTS = (OFFLOAD[0], "All/SimDevicePlacementsTest.*/zero3_1ranks*")
 
 COPIES = "trireme/comm/staged/copies.cpp"
 POOL = "trireme/comm/staged/pinned_pool.cpp"
@@ -52,7 +53,8 @@ LEFT_OUT = [
     ("scalars_are_waited_for", SCALARS, "", "copied_->synchronize();", ENGINE),
     ("gradients_leave_after_the_stream", GRADIENTS, "", "ready.block(own);", OFFLOAD),
     ("gradients_are_recorded", GRADIENTS, "", "device::record_stream(values, own);", OFFLOAD),
-    ("gradients_are_waited_for", GRADIENTS, "", "home.arrived.synchronize();", OFFLOAD),
+    ("gradients_are_waited_for", GRADIENTS, "!arrived->done()) {\n    ", "arrived->synchronize();", OFFLOAD),
+    ("gradients_mark_their_arrival", GRADIENTS, "", "arrived->record(own);", OFFLOAD),
     ("gradients_are_read_before_the_next", GRADIENTS, "", "last_.block(device::current_stream(options_.device));", OFFLOAD),
     ("parameters_return_after_the_stream", RETURNS, "", "ready.block(own);", OFFLOAD),
     ("parameters_order_the_stream", RETURNS, "", "piece->sent.block(current);", OFFLOAD),
@@ -71,6 +73,7 @@ LEFT_OUT = [
 REPLACED = [
     ("pool_asks_whether_memory_is_free", POOL, "!entry.last_use || entry.last_use->done()", "true", STAGED),
     ("batches_are_uploaded", UPLOAD, "device_.is_cpu() || !tensor.defined() || !tensor.is_cpu()", "true", ENGINE),
+    ("gradients_arrive_before_they_are_written", GRADIENTS, "options_.store->keep_until(set.in_store, b, arrived)", "true", PLACEMENTS),
     ("upload_pins", UPLOAD, "tensor.contiguous().pin_memory()", "tensor.contiguous()", ENGINE),
 ]
 
@@ -112,7 +115,7 @@ def main():
         for file, text in mutated(dict(before)).items():
             (ROOT / file).write_text(text)
         subprocess.run(["ninja", "-C", BUILD, STAGED[0], ENGINE[0], OFFLOAD[0]], check=True)
-        for program, tests in (STAGED, ENGINE, OFFLOAD):
+        for program, tests in (STAGED, ENGINE, OFFLOAD, PLACEMENTS):
             if not passes(program, tests, "none"):
                 sys.exit(f"{program} {tests} fails without a mutation")
         for name, *_, (program, tests) in LEFT_OUT + REPLACED:

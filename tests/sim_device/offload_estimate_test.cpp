@@ -2,13 +2,17 @@
 #include "sim_device.h"
 
 #include <tests/support/run_ranks.h>
+#include <tests/support/small_disk.h>
 #include <tests/tools/small_training.h>
 
+#include <trireme/base/error.h>
 #include <trireme/config/run_estimate.h>
 #include <trireme/estimate/memory.h>
 #include <trireme/estimate/moves.h>
 
 #include <gmock/gmock.h>
+
+#include <tuple>
 
 namespace trireme::tools {
 namespace {
@@ -74,7 +78,7 @@ class SimDeviceEstimateTest : public SmallTrainingTest {
 TEST_F(SimDeviceEstimateTest, IsWhatADeviceHasAndCopies) {
   const Places nothing{"none", "none"};
   for (const auto& [bf16, optimizer] : {std::pair(false, "AdamW"), std::pair(true, "AdamW"), std::pair(false, "Lamb")}) {
-    for (const Places& places : {Places{"none", "cpu"}, Places{"none", "nvme"}, Places{"cpu", "cpu"}, Places{"cpu", "nvme", 0.5}, Places{"nvme", "cpu", 0.5}}) {
+    for (const Places& places : {Places{"none", "cpu"}, Places{"none", "nvme"}, Places{"cpu", "cpu"}, Places{"cpu", "nvme", 0.5}, Places{"nvme", "cpu", 0.5}, Places{"nvme", "nvme"}, Places{"nvme", "nvme", 0.5}}) {
       if (places.ratio < 1 && std::string(optimizer) == "Lamb") {
         continue; // refused
       }
@@ -96,6 +100,43 @@ TEST_F(SimDeviceEstimateTest, IsWhatADeviceHasAndCopies) {
                                     EXPECT_GE(plain.peak - seen.peak, saved) << "activations are the same";
                                     EXPECT_LE(plain.peak - seen.peak, saved + expected.buffers);
                                     EXPECT_THAT(sim::problems(), testing::IsEmpty());
+                                  }),
+                  testing::IsEmpty());
+    }
+  }
+}
+
+// A disk of the estimated size is enough for ranks, and a page less is not: they say so before they fill it.
+TEST_F(SimDeviceEstimateTest, IsTheRoomThatRanksAskFor) {
+  constexpr int64_t kPage = 4096;
+  const fs::path mounted = folder() / "disk";
+  for (const auto& [bf16, parameters, accumulation] : {std::tuple(true, "nvme", 2), std::tuple(false, "none", 1)}) {
+    SCOPED_TRACE(parameters);
+    json run = run_of({"nvme", parameters}, bf16, "AdamW");
+    run["model"]["hidden"] = 64;
+    run["training"] = {{"steps", 2}, {"checkpoint_every", 0}, {"device", "cuda"}};
+    run["engine"]["gradient_accumulation_steps"] = accumulation;
+    for (const char* const section : {"offload_optimizer", "offload_param"}) {
+      run["engine"]["zero_optimization"][section]["nvme_path"] = (mounted / "nvme").string();
+    }
+    const int64_t need = estimate::moves_of(config::describe(read(run), 1).run).front().disk_bytes();
+    run["training"].erase("device");
+    for (const bool enough : {true, false}) {
+      const test::SmallDisk disk(mounted, (need + kPage - 1) / kPage * kPage - (enough ? 0 : kPage));
+      if (!disk.exists()) {
+        GTEST_SKIP() << "needs root to mount a small file system";
+      }
+      EXPECT_THAT(test::run_ranks(1,
+                                  [&](comm::World& world) {
+                                    sim::start();
+                                    sim::use_cpu_optimizer_kernels();
+                                    std::string said = "trained";
+                                    try {
+                                      run_training(world, run, false, sim::device());
+                                    } catch (const InputError& error) {
+                                      said = error.what();
+                                    }
+                                    EXPECT_THAT(said, testing::HasSubstr(enough ? "trained" : "4.10 kB too little"));
                                   }),
                   testing::IsEmpty());
     }

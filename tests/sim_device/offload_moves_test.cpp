@@ -118,6 +118,31 @@ TEST(SimDeviceMoves, GradientsLeaveWhileBackwardComputes) {
   }
 }
 
+// The host waits for a bucket only when two later ones have left: the device has work.
+TEST(SimDeviceMoves, GradientsLeaveForFilesWhileBackwardComputes) {
+  const fs::path files = scratch("gradients_leave");
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          start_single_threaded();
+                          const auto engine = engine_of(world,
+                                                        {.run = {.name = "leave", .zero_stage = 3, .accumulation = 1},
+                                                         .parameters = offload::Place::nvme,
+                                                         .states = offload::Place::nvme,
+                                                         .files = files},
+                                                        sim::device());
+                          engine->train_batch();
+                          const Backward backward = backward_of(spans_of_step(*engine));
+                          ASSERT_GT(backward.gradients.size(), 4U);
+                          const auto beside = [&](const sim::Span& copy) {
+                            return std::any_of(backward.compute.begin(), backward.compute.end(), [&](const sim::Span& span) { return span.begin < copy.end && copy.begin < span.end; });
+                          };
+                          EXPECT_GE(std::count_if(backward.gradients.begin(), backward.gradients.end(), beside), std::ssize(backward.gradients) - 2);
+                          EXPECT_THAT(sim::problems(), IsEmpty());
+                        }),
+              IsEmpty());
+  fs::remove_all(files);
+}
+
 TEST(SimDeviceMoves, ParametersReturnWhileTheNextBucketIsStepped) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {

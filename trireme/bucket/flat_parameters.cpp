@@ -138,7 +138,9 @@ void FlatParameters::prefetch_data(int64_t b) const {
 }
 
 void FlatParameters::prefetch_grad(int64_t b) const {
-  if (grad_shards_) {
+  if (host_gradients_ && host_gradients_->has(b)) {
+    host_gradients_->prefetch(b);
+  } else if (grad_shards_) {
     grad_shards_->prefetch(b);
   }
 }

@@ -274,7 +274,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   refuse_early_shards_of_some_ranks(*parts.model, options);
   if (sharding.shard_parameters) {
     sharding.parameter_store = make_parameter_store(parts, options);
-    sharding.gradient_store = make_gradient_store(parts, options);
+    sharding.gradient_store = parts.device().is_cpu() ? make_gradient_store(parts, options) : nullptr; // of a device they go by way of its host
     units.choose(config.zero, parts.tensor);
     check_room_for_shards(parts, options, bytes_of_shards(parts, units, sharding, config.offload.parameters));
     warn_of_whole_parameters(parts, units, config);

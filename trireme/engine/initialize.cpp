@@ -393,7 +393,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   const auto make_optimizer = [&] {
     parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
-                                                             parts.server ? parts.server->make_store() : make_optimizer_store(parts, options), host_steps(parts, config));
+                                                             parts.server ? parts.server->make_store() : make_optimizer_store(parts, options), host_steps(parts, options));
   };
   if (parts.offloaded) {
     check_together(parts.everyone, make_optimizer); // a disk may be full on one rank

@@ -50,6 +50,17 @@ const char* exchanges_values(const InitializeOptions& options) {
                                                  : nullptr;
 }
 
+// Several ranks have the same shard, and add up their gradients where they lie.
+bool has_copies(const Parts& parts) {
+  const parallel::ReduceGroups& groups = parts.sync->groups();
+  for (int group = 0; group < static_cast<int>(groups.all().size()); ++group) {
+    if (groups.replicas(group).size() > 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // A store of the client's may do what ours do not.
 offload::Setting setting_of(const Parts& parts, const InitializeOptions& options) {
   const config::EngineConfig& config = options.config;
@@ -93,11 +104,16 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
   if (!parts.device().is_cpu()) {
     return;
   }
-  if (states.place == Place::host || parameters.place == Place::host) {
-    log::info(states.place == Place::host ? "offload_optimizer" : "offload_param", " to \"cpu\": this rank trains on the CPU, where everything is in the host's memory already; it changes nothing");
+  constexpr const char* kThereAlready = " to \"cpu\": this rank trains on the CPU, where everything is in the host's memory already; it ";
+  if (states.place == Place::host) {
+    log::info("offload_optimizer", kThereAlready, "changes nothing");
+  }
+  if (parameters.place == Place::host) {
+    log::info("offload_param", kThereAlready, parts.group.size() > 1 ? "changes nothing" : "moves nothing. A data rank alone shards its parameters by it as several do, so that norms may differ in the last digit");
   }
   if (states.place != Place::device && (states.ratio < 1 || states.delayed_update)) {
-    log::info("offload_optimizer to \"", offload::word(states.place), "\": ", states.ratio < 1 ? "ratio" : "delayed_update", " is about a device beside the host, and this rank trains on the CPU; it changes nothing");
+    const char* const keys = states.ratio == 1 ? "delayed_update is" : states.delayed_update ? "ratio and delayed_update are" : "ratio is";
+    log::info("offload_optimizer to \"", offload::word(states.place), "\": ", keys, " about a device beside the host, and this rank trains on the CPU: without effect");
   }
 }
 
@@ -132,13 +148,17 @@ std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const I
   return parameters.place == Place::host && !parts.device().is_cpu() ? offload::make_host_store(parameters.pin_memory) : nullptr;
 }
 
-std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options) {
+bool has_gradients_in_files(const Parts& parts, const InitializeOptions& options) {
   const offload::Options& wanted = options.config.offload;
-  const bool has_copies = options.config.zero.shard_size.has_value(); // whose gradients are summed where they lie
-  if (options.state_store || !parts.device().is_cpu() || wanted.optimizer.place != Place::nvme || wanted.parameters.place != Place::nvme || has_copies) {
-    return nullptr;
+  return !options.state_store && wanted.optimizer.place == Place::nvme && wanted.parameters.place == Place::nvme && !has_copies(parts);
+}
+
+std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options) {
+  const offload::OptimizerOptions& wanted = options.config.offload.optimizer;
+  if (has_gradients_in_files(parts, options)) {
+    return make(parts, wanted.nvme_path, {.kind = "gradients", .buffers = wanted.buffer_count, .fast_init = true, .pin_memory = wanted.pin_memory}, options.config.offload.aio);
   }
-  return make(parts, wanted.optimizer.nvme_path, {.kind = "gradients", .buffers = wanted.optimizer.buffer_count, .fast_init = true}, wanted.aio);
+  return parts.device().is_cpu() ? nullptr : offload::make_host_store(wanted.pin_memory);
 }
 
 std::shared_ptr<bucket::StateStore> make_building_store(const config::EngineConfig& config, int rank) {
@@ -151,13 +171,15 @@ std::shared_ptr<bucket::StateStore> make_building_store(const config::EngineConf
   return std::make_shared<offload::DiskStore>(offload::RankFolder::open(wanted.nvme_path, rank, "trireme.building"), disk, std::make_shared<offload::Traffic>());
 }
 
-optim::HostStepOptions host_steps(const Parts& parts, const config::EngineConfig& config) {
+optim::HostStepOptions host_steps(const Parts& parts, const InitializeOptions& options) {
+  const offload::OptimizerOptions& wanted = options.config.offload.optimizer;
   optim::HostStepOptions host;
-  host.pinned = config.offload.optimizer.pin_memory;
-  for (int group = 0; group < static_cast<int>(parts.sync->groups().all().size()); ++group) {
-    host.add_up_there = host.add_up_there && parts.sync->groups().replicas(group).size() == 1;
+  host.pinned = wanted.pin_memory;
+  if (!parts.device().is_cpu()) {
+    host.gradients = make_gradient_store(parts, options);
   }
-  host.delayed = config.offload.optimizer.delayed_update;
+  host.add_up_there = !has_copies(parts);
+  host.delayed = wanted.delayed_update;
   return host;
 }
 

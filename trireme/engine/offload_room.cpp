@@ -3,6 +3,7 @@
 #include <trireme/aio/memory.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/log.h>
+#include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/estimate/machine_memory.h>
@@ -101,23 +102,29 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
   const int64_t state_bytes = optimizer.state_type == optim::StateType::fp32 ? 4 : optimizer.state_type == optim::StateType::bf16 ? 2 : 1;
   const bool coded = optimizer.state_type == optim::StateType::int8;
   const bool sharded = shards_states(parts, options.config);
+  const bool with_gradients = !parts.device().is_cpu() && has_gradients_in_files(parts, options); // of a model on the CPU they have their files already
   FolderUse own = of_this_rank(wanted.nvme_path);
   for (const bucket::FlatParameters* const buffer : buffers) {
-    const int64_t master_bytes = buffer->scalar_type() == at::kFloat ? 0 : 4;
     const auto& buckets = buffer->layout().buckets();
     for (int64_t b = 0; b < std::ssize(buckets); ++b) {
       const bool stays = !parts.device().is_cpu() && !offload::is_moved(buckets[b].begin, buckets[b].end, buffer->layout().numel(), wanted.ratio);
       if (stays) {
         continue;
       }
+      const bool is_copied = !parts.device().is_cpu() && !buffer->keeps_on_host(b); // to be stepped on the host
+      const int64_t master_bytes = buffer->scalar_type() != at::kFloat || is_copied ? 4 : 0;
       const bucket::Range range = sharded ? buffer->plan().mine(b) : bucket::Range{buckets[b].begin, buckets[b].end};
       int64_t scales = 0; // each parameter's blocks begin anew
       for (const bucket::Piece& piece : buffer->layout().pieces_in(b, range)) {
         scales += coded ? (piece.numel + optim::kStateBlock - 1) / optim::kStateBlock : 0;
       }
+      if (with_gradients) {
+        own.gradient_bytes += aio::round_up(static_cast<int64_t>(c10::elementSize(buffer->gradient_type())) * range.numel());
+      }
       own.state_bytes += aio::round_up(master_bytes * range.numel()) + states * (aio::round_up(state_bytes * range.numel()) + aio::round_up(kScaleBytes * scales));
     }
   }
+  own.state_bytes += own.gradient_bytes;
   check(parts, options, {own});
 }
 

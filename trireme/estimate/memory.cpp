@@ -66,7 +66,7 @@ Item gradients(const Run& run, const bucket::FlatLayout& layout, const Elsewhere
   const int64_t g = bytes_of(run.gradients());
   const int64_t ranks = run.shards(2) ? run.shard_ranks() : 1;
   Item item{"", said(run, g, " F", divided(ranks)), said(run, g, " x ", layout.numel(), over(ranks)), g * layout.numel() / ranks};
-  take_out(run, item, run.moves_gradients() ? g * elsewhere.elements : run.gradients_in_files() ? item.bytes : 0, run.on_device ? "on the host" : "in files");
+  take_out(run, item, run.moves_gradients() ? g * elsewhere.elements : run.gradients_in_files() ? item.bytes : 0, run.gradients_in_files() ? "in files" : "on the host");
   return item;
 }
 
@@ -125,8 +125,8 @@ Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
   if (!run.on_device) {
     add(elsewhere.state_buffers, "masters and states");
     add(elsewhere.parameter_buffers, "parameters");
+    add(elsewhere.gradient_buffers, "gradients");
   }
-  add(elsewhere.gradient_buffers, "gradients");
   if (elsewhere.most_on_device > 0) {
     sum.add("the largest shards to be stepped: one that comes, one that is stepped, one that returns", bytes_of(run.compute) * elsewhere.most_on_device);
   }

@@ -29,11 +29,20 @@ int64_t in_blocks(int64_t bytes) {
   return (bytes + kFileBlock - 1) / kFileBlock * kFileBlock;
 }
 
+int64_t power_of_two(int64_t bytes) {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
+}
+
 // Of buckets with these sizes, at most `most` of them.
 FileBuffers largest_of(std::vector<int64_t> sizes, int64_t most) {
   const int64_t count = std::min(static_cast<int64_t>(std::ssize(sizes)), most);
   std::partial_sort(sizes.begin(), sizes.begin() + count, sizes.end(), std::greater<>());
-  return {count, std::accumulate(sizes.begin(), sizes.begin() + count, int64_t{0}), count == std::ssize(sizes)};
+  FileBuffers out{count, 0, count == std::ssize(sizes)};
+  for (int64_t i = 0; i < count; ++i) {
+    out.bytes += sizes[static_cast<size_t>(i)];
+    out.pinned_bytes += power_of_two(sizes[static_cast<size_t>(i)]);
+  }
+  return out;
 }
 
 int64_t sum(const std::vector<Item>& items, const std::string& axis = "") {
@@ -88,7 +97,9 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out
       for (int64_t state = 0; state < run.states && scales > 0; ++state) {
         out.state_pieces.push_back(scales);
       }
-      out.gradient_pieces.push_back(bytes_of(run.gradients()) * each);
+      if (!run.gradients_in_files()) {
+        out.gradient_pieces.push_back(bytes_of(run.gradients()) * each);
+      }
     }
   }
   out.state_buffers = largest_of(std::move(in_files), run.offload.optimizer.buffer_count);
@@ -110,9 +121,13 @@ void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere&
       stepped.push_back(each);
     }
     out.parameters += each;
-    out.parameter_pieces.push_back(e * each);
-    if (!files || in_memory + each <= run.offload.parameters.max_in_cpu) {
+    if (!files) {
+      out.parameter_pieces.push_back(e * each);
+      continue;
+    }
+    if (in_memory + each <= run.offload.parameters.max_in_cpu) {
       in_memory += each;
+      out.beside_kept_parameters += power_of_two(e * each) - e * each;
       continue;
     }
     out.parameters_in_files += each;
@@ -126,8 +141,8 @@ void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere&
 
 void add_gradients(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
   std::vector<int64_t> in_files;
-  for (const bucket::Bucket& bucket : layout.buckets()) {
-    out.gradient_file_bytes += in_files.emplace_back(in_blocks(bytes_of(run.gradients()) * (bucket.numel() / run.shard_ranks())));
+  for (int64_t b = 0; b < out.state_buckets; ++b) { // what the host steps
+    out.gradient_file_bytes += in_files.emplace_back(in_blocks(bytes_of(run.gradients()) * (layout.buckets()[b].numel() / run.shard_ranks())));
   }
   out.gradient_buffers = largest_of(std::move(in_files), run.offload.optimizer.buffer_count);
 }
@@ -154,9 +169,14 @@ class Moves {
       const offload::Options& offload = run_.offload;
       const bool states_there = offload.optimizer.place == Place::host && there_.elements > 0;
       const int64_t sets = offload.optimizer.delayed_update ? 2 : 1;
-      const bool pinned = offload.optimizer.pin_memory;
-      add(out_.on_host, "pinned blocks", "what they have beyond their pieces: powers of two", "",
-          (states_there ? lost(there_.state_pieces, pinned) : 0) + sets * lost_by_itself(there_.gradient_pieces, pinned) + lost(there_.parameter_pieces, offload.parameters.pin_memory));
+      int64_t beside = 0;
+      if (offload.optimizer.pin_memory) {
+        beside += (states_there ? lost(there_.state_pieces) : 0) + sets * lost(there_.gradient_pieces) + lost(there_.gradient_buffers);
+      }
+      if (offload.parameters.pin_memory) {
+        beside += lost(there_.parameter_pieces) + there_.beside_kept_parameters + lost(there_.parameter_buffers);
+      }
+      add(out_.on_host, "pinned blocks", "what they have beyond their pieces: powers of two", "", beside);
     }
   }
   StageMoves take() {
@@ -164,17 +184,12 @@ class Moves {
   }
 
  private:
-  // Gradients of a bucket have a block of their own.
-  static int64_t lost_by_itself(const std::vector<int64_t>& pieces, bool pinned) {
-    int64_t bytes = 0;
-    for (const int64_t piece : pieces) {
-      bytes += pinned ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(piece))) - piece : 0;
-    }
-    return bytes;
-  }
   // What blocks of page-locked memory have beyond their pieces.
-  static int64_t lost(const std::vector<int64_t>& pieces, bool pinned) {
-    return pinned ? bucket::pinned_bytes(pieces) - std::accumulate(pieces.begin(), pieces.end(), int64_t{0}) : 0;
+  static int64_t lost(const std::vector<int64_t>& pieces) {
+    return bucket::pinned_bytes(pieces) - std::accumulate(pieces.begin(), pieces.end(), int64_t{0});
+  }
+  static int64_t lost(const FileBuffers& buffers) {
+    return buffers.pinned_bytes - buffers.bytes;
   }
   static void add(std::vector<Item>& to, const std::string& name, const std::string& formula, const std::string& numbers, int64_t bytes, const char* axis = "") {
     if (bytes > 0) {
@@ -206,7 +221,8 @@ class Moves {
     if (run_.gradients_in_files()) {
       const int64_t bytes = there_.gradient_file_bytes;
       const int64_t times = run_.stages == 1 ? run_.accumulation : 1; // a pipeline adds up first
-      const int64_t passes = (run_.clips || run_.compute == Type::fp16 ? 1 : 0) + (run_.parameter_norms ? 2 : 1);
+      const bool reads_norm = !run_.on_device && (run_.clips || run_.compute == Type::fp16); // a device takes it as they leave
+      const int64_t passes = (reads_norm ? 1 : 0) + (run_.parameter_norms ? 2 : 1);
       const int64_t reads = times - 1 + passes;
       add(out_.in_files, kGradients, said(run_, bytes_of(run_.gradients()), " M, in blocks"), "", bytes);
       move(Way::to_files, "gradients", said(run_, bytes_of(run_.gradients()), times > 1 ? " M for each micro-batch" : " M"), said(run_, times, " x ", bytes), times * bytes);
@@ -227,8 +243,12 @@ class Moves {
   void gradients_of_a_device(const std::string& m) {
     const int64_t g = bytes_of(run_.gradients());
     const int64_t sets = run_.offload.optimizer.delayed_update ? 2 : 1;
-    add(out_.on_host, "gradients", said(run_, sets > 1 ? "2 x " : "", g, " M", sets > 1 ? ": of the step before, and those that arrive" : ""), said(run_, sets > 1 ? "2 x " : "", g, " x ", m),
-        sets * g * there_.elements);
+    if (run_.gradients_in_files()) {
+      buffers_of_files(there_.gradient_buffers, "gradients");
+    } else {
+      add(out_.on_host, "gradients", said(run_, sets > 1 ? "2 x " : "", g, " M", sets > 1 ? ": of the step before, and those that arrive" : ""), said(run_, sets > 1 ? "2 x " : "", g, " x ", m),
+          sets * g * there_.elements);
+    }
     const int64_t times = run_.moves_gradients() && run_.stages == 1 ? run_.accumulation : 1;
     move(Way::to_host, "gradients", said(run_, times > 1 ? "A " : "", g, " M"), said(run_, times > 1 ? said(run_, times, " x ") : "", g, " x ", m), times * g * there_.elements);
     move(Way::to_device, "gradients, to be added to", said(run_, "(A - 1) ", g, " M"), said(run_, times - 1, " x ", g, " x ", m), (times - 1) * g * there_.elements);

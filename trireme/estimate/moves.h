@@ -34,6 +34,7 @@ struct FileBuffers {
   int64_t count = 0;
   int64_t bytes = 0;
   bool hold_all = true; ///< there is no rest: what was written is in memory still
+  int64_t pinned_bytes = 0; ///< of page-locked blocks for them, powers of two
 };
 
 /// What a rank has of a flat buffer elsewhere than where the model is. Bytes, unless they are called elements. In files each array's part of a bucket fills whole blocks of 4096 bytes.
@@ -47,10 +48,12 @@ struct Elsewhere {
   int64_t largest_elements = 0;
   int64_t state_buckets = 0;
   FileBuffers state_buffers = {};
-  /// Bytes of the pieces of a device's pinned memory, in the order in which they are taken.
+  /// Bytes of the pieces that a device's pinned memory is cut into, in the order in which they are taken: of what is on the host.
   std::vector<int64_t> state_pieces = {};
   std::vector<int64_t> gradient_pieces = {};
   std::vector<int64_t> parameter_pieces = {};
+  /// What pinned blocks have beyond parameters that max_in_cpu keeps out of files: each has one of its own.
+  int64_t beside_kept_parameters = 0;
 
   /// Elements of sharded parameters, and those of them that are in files, beyond max_in_cpu.
   int64_t parameters = 0;

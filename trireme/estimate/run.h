@@ -131,9 +131,9 @@ struct Run {
   bool moves_parameters() const {
     return zero_stage >= 3 && is_elsewhere(offload.parameters.place);
   }
-  /// On the CPU they are in files where masters and parameters both are.
+  /// Where masters and parameters both are.
   bool gradients_in_files() const {
-    return !on_device && zero_stage >= 3 && offload.optimizer.place == offload::Place::nvme && offload.parameters.place == offload::Place::nvme && !has_copies();
+    return zero_stage >= 3 && offload.optimizer.place == offload::Place::nvme && offload.parameters.place == offload::Place::nvme && !has_copies();
   }
   /// Whether activations leave the memory where the model is.
   bool moves_activations() const;

@@ -22,7 +22,7 @@ constexpr const char* word(Place place) {
   return place == Place::device ? "none" : place == Place::host ? "cpu" : "nvme";
 }
 
-/// Masters, optimizer states and, on a device, gradients: "offload_optimizer" of "zero_optimization".
+/// Masters, optimizer states and, on a device, gradients, which are in files where parameters are too: "offload_optimizer" of "zero_optimization".
 struct OptimizerOptions {
   Place place = Place::device;
   /// The folder of the files; each rank makes a folder of its own in it.

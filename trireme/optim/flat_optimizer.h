@@ -32,7 +32,10 @@ struct ParameterOptions {
 
 /// How a FlatOptimizer steps what its store keeps on the host of a device (bucket::StateStore::on_host()).
 struct HostStepOptions {
+  /// Of parameters on their way back, and of gradients without a store of their own.
   bool pinned = true;
+  /// Where the gradients of what is stepped on the host are; null: in one piece of its memory for each buffer.
+  std::shared_ptr<bucket::StateStore> gradients = nullptr;
   /// Sharded gradients are added up over micro-batches on the host: not where ranks with the same shard exchange them before the step.
   bool add_up_there = true;
   /// A step begins when its gradients are there, and its parameters come to the device in finish_delayed(): the host steps while the device computes the next gradients, with

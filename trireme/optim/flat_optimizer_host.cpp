@@ -66,6 +66,9 @@ void FlatOptimizer::prepare_host_steps() {
   if (needs_norms() && host_.delayed) {
     throw InputError("optim", concat(rule_->name(), " with a delayed update: its first phase needs all gradients and would hold the device up"), "Use AdamW, or no delayed_update.");
   }
+  if (!host_.gradients) {
+    host_.gradients = bucket::make_memory_store([pinned = host_.pinned](int64_t numel, at::ScalarType type, at::Device device) { return device::pinned_host(numel, type, pinned ? device.type() : at::kCPU); });
+  }
   to_device_ = std::make_unique<ParametersToDevice>(device_, host_.pinned, host_.delayed ? buckets : kReturning);
   for (Shard& shard : shards_) {
     if (any_of(shard.on_host)) {
@@ -78,7 +81,8 @@ void FlatOptimizer::bring_gradients(Shard& shard) {
   bucket::HostGradientOptions options;
   options.type = shard.buffer->gradient_type();
   options.device = device_;
-  options.pinned = host_.pinned;
+  options.store = host_.gradients;
+  options.names = shard.buffer->layout().first_names();
   options.add_up_there = host_.add_up_there && shard.buffer->gradients_are_sharded();
   options.sets = host_.delayed ? 2 : 1;
   shard.results.resize(shard.segments.size());

@@ -13,8 +13,9 @@ at::Tensor FlatOptimizer::squared_grad_norm() const {
       shard.buffer->host_gradients()->order_current_stream();
     }
     for (int64_t b = 0; b < std::ssize(shard.segments) && !shard.buffer->is_repeated(); ++b) {
-      shard.buffer->prefetch_grad((b + 1) % std::ssize(shard.segments)); // the first one's step comes next
-      if (!shard.left_norms || !shard.on_host[b]) {
+      const bool was_taken = shard.left_norms && shard.on_host[b]; // as they left
+      shard.buffer->prefetch_grad(was_taken ? 0 : (b + 1) % std::ssize(shard.segments)); // the first one's step comes next
+      if (!was_taken) {
         add_squared_norm_of(shard, b, shard.buffer->plan().mine(b), sum);
         continue;
       }
