@@ -97,7 +97,7 @@ TEST_F(PlanCommandTest, PlacesAsJson) {
     EXPECT_EQ(row.at(files ? "in_files" : "on_host").at("optimizer_states").get<int64_t>() > 0, true) << row;
     EXPECT_EQ(row.at("memory").at("optimizer_states"), 0) << row;
     EXPECT_GT(row.at("moved").at("to_host").get<int64_t>(), 0) << row;
-    EXPECT_GE(row.at("host_bytes").get<int64_t>(), row.at("on_host").at("gradients").get<int64_t>()) << row;
+    EXPECT_GE(row.at("host_bytes").get<int64_t>(), row.at("on_host").value("gradients", int64_t{0})) << row;
     // max_in_cpu keeps all parameters in memory, and they are built in files all the same.
     const bool builds_in_files = row.at("offload").contains("offload_param") && row.at("offload").at("offload_param").at("device") == "nvme";
     EXPECT_EQ(row.at("disk_bytes").get<int64_t>() > 0, files || builds_in_files) << row;
@@ -107,6 +107,40 @@ TEST_F(PlanCommandTest, PlacesAsJson) {
   for (const char* words : {"  offload\n", "on its host", "moved by a rank in a step", "to_host", "a host needs"}) {
     EXPECT_THAT(table.output, HasSubstr(words));
   }
+}
+
+// With "auto" each layout has a list, which a run takes as "choices".
+TEST_F(PlanCommandTest, WhatIsChosenOfActivationsTrains) {
+  write_file_atomically(folder / "cluster.json", R"({"hosts": 1, "ranks_per_host": 2, "rank": {"device": "host", "memory_bytes": 8e9, "flops": 1e11, "achieved": 0.5, "memory_bandwidth": 1e10},
+    "links": {"inside_host": {"bandwidth": 1e9, "latency": 1e-6}}, "disk": {"bytes": 1e10, "read_bandwidth": 1e9, "write_bandwidth": 1e9}})");
+  const auto ways = [&](const json& activations) { return concat(" --set \"engine.activation_checkpointing=", std::regex_replace(activations.dump(), std::regex("\""), "\\\""), "\""); };
+  const Finished finished = plan("--json --best 100" + ways({{"policy", "auto"}, {"memory_budget", "150kB"}, {"nvme_path", path("moved")}}));
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  std::set<int> pipes;
+  std::set<std::string> words;
+  for (const json& row : rows(finished.output)) {
+    if (!row.at("refused").is_null() || row.at("sequence_parallel") == true || row.at("context") != 1 || !pipes.insert(row.at("pipe").get<int>() * 10 + row.at("tensor").get<int>()).second) {
+      continue;
+    }
+    for (const json& word : row.at("choices")) {
+      words.insert(std::regex_replace(word.get<std::string>(), std::regex(".*\\*"), ""));
+    }
+    std::string run = " --set training.steps=2 --set training.checkpoint_every=0 -n 2";
+    for (const char* const axis : {"pipe", "data", "tensor"}) {
+      run += concat(" --set parallel.", axis, '=', row.at(axis).dump());
+    }
+    run += concat(" --set engine.zero_optimization.stage=", row.at("zero_stage").dump(), " --set engine.train_micro_batch_size_per_gpu=", row.at("micro_batch").dump());
+    if (row.at("pipe") > 1) {
+      run += concat(" --set parallel.schedule=", row.at("schedule").get<std::string>(), " --set parallel.chunks=", row.at("chunks").dump());
+    }
+    const Finished trained = train(run + ways({{"choices", row.at("choices")}, {"nvme_path", path("moved")}}));
+    EXPECT_EQ(trained.status, 0) << row << trained.output;
+    EXPECT_THAT(trained.output, HasSubstr("step 2/2")) << row;
+    std::filesystem::remove_all(folder / "out");
+  }
+  EXPECT_EQ(pipes.size(), 3U) << "by stages, by samples and by heads";
+  EXPECT_GT(words.size(), 1U) << "else nothing was chosen";
+  EXPECT_THAT(plan(ways({{"policy", "auto"}, {"memory_budget", "150kB"}})).output, testing::AllOf(HasSubstr("by part"), HasSubstr("\"choices\": [\"")));
 }
 
 // examples/plan: 13 billion parameters on one card.
