@@ -39,6 +39,13 @@ Problem random_problem(std::mt19937& random, int parts) {
   return problem;
 }
 
+// A pipeline's stage with the embedding alone.
+TEST(ActivationChoice, NoPartsFitAnything) {
+  const Choice none = choose({});
+  EXPECT_TRUE(none.fits);
+  EXPECT_TRUE(none.ways.empty());
+}
+
 Choice best_of_all(const Problem& problem) {
   Choice best;
   std::vector<Way> ways(problem.parts.size());

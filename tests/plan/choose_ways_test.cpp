@@ -113,16 +113,65 @@ TEST(PlanChoiceTest, StagesChooseByThemselves) {
 
 TEST(PlanChoiceTest, TheDiskOfAHostIsShared) {
   Cluster cluster = cards(2);
-  cluster.host.link_bandwidth = 2e12;
-  cluster.disk = {int64_t{1} << 50, 1e12, 1e12};
+  cluster.on_host = true;
   const auto in_files = [&](int64_t room) {
-    cluster.disk.bytes = room;
-    const Prediction p = predict(cluster, within(3 * kept_by_a_block()), {.data = 2});
+    cluster.disk = {room, 1e12, 1e12};
+    const Prediction p = predict(cluster, within(5 * kept_by_a_block()), {.data = 2});
     EXPECT_EQ(p.refused, "");
     EXPECT_LE(p.disk_bytes, room);
     return p.disk_bytes;
   };
-  EXPECT_LE(in_files(2 * kept_by_a_block()), 2 * kept_by_a_block());
+  const int64_t all = in_files(int64_t{1} << 50);
+  ASSERT_GT(all, 4 * kept_by_a_block()) << "of two ranks";
+  const int64_t half = in_files(all / 2);
+  EXPECT_GT(half, 0);
+  EXPECT_LT(half, all);
+}
+
+// A host without room for what is cheapest there: then nothing goes to it.
+TEST(PlanChoiceTest, HostsMayBeSmall) {
+  Cluster cluster = cards();
+  const Job few = within(3 * kept_by_a_block());
+  const Prediction roomy = predict(cluster, few, {});
+  EXPECT_THAT(roomy.choices, testing::Contains(Way::host));
+  cluster.host.memory_bytes = roomy.host_bytes - 1;
+  cluster.disk.bytes = 0;
+  const Prediction small = predict(cluster, few, {});
+  EXPECT_EQ(small.refused, "");
+  EXPECT_THAT(small.choices, testing::Contains(Way::recompute));
+  EXPECT_THAT(small.moved, IsEmpty());
+}
+
+// The embedding alone: nothing is to be chosen there.
+TEST(PlanChoiceTest, StagesMayHaveNoParts) {
+  Job wide = gpt_job(2, 16, 4, 32, 4000, 4);
+  wide.base.activations.automatic = true;
+  wide.base.activations.memory_budget = 30'000'000;
+  EXPECT_EQ(predict(cards(4), wide, {.pipe = 4}).refused, "");
+  wide.base.activations.layers = "Nothing";
+  EXPECT_THAT(predict(cards(4), wide, {.pipe = 4}).refused, HasSubstr("\"Nothing\" matches no class of a part"));
+}
+
+// A list is one for each part of a model in one piece, and for each layer of a list of layers.
+TEST(PlanChoiceTest, ListsAreForSomeLayouts) {
+  Job named = job();
+  named.base.activations.choices.assign(kBlocks, Way::recompute);
+  EXPECT_EQ(predict(cards(), named, {}).refused, "");
+  EXPECT_EQ(predict(cards(2), named, {.pipe = 2}).refused, "activation_checkpointing.choices has 8 ways, and the model has 12 layers");
+  named.base.activations.choices.assign(kBlocks + 4, Way::recompute);
+  EXPECT_EQ(predict(cards(), named, {}).refused, "activation_checkpointing.choices has 12 ways, and the model has 8 parts");
+  EXPECT_EQ(predict(cards(2), named, {.pipe = 2}).refused, "");
+}
+
+TEST(PlanChoiceTest, DivisionsThatNoChoiceFitsAreRefused) {
+  Cluster cluster = cards(4);
+  cluster.host.memory_bytes = cluster.disk.bytes = 0;
+  const Plan found = search(cluster, within(kept_by_a_block() / 100), {.best = 1});
+  EXPECT_TRUE(found.best.empty());
+  EXPECT_EQ(found.refused.size(), 10U) << "four ranks along four axes";
+  for (const Prediction& p : found.refused) {
+    EXPECT_THAT(p.refused, testing::AnyOf(HasSubstr("fits memory_budget"), HasSubstr("heads"), HasSubstr("tokens")));
+  }
 }
 
 // A search takes each layout once: nothing is asked for by an interval of recomputation.

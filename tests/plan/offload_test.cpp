@@ -39,6 +39,26 @@ double flat(const Job& what, const Layout& layout) {
   return static_cast<double>(estimate::layout_of(run_of(what, layout, shared), 0).numel());
 }
 
+// Those of a pipeline too, which leave once.
+TEST(PlanOffloadTest, NoStepIsShorterThanTheDisksTime) {
+  for (const bool on_host : {false, true}) {
+    for (const int64_t pipe : {1, 2}) {
+      Cluster cluster = cards(2);
+      cluster.on_host = on_host;
+      cluster.disk = {int64_t{1} << 50, 1e7, 1e7};
+      Job what = job();
+      what.base.clips = true;
+      const Prediction p = predict(cluster, what, {.pipe = pipe, .data = 2 / pipe, .zero_stage = 3, .micro_batch = 1, .states = Place::nvme, .parameters = Place::nvme});
+      ASSERT_EQ(p.refused, "");
+      double bytes = 0; // of the stage with most, over the share of a rank
+      for (const MovedBytes& moved : p.moved) {
+        bytes += moved.way == estimate::Way::from_files || moved.way == estimate::Way::to_files ? static_cast<double>(moved.bytes) : 0;
+      }
+      EXPECT_GE(p.step_seconds, bytes / (1e7 / 2)) << pipe << (on_host ? ", on the host" : "");
+    }
+  }
+}
+
 TEST(PlanOffloadTest, TheHostStepsAndTheLinkReturns) {
   const Job what = job(1);
   const Layout layout{.zero_stage = 2, .micro_batch = 1, .states = Place::host};

@@ -173,12 +173,15 @@ Seen with_spoiled_steps(comm::World& world, const Offloaded& one, at::Device dev
 }
 
 TEST(SimDeviceOffload, SkippedStepsChangeNothing) {
+  const fs::path files = scratch("skipped_steps");
   for (const Offloaded& one : {Offloaded{.run = {.name = "fp16", .zero_stage = 2, .type = Type::fp16}}, Offloaded{.run = {.name = "bf16", .zero_stage = 1, .type = Type::bf16}},
                                Offloaded{.run = {.name = "half", .zero_stage = 2}, .ratio = 0.5},
                                Offloaded{.run = {.name = "parameters", .zero_stage = 3, .type = Type::fp16}, .parameters = Place::host, .states = Place::device},
-                               Offloaded{.run = {.name = "half_and_parameters", .zero_stage = 3, .type = Type::fp16}, .ratio = 0.5, .parameters = Place::host}}) {
+                               Offloaded{.run = {.name = "half_and_parameters", .zero_stage = 3, .type = Type::fp16}, .ratio = 0.5, .parameters = Place::host},
+                               Offloaded{.run = {.name = "all_in_files", .zero_stage = 3, .type = Type::fp16}, .parameters = Place::nvme, .states = Place::nvme, .files = files}}) {
     on_both(2, [&](comm::World& world, at::Device device) { return with_spoiled_steps(world, one, device); });
   }
+  fs::remove_all(files);
 }
 
 // What no rank uses keeps its value, also in the memory from which parameters return.

@@ -17,6 +17,7 @@
 #include <cmath>
 #include <iomanip>
 #include <iostream>
+#include <utility>
 
 namespace trireme::tools {
 namespace {
@@ -46,8 +47,10 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   run.pipeline.stages = 1;
   run.pipeline.chunks = 1;
   run.engine.batch = {job.batch, 1, {}, run.engine.batch.where};
+  std::vector<activations::Way> choices = std::exchange(run.engine.activations.choices, {}); // a layout at a time is asked whether it has as many parts
   config::RunEstimate described = describe_run(run, 1);
   job.base = std::move(described.run);
+  job.base.activations.choices = std::move(choices);
   job.gpt = run.model.gpt;
   if (job.gpt.vocab_size == 0) { // the tokenizer's: the embedding says how many
     job.gpt.vocab_size = job.base.model.layers.front().parameters.front().numel / job.gpt.hidden;

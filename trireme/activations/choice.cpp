@@ -210,7 +210,7 @@ Choice choose(const Problem& problem) {
   const Memory memory = memory_of(problem);
   const size_t parts = problem.parts.size();
   if (parts == 0) {
-    return {{}, 0, 0, true};
+    return {.ways = {}, .fits = true};
   }
   // kept[i]: all states after part i. Only the last way and what has moved matter to what follows.
   using Key = std::pair<Way, Moved>;

@@ -213,14 +213,8 @@ int64_t data_bytes(const RunConfig& run, const Run& e) {
 
 // As ranks find in their first step.
 void check_choices(const Run& e) {
-  const int64_t ways = std::ssize(e.activations.choices);
-  if (ways == 0) {
-    return;
-  }
-  const int64_t parts = estimate::places_of_parts(e);
-  if (e.layer_list ? ways < parts : ways != parts) {
-    throw InputError("activations", concat("activation_checkpointing.choices has ", ways, ways == 1 ? " way" : " ways", ", and the model has ", parts, e.layer_list ? " layers" : " parts"),
-                     "Give every one a way, as a run with \"policy\": \"auto\" prints them.");
+  if (const std::string why = estimate::why_not_these_choices(e); !why.empty()) {
+    throw InputError("activations", why, "Give every one a way, as a run with \"policy\": \"auto\" prints them.");
   }
 }
 

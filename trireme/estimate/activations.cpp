@@ -277,6 +277,15 @@ int64_t places_of_parts(const Run& run) {
   return std::find(is_part.rbegin(), is_part.rend(), true).base() - is_part.begin();
 }
 
+std::string why_not_these_choices(const Run& run) {
+  const auto ways = std::ssize(run.activations.choices);
+  const int64_t places = ways > 0 ? places_of_parts(run) : 0;
+  if (ways == 0 || (run.layer_list ? ways >= places : ways == places)) {
+    return "";
+  }
+  return concat("activation_checkpointing.choices has ", ways, ways == 1 ? " way" : " ways", ", and the model has ", places, run.layer_list ? " layers" : " parts");
+}
+
 std::vector<int64_t> shared_inputs(const Run& run) {
   return treatment_of(run).shared;
 }

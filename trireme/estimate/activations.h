@@ -3,6 +3,7 @@
 #include <trireme/estimate/memory.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace trireme::estimate {
@@ -30,6 +31,8 @@ std::vector<bool> parts(const Run& run);
 
 /// Ways that Options::choices must have: one for each part, in a list of layers for each layer up to the last part.
 int64_t places_of_parts(const Run& run);
+/// What is wrong with their number; empty: nothing.
+std::string why_not_these_choices(const Run& run);
 
 /// Bytes of each layer's input if tensor ranks keep shares of it until the layer is recomputed (activations::Options::shares_inputs); 0 for all others.
 std::vector<int64_t> shared_inputs(const Run& run);

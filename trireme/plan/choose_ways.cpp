@@ -27,8 +27,16 @@ Job with_policy(const Job& job, PartWay way) {
   return out;
 }
 
+bool has_host(const Cluster& cluster) {
+  return !cluster.on_host && cluster.host.memory_bytes > 0;
+}
+
+bool has_files(const Cluster& cluster, const estimate::Run& run) {
+  return run.activations.uses_nvme() && cluster.disk.bytes > 0;
+}
+
 // What ranks measure of moves.
-void add_moves(const Cluster& cluster, const estimate::Run& run, activations::Problem& problem) {
+void add_moves(const Cluster& cluster, const estimate::Run& run, bool may_use_host, activations::Problem& problem) {
   const auto of = [&](PartWay way) {
     constexpr int64_t kBytes = int64_t{1} << 30;
     const ActivationTimes times = activation_times(cluster, kBytes, way);
@@ -36,11 +44,11 @@ void add_moves(const Cluster& cluster, const estimate::Run& run, activations::Pr
     return activations::MoveCost{each(times.leave_over_link, times.leave_to_files), each(times.back_over_link, times.back_from_files), times.copied / static_cast<double>(kBytes)};
   };
   problem.allowed = {PartWay::keep, PartWay::recompute};
-  if (!cluster.on_host && cluster.host.memory_bytes > 0) {
+  if (may_use_host && has_host(cluster)) {
     problem.host = of(PartWay::host);
     problem.allowed.insert(problem.allowed.end(), {PartWay::host, PartWay::recompute_host});
   }
-  if (run.activations.uses_nvme() && cluster.disk.bytes > 0) {
+  if (has_files(cluster, run)) {
     problem.nvme = of(PartWay::nvme);
     problem.allowed.insert(problem.allowed.end(), {PartWay::nvme, PartWay::recompute_nvme});
   }
@@ -51,9 +59,9 @@ struct StageProblem {
   activations::Problem problem;
   std::vector<int64_t> layers;
 
-  // Stages with the same are alike.
+  // Stages with the same are alike. Speeds and the budget are those of all.
   std::vector<double> key() const {
-    std::vector<double> out = {problem.after_last, problem.gather, static_cast<double>(problem.file_room), static_cast<double>(problem.in_flight)};
+    std::vector<double> out = {static_cast<double>(problem.allowed.size()), problem.after_last, problem.gather, static_cast<double>(problem.file_room), static_cast<double>(problem.in_flight)};
     for (const PartCost& part : problem.parts) {
       out.insert(out.end(), {static_cast<double>(part.bytes), static_cast<double>(part.input_bytes), static_cast<double>(part.share_bytes), part.forward, part.backward});
     }
@@ -63,8 +71,8 @@ struct StageProblem {
 
 class Stages {
  public:
-  Stages(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run)
-      : cluster_(cluster), run_(run), is_part_(estimate::parts(run)), costs_(layer_costs(cluster, with_policy(job, PartWay::keep), layout)), moves_(estimate::moves_of(run)) {
+  Stages(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run, bool may_use_host)
+      : cluster_(cluster), run_(run), may_use_host_(may_use_host), is_part_(estimate::parts(run)), costs_(layer_costs(cluster, with_policy(job, PartWay::keep), layout)), moves_(estimate::moves_of(run)) {
     estimate::Run recomputed = run;
     recomputed.activations.automatic = false;
     recomputed.activations.policy = PartWay::recompute;
@@ -78,14 +86,15 @@ class Stages {
   StageProblem of(int64_t stage) const {
     StageProblem out;
     activations::Problem& problem = out.problem;
-    add_moves(cluster_, run_, problem);
+    add_moves(cluster_, run_, may_use_host_, problem);
     problem.budget = run_.activations.memory_budget;
     problem.moving_copies = cluster_.on_host ? 2 : 1;
     for (const int64_t micro_batches : run_.in_flight[static_cast<size_t>(stage)]) {
       problem.in_flight = std::max(problem.in_flight, micro_batches);
     }
-    const int64_t others = moves_[static_cast<size_t>(stage)].file_bytes();
-    problem.file_room = std::max<int64_t>(0, cluster_.disk.bytes / cluster_.ranks_per_host - others);
+    if (has_files(cluster_, run_)) {
+      problem.file_room = std::max<int64_t>(0, cluster_.disk.bytes / cluster_.ranks_per_host - moves_[static_cast<size_t>(stage)].file_bytes());
+    }
     for (int64_t chunk = 0; chunk < run_.chunks; ++chunk) {
       const auto p = static_cast<size_t>(chunk * run_.stages + stage);
       for (int64_t i = run_.bounds[p]; i < run_.bounds[p + 1]; ++i) {
@@ -117,6 +126,7 @@ class Stages {
 
   const Cluster& cluster_;
   const estimate::Run& run_;
+  bool may_use_host_;
   std::vector<bool> is_part_;
   std::vector<LayerCost> costs_;
   std::vector<estimate::StageMoves> moves_;
@@ -125,17 +135,15 @@ class Stages {
 
 } // namespace
 
-ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run) {
-  const Stages stages(cluster, job, layout, run);
+ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run, Shared& shared, bool may_use_host) {
+  const Stages stages(cluster, job, layout, run, may_use_host);
+  if (std::ranges::count(stages.is_part(), true) == 0) {
+    return {{}, concat("activation_checkpointing.layers \"", run.activations.layers, "\" matches no class of a part of the model")};
+  }
   std::vector<PartWay> of_layers(run.model.layers.size(), PartWay::keep);
-  std::map<std::vector<double>, activations::Choice> alike;
   for (int64_t stage = 0; stage < run.stages; ++stage) {
     const StageProblem one = stages.of(stage);
-    const auto [found, is_new] = alike.try_emplace(one.key());
-    if (is_new) {
-      found->second = activations::choose(one.problem);
-    }
-    const activations::Choice& choice = found->second;
+    const activations::Choice& choice = shared.choice(one.key(), one.problem);
     if (!choice.fits) {
       const std::string where = run.stages > 1 ? concat(" of stage ", stage) : "";
       return {{}, concat("no choice for the activations of the ", one.layers.size(), " parts", where, " fits memory_budget, ", format_bytes(static_cast<double>(one.problem.budget)), ": the least is ",
@@ -153,6 +161,10 @@ ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& lay
     }
   }
   return out;
+}
+
+bool may_move_activations(const Cluster& cluster, const estimate::Run& run) {
+  return has_host(cluster) || has_files(cluster, run);
 }
 
 Job with_choices(const Job& job, std::vector<PartWay> choices) {

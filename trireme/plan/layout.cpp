@@ -161,6 +161,14 @@ const pipeline::Timeline& Shared::timeline(const Layout& layout, const pipeline:
   return last_;
 }
 
+const activations::Choice& Shared::choice(const std::vector<double>& key, const activations::Problem& problem) {
+  const auto [found, is_new] = choices_.try_emplace(key);
+  if (is_new) {
+    found->second = activations::choose(problem);
+  }
+  return found->second;
+}
+
 estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks) {
   models::GptOptions gpt = job.gpt;
   gpt.layers = blocks > 0 ? blocks : gpt.layers;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/activations/choice.h>
 #include <trireme/estimate/run.h>
 #include <trireme/parallel/pipeline/timeline.h>
 #include <trireme/plan/cluster.h>
@@ -90,6 +91,8 @@ class Shared {
   const std::vector<int64_t>& bounds(const Layout& layout);
   /// The pipeline's step with these costs; kept until other costs are asked for, because ZeRO's stages have the same.
   const pipeline::Timeline& timeline(const Layout& layout, const pipeline::Costs& costs);
+  /// activations::choose(). Equal keys: equal problems.
+  const activations::Choice& choice(const std::vector<double>& key, const activations::Problem& problem);
 
  private:
   const std::vector<pipeline::Program>& schedules(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
@@ -101,6 +104,7 @@ class Shared {
   std::map<std::pair<int, int>, std::vector<estimate::Run::Waiting>> waiting_; // by stages and micro-batches
   std::map<std::array<int, 4>, std::vector<estimate::Run::Programs>> programs_;
   std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> bounds_;
+  std::map<std::vector<double>, activations::Choice> choices_;
   Layout last_layout_;
   std::vector<pipeline::PartCosts> last_costs_;
   pipeline::Timeline last_;

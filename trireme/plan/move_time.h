@@ -22,7 +22,7 @@ ActivationTimes activation_times(const Cluster& cluster, int64_t bytes, activati
 
 /// What offload costs a rank in a step: seconds of each link by itself. All ranks of a host move at the same time and share its disk and its cores.
 struct MoveTimes {
-  /// Gradients on their way to the host; of those, to be added to, back to the card; into files and out of them. In every micro-batch's backward, or in the last.
+  /// Gradients on their way to the host; of those, to be added to, back to the card; into files and out of them, in every micro-batch's backward; in a pipeline, where they go there once, beside the optimizer: of `writes`.
   double gradients_up = 0;
   double gradients_down = 0;
   double gradients_in_files = 0;

@@ -313,6 +313,24 @@ void add_memory(const Cluster& cluster, const estimate::StageLayouts& layouts, P
   }
 }
 
+Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared, bool with_times);
+
+// `out`: the same with everything kept that memory_budget allows. The choice does not know how much room hosts have: if it is too little, nothing goes there.
+Prediction with_chosen_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run, Shared& shared, Prediction out) {
+  for (const bool may_use_host : {true, false}) {
+    const ChosenWays chosen = choose_ways(cluster, job, layout, run, shared, may_use_host);
+    if (!chosen.refused.empty()) {
+      out.refused = out.refused.empty() ? chosen.refused : out.refused;
+      return out;
+    }
+    out = worked_out(cluster, with_choices(job, chosen.choices), layout, shared, true);
+    if (out.refused.empty() || std::none_of(chosen.choices.begin(), chosen.choices.end(), activations::to_host)) {
+      return out;
+    }
+  }
+  return out;
+}
+
 Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared, bool with_times) {
   Prediction out;
   out.layout = layout;
@@ -325,6 +343,9 @@ Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layo
   }
   const estimate::Run run = run_of(job, layout, shared, !cluster.on_host);
   out.refused = offload::conflict(run.offload, estimate::setting_of(run)).what;
+  if (out.refused.empty()) {
+    out.refused = estimate::why_not_these_choices(run);
+  }
   if (!out.refused.empty()) {
     return out;
   }
@@ -334,9 +355,7 @@ Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layo
     return out;
   }
   if (run.activations.automatic) {
-    ChosenWays chosen = choose_ways(cluster, job, layout, run);
-    out.refused = chosen.refused;
-    return out.refused.empty() ? worked_out(cluster, with_choices(job, std::move(chosen.choices)), layout, shared, true) : out;
+    return with_chosen_ways(cluster, job, layout, run, shared, std::move(out));
   }
   Step(cluster, job, layout, layouts, shared).into(out);
   out.traffic = traffic_of(cluster, layout, layouts);

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/estimate/moves.h>
+#include <trireme/plan/choose_ways.h>
 
 #include <algorithm>
 #include <map>
@@ -94,6 +95,11 @@ class Search {
       : cluster_(cluster), job_(job), options_(options), shared_(job_), parameters_(estimate::gpt(job.gpt, {}).parameters()) {
     job_.base.model = {}; // each layout has its own
     job_.base.explains = false;
+    bound_ = job_;
+    if (job_.base.activations.automatic && !may_move_activations(cluster, job_.base)) { // then nothing needs less than to recompute
+      bound_.base.activations.automatic = false;
+      bound_.base.activations.policy = activations::Way::recompute;
+    }
   }
 
   Plan run() {
@@ -165,7 +171,7 @@ class Search {
     if (!why_impossible(job_, layout).empty()) {
       return;
     }
-    const int64_t kept = least_of_a_block(job_, layout, !cluster_.on_host);
+    const int64_t kept = least_of_a_block(bound_, layout, !cluster_.on_host);
     const std::vector<LayerCost> costs = layer_costs(cluster_, job_, layout);
     for (const auto& [kind, chunks] : schedules(job_, layout.pipe)) {
       layout.schedule = kind;
@@ -236,7 +242,8 @@ class Search {
     }
     for (const Layout& one : smallest) {
       ++plan_.estimated;
-      Prediction prediction = memory_only(cluster_, job_, one, shared_);
+      // What "auto" chooses may not fit although what it may keep does.
+      Prediction prediction = job_.base.activations.automatic ? predict(cluster_, job_, one, shared_) : memory_only(cluster_, job_, one, shared_);
       if (prediction.refused.empty()) {
         fitting_.insert(axes);
         return;
@@ -256,6 +263,7 @@ class Search {
 
   const Cluster& cluster_;
   Job job_;
+  Job bound_; // for lower bounds of memory
   const SearchOptions& options_;
   Shared shared_;
   int64_t parameters_;
