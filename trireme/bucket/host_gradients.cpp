@@ -21,7 +21,7 @@ HostGradients::HostGradients(HostGradientOptions options) : options_(std::move(o
   for (const Range& range : options_.ranges) {
     gradients.numel.push_back(range.numel());
   }
-  options_.store->on_host(gradients.numel, options_.device);
+  options_.store->on_host(gradients.numel, options_.device); // which is asked before add(); here all of them are
   for (Set& set : sets_) {
     set.in_store = options_.store->add({gradients}, options_.device);
     options_.store->name_buckets(set.in_store, options_.names);

@@ -11,8 +11,7 @@
 #include <trireme/plan/move_time.h>
 
 #include <algorithm>
-#include <map>
-#include <tuple>
+#include <utility>
 
 namespace trireme::plan {
 namespace {
