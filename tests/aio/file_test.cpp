@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
-
+#include <set>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -129,6 +129,24 @@ TEST(MemoryTest, IsNotThereInAChild) {
 }
 
 class ProbeTest : public FileTest {};
+
+// As in a container that is made by chroot(): the list of mounts does not have its root.
+TEST_F(ProbeTest, KnowsTheFileSystemOfAChangedRoot) {
+  const std::string known = filesystem_of(folder_.path);
+  if (!std::set<std::string>{"ext4", "xfs", "btrfs", "tmpfs", "overlay"}.contains(known)) {
+    GTEST_SKIP() << "one of those that are told by name only: " << known;
+  }
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::_exit(::chroot(folder_.path.c_str()) != 0 ? 77 : filesystem_of("/") == known ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (WEXITSTATUS(status) == 77) {
+    GTEST_SKIP() << "this user may not change the root";
+  }
+  EXPECT_EQ(WEXITSTATUS(status), 0) << known;
+}
 
 TEST_F(ProbeTest, MeasuresAFolderAndLeavesNothing) {
   const Probe found = probe(folder_.path, {64 * kPage, 4}, 3 * 64 * kPage + 5);

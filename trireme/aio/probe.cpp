@@ -4,6 +4,8 @@
 #include <trireme/base/error.h>
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -100,6 +102,26 @@ bool lies_in(const std::string& path, const std::string& mount) {
   return mount == "/" || path == mount || path.starts_with(mount + "/");
 }
 
+// Where the list of mounts does not say: behind chroot() it lacks what the new root lies on.
+std::string name_by_number(const fs::path& path) {
+  constexpr unsigned kXfs = 0x58465342; // not in linux/magic.h
+  struct statfs about = {};
+  if (::statfs(path.c_str(), &about) != 0) {
+    return "";
+  }
+  switch (static_cast<unsigned>(about.f_type)) {
+    case EXT4_SUPER_MAGIC: return "ext4"; // ext2 and ext3 too
+    case BTRFS_SUPER_MAGIC: return "btrfs";
+    case F2FS_SUPER_MAGIC: return "f2fs";
+    case NFS_SUPER_MAGIC: return "nfs";
+    case OVERLAYFS_SUPER_MAGIC: return "overlay";
+    case RAMFS_MAGIC: return "ramfs";
+    case TMPFS_MAGIC: return "tmpfs";
+    case kXfs: return "xfs";
+    default: return "";
+  }
+}
+
 } // namespace
 
 std::string filesystem_of(const fs::path& path) {
@@ -121,7 +143,7 @@ std::string filesystem_of(const fs::path& path) {
       std::istringstream(line.substr(separator + 3)) >> found;
     }
   }
-  return found;
+  return found.empty() ? name_by_number(path) : found;
 }
 
 Probe probe(const fs::path& folder, const Options& options, int64_t bytes) {
