@@ -4,6 +4,7 @@
 #include <trireme/aio/file.h>
 #include <trireme/base/file.h>
 
+#include <tests/support/folder_on_disk.h>
 #include <tests/support/limited_group.h>
 #include <tests/support/run_ranks.h>
 #include <tests/support/sanitized.h>
@@ -55,7 +56,7 @@ TEST(OffloadMemoryTest, AModelOfSeveralTimesTheMemoryTrainsFromFiles) {
   if (test::kSanitized) {
     GTEST_SKIP() << "a sanitizer needs memory of its own";
   }
-  const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
+  const ScratchFolder scratch(make_scratch_folder("trireme_offload", test::folder_on_disk()));
   if (!aio::File::create(scratch.path / "probe", 4096).direct()) {
     GTEST_SKIP() << "files of " << scratch.path << " go through the page cache, which counts as memory";
   }

@@ -1,4 +1,4 @@
-#include "folder_on_disk.h"
+#include "run_folder_on_disk.h"
 
 #include <tests/support/limited_group.h>
 #include <tests/support/sanitized.h>

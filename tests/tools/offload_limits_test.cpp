@@ -1,5 +1,5 @@
 // Disks and memory that are a little too small, and a little larger: what is said before the first step is what a run needs.
-#include "folder_on_disk.h"
+#include "run_folder_on_disk.h"
 
 #include <tests/support/limited_group.h>
 #include <tests/support/sanitized.h>

@@ -1,6 +1,6 @@
 // Models that the memory at hand does not hold train from files, as `trireme train` does it: two ranks and their launcher in one control group, stopped and resumed in the middle.
 #include "run_in_files.h"
-#include "folder_on_disk.h"
+#include "run_folder_on_disk.h"
 
 #include <tests/support/limited_group.h>
 #include <tests/support/sanitized.h>
