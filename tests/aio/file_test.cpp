@@ -150,8 +150,7 @@ TEST_F(ProbeTest, KnowsTheFileSystemOfAChangedRoot) {
 
 TEST_F(ProbeTest, MeasuresAFolderAndLeavesNothing) {
   const Probe found = probe(folder_.path, {64 * kPage, 4}, 3 * 64 * kPage + 5);
-  const bool is_memory = found.filesystem == "tmpfs" || found.filesystem == "ramfs"; // which say that they transfer directly
-  EXPECT_EQ(found.direct, !is_memory && File::create(folder_.path / "file", kPage).direct());
+  EXPECT_EQ(found.direct, !is_memory(found.filesystem) && File::create(folder_.path / "file", kPage).direct());
   std::filesystem::remove(folder_.path / "file");
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path));
   EXPECT_EQ(found.engine, std::string(Transfers().engine()));

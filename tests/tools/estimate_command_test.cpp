@@ -19,14 +19,6 @@ class EstimateCommandTest : public RunFolderOnDisk {
   Finished estimate(const std::string& rest, int seconds = 20) const {
     return sh(concat(kTrireme, " estimate ", path("run.json"), ' ', rest), seconds);
   }
-  // " --set path=value" as a word within single quotes, as sh() has it.
-  static std::string with(const std::string& path_and_value) {
-    std::string quoted;
-    for (const char c : path_and_value) {
-      quoted += c == '"' ? concat('\\', c) : std::string(1, c);
-    }
-    return concat(" --set \"", quoted, '"');
-  }
   json estimate_json(const std::string& rest) const {
     const Finished finished = estimate(rest + " --json", 100);
     EXPECT_EQ(finished.status, 0) << finished.output;

@@ -27,19 +27,16 @@ struct Files {
 
 class OffloadLimitsTest : public RunFolderOnDisk {
  protected:
-  std::string set(const std::string& override) const {
-    return concat(" --set \"", escaped(override), '"');
-  }
   std::string in_files(const Files& files, int stage) const {
     std::string words = concat(" --set engine.zero_optimization.stage=", stage, " --set engine.zero_optimization.stage3_param_persistence_threshold=0");
     if (!files.states.empty()) {
-      words += set(concat(R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "pipeline_read": true, "pipeline_write": true, "fast_init": true, "nvme_path": ")", files.states, R"("})"));
+      words += with(concat(R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "pipeline_read": true, "pipeline_write": true, "fast_init": true, "nvme_path": ")", files.states, R"("})"));
     }
     if (!files.parameters.empty()) {
-      words += set(concat(R"(engine.zero_optimization.offload_param={"device": "nvme", "max_in_cpu": 0, "nvme_path": ")", files.parameters, R"("})"));
+      words += with(concat(R"(engine.zero_optimization.offload_param={"device": "nvme", "max_in_cpu": 0, "nvme_path": ")", files.parameters, R"("})"));
     }
     if (!files.activations.empty()) {
-      words += set(concat(R"(engine.activation_checkpointing={"policy": "nvme", "nvme_path": ")", files.activations, R"("})"));
+      words += with(concat(R"(engine.activation_checkpointing={"policy": "nvme", "nvme_path": ")", files.activations, R"("})"));
     }
     return words;
   }
@@ -71,15 +68,6 @@ class OffloadLimitsTest : public RunFolderOnDisk {
         EXPECT_THAT(finished.output, Not(HasSubstr("step 1/2")));
       }
     }
-  }
-
- private:
-  static std::string escaped(const std::string& text) { // within a word of sh -c '...'
-    std::string out;
-    for (const char c : text) {
-      out += c == '"' ? "\\\"" : std::string(1, c);
-    }
-    return out;
   }
 };
 
@@ -114,7 +102,7 @@ TEST_F(OffloadLimitsTest, ChosenActivationsStayWithinTheDisk) {
     GTEST_SKIP() << "needs root to mount a small file system";
   }
   const Finished run = train("-n 2 --set model.layers=4 --set model.hidden=128 --set engine.train_batch_size=64 --set model.sequence_length=32 --set training.steps=4" +
-                             set(concat(R"(engine.activation_checkpointing={"policy": "auto", "memory_budget": "12MB", "nvme_path": ")", path("disk"), R"("})")));
+                             with(concat(R"(engine.activation_checkpointing={"policy": "auto", "memory_budget": "12MB", "nvme_path": ")", path("disk"), R"("})")));
   EXPECT_EQ(run.status, 0) << run.output;
   EXPECT_THAT(run.output, HasSubstr("step 4/4"));
   EXPECT_THAT(run.output, HasSubstr("activation_checkpointing has chosen"));

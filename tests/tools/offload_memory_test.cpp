@@ -71,11 +71,10 @@ class OffloadMemoryTrainTest : public RunFolderOnDisk {
     return concat("OMP_NUM_THREADS=1 ", kTrireme, " train ", path(run), " -n 2 --out ", path(out), ' ', rest);
   }
   void SetUp() override {
-    const std::string disk = aio::filesystem_of(folder);
     if (test::kSanitized) {
       GTEST_SKIP() << "a sanitizer needs memory of its own";
     }
-    if (disk == "tmpfs" || disk == "ramfs") {
+    if (aio::is_memory(aio::filesystem_of(folder))) {
       GTEST_SKIP() << "files of " << folder << " are memory";
     }
     if (!test::LimitedGroup(int64_t{1} << 30).exists() || test::machine_swaps()) {

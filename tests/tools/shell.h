@@ -79,6 +79,14 @@ class RunFolder : public testing::Test {
   std::string path(const std::string& name) const {
     return (folder / name).string();
   }
+  // " --set path=value" as a word within single quotes, as sh() has it.
+  static std::string with(const std::string& path_and_value) {
+    std::string quoted;
+    for (const char c : path_and_value) {
+      quoted += c == '"' ? concat('\\', c) : std::string(1, c);
+    }
+    return concat(" --set \"", quoted, '"');
+  }
   Finished train(const std::string& rest, int seconds = 120) const {
     return sh(concat(kTrireme, " train ", path("run.json"), " --out ", path("out"), ' ', rest), seconds);
   }

@@ -95,7 +95,7 @@ plan::BlockTime block_time(const json& row) {
 // Of the working directory; none where files would be in memory.
 plan::Disk measured_disk() {
   const std::string filesystem = aio::filesystem_of(".");
-  if (filesystem.empty() || filesystem == "tmpfs" || filesystem == "ramfs") {
+  if (filesystem.empty() || aio::is_memory(filesystem)) {
     return {};
   }
   const aio::Probe probe = aio::probe(".", {}, 128 << 20);

@@ -83,7 +83,7 @@ std::vector<Change> file_changes(const config::RunConfig& run, int64_t ranks) {
     changes.push_back({{R"(engine.activation_checkpointing={"policy": "recompute"})"}, ranks});
   }
   const std::string disk = aio::filesystem_of(".");
-  if (run.engine.offload.uses_files() || disk == "tmpfs" || disk == "ramfs" || disk.empty()) {
+  if (run.engine.offload.uses_files() || aio::is_memory(disk) || disk.empty()) {
     return changes;
   }
   const std::string states = R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ".", "pipeline_read": true, "pipeline_write": true})";

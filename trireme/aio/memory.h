@@ -8,10 +8,6 @@
 
 namespace trireme::aio {
 
-constexpr int64_t round_up(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 /// Memory for transfers: zeroed, aligned to kAlignment, from 2 MiB on to huge pages, which the kernel is asked for. Moved, not copied. A process
 /// that is forked does not have it.
 class Memory {

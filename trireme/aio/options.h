@@ -6,6 +6,9 @@ namespace trireme::aio {
 
 /// Offsets in files, addresses and sizes of transfers are multiples of it, in bytes: what direct transfers ask for at most on disks of today.
 inline constexpr int64_t kAlignment = 4096;
+constexpr int64_t round_up(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 /// The most that Options may say: bytes of a block, requests (an io_uring has room for 32768 everywhere) and threads.
 inline constexpr int64_t kMostBlockBytes = int64_t{1} << 30;
 inline constexpr int64_t kMostRequests = 4096;

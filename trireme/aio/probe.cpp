@@ -124,6 +124,10 @@ std::string name_by_number(const fs::path& path) {
 
 } // namespace
 
+bool is_memory(const std::string& filesystem) {
+  return filesystem == "tmpfs" || filesystem == "ramfs";
+}
+
 std::string filesystem_of(const fs::path& path) {
   std::error_code unknown;
   const std::string whole = fs::canonical(path, unknown).string();
@@ -155,7 +159,7 @@ Probe probe(const fs::path& folder, const Options& options, int64_t bytes) {
   const fs::path path = folder / concat(".trireme-probe.", ::getpid(), '.', std::random_device()());
   const File file = File::create_unnamed(path, std::max<int64_t>(1, bytes / options.block_size) * options.block_size);
   found.filesystem = filesystem_of(folder);
-  found.direct = file.direct() && found.filesystem != "tmpfs" && found.filesystem != "ramfs"; // which say yes, and are memory
+  found.direct = file.direct() && !is_memory(found.filesystem);
   const int64_t alignment = direct_alignment(concat("/proc/self/fd/", file.descriptor()));
   found.alignment = !found.direct ? 1 : alignment > 0 ? alignment : kAlignment;
   Passes passes(file, options);

@@ -30,6 +30,9 @@ struct Probe {
 /// empties it. Errors: Error if the folder cannot be written, or has not so much room.
 Probe probe(const std::filesystem::path& folder, const Options& options, int64_t bytes);
 
+/// Whether files of such a file system are memory, although they may be opened for direct transfers.
+bool is_memory(const std::string& filesystem);
+
 /// "ext4", "tmpfs" and so on; "" if the system does not say.
 std::string filesystem_of(const std::filesystem::path& path);
 

@@ -102,16 +102,17 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
   const int64_t state_bytes = optimizer.state_type == optim::StateType::fp32 ? 4 : optimizer.state_type == optim::StateType::bf16 ? 2 : 1;
   const bool coded = optimizer.state_type == optim::StateType::int8;
   const bool sharded = shards_states(parts, options.config);
-  const bool with_gradients = !parts.device().is_cpu() && has_gradients_in_files(parts, options); // of a model on the CPU they have their files already
+  const bool on_device = !parts.device().is_cpu();
+  const bool with_gradients = on_device && has_gradients_in_files(parts, options); // of a model on the CPU they have their files already
   FolderUse own = of_this_rank(wanted.nvme_path);
   for (const bucket::FlatParameters* const buffer : buffers) {
     const auto& buckets = buffer->layout().buckets();
     for (int64_t b = 0; b < std::ssize(buckets); ++b) {
-      const bool stays = !parts.device().is_cpu() && !offload::is_moved(buckets[b].begin, buckets[b].end, buffer->layout().numel(), wanted.ratio);
+      const bool stays = on_device && !offload::is_moved(buckets[b].begin, buckets[b].end, buffer->layout().numel(), wanted.ratio);
       if (stays) {
         continue;
       }
-      const bool is_copied = !parts.device().is_cpu() && !buffer->keeps_on_host(b); // to be stepped on the host
+      const bool is_copied = on_device && !buffer->keeps_on_host(b); // to be stepped on the host
       const int64_t master_bytes = buffer->scalar_type() != at::kFloat || is_copied ? 4 : 0;
       const bucket::Range range = sharded ? buffer->plan().mine(b) : bucket::Range{buckets[b].begin, buckets[b].end};
       int64_t scales = 0; // each parameter's blocks begin anew

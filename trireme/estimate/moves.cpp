@@ -1,5 +1,6 @@
 #include <trireme/estimate/moves.h>
 
+#include <trireme/aio/options.h>
 #include <trireme/base/error.h>
 #include <trireme/bucket/pinned_blocks.h>
 #include <trireme/estimate/activations.h>
@@ -19,15 +20,10 @@ namespace {
 
 using offload::Place;
 
-constexpr int64_t kFileBlock = 4096;
 constexpr int64_t kStateBlock = 256;
 constexpr int64_t kScaleBytes = 4;
 constexpr int64_t kReturning = 3; // buckets of stepped parameters on their way to the device
 constexpr int64_t kOnDevice = 3; // of shards that come to be stepped, are stepped, and return
-
-int64_t in_blocks(int64_t bytes) {
-  return (bytes + kFileBlock - 1) / kFileBlock * kFileBlock;
-}
 
 int64_t power_of_two(int64_t bytes) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
@@ -80,7 +76,7 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out
     const bool stays_there = run.moves_parameters() && bucket.unit != bucket::TensorInfo::kNoUnit; // a parameter in fp32 is its own master
     const int64_t master = run.compute != Type::fp32 || (run.on_device && !stays_there) ? 4 * each : 0;
     const int64_t scales = run.state_bytes == 1 ? kScaleBytes * ((each + kStateBlock - 1) / kStateBlock) : 0;
-    const int64_t in_file = in_blocks(master) + run.states * (in_blocks(run.state_bytes * each) + in_blocks(scales));
+    const int64_t in_file = aio::round_up(master) + run.states * (aio::round_up(run.state_bytes * each) + aio::round_up(scales));
     out.elements += each;
     out.state_bytes += run.states * (run.state_bytes * each + scales);
     out.master_bytes += master;
@@ -131,7 +127,7 @@ void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere&
       continue;
     }
     out.parameters_in_files += each;
-    out.parameter_file_bytes += in_files.emplace_back(in_blocks(e * each));
+    out.parameter_file_bytes += in_files.emplace_back(aio::round_up(e * each));
   }
   out.parameter_buffers = largest_of(std::move(in_files), run.offload.parameters.buffer_count);
   out.buckets_stepped_on_device = std::ssize(stepped);
@@ -142,7 +138,7 @@ void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere&
 void add_gradients(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
   std::vector<int64_t> in_files;
   for (int64_t b = 0; b < out.state_buckets; ++b) { // what the host steps
-    out.gradient_file_bytes += in_files.emplace_back(in_blocks(bytes_of(run.gradients()) * (layout.buckets()[b].numel() / run.shard_ranks())));
+    out.gradient_file_bytes += in_files.emplace_back(aio::round_up(bytes_of(run.gradients()) * (layout.buckets()[b].numel() / run.shard_ranks())));
   }
   out.gradient_buffers = largest_of(std::move(in_files), run.offload.optimizer.buffer_count);
 }
@@ -279,7 +275,7 @@ class Moves {
     int64_t bytes = 0;
     for (const bucket::FlatLayout& module : layouts_of_units(run_, stage)) {
       for (const bucket::Bucket& bucket : module.buckets()) {
-        bytes += in_blocks(e * (bucket.numel() / run_.gradient_ranks()));
+        bytes += aio::round_up(e * (bucket.numel() / run_.gradient_ranks()));
       }
     }
     add(out_.in_files_at_times, kBuilding, concat(e, " P / N, in blocks, until their parameters are in files of their own"), "", bytes);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -91,6 +92,14 @@ struct Cluster {
 
   int64_t ranks() const {
     return hosts * ranks_per_host;
+  }
+  /// Whether ranks are cards whose hosts have memory that is described.
+  bool has_hosts_beside() const {
+    return !on_host && host.memory_bytes > 0;
+  }
+  /// How much longer a rank computes than at the speeds above while all of its host do: at least 1.
+  double sharing() const {
+    return std::max(1.0, static_cast<double>(ranks_per_host) / static_cast<double>(processors));
   }
 };
 

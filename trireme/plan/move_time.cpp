@@ -69,8 +69,7 @@ MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const buc
   const auto e = estimate::bytes_of(run.compute);
   const bool copies = run.compute != estimate::Type::fp32; // masters are read and written, and the parameter is written
   const int64_t element = estimate::bytes_of(run.gradients()) + 2 * run.states * run.state_bytes + 8 + (copies ? e : 0);
-  const double sharing = std::max(1.0, ranks / static_cast<double>(cluster.processors));
-  const double bandwidth = cluster.on_host ? cluster.memory_bandwidth / sharing : cluster.host.memory_bandwidth / ranks;
+  const double bandwidth = cluster.on_host ? cluster.memory_bandwidth / cluster.sharing() : cluster.host.memory_bandwidth / ranks;
   out.pass = seconds(there.elements * element, bandwidth);
   out.shards = there.buckets_stepped_on_device;
   int64_t elements = 0;
@@ -84,8 +83,7 @@ ActivationTimes activation_times(const Cluster& cluster, int64_t bytes, activati
   const auto seconds = [&](bool moves, double bandwidth) { return moves && bandwidth > 0 ? static_cast<double>(bytes) / bandwidth : 0; };
   const double link = seconds(activations::moves(way) && !cluster.on_host, cluster.host.link_bandwidth);
   const auto ranks = static_cast<double>(cluster.ranks_per_host);
-  const double sharing = std::max(1.0, ranks / static_cast<double>(cluster.processors));
-  const double copied = cluster.on_host ? 2 * sharing * seconds(activations::to_nvme(way), cluster.memory_bandwidth) : 0; // a copy reads and writes
+  const double copied = cluster.on_host ? 2 * cluster.sharing() * seconds(activations::to_nvme(way), cluster.memory_bandwidth) : 0; // a copy reads and writes
   return {link, seconds(activations::to_nvme(way), cluster.disk.write_bandwidth / ranks), link, seconds(activations::to_nvme(way), cluster.disk.read_bandwidth / ranks), copied};
 }
 
