@@ -50,6 +50,18 @@ TEST(PreflightTest, FoldersAddUpWhatTheirRanksHave) {
   EXPECT_THAT(none, IsEmpty());
 }
 
+// Neither files of activations nor others have room: both do without.
+TEST(PreflightTest, ActivationsAreRecomputedWhereTheRestStaysInMemory) {
+  FolderUse use;
+  use.folder = "/disk";
+  use.ranks = 2;
+  use.state_bytes = 8'000'000;
+  use.activation_bytes = 2'000'000;
+  const auto next = [&](int64_t memory) { return refusal(use, nvme("/disk"), {200'000, memory, false}).next; };
+  EXPECT_THAT(next(8'000'000), AllOf(HasSubstr("Fits without files, with \"activation_checkpointing\": {\"policy\": \"recompute\"} and \"device\": \"cpu\""), HasSubstr("8.00 MB stay in memory")));
+  EXPECT_THAT(next(7'999'999), HasSubstr("cannot take it either"));
+}
+
 // The nearest first: parameters in memory, states in memory, no files, fewer of the states.
 TEST(PreflightTest, ARefusalNamesTheNearestThatFits) {
   const int64_t gb = 1'000'000'000;

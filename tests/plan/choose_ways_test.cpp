@@ -142,6 +142,21 @@ TEST(PlanChoiceTest, HostsMayBeSmall) {
   EXPECT_THAT(small.moved, IsEmpty());
 }
 
+// What may be moved is no reason to refuse: it is not chosen where there is no room. Buffers of files are on the host too.
+TEST(PlanChoiceTest, RoomIsAskedForWhatIsChosen) {
+  const Layout layout{.zero_stage = 3, .states = offload::Place::host, .parameters = offload::Place::host};
+  Cluster cluster = cards();
+  cluster.disk.bytes = 0;
+  const Prediction all_recomputed = predict(cluster, uniform(Way::recompute), layout);
+  ASSERT_EQ(all_recomputed.refused, "");
+  cluster.host.memory_bytes = all_recomputed.host_bytes; // for states and parameters, and not a byte more
+  const Prediction chosen = predict(cluster, within(3 * kept_by_a_block()), layout);
+  EXPECT_EQ(chosen.refused, "");
+  EXPECT_THAT(chosen.choices, testing::Contains(Way::recompute));
+  cluster.disk = {int64_t{1} << 50, 1e12, 1e12};
+  EXPECT_EQ(predict(cluster, within(3 * kept_by_a_block()), layout).refused, "");
+}
+
 // The embedding alone: nothing is to be chosen there.
 TEST(PlanChoiceTest, StagesMayHaveNoParts) {
   Job wide = gpt_job(2, 16, 4, 32, 4000, 4);
@@ -161,6 +176,19 @@ TEST(PlanChoiceTest, ListsAreForSomeLayouts) {
   named.base.activations.choices.assign(kBlocks + 4, Way::recompute);
   EXPECT_EQ(predict(cards(), named, {}).refused, "activation_checkpointing.choices has 12 ways, and the model has 8 parts");
   EXPECT_EQ(predict(cards(2), named, {.pipe = 2}).refused, "");
+}
+
+// Divisions of which nothing was simulated fit too, where the list is for them.
+TEST(PlanChoiceTest, AListRefusesNoDivisionThatItFits) {
+  const Cluster cluster = cards(4);
+  for (const int64_t more : {0, 4}) { // of a model in one piece; of a list of layers
+    Job named = job();
+    named.base.activations.choices.assign(static_cast<size_t>(kBlocks + more), Way::recompute);
+    const Plan few = search(cluster, named, {.best = 1});
+    const Plan all = search(cluster, named, {.best = 100'000});
+    EXPECT_EQ(few.refused.size(), all.refused.size()) << more;
+    EXPECT_LT(all.refused.size(), 10U) << more;
+  }
 }
 
 TEST(PlanChoiceTest, DivisionsThatNoChoiceFitsAreRefused) {

@@ -237,7 +237,9 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
     }
   }
   if (!first.choices.empty()) {
-    std::cout << concat("the first, activations by part\n  \"choices\": [\"", join(activations::to_words(first.choices), "\", \""), "\"]\n");
+    const bool asks_for_layers = first.layout.recompute > 0 && first.layout.pipe == 1;
+    std::cout << concat("the first, activations by part\n  \"choices\": [\"", join(activations::to_words(first.choices), "\", \""), "\"]",
+                        asks_for_layers ? ", with \"activation_checkpoint_interval\": 1 in \"pipeline\", which makes a list of layers" : "", '\n');
   }
   print_moves(first);
   std::cout << (first.traffic.empty() ? "" : "the first, sent by a rank in a step\n");
@@ -257,7 +259,7 @@ void print_refused(const plan::Job& job, const plan::Cluster& cluster, const pla
   if (!found.refused.empty() && !found.best.empty()) {
     std::cout << concat("nearest to the first of these that fits: ", plan::describe(nearest(found, found.refused.front())->layout, job), '\n');
   }
-  if (cluster.disk.bytes == 0 && (cluster.on_host || cluster.host.memory_bytes == 0)) {
+  if (cluster.disk.bytes == 0 && !cluster.has_hosts_beside()) {
     std::cout << "offload was not tried: the cluster file says nothing of " << (cluster.on_host ? "disks (\"disk\")\n" : "hosts (\"host\", \"disk\")\n");
   }
   if (found.refused.size() > kShownRefusals) {

@@ -130,7 +130,9 @@ Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
   if (elsewhere.most_on_device > 0) {
     sum.add("the largest shards to be stepped: one that comes, one that is stepped, one that returns", bytes_of(run.compute) * elsewhere.most_on_device);
   }
-  item.formula = item.formula.empty() ? "none: nothing is in files" : item.formula;
+  if (item.formula.empty()) {
+    item.formula = run.on_device && run.offload.uses_files() ? "none here: on the host" : "none: nothing is in files";
+  }
   return item;
 }
 

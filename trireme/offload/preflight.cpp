@@ -115,6 +115,8 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
     out.next = concat("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: ", size(states), use.gradient_bytes > 0 ? " of masters, states and gradients stay in " : " of masters and states stay in ", free, '.');
   } else if (fits(activations, 0) && memory_takes(states + parameters)) {
     out.next = concat("Fits without files", activations > 0 ? " but those of activations" : "", ", with \"device\": \"cpu\": all of it stays in ", free, '.');
+  } else if (activations > 0 && memory_takes(states + parameters)) {
+    out.next = concat("Fits without files, with \"activation_checkpointing\": {\"policy\": \"recompute\"} and \"device\": \"cpu\": ", size(states + parameters), " stay in ", free, '.');
   } else if (room.on_device && ratio > 0) {
     out.next = concat("Fits with \"ratio\": ", ratio, " in offload_optimizer, if devices have room for the rest of the states, ", size(static_cast<int64_t>((1 - share) * static_cast<double>(states))), '.');
   } else {

@@ -19,15 +19,9 @@ namespace {
 using activations::PartCost;
 using PartWay = activations::Way;
 
-Job with_policy(const Job& job, PartWay way) {
-  Job out = job;
-  out.base.activations.automatic = false;
-  out.base.activations.policy = way;
-  return out;
-}
-
-bool has_host(const Cluster& cluster) {
-  return !cluster.on_host && cluster.host.memory_bytes > 0;
+Job keeping_all(Job job) {
+  job.base.activations = in_one_way(std::move(job.base.activations), PartWay::keep);
+  return job;
 }
 
 bool has_files(const Cluster& cluster, const estimate::Run& run) {
@@ -35,7 +29,7 @@ bool has_files(const Cluster& cluster, const estimate::Run& run) {
 }
 
 // What ranks measure of moves.
-void add_moves(const Cluster& cluster, const estimate::Run& run, bool may_use_host, activations::Problem& problem) {
+void add_moves(const Cluster& cluster, const estimate::Run& run, MayMove may_move, activations::Problem& problem) {
   const auto of = [&](PartWay way) {
     constexpr int64_t kBytes = int64_t{1} << 30;
     const ActivationTimes times = activation_times(cluster, kBytes, way);
@@ -43,11 +37,11 @@ void add_moves(const Cluster& cluster, const estimate::Run& run, bool may_use_ho
     return activations::MoveCost{each(times.leave_over_link, times.leave_to_files), each(times.back_over_link, times.back_from_files), times.copied / static_cast<double>(kBytes)};
   };
   problem.allowed = {PartWay::keep, PartWay::recompute};
-  if (may_use_host && has_host(cluster)) {
+  if (may_move == MayMove::to_hosts_and_files && cluster.has_hosts_beside()) {
     problem.host = of(PartWay::host);
     problem.allowed.insert(problem.allowed.end(), {PartWay::host, PartWay::recompute_host});
   }
-  if (has_files(cluster, run)) {
+  if (may_move != MayMove::nowhere && has_files(cluster, run)) {
     problem.nvme = of(PartWay::nvme);
     problem.allowed.insert(problem.allowed.end(), {PartWay::nvme, PartWay::recompute_nvme});
   }
@@ -70,11 +64,13 @@ struct StageProblem {
 
 class Stages {
  public:
-  Stages(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run, bool may_use_host)
-      : cluster_(cluster), run_(run), may_use_host_(may_use_host), is_part_(estimate::parts(run)), costs_(layer_costs(cluster, with_policy(job, PartWay::keep), layout)), moves_(estimate::moves_of(run)) {
-    estimate::Run recomputed = run;
-    recomputed.activations.automatic = false;
-    recomputed.activations.policy = PartWay::recompute;
+  Stages(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::StageLayouts& layouts, MayMove may_move)
+      : cluster_(cluster), run_(layouts.run()), may_move_(may_move), is_part_(estimate::parts(run_)), costs_(layer_costs(cluster, keeping_all(job), layout)) {
+    if (has_files(cluster, run_)) {
+      moves_ = estimate::moves_of(layouts);
+    }
+    estimate::Run recomputed = run_;
+    recomputed.activations = in_one_way(std::move(recomputed.activations), PartWay::recompute);
     shared_ = estimate::shared_inputs(recomputed);
   }
 
@@ -85,13 +81,13 @@ class Stages {
   StageProblem of(int64_t stage) const {
     StageProblem out;
     activations::Problem& problem = out.problem;
-    add_moves(cluster_, run_, may_use_host_, problem);
+    add_moves(cluster_, run_, may_move_, problem);
     problem.budget = run_.activations.memory_budget;
     problem.moving_copies = cluster_.on_host ? 2 : 1;
     for (const int64_t micro_batches : run_.in_flight[static_cast<size_t>(stage)]) {
       problem.in_flight = std::max(problem.in_flight, micro_batches);
     }
-    if (has_files(cluster_, run_)) {
+    if (!moves_.empty()) {
       problem.file_room = std::max<int64_t>(0, cluster_.disk.bytes / cluster_.ranks_per_host - moves_[static_cast<size_t>(stage)].file_bytes());
     }
     for (int64_t chunk = 0; chunk < run_.chunks; ++chunk) {
@@ -125,17 +121,18 @@ class Stages {
 
   const Cluster& cluster_;
   const estimate::Run& run_;
-  bool may_use_host_;
+  MayMove may_move_;
   std::vector<bool> is_part_;
   std::vector<LayerCost> costs_;
-  std::vector<estimate::StageMoves> moves_;
+  std::vector<estimate::StageMoves> moves_; // empty: nothing can go to files
   std::vector<int64_t> shared_;
 };
 
 } // namespace
 
-ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run, Shared& shared, bool may_use_host) {
-  const Stages stages(cluster, job, layout, run, may_use_host);
+ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::StageLayouts& layouts, Shared& shared, MayMove may_move) {
+  const estimate::Run& run = layouts.run();
+  const Stages stages(cluster, job, layout, layouts, may_move);
   if (std::ranges::count(stages.is_part(), true) == 0) {
     return {{}, concat("activation_checkpointing.layers \"", run.activations.layers, "\" matches no class of a part of the model")};
   }
@@ -163,7 +160,13 @@ ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& lay
 }
 
 bool may_move_activations(const Cluster& cluster, const estimate::Run& run) {
-  return has_host(cluster) || has_files(cluster, run);
+  return cluster.has_hosts_beside() || has_files(cluster, run);
+}
+
+activations::Options in_one_way(activations::Options options, PartWay way) {
+  options.automatic = false;
+  options.policy = way;
+  return options;
 }
 
 Job with_choices(const Job& job, std::vector<PartWay> choices) {

@@ -1,6 +1,7 @@
 #pragma once
 
-#include <trireme/activations/ways.h>
+#include <trireme/activations/options.h>
+#include <trireme/estimate/stage_layouts.h>
 #include <trireme/plan/cluster.h>
 #include <trireme/plan/layout.h>
 
@@ -8,6 +9,9 @@
 #include <vector>
 
 namespace trireme::plan {
+
+/// Where activations may go in a choice.
+enum class MayMove { to_hosts_and_files, to_files, nowhere };
 
 /// What "auto" of activation_checkpointing comes to.
 struct ChosenWays {
@@ -18,11 +22,14 @@ struct ChosenWays {
 };
 
 /// The choice of ranks in a planned layout: activations::choose(), as theirs is, for each stage, with planned costs where they have measured ones.
-/// `run`: run_of() the layout. Not `may_use_host`: nothing is moved to the host of a card. Cost: that of choose() for each stage; stages that are alike, of this or another layout, are worked out once.
-ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run, Shared& shared, bool may_use_host = true);
+/// `layouts`: of the run of the layout, run_of(). `may_move`: as far as the cluster has it. Cost: that of choose() for each stage; stages that are alike, of this or another layout, are worked out once.
+ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::StageLayouts& layouts, Shared& shared, MayMove may_move = MayMove::to_hosts_and_files);
 
 /// Whether anything of activations could be moved on these hosts.
 bool may_move_activations(const Cluster& cluster, const estimate::Run& run);
+
+/// The same with this way for all parts.
+activations::Options in_one_way(activations::Options options, activations::Way way);
 
 /// The job with these ways in place of "auto".
 Job with_choices(const Job& job, std::vector<activations::Way> choices);

@@ -192,7 +192,7 @@ class Step {
     const double e = estimate::bytes_of(run_.compute);
     const double states = 2.0 * static_cast<double>(run_.states * run_.state_bytes);
     const double masters = run_.compute == estimate::Type::fp32 ? e : 8; // read before the parameter is written
-    const double sharing = std::max(1.0, static_cast<double>(cluster_.ranks_per_host) / static_cast<double>(cluster_.processors));
+    const double sharing = cluster_.sharing();
     const double beside = sharing * here * (g + states + masters + e) / cluster_.memory_bandwidth;
     const double there = moved.optimizer();
     const double pass = cluster_.on_host ? beside + there : std::max(beside, there);
@@ -307,24 +307,26 @@ void add_memory(const Cluster& cluster, const estimate::StageLayouts& layouts, P
   out.memory = largest->items;
   out.memory_bytes = needed(cluster, *largest);
   out.refused = out.memory_bytes > cluster.memory_bytes ? too_large(cluster, out) : "";
-  const bool moves_activations = run.moves_activations() && !run.activations.automatic; // not chosen yet
-  if (run.moves_states() || run.moves_parameters() || moves_activations) {
+  if (run.activations.automatic) { // what is moved is not chosen yet
+    return;
+  }
+  if (run.moves_states() || run.moves_parameters() || run.moves_activations()) {
     add_moves(cluster, layouts, memory, static_cast<size_t>(largest - memory.begin()), out);
   }
 }
 
 Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared, bool with_times);
 
-// `out`: the same with everything kept that memory_budget allows. The choice does not know how much room hosts have: if it is too little, nothing goes there.
-Prediction with_chosen_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::Run& run, Shared& shared, Prediction out) {
-  for (const bool may_use_host : {true, false}) {
-    const ChosenWays chosen = choose_ways(cluster, job, layout, run, shared, may_use_host);
+// `out`: the same with everything kept that memory_budget allows. The choice does not know how much room hosts have, for buffers of files too: if it is too little, less is moved.
+Prediction with_chosen_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::StageLayouts& layouts, Shared& shared, Prediction out) {
+  for (const MayMove may_move : {MayMove::to_hosts_and_files, MayMove::to_files, MayMove::nowhere}) {
+    const ChosenWays chosen = choose_ways(cluster, job, layout, layouts, shared, may_move);
     if (!chosen.refused.empty()) {
       out.refused = out.refused.empty() ? chosen.refused : out.refused;
       return out;
     }
     out = worked_out(cluster, with_choices(job, chosen.choices), layout, shared, true);
-    if (out.refused.empty() || std::none_of(chosen.choices.begin(), chosen.choices.end(), activations::to_host)) {
+    if (out.refused.empty() || std::none_of(chosen.choices.begin(), chosen.choices.end(), activations::moves)) {
       return out;
     }
   }
@@ -355,7 +357,7 @@ Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layo
     return out;
   }
   if (run.activations.automatic) {
-    return with_chosen_ways(cluster, job, layout, run, shared, std::move(out));
+    return with_chosen_ways(cluster, job, layout, layouts, shared, std::move(out));
   }
   Step(cluster, job, layout, layouts, shared).into(out);
   out.traffic = traffic_of(cluster, layout, layouts);

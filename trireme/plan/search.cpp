@@ -57,7 +57,7 @@ std::vector<Layout> with_moves(const Cluster& cluster, const Job& job, Layout la
   offload::Setting setting = estimate::setting_of(job.base);
   setting.device = cluster.on_host ? "" : estimate::kDevice;
   std::vector<Place> places = {Place::device};
-  if (!cluster.on_host && cluster.host.memory_bytes > 0) {
+  if (cluster.has_hosts_beside()) {
     places.push_back(Place::host);
   }
   if (cluster.disk.bytes > 0) {
@@ -97,8 +97,7 @@ class Search {
     job_.base.explains = false;
     bound_ = job_;
     if (job_.base.activations.automatic && !may_move_activations(cluster, job_.base)) { // then nothing needs less than to recompute
-      bound_.base.activations.automatic = false;
-      bound_.base.activations.policy = activations::Way::recompute;
+      bound_.base.activations = in_one_way(bound_.base.activations, activations::Way::recompute);
     }
   }
 
@@ -230,20 +229,25 @@ class Search {
     if (fitting_.count(axes) > 0) {
       return;
     }
-    Layout layout{.pipe = std::get<0>(axes), .data = std::get<1>(axes), .context = std::get<2>(axes), .tensor = std::get<3>(axes), .recompute = job_.base.activations.automatic ? 0 : 1};
+    Layout layout{.pipe = std::get<0>(axes), .data = std::get<1>(axes), .context = std::get<2>(axes), .tensor = std::get<3>(axes)};
     layout.sequence_parallel = layout.tensor > 1;
     layout.sequence_parallel = layout.sequence_parallel && why_impossible(job_, layout).empty();
     std::vector<Layout> smallest;
-    for (const int zero_stage : {2, 3}) { // in a pipeline stage 3 holds a whole stage's parameters while it works
-      layout.zero_stage = layout.gradient_ranks() > 1 ? zero_stage : 0;
-      smallest.push_back(layout);
-      const std::vector<Layout> moved = with_moves(cluster_, job_, layout);
-      smallest.insert(smallest.end(), moved.begin(), moved.end());
+    const activations::Options& activations = job_.base.activations;
+    const std::vector<int64_t> intervals = activations.automatic ? std::vector<int64_t>{0} : activations.choices.empty() ? std::vector<int64_t>{1} : std::vector<int64_t>{0, 1}; // a list is for one of them
+    for (const int64_t recompute : intervals) {
+      layout.recompute = recompute;
+      for (const int zero_stage : {2, 3}) { // in a pipeline stage 3 holds a whole stage's parameters while it works
+        layout.zero_stage = layout.gradient_ranks() > 1 ? zero_stage : 0;
+        smallest.push_back(layout);
+        const std::vector<Layout> moved = with_moves(cluster_, job_, layout);
+        smallest.insert(smallest.end(), moved.begin(), moved.end());
+      }
     }
     for (const Layout& one : smallest) {
       ++plan_.estimated;
       // What "auto" chooses may not fit although what it may keep does.
-      Prediction prediction = job_.base.activations.automatic ? predict(cluster_, job_, one, shared_) : memory_only(cluster_, job_, one, shared_);
+      Prediction prediction = activations.automatic ? predict(cluster_, job_, one, shared_) : memory_only(cluster_, job_, one, shared_);
       if (prediction.refused.empty()) {
         fitting_.insert(axes);
         return;
