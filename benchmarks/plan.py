@@ -20,8 +20,8 @@ TURN_S, CALIBRATION_TURN_S = 1.5, 4  # a calibration takes longer than a run, an
 AT_A_TIME = 11  # layouts whose ranks are in memory together; each waits for the others' turns, which must stay far below the ranks' time-out
 
 
-def layout(ranks, micro, zero=0, pipe=1, tensor=1, context=1, schedule="1f1b", sequence_parallel=False, recompute=0):
-    return dict(ranks=ranks, pipe=pipe, data=ranks // (pipe * tensor * context), context=context, tensor=tensor, zero_stage=zero, micro_batch=micro, schedule=schedule,
+def layout(ranks, micro, zero=0, pipe=1, tensor=1, context=1, schedule="1f1b", sequence_parallel=False, recompute=0, activations=None):
+    return dict(activations=activations, ranks=ranks, pipe=pipe, data=ranks // (pipe * tensor * context), context=context, tensor=tensor, zero_stage=zero, micro_batch=micro, schedule=schedule,
                 chunks=2 if schedule == "interleaved" else 1, sequence_parallel=sequence_parallel, recompute=recompute)
 
 
@@ -32,6 +32,8 @@ LAYOUTS = [
     layout(2, 16, pipe=2), layout(2, 4, pipe=2, recompute=1), layout(2, 4, recompute=1),
     layout(2, 8, tensor=2), layout(2, 8, tensor=2, sequence_parallel=True), layout(2, 8, context=2),
     layout(1, 1, recompute=1), layout(2, 1, zero=3), layout(2, 1, tensor=2), layout(4, 1, zero=3), layout(4, 1, tensor=4), layout(4, 1, pipe=4),
+    layout(1, 16, activations=dict(policy="nvme")), *(layout(1, 16, activations=dict(policy="auto", memory_budget=budget)) for budget in ("120MB", "80MB", "50MB")),
+    layout(2, 8, activations=dict(policy="auto", memory_budget="40MB")), layout(2, 4, pipe=2, activations=dict(policy="auto", memory_budget="30MB")),
     layout(4, 4), layout(4, 4, zero=1), layout(4, 2, pipe=2, zero=1), layout(4, 2, pipe=2, tensor=2), layout(4, 4, tensor=2),
 ]
 
@@ -40,7 +42,14 @@ def name_of(row):
     text = f"{row['pipe']} x {row['data']} x {row['context']} x {row['tensor']}, ZeRO {row['zero_stage']}, micro {row['micro_batch']}"
     text += f", {row['schedule']}" if row["pipe"] > 1 else ""
     text += ", recomputed" if row["recompute"] else ""
+    if row["activations"]:
+        text += ", activations " + " ".join(row["activations"].values())
     return text + (", sequence parallel" if row["sequence_parallel"] else "")
+
+
+def activation_keys(row, folder):
+    """--set for both: files may be used."""
+    return ["--set", "engine.activation_checkpointing=" + json.dumps(dict(row["activations"], nvme_path=str(folder / "moved")))] if row["activations"] else []
 
 
 def overrides(row):
@@ -68,14 +77,24 @@ def write_run(folder, steps):
     (folder / "run.json").write_text(json.dumps(run))
 
 
-def plan_command(trireme, folder, ranks, name):
-    """Measures this machine for so many ranks, and prints all rows of the plan."""
-    return [str(trireme), "plan", str(folder / "run.json"), "--cluster", str(folder / f"{name}.json"), "--calibrate", "-n", str(ranks), "--best", "100000", "--json"]
+def plan_command(trireme, folder, name):
+    """Prints all rows of the plan."""
+    return [str(trireme), "plan", str(folder / "run.json"), "--cluster", str(folder / f"{name}.json"), "--best", "100000", "--json"]
+
+
+def rows_of(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def planned_with(trireme, folder, row, name):
+    """The row of a layout in the plan of a run that says what becomes of activations, on a machine that was measured already."""
+    done = subprocess.run(plan_command(trireme, folder, name) + activation_keys(row, folder), capture_output=True, text=True, timeout=TIMEOUT_S)
+    return row_of(rows_of(done.stdout), row)
 
 
 def row_of(rows, wanted):
     """The planned row of a layout."""
-    keys = [key for key in wanted if key not in ("ranks", "schedule") or (key == "schedule" and wanted["pipe"] > 1)]
+    keys = [key for key in wanted if key not in ("ranks", "schedule", "activations") or (key == "schedule" and wanted["pipe"] > 1)]
     return next((row for row in rows if row["offload"] is None and row["refused"] is None and all(row[key] == wanted[key] for key in keys)), None)
 
 
@@ -85,7 +104,7 @@ RETURNS_ALL = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # glibc gives back what is f
 
 
 def train_command(trireme, folder, row, name, extra=()):
-    return [str(trireme), "train", str(folder / "run.json"), "-n", str(row["ranks"]), "--out", str(folder / name)] + overrides(row) + TRAINING_ONLY + list(extra)
+    return [str(trireme), "train", str(folder / "run.json"), "-n", str(row["ranks"]), "--out", str(folder / name)] + overrides(row) + activation_keys(row, folder) + TRAINING_ONLY + list(extra)
 
 
 def metrics(folder, name):
@@ -109,9 +128,9 @@ def lower_quartile(values):
 
 
 def measured(trireme, folder, layouts, tag):
-    """Runs these layouts and calibrations for their numbers of ranks in turns. Returns the rows of the plans by ranks, what was found of each layout, and why others have nothing."""
+    """Runs these layouts and calibrations for their numbers of ranks in turns. Returns the planned row of each, what was found of it, and why others have nothing."""
     calibrated = sorted({row["ranks"] for row in layouts.values()})
-    commands = {("plan", ranks): plan_command(trireme, folder, ranks, f"cluster-{ranks}-{tag}") for ranks in calibrated}
+    commands = {("plan", ranks): plan_command(trireme, folder, f"cluster-{ranks}-{tag}") + ["--calibrate", "-n", str(ranks)] for ranks in calibrated}
     commands.update((i, train_command(trireme, folder, row, f"out-{i}-{tag}")) for i, row in layouts.items())
     turns = {name: CALIBRATION_TURN_S if isinstance(name, tuple) else TURN_S for name in commands}
     members = run_alternately(commands, turns, TIMEOUT_S)
@@ -120,10 +139,11 @@ def measured(trireme, folder, layouts, tag):
         member = members["plan", ranks]
         if member.process.returncode != 0:
             raise RuntimeError(f"trireme plan -n {ranks}: {last_words(member.text(member.errors))}")
-        plans[ranks] = [json.loads(line) for line in member.text(member.output).splitlines() if line.startswith("{")]
-    found, refused = {}, {}
+        plans[ranks] = rows_of(member.text(member.output))
+    planned, found, refused = {}, {}, {}
     for i, row in layouts.items():
-        if not row_of(plans[row["ranks"]], row):
+        planned[i] = planned_with(trireme, folder, row, f"cluster-{row['ranks']}-{tag}") if row["activations"] else row_of(plans[row["ranks"]], row)
+        if not planned[i]:
             refused[i] = "the plan has no such layout"
         elif members[i].process.returncode != 0:
             refused[i] = last_words(members[i].text(members[i].errors))
@@ -134,7 +154,7 @@ def measured(trireme, folder, layouts, tag):
                 refused[i] = f"no step was within a turn of {TURN_S} s"
                 continue
             found[i] = dict(step_ms=lower_quartile(whole), steps=len(whole), memory_bytes=peak(steps))
-    return plans, found, refused
+    return planned, found, refused
 
 
 def ranks_of(values):
@@ -157,15 +177,15 @@ def plan(installed, args, record):
         write_run(folder, args.steps + WARMUP)
         found = {i: [] for i in range(len(layouts))}
         refused = {}
-        plans = {}  # by ranks, one of each calibration
+        plans = {i: [] for i in found}  # one of each calibration
         for round_number in range(args.rounds):
             order = [i for i in found if i not in refused]
             random.shuffle(order)
             for first in range(0, len(order), AT_A_TIME):
                 rows, results, reasons = measured(installed.trireme, folder, {i: layouts[i] for i in sorted(order[first:first + AT_A_TIME])}, f"{round_number}-{first}")
                 refused.update(reasons)
-                for ranks, said in rows.items():
-                    plans.setdefault(ranks, []).append(said)
+                for i, said in rows.items():
+                    plans[i].extend([said] if said else [])
                 for i, result in results.items():
                     found[i].append(result)
         memory = {}
@@ -180,8 +200,7 @@ def plan(installed, args, record):
             print(f"NOT MEASURED {name_of(row)}: {refused[i]}")
             continue
         step, resident = (statistics.median(result[key] for result in found[i]) for key in ("step_ms", "memory_bytes"))
-        said = [one for one in (row_of(rows, row) for rows in plans[row["ranks"]]) if one]
-        planned_ms, planned_bytes = (statistics.median(one[key] for one in said) for key in ("step_ms", "memory_bytes"))
+        planned_ms, planned_bytes = (statistics.median(one[key] for one in plans[i]) for key in ("step_ms", "memory_bytes"))
         pair = dict(benchmark="plan", layout=name_of(row), planned_ms=planned_ms, measured_ms=step, step_error=planned_ms / step - 1,
                     steps=sum(result["steps"] for result in found[i]), planned_bytes=planned_bytes,
                     allocated_bytes=memory[i], allocated_error=planned_bytes / memory[i] - 1, measured_bytes=resident, memory_error=planned_bytes / resident - 1)

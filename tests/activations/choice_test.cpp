@@ -88,22 +88,30 @@ TEST(ActivationChoice, IsTheBestOfAllThatFit) {
   EXPECT_GT(mixed, 100) << "the cases are too easy";
 }
 
-TEST(ActivationChoice, KeepsToTheRoomOfFiles) {
+// Room in files, on the host, or in both.
+TEST(ActivationChoice, KeepsToTheRoomThereIs) {
   std::mt19937 random(19);
   int fitting = 0;
   int in_files = 0;
+  int on_host = 0;
   double found_seconds = 0;
   double best_seconds = 0;
-  for (int trial = 0; trial < 400; ++trial) {
+  for (int trial = 0; trial < 600; ++trial) {
     Problem problem = random_problem(random, 1 + trial % 5);
-    problem.allowed = {Way::keep, Way::recompute, Way::nvme, Way::recompute_nvme};
-    problem.file_room = static_cast<int64_t>(std::uniform_real_distribution<double>(0, 1)(random) * static_cast<double>(problem.budget));
+    const auto room = [&] { return static_cast<int64_t>(std::uniform_real_distribution<double>(0, 1)(random) * static_cast<double>(problem.budget)); };
+    problem.file_room = room();
+    problem.host_room = room();
+    if (trial % 3 > 0) {
+      std::erase_if(problem.allowed, trial % 3 == 1 ? to_host : to_nvme);
+    }
     const Choice found = choose(problem);
     const Choice best = best_of_all(problem);
     if (found.fits) {
       ++fitting;
       in_files += found.in_files > 0 ? 1 : 0;
+      on_host += found.on_host > 0 ? 1 : 0;
       ASSERT_LE(found.in_files, problem.file_room) << "trial " << trial;
+      ASSERT_LE(found.on_host, problem.host_room) << "trial " << trial;
       ASSERT_LE(found.bytes, problem.budget) << "trial " << trial;
       ASSERT_GE(found.seconds, best.seconds - 1e-12) << "trial " << trial;
       found_seconds += found.seconds;
@@ -115,8 +123,9 @@ TEST(ActivationChoice, KeepsToTheRoomOfFiles) {
       EXPECT_TRUE(found.fits) << "trial " << trial;
     }
   }
-  EXPECT_GT(fitting, 200);
-  EXPECT_GT(in_files, 20);
+  EXPECT_GT(fitting, 300);
+  EXPECT_GT(in_files, 30);
+  EXPECT_GT(on_host, 30);
   EXPECT_LE(found_seconds, 1.1 * best_seconds);
 }
 

@@ -94,6 +94,48 @@ TEST(RunEstimateTest, RefusesChoicesForAnotherNumberOfParts) {
   }
 }
 
+std::string why_refused(int64_t ranks, const std::vector<std::string>& overrides) {
+  try {
+    described(ranks, overrides);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// What needs least is named, and is accepted.
+TEST(RunEstimateTest, RefusesABudgetThatNothingFits) {
+  const auto with_budget = [](int64_t bytes, const std::string& more) {
+    return concat(R"(engine.activation_checkpointing={"policy": "auto", "memory_budget": )", bytes, more, "}");
+  };
+  for (const std::string pipe : {"1", "2"}) {
+    for (const std::string more : {"", R"(, "nvme_path": "/n")"}) {
+      const auto why = [&](int64_t bytes) { return why_refused(2, {"parallel.pipe=" + pipe, with_budget(bytes, more)}); };
+      const std::string no = why(1);
+      EXPECT_THAT(no, testing::HasSubstr(pipe == "1" ? "parts fits memory_budget" : "parts of stage 0 fits memory_budget"));
+      EXPECT_THAT(no, testing::HasSubstr(more.empty() ? "recompute. Raise" : "recompute_nvme. Raise"));
+      EXPECT_EQ(no.find("give an nvme_path") != std::string::npos, more.empty());
+      const std::string words = "Raise memory_budget to ";
+      ASSERT_NE(no.find(words), std::string::npos) << no;
+      int64_t least = std::stoll(no.substr(no.find(words) + words.size()));
+      if (const std::string other = why(least); pipe == "2" && !other.empty()) { // another stage needs more
+        least = std::stoll(other.substr(other.find(words) + words.size()));
+      }
+      EXPECT_EQ(why(least), "");
+      EXPECT_EQ(why(least * 96 / 100), "") << "the estimate may be too high";
+      EXPECT_NE(why(least * 95 / 100), "");
+    }
+  }
+}
+
+TEST(RunEstimateTest, RefusesClassesThatAreNoParts) {
+  const auto why = [](const std::string& policy, const std::string& layers) { return why_refused(1, {concat(R"(engine.activation_checkpointing={"policy": )", policy, R"(, "layers": ")", layers, "\"}")}); };
+  for (const char* const policy : {R"("recompute")", R"("auto", "memory_budget": "1GB")"}) {
+    EXPECT_THAT(why(policy, "LlamaBlock"), testing::HasSubstr("\"LlamaBlock\" matches no class of a part of the model: there are GptBlock"));
+    EXPECT_EQ(why(policy, "^Gpt"), "");
+  }
+}
+
 TEST(RunEstimateTest, KnowsWhereThingsAre) {
   const std::vector<std::string> offload = {"engine.zero_optimization.stage=3", "engine.zero_optimization.stage3_param_persistence_threshold=0",
                                             R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n", "buffer_count": 6})",

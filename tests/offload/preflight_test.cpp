@@ -151,6 +151,16 @@ TEST(PreflightTest, TheRatioIsTheLargestThatFits) {
   }
 }
 
+TEST(PreflightTest, AFileSystemWithoutFilesIsNotAFullDisk) {
+  const FolderUse use{"/proc/moved", 1, 120, 0, 0, 0, 0};
+  try {
+    check_room({use}, nvme("/proc/moved"), 0, false);
+    ADD_FAILURE() << "there is room";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("nvme_path /proc/moved is on a file system that takes no files (proc)"));
+  }
+}
+
 TEST(PreflightTest, AFolderThatIsToBeMadeIsJudgedByTheOneAboveIt) {
   const ScratchFolder scratch(make_scratch_folder("trireme_preflight"));
   EXPECT_EQ(existing_folder(scratch.path), fs::absolute(scratch.path));

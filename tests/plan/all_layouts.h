@@ -41,7 +41,8 @@ inline std::vector<Layout> all_layouts(int64_t ranks, const Job& job, int64_t mo
           for (const Schedule& schedule : schedules) {
             layout.schedule = schedule.kind;
             layout.chunks = schedule.chunks;
-            for (layout.recompute = 0; layout.recompute <= 1; ++layout.recompute) {
+            for (const int64_t recompute : recompute_intervals(job, pipe)) {
+              layout.recompute = recompute;
               layout.sequence_parallel = false;
               add(layout);
               layout.sequence_parallel = true;

@@ -90,7 +90,7 @@ TEST(PlanChoiceTest, IsNoSlowerThanAnyUniformWayThatFits) {
 TEST(PlanChoiceTest, ABudgetThatNothingFitsIsRefused) {
   Job small = within(kept_by_a_block() / 20);
   small.base.activations.nvme_path.clear();
-  EXPECT_THAT(predict(cards(), small, {}).refused, testing::AllOf(HasSubstr("no choice for the activations of the 8 parts fits memory_budget"), HasSubstr("the least is ")));
+  EXPECT_THAT(predict(cards(), small, {}).refused, testing::AllOf(HasSubstr("no choice for the activations of 8 parts fits memory_budget"), HasSubstr("the least is ")));
   EXPECT_THAT(predict(cards(4), within(kept_by_a_block() / 20), {.pipe = 4}).refused, HasSubstr("parts of stage 0 fits memory_budget"));
 }
 
@@ -128,18 +128,27 @@ TEST(PlanChoiceTest, TheDiskOfAHostIsShared) {
   EXPECT_LT(half, all);
 }
 
-// A host without room for what is cheapest there: then nothing goes to it.
+// What the first two steps move to hosts has to have room there; of what is left half is used, because pinned memory comes in powers of two.
 TEST(PlanChoiceTest, HostsMayBeSmall) {
+  constexpr int64_t kSamples = 64; // activations are larger than the model
   Cluster cluster = cards();
-  const Job few = within(3 * kept_by_a_block());
-  const Prediction roomy = predict(cluster, few, {});
-  EXPECT_THAT(roomy.choices, testing::Contains(Way::host));
-  cluster.host.memory_bytes = roomy.host_bytes - 1;
   cluster.disk.bytes = 0;
-  const Prediction small = predict(cluster, few, {});
+  const Layout layout{.micro_batch = kSamples};
+  const Job few = within(3 * kSamples * kept_by_a_block(), kSamples);
+  const Prediction roomy = predict(cluster, few, layout);
+  EXPECT_THAT(roomy.choices, testing::Contains(Way::host));
+  Job inputs = job(kSamples);
+  inputs.base.activations.policy = Way::recompute_host;
+  cluster.host.memory_bytes = predict(cluster, inputs, layout).host_bytes;
+  const Prediction small = predict(cluster, few, layout);
   EXPECT_EQ(small.refused, "");
   EXPECT_THAT(small.choices, testing::Contains(Way::recompute));
-  EXPECT_THAT(small.moved, IsEmpty());
+  EXPECT_LT(small.host_bytes, cluster.host.memory_bytes);
+  EXPECT_GT(small.step_seconds, roomy.step_seconds);
+  cluster.host.memory_bytes -= 1;
+  EXPECT_THAT(predict(cluster, few, layout).refused, testing::StartsWith("in the first two steps, which measure what to do with activations, what is moved needs "));
+  cluster.host.memory_bytes = 0; // nobody knows
+  EXPECT_EQ(predict(cluster, few, layout).refused, "");
 }
 
 // What may be moved is no reason to refuse: it is not chosen where there is no room. Buffers of files are on the host too.
@@ -147,14 +156,27 @@ TEST(PlanChoiceTest, RoomIsAskedForWhatIsChosen) {
   const Layout layout{.zero_stage = 3, .states = offload::Place::host, .parameters = offload::Place::host};
   Cluster cluster = cards();
   cluster.disk.bytes = 0;
-  const Prediction all_recomputed = predict(cluster, uniform(Way::recompute), layout);
-  ASSERT_EQ(all_recomputed.refused, "");
-  cluster.host.memory_bytes = all_recomputed.host_bytes; // for states and parameters, and not a byte more
+  cluster.host.memory_bytes = predict(cluster, uniform(Way::recompute_host), layout).host_bytes; // for states, parameters and inputs of all parts, and not a byte more
   const Prediction chosen = predict(cluster, within(3 * kept_by_a_block()), layout);
   EXPECT_EQ(chosen.refused, "");
   EXPECT_THAT(chosen.choices, testing::Contains(Way::recompute));
   cluster.disk = {int64_t{1} << 50, 1e12, 1e12};
   EXPECT_EQ(predict(cluster, within(3 * kept_by_a_block()), layout).refused, "");
+}
+
+// The first two steps have inputs in files of ranks on the CPU; what is chosen then leaves a twentieth of a disk free.
+TEST(PlanChoiceTest, DisksMayBeSmall) {
+  Cluster cluster = cards();
+  cluster.on_host = true;
+  const int64_t inputs = predict(cluster, uniform(Way::recompute_nvme), {}).disk_bytes;
+  cluster.disk.bytes = inputs - 1;
+  EXPECT_THAT(predict(cluster, within(3 * kept_by_a_block()), {}).refused, testing::AllOf(HasSubstr("in the first two steps"), HasSubstr("of the disk of a host")));
+  const int64_t all = predict(cards(), uniform(Way::nvme), {}).disk_bytes;
+  cluster.disk = {all, 1e12, 1e12}; // files are free, and not all parts have room
+  const Prediction p = predict(cluster, within(5 * kept_by_a_block()), {});
+  EXPECT_EQ(p.refused, "");
+  EXPECT_GT(p.disk_bytes, 0);
+  EXPECT_LE(static_cast<double>(p.disk_bytes), 0.95 * static_cast<double>(all));
 }
 
 // The embedding alone: nothing is to be chosen there.
@@ -165,6 +187,8 @@ TEST(PlanChoiceTest, StagesMayHaveNoParts) {
   EXPECT_EQ(predict(cards(4), wide, {.pipe = 4}).refused, "");
   wide.base.activations.layers = "Nothing";
   EXPECT_THAT(predict(cards(4), wide, {.pipe = 4}).refused, HasSubstr("\"Nothing\" matches no class of a part"));
+  wide.base.activations = {.policy = Way::recompute, .layers = "Nothing"};
+  EXPECT_THAT(predict(cards(), wide, {}).refused, HasSubstr("\"Nothing\" matches no class of a part of the model: there are GptBlock"));
 }
 
 // A list is one for each part of a model in one piece, and for each layer of a list of layers.

@@ -77,6 +77,18 @@ TEST(SearchTest, NamedWaysFindWhatLookingAtAllFinds) {
   }
 }
 
+TEST(SearchTest, ChosenWaysFindWhatLookingAtAllFinds) {
+  Job chosen = job();
+  chosen.base.activations.automatic = true;
+  const int64_t block = model_of(chosen, {}, 1).layers.at(2).kept;
+  for (const int64_t blocks : {2, 5}) {
+    chosen.base.activations.memory_budget = blocks * block;
+    for (const int64_t memory : {int64_t{420'000'000}, int64_t{230'000'000}}) {
+      expect_what_looking_at_all_finds(chosen, memory);
+    }
+  }
+}
+
 TEST(SearchTest, RefusedDivisionsSayWhy) {
   Cluster where = cluster(1, 3);
   where.memory_bytes = 200'000'000;
@@ -105,7 +117,7 @@ TEST(SearchTest, BoundsAreBounds) {
   std::vector<activations::Options> ways(10);
   ways[1].policy = Way::recompute;
   ways[2].policy = Way::nvme;
-  ways[3] = {.policy = Way::recompute, .layers = "Other"};
+  ways[3] = {.policy = Way::recompute, .layers = "Norm"}; // of a list of layers
   ways[4].choices = {Way::keep, Way::recompute};
   ways[4].choices.resize(static_cast<size_t>(job().gpt.layers), Way::recompute); // of a model in one piece
   ways[9].choices = ways[4].choices;

@@ -1,6 +1,8 @@
 // Activations that leave a device and come back: the same bits, no race, no wait of the host, and no copy between the kernels that compute.
 #include "engine_case.h"
 
+#include <cstdlib>
+
 namespace trireme::engine {
 namespace {
 
@@ -175,6 +177,22 @@ TEST(SimDeviceActivations, TheChoiceIsMeasuredOnTheDevice) {
                                 expect_same(chosen.seen, keep.seen);
                                 EXPECT_EQ(chosen.waits.back(), 1);
                                 EXPECT_THAT(sim::problems(), IsEmpty());
+                              }),
+              IsEmpty());
+}
+
+// A thousand million workers share the host: of its memory each has a few bytes.
+TEST(SimDeviceActivations, NothingGoesToAHostWithoutRoom) {
+  EXPECT_THAT(test::run_ranks(1,
+                              [&](comm::World& world) {
+                                start();
+                                ::setenv("TRIREME_LOCAL_WORKER", "0/1000000000", 1);
+                                const Case one{.name = "eight layers", .accumulation = 1};
+                                const DeviceRun keep = run(world, one, sim::device(), wanted(Way::keep), 8);
+                                const DeviceRun chosen = run(world, one, sim::device(), {.automatic = true, .memory_budget = keep.peak * 6 / 10}, 8);
+                                EXPECT_THAT(chosen.ways, testing::Each(testing::AnyOf(Way::keep, Way::recompute)));
+                                EXPECT_LE(chosen.peak, keep.peak * 6 / 10);
+                                expect_same(chosen.seen, keep.seen);
                               }),
               IsEmpty());
 }

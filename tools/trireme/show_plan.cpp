@@ -17,6 +17,7 @@
 #include <cmath>
 #include <iomanip>
 #include <iostream>
+#include <optional>
 #include <utility>
 
 namespace trireme::tools {
@@ -47,10 +48,10 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   run.pipeline.stages = 1;
   run.pipeline.chunks = 1;
   run.engine.batch = {job.batch, 1, {}, run.engine.batch.where};
-  std::vector<activations::Way> choices = std::exchange(run.engine.activations.choices, {}); // a layout at a time is asked whether it has as many parts
+  activations::Options wanted = std::exchange(run.engine.activations, {}); // a layout at a time is asked whether it has such parts
   config::RunEstimate described = describe_run(run, 1);
   job.base = std::move(described.run);
-  job.base.activations.choices = std::move(choices);
+  job.base.activations = std::move(wanted);
   job.gpt = run.model.gpt;
   if (job.gpt.vocab_size == 0) { // the tokenizer's: the embedding says how many
     job.gpt.vocab_size = job.base.model.layers.front().parameters.front().numel / job.gpt.hidden;
@@ -73,7 +74,7 @@ double model_flops(const plan::Job& job, const plan::Cluster& cluster, const Pre
 }
 
 // The sections of zero_optimization that ask for it, but for nvme_path, which only the hosts know. null: nothing is moved.
-ordered_json offload_json(const plan::Layout& layout) {
+ordered_json offload_json(const plan::Job& job, const plan::Layout& layout) {
   if (layout.moves_nothing()) {
     return nullptr;
   }
@@ -83,6 +84,13 @@ ordered_json offload_json(const plan::Layout& layout) {
   }
   if (layout.states == offload::Place::nvme) { // as the plan assumes
     out["offload_optimizer"].update({{"pipeline_read", true}, {"pipeline_write", true}});
+  }
+  const offload::OptimizerOptions& wanted = job.base.offload.optimizer;
+  if (layout.states != offload::Place::device && wanted.delayed_update) {
+    out["offload_optimizer"]["delayed_update"] = true;
+  }
+  if (layout.states != offload::Place::device && wanted.ratio < 1) {
+    out["offload_optimizer"]["ratio"] = wanted.ratio;
   }
   if (layout.parameters != offload::Place::device) {
     out["offload_param"] = {{"device", offload::word(layout.parameters)}};
@@ -115,7 +123,7 @@ ordered_json row_json(const plan::Job& job, const plan::Cluster& cluster, const 
                       {"chunks", layout.chunks},
                       {"recompute", layout.recompute},
                       {"choices", activations::to_words(prediction.choices)},
-                      {"offload", offload_json(layout)},
+                      {"offload", offload_json(job, layout)},
                       {"memory_bytes", prediction.memory_bytes > 0 ? ordered_json(prediction.memory_bytes) : ordered_json()}};
   row["memory"] = ordered_json::object();
   for (const estimate::Item& item : prediction.memory) {
@@ -220,11 +228,13 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
     const Prediction& p = found.best[i];
     const plan::Layout& layout = p.layout;
     const std::string step = format_seconds(p.step_seconds);
+    const std::optional<activations::Way>& policy = job.base.activations.policy;
+    const bool recomputes = layout.recompute > 0 || (policy && activations::recomputes(*policy));
     const std::string schedule = layout.pipe == 1 ? "-" : concat(pipeline::schedule_name(layout.schedule), layout.chunks > 1 ? concat(" x ", layout.chunks) : "");
     std::cout << std::right << std::setw(2) << i + 1 << std::setw(6) << layout.pipe << std::setw(6) << layout.data << std::setw(9) << layout.context
               << std::setw(8) << layout.tensor << std::setw(4) << (layout.sequence_parallel ? "yes" : "-") << std::setw(6) << layout.zero_stage << std::setw(13)
               << concat(layout.micro_batch, " x ", layout.accumulation(job)) << "  " << std::left << std::setw(17) << schedule << std::right << std::setw(9)
-              << (!p.choices.empty() ? "by part" : layout.recompute > 0 ? "yes" : "-") << std::setw(10) << size_text(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
+              << (!p.choices.empty() ? "by part" : recomputes ? "yes" : "-") << std::setw(10) << size_text(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
               << 100 * p.bubble << " %" << std::setw(11) << (step.size() < 11 ? step : ' ' + step) << std::setw(10) << format_count(tokens_per_second(job, p))
               << std::setprecision(model_flops(job, cluster, p) < 1e12 ? 3 : 1) << std::setw(16) << model_flops(job, cluster, p) / 1e12
               << (any_moves ? concat("  ", moves_text(layout)) : "") << '\n';
@@ -297,6 +307,9 @@ int show_plan(const PlanCommand& command) {
     log::info(command.run_file.string(), ": what becomes of activations is chosen for each layout as ranks choose it, by planned costs where they measure (activation_checkpointing.policy \"auto\")");
   } else if (wanted.policy || !wanted.choices.empty()) {
     log::info(command.run_file.string(), ": the activations of all layouts go the way that activation_checkpointing says");
+  }
+  if (run.engine.offload.optimizer.place != offload::Place::device || run.engine.offload.parameters.place != offload::Place::device) {
+    log::info(command.run_file.string(), ": the places of offload_optimizer and offload_param are left out: layouts that do not fit try all places; its \"delayed_update\" and \"ratio\" stay");
   }
   if (run.engine.zero.shard_size) {
     log::info(command.run_file.string(), ": mics_shard_size is left out: the plan shards over all data ranks");

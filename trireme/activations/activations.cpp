@@ -298,8 +298,8 @@ void Activations::end_step() {
 bool Activations::wants_decision() const {
   return impl_->wants_decision();
 }
-std::vector<double> Activations::measured() const {
-  return impl_->measured();
+std::vector<double> Activations::measured(int64_t host_room) const {
+  return impl_->measured(host_room);
 }
 std::string Activations::decide(const std::vector<double>& largest) {
   return impl_->decide(largest);

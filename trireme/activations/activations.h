@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -95,8 +96,8 @@ class Activations {
   /// Whether the measurements are complete and nobody has decided yet.
   bool wants_decision() const;
   /// What this rank measured; ranks of one model measure as many numbers. Waits for the device. Takes some tens of ms for the speed of moves. Collective where ranks
-  /// keep shares.
-  std::vector<double> measured() const;
+  /// keep shares. `host_room`: bytes of the host's memory that this rank may take for what a device moves there.
+  std::vector<double> measured(int64_t host_room = std::numeric_limits<int64_t>::max()) const;
   /// Decides by the largest of all ranks, number by number. Returns what was decided, for people; ways() repeat it as Options::choices.
   /// Errors: InputError where nothing fits the budget, with what would.
   std::string decide(const std::vector<double>& largest);

@@ -1,6 +1,8 @@
 #include <trireme/activations/choice.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/text.h>
+#include <trireme/base/units.h>
 
 #include <algorithm>
 #include <array>
@@ -22,8 +24,17 @@ int64_t held_by(const PartCost& part, Way way) {
   return way == Way::keep ? whole(part) : way == Way::recompute ? part.share_bytes : recomputes(way) ? 0 : part.stay_bytes;
 }
 
+// What a part has elsewhere.
+int64_t moved_by(const PartCost& part, Way way) {
+  return recomputes(way) ? part.share_bytes : whole(part) + part.padding - part.stay_bytes;
+}
+
 int64_t filed_by(const PartCost& part, Way way) {
-  return !to_nvme(way) ? 0 : recomputes(way) ? part.share_bytes : whole(part) + part.padding - part.stay_bytes;
+  return to_nvme(way) ? moved_by(part, way) : 0;
+}
+
+int64_t hosted_by(const PartCost& part, Way way) {
+  return to_host(way) ? moved_by(part, way) : 0;
 }
 
 bool gathers(const PartCost& part) {
@@ -98,6 +109,7 @@ struct State {
   int64_t held = 0;
   int64_t most = 0; // bytes at a time so far
   int64_t in_files = 0;
+  int64_t on_host = 0;
   double seconds = 0;
   int before = -1;
   Way way = Way::keep;
@@ -106,7 +118,7 @@ struct State {
 // Those of which no other holds less and costs less.
 void thin_out(std::vector<State>& states, int64_t budget) {
   std::sort(states.begin(), states.end(), [](const State& a, const State& b) {
-    return std::tie(a.held, a.seconds, a.in_files, a.most) < std::tie(b.held, b.seconds, b.in_files, b.most);
+    return std::tie(a.held, a.seconds, a.in_files, a.on_host, a.most) < std::tie(b.held, b.seconds, b.in_files, b.on_host, b.most);
   });
   std::vector<State> best;
   for (const State& state : states) {
@@ -139,6 +151,10 @@ std::vector<Way> allowed_ways(const Problem& problem) {
   return ways;
 }
 
+bool has_room(const Problem& problem, int64_t in_files, int64_t on_host) {
+  return in_files <= problem.file_room && on_host <= problem.host_room;
+}
+
 // Of all parts the way that holds least; without moves, with those of inputs, with all: buffers may cost more than they save.
 Choice least_memory(const Problem& problem) {
   const std::vector<Way> allowed = allowed_ways(problem);
@@ -155,7 +171,7 @@ Choice least_memory(const Problem& problem) {
       ways.push_back(least);
     }
     const Choice one = judge(problem, ways);
-    if (best.ways.empty() || (one.bytes < best.bytes && one.in_files <= problem.file_room)) {
+    if (best.ways.empty() || (one.bytes < best.bytes && has_room(problem, one.in_files, one.on_host))) {
       best = one;
     }
   }
@@ -197,11 +213,12 @@ Choice judge(const Problem& problem, const std::vector<Way>& ways) {
     choice.bytes = std::max(choice.bytes, bytes_at(problem, memory, held, i, ways[i], moved));
     held += held_by(problem.parts[i], ways[i]);
     choice.in_files += problem.in_flight * filed_by(problem.parts[i], ways[i]);
+    choice.on_host += problem.in_flight * hosted_by(problem.parts[i], ways[i]);
     const bool last = i + 1 == ways.size();
     choice.seconds += seconds_of(problem, i, ways[i], last ? nullptr : &problem.parts[i + 1], last ? Way::keep : ways[i + 1]);
   }
   choice.bytes = std::max(choice.bytes, bytes_at_end(problem, memory, held, moved));
-  choice.fits = choice.bytes <= problem.budget && choice.in_files <= problem.file_room;
+  choice.fits = choice.bytes <= problem.budget && has_room(problem, choice.in_files, choice.on_host);
   return choice;
 }
 
@@ -220,10 +237,11 @@ Choice choose(const Problem& problem) {
     const Moved moved = after(moved_before, way);
     const int64_t bytes = std::max(from.most, bytes_at(problem, memory, from.held, index, way, moved));
     const int64_t in_files = from.in_files + problem.in_flight * filed_by(problem.parts[index], way);
-    if (bytes > problem.budget || in_files > problem.file_room) {
+    const int64_t on_host = from.on_host + problem.in_flight * hosted_by(problem.parts[index], way);
+    if (bytes > problem.budget || !has_room(problem, in_files, on_host)) {
       return;
     }
-    into[{way, moved}].push_back({from.held + held_by(problem.parts[index], way), bytes, in_files, from.seconds + added, before, way});
+    into[{way, moved}].push_back({from.held + held_by(problem.parts[index], way), bytes, in_files, on_host, from.seconds + added, before, way});
   };
   for (const Way way : allowed) {
     enter(open, 0, way, {}, -1, Moved::nothing, 0);
@@ -258,10 +276,12 @@ Choice choose(const Problem& problem) {
       }
     }
   }
-  const bool uses_files = std::any_of(allowed.begin(), allowed.end(), to_nvme);
-  if (best == nullptr && uses_files && problem.file_room < std::numeric_limits<int64_t>::max()) { // the cheapest so far may have had no room left
-    Problem without = problem;
-    std::erase_if(without.allowed, to_nvme);
+  for (const auto& [room, goes_there] : {std::pair(problem.file_room, &to_nvme), std::pair(problem.host_room, &to_host)}) {
+    if (best != nullptr || room == std::numeric_limits<int64_t>::max() || std::none_of(allowed.begin(), allowed.end(), goes_there)) {
+      continue;
+    }
+    Problem without = problem; // the cheapest so far may have had no room left
+    std::erase_if(without.allowed, goes_there);
     if (const Choice choice = choose(without); choice.fits) {
       return choice;
     }
@@ -275,6 +295,19 @@ Choice choose(const Problem& problem) {
     best = i > 0 ? &kept[i - 1][static_cast<size_t>(best->before)] : best;
   }
   return judge(problem, ways);
+}
+
+NoChoice why_none_fits(const Problem& problem, const Choice& least, const std::string& of_stage) {
+  const auto bytes = [](int64_t number) { return format_bytes(static_cast<double>(number)); };
+  const auto room = [&](const char* of, bool (*goes_there)(Way), int64_t there) {
+    const bool is_known = there < std::numeric_limits<int64_t>::max() / 4; // and limits something
+    return is_known && std::ranges::any_of(problem.allowed, goes_there) ? concat(' ', of, " room for ", bytes(there), '.') : "";
+  };
+  const bool may_write = std::ranges::any_of(problem.allowed, to_nvme);
+  return {concat("no choice for the activations of ", problem.parts.size(), " parts", of_stage, " fits memory_budget, ", bytes(problem.budget), ": the least is ", bytes(least.bytes), ", with ",
+                 join(to_words(least.ways), ", ")),
+          concat("Raise memory_budget to ", least.bytes, may_write ? "" : ", give an nvme_path", ", or make the micro-batch smaller.", room("Files of a rank have", to_nvme, problem.file_room),
+                 room("The host of a rank has", to_host, problem.host_room))};
 }
 
 } // namespace trireme::activations

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 // Which part of a model is kept, recomputed or moved, so that a budget of memory is kept at the least cost. No tensors.
@@ -45,8 +46,9 @@ struct Problem {
   double gather = 0;
   /// Bytes.
   int64_t budget = 0;
-  /// Bytes that may be in files at a time.
+  /// Bytes that may be in files, and on the host of a device, at a time.
   int64_t file_room = std::numeric_limits<int64_t>::max();
+  int64_t host_room = std::numeric_limits<int64_t>::max();
   /// Micro-batches whose activations wait for their backward at a time: more than 1 in a pipeline.
   int64_t in_flight = 1;
   /// How often what moves of a part is in memory a second time while parts move: 1 on a device, where what is copied stays until it has arrived; 2 on the CPU, for
@@ -61,8 +63,13 @@ struct Choice {
   /// The most bytes at a time.
   int64_t bytes = 0;
   int64_t in_files = 0;
+  int64_t on_host = 0;
   bool fits = false;
 };
+
+/// What of a disk's room is used: pieces of several sizes do not fill it. And of a host's, where pinned memory comes in powers of two.
+inline constexpr double kUsableOfDisk = 0.95;
+inline constexpr double kUsableOfHost = 0.5;
 
 /// What these ways cost.
 ///
@@ -80,7 +87,14 @@ void even_out(std::vector<PartCost>& parts, const std::vector<int64_t>& kinds);
 /// The ways that cost least among those that fit; if none do, those that need least memory, and `fits` is false.
 ///
 /// Dynamic programming from the first part to the last over (bytes held, seconds) of which neither is worse than another's: exact while there are at most 4096
-/// of them, which is so for a hundred equal parts; beyond that the best of each 1024th of the budget is kept. Where file_room is short, cheaper choices with less in files may be overlooked.
+/// of them, which is so for a hundred equal parts; beyond that the best of each 1024th of the budget is kept. Where file_room or host_room is short, cheaper choices with less there may be overlooked.
 Choice choose(const Problem& problem);
+
+/// Why nothing fits the budget, and what to do, by the choice that needs least: "no choice for the activations of 8 parts of stage 1 fits memory_budget, 10.0 MB: the least is 12.0 MB, with 8*recompute".
+struct NoChoice {
+  std::string what;
+  std::string next;
+};
+NoChoice why_none_fits(const Problem& problem, const Choice& least, const std::string& of_stage = "");
 
 } // namespace trireme::activations

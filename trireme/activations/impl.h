@@ -38,7 +38,7 @@ class Activations::Impl : public std::enable_shared_from_this<Impl> {
   bool doubts_adopted() const;
   void end_adoption(bool adopted);
   bool wants_decision() const;
-  std::vector<double> measured() const;
+  std::vector<double> measured(int64_t host_room) const;
   std::string decide(const std::vector<double>& largest);
 
   const Options options;

@@ -16,8 +16,7 @@ namespace trireme::activations {
 namespace {
 
 constexpr int64_t kMostMeasured = int64_t{16} << 20; // bytes of a trial move, for which memory is needed beside the budget
-constexpr size_t kNumbersOfMoves = 9;
-constexpr double kUsableRoom = 0.95; // of a disk: pieces of several sizes do not fill it
+constexpr size_t kNumbersOfMoves = 10;
 constexpr size_t kNumbersOfPart = 7;
 constexpr int kTrials = 3; // of a move to a file
 constexpr double kBackward = 2; // times the forward, where nothing says when it ended
@@ -108,7 +107,7 @@ MoveCost measure_nvme(FileSpace& files, const aio::Options& options, int64_t byt
   return {median(seconds[1]) / each, median(seconds[2]) / each, (median(seconds[0]) + system) / each};
 }
 
-std::vector<double> Activations::Impl::measured() const {
+std::vector<double> Activations::Impl::measured(int64_t host_room) const {
   int64_t largest = 4096;
   int64_t largest_input = 0; // of those that are shared
   for (const Known& known : parts) {
@@ -123,8 +122,8 @@ std::vector<double> Activations::Impl::measured() const {
   if (!device.is_cpu()) {
     host = measure_host(device, largest); // the host waits: all marks are there
   }
-  if (const int64_t room = options.uses_nvme() ? mover->files()->room(options.ranks_on_disk) : 0; room >= aio::kAlignment) {
-    file_room = kUsableRoom * static_cast<double>(room);
+  if (const int64_t room = options.uses_nvme() ? mover->files()->room(options.ranks_on_host) : 0; room >= aio::kAlignment) {
+    file_room = kUsableOfDisk * static_cast<double>(room);
     nvme = measure_nvme(*mover->files(), aio, std::min(largest, room / aio::kAlignment * aio::kAlignment));
     if (!device.is_cpu()) { // through pinned memory
       nvme = {std::max(host.out, nvme.out), std::max(host.in, nvme.in), 0};
@@ -132,7 +131,7 @@ std::vector<double> Activations::Impl::measured() const {
   }
   const Known* const last = parts.empty() ? nullptr : &parts.back();
   const double after_last = last != nullptr && in_flight == 1 && last->forward_ends.set() && last->backward_begins.set() ? last->backward_begins.seconds_since(last->forward_ends) : 0;
-  std::vector<double> numbers = {host.out, host.in, host.busy, nvme.out, nvme.in, nvme.busy, gather, -after_last, -file_room}; // of all ranks the largest count: the shortest time to hide behind, and the least room
+  std::vector<double> numbers = {host.out, host.in, host.busy, nvme.out, nvme.in, nvme.busy, gather, -after_last, -file_room, -kUsableOfHost * static_cast<double>(host_room)}; // of all ranks the largest count: the shortest time to hide behind, and the least room
   for (size_t i = 0; i < parts.size(); ++i) {
     const Known& known = parts[i];
     const double forward = known.forward_ends.set() ? known.forward_ends.seconds_since(known.forward_begins) : 0;
@@ -167,6 +166,7 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
   problem.gather = largest[6];
   problem.after_last = std::max(0.0, -largest[7]);
   problem.file_room = static_cast<int64_t>(-largest[8]);
+  problem.host_room = static_cast<int64_t>(-largest[9]);
   problem.budget = options.memory_budget;
   problem.in_flight = in_flight;
   problem.moving_copies = device.is_cpu() ? 2 : 1;
@@ -193,11 +193,8 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
   if (options.automatic) {
     const Choice choice = choose(problem);
     if (!choice.fits) {
-      throw InputError("activations",
-                       concat("no choice for the activations of ", parts.size(), " parts fits memory_budget, ", format_bytes(static_cast<double>(options.memory_budget)), ": the least is ",
-                              format_bytes(static_cast<double>(choice.bytes)), ", with ", join(to_words(choice.ways), ", ")),
-                       concat("Raise memory_budget to ", choice.bytes, options.uses_nvme() ? "" : ", give an nvme_path", ", or make the micro-batch smaller.",
-                              options.uses_nvme() ? concat(" Files of a rank have room for ", format_bytes(static_cast<double>(problem.file_room)), '.') : ""));
+      const NoChoice why = why_none_fits(problem, choice);
+      throw InputError("activations", why.what, why.next);
     }
     for (size_t i = 0; i < parts.size(); ++i) {
       parts[i].way = choice.ways[i];

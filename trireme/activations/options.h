@@ -34,8 +34,8 @@ struct Options {
   bool shares_inputs = false;
   /// Logs what each part costs, once, after the second step.
   bool profile = false;
-  /// Ranks whose files share the disk, this one included.
-  int64_t ranks_on_disk = 1;
+  /// Ranks that share the host's memory and its disk, this one included.
+  int64_t ranks_on_host = 1;
   /// Storages of fewer bytes stay where they are.
   int64_t least_bytes = 4096;
 

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/overloaded.h>
+#include <trireme/estimate/activation_choice.h>
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/moves.h>
@@ -211,10 +212,13 @@ int64_t data_bytes(const RunConfig& run, const Run& e) {
   return batch + kStoredTokenBytes * (run.data.tokenizer == "bytes" ? text : text / 4);
 }
 
-// As ranks find in their first step.
+// As ranks find in their first steps.
 void check_choices(const Run& e) {
-  if (const std::string why = estimate::why_not_these_choices(e); !why.empty()) {
-    throw InputError("activations", why, "Give every one a way, as a run with \"policy\": \"auto\" prints them.");
+  if (const std::string why = estimate::why_other_parts(e); !why.empty()) {
+    throw InputError("activations", why, e.activations.choices.empty() ? "Name one of them, or leave layers out, so that all are parts." : "Give every one a way, as a run with \"policy\": \"auto\" prints them.");
+  }
+  if (const auto why = estimate::why_no_choice(e)) {
+    throw InputError("activations", why->what, why->next);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/estimate/machine_memory.h>
 
 #include <torch/utils.h>
 
@@ -139,7 +140,7 @@ void note_nothing_to_share(const Parts& parts) {
 void make_activations(Parts& parts, const InitializeOptions& options, int64_t ranks_of_host) {
   activations::Options wanted = options.config.activations;
   const auto worker = env::place("TRIREME_LOCAL_WORKER"); // of a job whose ranks are worlds of their own
-  wanted.ranks_on_disk = std::max(ranks_of_host, worker ? int64_t{worker->second} : 1);
+  wanted.ranks_on_host = std::max(ranks_of_host, worker ? int64_t{worker->second} : 1);
   if (wanted.shares_inputs && (parts.tensor.size() == 1 || options.sequence_parallel)) {
     wanted.shares_inputs = false;
     if (parts.everyone.rank() == 0) {
@@ -193,7 +194,7 @@ void end_step_of_activations(Parts& parts) {
     return;
   }
   std::vector<double> own;
-  check_together(parts.everyone, [&] { own = parts.activations->measured(); });
+  check_together(parts.everyone, [&] { own = parts.activations->measured(estimate::memory_at_hand().bytes / parts.activations->options().ranks_on_host); });
   const auto count = static_cast<double>(own.size());
   const std::vector<double> counts = largest({count, -count}, parts.stage);
   std::string said;

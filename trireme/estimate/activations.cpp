@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <regex>
+#include <set>
 #include <utility>
 
 namespace trireme::estimate {
@@ -16,12 +17,6 @@ namespace {
 using PartWay = activations::Way;
 
 constexpr int64_t kStagedParts = 5; // of a device, in pinned memory on their way to files: one leaves, four are written (activations::Mover)
-
-// How often the largest part that moves is there beside the one in use: on the CPU in two buffers, one of which is written or read while another is in use; on a device the part that
-// has not left yet, or comes ahead of its backward.
-int64_t moving_copies(const Run& run) {
-  return run.on_device ? 1 : 2;
-}
 
 // Bytes kept for one micro-batch in one chunk.
 struct Kept {
@@ -163,7 +158,7 @@ struct Leaving {
   int64_t largest_to_files = 0;
 };
 
-// Chosen by "auto": inputs, which the first two steps move; to the host of a device up to all, because what hides behind computation is moved.
+// Chosen by "auto": inputs, which the first two steps move, to the host of a device or to files; to that host up to all, because what hides behind computation is moved.
 Leaving leaving_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers) {
   const activations::Options& options = run.activations;
   const int64_t step = group_size(run);
@@ -183,7 +178,7 @@ Leaving leaving_of(const Run& run, const Treatment& treatment, const std::vector
       out.to_host += options.automatic ? kept : bytes;
       out.surely_to_host += bytes;
     }
-    if (options.automatic ? options.uses_nvme() : activations::to_nvme(way)) {
+    if (options.automatic ? options.uses_nvme() && !run.on_device : activations::to_nvme(way)) {
       out.to_files += bytes;
       out.largest_to_files = std::max(out.largest_to_files, bytes);
     }
@@ -265,6 +260,10 @@ Item activations_of(const Run& run, int64_t stage) {
   return item;
 }
 
+int64_t moving_copies(const Run& run) {
+  return run.on_device ? 1 : 2;
+}
+
 std::vector<bool> parts(const Run& run) {
   return treatment_of(run).is_part;
 }
@@ -277,10 +276,24 @@ int64_t places_of_parts(const Run& run) {
   return std::find(is_part.rbegin(), is_part.rend(), true).base() - is_part.begin();
 }
 
-std::string why_not_these_choices(const Run& run) {
+std::string why_other_parts(const Run& run) {
+  const std::string& layers = run.activations.layers;
+  const std::vector<bool> is_part = layers.empty() || !run.activations.on() ? std::vector<bool>() : parts(run);
+  if (!is_part.empty() && std::ranges::count(is_part, true) == 0) {
+    Run all = run;
+    all.activations.layers.clear();
+    const std::vector<bool> may_be = parts(all);
+    std::set<std::string> classes;
+    for (size_t i = 0; i < may_be.size(); ++i) {
+      if (may_be[i]) {
+        classes.insert(run.model.layers[i].type);
+      }
+    }
+    return concat("activation_checkpointing.layers \"", layers, "\" matches no class of a part of the model: ", classes.empty() ? "it has no parts" : concat("there are ", join({classes.begin(), classes.end()}, ", ")));
+  }
   const auto ways = std::ssize(run.activations.choices);
   const int64_t places = ways > 0 ? places_of_parts(run) : 0;
-  if (ways == 0 || (run.layer_list ? ways >= places : ways == places)) {
+  if (ways == 0 || (run.layer_list ? ways >= places && ways <= std::ssize(run.model.layers) : ways == places)) {
     return "";
   }
   return concat("activation_checkpointing.choices has ", ways, ways == 1 ? " way" : " ways", ", and the model has ", places, run.layer_list ? " layers" : " parts");

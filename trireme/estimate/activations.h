@@ -12,8 +12,8 @@ namespace trireme::estimate {
 /// micro-batches in flight, and the backward that needs most.
 Item activations_of(const Run& run, int64_t stage);
 
-/// What a rank of the stage has of activations elsewhere at a time, and moves there, and back, in a step: less comes back, because the last part may still be there. Chosen by "auto": in files
-/// the inputs of parts, which the first two steps move; on the host of a device at most all of them, and surely the inputs.
+/// What a rank of the stage has of activations elsewhere at a time, and moves there, and back, in a step: less comes back, because the last part may still be there. Chosen by "auto": the
+/// inputs of parts, which the first two steps move to files, or to the host of a device; there at most all of them.
 struct ActivationMoves {
   /// The device's host; nothing on the CPU. libtorch takes pinned memory in powers of two for each storage, which may be up to twice as much.
   int64_t on_host = 0;
@@ -26,13 +26,17 @@ struct ActivationMoves {
 };
 ActivationMoves activation_moves(const Run& run, int64_t stage);
 
+/// How often the largest part that moves is there beside the one in use: on the CPU in two buffers, one of which is written or read while another is in use; on a device the part that
+/// has not left yet, or comes ahead of its backward.
+int64_t moving_copies(const Run& run);
+
 /// Which layers the model calls as parts, whose activations Options says something of.
 std::vector<bool> parts(const Run& run);
 
 /// Ways that Options::choices must have: one for each part, in a list of layers for each layer up to the last part.
 int64_t places_of_parts(const Run& run);
-/// What is wrong with their number; empty: nothing.
-std::string why_not_these_choices(const Run& run);
+/// Why Options is for another model: "layers" matches nothing, or "choices" are not for as many; empty: it is not.
+std::string why_other_parts(const Run& run);
 
 /// Bytes of each layer's input if tensor ranks keep shares of it until the layer is recomputed (activations::Options::shares_inputs); 0 for all others.
 std::vector<int64_t> shared_inputs(const Run& run);

@@ -11,10 +11,7 @@
 namespace trireme::estimate {
 namespace {
 
-// As the engine has them: bytes in front of fp32 gradients for small sums, elements of a block of 8-bit states and bytes of its scale,
-// buckets of sharded gradients that have memory at a time, units of sharded parameters.
-constexpr int64_t kStateBlock = 256;
-constexpr int64_t kScaleBytes = 4;
+// As the engine has them: bytes in front of fp32 gradients for small sums, buckets of sharded gradients that have memory at a time, units of sharded parameters.
 constexpr int64_t kGradientBuckets = 3;
 constexpr int64_t kOuterBytes = 8; // of averaging's outer optimizer, for each parameter
 constexpr int64_t kGatheredUnits = 2;

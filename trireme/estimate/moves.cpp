@@ -20,8 +20,6 @@ namespace {
 
 using offload::Place;
 
-constexpr int64_t kStateBlock = 256;
-constexpr int64_t kScaleBytes = 4;
 constexpr int64_t kReturning = 3; // buckets of stepped parameters on their way to the device
 constexpr int64_t kOnDevice = 3; // of shards that come to be stepped, are stepped, and return
 
@@ -232,7 +230,7 @@ class Moves {
   }
 
   void buffers_of_files(const FileBuffers& buffers, const char* what) {
-    add(out_.on_host, "buffers of files", said(run_, "the ", buffers.count, " largest buckets of ", what), "", buffers.bytes);
+    add(out_.on_host, "buffers of files", buffers.count == 1 ? said(run_, "the largest bucket of ", what) : said(run_, "the ", buffers.count, " largest buckets of ", what), "", buffers.bytes);
   }
 
   // Added up on the host, where the device keeps none: what is there comes to the device, and the sum goes back. A pipeline adds up first.
@@ -380,6 +378,10 @@ int64_t StageMoves::building_bytes() const {
 
 int64_t StageMoves::activation_bytes() const {
   return named(in_files_at_times, kActivations);
+}
+
+int64_t StageMoves::activations_on_host() const {
+  return named(on_host, kActivations);
 }
 
 int64_t StageMoves::moved_activations() const {

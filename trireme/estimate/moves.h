@@ -108,6 +108,7 @@ struct StageMoves {
   int64_t gradient_file_bytes() const;
   int64_t building_bytes() const;
   int64_t activation_bytes() const;
+  int64_t activations_on_host() const;
   /// To files in a step; as many come back.
   int64_t moved_activations() const;
   /// The most that lies in files at a time: all of in_files and activations, or, before masters and states have their files, parameters twice and gradients.

@@ -15,6 +15,10 @@
 
 namespace trireme::estimate {
 
+/// States of one byte have a scale for each block of a parameter.
+inline constexpr int64_t kStateBlock = 256;
+inline constexpr int64_t kScaleBytes = 4;
+
 /// Everything that the memory and the traffic of a run follow from.
 struct Run {
   Model model;

@@ -1,9 +1,11 @@
 #include <trireme/offload/preflight.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 #include <trireme/base/units.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -29,6 +31,18 @@ std::string size(int64_t bytes) {
 
 std::string speed(double bytes_per_second) {
   return concat(format_bytes(bytes_per_second), "/s");
+}
+
+// 0, or why not (errno). What keeps no account of its room may have no files at all: /proc.
+int cannot_create_files(const fs::path& folder) {
+  const fs::path name = temporary_name(folder / "trireme");
+  const int file = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (file < 0) {
+    return errno;
+  }
+  ::close(file);
+  ::unlink(name.c_str());
+  return 0;
 }
 
 } // namespace
@@ -180,9 +194,13 @@ void check_room(const std::vector<FolderUse>& folders, const Options& options, s
     std::error_code error;
     const fs::path folder = existing_folder(use.folder);
     const fs::space_info space = fs::space(folder, error);
+    const bool is_unknown = error || space.capacity == 0;
+    if (const int code = is_unknown ? cannot_create_files(folder) : 0; code != 0) {
+      throw InputError("offload", concat("nvme_path ", use.folder.string(), " is on a file system that takes no files (", aio::filesystem_of(folder), "): ", std::strerror(code)), "Name a folder on a disk.");
+    }
     struct stat disk = {};
     Taken& others = taken[::stat(folder.c_str(), &disk) == 0 ? disk.st_dev : 0];
-    const int64_t free = error ? std::numeric_limits<int64_t>::max() : static_cast<int64_t>(space.available); // what cannot be known does not refuse
+    const int64_t free = is_unknown ? std::numeric_limits<int64_t>::max() : static_cast<int64_t>(space.available); // what cannot be known does not refuse
     const Room room{free - others.while_training, memory_bytes, on_device, free - others.at_start};
     if (Refusal no = refusal(use, options, room); !no.what.empty()) {
       no.what += others.while_training > 0 ? concat(", beside ", size(others.while_training), " of the other folder on that disk") : "";

@@ -1,11 +1,9 @@
 #include <trireme/plan/choose_ways.h>
 
 #include <trireme/activations/choice.h>
-#include <trireme/base/error.h>
-#include <trireme/base/text.h>
-#include <trireme/base/units.h>
+#include <trireme/estimate/activation_choice.h>
 #include <trireme/estimate/activations.h>
-#include <trireme/estimate/moves.h>
+#include <trireme/estimate/layouts.h>
 #include <trireme/plan/layer_cost.h>
 #include <trireme/plan/link_time.h>
 #include <trireme/plan/move_time.h>
@@ -47,112 +45,100 @@ void add_moves(const Cluster& cluster, const estimate::Run& run, MayMove may_mov
   }
 }
 
-// A stage's problem, and where its parts are in the model.
-struct StageProblem {
-  activations::Problem problem;
-  std::vector<int64_t> layers;
+// What is left to a rank for activations: of files, and of its host's memory.
+int64_t room(int64_t of_host, const Cluster& cluster, int64_t taken, double usable) {
+  return static_cast<int64_t>(usable * static_cast<double>(std::max<int64_t>(0, of_host / cluster.ranks_per_host - taken)));
+}
 
-  // Stages with the same are alike. Speeds and the budget are those of all.
-  std::vector<double> key() const {
-    std::vector<double> out = {static_cast<double>(problem.allowed.size()), problem.after_last, problem.gather, static_cast<double>(problem.file_room), static_cast<double>(problem.in_flight)};
-    for (const PartCost& part : problem.parts) {
-      out.insert(out.end(), {static_cast<double>(part.bytes), static_cast<double>(part.input_bytes), static_cast<double>(part.share_bytes), part.forward, part.backward});
-    }
-    return out;
+// Stages with the same are alike. Speeds and the budget are those of all.
+std::vector<double> key_of(const activations::Problem& problem) {
+  std::vector<double> out = {static_cast<double>(problem.allowed.size()), problem.after_last, problem.gather, static_cast<double>(problem.file_room), static_cast<double>(problem.host_room), static_cast<double>(problem.in_flight)};
+  for (const PartCost& part : problem.parts) {
+    out.insert(out.end(), {static_cast<double>(part.bytes), static_cast<double>(part.input_bytes), static_cast<double>(part.share_bytes), part.forward, part.backward});
   }
-};
+  return out;
+}
 
 class Stages {
  public:
-  Stages(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::StageLayouts& layouts, MayMove may_move)
-      : cluster_(cluster), run_(layouts.run()), may_move_(may_move), is_part_(estimate::parts(run_)), costs_(layer_costs(cluster, keeping_all(job), layout)) {
-    if (has_files(cluster, run_)) {
-      moves_ = estimate::moves_of(layouts);
-    }
-    estimate::Run recomputed = run_;
-    recomputed.activations = in_one_way(std::move(recomputed.activations), PartWay::recompute);
-    shared_ = estimate::shared_inputs(recomputed);
-  }
+  Stages(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, MayMove may_move)
+      : cluster_(cluster), run_(needs.layouts.run()), needs_(needs), may_move_(may_move), costs_(layer_costs(cluster, keeping_all(job), layout)) {}
 
-  const std::vector<bool>& is_part() const {
-    return is_part_;
-  }
-
-  StageProblem of(int64_t stage) const {
-    StageProblem out;
+  estimate::StageProblem of(int64_t stage) const {
+    estimate::StageProblem out = estimate::stage_problem(run_, stage);
     activations::Problem& problem = out.problem;
     add_moves(cluster_, run_, may_move_, problem);
-    problem.budget = run_.activations.memory_budget;
-    problem.moving_copies = cluster_.on_host ? 2 : 1;
-    for (const int64_t micro_batches : run_.in_flight[static_cast<size_t>(stage)]) {
-      problem.in_flight = std::max(problem.in_flight, micro_batches);
-    }
-    if (!moves_.empty()) {
-      problem.file_room = std::max<int64_t>(0, cluster_.disk.bytes / cluster_.ranks_per_host - moves_[static_cast<size_t>(stage)].file_bytes());
-    }
-    for (int64_t chunk = 0; chunk < run_.chunks; ++chunk) {
-      const auto p = static_cast<size_t>(chunk * run_.stages + stage);
-      for (int64_t i = run_.bounds[p]; i < run_.bounds[p + 1]; ++i) {
-        add(i, out);
+    add_room(stage, problem);
+    for (size_t i = 0; i < out.layers.size(); ++i) {
+      const LayerCost& cost = costs_[static_cast<size_t>(out.layers[i])];
+      PartCost& part = problem.parts[i];
+      part.forward = cost.forward;
+      part.backward = cost.backward() + cost.gradients;
+      if (part.share_bytes < part.input_bytes) {
+        const auto bytes = static_cast<double>(part.input_bytes);
+        problem.gather = std::max(problem.gather, gather_seconds(cluster_, {run_.tensor_ranks, 1}, bytes) / bytes);
       }
     }
-    problem.after_last = problem.in_flight == 1 ? problem.after_last : 0;
+    problem.after_last = problem.in_flight == 1 && !out.layers.empty() ? behind(stage, out.layers.back()) : 0;
     return out;
   }
 
  private:
-  void add(int64_t layer, StageProblem& out) const {
-    const LayerCost& cost = costs_[static_cast<size_t>(layer)];
-    const double backward = cost.backward() + cost.gradients;
-    if (!is_part_[static_cast<size_t>(layer)]) {
-      out.problem.after_last += out.layers.empty() ? 0 : cost.forward + backward;
+  // No more than could be used, so that layouts with plenty are alike.
+  void add_room(int64_t stage, activations::Problem& problem) const {
+    if (needs_.moves.empty()) {
       return;
     }
-    out.problem.after_last = 0;
-    out.layers.push_back(layer);
-    const estimate::Layer& described = run_.model.layers[static_cast<size_t>(layer)];
-    const int64_t share = estimate::kept_input(run_, shared_, layer);
-    out.problem.parts.push_back({std::max<int64_t>(0, described.kept - described.input), described.input, share, cost.forward, backward, 0, 0});
-    if (share < described.input) {
-      const auto bytes = static_cast<double>(described.input);
-      out.problem.gather = std::max(out.problem.gather, gather_seconds(cluster_, {run_.tensor_ranks, 1}, bytes) / bytes);
+    int64_t most = 0;
+    for (const PartCost& part : problem.parts) {
+      most += problem.in_flight * (part.bytes + part.input_bytes);
     }
+    const estimate::StageMoves& moves = needs_.moves[static_cast<size_t>(stage)];
+    const int64_t on_host = moves.host_bytes() - moves.activations_on_host() + needs_.memory[static_cast<size_t>(stage)].always_on_host();
+    problem.file_room = std::min(most, room(cluster_.disk.bytes, cluster_, moves.file_bytes(), activations::kUsableOfDisk));
+    problem.host_room = std::min(most, room(cluster_.host.memory_bytes - cluster_.host.reserved_bytes, cluster_, on_host, activations::kUsableOfHost));
+  }
+
+  // Seconds of the layers behind the last part.
+  double behind(int64_t stage, int64_t last_part) const {
+    double seconds = 0;
+    for (const std::vector<int64_t>& layers : estimate::layers_of(run_, stage)) {
+      for (const int64_t layer : layers) {
+        const LayerCost& cost = costs_[static_cast<size_t>(layer)];
+        seconds += layer > last_part ? cost.forward + cost.backward() + cost.gradients : 0;
+      }
+    }
+    return seconds;
   }
 
   const Cluster& cluster_;
   const estimate::Run& run_;
+  const Needs& needs_;
   MayMove may_move_;
-  std::vector<bool> is_part_;
   std::vector<LayerCost> costs_;
-  std::vector<estimate::StageMoves> moves_; // empty: nothing can go to files
-  std::vector<int64_t> shared_;
 };
 
 } // namespace
 
-ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::StageLayouts& layouts, Shared& shared, MayMove may_move) {
-  const estimate::Run& run = layouts.run();
-  const Stages stages(cluster, job, layout, layouts, may_move);
-  if (std::ranges::count(stages.is_part(), true) == 0) {
-    return {{}, concat("activation_checkpointing.layers \"", run.activations.layers, "\" matches no class of a part of the model")};
-  }
+ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, Shared& shared, MayMove may_move) {
+  const estimate::Run& run = needs.layouts.run();
+  const Stages stages(cluster, job, layout, needs, may_move);
   std::vector<PartWay> of_layers(run.model.layers.size(), PartWay::keep);
   for (int64_t stage = 0; stage < run.stages; ++stage) {
-    const StageProblem one = stages.of(stage);
-    const activations::Choice& choice = shared.choice(one.key(), one.problem);
+    const estimate::StageProblem one = stages.of(stage);
+    const activations::Choice& choice = shared.choice(key_of(one.problem), one.problem);
     if (!choice.fits) {
-      const std::string where = run.stages > 1 ? concat(" of stage ", stage) : "";
-      return {{}, concat("no choice for the activations of the ", one.layers.size(), " parts", where, " fits memory_budget, ", format_bytes(static_cast<double>(one.problem.budget)), ": the least is ",
-                         format_bytes(static_cast<double>(choice.bytes)), ", with ", join(activations::to_words(choice.ways), ", "))};
+      return {{}, estimate::why_no_choice(run, stage, one.problem, choice).what};
     }
     for (size_t i = 0; i < one.layers.size(); ++i) {
       of_layers[static_cast<size_t>(one.layers[i])] = choice.ways[i];
     }
   }
   ChosenWays out;
+  const std::vector<bool> is_part = estimate::parts(run);
   const int64_t places = estimate::places_of_parts(run);
   for (int64_t i = 0; i < std::ssize(of_layers) && std::ssize(out.choices) < places; ++i) {
-    if (run.layer_list || stages.is_part()[static_cast<size_t>(i)]) {
+    if (run.layer_list || is_part[static_cast<size_t>(i)]) {
       out.choices.push_back(of_layers[static_cast<size_t>(i)]);
     }
   }

@@ -29,6 +29,17 @@ std::string describe(const Layout& layout, const Job& job) {
                 where("states", layout.states), where("parameters", layout.parameters));
 }
 
+std::vector<int64_t> recompute_intervals(const Job& job, int64_t pipe) {
+  const activations::Options& activations = job.base.activations;
+  if (activations.policy) {
+    return {pipe > 1 && activations::recomputes(*activations.policy) ? 1 : 0};
+  }
+  if (activations.automatic || (pipe > 1 && !activations.choices.empty())) {
+    return {0};
+  }
+  return {0, 1};
+}
+
 std::string why_impossible(const Job& job, const Layout& layout) {
   const models::GptOptions& gpt = job.gpt;
   if (gpt.heads % layout.tensor != 0) {

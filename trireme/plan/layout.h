@@ -64,6 +64,10 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
+/// Values of Layout::recompute that differ. A policy says itself what is recomputed, which a list of layers does by the layer; "auto" chooses; a list of ways may be for a model in one piece
+/// or for a list of layers, which a pipeline has anyway.
+std::vector<int64_t> recompute_intervals(const Job& job, int64_t pipe);
+
 /// "pipe 8, data 4, context 1, tensor 8, ZeRO 1, micro-batch 2 x 64, interleaved (2 chunks), recompute 1"
 std::string describe(const Layout& layout, const Job& job);
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace trireme::plan {
 namespace {
@@ -33,17 +34,16 @@ double exposed(double communication, double overlap, double computation) {
 
 class Step {
  public:
-  Step(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::StageLayouts& layouts, Shared& shared)
+  Step(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, Shared& shared)
       : cluster_(cluster),
         job_(job),
         layout_(layout),
-        layouts_(layouts),
-        run_(layouts.run()),
+        layouts_(needs.layouts),
+        run_(layouts_.run()),
         shared_(shared),
         replicas_{run_.gradient_ranks(), run_.tensor_ranks} {
-    const std::vector<estimate::StageMoves> moves = layout.moves_nothing() ? std::vector<estimate::StageMoves>(static_cast<size_t>(run_.stages)) : estimate::moves_of(layouts);
     for (int64_t stage = 0; stage < run_.stages; ++stage) {
-      moved_.push_back(move_times(cluster, run_, layouts.of(stage), moves[static_cast<size_t>(stage)]));
+      moved_.push_back(move_times(cluster, run_, layouts_.of(stage), layout.moves_nothing() || needs.moves.empty() ? estimate::StageMoves() : needs.moves[static_cast<size_t>(stage)]));
     }
   }
 
@@ -262,65 +262,80 @@ int64_t largest_host(const Cluster& cluster, const estimate::Run& run, const std
   return most;
 }
 
-// What is moved, and whether a host has room for it.
-void add_moves(const Cluster& cluster, const estimate::StageLayouts& layouts, const std::vector<estimate::StageMemory>& memory, size_t shown, Prediction& out) {
-  const estimate::Run& run = layouts.run();
-  const std::vector<estimate::StageMoves> moves = estimate::moves_of(layouts);
+// What a host has of it.
+void add_moves(const Cluster& cluster, const Needs& needs, size_t shown, Prediction& out) {
+  const estimate::Run& run = needs.layouts.run();
   std::vector<int64_t> on_host;
   std::vector<int64_t> in_files;
-  for (size_t stage = 0; stage < moves.size(); ++stage) {
-    on_host.push_back(moves[stage].sure_host_peak() + (cluster.on_host ? 0 : memory[stage].always_on_host()));
-    in_files.push_back(moves[stage].disk_bytes());
+  for (size_t stage = 0; stage < needs.moves.size(); ++stage) {
+    on_host.push_back(needs.moves[stage].sure_host_peak() + (cluster.on_host ? 0 : needs.memory[stage].always_on_host()));
+    in_files.push_back(needs.moves[stage].disk_bytes());
   }
-  out.on_host = moves[shown].on_host;
-  out.in_files = moves[shown].in_files;
-  std::ranges::copy_if(moves[shown].in_files_at_times, std::back_inserter(out.in_files), [](const estimate::Item& item) { return item.name == estimate::kActivations; });
+  out.on_host = needs.moves[shown].on_host;
+  out.in_files = needs.moves[shown].in_files;
+  std::ranges::copy_if(needs.moves[shown].in_files_at_times, std::back_inserter(out.in_files), [](const estimate::Item& item) { return item.name == estimate::kActivations; });
   out.host_bytes = cluster.on_host ? 0 : largest_host(cluster, run, on_host) + cluster.host.reserved_bytes;
   out.disk_bytes = largest_host(cluster, run, in_files);
   for (const estimate::Way way : estimate::kWays) {
     int64_t most = 0;
-    for (const estimate::StageMoves& stage : moves) {
+    for (const estimate::StageMoves& stage : needs.moves) {
       most = std::max(most, stage.bytes(way));
     }
     if (most > 0) {
       out.moved.push_back({way, most});
     }
   }
-  if (!out.refused.empty()) {
-    return;
-  }
-  const auto no_room = [&](const char* what, int64_t needed, int64_t there) {
+}
+
+// Why hosts have no room for what is moved; empty: they have.
+std::string no_room(const Cluster& cluster, const Prediction& of) {
+  const auto too_small = [](const char* what, int64_t needed, int64_t there) {
     return there == 0 ? concat("nothing is said of the ", what, " of a host, which is needed for what is moved (", bytes(needed), ')')
                       : concat("what is moved needs ", bytes(needed), " of the ", what, " of a host, which has ", bytes(there));
   };
-  if (!cluster.on_host && out.host_bytes > cluster.host.memory_bytes) {
-    out.refused = no_room("memory", out.host_bytes, cluster.host.memory_bytes);
-  } else if (out.disk_bytes > cluster.disk.bytes) {
-    out.refused = no_room("disk", out.disk_bytes, cluster.disk.bytes);
+  if (!cluster.on_host && of.host_bytes > cluster.host.memory_bytes) {
+    return too_small("memory", of.host_bytes, cluster.host.memory_bytes);
   }
+  return of.disk_bytes > cluster.disk.bytes ? too_small("disk", of.disk_bytes, cluster.disk.bytes) : "";
 }
 
-void add_memory(const Cluster& cluster, const estimate::StageLayouts& layouts, Prediction& out) {
-  const estimate::Run& run = layouts.run();
-  const std::vector<estimate::StageMemory> memory = estimate::memory_of(layouts);
+// Of a choice nobody has made yet: what the first two steps move, to hosts and disks that are described.
+std::string no_room_to_measure(Cluster cluster, const Needs& needs) {
+  constexpr int64_t kPlenty = std::numeric_limits<int64_t>::max();
+  cluster.host.memory_bytes = cluster.host.memory_bytes > 0 ? cluster.host.memory_bytes : kPlenty;
+  cluster.disk.bytes = cluster.disk.bytes > 0 ? cluster.disk.bytes : kPlenty;
+  Prediction first;
+  add_moves(cluster, needs, 0, first);
+  const std::string why = no_room(cluster, first);
+  return why.empty() ? "" : concat("in the first two steps, which measure what to do with activations, ", why);
+}
+
+void add_memory(const Cluster& cluster, Needs& needs, Prediction& out) {
+  const estimate::Run& run = needs.layouts.run();
+  const std::vector<estimate::StageMemory>& memory = needs.memory = estimate::memory_of(needs.layouts);
   const auto largest = std::max_element(memory.begin(), memory.end(), [&](const auto& a, const auto& b) { return needed(cluster, a) < needed(cluster, b); });
   out.memory = largest->items;
   out.memory_bytes = needed(cluster, *largest);
   out.refused = out.memory_bytes > cluster.memory_bytes ? too_large(cluster, out) : "";
-  if (run.activations.automatic) { // what is moved is not chosen yet
+  if (!run.moves_states() && !run.moves_parameters() && !run.moves_activations()) {
     return;
   }
-  if (run.moves_states() || run.moves_parameters() || run.moves_activations()) {
-    add_moves(cluster, layouts, memory, static_cast<size_t>(largest - memory.begin()), out);
+  needs.moves = estimate::moves_of(needs.layouts);
+  const bool is_chosen = !run.activations.automatic;
+  if (is_chosen) {
+    add_moves(cluster, needs, static_cast<size_t>(largest - memory.begin()), out);
+  }
+  if (out.refused.empty()) {
+    out.refused = is_chosen ? no_room(cluster, out) : no_room_to_measure(cluster, needs);
   }
 }
 
 Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared, bool with_times);
 
-// `out`: the same with everything kept that memory_budget allows. The choice does not know how much room hosts have, for buffers of files too: if it is too little, less is moved.
-Prediction with_chosen_ways(const Cluster& cluster, const Job& job, const Layout& layout, const estimate::StageLayouts& layouts, Shared& shared, Prediction out) {
+// `out`: the same with everything kept that memory_budget allows. The choice counts activations only: where buffers of files leave a host too little, less is moved.
+Prediction with_chosen_ways(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, Shared& shared, Prediction out) {
   for (const MayMove may_move : {MayMove::to_hosts_and_files, MayMove::to_files, MayMove::nowhere}) {
-    const ChosenWays chosen = choose_ways(cluster, job, layout, layouts, shared, may_move);
+    const ChosenWays chosen = choose_ways(cluster, job, layout, needs, shared, may_move);
     if (!chosen.refused.empty()) {
       out.refused = out.refused.empty() ? chosen.refused : out.refused;
       return out;
@@ -346,21 +361,21 @@ Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layo
   const estimate::Run run = run_of(job, layout, shared, !cluster.on_host);
   out.refused = offload::conflict(run.offload, estimate::setting_of(run)).what;
   if (out.refused.empty()) {
-    out.refused = estimate::why_not_these_choices(run);
+    out.refused = estimate::why_other_parts(run);
   }
   if (!out.refused.empty()) {
     return out;
   }
-  const estimate::StageLayouts layouts(run);
-  add_memory(cluster, layouts, out);
+  Needs needs{estimate::StageLayouts(run)};
+  add_memory(cluster, needs, out);
   if (!with_times || !out.refused.empty()) {
     return out;
   }
   if (run.activations.automatic) {
-    return with_chosen_ways(cluster, job, layout, layouts, shared, std::move(out));
+    return with_chosen_ways(cluster, job, layout, needs, shared, std::move(out));
   }
-  Step(cluster, job, layout, layouts, shared).into(out);
-  out.traffic = traffic_of(cluster, layout, layouts);
+  Step(cluster, job, layout, needs, shared).into(out);
+  out.traffic = traffic_of(cluster, layout, needs.layouts);
   out.choices = run.activations.choices;
   return out;
 }

@@ -155,10 +155,7 @@ class Search {
         if (sequence_parallel && layout.tensor == 1) {
           continue;
         }
-        for (const int64_t recompute : {0, 1}) {
-          if (recompute > 0 && job_.base.activations.automatic) {
-            continue; // chosen
-          }
+        for (const int64_t recompute : recompute_intervals(job_, layout.pipe)) {
           layout.recompute = recompute;
           add_schedules(layout);
         }
@@ -234,7 +231,10 @@ class Search {
     layout.sequence_parallel = layout.sequence_parallel && why_impossible(job_, layout).empty();
     std::vector<Layout> smallest;
     const activations::Options& activations = job_.base.activations;
-    const std::vector<int64_t> intervals = activations.automatic ? std::vector<int64_t>{0} : activations.choices.empty() ? std::vector<int64_t>{1} : std::vector<int64_t>{0, 1}; // a list is for one of them
+    std::vector<int64_t> intervals = recompute_intervals(job_, layout.pipe);
+    if (activations.choices.empty()) { // else a list is for one of them
+      intervals = {intervals.back()};
+    }
     for (const int64_t recompute : intervals) {
       layout.recompute = recompute;
       for (const int zero_stage : {2, 3}) { // in a pipeline stage 3 holds a whole stage's parameters while it works
