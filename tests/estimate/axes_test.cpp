@@ -119,7 +119,7 @@ TEST(AxesTest, SharesOfInputsAreKeptAndGathered) {
     const int64_t traffic = along(run, "tensor");
     run.activations.shares_inputs = true;
     const int64_t inputs = std::ssize(run.model.layers) - 1; // positions, blocks, norm and head
-    EXPECT_EQ(bytes(run), whole - inputs * (kStream - kStream / t)) << t;
+    EXPECT_EQ(bytes(run), whole - kLayers * (kStream - kStream / t) + kStream / t) << t << ": at the last block those of all layers between it and the first, and its own beside what it is gathered to";
     EXPECT_EQ(along(run, "tensor"), traffic + 3 * inputs * (t - 1) * (kStream / t)) << t;
     EXPECT_EQ(gathered_inputs(run, 0), inputs * (t - 1) * (kStream / t));
     run.stages = 2;

@@ -112,6 +112,7 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
   const int64_t step = group_size(run);
   Kept kept;
   int64_t moving = 0; // of the part that moves most
+  int64_t most = std::numeric_limits<int64_t>::min(); // what a backward needs and what is kept up to there; of what is behind it nothing is left
   for (int64_t first = 0; first < std::ssize(layers); first += step) {
     int64_t group = 0;
     int64_t working = 0;
@@ -126,21 +127,24 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
     if (way == PartWay::keep) {
       kept.of_parts += is_part ? group : 0;
       kept.always += group;
-      kept.in_backward = std::max(kept.in_backward, working);
+      most = std::max(most, kept.always + working);
     } else {
       const int64_t input = kept_input(run, treatment.shared, layers[first]);
+      const bool in_buffer = moving_copies(run) > 1 && activations::moves(way) && !activations::recomputes(way); // it has come back into
+      const bool is_share = way == PartWay::recompute && treatment.shared[layers[first]] > 0; // beside what it is gathered to
+      most = std::max(most, kept.always + (in_buffer ? 0 : group) + (is_share ? input : 0) + working);
       kept.always += way == PartWay::recompute ? input : 0;
-      kept.in_backward = std::max(kept.in_backward, group + working);
       moving = std::max(moving, !activations::moves(way) ? 0 : activations::recomputes(way) ? input : group);
     }
   }
-  kept.in_backward += moving_copies(run) * moving;
+  kept.in_backward = std::max<int64_t>(0, most - kept.always) + moving_copies(run) * moving;
   if (has_loss) {
     const Layer& head = run.model.layers[layers.back()];
     // The logits' gradient is there until the head has used it; every other backward has the logits' memory for itself.
-    const int64_t at_head = run.model.loss_working + head.working + (run.recompute_interval > 0 ? head.kept : 0);
+    const int64_t again = run.recompute_interval == 0 ? 0 : treatment.shared[layers.back()] > 0 ? head.kept : head.kept - head.input; // its input is there, or a share beside it
+    const int64_t at_head = run.model.loss_working + head.working + again;
     kept.always += run.model.loss_kept;
-    kept.in_backward = std::max(at_head, kept.in_backward - run.model.loss_kept);
+    kept.in_backward = std::max(at_head, most - kept.always) + moving_copies(run) * moving;
   }
   return kept;
 }
