@@ -9,14 +9,11 @@
 
 namespace trireme::estimate {
 
-StageProblem stage_problem(const Run& run, int64_t stage) {
-  Run recomputed = run; // inputs are shared where layers are recomputed
-  recomputed.activations.automatic = false;
-  recomputed.activations.policy = activations::Way::recompute;
-  const std::vector<int64_t> shared = shared_inputs(recomputed);
-  const std::vector<bool> is_part = parts(run);
-  StageProblem out;
-  activations::Problem& problem = out.problem;
+namespace {
+
+// Without parts.
+activations::Problem problem_of(const Run& run, int64_t stage) {
+  activations::Problem problem;
   problem.budget = run.activations.memory_budget;
   problem.moving_copies = moving_copies(run);
   problem.in_flight = std::max<int64_t>(1, *std::ranges::max_element(run.in_flight.at(static_cast<size_t>(stage))));
@@ -27,20 +24,44 @@ StageProblem stage_problem(const Run& run, int64_t stage) {
   if (run.activations.uses_nvme()) {
     problem.allowed.insert(problem.allowed.end(), {activations::Way::nvme, activations::Way::recompute_nvme});
   }
+  return problem;
+}
+
+// Bytes of each layer's input of which tensor ranks keep shares if it is recomputed.
+std::vector<int64_t> shared_if_recomputed(const Run& run) {
+  if (!run.activations.shares_inputs) {
+    return std::vector<int64_t>(run.model.layers.size(), 0);
+  }
+  Run recomputed = run;
+  recomputed.activations.automatic = false;
+  recomputed.activations.policy = activations::Way::recompute;
+  return shared_inputs(recomputed);
+}
+
+} // namespace
+
+std::vector<StageProblem> stage_problems(const Run& run) {
+  const std::vector<int64_t> shared = shared_if_recomputed(run);
+  const std::vector<bool> is_part = parts(run);
   const int64_t together = std::max<int64_t>(1, run.recompute_interval);
-  for (const std::vector<int64_t>& layers : layers_of(run, stage)) {
-    for (int64_t first = 0; first < std::ssize(layers); first += together) {
-      const int64_t layer = layers[static_cast<size_t>(first)];
-      if (!is_part[static_cast<size_t>(layer)]) {
-        continue;
+  std::vector<StageProblem> out;
+  for (int64_t stage = 0; stage < run.stages; ++stage) {
+    StageProblem& one = out.emplace_back();
+    one.problem = problem_of(run, stage);
+    for (const std::vector<int64_t>& layers : layers_of(run, stage)) {
+      for (int64_t first = 0; first < std::ssize(layers); first += together) {
+        const int64_t layer = layers[static_cast<size_t>(first)];
+        if (!is_part[static_cast<size_t>(layer)]) {
+          continue;
+        }
+        int64_t kept = 0;
+        for (int64_t i = first; i < std::min<int64_t>(first + together, std::ssize(layers)); ++i) {
+          kept += run.model.layers[static_cast<size_t>(layers[static_cast<size_t>(i)])].kept;
+        }
+        const int64_t input = run.model.layers[static_cast<size_t>(layer)].input;
+        one.problem.parts.push_back({.bytes = std::max<int64_t>(0, kept - input), .input_bytes = input, .share_bytes = kept_input(run, shared, layer)});
+        one.layers.push_back(layer);
       }
-      int64_t kept = 0;
-      for (int64_t i = first; i < std::min<int64_t>(first + together, std::ssize(layers)); ++i) {
-        kept += run.model.layers[static_cast<size_t>(layers[static_cast<size_t>(i)])].kept;
-      }
-      const int64_t input = run.model.layers[static_cast<size_t>(layer)].input;
-      problem.parts.push_back({.bytes = std::max<int64_t>(0, kept - input), .input_bytes = input, .share_bytes = kept_input(run, shared, layer)});
-      out.layers.push_back(layer);
     }
   }
   return out;
@@ -51,11 +72,15 @@ activations::NoChoice why_no_choice(const Run& run, int64_t stage, const activat
 }
 
 std::optional<activations::NoChoice> why_no_choice(const Run& run) {
-  for (int64_t stage = 0; run.activations.automatic && stage < run.stages; ++stage) {
-    const activations::Problem problem = stage_problem(run, stage).problem;
-    activations::Problem larger = problem;
-    larger.budget += static_cast<int64_t>(kKeptError * static_cast<double>(problem.budget));
-    if (const activations::Choice choice = activations::choose(larger); !choice.fits) {
+  if (!run.activations.automatic) {
+    return std::nullopt;
+  }
+  const std::vector<StageProblem> problems = stage_problems(run);
+  for (int64_t stage = 0; stage < run.stages; ++stage) {
+    activations::Problem problem = problems[static_cast<size_t>(stage)].problem;
+    const int64_t budget = std::exchange(problem.budget, problem.budget + static_cast<int64_t>(kKeptError * static_cast<double>(problem.budget)));
+    if (const activations::Choice choice = activations::choose(problem); !choice.fits) {
+      problem.budget = budget;
       return why_no_choice(run, stage, problem, choice);
     }
   }

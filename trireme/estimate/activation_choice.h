@@ -9,14 +9,15 @@
 
 namespace trireme::estimate {
 
-/// What "auto" has to choose for on a stage.
+/// What "auto" has to choose from on a stage.
 struct StageProblem {
   /// Bytes, micro-batches, the budget and the ways that a rank allows; neither times nor room.
   activations::Problem problem;
   /// The first layer of each part.
   std::vector<int64_t> layers;
 };
-StageProblem stage_problem(const Run& run, int64_t stage);
+/// One for each stage.
+std::vector<StageProblem> stage_problems(const Run& run);
 
 /// Why none fits, by the choice that needs least.
 activations::NoChoice why_no_choice(const Run& run, int64_t stage, const activations::Problem& problem, const activations::Choice& least);

@@ -62,10 +62,10 @@ std::vector<double> key_of(const activations::Problem& problem) {
 class Stages {
  public:
   Stages(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, MayMove may_move)
-      : cluster_(cluster), run_(needs.layouts.run()), needs_(needs), may_move_(may_move), costs_(layer_costs(cluster, keeping_all(job), layout)) {}
+      : cluster_(cluster), run_(needs.layouts.run()), needs_(needs), may_move_(may_move), problems_(estimate::stage_problems(run_)), costs_(layer_costs(cluster, keeping_all(job), layout)) {}
 
   estimate::StageProblem of(int64_t stage) const {
-    estimate::StageProblem out = estimate::stage_problem(run_, stage);
+    estimate::StageProblem out = problems_[static_cast<size_t>(stage)];
     activations::Problem& problem = out.problem;
     add_moves(cluster_, run_, may_move_, problem);
     add_room(stage, problem);
@@ -115,6 +115,7 @@ class Stages {
   const estimate::Run& run_;
   const Needs& needs_;
   MayMove may_move_;
+  std::vector<estimate::StageProblem> problems_;
   std::vector<LayerCost> costs_;
 };
 
