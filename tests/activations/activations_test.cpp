@@ -210,6 +210,24 @@ TEST(ActivationsTest, AutomaticStaysWithinTheBudgetAndKeepsWhatFits) {
   }
 }
 
+// What another run has chosen may be more than this disk, or this host, has room for.
+TEST(ActivationsTest, ADecisionOfAnotherRunNeedsRoom) {
+  const Scratch scratch;
+  const auto has_room = [&](Way way, int64_t bytes, int64_t ranks = 1, int64_t in_flight = 1) {
+    const Activations activations({.automatic = true, .memory_budget = 1, .nvme_path = scratch.path(), .ranks_on_host = ranks}, at::kCPU, {}, in_flight);
+    return activations.has_room_for({{way, Way::keep}, {bytes, 1}, {0, 0}, {0, 0}}, /*host_room=*/1000);
+  };
+  const auto free = static_cast<int64_t>(fs::space(scratch.path()).available);
+  EXPECT_TRUE(has_room(Way::nvme, free / 2));
+  EXPECT_FALSE(has_room(Way::nvme, free / 2, 3)) << "a third is this rank's";
+  EXPECT_FALSE(has_room(Way::nvme, free / 2, 1, 4)) << "each of four micro-batches in flight";
+  EXPECT_TRUE(has_room(Way::keep, 2 * free));
+  EXPECT_TRUE(has_room(Way::host, 500));
+  EXPECT_FALSE(has_room(Way::host, 501));
+  const Activations without({.automatic = true, .memory_budget = 1});
+  EXPECT_FALSE(without.has_room_for({{Way::nvme}, {1}, {0}, {0}}, 1000)) << "no folder";
+}
+
 TEST(ActivationsTest, ABudgetThatNothingFitsSaysWhatWould) {
   try {
     train(Options{.automatic = true, .memory_budget = 1000}, [](Activations& activations, int) {

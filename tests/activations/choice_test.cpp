@@ -167,7 +167,10 @@ TEST(ActivationChoice, PartsInFilesLieInTheBuffers) {
   problem.nvme = {1 / 1e10, 1 / 1e10, 1 / 1e11}; // hidden, but for what the computing thread does
   EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::nvme)).bytes, 2 * 68'000'000);
   EXPECT_EQ(judge(problem, {Way::nvme, Way::nvme, Way::nvme, Way::nvme, Way::nvme, Way::keep}).bytes, 3 * 68'000'000);
-  EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::recompute_nvme)).bytes, 68'000'000 + 2 * 4'000'000);
+  EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::recompute_nvme)).bytes, 68'000'000 + 2 * 4'001'792) << "buffers fill whole blocks";
+  problem.in_flight = 3;
+  EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::recompute_nvme)).bytes, 68'000'000 + 3 * 4'001'792) << "one leaves while another comes back";
+  problem.in_flight = 1;
   problem.budget = 2 * 68'000'000;
   EXPECT_EQ(to_words(choose(problem).ways), std::vector<std::string>{"6*nvme"});
   problem.moving_copies = 1; // a device, where it is copied to memory of its own

@@ -127,6 +127,30 @@ TEST_F(OffloadLimitsTest, PeakMemoryIsWithinTenPercentOfTheEstimate) {
   }
 }
 
+// What a run allocates, with a malloc that gives back at once what is freed.
+TEST_F(OffloadLimitsTest, PeakMemoryWithActivationsInFilesIsThatOfTheEstimate) {
+  if (test::kSanitized) {
+    GTEST_SKIP() << "a sanitizer needs memory of its own";
+  }
+  std::filesystem::create_directories(path("activations"));
+  const auto measured = [&](const std::string& run) {
+    const Finished finished = sh(concat("MALLOC_MMAP_THRESHOLD_=131072 OMP_NUM_THREADS=1 ", kTrireme, " estimate ", path("run.json"), " --json -n 1 --measure 3 --set model.heads=4 --set engine.train_batch_size=8 ", run), 200);
+    EXPECT_EQ(finished.status, 0) << finished.output;
+    const json all = json::parse(finished.output);
+    return std::pair(all.at("peak_bytes").get<double>() - all.at("by_stage").at(0).at("memory").at("baseline").at("bytes").get<double>(), all.at("measured").at("peak_rss_bytes").get<double>());
+  };
+  const auto [of_tiny, tiny] = measured("--set model.layers=1 --set model.hidden=64");
+  const std::string model = "--set model.layers=4 --set model.hidden=256 --set model.sequence_length=256";
+  for (const std::string dropout : {"0", "0.1"}) {
+    for (const std::string ways : {R"("policy": "nvme")", R"("choices": ["nvme", "3*keep"])", R"("choices": ["2*nvme", "recompute", "keep"])"}) {
+      const auto [estimated, peak] = measured(concat(model, " --set model.dropout=", dropout, with(concat("engine.activation_checkpointing={", ways, R"(, "nvme_path": ")", path("activations"), R"("})"))));
+      const double above = peak - (tiny - of_tiny);
+      std::printf("dropout %s, %s: estimated %.1f MB, measured %.1f MB\n", dropout.c_str(), ways.c_str(), estimated / 1e6, above / 1e6);
+      EXPECT_NEAR(estimated / above, 1, 0.1) << ways;
+    }
+  }
+}
+
 TEST_F(OffloadLimitsTest, ARunTrainsWithinItsEstimateAndAMargin) {
   if (test::kSanitized) {
     GTEST_SKIP() << "a sanitizer needs memory of its own";

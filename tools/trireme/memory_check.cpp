@@ -59,6 +59,10 @@ std::vector<Change> precision_changes(const config::RunConfig& run, int64_t rank
 std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
   const bool is_gpt = run.model.kind == config::ModelConfig::Kind::gpt;
+  const activations::Options& activations = run.engine.activations;
+  if (activations.on() && !on_device(run) && !(activations.policy && activations::recomputes(*activations.policy))) { // else the interval makes no difference
+    changes.push_back({{R"(engine.activation_checkpointing={"policy": "recompute"})"}, ranks});
+  }
   if (is_gpt && run.pipeline.activation_checkpoint_interval == 0) {
     changes.push_back({{"engine.pipeline.activation_checkpoint_interval=1"}, ranks});
   }

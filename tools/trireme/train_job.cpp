@@ -270,6 +270,14 @@ void give_back_freed_memory(const estimate::Run& run, const estimate::MemoryAtHa
             "): malloc gives back at once what they free, which makes steps slower");
 }
 
+// Each thread's own arena of malloc takes address space, and threads of transfers have one too.
+void limit_arenas(const estimate::MemoryAtHand& at_hand, launch::LaunchOptions& options) {
+  constexpr const char* kArenas = "MALLOC_ARENA_MAX";
+  if (at_hand.process_bytes < estimate::MemoryAtHand::kUnlimited && !env::text(kArenas)) {
+    options.extra_env.emplace_back(kArenas, "1");
+  }
+}
+
 void make_run_folder(const TrainCommand& command) {
   std::error_code error;
   make_private_folders(command.out / "logs", error);
@@ -373,6 +381,7 @@ int train_job(TrainCommand command) {
     check_memory(described, command.run_file, overrides, ranks, at_hand);
     check_files(described);
     give_back_freed_memory(described, at_hand, options);
+    limit_arenas(at_hand, options);
   }
   if (command.resume && command.resume_from != "auto" && slots == 0 && !fs::exists(command.resume_from)) {
     throw InputError("trireme", concat("--resume ", command.resume_from, ": there is no such file or folder"), "Name a checkpoint, or the folder that holds them.");

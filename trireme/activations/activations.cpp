@@ -48,7 +48,8 @@ std::regex expression(const std::string& text) {
 
 } // namespace
 
-Activations::Impl::Impl(Options given, at::Device on, const aio::Options& files, int64_t micro_batches, Sharing sharing) : options(std::move(given)), device(on), aio(files), in_flight(micro_batches) {
+Activations::Impl::Impl(Options given, at::Device on, const aio::Options& files, int64_t micro_batches, Sharing sharing, int64_t without_weights)
+    : options(std::move(given)), device(on), aio(files), in_flight(micro_batches), put_off(without_weights) {
   if (options.uses_nvme() && options.nvme_path.empty()) {
     throw InputError("activations", "activations are to go to files, and there is no nvme_path", "Name a folder on a local disk: \"nvme_path\": \"/local_nvme\".");
   }
@@ -270,6 +271,9 @@ bool active() {
 
 Tensors run(const Part& part, const Function& f, const Tensors& inputs) {
   Activations::Impl* const impl = present;
+  if (impl != nullptr && part.begins) {
+    impl->begin_forward();
+  }
   const bool differentiable = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& input) { return input.defined() && input.requires_grad(); });
   if (impl == nullptr || !at::GradMode::is_enabled() || (!differentiable && !part.recomputes)) {
     return part.recomputes ? recompute::run(f, inputs, part.recompute) : f(inputs);
@@ -277,7 +281,8 @@ Tensors run(const Part& part, const Function& f, const Tensors& inputs) {
   return impl->run(part, f, inputs);
 }
 
-Activations::Activations(Options options, at::Device device, const aio::Options& aio, int64_t in_flight, Sharing sharing) : impl_(std::make_shared<Impl>(std::move(options), device, aio, in_flight, std::move(sharing))) {}
+Activations::Activations(Options options, at::Device device, const aio::Options& aio, int64_t in_flight, Sharing sharing, int64_t put_off)
+    : impl_(std::make_shared<Impl>(std::move(options), device, aio, in_flight, std::move(sharing), put_off)) {}
 
 Activations::~Activations() = default;
 
@@ -314,6 +319,9 @@ Decision Activations::decision() const {
     decision.share_bytes.push_back(known.share_bytes);
   }
   return decision;
+}
+bool Activations::has_room_for(const Decision& decision, int64_t host_room) const {
+  return impl_->has_room_for(decision, host_room);
 }
 void Activations::adopt(Decision decision, bool all) {
   impl_->adopt(std::move(decision), all);

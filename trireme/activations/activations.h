@@ -32,6 +32,8 @@ struct Part {
   int64_t place = -1;
   /// Treated so where nobody decides (Options): recomputed, or kept.
   bool recomputes = false;
+  /// The first one of a forward: what was called before, for another micro-batch, is not brought back with it.
+  bool begins = false;
   /// Of its recomputation.
   recompute::Options recompute = {};
 };
@@ -81,9 +83,9 @@ struct Decision {
 class Activations {
  public:
   class Impl; // of this folder
-  /// `in_flight`: micro-batches whose activations wait at a time, more than 1 in a pipeline. `sharing`: for Options::shares_inputs.
+  /// `in_flight`: micro-batches whose activations wait at a time, more than 1 in a pipeline; `put_off`: as Problem has it. `sharing`: for Options::shares_inputs.
   /// Errors: InputError for a way that says nvme without nvme_path, a folder that cannot be made, an expression that is none.
-  explicit Activations(Options options, at::Device device = at::kCPU, const aio::Options& aio = {}, int64_t in_flight = 1, Sharing sharing = {});
+  explicit Activations(Options options, at::Device device = at::kCPU, const aio::Options& aio = {}, int64_t in_flight = 1, Sharing sharing = {}, int64_t put_off = 0);
   ~Activations();
   Activations(const Activations&) = delete;
   Activations& operator=(const Activations&) = delete;
@@ -104,6 +106,8 @@ class Activations {
 
   /// What was decided of the parts of this rank, with Options::automatic.
   Decision decision() const;
+  /// Whether files, and the host of a device, have room for what would be there. `host_room`: as in measured(). Of a pipeline all stages count.
+  bool has_room_for(const Decision& decision, int64_t host_room) const;
   /// Before the first forward: parts are treated as was decided then, if they get inputs of no more bytes; the others as in a first step. `all`: there are no parts at
   /// other places. After that step the caller has the ranks agree (doubts_adopted(), end_adoption()).
   void adopt(Decision decision, bool all);

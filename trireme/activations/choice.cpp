@@ -1,5 +1,6 @@
 #include <trireme/activations/choice.h>
 
+#include <trireme/aio/options.h>
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
@@ -20,13 +21,14 @@ int64_t whole(const PartCost& part) {
   return part.bytes + part.input_bytes;
 }
 
-int64_t held_by(const PartCost& part, Way way) {
-  return way == Way::keep ? whole(part) : way == Way::recompute ? part.share_bytes : recomputes(way) ? 0 : part.stay_bytes;
+// A buffer for a part's inputs.
+int64_t moved_input(const PartCost& part) {
+  return aio::round_up(part.share_bytes);
 }
 
 // What a part has elsewhere.
 int64_t moved_by(const PartCost& part, Way way) {
-  return recomputes(way) ? part.share_bytes : whole(part) + part.padding - part.stay_bytes;
+  return recomputes(way) ? moved_input(part) : whole(part) + part.padding - part.stay_bytes;
 }
 
 int64_t filed_by(const PartCost& part, Way way) {
@@ -35,6 +37,16 @@ int64_t filed_by(const PartCost& part, Way way) {
 
 int64_t hosted_by(const PartCost& part, Way way) {
   return to_host(way) ? moved_by(part, way) : 0;
+}
+
+bool several_in_flight(const Problem& problem) {
+  return problem.in_flight > 1 || problem.put_off > 0;
+}
+
+// Of all micro-batches in flight.
+int64_t held_by(const Problem& problem, const PartCost& part, Way way) {
+  const int64_t stays = way == Way::keep ? whole(part) : way == Way::recompute ? part.share_bytes : recomputes(way) ? 0 : part.stay_bytes;
+  return problem.in_flight * stays + (moves(way) ? problem.put_off * moved_by(part, way) : 0);
 }
 
 bool gathers(const PartCost& part) {
@@ -77,10 +89,11 @@ struct Memory {
   int64_t largest = 0;
   int64_t largest_input = 0;
   int64_t at_work = 0;
-  int64_t copies = 0;
+  int64_t copies = 0; // of parts
+  int64_t input_copies = 0;
 
   int64_t moving(Moved moved) const {
-    return moved == Moved::nothing ? 0 : copies * (moved == Moved::inputs ? largest_input : largest);
+    return moved == Moved::nothing ? 0 : moved == Moved::inputs ? input_copies * largest_input : copies * largest;
   }
 };
 
@@ -88,20 +101,23 @@ Memory memory_of(const Problem& problem) {
   Memory memory;
   for (const PartCost& part : problem.parts) {
     memory.largest = std::max(memory.largest, whole(part) + part.padding);
-    memory.largest_input = std::max(memory.largest_input, part.share_bytes);
+    memory.largest_input = std::max(memory.largest_input, moved_input(part));
     memory.at_work = std::max({memory.at_work, all_of(problem, part, Way::keep), all_of(problem, part, Way::recompute)});
   }
-  memory.copies = problem.moving_copies;
+  // A micro-batch comes back while another one leaves. On the CPU `at_work` has room for that one's part.
+  const bool leaves_and_comes = several_in_flight(problem);
+  memory.input_copies = problem.moving_copies + (leaves_and_comes ? 1 : 0);
+  memory.copies = problem.moving_copies + (leaves_and_comes && problem.moving_copies == 1 ? 1 : 0);
   return memory;
 }
 
 // At a part: what is held before it and its own. With several micro-batches in flight only the end of a forward counts.
 int64_t bytes_at(const Problem& problem, const Memory& memory, int64_t held_before, size_t index, Way way, Moved moved) {
-  return problem.in_flight > 1 ? 0 : held_before + all_of(problem, problem.parts[index], way) + memory.moving(moved);
+  return several_in_flight(problem) ? 0 : held_before + all_of(problem, problem.parts[index], way) + memory.moving(moved);
 }
 
 int64_t bytes_at_end(const Problem& problem, const Memory& memory, int64_t held, Moved moved) {
-  return problem.in_flight > 1 ? problem.in_flight * held + memory.at_work + memory.moving(moved) : 0;
+  return several_in_flight(problem) ? held + memory.at_work + memory.moving(moved) : 0;
 }
 
 // One way to treat the parts so far. `before` leads to the rest.
@@ -164,7 +180,7 @@ Choice least_memory(const Problem& problem) {
     for (const PartCost& part : problem.parts) {
       Way least = Way::keep;
       for (const Way way : allowed) {
-        if (after(Moved::nothing, way) <= may_move && held_by(part, way) < held_by(part, least)) {
+        if (after(Moved::nothing, way) <= may_move && held_by(problem, part, way) < held_by(problem, part, least)) {
           least = way;
         }
       }
@@ -211,7 +227,7 @@ Choice judge(const Problem& problem, const std::vector<Way>& ways) {
   for (size_t i = 0; i < ways.size(); ++i) {
     moved = after(moved, ways[i]);
     choice.bytes = std::max(choice.bytes, bytes_at(problem, memory, held, i, ways[i], moved));
-    held += held_by(problem.parts[i], ways[i]);
+    held += held_by(problem, problem.parts[i], ways[i]);
     choice.in_files += problem.in_flight * filed_by(problem.parts[i], ways[i]);
     choice.on_host += problem.in_flight * hosted_by(problem.parts[i], ways[i]);
     const bool last = i + 1 == ways.size();
@@ -241,7 +257,7 @@ Choice choose(const Problem& problem) {
     if (bytes > problem.budget || !has_room(problem, in_files, on_host)) {
       return;
     }
-    into[{way, moved}].push_back({from.held + held_by(problem.parts[index], way), bytes, in_files, on_host, from.seconds + added, before, way});
+    into[{way, moved}].push_back({from.held + held_by(problem, problem.parts[index], way), bytes, in_files, on_host, from.seconds + added, before, way});
   };
   for (const Way way : allowed) {
     enter(open, 0, way, {}, -1, Moved::nothing, 0);
@@ -304,7 +320,9 @@ NoChoice why_none_fits(const Problem& problem, const Choice& least, const std::s
     return is_known && std::ranges::any_of(problem.allowed, goes_there) ? concat(' ', of, " room for ", bytes(there), '.') : "";
   };
   const bool may_write = std::ranges::any_of(problem.allowed, to_nvme);
-  return {concat("no choice for the activations of ", problem.parts.size(), " parts", of_stage, " fits memory_budget, ", bytes(problem.budget), ": the least is ", bytes(least.bytes), ", with ",
+  const bool looks_equal = bytes(problem.budget) == bytes(least.bytes);
+  const auto told = [&](int64_t number) { return looks_equal ? concat(number, " B") : bytes(number); };
+  return {concat("no choice for the activations of ", problem.parts.size(), " parts", of_stage, " fits memory_budget, ", told(problem.budget), ": the least is ", told(least.bytes), ", with ",
                  join(to_words(least.ways), ", ")),
           concat("Raise memory_budget to ", least.bytes, may_write ? "" : ", give an nvme_path", ", or make the micro-batch smaller.", room("Files of a rank have", to_nvme, problem.file_room),
                  room("The host of a rank has", to_host, problem.host_room))};

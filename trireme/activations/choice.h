@@ -51,6 +51,8 @@ struct Problem {
   int64_t host_room = std::numeric_limits<int64_t>::max();
   /// Micro-batches whose activations wait for their backward at a time: more than 1 in a pipeline.
   int64_t in_flight = 1;
+  /// Of them those whose backward has made the gradients of inputs and not yet those of weights (zero-bubble): what came back for it stays until then.
+  int64_t put_off = 0;
   /// How often what moves of a part is in memory a second time while parts move: 1 on a device, where what is copied stays until it has arrived; 2 on the CPU, for
   /// the buffers that a file is written from and read into, which are the memory of the part itself then.
   int64_t moving_copies = 1;
@@ -74,7 +76,7 @@ inline constexpr double kUsableOfHost = 0.5;
 /// What these ways cost.
 ///
 /// Memory: at each part, what the parts before it hold, its own activations and inputs, and, once a part has moved, moving_copies times the largest that may: whole
-/// parts, or inputs where only those of recomputed parts have moved. With two copies one of them is what a moved part has itself.
+/// parts, or inputs where only those of recomputed parts have moved. With two copies one of them is what a moved part has itself. Where several micro-batches are in flight one more: one leaves while another comes back.
 /// Shares of inputs lie beside the gathered inputs while their part is computed again.
 /// Time: a recomputed part adds its forward, and the gathering of its inputs. A move is hidden behind the forward of the next part, and on the way back behind its backward; what it takes longer
 /// is added. The last part leaves behind what lies between its forward and its backward, and need not come back: it is still in the memory that it left from, or leaves from.

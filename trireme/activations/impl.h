@@ -14,7 +14,7 @@ namespace trireme::activations {
 /// The parts and what is known of them; private to this folder. The functions that backward calls hold it.
 class Activations::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(Options options, at::Device device, const aio::Options& aio, int64_t in_flight, Sharing sharing);
+  Impl(Options options, at::Device device, const aio::Options& aio, int64_t in_flight, Sharing sharing, int64_t put_off);
 
   struct Known {
     const void* key;
@@ -32,7 +32,11 @@ class Activations::Impl : public std::enable_shared_from_this<Impl> {
   };
 
   Tensors run(const Part& part, const Function& f, const Tensors& inputs);
+  void begin_forward() {
+    last_call_.reset();
+  }
   void end_step();
+  bool has_room_for(const Decision& decision, int64_t host_room) const;
   void adopt(Decision decision, bool all);
   bool wants_adoption() const;
   bool doubts_adopted() const;
@@ -45,6 +49,7 @@ class Activations::Impl : public std::enable_shared_from_this<Impl> {
   const at::Device device;
   const aio::Options aio;
   const int64_t in_flight;
+  const int64_t put_off;
   const std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
   std::shared_ptr<Mover> mover;
   std::shared_ptr<SavedStorages> storages;

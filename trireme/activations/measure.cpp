@@ -145,6 +145,18 @@ std::vector<double> Activations::Impl::measured(int64_t host_room) const {
   return numbers;
 }
 
+bool Activations::Impl::has_room_for(const Decision& decision, int64_t host_room) const {
+  Problem problem;
+  problem.in_flight = in_flight;
+  problem.put_off = put_off;
+  for (size_t i = 0; i < decision.ways.size(); ++i) {
+    problem.parts.push_back({.bytes = decision.bytes[i], .input_bytes = decision.input_bytes[i], .share_bytes = decision.share_bytes[i]});
+  }
+  const Choice of = judge(problem, decision.ways);
+  const int64_t file_room = options.uses_nvme() ? mover->files()->room(options.ranks_on_host) : 0;
+  return static_cast<double>(of.in_files) <= kUsableOfDisk * static_cast<double>(file_room) && static_cast<double>(of.on_host) <= kUsableOfHost * static_cast<double>(host_room);
+}
+
 std::string Activations::Impl::table(const Problem& problem) const {
   std::string lines;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -169,6 +181,7 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
   problem.host_room = static_cast<int64_t>(-largest[9]);
   problem.budget = options.memory_budget;
   problem.in_flight = in_flight;
+  problem.put_off = put_off;
   problem.moving_copies = device.is_cpu() ? 2 : 1;
   problem.allowed = {Way::keep, Way::recompute};
   if (!device.is_cpu()) {

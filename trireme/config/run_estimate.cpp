@@ -120,8 +120,8 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   if (e.layer_list && e.activations.policy) {
     e.recompute_interval = activations::recomputes(*e.activations.policy) ? std::max<int64_t>(1, e.recompute_interval) : 0;
   }
-  if (e.activations.automatic) {
-    out.notes.push_back("activation_checkpointing.policy is auto: which layers are recomputed is chosen in the second step. Their exchanges are counted once.");
+  if (e.activations.automatic && e.tensor_ranks * e.context_ranks > 1) {
+    out.notes.push_back("activation_checkpointing.policy is auto: a layer that is recomputed sends its messages to tensor and context ranks twice, and they are counted once");
   }
   if (e.stages == 1) {
     e.bounds = {0, std::ssize(e.model.layers)};
@@ -217,6 +217,9 @@ void check_choices(const Run& e) {
   if (const std::string why = estimate::why_other_parts(e); !why.empty()) {
     throw InputError("activations", why, e.activations.choices.empty() ? "Name one of them, or leave layers out, so that all are parts." : "Give every one a way, as a run with \"policy\": \"auto\" prints them.");
   }
+}
+
+void check_budget(const Run& e) {
   if (const auto why = estimate::why_no_choice(e)) {
     throw InputError("activations", why->what, why->next);
   }
@@ -280,6 +283,15 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.clips = run.engine.gradient_clipping > 0;
   e.data_bytes = data_bytes(run, e);
   check_choices(e);
+  if (precision.bf16_if_faster) { // needs less
+    Run low = e;
+    RunConfig in_bf16 = run;
+    in_bf16.engine.precision.compute = precision::Type::bf16;
+    low.model = model_of(in_bf16, batch.micro, vocab_size, e.layer_list);
+    check_budget(low);
+  } else {
+    check_budget(e);
+  }
   check_offload(run, out);
   return out;
 }

@@ -6,6 +6,7 @@
 #include <trireme/base/text.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/estimate/machine_memory.h>
+#include <trireme/plan/programs.h>
 
 #include <torch/utils.h>
 
@@ -15,21 +16,26 @@
 namespace trireme::engine {
 namespace {
 
-// Micro-batches that this stage has in flight.
-int64_t in_flight(const Parts& parts) {
+// Micro-batches that this stage has in flight, and those of them that are put off (estimate::Run::Waiting).
+estimate::Run::Waiting waiting_of(const Parts& parts) {
   if (!parts.runs_schedule() || parts.pipe.size() == 1) {
-    return 1;
+    return {1, 0};
   }
   const pipeline::PipelineOptions& options = parts.layers->options();
   const pipeline::ScheduleShape shape{parts.pipe.size(), static_cast<int>(parts.batch.accumulation), options.chunks};
   const pipeline::Program program = options.custom_schedule ? options.custom_schedule(shape, parts.pipe.rank()) : pipeline::make_program(options.schedule, shape, parts.pipe.rank());
   const std::vector<int64_t> most = pipeline::most_in_flight(program, shape.chunks);
-  return std::max<int64_t>(1, *std::max_element(most.begin(), most.end()));
+  return {std::max<int64_t>(1, *std::max_element(most.begin(), most.end())), plan::waiting_of(program).put_off};
 }
 
 // All tensor ranks have the same inputs of parts.
 activations::Sharing sharing_of(const comm::Group& ranks) {
   return {ranks.rank(), ranks.size(), [ranks](const at::Tensor& whole, const at::Tensor& share) { ranks.all_gather(whole, share, "shares of inputs").wait(); }};
+}
+
+// Bytes of the host's memory that a rank may take.
+int64_t host_room(const Parts& parts) {
+  return estimate::memory_at_hand().bytes / parts.activations->options().ranks_on_host;
 }
 
 at::Tensor as_tensor(const std::vector<double>& numbers) {
@@ -154,7 +160,8 @@ void make_activations(Parts& parts, const InitializeOptions& options, int64_t ra
   if (parts.device().is_cpu() && parts.everyone.rank() == 0 && (wanted.inputs_to_host || (wanted.policy && activations::to_host(*wanted.policy)))) {
     log::info("activation_checkpointing: the model is on the CPU, whose memory is the host's: what is to go to the host stays where it is");
   }
-  parts.activations = std::make_unique<activations::Activations>(std::move(wanted), parts.device(), options.config.offload.aio, in_flight(parts), sharing_of(parts.tensor));
+  const estimate::Run::Waiting waiting = waiting_of(parts);
+  parts.activations = std::make_unique<activations::Activations>(std::move(wanted), parts.device(), options.config.offload.aio, waiting.in_flight, sharing_of(parts.tensor), waiting.put_off);
 }
 
 void adopt_chosen_ways(Parts& parts, const nlohmann::json& saved) {
@@ -167,8 +174,7 @@ void adopt_chosen_ways(Parts& parts, const nlohmann::json& saved) {
     decision = {activations::from_words(saved.at("ways")), saved.at("bytes"), saved.at("input_bytes"), saved.at("share_bytes")};
     const size_t count = decision.ways.size();
     const bool is_whole = decision.bytes.size() == count && decision.input_bytes.size() == count && decision.share_bytes.size() == count;
-    const bool has_files = parts.activations->options().uses_nvme() || std::none_of(decision.ways.begin(), decision.ways.end(), activations::to_nvme);
-    other = is_whole && has_files ? 0 : 1;
+    other = is_whole && parts.activations->has_room_for(decision, host_room(parts)) ? 0 : 1;
   }
   if (largest({other}, parts.everyone).front() > 0) {
     return;
@@ -194,7 +200,7 @@ void end_step_of_activations(Parts& parts) {
     return;
   }
   std::vector<double> own;
-  check_together(parts.everyone, [&] { own = parts.activations->measured(estimate::memory_at_hand().bytes / parts.activations->options().ranks_on_host); });
+  check_together(parts.everyone, [&] { own = parts.activations->measured(host_room(parts)); });
   const auto count = static_cast<double>(own.size());
   const std::vector<double> counts = largest({count, -count}, parts.stage);
   std::string said;

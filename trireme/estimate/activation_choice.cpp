@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
+#include <trireme/estimate/memory.h>
 
 #include <algorithm>
 #include <utility>
@@ -17,6 +18,7 @@ activations::Problem problem_of(const Run& run, int64_t stage) {
   problem.budget = run.activations.memory_budget;
   problem.moving_copies = moving_copies(run);
   problem.in_flight = std::max<int64_t>(1, *std::ranges::max_element(run.in_flight.at(static_cast<size_t>(stage))));
+  problem.put_off = run.waiting.empty() ? 0 : run.waiting.at(static_cast<size_t>(stage)).put_off;
   problem.allowed = {activations::Way::keep, activations::Way::recompute};
   if (run.on_device) {
     problem.allowed.insert(problem.allowed.end(), {activations::Way::host, activations::Way::recompute_host});
@@ -48,7 +50,9 @@ std::vector<StageProblem> stage_problems(const Run& run) {
   for (int64_t stage = 0; stage < run.stages; ++stage) {
     StageProblem& one = out.emplace_back();
     one.problem = problem_of(run, stage);
-    for (const std::vector<int64_t>& layers : layers_of(run, stage)) {
+    const auto chunks = layers_of(run, stage);
+    for (size_t chunk = 0; chunk < chunks.size(); ++chunk) {
+      const std::vector<int64_t>& layers = chunks[chunk];
       for (int64_t first = 0; first < std::ssize(layers); first += together) {
         const int64_t layer = layers[static_cast<size_t>(first)];
         if (!is_part[static_cast<size_t>(layer)]) {
@@ -59,7 +63,8 @@ std::vector<StageProblem> stage_problems(const Run& run) {
           kept += run.model.layers[static_cast<size_t>(layers[static_cast<size_t>(i)])].kept;
         }
         const int64_t input = run.model.layers[static_cast<size_t>(layer)].input;
-        one.problem.parts.push_back({.bytes = std::max<int64_t>(0, kept - input), .input_bytes = input, .share_bytes = kept_input(run, shared, layer)});
+        const int64_t header = first == 0 && (stage > 0 || chunk > 0) ? kHeaderBytes : 0; // another stage has sent it
+        one.problem.parts.push_back({.bytes = std::max<int64_t>(0, kept - input), .input_bytes = input + header, .share_bytes = kept_input(run, shared, layer) + header});
         one.layers.push_back(layer);
       }
     }
@@ -75,16 +80,20 @@ std::optional<activations::NoChoice> why_no_choice(const Run& run) {
   if (!run.activations.automatic) {
     return std::nullopt;
   }
+  const int64_t budget = run.activations.memory_budget;
+  std::optional<activations::NoChoice> why;
+  int64_t most = 0;
   const std::vector<StageProblem> problems = stage_problems(run);
   for (int64_t stage = 0; stage < run.stages; ++stage) {
     activations::Problem problem = problems[static_cast<size_t>(stage)].problem;
-    const int64_t budget = std::exchange(problem.budget, problem.budget + static_cast<int64_t>(kKeptError * static_cast<double>(problem.budget)));
-    if (const activations::Choice choice = activations::choose(problem); !choice.fits) {
+    problem.budget = budget + static_cast<int64_t>(kKeptError * static_cast<double>(budget));
+    if (const activations::Choice choice = activations::choose(problem); !choice.fits && choice.bytes > most) {
+      most = choice.bytes;
       problem.budget = budget;
-      return why_no_choice(run, stage, problem, choice);
+      why = why_no_choice(run, stage, problem, choice);
     }
   }
-  return std::nullopt;
+  return why;
 }
 
 } // namespace trireme::estimate

@@ -16,7 +16,6 @@ constexpr int64_t kGradientBuckets = 3;
 constexpr int64_t kOuterBytes = 8; // of averaging's outer optimizer, for each parameter
 constexpr int64_t kGatheredUnits = 2;
 // Sizes of messages between stages.
-constexpr int64_t kHeaderBytes = 64;
 constexpr int64_t kAnnouncementBytes = 4096;
 
 std::string divided(int64_t ranks, const char* by = " / N") {

@@ -285,7 +285,7 @@ class Moves {
     const bool chosen = run_.activations.automatic;
     const char* const when = chosen ? "from forward to backward, if \"auto\" moves all parts" : "from forward to backward";
     add(out_.on_host, kActivations, when, "", moves.on_host);
-    out_.may_stay_on_device = moves.on_host - moves.surely_on_host;
+    out_.may_stay_on_device = moves.on_host - moves.surely_on_host + (chosen ? moves.staged : 0);
     add(out_.on_host, "buffers of files", "activations that are written", "", moves.staged);
     add(out_.in_files_at_times, kActivations, chosen ? "inputs of parts, in the first two steps; then what \"auto\" chooses, if the disk has room for it" : "from forward to backward", "", moves.in_files);
     const std::string to_files = said(run_, run_.accumulation, " x ", moves.moved_to_files / run_.accumulation);

@@ -78,7 +78,7 @@ struct StageMoves {
   std::vector<Item> on_host;
   /// A model in one piece is built there in fp32, whole, before it moves to the device; a layer of a list moves as soon as it is built, and a unit of stage 3 is sharded.
   int64_t host_at_start = 0;
-  /// Of on_host: activations that "auto" may leave on the device.
+  /// Of on_host: activations, and buffers of their files, that "auto" may leave on the device.
   int64_t may_stay_on_device = 0;
   std::vector<Item> in_files;
   /// In files for a part of the time: modules as they are built, until their parameters are in files of their own, before there are states; activations from

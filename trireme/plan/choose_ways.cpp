@@ -52,7 +52,7 @@ int64_t room(int64_t of_host, const Cluster& cluster, int64_t taken, double usab
 
 // Stages with the same are alike. Speeds and the budget are those of all.
 std::vector<double> key_of(const activations::Problem& problem) {
-  std::vector<double> out = {static_cast<double>(problem.allowed.size()), problem.after_last, problem.gather, static_cast<double>(problem.file_room), static_cast<double>(problem.host_room), static_cast<double>(problem.in_flight)};
+  std::vector<double> out = {static_cast<double>(problem.allowed.size()), problem.after_last, problem.gather, static_cast<double>(problem.file_room), static_cast<double>(problem.host_room), static_cast<double>(problem.in_flight), static_cast<double>(problem.put_off)};
   for (const PartCost& part : problem.parts) {
     out.insert(out.end(), {static_cast<double>(part.bytes), static_cast<double>(part.input_bytes), static_cast<double>(part.share_bytes), part.forward, part.backward});
   }

@@ -388,7 +388,7 @@ Tensors PipelineModule::forward_chunk(int index, const Tensors& inputs, int64_t 
   Tensors tensors = inputs;
   for (size_t first = 0; first < chunk.size(); first += interval) {
     const size_t last = std::min(chunk.size(), first + interval);
-    activations::Part part{.key = &chunk[first], .type = layers_[chunk[first].index].type(), .place = chunk[first].index, .recomputes = recomputed > 0};
+    activations::Part part{.key = &chunk[first], .type = layers_[chunk[first].index].type(), .place = chunk[first].index, .recomputes = recomputed > 0, .begins = first == 0};
     for (size_t i = first; i < last; ++i) {
       if (chunk[i].built.module) {
         recompute::append(part.recompute.buffers, chunk[i].built.module->buffers());
