@@ -80,17 +80,16 @@ ordered_json offload_json(const plan::Job& job, const plan::Layout& layout) {
   }
   ordered_json out = ordered_json::object();
   if (layout.states != offload::Place::device) {
-    out["offload_optimizer"] = {{"device", offload::word(layout.states)}};
-  }
-  if (layout.states == offload::Place::nvme) { // as the plan assumes
-    out["offload_optimizer"].update({{"pipeline_read", true}, {"pipeline_write", true}});
-  }
-  const offload::OptimizerOptions& wanted = job.base.offload.optimizer;
-  if (layout.states != offload::Place::device && wanted.delayed_update) {
-    out["offload_optimizer"]["delayed_update"] = true;
-  }
-  if (layout.states != offload::Place::device && wanted.ratio < 1) {
-    out["offload_optimizer"]["ratio"] = wanted.ratio;
+    ordered_json& states = out["offload_optimizer"] = {{"device", offload::word(layout.states)}};
+    if (layout.states == offload::Place::nvme) { // as the plan assumes
+      states.update({{"pipeline_read", true}, {"pipeline_write", true}});
+    }
+    if (job.base.offload.optimizer.delayed_update) {
+      states["delayed_update"] = true;
+    }
+    if (job.base.offload.optimizer.ratio < 1) {
+      states["ratio"] = job.base.offload.optimizer.ratio;
+    }
   }
   if (layout.parameters != offload::Place::device) {
     out["offload_param"] = {{"device", offload::word(layout.parameters)}};

@@ -147,14 +147,14 @@ std::vector<double> Activations::Impl::measured(int64_t host_room) const {
 
 bool Activations::Impl::has_room_for(const Decision& decision, int64_t host_room) const {
   Problem problem;
+  problem.budget = std::numeric_limits<int64_t>::max();
   problem.in_flight = in_flight;
-  problem.put_off = put_off;
+  problem.file_room = options.uses_nvme() ? static_cast<int64_t>(kUsableOfDisk * static_cast<double>(mover->files()->room(options.ranks_on_host))) : 0;
+  problem.host_room = static_cast<int64_t>(kUsableOfHost * static_cast<double>(host_room));
   for (size_t i = 0; i < decision.ways.size(); ++i) {
     problem.parts.push_back({.bytes = decision.bytes[i], .input_bytes = decision.input_bytes[i], .share_bytes = decision.share_bytes[i]});
   }
-  const Choice of = judge(problem, decision.ways);
-  const int64_t file_room = options.uses_nvme() ? mover->files()->room(options.ranks_on_host) : 0;
-  return static_cast<double>(of.in_files) <= kUsableOfDisk * static_cast<double>(file_room) && static_cast<double>(of.on_host) <= kUsableOfHost * static_cast<double>(host_room);
+  return judge(problem, decision.ways).fits;
 }
 
 std::string Activations::Impl::table(const Problem& problem) const {

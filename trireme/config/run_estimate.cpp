@@ -219,7 +219,13 @@ void check_choices(const Run& e) {
   }
 }
 
-void check_budget(const Run& e) {
+// In bf16 where that may be taken: it needs less.
+void check_budget(const RunConfig& run, int64_t vocab_size, Run e) {
+  if (e.activations.automatic && run.engine.precision.bf16_if_faster) {
+    RunConfig in_bf16 = run;
+    in_bf16.engine.precision.compute = precision::Type::bf16;
+    e.model = model_of(in_bf16, e.micro_batch, vocab_size, e.layer_list);
+  }
   if (const auto why = estimate::why_no_choice(e)) {
     throw InputError("activations", why->what, why->next);
   }
@@ -283,15 +289,7 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.clips = run.engine.gradient_clipping > 0;
   e.data_bytes = data_bytes(run, e);
   check_choices(e);
-  if (precision.bf16_if_faster) { // needs less
-    Run low = e;
-    RunConfig in_bf16 = run;
-    in_bf16.engine.precision.compute = precision::Type::bf16;
-    low.model = model_of(in_bf16, batch.micro, vocab_size, e.layer_list);
-    check_budget(low);
-  } else {
-    check_budget(e);
-  }
+  check_budget(run, vocab_size, e);
   check_offload(run, out);
   return out;
 }

@@ -287,26 +287,24 @@ void add_moves(const Cluster& cluster, const Needs& needs, size_t shown, Predict
   }
 }
 
-// Why hosts have no room for what is moved; empty: they have.
-std::string no_room(const Cluster& cluster, const Prediction& of) {
+// Why hosts with so much memory and disk have no room for what is moved; empty: they have.
+std::string no_room(const Prediction& of, int64_t memory_bytes, int64_t disk_bytes) {
   const auto too_small = [](const char* what, int64_t needed, int64_t there) {
     return there == 0 ? concat("nothing is said of the ", what, " of a host, which is needed for what is moved (", bytes(needed), ')')
                       : concat("what is moved needs ", bytes(needed), " of the ", what, " of a host, which has ", bytes(there));
   };
-  if (!cluster.on_host && of.host_bytes > cluster.host.memory_bytes) {
-    return too_small("memory", of.host_bytes, cluster.host.memory_bytes);
+  if (of.host_bytes > memory_bytes) {
+    return too_small("memory", of.host_bytes, memory_bytes);
   }
-  return of.disk_bytes > cluster.disk.bytes ? too_small("disk", of.disk_bytes, cluster.disk.bytes) : "";
+  return of.disk_bytes > disk_bytes ? too_small("disk", of.disk_bytes, disk_bytes) : "";
 }
 
 // Of a choice nobody has made yet: what the first two steps move, to hosts and disks that are described.
-std::string no_room_to_measure(Cluster cluster, const Needs& needs) {
-  constexpr int64_t kPlenty = std::numeric_limits<int64_t>::max();
-  cluster.host.memory_bytes = cluster.host.memory_bytes > 0 ? cluster.host.memory_bytes : kPlenty;
-  cluster.disk.bytes = cluster.disk.bytes > 0 ? cluster.disk.bytes : kPlenty;
+std::string no_room_to_measure(const Cluster& cluster, const Needs& needs) {
+  const auto if_described = [](int64_t bytes) { return bytes > 0 ? bytes : std::numeric_limits<int64_t>::max(); };
   Prediction first;
   add_moves(cluster, needs, 0, first);
-  const std::string why = no_room(cluster, first);
+  const std::string why = no_room(first, if_described(cluster.host.memory_bytes), if_described(cluster.disk.bytes));
   return why.empty() ? "" : concat("in the first two steps, which measure what to do with activations, ", why);
 }
 
@@ -326,7 +324,7 @@ void add_memory(const Cluster& cluster, Needs& needs, Prediction& out) {
     add_moves(cluster, needs, static_cast<size_t>(largest - memory.begin()), out);
   }
   if (out.refused.empty()) {
-    out.refused = is_chosen ? no_room(cluster, out) : no_room_to_measure(cluster, needs);
+    out.refused = is_chosen ? no_room(out, cluster.host.memory_bytes, cluster.disk.bytes) : no_room_to_measure(cluster, needs);
   }
 }
 
