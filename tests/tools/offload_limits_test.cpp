@@ -40,10 +40,16 @@ class OffloadLimitsTest : public RunFolderOnDisk {
     }
     return words;
   }
-  json estimate(const std::string& rest) const {
-    const Finished finished = sh(concat("OMP_NUM_THREADS=1 ", kTrireme, " estimate ", path("run.json"), " --json ", rest), 200);
+  json estimate(const std::string& rest, const std::string& environment = "") const {
+    const Finished finished = sh(concat(environment, "OMP_NUM_THREADS=1 ", kTrireme, " estimate ", path("run.json"), " --json ", rest), 200);
     EXPECT_EQ(finished.status, 0) << finished.output;
     return finished.status == 0 ? json::parse(finished.output) : json();
+  }
+  // The peak of a rank as it is estimated, without libtorch, and as it is measured.
+  std::pair<double, double> measured(const std::string& rest, const std::string& environment = "") const {
+    const json all = estimate(rest + " --measure 3", environment);
+    const json& one = all.at("by_stage").at(0);
+    return {static_cast<double>(one.at("peak_bytes").get<int64_t>() - one.at("memory").at("baseline").at("bytes").get<int64_t>()), all.at("measured").at("peak_rss_bytes").get<double>()};
   }
 
   /// With exactly the room that is estimated for all ranks, and a page less.
@@ -114,13 +120,9 @@ TEST_F(OffloadLimitsTest, PeakMemoryIsWithinTenPercentOfTheEstimate) {
     GTEST_SKIP() << "a sanitizer needs memory of its own";
   }
   for (const auto& [stage, files] : {std::pair(1, Files{path("files")}), std::pair(2, Files{path("files")}), std::pair(3, Files{path("files"), path("files")})}) {
-    const auto measured = [&, &files = files, stage = stage](const std::string& model) {
-      const json all = estimate(concat("-n 2 --measure 3 --set model.heads=8 --set engine.train_batch_size=2 ", model, in_files(files, stage)));
-      const json& one = all.at("by_stage").at(0);
-      return std::pair(static_cast<double>(one.at("peak_bytes").get<int64_t>() - one.at("memory").at("baseline").at("bytes").get<int64_t>()), all.at("measured").at("peak_rss_bytes").get<double>());
-    };
-    const auto [of_tiny, tiny] = measured("--set model.layers=1 --set model.hidden=64");
-    const auto [estimated, peak] = measured("--set model.layers=8 --set model.hidden=512");
+    const std::string run = concat("-n 2 --set model.heads=8 --set engine.train_batch_size=2", in_files(files, stage));
+    const auto [of_tiny, tiny] = measured(run + " --set model.layers=1 --set model.hidden=64");
+    const auto [estimated, peak] = measured(run + " --set model.layers=8 --set model.hidden=512");
     const double above = peak - (tiny - of_tiny);
     std::printf("ZeRO %d%s: estimated %.1f MB, measured %.1f MB above %.1f MB\n", stage, files.parameters.empty() ? ", states in files" : ", all in files", estimated / 1e6, above / 1e6, (tiny - of_tiny) / 1e6);
     EXPECT_NEAR(estimated / above, 1, 0.1) << "stage " << stage;
@@ -133,17 +135,13 @@ TEST_F(OffloadLimitsTest, PeakMemoryWithActivationsInFilesIsThatOfTheEstimate) {
     GTEST_SKIP() << "a sanitizer needs memory of its own";
   }
   std::filesystem::create_directories(path("activations"));
-  const auto measured = [&](const std::string& run) {
-    const Finished finished = sh(concat("MALLOC_MMAP_THRESHOLD_=131072 OMP_NUM_THREADS=1 ", kTrireme, " estimate ", path("run.json"), " --json -n 1 --measure 3 --set model.heads=4 --set engine.train_batch_size=8 ", run), 200);
-    EXPECT_EQ(finished.status, 0) << finished.output;
-    const json all = json::parse(finished.output);
-    return std::pair(all.at("peak_bytes").get<double>() - all.at("by_stage").at(0).at("memory").at("baseline").at("bytes").get<double>(), all.at("measured").at("peak_rss_bytes").get<double>());
-  };
-  const auto [of_tiny, tiny] = measured("--set model.layers=1 --set model.hidden=64");
+  const std::string run = "-n 1 --set model.heads=4 --set engine.train_batch_size=8 ";
+  const std::string returns_all = "MALLOC_MMAP_THRESHOLD_=131072 ";
+  const auto [of_tiny, tiny] = measured(run + "--set model.layers=1 --set model.hidden=64", returns_all);
   const std::string model = "--set model.layers=4 --set model.hidden=256 --set model.sequence_length=256";
   for (const std::string dropout : {"0", "0.1"}) {
     for (const std::string ways : {R"("policy": "nvme")", R"("choices": ["nvme", "3*keep"])", R"("choices": ["2*nvme", "recompute", "keep"])"}) {
-      const auto [estimated, peak] = measured(concat(model, " --set model.dropout=", dropout, with(concat("engine.activation_checkpointing={", ways, R"(, "nvme_path": ")", path("activations"), R"("})"))));
+      const auto [estimated, peak] = measured(concat(run, model, " --set model.dropout=", dropout, with(concat("engine.activation_checkpointing={", ways, R"(, "nvme_path": ")", path("activations"), R"("})"))), returns_all);
       const double above = peak - (tiny - of_tiny);
       std::printf("dropout %s, %s: estimated %.1f MB, measured %.1f MB\n", dropout.c_str(), ways.c_str(), estimated / 1e6, above / 1e6);
       EXPECT_NEAR(estimated / above, 1, 0.1) << ways;

@@ -14,6 +14,8 @@
 namespace trireme::tools {
 namespace {
 
+constexpr const char* kRecompute = R"(engine.activation_checkpointing={"policy": "recompute"})";
+
 /// One change to a run: overrides, and the number of ranks.
 struct Change {
   std::vector<std::string> overrides;
@@ -61,7 +63,7 @@ std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) 
   const bool is_gpt = run.model.kind == config::ModelConfig::Kind::gpt;
   const activations::Options& activations = run.engine.activations;
   if (activations.on() && !on_device(run) && !(activations.policy && activations::recomputes(*activations.policy))) { // else the interval makes no difference
-    changes.push_back({{R"(engine.activation_checkpointing={"policy": "recompute"})"}, ranks});
+    changes.push_back({{kRecompute}, ranks});
   }
   if (is_gpt && run.pipeline.activation_checkpoint_interval == 0) {
     changes.push_back({{"engine.pipeline.activation_checkpoint_interval=1"}, ranks});
@@ -84,7 +86,7 @@ std::vector<Change> file_changes(const config::RunConfig& run, int64_t ranks) {
   const activations::Options& activations = run.engine.activations;
   const bool recomputes = on_device(run) && (activations.inputs_to_host || (activations.policy && activations::to_host(*activations.policy)));
   if (recomputes) {
-    changes.push_back({{R"(engine.activation_checkpointing={"policy": "recompute"})"}, ranks});
+    changes.push_back({{kRecompute}, ranks});
   }
   const std::string disk = aio::filesystem_of(".");
   if (run.engine.offload.uses_files() || aio::is_memory(disk) || disk.empty()) {

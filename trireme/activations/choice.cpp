@@ -196,6 +196,17 @@ Choice least_memory(const Problem& problem) {
 
 } // namespace
 
+std::vector<Way> ways_that_move(bool to_host, bool to_files) {
+  std::vector<Way> ways = {Way::keep, Way::recompute};
+  if (to_host) {
+    ways.insert(ways.end(), {Way::host, Way::recompute_host});
+  }
+  if (to_files) {
+    ways.insert(ways.end(), {Way::nvme, Way::recompute_nvme});
+  }
+  return ways;
+}
+
 void even_out(std::vector<PartCost>& parts, const std::vector<int64_t>& kinds) {
   std::map<std::array<int64_t, 3>, std::vector<PartCost*>> alike;
   for (size_t i = 0; i < parts.size(); ++i) {

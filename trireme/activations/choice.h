@@ -73,6 +73,14 @@ struct Choice {
 inline constexpr double kUsableOfDisk = 0.95;
 inline constexpr double kUsableOfHost = 0.5;
 
+/// moving_copies of Problem.
+constexpr int64_t moving_copies(bool on_device) {
+  return on_device ? 1 : 2;
+}
+
+/// `allowed` of Problem: what stays, and what goes to the host, or to files.
+std::vector<Way> ways_that_move(bool to_host, bool to_files);
+
 /// What these ways cost.
 ///
 /// Memory: at each part, what the parts before it hold, its own activations and inputs, and, once a part has moved, moving_copies times the largest that may: whole

@@ -182,14 +182,8 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
   problem.budget = options.memory_budget;
   problem.in_flight = in_flight;
   problem.put_off = put_off;
-  problem.moving_copies = device.is_cpu() ? 2 : 1;
-  problem.allowed = {Way::keep, Way::recompute};
-  if (!device.is_cpu()) {
-    problem.allowed.insert(problem.allowed.end(), {Way::host, Way::recompute_host});
-  }
-  if (options.uses_nvme()) {
-    problem.allowed.insert(problem.allowed.end(), {Way::nvme, Way::recompute_nvme});
-  }
+  problem.moving_copies = moving_copies(!device.is_cpu());
+  problem.allowed = ways_that_move(!device.is_cpu(), options.uses_nvme());
   std::vector<int64_t> kinds;
   for (size_t i = 0; i < parts.size(); ++i) {
     const double* const numbers = &largest[kNumbersOfMoves + kNumbersOfPart * i];

@@ -16,16 +16,10 @@ namespace {
 activations::Problem problem_of(const Run& run, int64_t stage) {
   activations::Problem problem;
   problem.budget = run.activations.memory_budget;
-  problem.moving_copies = moving_copies(run);
+  problem.moving_copies = activations::moving_copies(run.on_device);
   problem.in_flight = std::max<int64_t>(1, *std::ranges::max_element(run.in_flight.at(static_cast<size_t>(stage))));
   problem.put_off = run.waiting.empty() ? 0 : run.waiting.at(static_cast<size_t>(stage)).put_off;
-  problem.allowed = {activations::Way::keep, activations::Way::recompute};
-  if (run.on_device) {
-    problem.allowed.insert(problem.allowed.end(), {activations::Way::host, activations::Way::recompute_host});
-  }
-  if (run.activations.uses_nvme()) {
-    problem.allowed.insert(problem.allowed.end(), {activations::Way::nvme, activations::Way::recompute_nvme});
-  }
+  problem.allowed = activations::ways_that_move(run.on_device, run.activations.uses_nvme());
   return problem;
 }
 

@@ -1,6 +1,7 @@
 #include <trireme/estimate/activations.h>
 
 #include <trireme/base/text.h>
+#include <trireme/activations/choice.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/said.h>
 
@@ -143,7 +144,7 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
       moved = !activations::moves(way) ? 0 : activations::recomputes(way) ? input : group;
     }
     // On the CPU the one in use and the one in front, which comes ahead; or, of several micro-batches, one that leaves.
-    buffers = std::max(buffers, moving_copies(run) == 1 ? moved : in_flight > 1 ? moving_copies(run) * moved : moved + moved_before);
+    buffers = std::max(buffers, run.on_device ? moved : in_flight > 1 ? activations::moving_copies(false) * moved : moved + moved_before);
     moved_before = moved;
   }
   kept.in_backward = std::max<int64_t>(0, most - kept.always) + buffers;
@@ -271,10 +272,6 @@ Item activations_of(const Run& run, int64_t stage) {
     item.numbers += said(run, " - ", less);
   }
   return item;
-}
-
-int64_t moving_copies(const Run& run) {
-  return run.on_device ? 1 : 2;
 }
 
 std::vector<bool> parts(const Run& run) {

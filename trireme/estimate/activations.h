@@ -26,10 +26,6 @@ struct ActivationMoves {
 };
 ActivationMoves activation_moves(const Run& run, int64_t stage);
 
-/// How often the largest part that moves is there beside the one in use: on the CPU in two buffers, one of which is written or read while another is in use; on a device the part that
-/// has not left yet, or comes ahead of its backward.
-int64_t moving_copies(const Run& run);
-
 /// Which layers the model calls as parts, whose activations Options says something of.
 std::vector<bool> parts(const Run& run);
 

@@ -34,15 +34,9 @@ void add_moves(const Cluster& cluster, const estimate::Run& run, MayMove may_mov
     const auto each = [&](double over_link, double files) { return std::max(over_link, files) / static_cast<double>(kBytes); };
     return activations::MoveCost{each(times.leave_over_link, times.leave_to_files), each(times.back_over_link, times.back_from_files), times.copied / static_cast<double>(kBytes)};
   };
-  problem.allowed = {PartWay::keep, PartWay::recompute};
-  if (may_move == MayMove::to_hosts_and_files && cluster.has_hosts_beside()) {
-    problem.host = of(PartWay::host);
-    problem.allowed.insert(problem.allowed.end(), {PartWay::host, PartWay::recompute_host});
-  }
-  if (may_move != MayMove::nowhere && has_files(cluster, run)) {
-    problem.nvme = of(PartWay::nvme);
-    problem.allowed.insert(problem.allowed.end(), {PartWay::nvme, PartWay::recompute_nvme});
-  }
+  problem.host = of(PartWay::host);
+  problem.nvme = of(PartWay::nvme);
+  problem.allowed = activations::ways_that_move(may_move == MayMove::to_hosts_and_files && cluster.has_hosts_beside(), may_move != MayMove::nowhere && has_files(cluster, run));
 }
 
 // What is left to a rank for activations: of files, and of its host's memory.
