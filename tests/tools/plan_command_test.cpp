@@ -14,6 +14,7 @@ namespace trireme::tools {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::HasSubstr;
 
 class PlanCommandTest : public RunFolder {

@@ -5,6 +5,7 @@
 #include <trireme/bucket/state_store.h>
 
 #include <torch/utils.h>
+#include <torch/version.h>
 
 #include <utility>
 
@@ -14,9 +15,30 @@ namespace {
 /// Parts that may be on their way back from the device while the next one is used there.
 constexpr size_t kReturning = 2;
 
+c10::Stream returning_stream(at::Device device) {
+  static device::KeptStreams streams;
+  return streams.on(device);
+}
+
 void drop_tensor(void* tensor) {
   delete static_cast<at::Tensor*>(tensor);
 }
+
+/// Takes back what release_data_and_set_meta_custom_data_ptr_error_msg_() has said. Until libtorch 2.11 nothing public does; an explicit instantiation may name the private flag.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
+void allow_reading(c10::StorageImpl& storage);
+template <bool c10::StorageImpl::*refuses>
+struct Reading {
+  friend void allow_reading(c10::StorageImpl& storage) {
+    storage.*refuses = false;
+  }
+};
+template struct Reading<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+#else
+void allow_reading(c10::StorageImpl& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+}
+#endif
 
 } // namespace
 
@@ -68,6 +90,11 @@ ParameterShards::~ParameterShards() {
   }
 }
 
+c10::Stream ParameterShards::coming_stream() const {
+  static device::KeptStreams streams;
+  return streams.on(device_);
+}
+
 at::Tensor ParameterShards::memory(int64_t b) {
   const int64_t numel = layout_.buckets()[b].numel();
   if (!whole_[b].defined()) {
@@ -81,7 +108,7 @@ void ParameterShards::publish(int64_t b) {
   c10::StorageImpl& storage = *storages_[b].unsafeGetStorageImpl();
   if (storage._mutable_data_ptr_no_checks().get() == nullptr) {
     auto* const holder = new at::Tensor(whole_[b]);
-    storage.clear_data_ptr_access_error_msg_();
+    allow_reading(storage);
     storage.set_data_ptr_noswap(at::DataPtr(whole_[b].mutable_data_ptr(), holder, &drop_tensor, device_));
   }
 }
@@ -221,7 +248,7 @@ void ParameterShards::with_owned_on_device(int64_t b, const Range& range, bool m
     const int64_t begin = plan_.mine(b).begin;
     f(copy.slice(0, range.begin - begin, range.end - begin));
     used.record(current);
-    const c10::Stream returning = returning_.on(device_);
+    const c10::Stream returning = returning_stream(device_);
     const device::OnStream on(returning);
     used.block(returning);
     if (modifies) {

@@ -63,10 +63,8 @@ class ParameterShards {
   bool keeps_on_host(int64_t b) const {
     return !is_replicated(b) && on_host_[b];
   }
-  /// The stream on which parts come from the host.
-  c10::Stream coming_stream() {
-    return coming_.on(device_);
-  }
+  /// The stream on which parts come from the host: one of the device for all shards, since an allocator keeps freed memory for the stream that it was taken on.
+  c10::Stream coming_stream() const;
   /// Copies this rank's part of the bucket, which is on the host, to `to` on the device, on the current stream. Its values stay as they are until they have been read.
   void copy_to_device(int64_t b, const at::Tensor& to);
   /// Calls f with this rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer. Who only reads them may hold
@@ -108,8 +106,6 @@ class ParameterShards {
   std::shared_ptr<MemoryPool> pool_;
   std::shared_ptr<StateStore> store_;
   std::vector<bool> on_host_;
-  device::KeptStreams coming_;
-  device::KeptStreams returning_;
   std::map<int64_t, Use> uses_; // by bucket
   std::deque<Stepped> stepped_; // the oldest first
   int64_t in_store_; // our number there

@@ -34,6 +34,9 @@ void make_key_fit(c10::TensorImpl& tensor, bool marked) {
 
 using at::TensorBase;
 
+/// A reference to a shared pointer until libtorch 2.12, to an intrusive one since 2.13.
+using GradFn = decltype(std::declval<const at::impl::VariableHooksInterface&>().grad_fn(std::declval<const TensorBase&>()));
+
 // libtorch's hooks with one change: set_data() replaces a tensor's keys by those of the data, and a mark must stay.
 class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
  public:
@@ -62,7 +65,7 @@ class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
   TensorBase variable_data(const TensorBase& self) const override {
     return next_.variable_data(self);
   }
-  const c10::intrusive_ptr<torch::autograd::Node>& grad_fn(const TensorBase& self) const override {
+  GradFn grad_fn(const TensorBase& self) const override {
     return next_.grad_fn(self);
   }
   unsigned _register_hook(const TensorBase& self, std::function<TensorBase(const TensorBase&)> hook) const override {

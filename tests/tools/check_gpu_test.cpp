@@ -1,0 +1,51 @@
+// scripts/check_gpu where there is no GPU: its runs are possible, and it says what is not as it should be.
+#include "run_folder_on_disk.h"
+
+#include <gmock/gmock.h>
+
+namespace trireme::tools {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+class CheckGpuTest : public RunFolderOnDisk {
+ protected:
+  Finished check(const std::string& arguments) const {
+    return sh(concat("python3 \"" TRIREME_SOURCE_DIR "/scripts/check_gpu\" --jobs 1 --bin \"" TRIREME_BINARY_DIR "/bin\" --folder ", path("runs"), ' ', arguments), 200);
+  }
+};
+
+TEST_F(CheckGpuTest, RunsAreWhatTheyAreComparedWith) {
+  const Finished finished = check("--device cpu resumed 2-ranks-zero-bubble");
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("4 passed, 0 failed"));
+}
+
+TEST_F(CheckGpuTest, ARunThatFailsIsSaid) {
+  const Finished finished = check("--device cuda:99 again");
+  EXPECT_EQ(finished.status, 1);
+  EXPECT_THAT(finished.output, HasSubstr("1 passed, 2 failed"));
+  EXPECT_THAT(finished.output, HasSubstr("FAILED exit status 2"));
+}
+
+TEST_F(CheckGpuTest, AnotherLossIsSaid) {
+  // One run gets another seed on the way.
+  const std::string program = path("programs/trireme");
+  std::filesystem::create_directories(folder / "programs");
+  write_file_atomically(program, "#!/bin/sh\ncase $2 in *again*) set -- \"$@\" --set training.seed=8;; esac\nexec \"" TRIREME_BINARY_DIR "/bin/trireme\" \"$@\"\n");
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  const Finished finished = check(concat("--device cpu --bin ", path("programs"), " again"));
+  EXPECT_EQ(finished.status, 1) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("2 passed, 1 failed"));
+}
+
+TEST_F(CheckGpuTest, UnknownNamesAreRefused) {
+  const Finished finished = check("zero-9");
+  EXPECT_EQ(finished.status, 1);
+  EXPECT_THAT(finished.output, HasSubstr("no run is named so. There are: cpu cuda again"));
+  EXPECT_THAT(finished.output, Not(HasSubstr("passed")));
+}
+
+} // namespace
+} // namespace trireme::tools
