@@ -80,7 +80,10 @@ def trireme(spec, options, folder):
            "engine": {"train_batch_size": spec["micro"], "gradient_clipping": 1.0, **WAYS[spec["way"]],
                       "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}}}}
     (folder / "run.json").write_text(json.dumps(run))
-    subprocess.run([str(options.bin / "trireme"), "train", str(folder / "run.json"), "--out", str(folder / "out"), *options.arguments], check=True, timeout=TIMEOUT_S, stdout=subprocess.DEVNULL)
+    done = subprocess.run([str(options.bin / "trireme"), "train", str(folder / "run.json"), "--out", str(folder / "out"), *options.arguments],
+                          timeout=TIMEOUT_S, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        sys.exit(f"trireme train ended with {done.returncode}:\n{done.stdout}")
     rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     return dict(step_ms=[row["step_ms"] for row in rows], losses=[row["loss"] for row in rows], peak_bytes=rows[-1].get("device_peak_bytes", 0))
 

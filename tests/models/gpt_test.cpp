@@ -4,6 +4,7 @@
 #include <trireme/models/gpt2_weights.h>
 #include <trireme/models/gpt_values.h>
 
+#include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <torch/utils.h>
 
@@ -146,6 +147,15 @@ TEST(GptTest, DropoutActsInTrainingOnly) {
   EXPECT_FALSE(model->forward(tokens).equal(model->forward(tokens)));
   model->eval();
   EXPECT_TRUE(model->forward(tokens).equal(model->forward(tokens)));
+}
+
+// A bias in fp32 that is added to a product in bf16 would make the widest tensors of a block fp32.
+TEST(GptTest, WithoutFusedPassesAutocastKeepsTheMlpInBf16) {
+  ::setenv("TRIREME_SIMD", "scalar", 1); // as on a GPU; before anybody asks for kernels
+  GptMlp mlp(GptOptions{.hidden = 8, .heads = 2}, ModelRanks());
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  EXPECT_EQ(mlp->activate(torch::randn({1, 4, 8})).scalar_type(), at::kBFloat16);
 }
 
 TEST(GptTest, RefusesImpossibleShapes) {

@@ -20,6 +20,9 @@ namespace trireme::fused {
 
 using kernels::Gelu;
 
+/// Whether tensors of the type and device of x have passes of their own here, rather than ATen's operations.
+bool has_passes(const at::Tensor& x);
+
 /// gelu(x + bias) of x [..., C]; bias [C] or undefined.
 ///
 /// Kept for backward: x. The same pass computes the bias' gradient, summed in fp32.

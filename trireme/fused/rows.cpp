@@ -11,6 +11,10 @@ bool usable(std::initializer_list<at::Tensor> tensors) {
   return kernels::active_simd() != kernels::Simd::scalar && std::all_of(tensors.begin(), tensors.end(), known);
 }
 
+bool has_passes(const at::Tensor& x) {
+  return usable({x});
+}
+
 at::Tensor as_floats(const at::Tensor& parameter) {
   return parameter.defined() ? parameter.to(at::kFloat).contiguous() : parameter;
 }

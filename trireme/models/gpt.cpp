@@ -3,6 +3,7 @@
 #include <trireme/fused/fused.h>
 #include <trireme/models/dropout.h>
 #include <trireme/models/gpt_values.h>
+#include <trireme/models/projection.h>
 #include <trireme/parallel/context/attention.h>
 #include <trireme/parallel/context/sequence.h>
 #include <trireme/parallel/tensor/own_random.h>
@@ -48,14 +49,14 @@ GptAttentionImpl::GptAttentionImpl(const GptOptions& options, const ModelRanks& 
       ranks(ranks) {}
 
 at::Tensor GptAttentionImpl::mix(const at::Tensor& x_BTH) {
-  const at::Tensor qkv = c_attn->project(x_BTH);
+  const auto [qkv, bias] = project(c_attn, x_BTH);
   const bool drops = dropout > 0 && is_training();
   const tensor::OwnRandom own(ranks.tensor.group.rank(), drops ? ranks.tensor.group.size() : 1, qkv.device()); // other heads, other probabilities
   if (!ranks.shares_tokens()) {
-    return fused::causal_attention(qkv, c_attn->bias, heads, drops ? dropout : 0.0);
+    return fused::causal_attention(qkv, bias, heads, drops ? dropout : 0.0);
   }
   const std::vector<int64_t> sizes = {qkv.size(0), qkv.size(1), 3, heads, qkv.size(2) / (3 * heads)};
-  const std::vector<at::Tensor> qkv_BTAD = (qkv + c_attn->bias).view(sizes).unbind(2); // its backward writes the gradient once, select's thrice
+  const std::vector<at::Tensor> qkv_BTAD = (bias.defined() ? qkv + bias : qkv).view(sizes).unbind(2); // its backward writes the gradient once, select's thrice
   const auto part = [&](size_t which) { return qkv_BTAD[which].transpose(1, 2); };
   const at::Tensor y = context::attention(part(0), part(1), part(2), ranks.context, {ranks.context_kind, /*causal=*/true, drops ? dropout : 0.0});
   return y.transpose(1, 2).reshape({sizes[0], sizes[1], heads * sizes[4]});
@@ -72,7 +73,8 @@ GptMlpImpl::GptMlpImpl(const GptOptions& options, const ModelRanks& ranks)
       ranks(ranks) {}
 
 at::Tensor GptMlpImpl::activate(const at::Tensor& x_BTH) {
-  return fused::bias_gelu(c_fc->project(x_BTH), c_fc->bias, fused::Gelu::tanh);
+  const auto [y, bias] = project(c_fc, x_BTH);
+  return fused::bias_gelu(y, bias, fused::Gelu::tanh);
 }
 
 at::Tensor GptMlpImpl::forward(const at::Tensor& x_BTH) {
@@ -92,9 +94,10 @@ at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH) {
     const auto [x, y] = fused::add_layer_norm(attn->forward(normal), x_BTH, {}, ln_2->weight, ln_2->bias, ln_2->options.eps());
     return x + mlp->forward(y);
   }
-  const auto [x, y] =
-      fused::add_layer_norm(attn->c_proj->project(attn->mix(normal)), x_BTH, attn->c_proj->bias, ln_2->weight, ln_2->bias, ln_2->options.eps());
-  return fused::add_bias(mlp->c_proj->project(mlp->activate(y)), x, mlp->c_proj->bias);
+  const auto [attended, attention_bias] = project(attn->c_proj, attn->mix(normal));
+  const auto [x, y] = fused::add_layer_norm(attended, x_BTH, attention_bias, ln_2->weight, ln_2->bias, ln_2->options.eps());
+  const auto [out, mlp_bias] = project(mlp->c_proj, mlp->activate(y));
+  return fused::add_bias(out, x, mlp_bias);
 }
 
 GptPositionsImpl::GptPositionsImpl(const GptOptions& options, const ModelRanks& ranks)
