@@ -42,9 +42,10 @@ foreach(python IN ITEMS "${PROJECT_SOURCE_DIR}/.venv/bin/python" python3)
     list(APPEND places "${place}")
   endif()
 endforeach()
-trireme_find_libtorch(2.7 ${places} ${CMAKE_SYSTEM_PREFIX_PATH})
+set(TRIREME_LEAST_LIBTORCH 2.11)
+trireme_find_libtorch(${TRIREME_LEAST_LIBTORCH} ${places} ${CMAKE_SYSTEM_PREFIX_PATH})
 if(NOT TRIREME_LIBTORCH)
-  message(FATAL_ERROR "libtorch 2.7 or newer was not found.\n"
+  message(FATAL_ERROR "libtorch ${TRIREME_LEAST_LIBTORCH} or newer was not found.\n"
           "Type: python3 -m venv .venv && .venv/bin/pip install torch==2.13.0   (or run ./quickstart)\n"
           "Or point at yours: cmake -DCMAKE_PREFIX_PATH=/path/to/libtorch ...")
 endif()

@@ -3,7 +3,7 @@
 # Included by Trireme's own build and by the installed TriremeConfig.cmake.
 
 # Sets TRIREME_LIBTORCH (a folder with include/ and lib/) and TRIREME_LIBTORCH_VERSION to the first libtorch that is at least
-# `least` (2.7 and newer use the C++11 ABI), or the folder to "". Looks where Torch_ROOT, Torch_DIR and CMAKE_PREFIX_PATH point
+# `least`, or the folder to "". Looks where Torch_ROOT, Torch_DIR and CMAKE_PREFIX_PATH point
 # (variables, then environment), then at the folders that follow.
 function(trireme_find_libtorch least)
   set(folders ${Torch_ROOT} $ENV{Torch_ROOT})
