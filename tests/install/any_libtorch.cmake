@@ -5,8 +5,8 @@ include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 function(make_wheel folder)
   file(WRITE "${folder}/include/torch/csrc/api/include/torch/version.h" "#include <torch/headeronly/version.h>\n")
   file(WRITE "${folder}/include/torch/headeronly/version.h"
-       "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 9\n#define TORCH_VERSION_PATCH 1\n#define TORCH_VERSION_ABI_TAG 0\n")
-  file(WRITE "${folder}/share/cmake/Torch/TorchConfigVersion.cmake" "set(PACKAGE_VERSION 2.9.1)\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n")
+       "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 12\n#define TORCH_VERSION_PATCH 1\n#define TORCH_VERSION_ABI_TAG 0\n")
+  file(WRITE "${folder}/share/cmake/Torch/TorchConfigVersion.cmake" "set(PACKAGE_VERSION 2.12.1)\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n")
   file(WRITE "${folder}/share/cmake/Torch/TorchConfig.cmake" "message(FATAL_ERROR \"I cannot find the CUDA libraries\")\n")
   file(MAKE_DIRECTORY "${folder}/lib")
   foreach(name IN LISTS ARGN)
@@ -37,12 +37,12 @@ make_wheel("${folder}/cuda/torch" torch torch_cpu c10 torch_cuda c10_cuda)
 
 configure("${folder}/build" "${folder}/cpu/torch")
 expect_status(0)
-expect_output("libtorch 2.9.1 at [^\n]*/cpu/torch\n")
+expect_output("libtorch 2.12.1 at [^\n]*/cpu/torch\n")
 expect_output("this libtorch is for the CPU")
 
 configure("${folder}/build" "${folder}/cuda/torch/share/cmake") # as Python's torch.utils.cmake_prefix_path
 expect_status(0)
-expect_output("libtorch 2.9.1 at [^\n]*/cuda/torch\n")
+expect_output("libtorch 2.12.1 at [^\n]*/cuda/torch\n")
 expect_output("CUDA: libtorch.s alone, no NCCL and no kernels of Trireme.s")
 
 # Sets `count` to the build's files that link libtorch's part for CUDA.
