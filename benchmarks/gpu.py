@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 
-from workloads import BETAS, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, write_tokens  # noqa: E402
+from workloads import BETAS, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, write_run_file, write_tokens  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {
@@ -25,10 +25,10 @@ SIZES = {
 }
 WARMUP = 5
 TIMEOUT_S = 300
-WAYS = {  # the engine's part of a run file
-    "autocast": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
-    "bf16": {"bf16": {"enabled": True}},
-    "offload": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
+WAYS = {  # the type of parameters, and what else a run file says
+    "autocast": ("fp32", ["engine.torch_autocast.enabled=true", "engine.torch_autocast.dtype=bfloat16"]),
+    "bf16": ("bf16", []),
+    "offload": ("bf16", ["engine.zero_optimization.stage=1", "engine.zero_optimization.offload_optimizer.device=cpu"]),
 }
 
 
@@ -42,7 +42,7 @@ def peer(spec):
     tokens = torch.from_numpy(numpy.fromfile(spec["tokens"], dtype="<u2").astype("int64"))
     model = build(spec).cuda()
     masters = None
-    if spec["way"] == "bf16":
+    if spec["dtype"] == "bf16":
         masters = [p.detach().clone() for p in model.parameters()]
         model = model.to(torch.bfloat16)
     trained = masters or list(model.parameters())
@@ -74,13 +74,9 @@ def peer(spec):
 
 
 def trireme(spec, options, folder):
-    run = {"model": {"type": "gpt", "layers": spec["layers"], "hidden": spec["hidden"], "heads": spec["heads"], "sequence_length": spec["length"], "vocab_size": spec["vocab"]},
-           "data": {"type": "tokens", "train": [spec["tokens"]], "shuffle": False},
-           "training": {"steps": spec["steps"], "seed": SEED, "device": "cuda"},
-           "engine": {"train_batch_size": spec["micro"], "gradient_clipping": 1.0, **WAYS[spec["way"]],
-                      "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}}}}
-    (folder / "run.json").write_text(json.dumps(run))
-    done = subprocess.run([str(options.bin / "trireme"), "train", str(folder / "run.json"), "--out", str(folder / "out"), *options.arguments],
+    write_run_file(folder / "run.json", spec)
+    settings = [word for setting in ["training.device=cuda", "engine.gradient_clipping=1.0", *WAYS[spec["way"]][1]] for word in ("--set", setting)]
+    done = subprocess.run([str(options.bin / "trireme"), "train", str(folder / "run.json"), "--out", str(folder / "out"), *settings, *options.arguments],
                           timeout=TIMEOUT_S, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         sys.exit(f"trireme train ended with {done.returncode}:\n{done.stdout}")
@@ -92,7 +88,7 @@ def measure(engine, spec, options):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         spec = dict(spec, tokens=str(folder / "tokens.bin"))
-        write_tokens(Path(spec["tokens"]), dict(spec, accumulate=1, ranks=1))
+        write_tokens(Path(spec["tokens"]), spec)
         if engine == "trireme":
             return trireme(spec, options, folder)
         done = subprocess.run([sys.executable, __file__, "--peer", json.dumps(spec)], check=True, timeout=TIMEOUT_S, stdout=subprocess.PIPE, text=True)
@@ -114,7 +110,7 @@ def main():
     print(f"{'size':8} {'way':10} {'engine':8} {'step ms':>9} {'tokens/s':>9} {'TFLOP/s':>8} {'GPU GB':>7}  loss first, last", flush=True)
     for size in options.sizes:
         for way in options.ways:
-            spec = dict(SIZES[size], way=way, steps=WARMUP + options.steps, seed=SEED)
+            spec = dict(SIZES[size], way=way, dtype=WAYS[way][0], steps=WARMUP + options.steps, seed=SEED, accumulate=1, ranks=1, zero_stage=0, shard_all=False)
             medians = {}
             for _ in range(options.rounds):
                 for engine in ("torch", "trireme"):
