@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/base/clock.h>
+
 #include <poll.h>
 #include <sys/types.h>
 
@@ -13,7 +15,7 @@
 
 namespace trireme::launch {
 
-using Clock = std::chrono::steady_clock;
+using Clock = trireme::Clock;
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
 /// Whether the kernel killed a process because memory ran out. perhaps: it killed one of those that share its control group.

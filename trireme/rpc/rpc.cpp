@@ -7,19 +7,11 @@
 
 #include <charconv>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace trireme::rpc {
 namespace {
-
-constexpr std::string_view kTcp = "tcp://";
-constexpr std::string_view kDescriptor = "fd://";
-constexpr std::string_view kGrpcDescriptor = "grpc+fd://";
-constexpr std::string_view kTlsDescriptor = "grpcs+fd://";
-constexpr std::string_view kLocal = "local://";
-
-bool is_grpc(const std::string& address) {
-  return address.starts_with("grpc://") || address.starts_with("grpcs://");
-}
 
 [[noreturn]] void refuse(const std::string& address) {
   throw InputError("rpc", concat("\"", address, "\" is no address."), "It should look like tcp://10.0.0.1:4711.");
@@ -35,41 +27,68 @@ Descriptor listening_socket(const std::string& address, std::string_view scheme)
   return Descriptor(number);
 }
 
-} // namespace
+std::string after(const std::string& scheme, const std::string& address) {
+  return address.substr(scheme.size());
+}
 
-std::unique_ptr<Server> serve(const std::string& address, const Access& access) {
-  if (address.starts_with(kTcp)) {
-    return tcp::serve(Descriptor(store::listen_on(tcp::parse_address(address))), access);
-  }
-  if (address.starts_with(kDescriptor)) {
-    return tcp::serve(listening_socket(address, kDescriptor), access);
-  }
-  if (address.starts_with(kGrpcDescriptor)) {
-    return grpc::serve(listening_socket(address, kGrpcDescriptor), false, access);
-  }
-  if (address.starts_with(kTlsDescriptor)) {
-    return grpc::serve(listening_socket(address, kTlsDescriptor), true, access);
-  }
-  if (is_grpc(address)) {
-    return grpc::serve(address, access);
-  }
-  if (address.starts_with(kLocal)) {
-    return local::serve(address.substr(kLocal.size()));
+std::vector<Transport> own_transports() {
+  const auto connect_grpc = [](const std::string& address, const Access& access, Clock::time_point deadline) {
+    return grpc::connect(address, access, deadline);
+  };
+  const auto serve_grpc = [](const std::string& address, const Access& access) { return grpc::serve(address, access); };
+  const auto serve_grpc_on = [](const std::string& scheme, bool encrypted) {
+    return [scheme, encrypted](const std::string& address, const Access& access) {
+      return grpc::serve(listening_socket(address, scheme), encrypted, access);
+    };
+  };
+  return {
+      {"tcp://",
+       [](const std::string& address, const Access& access) {
+         return tcp::serve(Descriptor(store::listen_on(tcp::parse_address(address))), access);
+       },
+       [](const std::string& address, const Access& access, Clock::time_point deadline) {
+         return tcp::connect(tcp::parse_address(address), access, deadline);
+       }},
+      {"fd://",
+       [](const std::string& address, const Access& access) { return tcp::serve(listening_socket(address, "fd://"), access); },
+       nullptr},
+      {"grpc://", serve_grpc, connect_grpc},
+      {"grpcs://", serve_grpc, connect_grpc},
+      {"grpc+fd://", serve_grpc_on("grpc+fd://", false), nullptr},
+      {"grpcs+fd://", serve_grpc_on("grpcs+fd://", true), nullptr},
+      {"local://", [](const std::string& address, const Access&) { return local::serve(after("local://", address)); },
+       [](const std::string& address, const Access&, Clock::time_point deadline) {
+         return local::connect(after("local://", address), deadline);
+       }},
+  };
+}
+
+std::vector<Transport>& transports() {
+  static std::vector<Transport> all = own_transports();
+  return all;
+}
+
+const Transport& transport_of(const std::string& address, auto Transport::*function) {
+  for (const Transport& transport : transports()) {
+    if (address.starts_with(transport.scheme) && transport.*function) {
+      return transport;
+    }
   }
   refuse(address);
 }
 
+} // namespace
+
+void add_transport(Transport transport) {
+  transports().push_back(std::move(transport));
+}
+
+std::unique_ptr<Server> serve(const std::string& address, const Access& access) {
+  return transport_of(address, &Transport::serve).serve(address, access);
+}
+
 std::unique_ptr<Client> connect(const std::string& address, const Access& access, Clock::time_point deadline) {
-  if (address.starts_with(kTcp)) {
-    return tcp::connect(tcp::parse_address(address), access, deadline);
-  }
-  if (is_grpc(address)) {
-    return grpc::connect(address, access, deadline);
-  }
-  if (address.starts_with(kLocal)) {
-    return local::connect(address.substr(kLocal.size()), deadline);
-  }
-  refuse(address);
+  return transport_of(address, &Transport::connect).connect(address, access, deadline);
 }
 
 } // namespace trireme::rpc

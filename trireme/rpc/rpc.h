@@ -1,8 +1,11 @@
 #pragma once
 
+#include <trireme/base/clock.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,7 +17,7 @@
 /// when it likes, in any order.
 namespace trireme::rpc {
 
-using Clock = std::chrono::steady_clock;
+using Clock = trireme::Clock;
 inline constexpr size_t kLargestHeader = size_t{64} << 20;
 /// As long as the room.
 inline constexpr size_t kWholeRoom = ~size_t{0};
@@ -81,5 +84,14 @@ struct Access {
 std::unique_ptr<Server> serve(const std::string& address, const Access& access);
 /// Connects, and tries again until `deadline`. Errors: InputError for what trying again would not change, PeerError when nobody answered.
 std::unique_ptr<Client> connect(const std::string& address, const Access& access, Clock::time_point deadline);
+
+/// One kind of address: what stands before it, and who serves and connects there.
+struct Transport {
+  std::string scheme; // "tcp://"
+  std::function<std::unique_ptr<Server>(const std::string& address, const Access& access)> serve;
+  std::function<std::unique_ptr<Client>(const std::string& address, const Access& access, Clock::time_point deadline)> connect;
+};
+/// Adds a kind of address that is not among those of serve(), before any thread uses it: tests simulate a network.
+void add_transport(Transport transport);
 
 } // namespace trireme::rpc

@@ -1,15 +1,12 @@
 #include <trireme/store/client.h>
 
-#include <trireme/base/units.h>
 #include <trireme/store/messages.h>
-#include <trireme/store/transfer.h>
 
 #include <algorithm>
 
 namespace trireme::store {
 namespace {
 
-using Clock = Client::Clock;
 using std::chrono::milliseconds;
 
 /// For an answer on its way: that to wait() comes after the time which the server was asked to wait.
@@ -20,7 +17,7 @@ constexpr milliseconds kLongestCall{std::chrono::hours(24 * 365)};
 
 std::shared_ptr<Client> Client::connect(const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline,
                                         milliseconds patience) {
-  return std::shared_ptr<Client>(new Client(connect_and_prove(endpoint, source, job, deadline), patience));
+  return std::make_shared<Client>(make_socket_channel(connect_and_prove(endpoint, source, job, deadline)), patience);
 }
 
 std::string Client::call(const std::string& request, milliseconds busy) {
@@ -29,24 +26,13 @@ std::string Client::call(const std::string& request, milliseconds busy) {
     throw LostError(broken_);
   }
   const milliseconds patience = std::max(patience_, std::clamp(busy, milliseconds(0), kLongestCall) + kAnswer);
-  const auto deadline = Clock::now() + patience;
-  const auto must = [&](Transfer transfer) {
-    if (transfer != Transfer::done) {
-      // A late answer would be read as the answer to the next call.
-      broken_ = transfer == Transfer::late ? concat("it has not answered for ", format_seconds(static_cast<double>(patience.count()) / 1000))
-                                           : "the connection has been closed";
-      throw LostError(broken_);
-    }
-  };
-  must(send_all(socket_.get(), request, deadline));
-  std::string reply(kLengthBytes, '\0');
-  must(receive_all(socket_.get(), reply.data(), reply.size(), deadline));
+  std::string reply;
   try {
-    reply.resize(message_length(reply));
-  } catch (const BadMessage&) {
-    must(Transfer::ended);
+    reply = channel_->exchange(request, patience);
+  } catch (const LostError& problem) { // a late reply would be read as the reply to the next call
+    broken_ = problem.happened;
+    throw;
   }
-  must(receive_all(socket_.get(), reply.data(), reply.size(), deadline));
   MessageReader reader(reply);
   if (static_cast<Status>(reader.byte()) != Status::done) {
     throw Error("store", concat("the store refuses the request: ", reader.text(), "."));

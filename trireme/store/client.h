@@ -1,7 +1,7 @@
 #pragma once
 
-#include <trireme/base/descriptor.h>
-#include <trireme/base/error.h>
+#include <trireme/base/clock.h>
+#include <trireme/store/channel.h>
 #include <trireme/store/connect.h>
 #include <trireme/store/secret.h>
 #include <trireme/store/sockets.h>
@@ -17,21 +17,13 @@
 
 namespace trireme::store {
 
-/// The server is gone or has not answered in time; all later calls fail too.
-class LostError : public PeerError {
- public:
-  explicit LostError(const std::string& happened)
-      : PeerError("store", happened, "The process that runs the store has ended or is stopped: look at its output and its state."), happened(happened) {}
-  std::string happened;
-};
-
 /// One connection to a Server. Threads take turns: a call waits for the one before it.
 ///
 /// Cost: one round trip a call. Errors of every call: LostError; Error when the server refuses the request (a value
 /// that is no number, or is too long).
 class Client {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = trireme::Clock;
   static constexpr std::chrono::milliseconds kPatience{30'000};
 
   /// Connects; both sides prove that they belong to the job. Retries until `deadline` while
@@ -40,6 +32,9 @@ class Client {
   /// Errors: ConnectError.
   static std::shared_ptr<Client> connect(const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline,
                                          std::chrono::milliseconds patience = kPatience);
+  /// Over a channel that is connected.
+  explicit Client(std::unique_ptr<Channel> channel, std::chrono::milliseconds patience = kPatience)
+      : patience_(patience), channel_(std::move(channel)) {}
 
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
@@ -70,13 +65,12 @@ class Client {
   int64_t take_number(const std::string& numbers, const std::string& key, std::string_view value, const std::string& counter = "");
 
  private:
-  Client(Descriptor socket, std::chrono::milliseconds patience) : patience_(patience), socket_(std::move(socket)) {}
   /// Returns the reply without its status. The server may take up to `busy` to make it.
   std::string call(const std::string& request, std::chrono::milliseconds busy = {});
 
   const std::chrono::milliseconds patience_;
   std::mutex mutex_;
-  Descriptor socket_;
+  std::unique_ptr<Channel> channel_;
   std::string broken_;
 };
 

@@ -1,5 +1,6 @@
 #include <trireme/store/connect.h>
 
+#include <trireme/base/clock.h>
 #include <trireme/base/units.h>
 #include <trireme/store/handshake.h>
 #include <trireme/store/transfer.h>
@@ -11,7 +12,6 @@
 namespace trireme::store {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using Reason = ConnectError::Reason;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/base/clock.h>
 #include <trireme/base/descriptor.h>
 #include <trireme/store/handshake.h>
 
@@ -28,7 +29,6 @@ struct DoorkeeperOptions {
 /// Never blocks: whoever owns it polls fd(), and calls serve() when it is readable or wake() has come.
 class Doorkeeper {
  public:
-  using Clock = std::chrono::steady_clock;
 
   /// Errors: Error when the system refuses a descriptor.
   Doorkeeper(Descriptor listening, DoorkeeperOptions options);

@@ -1,5 +1,6 @@
 #include <trireme/store/meeting.h>
 
+#include <trireme/base/clock.h>
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
@@ -14,7 +15,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLook{50};
 /// Who waits for longer says for what.
-constexpr milliseconds kSilence{1000};
+constexpr milliseconds kQuiet{1000};
 constexpr const char* kWhole = "whole";
 constexpr const char* kBroken = "broken";
 
@@ -28,12 +29,16 @@ FinishedError::FinishedError(int64_t round)
     : Error("elastic", concat("the training was finished in round ", round, ", before this process could take part again."),
             "It ends with status 0. Start another store for another training.") {}
 
-Meeting::Meeting(MeetingOptions options) : options_(std::move(options)) {
+Meeting::Meeting(MeetingOptions options, std::shared_ptr<Client> client) : options_(std::move(options)), client_(std::move(client)) {
   if (options_.min_ranks < 1 || (options_.max_ranks != 0 && options_.max_ranks < options_.min_ranks)) {
     throw InputError("elastic", concat("from ", options_.min_ranks, " to ", options_.max_ranks, " ranks"), "Use at least 1, and as many or more at most (0: any number).");
   }
-  client_ = Client::connect(options_.store, options_.secret, options_.job, Clock::now() + options_.start_patience);
+  if (!client_) {
+    client_ = Client::connect(options_.store, options_.secret, options_.job, Clock::now() + options_.start_patience);
+  }
 }
+
+Meeting::Meeting(MeetingOptions options) : Meeting(std::move(options), nullptr) {}
 
 Meeting::~Meeting() = default; // the store carries out the last will
 
@@ -185,7 +190,7 @@ Round Meeting::next_round() {
                                         format_seconds(std::chrono::duration<double>(options_.patience).count())),
                       "Start more processes, or allow fewer ranks.");
     }
-    if (!said && Clock::now() - start >= kSilence && !last_.has_member(id_)) {
+    if (!said && Clock::now() - start >= kQuiet && !last_.has_member(id_)) {
       said = true;
       say_what_it_waits_for(view);
     }

@@ -69,6 +69,8 @@ class FinishedError : public Error {
 class Meeting {
  public:
   explicit Meeting(MeetingOptions options);
+  /// Over a connection that is there already, instead of one to options.store.
+  Meeting(MeetingOptions options, std::shared_ptr<Client> client);
   /// The others go on without this process.
   ~Meeting();
   Meeting(const Meeting&) = delete;
@@ -97,7 +99,6 @@ class Meeting {
   bool wait_for_finish(int first);
 
  private:
-  using Clock = Client::Clock;
 
   void enter();
   /// Says that this process waits for the round after the last one.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/base/clock.h>
 #include <trireme/base/descriptor.h>
 #include <trireme/store/handshake.h>
 #include <trireme/store/requests.h>
@@ -30,7 +31,6 @@ class Server::Loop {
   std::atomic<int64_t> connections{0};
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Connection {
     Descriptor socket;
     std::string peer;

@@ -1,5 +1,7 @@
 #include <trireme/store/transfer.h>
 
+#include <trireme/base/clock.h>
+
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -9,7 +11,6 @@
 namespace trireme::store {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 } // namespace

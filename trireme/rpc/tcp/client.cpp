@@ -353,7 +353,7 @@ std::unique_ptr<Client> connect(const store::Endpoint& endpoint, const Access& a
       if (Clock::now() >= deadline) {
         throw;
       }
-      std::this_thread::sleep_for(kBeforeAnotherTry);
+      sleep_for(kBeforeAnotherTry);
     }
   }
 }

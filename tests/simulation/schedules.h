@@ -1,0 +1,19 @@
+#pragma once
+
+#include <tests/simulation/simulator.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace trireme::simulation {
+
+/// Runs `schedule` with the seeds from 1 to `count`, each with a Simulator of its own, and reports as a failed test the
+/// seeds that violate something: what, and the story. A schedule calls run() itself, and violate() for what it sees
+/// afterwards. Returns the seeds that failed, at most ten: then it stops.
+///   TRIREME_SIMULATIONS=N   so many seeds instead (100000 takes minutes)
+///   TRIREME_SEED=N          this one alone, with its story
+std::vector<uint64_t> run_schedules(int64_t count, const std::function<void(Simulator&)>& schedule);
+
+} // namespace trireme::simulation

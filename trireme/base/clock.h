@@ -1,0 +1,33 @@
+#pragma once
+
+#include <chrono>
+
+namespace trireme {
+
+/// The time that the protocols of store, rpc, launch and parallel/server go by: the machine's monotonic clock, or a
+/// simulation's in a thread that has one. Cost: std::chrono::steady_clock's, and a look at a variable of the thread.
+struct Clock {
+  using duration = std::chrono::steady_clock::duration;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::steady_clock::time_point;
+  static constexpr bool is_steady = true;
+
+  static time_point now();
+};
+
+/// Blocks this thread, or in a simulation the simulated process.
+void sleep_for(Clock::duration time);
+
+/// Takes the place of the machine's clock in one thread, for tests that simulate time.
+class SimulatedTime {
+ public:
+  virtual ~SimulatedTime() = default;
+  virtual Clock::time_point now() const = 0;
+  virtual void sleep_until(Clock::time_point time) = 0;
+
+  /// Installs `time` in this thread; nullptr brings the machine's clock back. Returns what was there before.
+  static SimulatedTime* install(SimulatedTime* time);
+};
+
+} // namespace trireme
