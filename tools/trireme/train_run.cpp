@@ -116,6 +116,7 @@ class TrainRun {
   }
   bool is_done_by_others() const;
   void share_duties();
+  void take_over_at_the_end();
   /// All of them, those of other workers and replicas too: a step's samples are divided among all.
   int64_t ranks_of_run() const {
     return worker_ ? worker_->workers * run_.parallel.ranks_of_replica() : world_.size();
@@ -418,6 +419,16 @@ void TrainRun::share_duties() {
   log_.emplace(command_.out, run_, *engine_, datasets_, engine_->global_steps() - 1);
 }
 
+// The first replica was lost after the last meeting, before it had saved what all have.
+void TrainRun::take_over_at_the_end() {
+  share_duties();
+  monitor::StepMetrics m = metrics();
+  evaluate(m);
+  if (log_) {
+    log_->step(m);
+  }
+}
+
 int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
@@ -454,6 +465,9 @@ int TrainRun::train() {
       join_traces(world_, command_.out);
     }
   }
+  if (comes_and_goes() && is_silent() && !engine_->finish_replicas()) {
+    take_over_at_the_end();
+  }
   save(); // before what could go wrong
   if (monitor::tracer().on()) {
     join_traces(world_, command_.out);
@@ -464,6 +478,9 @@ int TrainRun::train() {
   if (failed_save_) {
     throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_),
                 next_run());
+  }
+  if (is_first()) {
+    engine_->finish_replicas(); // everything is saved: nobody has to train any more
   }
   return 0;
 }
@@ -488,7 +505,12 @@ int train(const TrainCommand& command) {
 }
 
 int train(const TrainCommand& command, comm::World& world, std::optional<at::Device> device) {
-  return TrainRun(command, world, device).train();
+  try {
+    return TrainRun(command, world, device).train();
+  } catch (const store::FinishedError& finished) { // by the other replicas, while this one waited for them
+    log::info(finished.what());
+    return finished.exit_code();
+  }
 }
 
 } // namespace trireme::tools

@@ -335,6 +335,9 @@ bool Engine::join_replicas() {
   impl_->check_released();
   return impl_->parts.elastic != nullptr && impl_->parts.elastic->join();
 }
+bool Engine::finish_replicas() {
+  return impl_->parts.elastic == nullptr || impl_->parts.elastic->finish();
+}
 bool Engine::is_first_replica() const {
   const Parts& parts = impl_->parts;
   return parts.server != nullptr ? parts.server->first() : parts.elastic == nullptr || parts.elastic->first();
