@@ -45,12 +45,13 @@ void ElasticJob::run() {
   }
   disturb();
   simulator_.after_each_event([this] { check(); });
-  const bool ended = simulator_.run(seconds(3600));
+  const bool ended = simulator_.run(seconds(900));
   if (!ended) {
     simulator_.violate("the job does not end");
   } else if (!folder_.finished) {
     simulator_.violate("all processes have ended, and the training is not finished");
   }
+  over_ = true;
   simulator_.after_each_event(nullptr);
   for (int process = 0; process < simulator_.processes(); ++process) {
     simulator_.kill(process);
@@ -75,6 +76,9 @@ void ElasticJob::launch(int place, bool again, Clock::duration later) {
   processes_[number] = {};
   simulator_.when_it_ends(number, [this, number, place] {
     processes_[number].doing = Doing::nothing;
+    if (over_) {
+      return;
+    }
     for (int other = 0; other < simulator_.processes(); ++other) {
       simulator_.wake(other); // their connections to it end
     }
@@ -136,6 +140,7 @@ store::Round ElasticJob::next_round(store::Meeting& meeting) {
   Process& process = mine();
   process.doing = Doing::waits;
   store::Round round = meeting.next_round();
+  process.knows = process.knows && !process.late; // what a late one has is old
   process.id = round.members.at(static_cast<size_t>(round.rank));
   process.round = round.number;
   // It may be one that is over already.

@@ -116,6 +116,7 @@ class ElasticJob {
   bool is_gone(int64_t id) const;
   std::vector<int> living() const;
 
+  bool over_ = false;
   int kills_left_ = 0;
   int started_ = 0;
   store::Decision last_;

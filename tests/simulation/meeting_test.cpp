@@ -49,8 +49,7 @@ class HorovodJob final : public ElasticJob {
   /// True: all is done. False: the members change.
   bool train_round(store::Meeting& meeting, const store::Round& round) {
     World world(*this, round);
-    const bool knew = mine().knows && !mine().late;
-    const int64_t furthest = largest(world.gather(knew ? mine().done : 0));
+    const int64_t furthest = largest(world.gather(mine().knows ? mine().done : 0));
     mine().done = world.gather(mine().done).front();
     meeting.settle();
     if (mine().done + 1 < furthest) { // a commit of some ranks alone is done again
@@ -181,12 +180,11 @@ class AveragingJob final : public ElasticJob {
       } catch (const Lost&) {
       }
       if (meeting.conclude(well)) {
-        if (mine().knows && !mine().late && done < mine().done) {
+        if (mine().knows && done < mine().done) {
           simulator_.violate(concat("round ", round.number, " goes on from ", done, ", and a member has ", mine().done));
         }
         replica = next;
         mine().done = done;
-        mine().late = false;
         return;
       }
     }

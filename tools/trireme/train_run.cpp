@@ -29,6 +29,7 @@
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/monitor/chrome_trace.h>
+#include <trireme/store/meeting.h>
 #include <trireme/zero/init.h>
 
 #include <nlohmann/json.hpp>

@@ -336,7 +336,7 @@ bool Engine::join_replicas() {
   return impl_->parts.elastic != nullptr && impl_->parts.elastic->join();
 }
 bool Engine::finish_replicas() {
-  return impl_->parts.elastic == nullptr || impl_->parts.elastic->finish();
+  return impl_->parts.elastic == nullptr || impl_->parts.elastic->finish_training();
 }
 bool Engine::is_first_replica() const {
   const Parts& parts = impl_->parts;

@@ -168,7 +168,7 @@ bool ElasticAveragingSync::left_behind() const {
   return left_behind_;
 }
 
-bool ElasticAveragingSync::finish() {
+bool ElasticAveragingSync::finish_training() {
   try {
     if (first()) {
       meeting_->finish();

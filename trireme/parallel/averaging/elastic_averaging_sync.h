@@ -74,7 +74,7 @@ class ElasticAveragingSync final : public AveragingSync {
   }
   /// The last step is done. The first replica says so when it has saved the result: who waits then ends, and so does a replica that is started again. The others wait for that: true. False: the first one is lost, and this one, which has
   /// the same model, is the first now: it reports and saves, and says so.
-  bool finish();
+  bool finish_training();
 
   int64_t steps_until_equal() const override {
     return equal_ ? 0 : options_.every - steps_ % options_.every;
