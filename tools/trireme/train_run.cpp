@@ -29,7 +29,6 @@
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/monitor/chrome_trace.h>
-#include <trireme/store/meeting.h>
 #include <trireme/zero/init.h>
 
 #include <nlohmann/json.hpp>
@@ -117,7 +116,6 @@ class TrainRun {
   }
   bool is_done_by_others() const;
   void share_duties();
-  void take_over_at_the_end();
   /// All of them, those of other workers and replicas too: a step's samples are divided among all.
   int64_t ranks_of_run() const {
     return worker_ ? worker_->workers * run_.parallel.ranks_of_replica() : world_.size();
@@ -420,16 +418,6 @@ void TrainRun::share_duties() {
   log_.emplace(command_.out, run_, *engine_, datasets_, engine_->global_steps() - 1);
 }
 
-// The first replica was lost after the last meeting, before it had saved what all have.
-void TrainRun::take_over_at_the_end() {
-  share_duties();
-  monitor::StepMetrics m = metrics();
-  evaluate(m);
-  if (log_) {
-    log_->step(m);
-  }
-}
-
 int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
@@ -466,8 +454,11 @@ int TrainRun::train() {
       join_traces(world_, command_.out);
     }
   }
-  if (comes_and_goes() && is_silent() && !engine_->finish_replicas()) {
-    take_over_at_the_end();
+  if (is_silent() && !engine_->finish_replicas()) { // the first replica is lost since the last meeting: this one has what it had to save
+    share_duties();
+    monitor::StepMetrics m = metrics();
+    evaluate(m);
+    log_->step(m);
   }
   save(); // before what could go wrong
   if (monitor::tracer().on()) {
@@ -477,12 +468,9 @@ int TrainRun::train() {
     log_->finish(write_sample());
   }
   if (failed_save_) {
-    throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_),
-                next_run());
+    throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_), next_run());
   }
-  if (is_first()) {
-    engine_->finish_replicas(); // everything is saved: nobody has to train any more
-  }
+  engine_->finish_replicas(); // all is saved: who waits to take part ends
   return 0;
 }
 
@@ -506,12 +494,7 @@ int train(const TrainCommand& command) {
 }
 
 int train(const TrainCommand& command, comm::World& world, std::optional<at::Device> device) {
-  try {
-    return TrainRun(command, world, device).train();
-  } catch (const store::FinishedError& finished) { // by the other replicas, while this one waited for them
-    log::info(finished.what());
-    return finished.exit_code();
-  }
+  return TrainRun(command, world, device).train();
 }
 
 } // namespace trireme::tools
