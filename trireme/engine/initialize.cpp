@@ -15,6 +15,7 @@
 #include <trireme/engine/make_sync.h>
 #include <trireme/engine/offload_room.h>
 #include <trireme/engine/optimizer_groups.h>
+#include <trireme/engine/random_state.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/engine/training_state.h>
@@ -176,6 +177,7 @@ void set_groups(Parts& parts, const mesh::Mesh& mesh) {
   parts.model_ranks = mesh.group({Axis::pipe, Axis::tensor});
   parts.stage = mesh.group({Axis::data, Axis::context, Axis::tensor});
   parts.everyone = mesh.group();
+  parts.axes = axes_in_use(mesh.shape());
 }
 
 // The device with its number, as this thread's current one.
@@ -336,6 +338,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.batch = config.batch_for(static_cast<int64_t>(parts.data.size()) * parts.workers);
   parts.clipping = config.gradient_clipping;
   parts.precision = config.precision;
+  parts.seed = config.seed;
   if (parts.precision.scales_loss()) {
     impl->state.scale = StepScale(parts.precision.loss_scale);
   }

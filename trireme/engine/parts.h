@@ -64,6 +64,8 @@ struct Parts {
   std::unique_ptr<pipeline::Ties> ties;
   std::unique_ptr<pipeline::Executor> executor;
   config::BatchTriple batch;
+  nlohmann::json axes; // axes_in_use() of the mesh
+  int64_t seed = 0; // the run's
   double clipping = 0;
   precision::PrecisionOptions precision;
   bool may_step_in_backward = false;
