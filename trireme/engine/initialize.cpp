@@ -274,7 +274,7 @@ int64_t count_parameters(const Parts& parts) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       const bucket::TensorInfo& tensor = buffer->layout().tensors()[i];
       const bool elsewhere = !tensor.placement.counts_in_norm && parts.tensor.rank() > 0;
-      const bool is_box_of_all = buffer->reduce_group() == 0 && parts.split.empty() && tensor.placement.tile.empty(); // by InitializeOptions::placement
+      const bool is_box_of_all = buffer->reduce_group() == 0 && parts.tensor.size() == 1 && parts.split.empty() && tensor.placement.tile.empty(); // by InitializeOptions::placement
       const auto numel = static_cast<double>(is_box_of_all ? c10::multiply_integers(tensor.global_shape()) : tensor.numel());
       trained[buffer->parameter(i).unsafeGetTensorImpl()] = elsewhere ? 0.0 : numel / parts.sync->groups().of(*buffer).size();
     }
