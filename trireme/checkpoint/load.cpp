@@ -122,18 +122,21 @@ class Opener {
     }
     json folders = json::array();
     const std::string latest = read_latest(path_);
-    for (const FoundCheckpoint& one : list_checkpoints(path_)) {
-      const bool is_latest = one.folder.filename() == latest;
-      folders.insert(is_latest ? folders.begin() : folders.end(), one.folder.string());
+    bool is_there = false;
+    for (const FoundCheckpoint& one : list_to_open(path_, latest)) {
+      is_there = is_there || one.folder.filename() == latest;
+      folders.push_back(one.folder.string());
     }
     if (folders.empty()) {
       throw InputError("checkpoint", concat("there is no checkpoint in ", path_.string()),
                        "Give the folder that holds global_step<N> folders.");
     }
     std::string stale;
-    if (latest.empty() || fs::path(folders[0].get<std::string>()).filename() != latest) {
-      stale = concat((path_ / kLatestName).string(),
-                     latest.empty() ? " is missing or empty; " : concat(" names ", latest, ", which is not there; "));
+    const std::string newest = fs::path(folders[0].get<std::string>()).filename().string();
+    if (newest != latest) {
+      stale = concat((path_ / kLatestName).string(), latest.empty() ? " is missing or empty; "
+                                                     : is_there     ? concat(" names ", latest, ", and ", newest, " was saved after it; ")
+                                                                    : concat(" names ", latest, ", which is not there; "));
     }
     return {{"folders", folders}, {"stale", stale}};
   }
@@ -288,17 +291,8 @@ std::optional<fs::path> find_newest(const fs::path& path) {
   if (is_there(root / kManifestName)) {
     return root;
   }
-  const std::vector<FoundCheckpoint> all = list_checkpoints(root);
-  if (all.empty()) {
-    return std::nullopt;
-  }
-  const std::string latest = read_latest(root);
-  for (const FoundCheckpoint& one : all) {
-    if (one.folder.filename() == latest) {
-      return one.folder;
-    }
-  }
-  return all.front().folder;
+  const std::vector<FoundCheckpoint> all = list_to_open(root, read_latest(root));
+  return all.empty() ? std::nullopt : std::optional(all.front().folder);
 }
 
 std::optional<fs::path> find_newest(const fs::path& path, const comm::Group& group) {
