@@ -98,7 +98,7 @@ class Checkpoint {
   at::Tensor read_range(std::string_view name, int64_t begin, int64_t end) const;
   /// Fills `out` (contiguous, any device) with elements [begin, begin + out.numel()), converting the dtype if it differs.
   void read_into(std::string_view name, int64_t begin, at::Tensor out) const;
-  /// The same for a region of the tensor: elements of a box.
+  /// The same for a region of the tensor: elements of a box. Cost: of the elements, in however many rows they lie.
   void read_into(std::string_view name, const Region& region, at::Tensor out) const;
 
   const nlohmann::json& state() const;
