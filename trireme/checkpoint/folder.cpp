@@ -94,6 +94,18 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
   return found;
 }
 
+// A save that was killed before it wrote `latest` has left a newer one.
+std::vector<FoundCheckpoint> list_to_open(const fs::path& root, const std::string& latest) {
+  std::vector<FoundCheckpoint> all = list_checkpoints(root);
+  const auto named = std::find_if(all.begin(), all.end(), [&](const FoundCheckpoint& one) { return one.folder.filename() == latest; });
+  if (named != all.end()) {
+    const auto newer = [&](const FoundCheckpoint& one) { return named->about && one.about && one.about->serial > named->about->serial; };
+    const auto place = std::find_if_not(all.begin(), named, newer);
+    std::rotate(place, named, named + 1);
+  }
+  return all;
+}
+
 std::string read_latest(const fs::path& root) {
   std::error_code error;
   if (!fs::is_regular_file(root / kLatestName, error) || fs::file_size(root / kLatestName, error) > 2 * kMaxTagBytes) {
