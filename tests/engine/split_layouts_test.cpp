@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 #include <unistd.h>
 
@@ -198,6 +199,36 @@ TEST(SplitLayoutsTest, RandomStatesContinueOnTheSameMeshAndBeginAnewOnAnother) {
                         }),
               IsEmpty());
   fs::remove_all(folder);
+}
+
+// A rule by dim or numel shall choose the same on any layout.
+TEST(SplitLayoutsTest, ParameterGroupsSeeNamesAndSizesOfTheWholeModel) {
+  using Sizes = std::map<std::string, std::vector<int64_t>>;
+  for (const Layout& layout : {Layout{.tensor = 4}, Layout{.data = 2, .tensor = 2, .zero_stage = 3},
+                               Layout{.pipe = 2, .tensor = 2, .accumulation = 2}}) {
+    EXPECT_THAT(run_ranks(4,
+                          [&](comm::World& world) {
+                            Sizes whole;
+                            for (const auto& item : models::Gpt(split_gpt())->named_parameters()) {
+                              whole[item.key()] = item.value().sizes().vec();
+                            }
+                            Sizes seen;
+                            const auto chooses = [&](const std::string& name, const std::vector<int64_t>& sizes) {
+                              seen[name] = sizes;
+                              return false;
+                            };
+                            SplitRun run(world, layout, {.options = [&](InitializeOptions& options) {
+                                           options.parameter_groups = {{.chooses = chooses}};
+                                         }});
+                            EXPECT_GT(seen.size(), 10u);
+                            for (const auto& [name, sizes] : seen) {
+                              ASSERT_EQ(whole.count(name), 1u) << name;
+                              EXPECT_EQ(sizes, whole[name]) << name;
+                            }
+                          }),
+                IsEmpty())
+        << layout.describe();
+  }
 }
 
 // Rounding differs where sums are split, so the losses are only near those in fp32.

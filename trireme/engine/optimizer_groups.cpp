@@ -140,7 +140,7 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
       optim::ParameterOptions& found = options[tensor.name];
       found.weight_decay = optimizer.weight_decay_of(tensor.sizes.size());
       const auto group = std::find_if(groups.begin(), groups.end(), [&](const ParameterGroup& g) {
-        return holds(g, buffer->parameter(i), name, tensor.sizes);
+        return holds(g, buffer->parameter(i), name, tensor.global_shape());
       });
       if (group != groups.end()) {
         used[group - groups.begin()] = true;
