@@ -38,7 +38,7 @@ std::shared_ptr<Engine> make_engine(comm::World& world, const std::shared_ptr<Pi
   InitializeOptions options;
   options.pipeline = model;
   const std::string text = concat(
-      R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "gradient_clipping": 0, "optimizer": )",
+      R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "gradient_clipping":0, "optimizer": )",
       optimizer, "}");
   options.config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
   return initialize(world, options).engine;

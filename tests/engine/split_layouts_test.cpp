@@ -151,7 +151,8 @@ at::Tensor draws(comm::World& world) {
 void expect_one_stream_for_each_replica(const at::Tensor& drawn, const Layout& layout, const std::string& what) {
   std::set<double> different;
   for (int rank = 0; rank < drawn.numel(); ++rank) {
-    EXPECT_EQ(drawn[rank].item<double>(), drawn[rank - rank % layout.tensor].item<double>()) << "rank " << rank << ", " << what;
+    EXPECT_EQ(drawn[rank].item<double>(), drawn[rank - rank % layout.tensor].item<double>())
+        << "rank " << rank << ", " << what;
     different.insert(drawn[rank].item<double>());
   }
   EXPECT_EQ(std::ssize(different), layout.ranks() / layout.tensor) << what;
@@ -160,7 +161,11 @@ void expect_one_stream_for_each_replica(const at::Tensor& drawn, const Layout& l
 // States that tensor ranks shared would give replicas the same dropout for the rest of the run.
 TEST(SplitLayoutsTest, RandomStatesContinueOnTheSameMeshAndBeginAnewOnAnother) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_random_", ::getpid());
-  const std::vector<Layout> layouts = {{.tensor = 4}, {.data = 2, .tensor = 2}, {.data = 4}, {.pipe = 2, .data = 2, .accumulation = 2}, {.data = 2, .context = 2}};
+  const std::vector<Layout> layouts = {{.tensor = 4},
+                                       {.data = 2, .tensor = 2},
+                                       {.data = 4},
+                                       {.pipe = 2, .data = 2, .accumulation = 2},
+                                       {.data = 2, .context = 2}};
   EXPECT_THAT(run_ranks(4,
                         [&](comm::World& world) {
                           std::vector<at::Tensor> next;
@@ -174,7 +179,8 @@ TEST(SplitLayoutsTest, RandomStatesContinueOnTheSameMeshAndBeginAnewOnAnother) {
                           for (size_t j = 0; j < layouts.size(); ++j) {
                             SplitRun run(world, layouts[j]);
                             for (size_t i = 0; i < layouts.size(); ++i) {
-                              const std::string what = concat("saved by ", layouts[i].describe(), ", loaded by ", layouts[j].describe());
+                              const std::string what =
+                                  concat("saved by ", layouts[i].describe(), ", loaded by ", layouts[j].describe());
                               torch::manual_seed(99);
                               ASSERT_TRUE(run.engine().load_checkpoint(folder / std::to_string(i)));
                               const at::Tensor drawn = draws(world);
