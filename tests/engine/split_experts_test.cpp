@@ -1,4 +1,5 @@
-// Experts spread over data ranks, each split among tensor ranks: what the program says of placements and what the layers say count together.
+// Experts spread over data ranks, each split among tensor ranks: what the program says of placements and what the
+// layers say count together.
 #include "small_run.h"
 
 #include <trireme/checkpoint/checkpoint.h>
@@ -40,12 +41,17 @@ at::Tensor first_values(std::vector<int64_t> shape, double scale) {
 struct MlpImpl : torch::nn::Module, tensor::SplitModule {
   MlpImpl(int64_t begin, int64_t end, tensor::Ranks ranks)
       : ranks(std::move(ranks)), part(tensor::part_of(kHidden, this->ranks)) {
-    up = register_parameter("up", first_values({kExperts, kWidth, kHidden}, 1.1).slice(0, begin, end).slice(2, part.begin, part.end).clone());
-    down = register_parameter("down", first_values({kExperts, kHidden, kWidth}, 0.7).slice(0, begin, end).slice(1, part.begin, part.end).clone());
+    up = register_parameter(
+        "up",
+        first_values({kExperts, kWidth, kHidden}, 1.1).slice(0, begin, end).slice(2, part.begin, part.end).clone());
+    down = register_parameter(
+        "down",
+        first_values({kExperts, kHidden, kWidth}, 0.7).slice(0, begin, end).slice(1, part.begin, part.end).clone());
     scale = register_parameter("scale", first_values({kExperts, kWidth}, 0.3).slice(0, begin, end).clone());
   }
   std::map<std::string, bucket::Placement> placements() const override {
-    return {{"up", {.global_shape = {1, kWidth, kHidden}, .box_offset = {0, 0, part.begin}}}, {"down", {.global_shape = {1, kHidden, kWidth}, .box_offset = {0, part.begin, 0}}}};
+    return {{"up", {.global_shape = {1, kWidth, kHidden}, .box_offset = {0, 0, part.begin}}},
+            {"down", {.global_shape = {1, kHidden, kWidth}, .box_offset = {0, part.begin, 0}}}};
   }
   at::Tensor forward(const at::Tensor& x, int64_t i) {
     const at::Tensor hidden = torch::tanh(torch::matmul(tensor::enter(x, ranks), up[i]));
@@ -102,14 +108,16 @@ struct ExpertRun {
   Model model;
   Initialized made;
 
-  ExpertRun(comm::World& world, int tensor, int zero_stage, const std::function<void(InitializeOptions&)>& change = nullptr)
+  ExpertRun(comm::World& world, int tensor, int zero_stage,
+            const std::function<void(InitializeOptions&)>& change = nullptr)
       : mesh(mesh::training_mesh(world.group(), {.tensor = tensor})),
         replica(mesh.coordinate(mesh::Axis::data)),
         expert(replica % kExperts),
         model(expert, expert + 1, tensor::Ranks{mesh.group(mesh::Axis::tensor)}) {
     InitializeOptions options;
-    const std::string text = concat(R"({"train_micro_batch_size_per_gpu": )", kRows, R"(, "gradient_clipping": )", kClipping,
-                                    R"(, "optimizer": {"type": "SGD", "params": {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.1}}})");
+    const std::string text =
+        concat(R"({"train_micro_batch_size_per_gpu": )", kRows, R"(, "gradient_clipping": )", kClipping,
+               R"(, "optimizer": {"type": "SGD", "params": {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.1}}})");
     options.config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
     options.config.data_parallel.bucket_bytes = 128;
     options.config.zero.stage = zero_stage;
@@ -154,7 +162,8 @@ struct ExpertRun {
   void expect_curve(const Curve& expected, int from, int to) {
     for (int step = from; step < to; ++step) {
       EXPECT_NEAR(this->step(), expected.losses[step], 1e-5 * expected.losses[step]) << "step " << step;
-      EXPECT_NEAR(made.engine->get_global_grad_norm().value(), expected.norms[step], 1e-5 * expected.norms[step]) << "step " << step;
+      EXPECT_NEAR(made.engine->get_global_grad_norm().value(), expected.norms[step], 1e-5 * expected.norms[step])
+          << "step " << step;
     }
   }
 };
@@ -169,7 +178,8 @@ TEST(SplitExpertsTest, TrainAsInOneProcess) {
       EXPECT_THAT(run_ranks(replicas * tensor,
                             [&, tensor = tensor](comm::World& world) {
                               ExpertRun run(world, tensor, stage);
-                              EXPECT_EQ(run.made.engine->num_parameters(), kWidth * kWidth + kWidth + kExperts * (2 * kWidth * kHidden + kWidth));
+                              EXPECT_EQ(run.made.engine->num_parameters(),
+                                        kWidth * kWidth + kWidth + kExperts * (2 * kWidth * kHidden + kWidth));
                               run.expect_curve(expected, 0, kSteps);
                             }),
                   IsEmpty())
@@ -214,15 +224,21 @@ TEST(SplitExpertsTest, AParameterThatTheProgramSplitsAmongTensorRanks) {
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
                           const auto model = std::make_shared<torch::nn::Module>();
-                          const at::Tensor rows = model->register_parameter("rows", torch::full({3, 2}, 1.0 + world.rank()));
+                          const at::Tensor rows =
+                              model->register_parameter("rows", torch::full({3, 2}, 1.0 + world.rank()));
                           const at::Tensor whole = model->register_parameter("whole", torch::ones({2}));
                           InitializeOptions options;
-                          options.config = config::read_deepspeed(JsonNode::parse(R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1000})", "test.json"));
+                          options.config = config::read_deepspeed(JsonNode::parse(
+                              R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1000})", "test.json"));
                           options.mesh = mesh::training_mesh(world.group(), {.tensor = 2});
                           options.model = model;
-                          options.loss = [&](const data::Batch& batch) { return (rows.square().sum() + whole.square().sum()) * batch.input().sum(); };
+                          options.loss = [&](const data::Batch& batch) {
+                            return (rows.square().sum() + whole.square().sum()) * batch.input().sum();
+                          };
                           options.placement = [&](const std::string& name, const at::Tensor&) {
-                            return name == "rows" ? bucket::Placement{.global_shape = {6, 2}, .box_offset = {3 * world.rank(), 0}} : bucket::Placement();
+                            return name == "rows"
+                                       ? bucket::Placement{.global_shape = {6, 2}, .box_offset = {3 * world.rank(), 0}}
+                                       : bucket::Placement();
                           };
                           const auto engine = initialize(world, options).engine;
                           EXPECT_EQ(engine->num_parameters(), 14);
@@ -230,7 +246,8 @@ TEST(SplitExpertsTest, AParameterThatTheProgramSplitsAmongTensorRanks) {
                           // 2 x: of 6 elements of 1 and 6 of 2, and of 2 of 1.
                           EXPECT_NEAR(engine->get_global_grad_norm().value(), std::sqrt(6 * 4 + 6 * 16 + 2 * 4), 1e-5);
                           engine->save_checkpoint(folder);
-                          EXPECT_EQ(checkpoint::Checkpoint::open(folder).entry("rows").shape, (std::vector<int64_t>{6, 2}));
+                          EXPECT_EQ(checkpoint::Checkpoint::open(folder).entry("rows").shape,
+                                    (std::vector<int64_t>{6, 2}));
                         }),
               IsEmpty());
   fs::remove_all(folder);
@@ -245,14 +262,25 @@ TEST(SplitExpertsTest, WhatContradictsIsRefusedByName) {
                           EXPECT_THAT(refusal([](auto& options) {
                                         options.placement = [](const std::string& name, const at::Tensor& parameter) {
                                           const int64_t here = parameter.size(parameter.dim() - 1);
-                                          return name == "expert.up" ? bucket::Placement{.global_shape = {1, kWidth, 2 * here}, .box_offset = {0, 0, here}} : bucket::Placement();
+                                          return name == "expert.up"
+                                                     ? bucket::Placement{.global_shape = {1, kWidth, 2 * here},
+                                                                         .box_offset = {0, 0, here}}
+                                                     : bucket::Placement();
                                         };
                                       }),
-                                      testing::AllOf(HasSubstr("\"expert.up\" says that of dim 2 this rank has 3 from 3 on, of 6, and its layer says from 0 on, of 5"), HasSubstr("boxes along other dims only")));
-                          EXPECT_THAT(refusal([](auto& options) { options.sequence_parallel = true; }),
-                                      testing::AllOf(HasSubstr("\"expert.scale\" has reduce_group 1, and the 2 tensor ranks have it whole"), HasSubstr("switch sequence_parallel off")));
+                                      testing::AllOf(HasSubstr("\"expert.up\" says that of dim 2 this rank has 3 from "
+                                                               "3 on, of 6, and its layer says from 0 on, of 5"),
+                                                     HasSubstr("boxes along other dims only")));
+                          EXPECT_THAT(
+                              refusal([](auto& options) { options.sequence_parallel = true; }),
+                              testing::AllOf(
+                                  HasSubstr(
+                                      "\"expert.scale\" has reduce_group 1, and the 2 tensor ranks have it whole"),
+                                  HasSubstr("switch sequence_parallel off")));
                           EXPECT_THAT(refusal([](auto& options) { // the number of a group that the engine made
-                                        options.placement = [](const std::string& name, const at::Tensor&) { return bucket::Placement{.reduce_group = name == "expert.up" ? 2 : 0}; };
+                                        options.placement = [](const std::string& name, const at::Tensor&) {
+                                          return bucket::Placement{.reduce_group = name == "expert.up" ? 2 : 0};
+                                        };
                                       }),
                                       HasSubstr("\"expert.up\" says reduce_group 2, and there are 2 groups"));
                         }),

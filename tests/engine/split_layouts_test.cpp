@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 #include <unistd.h>
 
@@ -150,7 +151,8 @@ at::Tensor draws(comm::World& world) {
 void expect_one_stream_for_each_replica(const at::Tensor& drawn, const Layout& layout, const std::string& what) {
   std::set<double> different;
   for (int rank = 0; rank < drawn.numel(); ++rank) {
-    EXPECT_EQ(drawn[rank].item<double>(), drawn[rank - rank % layout.tensor].item<double>()) << "rank " << rank << ", " << what;
+    EXPECT_EQ(drawn[rank].item<double>(), drawn[rank - rank % layout.tensor].item<double>())
+        << "rank " << rank << ", " << what;
     different.insert(drawn[rank].item<double>());
   }
   EXPECT_EQ(std::ssize(different), layout.ranks() / layout.tensor) << what;
@@ -159,7 +161,11 @@ void expect_one_stream_for_each_replica(const at::Tensor& drawn, const Layout& l
 // States that tensor ranks shared would give replicas the same dropout for the rest of the run.
 TEST(SplitLayoutsTest, RandomStatesContinueOnTheSameMeshAndBeginAnewOnAnother) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_random_", ::getpid());
-  const std::vector<Layout> layouts = {{.tensor = 4}, {.data = 2, .tensor = 2}, {.data = 4}, {.pipe = 2, .data = 2, .accumulation = 2}, {.data = 2, .context = 2}};
+  const std::vector<Layout> layouts = {{.tensor = 4},
+                                       {.data = 2, .tensor = 2},
+                                       {.data = 4},
+                                       {.pipe = 2, .data = 2, .accumulation = 2},
+                                       {.data = 2, .context = 2}};
   EXPECT_THAT(run_ranks(4,
                         [&](comm::World& world) {
                           std::vector<at::Tensor> next;
@@ -173,7 +179,8 @@ TEST(SplitLayoutsTest, RandomStatesContinueOnTheSameMeshAndBeginAnewOnAnother) {
                           for (size_t j = 0; j < layouts.size(); ++j) {
                             SplitRun run(world, layouts[j]);
                             for (size_t i = 0; i < layouts.size(); ++i) {
-                              const std::string what = concat("saved by ", layouts[i].describe(), ", loaded by ", layouts[j].describe());
+                              const std::string what =
+                                  concat("saved by ", layouts[i].describe(), ", loaded by ", layouts[j].describe());
                               torch::manual_seed(99);
                               ASSERT_TRUE(run.engine().load_checkpoint(folder / std::to_string(i)));
                               const at::Tensor drawn = draws(world);
@@ -198,6 +205,36 @@ TEST(SplitLayoutsTest, RandomStatesContinueOnTheSameMeshAndBeginAnewOnAnother) {
                         }),
               IsEmpty());
   fs::remove_all(folder);
+}
+
+// A rule by dim or numel shall choose the same on any layout.
+TEST(SplitLayoutsTest, ParameterGroupsSeeNamesAndSizesOfTheWholeModel) {
+  using Sizes = std::map<std::string, std::vector<int64_t>>;
+  for (const Layout& layout : {Layout{.tensor = 4}, Layout{.data = 2, .tensor = 2, .zero_stage = 3},
+                               Layout{.pipe = 2, .tensor = 2, .accumulation = 2}}) {
+    EXPECT_THAT(run_ranks(4,
+                          [&](comm::World& world) {
+                            Sizes whole;
+                            for (const auto& item : models::Gpt(split_gpt())->named_parameters()) {
+                              whole[item.key()] = item.value().sizes().vec();
+                            }
+                            Sizes seen;
+                            const auto chooses = [&](const std::string& name, const std::vector<int64_t>& sizes) {
+                              seen[name] = sizes;
+                              return false;
+                            };
+                            SplitRun run(world, layout, {.options = [&](InitializeOptions& options) {
+                                           options.parameter_groups = {{.chooses = chooses}};
+                                         }});
+                            EXPECT_GT(seen.size(), 10u);
+                            for (const auto& [name, sizes] : seen) {
+                              ASSERT_EQ(whole.count(name), 1u) << name;
+                              EXPECT_EQ(sizes, whole[name]) << name;
+                            }
+                          }),
+                IsEmpty())
+        << layout.describe();
+  }
 }
 
 // Rounding differs where sums are split, so the losses are only near those in fp32.

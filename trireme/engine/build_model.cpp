@@ -167,7 +167,8 @@ void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units,
 // Makes `values` of the buffer those of the first rank: of its reduce group, and of the tensor ranks where each has them whole.
 void agree_on(const Parts& parts, const bucket::FlatParameters& buffer, const at::Tensor& values) {
   parts.sync->groups().of(buffer).broadcast(values, 0, "parameters").wait();
-  if (parts.tensor.size() > 1 && !parts.whole.is_sum && parts.whole.has(buffer.reduce_group())) { // else the reduce group has done it
+  if (parts.tensor.size() > 1 && !parts.whole.is_sum &&
+      parts.whole.has(buffer.reduce_group())) { // else the reduce group has done it
     parts.tensor.broadcast(values, 0, "parameters").wait();
   }
 }

@@ -39,7 +39,8 @@ namespace trireme::engine {
 /// What the ranks of the tensor axis have whole, each of them: which ReduceGroups number adds up its gradients.
 struct WholeParameters {
   int group = 0;
-  /// The same instead of the program's group 1, 2, ..., whose other parameters are split among the tensor ranks. Empty if is_sum.
+  /// The same instead of the program's group 1, 2, ..., whose other parameters are split among the tensor ranks. Empty
+  /// if is_sum.
   std::vector<int> of_program = {};
   /// The gradients of the tensor ranks are summands (sequence parallelism), not the same.
   bool is_sum = false;

@@ -38,21 +38,25 @@ void check(const Said& said, int program_groups) {
   if (!parameter.requires_grad() && (says_box(placement) || placement.reduce_group != 0)) {
     refuse(said, "is not that of a whole one, and it is frozen", "Frozen parameters are the same on every rank.");
   }
-  bool fits = placement.global_shape.size() == placement.box_offset.size() && placement.parts >= 1 &&
-              (placement.global_shape.empty() ? placement.parts == 1 : std::ssize(placement.global_shape) == parameter.dim());
+  bool fits =
+      placement.global_shape.size() == placement.box_offset.size() && placement.parts >= 1 &&
+      (placement.global_shape.empty() ? placement.parts == 1 : std::ssize(placement.global_shape) == parameter.dim());
   for (size_t dim = 0; fits && dim < placement.global_shape.size(); ++dim) {
     const int64_t begin = placement.box_offset[dim];
     const int64_t parts = dim == 0 ? placement.parts : 1;
     const int64_t size = parameter.size(static_cast<int64_t>(dim));
-    fits = begin >= 0 && size % parts == 0 && placement.global_shape[dim] % parts == 0 && begin + size / parts <= placement.global_shape[dim] / parts;
+    fits = begin >= 0 && size % parts == 0 && placement.global_shape[dim] % parts == 0 &&
+           begin + size / parts <= placement.global_shape[dim] / parts;
   }
   if (!fits) {
-    refuse(said, concat("has global_shape ", at::IntArrayRef(placement.global_shape), " and box_offset ", at::IntArrayRef(placement.box_offset), ", in which its shape ",
-                        parameter.sizes(), " has no place"),
+    refuse(said,
+           concat("has global_shape ", at::IntArrayRef(placement.global_shape), " and box_offset ",
+                  at::IntArrayRef(placement.box_offset), ", in which its shape ", parameter.sizes(), " has no place"),
            "Both have a number for each dimension, and offset + size is at most the global size; or leave both empty.");
   }
   if (placement.reduce_group < 0 || placement.reduce_group > program_groups) {
-    refuse(said, concat("says reduce_group ", placement.reduce_group, ", and there are ", program_groups + 1, " groups"),
+    refuse(said,
+           concat("says reduce_group ", placement.reduce_group, ", and there are ", program_groups + 1, " groups"),
            "0 is the data group; InitializeOptions::reduce_groups makes those from 1 on.");
   }
 }
@@ -72,12 +76,15 @@ void merge_boxes(const Said& said, Placement& merged) {
     const auto cuts = [&](const Placement& placement) {
       return placement.global_shape[dim] != size || placement.box_offset[dim] != 0 || (dim == 0 && placement.parts > 1);
     };
-    const bool same = own.global_shape[dim] == given.global_shape[dim] && own.box_offset[dim] == given.box_offset[dim] && (dim > 0 || own.parts == given.parts);
+    const bool same = own.global_shape[dim] == given.global_shape[dim] &&
+                      own.box_offset[dim] == given.box_offset[dim] && (dim > 0 || own.parts == given.parts);
     if (cuts(own) && cuts(given) && !same) {
       refuse(said,
-             concat("says that of dim ", dim, " this rank has ", size, " from ", given.box_offset[dim], " on, of ", given.global_shape[dim], ", and its layer says from ", own.box_offset[dim], " on, of ",
+             concat("says that of dim ", dim, " this rank has ", size, " from ", given.box_offset[dim], " on, of ",
+                    given.global_shape[dim], ", and its layer says from ", own.box_offset[dim], " on, of ",
                     own.global_shape[dim]),
-             concat("The layer splits dim ", dim, " among the tensor ranks by itself: say global_shape ", size, " and box_offset 0 there, and boxes along other dims only."));
+             concat("The layer splits dim ", dim, " among the tensor ranks by itself: say global_shape ", size,
+                    " and box_offset 0 there, and boxes along other dims only."));
     }
     if (cuts(given)) {
       merged.global_shape[dim] = given.global_shape[dim];
@@ -89,7 +96,8 @@ void merge_boxes(const Said& said, Placement& merged) {
 
 Placement merged(const Said& said, const Parts& parts, bool is_split_by_layer, bool is_split_by_program) {
   if (!said.own.tile.empty() && says_box(said.given)) {
-    refuse(said, "has a box, and the parameter is a tile of a zero::TiledLinear", "Leave the box out, or use a layer without tiles.");
+    refuse(said, "has a box, and the parameter is a tile of a zero::TiledLinear",
+           "Leave the box out, or use a layer without tiles.");
   }
   if (is_split_by_program) {
     return said.given;
@@ -102,10 +110,14 @@ Placement merged(const Said& said, const Parts& parts, bool is_split_by_layer, b
   if (said.given.reduce_group != 0) {
     const bool is_whole = parts.tensor.size() > 1 && !is_split_by_layer;
     if (is_whole && parts.whole.is_sum) {
-      refuse(said, concat("has reduce_group ", said.given.reduce_group, ", and the ", parts.tensor.size(), " tensor ranks have it whole: with sequence_parallel its gradients are to be added up over them too"),
-             "Split it among the tensor ranks in its layer (tensor::SplitModule), or switch sequence_parallel off.");
+      refuse(
+          said,
+          concat("has reduce_group ", said.given.reduce_group, ", and the ", parts.tensor.size(),
+                 " tensor ranks have it whole: with sequence_parallel its gradients are to be added up over them too"),
+          "Split it among the tensor ranks in its layer (tensor::SplitModule), or switch sequence_parallel off.");
     }
-    placement.reduce_group = is_whole ? parts.whole.of_program[static_cast<size_t>(said.given.reduce_group) - 1] : said.given.reduce_group;
+    placement.reduce_group =
+        is_whole ? parts.whole.of_program[static_cast<size_t>(said.given.reduce_group) - 1] : said.given.reduce_group;
   }
   return placement;
 }
@@ -153,7 +165,8 @@ std::map<const void*, Placement> merged_placements(const Parts& parts, const Ini
       check(said, parts.program_groups);
     }
   });
-  const std::set<std::string> by_program = parts.tensor.size() > 1 ? split_by_program(all, parts.tensor) : std::set<std::string>();
+  const std::set<std::string> by_program =
+      parts.tensor.size() > 1 ? split_by_program(all, parts.tensor) : std::set<std::string>();
   check_together(parts.everyone, [&] {
     for (const Said& said : all) {
       const void* const impl = said.parameter.unsafeGetTensorImpl();

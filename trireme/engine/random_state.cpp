@@ -45,7 +45,8 @@ int drawing_rank(const Parts& parts) {
 
 // Different for different ranks and workers of one step.
 uint64_t new_seed(const Parts& parts, int64_t step) {
-  const uint64_t of_step = mix64(mix64(static_cast<uint64_t>(parts.seed) + kMixStep) + static_cast<uint64_t>(step) + kMixStep);
+  const uint64_t of_step =
+      mix64(mix64(static_cast<uint64_t>(parts.seed) + kMixStep) + static_cast<uint64_t>(step) + kMixStep);
   return of_step + static_cast<uint64_t>(parts.worker + drawing_rank(parts));
 }
 
@@ -85,11 +86,12 @@ void seed_generators(const Parts& parts, int64_t step) {
 void continue_random_states(const Parts& parts, const checkpoint::Checkpoint& saved, int64_t step) {
   const nlohmann::json unsaid = saved.world_size() == 1 ? nlohmann::json::array() : nlohmann::json();
   const nlohmann::json axes = saved.state().value("mesh", unsaid);
-  if (parts.worker > 0 || axes != parts.axes) { // of workers and replicas in worlds of their own only the first one's are saved
+  if (parts.worker > 0 ||
+      axes != parts.axes) { // of workers and replicas in worlds of their own only the first one's are saved
     seed_generators(parts, step);
     if (axes != parts.axes) {
-      log::info("the checkpoint was saved on ", axes.is_null() ? "a mesh that it does not say" : words(axes), ", this run has ", words(parts.axes),
-                "; random numbers begin anew from the seed and the step");
+      log::info("the checkpoint was saved on ", axes.is_null() ? "a mesh that it does not say" : words(axes),
+                ", this run has ", words(parts.axes), "; random numbers begin anew from the seed and the step");
     }
     return;
   }
