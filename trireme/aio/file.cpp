@@ -167,8 +167,9 @@ File File::create(const fs::path& path, int64_t bytes, bool direct) {
 File File::create_unnamed(const fs::path& path, int64_t bytes, bool direct, int folder) {
   check_size(path, bytes);
   const fs::path place = folder < 0 ? path : fs::path(concat("/proc/self/fd/", folder)) / path.filename();
-  Descriptor made = open_descriptor(folder_of(place), O_RDWR | O_TMPFILE | O_EXCL);
-  if (!made && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) { // a file system that has only files with names
+  const bool has_name = folder >= 0; // /proc goes on to tell what the file is
+  Descriptor made = has_name ? Descriptor() : open_descriptor(folder_of(place), O_RDWR | O_TMPFILE | O_EXCL);
+  if (has_name || (!made && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL))) { // or a file system that has only files with names
     File named = create(path, place, bytes, direct);
     if (::unlink(place.c_str()) != 0) {
       throw Error("aio", concat("cannot remove the name of ", path.string(), ": ", std::strerror(errno)), "Remove it by hand.");

@@ -22,7 +22,7 @@ class File {
   /// Errors: Error with the file, the bytes wanted and the free space; then there is no file.
   static File create(const std::filesystem::path& path, int64_t bytes, bool direct = true);
   /// The same without a name, so that it goes with the process, however that ends; `path` is what messages call it, and its folder is where it lies. On a file system that has no such
-  /// files (O_TMPFILE; NFS) it has its name until it is open. `folder`: a descriptor of the folder where it lies, which nobody can then put another in the place of; -1: `path` says it.
+  /// files (O_TMPFILE; NFS) it has its name until it is open. `folder`: a descriptor of the folder where it lies, which nobody can then put another in the place of, and where it is made with its name; -1: `path` says it.
   static File create_unnamed(const std::filesystem::path& path, int64_t bytes, bool direct = true, int folder = -1);
   /// An existing file; only to read, where this user may not write it. Errors: Error with the file and the system's reason.
   static File open(const std::filesystem::path& path, bool direct = true);

@@ -66,8 +66,8 @@ class Checkpoint {
  public:
   /// Opens `path`: a checkpoint folder, or the folder above.
   ///
-  /// In the folder above, `tag` names the checkpoint; without one the newest is opened, which `latest` names. When `latest`
-  /// is missing or stale, names an older one, or the newest is damaged, opens the newest intact one and
+  /// In the folder above, `latest` names the checkpoint, or `tag` if given. When `latest`
+  /// is missing or stale or its checkpoint damaged, or a newer one was written after it, opens the newest intact one and
   /// warns. A checkpoint that is named by path or tag is opened or refused, never
   /// replaced by another.
   /// Cost: with hashes, one read of all files.

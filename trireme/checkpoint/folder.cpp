@@ -94,14 +94,16 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
   return found;
 }
 
-// A save that was killed before it wrote `latest` has left a newer one.
 std::vector<FoundCheckpoint> list_to_open(const fs::path& root, const std::string& latest) {
   std::vector<FoundCheckpoint> all = list_checkpoints(root);
   const auto named = std::find_if(all.begin(), all.end(), [&](const FoundCheckpoint& one) { return one.folder.filename() == latest; });
   if (named != all.end()) {
-    const auto newer = [&](const FoundCheckpoint& one) { return named->about && one.about && one.about->serial > named->about->serial; };
-    const auto place = std::find_if_not(all.begin(), named, newer);
-    std::rotate(place, named, named + 1);
+    std::error_code unknown; // its times are the least
+    const auto written = fs::last_write_time(root / kLatestName, unknown);
+    const auto was_left = [&](const FoundCheckpoint& one) {
+      return named->about && one.about && one.about->serial > named->about->serial && fs::last_write_time(one.folder / kManifestName, unknown) > written;
+    };
+    std::rotate(std::find_if_not(all.begin(), named, was_left), named, named + 1);
   }
   return all;
 }

@@ -134,9 +134,12 @@ class Opener {
     }
     json folders = json::array();
     const std::string latest = read_latest(path_);
-    bool is_there = false;
-    for (const FoundCheckpoint& one : list_to_open(path_, latest)) {
-      is_there = is_there || one.folder.filename() == latest;
+    bool is_found = false;
+    std::string newer; // than what it names
+    const std::vector<FoundCheckpoint> all = list_to_open(path_, latest);
+    for (const FoundCheckpoint& one : all) {
+      is_found = is_found || one.folder.filename() == latest;
+      newer = one.about && all.front().about && one.about->serial > all.front().about->serial && newer.empty() ? one.folder.filename().string() : newer;
       folders.push_back(one.folder.string());
     }
     if (folders.empty()) {
@@ -147,8 +150,10 @@ class Opener {
     const std::string newest = fs::path(folders[0].get<std::string>()).filename().string();
     if (newest != latest) {
       stale = concat((path_ / kLatestName).string(), latest.empty() ? " is missing or empty; "
-                                                     : is_there     ? concat(" names ", latest, ", and ", newest, " was saved after it; ")
+                                                     : is_found     ? concat(" names ", latest, ", and ", newest, " was saved after it; ")
                                                                     : concat(" names ", latest, ", which is not there; "));
+    } else if (!newer.empty()) {
+      stale = concat((path_ / kLatestName).string(), " was made to name ", latest, " after ", newer, " had been saved; ");
     }
     return {{"folders", folders}, {"stale", stale}};
   }
