@@ -112,6 +112,7 @@ void Servers::await_answers() {
 }
 
 Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
+  begins_to_train();
   loss_ = loss;
   stop_ = stop;
   gather_gradients(gradients);
@@ -206,6 +207,7 @@ void Servers::commit(const Step& step, const TensorOf& values) {
 }
 
 void Servers::push_pull(const TensorOf& gradients, double loss, const Step& step, const TensorOf& values) {
+  begins_to_train();
   loss_ = loss;
   stop_ = false;
   gather_gradients(gradients);

@@ -35,7 +35,8 @@ void Together::answer_pulls() {
   for (Waiting& pull : std::exchange(pulls_, {})) {
     const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) && (!first_clock_ || *first_clock_ >= pull.header.value("first_clock", int64_t{0}));
     if (initialized_ && is_there) {
-      answer_with_values(pull, {{"status", "ok"}, {"steps", shard_->steps()}});
+      const std::vector<int> joined = workers_.of(pull.event.client);
+      answer_with_values(pull, {{"status", "ok"}, {"step", step_of(joined.empty() ? 0 : joined.front())}});
     } else {
       still.push_back(std::move(pull));
     }
@@ -50,6 +51,7 @@ void Together::push(const Waiting& waiting) {
   if (!initialized_) {
     return refuse(waiting, "there are no values yet: init or pull first");
   }
+  workers_.has_pushed(number);
   const int64_t clock = waiting.clock();
   const bool wants_values = waiting.wants_values();
   if (waiting.op() == "push" && clock == clock_ - 1 && was_member(number)) { // it has not heard of its step, because this server or its connection has ended
@@ -172,7 +174,7 @@ void Together::answer_sums() {
   for (Waiting& sum : std::exchange(sums_, {})) {
     const int64_t clock = sum.clock();
     if (clock < clock_) { // another member was faster, and has committed
-      answer(sum, clock == clock_ - 1 ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
+      answer(sum, clock == clock_ - 1 && clock_ > load_.clock ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
       continue;
     }
     if (!round_.closed()) {
@@ -239,7 +241,7 @@ void Together::commit(const Waiting& waiting) {
     }
     finish_round(waiting.header, lr, factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
   }
-  answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
+  answer_with_values(waiting, {{"status", "ok"}});
 }
 
 void Together::finish_round(const json& header, double lr, std::optional<double> factor) {
@@ -311,6 +313,19 @@ void Together::without(int number) {
     }
   }
   close_if_complete();
+  answer_sums();
+}
+
+void Together::begin_anew() {
+  Round before = std::exchange(round_, {});
+  for (const auto& [number, one] : before.take([](int, const Waiting&) { return true; })) {
+    ++counters_.dropped;
+    answer_stale(one);
+  }
+  for (const Waiting& late : std::exchange(late_, {})) {
+    answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
+  }
+  answer_pulls();
   answer_sums();
 }
 

@@ -34,6 +34,12 @@ class Together : protected Replies {
   void forget_requests(uint64_t client);
   /// Takes out those of this client. The answer, which nobody hears, gives their memory back.
   void forget(std::vector<Waiting>& requests, uint64_t client);
+  /// New values have come: pushes that are here are not of them.
+  void begin_anew();
+  /// The step of the training that a worker has behind it where it goes on from these values.
+  int64_t step_of(int number) const {
+    return load_.step + (together_ ? clock_ - load_.clock : workers_.made(number));
+  }
   /// An update has been made.
   virtual void count_update() = 0;
 
