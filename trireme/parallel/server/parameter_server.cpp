@@ -97,6 +97,8 @@ class Service final : private Loads {
       push(waiting);
     } else if (op == "sum") {
       sum(waiting);
+    } else if (op == "withdraw") {
+      take_back(waiting);
     } else if (op == "commit") {
       commit(waiting);
     } else if (op == "push_pull") {

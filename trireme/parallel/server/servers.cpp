@@ -149,7 +149,8 @@ void Servers::pull(const TensorOf& values) {
 void Servers::catch_up(const TensorOf& values) {
   const int64_t first = servers_.front()->clock;
   for (const auto& server : servers_) {
-    if (server->number == 0 || server->first_clock.value_or(first) >= first) {
+    const bool lacks_load = server->loads < servers_.front()->loads; // which this worker may have to bring
+    if (server->number == 0 || lacks_load || server->first_clock.value_or(first) >= first) {
       continue;
     }
     const json header = {{"op", "pull"}, {"first_clock", first}};

@@ -136,7 +136,8 @@ class Servers {
   nlohmann::json push_header(const Connection& server) const;
   /// The server has ended: connects when it is back, and calls go_on(its clock before), and all that again where the server ends meanwhile, until `patience` is over.
   void connect_again(Connection& server, const std::function<void(int64_t of_step)>& go_on);
-  void commit_again(Connection& server, nlohmann::json header, const TensorOf& values);
+  void make_again(Connection& server, nlohmann::json header, bool again, const TensorOf& values);
+  bool lacks_step(const Connection& server) const;
   void say_lost(const Connection& server, int64_t before) const;
 
   WorkerOptions options_;

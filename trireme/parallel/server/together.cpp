@@ -230,6 +230,24 @@ void Together::drop_others() {
   }
 }
 
+void Together::take_back(const Waiting& waiting) {
+  const int number = worker_of(waiting);
+  if (!round_.closed() && round_.has(number)) { // else it is answered with the step, or has been
+    for (const auto& [of, one] : round_.take([number](int of, const Waiting&) { return of == number; })) {
+      ++counters_.dropped;
+      if (one.wants_values()) {
+        answer_with_values(one, {{"status", "stale"}, {"loss", number_in(one.header, "loss")}});
+      } else {
+        answer_stale(one);
+      }
+    }
+    round_.reopen(number);
+    close_if_complete();
+    answer_sums();
+  }
+  answer(waiting, {{"status", "withdrawn"}});
+}
+
 void Together::commit(const Waiting& waiting) {
   const auto clock = waiting.header.at("clock").get<int64_t>();
   const auto members = waiting.header.value("members", round_.members());

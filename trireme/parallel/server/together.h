@@ -23,6 +23,8 @@ class Together : protected Replies {
   void push(const Waiting& waiting);
   void sum(const Waiting& waiting);
   void commit(const Waiting& waiting);
+  /// A worker's push came too late for the first server: it is taken out of the round, and answered with values.
+  void take_back(const Waiting& waiting);
   void pull(const Waiting& waiting);
   void answer_pulls();
   /// What time changes: closes the clock, and asks another worker to commit, where nobody is waited for longer than options().
