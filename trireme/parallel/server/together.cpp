@@ -32,6 +32,11 @@ void Together::pull(const Waiting& waiting) {
 
 void Together::answer_pulls() {
   std::vector<Waiting> still;
+  const int64_t least = least_that_comes();
+  if (first_clock_ && *first_clock_ < least) {
+    log::warning("server ", options_.place, ": the updates of its part up to clock ", least, " of server 0 are lost: all workers that could have committed them are gone");
+    first_clock_ = least;
+  }
   for (Waiting& pull : std::exchange(pulls_, {})) {
     const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) && (!first_clock_ || *first_clock_ >= pull.header.value("first_clock", int64_t{0}));
     if (initialized_ && is_there) {
@@ -42,6 +47,20 @@ void Together::answer_pulls() {
     }
   }
   pulls_ = std::move(still);
+}
+
+// Where all workers that are there wait for values of a step that server 0 has made, nobody will make it here: the clock of server 0 that these values stand for.
+int64_t Together::least_that_comes() const {
+  std::vector<int> wait;
+  int64_t least = 0;
+  for (const Waiting& pull : pulls_) {
+    const std::vector<int> joined = workers_.of(pull.event.client);
+    wait.insert(wait.end(), joined.begin(), joined.end());
+    least = std::max(least, pull.header.value("first_clock", int64_t{0}));
+  }
+  const std::vector<int> there = workers_.there();
+  const bool all = std::all_of(there.begin(), there.end(), [&](int number) { return std::find(wait.begin(), wait.end(), number) != wait.end(); });
+  return all && !workers_.awaits_any() ? least : 0;
 }
 
 void Together::push(const Waiting& waiting) {
@@ -310,7 +329,7 @@ void Together::withdraw(int number, const char* why) {
 
 void Together::rejoined(int number) {
   round_.remove_committer(number);
-  if (round_.closed() && !has_committer()) {
+  if ((round_.closed() || (!decides() && round_.is_added_up())) && !has_committer()) {
     ask_somebody();
   }
 }
@@ -322,6 +341,8 @@ void Together::without(int number) {
     if (decides() && round_.has(number)) {
       withdraw(number, "the worker has left");
       ++counters_.dropped;
+    } else if (!decides() && round_.is_added_up() && !has_committer()) {
+      ask_somebody();
     }
   } else if (!has_committer()) { // somebody else has to say how to step
     ask_somebody();
@@ -332,6 +353,7 @@ void Together::without(int number) {
   }
   close_if_complete();
   answer_sums();
+  answer_pulls();
 }
 
 void Together::begin_anew() {

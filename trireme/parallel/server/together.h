@@ -56,6 +56,7 @@ class Together : protected Replies {
   bool is_hybrid() const {
     return options_.server.mode == ServerOptions::Mode::hybrid;
   }
+  int64_t least_that_comes() const;
   bool was_member(int number) const;
   /// Takes this worker's push out of the round, if there is one.
   void withdraw(int number, const char* why);
