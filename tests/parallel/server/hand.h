@@ -23,8 +23,13 @@ inline rpc::Clock::time_point soon() {
 /// One connection of a worker of a model with one parameter of two elements.
 class Hand {
  public:
-  explicit Hand(const std::string& address, int worker = 0, int workers = 2, const json& more = json::object()) : client_(rpc::connect(address, {}, soon())), worker_(worker) {
-    json header = {{"op", "join"}, {"worker", worker}, {"workers", workers}, {"parameters", {{{"name", "w"}, {"shape", {2}}}}}, {"optimizer", {{"type", "SGD"}, {"params", {{"lr", kLr}}}}}};
+  explicit Hand(const std::string& address, int worker = 0, int workers = 2, const json& more = json::object())
+      : client_(rpc::connect(address, {}, soon())), worker_(worker) {
+    json header = {{"op", "join"},
+                   {"worker", worker},
+                   {"workers", workers},
+                   {"parameters", {{{"name", "w"}, {"shape", {2}}}}},
+                   {"optimizer", {{"type", "SGD"}, {"params", {{"lr", kLr}}}}}};
     header.update(more);
     joined = ask(header);
   }

@@ -1,4 +1,5 @@
-// Checkpoints that workers load: the servers have them before any gradient of a worker that has loaded them counts, once, whoever is lost meanwhile.
+// Checkpoints that workers load: the servers have them before any gradient of a worker that has loaded them counts,
+// once, whoever is lost meanwhile.
 #include "hand.h"
 
 #include <gmock/gmock.h>
@@ -149,9 +150,11 @@ TEST(ServerLoadsTest, DifferentCheckpointsAreRefused) {
     Hand two(address, 1, 3);
     one.init({1, 2});
     Hand::answer(*one.load("a"));
-    EXPECT_THAT(Hand::answer(*two.load("b")).value("error", ""), HasSubstr("worker 1 has loaded b, and other workers a: give all of them the same checkpoint"));
+    EXPECT_THAT(Hand::answer(*two.load("b")).value("error", ""),
+                HasSubstr("worker 1 has loaded b, and other workers a: give all of them the same checkpoint"));
     one.set(1, {10, 20}, 40);
-    EXPECT_THAT(Hand::answer(*two.load("b")).value("error", ""), HasSubstr("a worker has loaded b, and the others a: give all"));
+    EXPECT_THAT(Hand::answer(*two.load("b")).value("error", ""),
+                HasSubstr("a worker has loaded b, and the others a: give all"));
     EXPECT_EQ(Hand::answer(*two.load("a")).at("status"), "ok");
   }),
               IsEmpty());

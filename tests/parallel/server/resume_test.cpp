@@ -1,4 +1,5 @@
-// Engines that go on from a checkpoint with parameter servers: no update is lost, and the optimizer's steps are those of the servers, whatever goes on from them.
+// Engines that go on from a checkpoint with parameter servers: no update is lost, and the optimizer's steps are those of
+// the servers, whatever goes on from them.
 #include "server_job.h"
 
 #include <trireme/models/gpt_layers.h>
@@ -20,7 +21,8 @@ constexpr double kLr = 0.01;
 
 /// One parameter of four elements, whose gradient is 1 whatever its value is.
 struct Counter {
-  std::shared_ptr<torch::nn::LinearImpl> model = std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(4, 1).bias(false));
+  std::shared_ptr<torch::nn::LinearImpl> model =
+      std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(4, 1).bias(false));
 
   InitializeOptions options(optim::Rule rule) const {
     InitializeOptions options;
@@ -63,7 +65,8 @@ constexpr int kFirst = 5; // steps of worker 0
 constexpr int kSecond = 7;
 
 // Two workers that do not wait for each other; the first one saves when both are done.
-void train_alone(const ServerJob& job, comm::World& world, int number, const optim::Rule& rule, const std::filesystem::path& folder) {
+void train_alone(const ServerJob& job, comm::World& world, int number, const optim::Rule& rule,
+                 const std::filesystem::path& folder) {
   const Counter counter;
   InitializeOptions options = counter.options(rule);
   options.config.server = servers(ServerOptions::Mode::async);
@@ -102,7 +105,8 @@ class ServersResumeTest : public testing::Test {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / concat("trireme_resume_", ::getpid());
 };
 
-// A gradient of 1 in each step, so that the moments are known: after T steps m = 1 - beta1^T and v = 1 - beta2^T, corrected 1. With another count of the steps the update is another one.
+// A gradient of 1 in each step, so that the moments are known: after T steps m = 1 - beta1^T and v = 1 - beta2^T,
+// corrected 1. With another count of the steps the update is another one.
 TEST_F(ServersResumeTest, AdamGoesOnWithTheStepsThatTheServersHaveMade) {
   const optim::AdamOptions adam{.lr = kLr, .beta2 = 0.95};
   save(adam);
@@ -270,7 +274,8 @@ TEST(ServersMasksTest, WithSeedLayersTheyAreThoseOfDataRanks) {
     pipeline::PipelineOptions pipeline;
     pipeline.seed_layers = true;
     InitializeOptions options;
-    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt(0.3)), models::token_loss, pipeline);
+    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt(0.3)), models::token_loss,
+                                                                  pipeline);
     options.config = small_config(kZeroBatch, 2);
     options.training_data = std::make_shared<Counting>();
     options.shuffle = false;
