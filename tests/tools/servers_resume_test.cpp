@@ -40,8 +40,7 @@ class ServersResumeTrainTest : public RunFolder {
   }
   // Steps of the optimizer.
   int64_t saved_steps(const std::string& checkpoint) {
-    const std::string text = read_file(folder / checkpoint / "manifest.json");
-    return nlohmann::json::parse(text.substr(text.find('\n') + 1)).at("state").at("optimizer").at("steps");
+    return nlohmann::json::parse(read_file(folder / checkpoint / "manifest.json")).at("state").at("optimizer").at("steps");
   }
   std::string log_of(const std::string& out, const std::string& task) {
     return read_file(folder / out / concat("logs/", task, ".log"));
@@ -140,7 +139,7 @@ TEST_F(ServersResumeTrainTest, TheFirstWorkerMayBeKilledBeforeItsFirstStep) {
     EXPECT_THAT(killed.output, testing::HasSubstr("starting it again")) << what;
     for (int server = 0; server < 2; ++server) {
       EXPECT_THAT(log_of(out, concat("server", server)), testing::HasSubstr("goes on from global_step20")) << what;
-      EXPECT_THAT(account_of(out, server), testing::MatchesRegex("20 updates of [0-9]+ .*, [0-9]+ were lost")) << what;
+      EXPECT_THAT(account_of(out, server), testing::MatchesRegex("20 updates of [0-9]+ .*, 0 were lost")) << what;
     }
     const std::map<int64_t, double> found = losses_of(out);
     EXPECT_EQ(found.rbegin()->first, 40) << what;
