@@ -1,4 +1,5 @@
-// Parameter servers and their workers, started, killed, cut off and started again at any request: what each server's values tell of the gradients that became part of them.
+// Parameter servers and their workers, started, killed, cut off and started again at any request: what each server's values
+// tell of the gradients that became part of them.
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/parallel/server/parameter_server.h>
@@ -34,8 +35,9 @@ constexpr float kOfTheCheckpoint = 5000;
 constexpr int64_t kStepOfTheCheckpoint = 20;
 constexpr int64_t kStepsOfItsOptimizer = 40;
 
-/// One parameter with a row of numbers for each server. Each gradient has a number of its own, which it lowers by 1 on each server: the values tell which gradients they have seen, and how often. The last number of a row
-/// is nobody's: it tells what the values began with.
+/// One parameter with a row of numbers for each server. Each gradient has a number of its own, which it lowers by 1 on each
+/// server: the values tell which gradients they have seen, and how often. The last number of a row is nobody's: it tells
+/// what the values began with.
 at::Tensor gradient_of(int64_t servers, int64_t tag) {
   at::Tensor gradient = torch::zeros({servers, kTags});
   gradient.select(1, tag).fill_(1);
@@ -50,11 +52,13 @@ struct Seen {
 
 class Job {
  public:
-  Job(Simulator& simulator, std::filesystem::path folder) : simulator_(simulator), rpc_(simulator), folder_(std::move(folder)) {
+  Job(Simulator& simulator, std::filesystem::path folder)
+      : simulator_(simulator), rpc_(simulator), folder_(std::move(folder)) {
     auto& random = simulator_.random();
     workers_ = static_cast<int>(1 + random.below(3));
     options_.servers = 1 + random.below(3);
-    constexpr std::array kModes = {ServerOptions::Mode::sync, ServerOptions::Mode::async, ServerOptions::Mode::stale, ServerOptions::Mode::hybrid};
+    using Mode = ServerOptions::Mode;
+    constexpr std::array kModes = {Mode::sync, Mode::async, Mode::stale, Mode::hybrid};
     options_.mode = kModes[static_cast<size_t>(random.below(4))];
     options_.staleness = options_.mode == ServerOptions::Mode::stale ? random.below(3) : 0;
     options_.timeout_s = 0.02;
@@ -65,7 +69,8 @@ class Job {
     faults_ = random.below(4);
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
-    simulator_.note(concat(ServerOptions::name(options_.mode), ", ", workers_, " workers, ", options_.servers, " servers, ", resumes_ ? "from a checkpoint, " : "", "to step ", steps_, ", ", faults_, " faults"));
+    simulator_.note(concat(ServerOptions::name(options_.mode), ", ", workers_, " workers, ", options_.servers, " servers, ",
+                           resumes_ ? "from a checkpoint, " : "", "to step ", steps_, ", ", faults_, " faults"));
   }
   ~Job() {
     std::error_code error;
@@ -104,14 +109,17 @@ class Job {
       options.server = options_;
       options.place = place;
       options.folder = folder_;
-      options.read_optimizer = [](const std::string&) { return optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = 1}}; };
+      options.read_optimizer = [](const std::string&) {
+        return optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = 1}};
+      };
       options.until_stopped = true;
       options.stop = &stop_;
       serve(*server, options);
     }, later()), true, place, false};
   }
   void start_worker(int number, bool restarted) {
-    task("worker", number) = {simulator_.start(concat(restarted ? "worker, again, " : "worker ", number), [this, number, restarted] {
+    const std::string name = concat(restarted ? "worker, again, " : "worker ", number);
+    task("worker", number) = {simulator_.start(name, [this, number, restarted] {
       try {
         work(number, restarted);
         task("worker", number).done = true;
@@ -125,14 +133,15 @@ class Job {
   }
   Clock::duration later() {
     auto& random = simulator_.random();
-    return random.chance(0.3) ? random.between(milliseconds(0), milliseconds(400)) : random.between(milliseconds(0), milliseconds(5));
+    return random.between(milliseconds(0), milliseconds(random.chance(0.3) ? 400 : 5));
   }
 
   // Starts again what has died, and ends the servers when all workers have done their steps.
   void launch() {
     while (true) {
       sleep_for(milliseconds(20));
-      const bool done = std::all_of(tasks_.begin(), tasks_.end(), [](const auto& one) { return one.second.is_server || one.second.done; });
+      const auto is_done = [](const auto& one) { return one.second.is_server || one.second.done; };
+      const bool done = std::all_of(tasks_.begin(), tasks_.end(), is_done);
       if (done) {
         stop_ = true;
         return;
@@ -203,9 +212,10 @@ class Job {
       }
       simulator_.note(concat("worker ", number, " goes on at step ", step));
     } else if (resumes_) {
-      sleep_for(random.chance(0.2) ? random.between(milliseconds(0), milliseconds(100)) : random.between(milliseconds(0), milliseconds(3)));
+      sleep_for(random.between(milliseconds(0), milliseconds(random.chance(0.2) ? 100 : 3)));
       values.fill_(kOfTheCheckpoint);
-      servers.load({"a checkpoint", kStepOfTheCheckpoint, kStepsOfItsOptimizer}, value, [](const std::string&, int64_t, int64_t, at::Tensor) {});
+      servers.load({"a checkpoint", kStepOfTheCheckpoint, kStepsOfItsOptimizer}, value,
+                   [](const std::string&, int64_t, int64_t, at::Tensor) {});
       step = std::max(kStepOfTheCheckpoint, servers.step());
       simulator_.note(concat("worker ", number, " has loaded, and goes on at step ", step));
       look(values, number);
@@ -214,7 +224,7 @@ class Job {
     int64_t taken = step > 0 ? servers.clock() : 0;
     bool has_pushed = false;
     while (step < steps_) {
-      sleep_for(random.chance(0.1) ? random.between(milliseconds(0), milliseconds(60)) : random.between(milliseconds(0), milliseconds(4)));
+      sleep_for(random.between(milliseconds(0), milliseconds(random.chance(0.1) ? 60 : 4)));
       if (tags_ + 1 >= kTags) {
         throw Error("test", "no more tags");
       }
@@ -259,7 +269,8 @@ class Job {
       most = std::max(most, made);
     }
     if (step < std::min(least, progress_[number]) || step > most + 1) {
-      simulator_.violate(concat("worker ", number, " goes on at step ", step, ", and the workers are between ", least, " and ", most));
+      simulator_.violate(concat("worker ", number, " goes on at step ", step, ", and the workers are between ", least,
+                                " and ", most));
     }
   }
 
@@ -282,7 +293,8 @@ class Job {
       if (number[tag] == seen.base - 1) {
         seen.tags.insert(tag);
         if (resumes_ && seen.base != kOfTheCheckpoint) {
-          simulator_.violate(concat(where, ": gradient ", tag, " of a worker with the checkpoint is in values without it"));
+          simulator_.violate(
+              concat(where, ": gradient ", tag, " of a worker with the checkpoint is in values without it"));
         }
       } else if (number[tag] != seen.base) {
         simulator_.violate(concat(where, ": gradient ", tag, " counts ", seen.base - number[tag], " times"));
@@ -296,7 +308,8 @@ class Job {
     for (int place = 0; place < options_.servers; ++place) {
       const auto file = snapshot_file(folder_, place);
       const Snapshot snapshot = read_snapshot(file, place, options_.servers);
-      const Seen seen = last.emplace_back(read(checkpoint::Safetensors::open(file).tensor("parameter/w").flatten(), concat("the snapshot of server ", place)));
+      const at::Tensor row = checkpoint::Safetensors::open(file).tensor("parameter/w").flatten();
+      const Seen seen = last.emplace_back(read(row, concat("the snapshot of server ", place)));
       if (resumes_ && (seen.base != kOfTheCheckpoint || snapshot.load.number != 1)) {
         simulator_.violate(concat("server ", place, " has not got the checkpoint"));
       }
@@ -306,20 +319,25 @@ class Job {
         }
       }
       if (!options_.together() && faults_ == 0 && std::ssize(seen.tags) != workers_ * (steps_ - first_step_)) {
-        simulator_.violate(concat(seen.tags.size(), " gradients of ", workers_, " workers in ", steps_ - first_step_, " steps"));
-      }
-      if (snapshot.steps != (resumes_ ? kStepsOfItsOptimizer : 0) + snapshot.clock - snapshot.load.clock) {
-        simulator_.violate(concat("server ", place, " has made ", snapshot.clock - snapshot.load.clock, " updates, and its optimizer is at step ", snapshot.steps));
+        simulator_.violate(
+            concat(seen.tags.size(), " gradients of ", workers_, " workers in ", steps_ - first_step_, " steps"));
       }
       const int64_t made = snapshot.clock - snapshot.load.clock;
+      if (snapshot.steps != (resumes_ ? kStepsOfItsOptimizer : 0) + made) {
+        simulator_.violate(
+            concat("server ", place, " has made ", made, " updates, and its optimizer is at step ", snapshot.steps));
+      }
       const bool all = place == 0 || restarts_ == 0; // of a step whose workers all die another server may lose its part
       if (options_.together() && (all ? made != steps_ - first_step_ : made > steps_ - first_step_)) {
-        simulator_.violate(concat("server ", place, " has made ", snapshot.clock - snapshot.load.clock, " updates of ", steps_ - first_step_, " steps"));
+        simulator_.violate(
+            concat("server ", place, " has made ", made, " updates of ", steps_ - first_step_, " steps"));
       }
     }
-    for (const int64_t tag : done_) { // that of a worker which dies meanwhile may have come to one server alone, or stand there for that of its successor
+    // That of a worker which dies meanwhile may have come to one server alone, or its successor's stands for it there.
+    for (const int64_t tag : done_) {
+      const bool counts = options_.together() && server_faults_ == 0 && !first_again_.contains(tag);
       for (const Seen& one : last) {
-        if (options_.together() && server_faults_ == 0 && !first_again_.contains(tag) && one.tags.contains(tag) != last.front().tags.contains(tag)) {
+        if (counts && one.tags.contains(tag) != last.front().tags.contains(tag)) {
           simulator_.violate(concat("a step has gradient ", tag, " on one server, and not on another"));
         }
       }
@@ -359,7 +377,8 @@ class ServersSimulation : public testing::Test {
 
 TEST_F(ServersSimulation, NothingIsLostOrCountedTwiceAndEveryJobEnds) {
   const std::filesystem::path memory = "/dev/shm"; // a snapshot after each update is not to wait for a disk
-  const std::filesystem::path folder = (std::filesystem::exists(memory) ? memory : std::filesystem::path(testing::TempDir())) / concat("trireme_simulated_servers_", ::getpid());
+  const std::filesystem::path parent = std::filesystem::exists(memory) ? memory : testing::TempDir();
+  const std::filesystem::path folder = parent / concat("trireme_simulated_servers_", ::getpid());
   simulation::run_schedules(1000, [&](Simulator& simulator) {
     log::set_sink([&](const std::string& line) { simulator.note(line.substr(0, line.size() - 1)); });
     Job(simulator, folder).run();

@@ -19,7 +19,8 @@ inline nlohmann::json as_json(const Load& load) {
   return {{"number", load.number}, {"id", load.id}, {"step", load.step}, {"clock", load.clock}};
 }
 inline Load read_load(const nlohmann::json& json) {
-  return {json.at("number").get<int64_t>(), json.at("id").get<std::string>(), json.at("step").get<int64_t>(), json.at("clock").get<int64_t>()};
+  return {json.at("number").get<int64_t>(), json.at("id").get<std::string>(), json.at("step").get<int64_t>(),
+          json.at("clock").get<int64_t>()};
 }
 
 } // namespace trireme::parallel::server

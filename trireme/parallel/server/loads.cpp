@@ -24,10 +24,12 @@ void Loads::load(const Waiting& waiting) {
   const bool has_returned = workers_.has_returned(number);
   const bool is_new = trains ? after == load_.number && !has_returned : load_.number == 0 && clock_ == load_.clock;
   if (!is_new) {
-    return has_returned ? answer_loaded(waiting, number) : refuse(waiting, why_not(id)); // one that was lost and comes again takes what there is
+    // One that was lost and comes again takes what there is.
+    return has_returned ? answer_loaded(waiting, number) : refuse(waiting, why_not(id));
   }
   if (coming_ && coming_->id != id) {
-    return refuse(waiting, concat("worker ", number, " has loaded ", id, ", and other workers ", coming_->id, ": give all of them the same checkpoint"));
+    return refuse(waiting, concat("worker ", number, " has loaded ", id, ", and other workers ", coming_->id,
+                                  ": give all of them the same checkpoint"));
   }
   coming_ = Load{load_.number + 1, id, step, 0};
   loaders_.push_back(waiting);
@@ -37,7 +39,8 @@ void Loads::load(const Waiting& waiting) {
 
 std::string Loads::why_not(const std::string& id) const {
   if (load_.number == 0) {
-    return concat("a worker has loaded ", id, ", and others have made ", clock_, " updates without it: give all of them the same checkpoint, and start those that load none after it is loaded");
+    return concat("a worker has loaded ", id, ", and others have made ", clock_,
+                  " updates without it: give all of them the same checkpoint, and start those that load none after it is loaded");
   }
   return concat("a worker has loaded ", id, ", and the others ", load_.id, ": give all of them the same checkpoint");
 }

@@ -137,7 +137,8 @@ class Service final : private Loads {
       return refuse(waiting, "the worker's parameters are not those of the workers before it: the same model on all of them, please");
     }
     const bool again = workers_.is_there(number) && !workers_.is_of(number, waiting.event.client);
-    workers_.join(number, workers, waiting.event.client, goes_on_, header.value("lives", false), header.value("restarted", false));
+    workers_.join(number, workers, waiting.event.client, goes_on_, header.value("lives", false),
+                  header.value("restarted", false));
     if (again) {
       log::warning("worker ", number, " has joined again over another connection");
       rejoined(number);
@@ -146,7 +147,8 @@ class Service final : private Loads {
     }
     answer(waiting, {{"status", "ok"}, {"initialized", initialized_}, {"pieces", pieces_of(*shard_)}, {"bytes", shard_->share().bytes}, {"arrays", shard_->arrays()},
                      {"array_bytes", shard_->array_bytes()}, {"server", options_.place}, {"servers", options_.server.servers}, {"mode", ServerOptions::name(options_.server.mode)},
-                     {"together", together_}, {"steps", shard_->steps()}, {"load", as_json(load_)}, {"step", step_of(number)}});
+                     {"together", together_}, {"steps", shard_->steps()}, {"load", as_json(load_)},
+                     {"step", step_of(number)}});
   }
 
   void begin(const std::vector<ParameterInfo>& parameters, const std::string& optimizer) {
@@ -261,7 +263,10 @@ class Service final : private Loads {
       return;
     }
     try {
-      save_snapshot(snapshot_file(options_.folder, options_.place), {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_, last_, load_, workers_.made()}, *shard_);
+      save_snapshot(snapshot_file(options_.folder, options_.place),
+                    {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_, last_,
+                     load_, workers_.made()},
+                    *shard_);
     } catch (const std::exception& error) {
       log::error("server ", options_.place, ": the snapshot of clock ", clock_, " was not written, the job goes on: ", error.what());
     }

@@ -54,14 +54,23 @@ void Servers::connect(Connection& server) {
   server.version.reset();
   server.client = rpc::connect(server.address, options_.access, rpc::Clock::now() + options_.patience);
   const int64_t loads = server.loads;
-  const json reply = ask(server, {{"op", "join"}, {"worker", options_.worker}, {"workers", options_.workers}, {"parameters", describe(parameters_)}, {"optimizer", optimizer_}, {"lives", server.joined}, {"restarted", options_.restarted}});
+  const json reply = ask(server, {{"op", "join"},
+                                  {"worker", options_.worker},
+                                  {"workers", options_.workers},
+                                  {"parameters", describe(parameters_)},
+                                  {"optimizer", optimizer_},
+                                  {"lives", server.joined},
+                                  {"restarted", options_.restarted}});
   if (reply.at("bytes").get<int64_t>() != server.share.bytes || reply.at("servers").get<size_t>() != options_.addresses.size() || reply.at("server").get<int>() != server.number) {
     throw InputError("server", concat(server.address, " says that it is server ", reply.at("server").get<int>(), " of ", reply.at("servers").get<int>(), "; this worker takes it for ", server.number, " of ",
                                       options_.addresses.size()),
                      "Give all workers the servers' addresses in the servers' order.");
   }
   if (server.joined && server.loads < loads) {
-    throw Error("server", concat("server ", server.number, " (", server.address, ") has started again from what it had before the checkpoint was loaded"), "Look in its log why it could not write a snapshot then.");
+    throw Error("server",
+                concat("server ", server.number, " (", server.address,
+                       ") has started again from what it had before the checkpoint was loaded"),
+                "Look in its log why it could not write a snapshot then.");
   }
   server.joined = true;
   server.arrays = reply.at("arrays").get<std::vector<std::string>>();

@@ -57,7 +57,8 @@ void Servers::take_answer(Connection& server) {
       const bool is_of_this_step = server.clock == clock && reply.at("status") == "ok";
       if (reply.at("status") == "withdrawn") {
         // the push is answered, if it was not before
-      } else if (is_of_this_step || !server.pushed) { // a server that has taken the step meanwhile, and asked before, answers a commit with its values
+      } else if (is_of_this_step || !server.pushed) {
+        // A server that has taken the step meanwhile, and asked before, answers a commit with its values.
         reply["status"] = "commit";
         reply["members"] = servers_.front()->answer->at("members"); // those of them that are here, whoever they are
         server.answer = std::move(reply);
@@ -152,7 +153,8 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
   return sum;
 }
 
-// Whether this worker's gradient is part of the step, and the server has answered that it came too late there, because the server was at another step.
+// Whether this worker's gradient is part of the step, and the server has answered that it came too late there, because it
+// was at another step.
 bool Servers::lacks_step(const Connection& server) const {
   if (server.number == 0 || members_.empty() || server.answer->at("status") != "stale") {
     return false;
@@ -160,8 +162,9 @@ bool Servers::lacks_step(const Connection& server) const {
   return server.first_clock ? *server.first_clock <= servers_.front()->pushed_clock : server.clock <= server.pushed_clock;
 }
 
-// The server has ended before it answered a commit, or its answer got lost, or it has lost the step with those that could have committed it. If it does not know of the step, its part of it is made again: the gradients are still
-// here, and the other workers do the same.
+// The server has ended before it answered a commit, or its answer got lost, or it has lost the step with those that could
+// have committed it. If it does not know of the step, its part of it is made again: the gradients are still here, and the
+// other workers do the same.
 void Servers::make_again(Connection& server, json header, bool again, const TensorOf& values) {
   if (again) {
     server.pushed = server.client->call(push_header(server).dump(), server.of_gradients());
@@ -215,7 +218,9 @@ void Servers::commit(const Step& step, const TensorOf& values) {
         }
       }
     } catch (const PeerError&) {
-      connect_again(*server, [&](int64_t of_step) { make_again(*server, header, !members_.empty() && server->clock <= of_step, values); });
+      connect_again(*server, [&](int64_t of_step) {
+        make_again(*server, header, !members_.empty() && server->clock <= of_step, values);
+      });
     }
     if (const auto pushed = std::exchange(server->pushed, nullptr)) { // a server that was told the members answers both requests, into the same room
       pushed->wait_until(rpc::Clock::now() + kLongestAnswer);

@@ -34,8 +34,16 @@ Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t ser
   };
   Snapshot snapshot;
   try {
-    snapshot = {std::stoi(word("place")), std::stoll(word("servers")), std::stoll(word("clock")), std::stoll(word("steps")), read_parameters(nlohmann::json::parse(word("parameters"))), word("optimizer"), nlohmann::json::parse(word("last")),
-                read_load(nlohmann::json::parse(word("load"))), nlohmann::json::parse(word("made")).get<std::map<int, int64_t>>()};
+    const auto json = [&](const char* key) { return nlohmann::json::parse(word(key)); };
+    snapshot = {.place = std::stoi(word("place")),
+                .servers = std::stoll(word("servers")),
+                .clock = std::stoll(word("clock")),
+                .steps = std::stoll(word("steps")),
+                .parameters = read_parameters(json("parameters")),
+                .optimizer = word("optimizer"),
+                .last = json("last"),
+                .load = read_load(json("load")),
+                .made = json("made").get<std::map<int, int64_t>>()};
   } catch (const std::logic_error&) { // stoi's
     throw InputError("server", concat(file.string(), " is no snapshot of a server: a number in it is none"), "Use another folder.");
   } catch (const nlohmann::json::exception&) {

@@ -34,7 +34,8 @@ void Together::answer_pulls() {
   std::vector<Waiting> still;
   const int64_t least = least_that_comes();
   if (first_clock_ && *first_clock_ < least) {
-    log::warning("server ", options_.place, ": the updates of its part up to clock ", least, " of server 0 are lost: all workers that could have committed them are gone");
+    log::warning("server ", options_.place, ": the updates of its part up to clock ", least,
+                 " of server 0 are lost: all workers that could have committed them are gone");
     first_clock_ = least;
   }
   for (Waiting& pull : std::exchange(pulls_, {})) {
@@ -49,7 +50,8 @@ void Together::answer_pulls() {
   pulls_ = std::move(still);
 }
 
-// Where all workers that are there wait for values of a step that server 0 has made, nobody will make it here: the clock of server 0 that these values stand for.
+// Where all workers that are there wait for values of a step that server 0 has made, nobody will make it here: the clock of
+// server 0 that these values stand for.
 int64_t Together::least_that_comes() const {
   std::vector<int> wait;
   int64_t least = 0;
@@ -59,7 +61,8 @@ int64_t Together::least_that_comes() const {
     least = std::max(least, pull.header.value("first_clock", int64_t{0}));
   }
   const std::vector<int> there = workers_.there();
-  const bool all = std::all_of(there.begin(), there.end(), [&](int number) { return std::find(wait.begin(), wait.end(), number) != wait.end(); });
+  const auto waits = [&](int number) { return std::find(wait.begin(), wait.end(), number) != wait.end(); };
+  const bool all = std::all_of(there.begin(), there.end(), waits);
   return all && !workers_.awaits_any() ? least : 0;
 }
 
@@ -193,7 +196,8 @@ void Together::answer_sums() {
   for (Waiting& sum : std::exchange(sums_, {})) {
     const int64_t clock = sum.clock();
     if (clock < clock_) { // another member was faster, and has committed
-      answer(sum, clock == clock_ - 1 && clock_ > load_.clock ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
+      const bool was_last = clock == clock_ - 1 && clock_ > load_.clock;
+      answer(sum, was_last ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
       continue;
     }
     if (!round_.closed()) {

@@ -19,7 +19,8 @@ class Workers {
   static constexpr std::chrono::seconds kComes{120};
   static constexpr std::chrono::seconds kComesAgain{15};
 
-  /// Worker `number` of `workers` comes over this connection, perhaps not for the first time. `lives`: the same process as before, whose connection broke; `restarted`: another one after it.
+  /// Worker `number` of `workers` comes over this connection, perhaps not for the first time. `lives`: the same process as
+  /// before, whose connection broke; `restarted`: another one after it.
   void join(int number, int workers, uint64_t client, bool after_restart, bool lives, bool restarted) {
     if (all_.empty()) {
       awaited_until_ = rpc::Clock::now() + (after_restart ? kComesAgain : kComes);
@@ -97,7 +98,8 @@ class Workers {
     const auto found = all_.find(number);
     return found != all_.end() && found->second.returned;
   }
-  /// Steps since the last load of each worker that was ever there, for those that do not wait for each other: one that is started again begins where the slowest other one is.
+  /// Steps since the last load of each worker that was ever there, for those that do not wait for each other: one that is
+  /// started again begins where the slowest other one is.
   const std::map<int, int64_t>& made() const {
     return made_;
   }
