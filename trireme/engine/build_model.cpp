@@ -95,7 +95,7 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
     log::info(parts.layers->describe());
   }
   parts.ties = std::make_unique<pipeline::Ties>(parts.pipe, *parts.layers);
-  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.group.rank(), parts.group.size(), parts.device());
+  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.worker * parts.group.size() + parts.group.rank(), parts.workers * parts.group.size(), parts.device());
 }
 
 // A list of layers registers the tensors of its modules, not the modules.

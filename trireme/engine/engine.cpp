@@ -249,9 +249,6 @@ void Engine::Impl::step() {
 }
 
 void Engine::Impl::skip_to(int64_t step) {
-  if (parts.server != nullptr && state.global_steps < step) {
-    parts.optimizer->set_steps(parts.server->optimizer_steps());
-  }
   for (; state.global_steps < step; ++state.global_steps) {
     parts.schedule->advance();
     for (int64_t i = 0; parts.loader && i < parts.batch.accumulation; ++i) {
@@ -344,8 +341,7 @@ bool Engine::is_first_replica() const {
 }
 void Engine::begin_at(int64_t step) {
   if (impl_->parts.server != nullptr) {
-    impl_->parts.optimizer->set_steps(impl_->parts.server->optimizer_steps());
-    impl_->parts.server->take_updates();
+    impl_->parts.server->begin();
   }
   impl_->skip_to(step);
 }

@@ -140,6 +140,9 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
                      concat("Save after a step in which they meet, the next is step ", next, '.'));
   }
   engine_.optimizer_step.finish_delayed();
+  if (engine_.parts.server != nullptr) {
+    engine_.parts.server->fetch_states();
+  }
   std::vector<checkpoint::TensorShard> mine;
   nlohmann::json positions;
   nlohmann::json own;
@@ -373,6 +376,10 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   engine_.parts.optimizer->set_steps(state["optimizer"].at("steps")); // so that masters do not follow the parameters first
   load_tensors(saved);
   load_counts(state);
+  if (engine_.parts.server != nullptr) {
+    const auto& about = saved.manifest().about;
+    engine_.skip_to(engine_.parts.server->loaded(concat(about.tag, " (save ", about.save_id, ')'), engine_.state.global_steps));
+  }
   continue_random_states(engine_.parts, saved, engine_.state.global_steps);
   adopt_chosen_ways(engine_.parts, state.value("activations", nlohmann::json()));
   engine_.whole_again();
