@@ -39,7 +39,7 @@ Doorkeeper::Doorkeeper(Descriptor listening, DoorkeeperOptions options)
   }
 }
 
-Doorkeeper::Clock::time_point Doorkeeper::wake() const {
+Clock::time_point Doorkeeper::wake() const {
   auto next = Clock::time_point::max();
   if (!strangers_.empty()) {
     next = strangers_.begin()->second.since + options_.patience;
