@@ -1,5 +1,5 @@
 // Ranks on several hosts: agents that a script starts on this machine in place of ssh.
-#include "launch_process.h"
+#include "on_hosts.h"
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
@@ -19,47 +19,6 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
-
-class HostsTest : public LaunchTest {
- protected:
-  HostsTest() {
-    // As ssh: HOST PROGRAM ARGS... A file down.HOST makes the host unreachable.
-    std::ofstream script(folder() / "rsh");
-    script << "#!/bin/sh\n"
-              "host=$1; shift\n"
-              "if test -e " << folder().string() << "/down.$host; then echo \"ssh: connect to host $host port 22: No route to host\" >&2; exit 255; fi\n"
-              "echo \"Welcome to $host!\"\n"
-              "n=0; while test -e " << folder().string() << "/pid.agent.$host.$n; do n=$((n+1)); done\n"
-              "echo $$ > " << folder().string() << "/pid.agent.$host.$n.part; mv " << folder().string() << "/pid.agent.$host.$n.part "
-           << folder().string() << "/pid.agent.$host.$n\n"
-              "exec \"$@\"\n";
-    script.close();
-    fs::permissions(folder() / "rsh", fs::perms::owner_all);
-  }
-
-  // Hosts named a, b, c... with addresses of the loopback network that no interface has.
-  LaunchOptions on_hosts(int hosts, int slots, const std::vector<std::string>& steps) const {
-    LaunchOptions options = probes(0, steps);
-    for (int i = 0; i < hosts; ++i) {
-      options.hosts.push_back({std::string(1, static_cast<char>('a' + i)), slots, concat("127.0.0.", i + 2)});
-    }
-    options.rsh = {(folder() / "rsh").string()};
-    options.agent = LAUNCH_AGENT;
-    return options;
-  }
-
-  void wait_for_ranks(int ranks, int restart = 0) const {
-    for (int rank = 0; rank < ranks; ++rank) {
-      ASSERT_TRUE(appears(concat("pid.rank.", rank, ".", restart)));
-    }
-  }
-
-  std::string value(int rank, const std::string& name) const {
-    const std::string text = concat("\n", log(rank));
-    const size_t at = text.rfind(concat("\n", name, "="));
-    return at == std::string::npos ? "missing" : text.substr(at + name.size() + 2, text.find('\n', at + 1) - at - name.size() - 2);
-  }
-};
 
 TEST_F(HostsTest, RanksAreNumberedInTheOrderOfTheHosts) {
   LaunchOptions options = on_hosts(2, 2, {"*:env=RANK", "*:env=LOCAL_RANK", "*:env=WORLD_SIZE", "*:env=LOCAL_WORLD_SIZE", "*:env=GROUP_RANK",
@@ -381,6 +340,51 @@ TEST_F(HostsTest, TheSecretIsTheSameAndHidden) {
   }
   touch("go");
   EXPECT_EQ(launch.wait(), 0);
+}
+
+// With servers each task starts when all are ready.
+class HostsOfTasksTest : public HostsTest {
+ protected:
+  LaunchOptions tasks(int hosts, int workers, int servers) const {
+    LaunchOptions options = on_hosts(hosts, 1, {"s:answer=15", "*:pid", "s:sleep=60000"});
+    options.ranks = workers;
+    options.servers = servers;
+    return options;
+  }
+};
+
+TEST_F(HostsOfTasksTest, AWorkerWhoseHostRefusesHoldsUpNobody) {
+  touch("down.b");
+  LaunchProcess launch(tasks(2, 2, 1), folder());
+  EXPECT_EQ(launch.wait(), 0) << launch.err();
+  EXPECT_THAT(launch.err(), HasSubstr("worker 1 is not started again (its host is lost): the job goes on with 1 worker\n"));
+  EXPECT_TRUE(fs::exists(folder() / "pid.rank.w0.0"));
+}
+
+TEST_F(HostsOfTasksTest, AServerWhoseHostRefusesEndsTheJob) {
+  touch("down.b");
+  LaunchProcess launch(tasks(2, 1, 2), folder());
+  EXPECT_EQ(launch.wait(), 1);
+  EXPECT_THAT(launch.err(), HasSubstr("server 1 cannot be started (its host is lost), and no worker can train without it: the job ends\n"));
+  EXPECT_FALSE(fs::exists(folder() / "pid.rank.w0.0"));
+}
+
+TEST_F(HostsOfTasksTest, WithoutAWorkerNothingStarts) {
+  touch("down.b");
+  touch("down.a");
+  LaunchProcess launch(tasks(2, 2, 1), folder());
+  EXPECT_EQ(launch.wait(), 1);
+  EXPECT_FALSE(fs::exists(folder() / "pid.rank.s0.0"));
+}
+
+// The agent lives and beats.
+TEST_F(HostsTest, AHostThatOpensNoSocketIsLost) {
+  std::ofstream(folder() / "rsh") << "#!/bin/sh\n"
+                                     "echo '{\"is\":\"ready\",\"protocol\":" << kProtocol << "}'\n"
+                                     "while echo '{\"is\":\"beat\"}'; do sleep 0.5; done\n";
+  LaunchProcess launch(on_hosts(1, 1, {"*:exit=0"}), folder());
+  EXPECT_EQ(launch.wait(), 1);
+  EXPECT_THAT(launch.err(), HasSubstr("host a is lost: it has not opened a socket for its ranks within 20.0 s"));
 }
 
 } // namespace

@@ -254,6 +254,11 @@ TEST_F(LauncherTest, KeepsNoLogsThatNobodyNeeds) {
   const auto use_tmp = [this] { ::setenv("TMPDIR", (folder() / "tmp").c_str(), 1); };
   EXPECT_EQ(LaunchProcess(options, folder(), use_tmp).wait(), 0);
   EXPECT_TRUE(fs::is_empty(folder() / "tmp"));
+  options.command.back() = "0:out=words\n"; // the others write nothing
+  options.all_output = false;
+  EXPECT_EQ(LaunchProcess(options, folder(), use_tmp).wait(), 0);
+  EXPECT_TRUE(fs::is_empty(folder() / "tmp"));
+  options.all_output = true;
   options.command.back() = "1:exit=3";
   EXPECT_EQ(LaunchProcess(options, folder(), use_tmp).wait(), 3);
   EXPECT_FALSE(fs::is_empty(folder() / "tmp")) << "the report names the log";

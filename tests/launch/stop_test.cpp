@@ -12,6 +12,7 @@
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
+#include <sys/fanotify.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -267,6 +268,29 @@ TEST_F(StopTest, AStoppedGuardianGoesOn) {
   EXPECT_TRUE(nothing_runs());
 }
 
+// On a file system that does not answer, exec() does not come back. Here it waits for a permission that nobody gives.
+TEST_F(StopTest, AJobWhoseProgramDoesNotStartCanBeStopped) {
+  const std::filesystem::path program = folder() / "program";
+  std::filesystem::copy_file(LAUNCH_PROBE, program);
+  const Descriptor watch(::fanotify_init(FAN_CLASS_CONTENT | FAN_CLOEXEC, O_RDONLY));
+  if (!watch || ::fanotify_mark(watch.get(), FAN_MARK_ADD, FAN_OPEN_EXEC_PERM, AT_FDCWD, program.c_str()) != 0) {
+    GTEST_SKIP() << "fanotify is not allowed here";
+  }
+  for (const int number : {SIGTERM, SIGKILL}) {
+    LaunchOptions options = probes(2, {"*:pid"});
+    options.command.front() = program;
+    LaunchProcess launch(options, folder());
+    pollfd asked = {watch.get(), POLLIN, 0};
+    ASSERT_EQ(::poll(&asked, 1, 30'000), 1);
+    fanotify_event_metadata event{};
+    ASSERT_GE(::read(watch.get(), &event, sizeof event), static_cast<ssize_t>(sizeof event));
+    ::close(event.fd);
+    ::kill(launch.pid(), number);
+    EXPECT_EQ(launch.wait(), 128 + number) << launch.err();
+    EXPECT_TRUE(eventually([&] { return !is_running(event.pid); })) << "the process that would become the rank";
+  }
+}
+
 TEST_F(StopTest, TheLifelineShowsThatTheLauncherIsGone) {
   LaunchProcess launch(probes(1, {"*:env=TRIREME_LIFELINE_FD", "*:pid", "*:sleep=60000"}), folder());
   wait_for_ranks(1);
@@ -309,6 +333,24 @@ TEST_F(StopTest, APreemptibleJobThatCannotSaveSaysSo) {
   wait_for_ranks(2);
   ::kill(launch.pid(), SIGTERM);
   EXPECT_EQ(launch.wait(), 143) << "rank 1 did not end with 0";
+}
+
+// A signal in the first moments finds ranks that cannot answer yet, or none.
+TEST_F(StopTest, APreemptibleJobThatHasNotBegunIsStoppedAsAsked) {
+  LaunchOptions options = probes(2, {"0:answer=15", "*:pid", "*:sleep=60000"});
+  options.preemptible = true;
+  options.progress = [] { return std::nullopt; };
+  LaunchProcess launch(options, folder());
+  wait_for_ranks(2);
+  ::kill(launch.pid(), SIGTERM);
+  EXPECT_EQ(launch.wait(), 0);
+  options.progress = [] { return std::optional(Progress{.step = 7, .stepped_at = 1e12}); };
+  std::filesystem::remove(folder() / "pid.rank.0.0");
+  std::filesystem::remove(folder() / "pid.rank.1.0");
+  LaunchProcess other(options, folder());
+  wait_for_ranks(2);
+  ::kill(other.pid(), SIGTERM);
+  EXPECT_EQ(other.wait(), 143) << "a step is done, and rank 1 did not save it";
 }
 
 // After a failure there is nothing to save: SIGTERM would only make the others wait for the one that is gone.

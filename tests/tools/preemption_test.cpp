@@ -63,6 +63,19 @@ TEST_F(PreemptionCommandTest, StopsSavesAndContinuesBitForBit) {
   }
 }
 
+// Before the ranks can answer, there is nothing to save, and the job is stopped as asked all the same.
+TEST_F(PreemptionCommandTest, ASignalInTheFirstMomentsStopsItToo) {
+  for (const char* later : {"0", "0.05", "0.1", "0.2", "0.3", "0.5"}) {
+    const std::string out = concat("out", later);
+    const Finished run = sh(concat(command(out), " --stopped-status 75 & p=$!; while [ ! -e ", path(out), "/logs/lock ]; do sleep 0.001; done; sleep ", later, "; kill -TERM $p; wait $p"), 60);
+    EXPECT_EQ(run.status, 75) << later << " s after its beginning: " << run.output;
+    EXPECT_EQ(report(out)["status"], "preempted");
+    if (!fs::exists(folder / out / "checkpoints/latest")) {
+      EXPECT_THAT(run.output, HasSubstr("stopped before anything was saved"));
+    }
+  }
+}
+
 TEST_F(PreemptionCommandTest, ASecondSignalIsNow) {
   // Ranks that are stopped cannot save.
   const std::string stop_ranks = concat("pkill -STOP -f \"[t]rireme-rank train.*", path("out"), "\"");

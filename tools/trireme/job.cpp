@@ -54,6 +54,12 @@ class Pipe {
 [[noreturn]] void become(const std::vector<std::string>& words, const Variables& variables, int out, int err) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  sigset_t ends; // the caller may keep them for the job that it will start
+  ::sigemptyset(&ends);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
+    ::sigaddset(&ends, number);
+  }
+  ::sigprocmask(SIG_UNBLOCK, &ends, nullptr);
   std::vector<char*> arguments;
   for (const std::string& word : words) {
     arguments.push_back(const_cast<char*>(word.c_str()));

@@ -71,11 +71,17 @@ std::string describe_workers(const engine::Engine& engine, const parallel::Serve
   return concat(workers, workers == 1 ? " worker of " : " workers of ", servers.servers, servers.servers == 1 ? " parameter server (" : " parameter servers (", parallel::ServerOptions::name(servers.mode), ')');
 }
 
+const RunToken& checked(const RunToken& token) {
+  token.check();
+  return token;
+}
+
 } // namespace
 
 RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
-               std::optional<int64_t> resumed_step)
-    : folder_(folder),
+               std::optional<int64_t> resumed_step, const RunToken& token)
+    : token_(checked(token)),
+      folder_(folder),
       run_(run),
       engine_(engine),
       datasets_(datasets),
@@ -108,9 +114,31 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
   running(resumed_step.value_or(0));
 }
 
+RunLog::~RunLog() {
+  try {
+    token_.check();
+  } catch (const Error&) { // what ends this training may not have been said here
+    tensorboard_.discard();
+  }
+}
+
+// Before anything is written.
+void RunLog::check_token() {
+  try {
+    token_.check();
+  } catch (const ReplacedError&) {
+    progress_.reset();
+    tensorboard_.discard();
+    throw;
+  }
+}
+
 void RunLog::write(const std::function<void()>& action) {
   try {
+    check_token();
     action();
+  } catch (const ReplacedError&) {
+    throw;
   } catch (const Error& error) {
     if (!complained_) {
       log::error("what the run writes about itself is incomplete, training goes on: ", error.what());

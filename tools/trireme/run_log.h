@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/base/run_token.h>
 #include <trireme/config/run_file.h>
 #include <trireme/data/make_dataset.h>
 #include <trireme/engine/engine.h>
@@ -20,10 +21,12 @@ namespace trireme::tools {
 /// What rank 0 shows and writes while training: the progress line, metrics.jsonl,
 /// TensorBoard events, run.json and report.html. A file that cannot be
 /// written (a full disk) is complained about once and does not end the training.
+/// Errors of all functions: ReplacedError when a later training has claimed the run folder (`token`); nothing is written then.
 class RunLog {
  public:
   RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
-         std::optional<int64_t> resumed_step);
+         std::optional<int64_t> resumed_step, const RunToken& token);
+  ~RunLog();
 
   void step(const monitor::StepMetrics& metrics);
   void status(const char* text);
@@ -38,8 +41,10 @@ class RunLog {
  private:
   using Clock = std::chrono::steady_clock;
   void write(const std::function<void()>& action);
+  void check_token();
   void write_report(const std::string& status, const std::string& sample);
 
+  const RunToken& token_;
   std::filesystem::path folder_;
   const config::RunConfig& run_;
   engine::Engine& engine_;

@@ -12,11 +12,13 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
+#include <trireme/base/run_token.h>
 #include <trireme/base/units.h>
 #include <trireme/checkpoint/folder.h>
 #include <trireme/config/run_file.h>
 #include <trireme/launch/environment.h>
 #include <trireme/launch/launcher.h>
+#include <trireme/launch/signals.h>
 #include <trireme/monitor/metrics.h>
 
 #include <nlohmann/json.hpp>
@@ -87,6 +89,15 @@ class RunLock {
  private:
   Descriptor file_;
 };
+
+/// Why this job must not start its ranks again: a later one has claimed the run folder. "": it has not.
+std::string superseded(const RunToken& token, const std::string& run_id, const fs::path& folder) {
+  const auto newest = RunToken::newest(folder);
+  if (!newest || newest->attempt <= token.attempt() || newest->job == run_id) {
+    return "";
+  }
+  return concat("another training writes into ", folder.parent_path().string(), " now (", describe(*newest), ')');
+}
 
 std::vector<std::string> rank_command(const TrainCommand& command) {
   std::vector<std::string> words = {rank_program().string(), "train", command.run_file.string(), "--out", command.out.string()};
@@ -365,6 +376,7 @@ int train_job(TrainCommand command) {
   if (const auto job = joined_job()) {
     become_rank(std::move(command), *job);
   }
+  launch::SignalWatch signals; // a request to stop that comes from now on finds a job that can answer it
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
   warn_of_long_warm_up(run);
   launch::LaunchOptions options = launch_options(command.places);
@@ -394,6 +406,11 @@ int train_job(TrainCommand command) {
   check_out(command); // a job that the lock waited for may have saved
   options.ranks = static_cast<int>(ranks);
   options.log_dir = command.out / "logs";
+  options.run_id = launch::random_id();
+  RunToken token(options.log_dir, options.run_id);
+  token.claim();
+  options.extra_env.emplace_back("TRIREME_RUN_ATTEMPT", std::to_string(token.attempt()));
+  options.superseded = [&] { return superseded(token, options.run_id, options.log_dir); };
   options.extra_env.emplace_back("TRIREME_RUN_DIR", fs::absolute(command.out).string());
   options.all_output = command.all_output;
   options.preemptible = true;
@@ -412,14 +429,18 @@ int train_job(TrainCommand command) {
   options.progress = [out = command.out, saved] { return progress_of(out, saved()); };
   launch::JobReport report;
   try {
-    report = launch::run_job(options);
+    report = launch::run_job(options, signals);
   } catch (const Error& error) {
     report.exit_code = error.exit_code();
-    write_report(command.out, report);
+    if (options.superseded().empty()) {
+      write_report(command.out, report);
+    }
     throw;
   }
-  write_report(command.out, report);
-  if (report.received_signal != 0 && report.exit_code != 0) {
+  if (options.superseded().empty()) {
+    write_report(command.out, report);
+  }
+  if (report.received_signal != 0 && (report.exit_code != 0 || report.not_begun)) {
     const int64_t step = saved();
     log::info(saved.nothing_saved() ? concat("stopped before anything was saved: begin again with --resume ", command.resume_from)
               : step > 0             ? concat("stopped; step ", step, " is saved: continue with --resume")

@@ -6,7 +6,7 @@
 #include "join_traces.h"
 #include "offload_check.h"
 #include "run_estimate.h"
-#include "run_log.h"
+#include "run_writer.h"
 #include "sample.h"
 #include "server_roles.h"
 #include "task.h"
@@ -63,6 +63,7 @@ class TrainRun {
         run_(config::read_run_file(command.run_file, command.overrides)),
         device_(device ? *device : choose_device()),
         mesh_(make_mesh()),
+        writer_(command.out, worker_ ? std::optional(worker_->worker) : std::nullopt),
         start_(start()),
         datasets_(data::make_datasets(run_.data)),
         task_(build_task()) {
@@ -82,6 +83,7 @@ class TrainRun {
     options.mesh = mesh_;
     options.sequence_parallel = run_.parallel.sequence_parallel;
     options.server_worker = comes_and_goes() ? std::nullopt : worker_;
+    options.run_token = writer_.token();
     options.replica = comes_and_goes() ? std::optional(replica_of(*worker_)) : std::nullopt;
     engine_ = engine::initialize(world, options).engine;
     resume();
@@ -94,7 +96,7 @@ class TrainRun {
     }
     others_are_done_ = is_done_by_others();
     if (is_first()) {
-      log_.emplace(command.out, run_, *engine_, datasets_, resumed_step_);
+      writer_.begin(run_, *engine_, datasets_, resumed_step_);
     }
   }
 
@@ -104,7 +106,7 @@ class TrainRun {
   /// Workers of parameter servers are worlds of their own, of which the first alone evaluates, saves and writes: of those that are there the one with the lowest number; of replicas that come and go the one that has been
   /// there for longest.
   bool is_silent() const {
-    return worker_ && (!engine_->is_first_replica() || others_are_done_);
+    return worker_ && (!engine_->is_first_replica() || others_are_done_ || writer_.handed_over());
   }
   /// The rank that writes.
   bool is_first() const {
@@ -144,11 +146,6 @@ class TrainRun {
   std::string write_sample();
   std::string next_run() const;
   int leave();
-  void set_status(const char* text) {
-    if (log_) {
-      log_->status(text);
-    }
-  }
   // After steps (before, step].
   static bool due(int64_t before, int64_t step, int64_t every) {
     return every > 0 && step / every > before / every;
@@ -162,13 +159,13 @@ class TrainRun {
   at::Device device_;
   int64_t returned_blocks_ = 0; // while it trains; 0: as malloc likes
   mesh::Mesh mesh_;
+  RunWriter writer_;
   std::optional<Start> start_; // absent: from the beginning
   data::Datasets datasets_;
   Task task_;
   std::shared_ptr<engine::Engine> engine_;
   std::optional<data::DataLoader> validation_;
   std::optional<int64_t> resumed_step_;
-  std::optional<RunLog> log_; // rank 0
   int64_t last_saved_ = -1;
   bool others_are_done_ = false; // the worker before this one has reported and saved the last step, and left
   TrafficMeter traffic_;
@@ -242,8 +239,13 @@ std::optional<fs::path> TrainRun::saved_by_this_job() const {
   return client.value(kJob, "") == job_ ? std::optional(newest.folder()) : std::nullopt;
 }
 
-// A restart continues from its job's last checkpoint, or from where the job began.
+// A restart continues from its job's last checkpoint, or from where the job began. The run folder is claimed before: a training that lives on elsewhere saves no more.
 std::optional<TrainRun::Start> TrainRun::start() const {
+  engine::check_together(world_.group(), [&] {
+    if (!worker_ && world_.rank() == 0) { // a worker claims it when it becomes the first
+      writer_.token()->claim();
+    }
+  });
   const bool restarted = env::flag("TRIREME_RESTART");
   if (!command_.resume && !restarted) {
     return std::nullopt;
@@ -289,14 +291,14 @@ void TrainRun::save() {
   if (last_saved_ == engine_->global_steps() || is_silent()) {
     return;
   }
-  set_status("saving checkpoint");
+  writer_.status("saving checkpoint");
   try {
-    engine_->save_checkpoint(command_.out / "checkpoints", "", {{kJob, job_}}, run_.training.keep_checkpoints);
-    last_saved_ = engine_->global_steps();
-    failed_save_.reset();
-    if (log_) {
-      log_->running(last_saved_);
-    }
+    writer_.write([&] {
+      engine_->save_checkpoint(command_.out / "checkpoints", "", {{kJob, job_}}, run_.training.keep_checkpoints);
+      last_saved_ = engine_->global_steps();
+      failed_save_.reset();
+    });
+    writer_.with_log([&](RunLog& log) { log.running(last_saved_); });
   } catch (const PeerError&) {
     throw;
   } catch (const Error& error) {
@@ -307,7 +309,7 @@ void TrainRun::save() {
     }
   }
   traffic_.skip_files(*engine_);
-  set_status("");
+  writer_.status("");
 }
 
 void TrainRun::measure_memory() {
@@ -351,7 +353,7 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
   if (!validation_ || is_silent()) {
     return;
   }
-  set_status("evaluating");
+  writer_.status("evaluating");
   const Evaluated evaluated = tools::evaluate(*engine_, task_, *validation_, run_.training.eval_batches, world_.group());
   metrics.val_loss = evaluated.loss;
   metrics.val_accuracy = evaluated.accuracy;
@@ -359,7 +361,7 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     log::warning("the validation loss at step ", engine_->global_steps(), " is not finite: lower the learning rate, or go back to an earlier checkpoint");
   }
   traffic_.skip(*engine_);
-  set_status("");
+  writer_.status("");
 }
 
 std::string TrainRun::write_sample() {
@@ -382,9 +384,7 @@ int TrainRun::leave() {
     join_traces(world_, command_.out);
   }
   const int64_t step = engine_->global_steps();
-  if (log_) {
-    log_->interrupted(concat("preempted at step ", step));
-  }
+  writer_.with_log([&](RunLog& log) { log.interrupted(concat("preempted at step ", step)); });
   if (failed_save_) {
     throw Error("train", concat("stopped by ", engine::Preemption::reason(), " at step ", step, ", which could not be saved: ", *failed_save_),
                 next_run());
@@ -404,18 +404,19 @@ bool TrainRun::is_done_by_others() const {
 
 // Another one may have become the first: at a meeting of replicas, or because a worker with a lower number is gone, or back.
 void TrainRun::share_duties() {
-  if (!worker_ || is_first() == log_.has_value()) {
+  writer_.note_first(engine_->is_first_replica());
+  if (!worker_ || is_first() == writer_.writes()) {
     return;
   }
-  if (!log_ && (others_are_done_ = is_done_by_others())) {
+  if (!writer_.writes() && (others_are_done_ = is_done_by_others())) {
     return;
   }
-  if (log_) { // a worker with a lower number is back, or this one was so late that the others have gone on without it
-    log_.reset();
+  if (writer_.writes()) { // a worker with a lower number is back, or this one was so late that the others have gone on without it
+    writer_.stop();
     return;
   }
   log::info(comes_and_goes() ? "replica " : "worker ", worker_->worker, " reports, evaluates and saves from step ", engine_->global_steps(), " on");
-  log_.emplace(command_.out, run_, *engine_, datasets_, engine_->global_steps() - 1);
+  writer_.begin(run_, *engine_, datasets_, engine_->global_steps() - 1);
 }
 
 int TrainRun::train() {
@@ -433,9 +434,7 @@ int TrainRun::train() {
     const int64_t step = engine_->global_steps();
     monitor::StepMetrics m = metrics();
     if (engine_->stop_agreed() && step < steps) {
-      if (log_) {
-        log_->step(m);
-      }
+      writer_.with_log([&](RunLog& log) { log.step(m); });
       return leave();
     }
     if (due(before, step, run_.training.eval_every) || step >= steps) {
@@ -444,13 +443,12 @@ int TrainRun::train() {
       m.peak_rss_bytes = peak_rss_;
       m.device_peak_bytes = device_peak_;
     }
-    if (log_) {
-      log_->step(m);
-    }
+    writer_.with_log([&](RunLog& log) { log.step(m); });
     if (due(before, step, run_.training.checkpoint_every) && step < steps) { // the last one comes below
       save();
     }
     if (monitor::tracer().on() && step >= first + command_.trace_steps && step < steps) {
+      writer_.token()->check();
       join_traces(world_, command_.out);
     }
   }
@@ -464,9 +462,7 @@ int TrainRun::train() {
   if (monitor::tracer().on()) {
     join_traces(world_, command_.out);
   }
-  if (log_) {
-    log_->finish(write_sample());
-  }
+  writer_.with_log([&](RunLog& log) { log.finish(write_sample()); });
   if (failed_save_) {
     throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_), next_run());
   }

@@ -60,6 +60,9 @@ void Problem::raise() const {
   if (is_input) {
     throw InputError(from, happened, next);
   }
+  if (is_peer) {
+    throw PeerError(from, happened, next);
+  }
   throw Error(from, happened, next);
 }
 
@@ -78,18 +81,18 @@ Problem Problem::of(const std::exception& error) {
   if (!text.empty() && text.back() == '.') {
     text.pop_back();
   }
-  return {text.empty() ? "unknown failure" : text, "", dynamic_cast<const InputError*>(&error) != nullptr, part};
+  return {text.empty() ? "unknown failure" : text, "", dynamic_cast<const InputError*>(&error) != nullptr, part, dynamic_cast<const PeerError*>(&error) != nullptr};
 }
 
 nlohmann::json to_json(const Problem& problem) {
-  return problem ? nlohmann::json{{"happened", problem.happened}, {"next", problem.next}, {"input", problem.is_input}, {"part", problem.part}} : nlohmann::json();
+  return problem ? nlohmann::json{{"happened", problem.happened}, {"next", problem.next}, {"input", problem.is_input}, {"part", problem.part}, {"peer", problem.is_peer}} : nlohmann::json();
 }
 
 Problem problem_from(const nlohmann::json& json) {
   if (json.is_null()) {
     return {};
   }
-  return {json.at("happened").get<std::string>(), json.at("next").get<std::string>(), json.at("input").get<bool>(), json.at("part").get<std::string>()};
+  return {json.at("happened").get<std::string>(), json.at("next").get<std::string>(), json.at("input").get<bool>(), json.at("part").get<std::string>(), json.at("peer").get<bool>()};
 }
 
 Problem joined(const std::vector<Problem>& of_ranks) {
@@ -103,6 +106,7 @@ Problem joined(const std::vector<Problem>& of_ranks) {
       all.happened += concat(all.happened.empty() ? "" : "; ", of_ranks.size() > 1 ? concat("rank ", rank, ": ") : "", other, one.happened);
       all.next = one.next.empty() ? all.next : one.next;
       all.is_input = all.is_input && one.is_input;
+      all.is_peer = all.is_peer || one.is_peer;
     }
   }
   return all;

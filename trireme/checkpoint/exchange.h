@@ -19,6 +19,8 @@ struct Problem {
   bool is_input = false;
   /// Where it comes from: the "[part]" of its text, "checkpoint" without one.
   std::string part = {};
+  /// Whether it is a PeerError: the training ends with it.
+  bool is_peer = false;
 
   explicit operator bool() const {
     return !happened.empty();

@@ -40,6 +40,12 @@ std::string random_id() {
   return id;
 }
 
+void check_claim(const SaveOptions& options) {
+  if (options.check_claim) {
+    options.check_claim();
+  }
+}
+
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -73,6 +79,7 @@ json agree(const fs::path& root, const std::vector<json>& reports, const SaveOpt
   if (fs::exists(root / tag, error) && !fs::exists(root / tag / kManifestName, error) && !fs::is_empty(root / tag, error)) {
     throw InputError("checkpoint", concat((root / tag).string(), " exists and is no checkpoint"), "Move it away or choose another tag.");
   }
+  check_claim(options);
   About about;
   about.tag = tag;
   about.step = step_of(tag);
@@ -157,7 +164,7 @@ void add_shard(Manifest& manifest, const json& shard, size_t file, size_t rank) 
 }
 
 // Second exchange, after all files are written: makes the checkpoint visible.
-void commit(const fs::path& root, const json& agreed, const std::vector<json>& reports, const json& state, const json& config, Staging& staging) {
+void commit(const fs::path& root, const json& agreed, const std::vector<json>& reports, const json& state, const json& config, const SaveOptions& options, Staging& staging) {
   std::vector<Problem> problems;
   for (const json& report : reports) {
     problems.push_back(report.contains("problem") ? problem_from(report["problem"]) : Problem{});
@@ -191,7 +198,9 @@ void commit(const fs::path& root, const json& agreed, const std::vector<json>& r
     check_coverage(tensor, "the shards of all ranks");
   }
   write_file_atomically(temporary / kManifestName, manifest.to_text());
+  check_claim(options);
   put_in_place(staging, root / manifest.about.tag);
+  check_claim(options); // nothing is taken back: what is there now may be the later training's
   try {
     write_file_atomically(root / kLatestName, manifest.about.tag + "\n", staging.latest());
   } catch (...) {
@@ -237,7 +246,8 @@ void save(const fs::path& root,
   }
   const auto put_together = [&](const std::vector<json>& reports) {
     try {
-      commit(root, agreed, reports, state, config, *staging);
+      commit(root, agreed, reports, state, config, options, *staging);
+      check_claim(options);
     } catch (...) {
       staging.reset(); // before the other ranks get the error
       throw;

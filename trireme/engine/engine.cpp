@@ -472,6 +472,9 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last) {
   checkpoint::SaveOptions options(impl_->parts.checkpoint);
   options.keep_last = keep_last;
+  if (const auto token = impl_->parts.run_token) {
+    options.check_claim = [token] { token->check(); };
+  }
   impl_->check_whole("save_checkpoint()");
   const Note note("checkpoint of step", impl_->state.global_steps);
   fault::at(fault::Phase::checkpoint);

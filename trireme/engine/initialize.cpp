@@ -347,6 +347,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   parts.used_config = used_config(options);
   parts.config = options.stored_config.value_or(parts.used_config);
   parts.checkpoint = config.checkpoint;
+  parts.run_token = options.run_token;
   announce(config);
 
   check_together(parts.everyone, [&] {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/base/run_token.h>
 #include <trireme/bucket/state_store.h>
 #include <trireme/comm/world.h>
 #include <trireme/config/auto_values.h>
@@ -82,6 +83,9 @@ struct InitializeOptions {
   int64_t prefetch = 2;
   /// Kept in every checkpoint; default: `config` as it is used, config::to_json(). A run keeps its whole run file here.
   std::optional<nlohmann::ordered_json> stored_config;
+  /// This start's right to write its run folder, which rank 0 has claimed: save_checkpoint() throws PeerError on every rank once a later start has claimed it.
+  /// Default: nobody else is expected to write there. Give the same one to what else writes the folder, and check() before each write.
+  std::shared_ptr<const RunToken> run_token = nullptr;
 };
 
 /// An engine and what it is made of; usable with structured bindings:

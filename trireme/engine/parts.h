@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/activations/activations.h>
+#include <trireme/base/run_token.h>
 #include <trireme/checkpoint/options.h>
 #include <trireme/config/batch_size.h>
 #include <trireme/data/loader.h>
@@ -102,6 +103,7 @@ struct Parts {
   nlohmann::ordered_json config; // as checkpoints have it: perhaps a whole run file
   nlohmann::ordered_json used_config; // the engine's, in use
   checkpoint::CheckpointOptions checkpoint;
+  std::shared_ptr<const RunToken> run_token; // null: whoever saves may
   int64_t num_parameters = 0;
 
   Parts() = default;

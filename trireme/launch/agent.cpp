@@ -1,6 +1,8 @@
 #include <trireme/launch/agent.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/units.h>
+#include <trireme/launch/lease.h>
 #include <trireme/launch/local_place.h>
 #include <trireme/launch/messages.h>
 #include <trireme/launch/screen.h>
@@ -23,6 +25,14 @@ using std::chrono::duration;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kBeat{500};
+// Until the first order says how long a lease lasts.
+constexpr std::chrono::seconds kFirstOrder{60};
+
+Lease of_first_order() {
+  Lease lease{kFirstOrder};
+  lease.granted(host_time());
+  return lease;
+}
 
 // The connection moves away from 0 and 1, so that nothing that reads or prints by mistake gets in its way.
 Descriptor take_over(int fd, int instead) {
@@ -43,22 +53,22 @@ class Agent : private PlaceEvents {
       const auto now = Clock::now();
       if (now - beat_at_ >= kBeat) {
         beat_at_ = now;
-        tell({{"is", "beat"}});
+        tell({{"is", "beat"}, {"asked", host_time().count()}});
       }
-      if (now - looked_at_ > std::chrono::seconds(1)) {  // this process was stopped: the silence was its own
-        heard_at_ = now;
-      }
-      looked_at_ = now;
-      if (duration<double>(now - heard_at_).count() > patience_) {
+      if (!over_ && !lease_.held(host_time())) {
         over_ = true;
+        tell({{"is", "say"}, {"text", concat("the agent has not heard of the launcher for ", format_seconds(duration<double>(lease_.length()).count()), " and ends its ranks")}});
       }
       advance();
     }
     while (place_ && place_->state() == Place::State::running) {
       beat_at_ = Clock::now(); // or wait() would not wait
       place_->kill();
-      place_->advance();
+      advance();
       wait();
+    }
+    if (!place_ || !place_->left_process()) {
+      tell({{"is", "gone"}});
     }
     return stop_requested_ ? 1 : 0;
   }
@@ -81,7 +91,7 @@ class Agent : private PlaceEvents {
       place_->add_to(polled);
       wake = std::min(wake, place_->wake().value_or(wake));
     }
-    const double left = duration<double, std::milli>(wake - Clock::now()).count();
+    const double left = std::min(duration<double, std::milli>(wake - Clock::now()).count(), duration<double, std::milli>(lease_.until() - host_time()).count());
     ::poll(polled.data(), polled.size(), static_cast<int>(std::clamp(std::ceil(left), 0.0, 1000.0)));
     events_.flush();
     if (place_) {
@@ -101,7 +111,6 @@ class Agent : private PlaceEvents {
     char buffer[64 * 1024];
     ssize_t got = 0;
     while ((got = ::read(orders_.get(), buffer, sizeof(buffer))) > 0) {
-      heard_at_ = Clock::now();
       reader_.add(std::string_view(buffer, static_cast<size_t>(got)));
       while (const auto line = reader_.next()) {
         if (!line->message) {
@@ -132,12 +141,19 @@ class Agent : private PlaceEvents {
     const std::string what = order.at("do");
     if (what == "job") {
       take_job(order);
-    } else if (what == "beat" || !place_) {
+    } else if (!place_) {
       return;
+    } else if (what == "beat") {
+      lease_.granted(HostTime(order.at("asked").get<int64_t>()));
+      place_->lease_until(lease_.until() + kGuardianLater);
     } else if (what == "listen") {
       place_->listen(to_bytes(order.at("address")), order.at("ranks"));
       tell({{"is", "listening"}, {"port", place_->port().value()}});
     } else if (what == "start") {
+      if (!lease_.held(host_time())) { // the order is so late that the ranks may have been started elsewhere
+        over_ = true;
+        return;
+      }
       held_ = false;
       running_ = true;
       place_->start(unpack_share(order.at("share")), *this);
@@ -158,19 +174,27 @@ class Agent : private PlaceEvents {
     setup.run_id = order.at("run_id");
     setup.secret = order.at("secret");
     setup.extra_env = unpack_variables(order.at("env"));
-    patience_ = order.at("patience_s");
+    const HostTime asked = host_time();
+    lease_ = Lease(std::chrono::duration_cast<HostTime>(duration<double>(order.at("lease_s").get<double>())));
+    lease_.granted(asked); // nothing runs yet: it only has to live until the launcher answers
     const std::string folder = to_bytes(order.at("folder"));
     if (::chdir(folder.c_str()) != 0) {
       throw InputError("agent", concat("cannot work in ", folder, ": ", std::strerror(errno)),
                        "All hosts need the job's folder under the same path: start from a shared file system.");
     }
+    setup.last_word_fd = events_fd_.get();
     place_.emplace(std::move(setup), signals_);
-    tell({{"is", "ready"}, {"protocol", kProtocol}, {"pid", ::getpid()}});
+    place_->lease_until(lease_.until() + kGuardianLater);
+    tell({{"is", "ready"}, {"protocol", kProtocol}, {"pid", ::getpid()}, {"asked", asked.count()}});
   }
 
   void advance() {
     if (place_) {
-      place_->advance();
+      try {
+        place_->advance();
+      } catch (const Error& error) {
+        refuse(error);
+      }
       if (running_ && place_->state() != Place::State::running) {
         running_ = false;
         tell({{"is", "over"}});
@@ -201,9 +225,7 @@ class Agent : private PlaceEvents {
   bool held_ = false;
   bool over_ = false;
   bool stop_requested_ = false;
-  double patience_ = 60;
-  Clock::time_point heard_at_ = Clock::now();
-  Clock::time_point looked_at_ = Clock::now();
+  Lease lease_ = of_first_order();
   Clock::time_point beat_at_ = Clock::now();
 };
 

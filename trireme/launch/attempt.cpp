@@ -4,12 +4,10 @@
 #include <trireme/base/units.h>
 #include <trireme/launch/process.h>
 
-#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <cmath>
 #include <ctime>
 
 namespace trireme::launch {
@@ -28,7 +26,6 @@ constexpr milliseconds kSameRequest{300};
 constexpr double kFailureGrace = 5;
 // A task that was asked to end may have much to save.
 constexpr double kLastWork = 60;
-constexpr milliseconds kLookForSteps{50};
 
 Clock::time_point after(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(seconds));
@@ -47,7 +44,7 @@ std::string now_text() {
 
 Attempt::Attempt(const Job& job, int number, std::vector<Member> members, std::string address, std::vector<std::string> command)
     : job_(job), number_(number), members_(std::move(members)), address_(std::move(address)), command_(std::move(command)),
-      started_at_(Clock::now()), lost_(members_.size(), false) {}
+      started_at_(Clock::now()), began_at_(duration<double>(std::chrono::system_clock::now().time_since_epoch()).count()), lost_(members_.size(), false) {}
 
 Attempt::Attempt(const Job& job, int number, Member member, std::string address, std::vector<std::string> command, Task task)
     : Attempt(job, number, std::vector{std::move(member)}, std::move(address), std::move(command)) {
@@ -111,17 +108,27 @@ Outcome Attempt::outcome() const {
   outcome.not_started = !started_;
   outcome.cause = describe_failure();
   if (received_signal_ != 0) {
-    const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
-      const int status = rank.end.wait_status;
-      return !rank.live && (status == 0 || (asked_to_end_ && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM));
+    const auto ended_by_signal = [this](const Rank& rank) { return !rank.live && WIFSIGNALED(rank.end.wait_status) && WTERMSIG(rank.end.wait_status) == stop_signal_; };
+    const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+      return !rank.live && (rank.end.wait_status == 0 || (asked_to_end_ && ended_by_signal(rank)));
     });
-    outcome.exit_code = (preempting() || asked_to_end_) && all_done ? 0 : 128 + received_signal_;
+    // Ranks answer the signal before they meet the others, and no step is done before all have met.
+    const bool no_step = job_.options.progress && !stepped();
+    outcome.not_begun = preempting() && !failure_ && (!started_ || (no_step && std::any_of(ranks_.begin(), ranks_.end(), ended_by_signal)));
+    const bool had_nothing_to_do = asked_to_end_ && !started_;
+    outcome.exit_code = outcome.not_begun || had_nothing_to_do || ((preempting() || asked_to_end_) && all_done) ? 0 : 128 + received_signal_;
   } else if (failure_) {
     outcome.exit_code = failure_->rank ? exit_code_of(ranks_[*failure_->rank].end.wait_status) : 1;
   }
   outcome.ran_seconds = duration<double>(ended_at_ - started_at_).count();
   outcome.stop_seconds = duration<double>(Clock::now() - ended_at_).count();
   return outcome;
+}
+
+// Whether the ranks of this attempt have reported a step.
+bool Attempt::stepped() const {
+  const auto at = job_.options.progress ? job_.options.progress() : std::nullopt;
+  return at && at->stepped_at > began_at_;
 }
 
 void Attempt::assemble() {
@@ -140,7 +147,7 @@ void Attempt::assemble() {
       members_.front().place.listen(address_, ranks);
     }
   }
-  if (members_.front().place.port() && released_) {
+  if (members_.front().place.port() && released_ && Clock::now() >= not_before_) {
     start_all();
   }
 }
@@ -191,36 +198,6 @@ void Attempt::start_all() {
   job_.account.started();
 }
 
-void wait_for_events(const Job& job, const std::vector<Attempt*>& attempts) {
-  std::vector<pollfd> polled = {{job.signals.fd(), POLLIN, 0}};
-  for (Outlet* outlet : {&job.screen.out(), &job.screen.err()}) {
-    if (outlet->pending()) {
-      polled.push_back({outlet->fd(), POLLOUT, 0});
-    }
-  }
-  auto wake = Clock::time_point::max();
-  for (const Attempt* attempt : attempts) {
-    attempt->add_to(polled);
-    wake = std::min(wake, attempt->wake().value_or(wake));
-  }
-  if (job.account.waiting()) {
-    wake = std::min(wake, Clock::now() + kLookForSteps);
-  }
-  int timeout = -1;
-  if (wake != Clock::time_point::max()) {
-    timeout = static_cast<int>(std::clamp(std::ceil(duration<double, std::milli>(wake - Clock::now()).count()), 0.0, 1e9));
-  }
-  ::poll(polled.data(), polled.size(), timeout);
-  for (Attempt* attempt : attempts) {
-    attempt->serve(polled);
-  }
-  job.screen.out().flush();
-  job.screen.err().flush();
-  while (const std::optional<int> number = job.signals.next()) {
-    job.on_signal ? job.on_signal(*number) : attempts.front()->take_signal(*number);
-  }
-}
-
 void Attempt::add_to(std::vector<pollfd>& polled) const {
   for (const Member& member : members_) {
     member.place.add_to(polled);
@@ -238,7 +215,9 @@ std::optional<Clock::time_point> Attempt::wake() const {
   for (const Member& member : members_) {
     wake = std::min(wake, member.place.wake().value_or(wake));
   }
-  if (phase_ == Phase::running && failure_) {
+  if (phase_ == Phase::assembling && not_before_ > Clock::now()) {
+    wake = std::min(wake, not_before_);
+  } else if (phase_ == Phase::running && failure_) {
     wake = std::min(wake, stop_at_);
   } else if (phase_ == Phase::stopping && !hurry_) {
     wake = std::min(wake, deadline_);

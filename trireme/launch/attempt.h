@@ -23,6 +23,8 @@ struct Job {
   RestartAccount& account;
   /// Gets the launcher's signals in place of the attempt that runs.
   std::function<void(int)> on_signal = {};
+  /// Waits in place of poll(), until `wake` at the latest, and returns a signal to the launcher if one came; for tests.
+  std::function<std::optional<int>(Clock::time_point wake)> wait = {};
 };
 
 /// A place and the number of ranks on it.
@@ -41,6 +43,8 @@ struct Outcome {
   std::string cause;
   /// No rank was started because a host was lost before.
   bool not_started = false;
+  /// The signal came before the ranks were ready to answer it by saving.
+  bool not_begun = false;
   /// Seconds from the start to the first failure or the end, and from there until the last process was gone.
   double ran_seconds = 0;
   double stop_seconds = 0;
@@ -71,6 +75,10 @@ class Attempt : private PlaceEvents {
   Attempt(const Job& job, int number, Member member, std::string address, std::vector<std::string> command, Task task);
   /// Does all of the following until it is over.
   Outcome run();
+  /// No rank is started earlier; hosts are reached in the meantime. Call it before run().
+  void start_not_before(Clock::time_point when) {
+    not_before_ = when;
+  }
 
   /// Whether its ranks could be started.
   bool assembled() const {
@@ -119,6 +127,7 @@ class Attempt : private PlaceEvents {
   void start_killing();
   bool preempting() const;
   bool anything_left() const;
+  bool stepped() const;
   bool shown(size_t number) const;
   std::string name(size_t number) const;
   std::string describe(size_t number) const;
@@ -137,7 +146,9 @@ class Attempt : private PlaceEvents {
   std::vector<std::string> command_;
   std::optional<Task> task_;
   bool released_ = true;
+  Clock::time_point not_before_{};
   Clock::time_point started_at_;
+  double began_at_; // seconds since 1970
   std::vector<Rank> ranks_;
   std::vector<bool> lost_;
   std::vector<size_t> ended_;

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kForeign[] = {"TRIREME_LISTEN_FD", "TRIREME_LIFELINE_FD",          "TRIREME_SECRET_FD",
                                     "TRIREME_RESTART",   "TORCHELASTIC_USE_AGENT_STORE", "TRIREME_HOST",
                                     "TRIREME_SERVERS",   "TRIREME_SERVER",               "TRIREME_WORKER",
-                                    "TRIREME_LOCAL_WORKER"};
+                                    "TRIREME_LOCAL_WORKER", "TRIREME_RUN_ATTEMPT"};
 // The same on every machine of a job.
 constexpr const char* kPortable[] = {"TRIREME_", "OMP_", "GOMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH_", "LD_LIBRARY_PATH="};
 

@@ -28,11 +28,13 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kKillAgain{20};
+// poll() does not count sleep of the machine, a lease does.
+constexpr milliseconds kLookAtLease{500};
 
 /// What runs in the guardian's process.
 class Keeper {
  public:
-  explicit Keeper(int line) : line_(line) {}
+  Keeper(int line, const Guardian::Terms& terms) : line_(line), last_word_(terms.last_word_fd), lease_(terms.lease) {}
 
   void run(const std::vector<SpawnRequest>& requests) {
     start(requests);
@@ -40,6 +42,13 @@ class Keeper {
       wait();
       reap();
       advance();
+    }
+    if (deserted_ && !stuck_ && last_word_ >= 0) {
+      const std::string word = "\n" + pack({{"is", "gone"}}); // its agent may have been killed in the middle of a line
+      pollfd ready = {last_word_, POLLOUT, 0};
+      if (::poll(&ready, 1, 0) > 0) {
+        (void)!::write(last_word_, word.data(), word.size());
+      }
     }
   }
 
@@ -62,16 +71,51 @@ class Keeper {
     try {
       Message pids = Message::array();
       for (const SpawnRequest& request : requests) {
-        ranks_.push_back({spawn(request), true});
-        pids.push_back(ranks_.back().pid);
-        ++live_;
+        const pid_t pid = ending() ? -1 : spawn(request, [this](int fd) { return wait_for_exec(fd); });
+        ranks_.push_back({pid, pid > 0});
+        pids.push_back(pid);
+        live_ += pid > 0 ? 1 : 0;
+        if (pid > 0 && (stopping_ || given_up_)) { // the order came at the moment when it began to run
+          signal_rank(pid, end_signal_, stopping_);
+        }
       }
       say({{"is", "started"}, {"pids", pids}});
+      for (size_t i = 0; i < ranks_.size(); ++i) {
+        if (ranks_[i].pid < 0) {
+          say(pack_end(static_cast<int>(i), {.wait_status = end_signal_}));
+        }
+      }
     } catch (const Error& error) {
       say({{"is", "refused"}, {"input", error.exit_code() == 2}, {"text", to_text(error.what())}});
     }
-    // The launcher's end of the line above all: as long as anybody holds it, the launcher's death does not show.
-    close_all_but({line_, children_.get()});
+    starting_ = false;
+    close_all_but(last_word_ >= 0 ? std::vector{line_, children_.get(), last_word_} : std::vector{line_, children_.get()});
+  }
+
+  bool ending() const {
+    return stopping_ || kill_until_ || given_up_;
+  }
+
+  /// Until the program runs or is refused. False: the job ends before.
+  bool wait_for_exec(int fd) {
+    pollfd polled[] = {{fd, POLLIN, 0}, {line_, POLLIN, 0}};
+    while (polled[0].revents == 0) {
+      ::poll(polled, 2, lease_ ? static_cast<int>(kLookAtLease.count()) : -1);
+      if (polled[1].revents != 0) {
+        read_orders();
+      }
+      check_lease();
+      if (ending() && polled[0].revents == 0) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void check_lease() {
+    if (lease_ && host_time() >= *lease_) {
+      begin_killing();
+    }
   }
 
   void say(const Message& event) {
@@ -92,6 +136,9 @@ class Keeper {
     if (kill_until_) {
       const double left = std::chrono::duration<double, std::milli>(killed_at_ + kKillAgain - Clock::now()).count();
       timeout = static_cast<int>(std::clamp(std::ceil(left), 0.0, 1000.0));
+    } else if (lease_) {
+      const double left = std::chrono::duration<double, std::milli>(*lease_ - host_time()).count();
+      timeout = static_cast<int>(std::clamp(std::ceil(left), 0.0, static_cast<double>(kLookAtLease.count())));
     }
     ::poll(polled, 2, timeout);
     signalfd_siginfo info;
@@ -126,15 +173,22 @@ class Keeper {
   void obey(const Message& order) {
     const std::string what = order.at("do");
     if (what == "signal") {
+      const int number = order.at("signal");
+      if (starting_ && number != SIGUSR2) { // what does not run yet has nothing to save
+        given_up_ = true;
+        end_signal_ = number;
+      }
       for (const Rank& rank : ranks_) {
         if (rank.live) {
-          ::kill(rank.pid, order.at("signal"));
+          ::kill(rank.pid, number);
         }
       }
     } else if (what == "stop") {
       stop(order.at("signal"));
     } else if (what == "kill") {
       begin_killing();
+    } else if (what == "lease") {
+      lease_ = HostTime(order.at("until").get<int64_t>());
     } else if (what == "look") {
       reap();
       say({{"is", "looked"}});
@@ -143,12 +197,19 @@ class Keeper {
 
   void stop(int number) {
     stopping_ = true;
+    end_signal_ = number;
     for (const Rank& rank : ranks_) {
       if (rank.live) {
-        ::kill(-rank.pid, number);
-        ::kill(-rank.pid, SIGCONT);  // a stopped process would not get the signal
-        signalled_groups_.insert(rank.pid);
+        signal_rank(rank.pid, number, true);
       }
+    }
+  }
+
+  void signal_rank(pid_t pid, int number, bool group) {
+    ::kill(group ? -pid : pid, number);
+    if (group) {
+      ::kill(-pid, SIGCONT);  // a stopped process would not get the signal
+      signalled_groups_.insert(pid);
     }
   }
 
@@ -184,6 +245,7 @@ class Keeper {
   }
 
   void advance() {
+    check_lease();
     if (kill_until_ && children_left_ && Clock::now() - killed_at_ >= kKillAgain) {
       killed_at_ = Clock::now();
       kill_all();
@@ -191,13 +253,14 @@ class Keeper {
       if (killed_at_ >= *kill_until_) {
         say({{"is", "say"}, {"text", "a process does not end although it was killed; it hangs in the kernel (see ps, state D)"}});
         children_left_ = false;
+        stuck_ = true;
       }
     } else if (stopping_ && live_ == 0 && children_left_ && !leftovers_reported_) {
       stop_leftovers();
     }
     if ((stopping_ || kill_until_) && !children_left_) {
       over_ = true;
-      say({{"is", "over"}});
+      say({{"is", "over"}, {"stuck", stuck_}});
     }
   }
 
@@ -223,6 +286,8 @@ class Keeper {
   }
 
   const int line_;
+  const int last_word_;
+  std::optional<HostTime> lease_;
   const OrphanAdoption adoption_;
   OutOfMemoryWatch memory_;
   Descriptor children_;
@@ -231,9 +296,13 @@ class Keeper {
   size_t live_ = 0;
   bool deserted_ = false;
   bool children_left_ = true;
+  bool starting_ = true;
+  bool given_up_ = false;
+  int end_signal_ = SIGKILL; // of ranks that were not started because the job ended before
   bool stopping_ = false;
   bool leftovers_reported_ = false;
   bool over_ = false;
+  bool stuck_ = false;
   std::set<pid_t> signalled_groups_;
   std::optional<Clock::time_point> kill_until_;
   Clock::time_point killed_at_{};
@@ -241,7 +310,7 @@ class Keeper {
 
 } // namespace
 
-Guardian::Guardian(const std::vector<SpawnRequest>& ranks) {
+Guardian::Guardian(const std::vector<SpawnRequest>& ranks, const Terms& terms) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     throw Error("launch", concat("cannot make a pair of sockets: ", std::strerror(errno)), "Raise the limit on open files (ulimit -n).");
@@ -250,8 +319,9 @@ Guardian::Guardian(const std::vector<SpawnRequest>& ranks) {
   Descriptor other(ends[1]);
   pid_ = ::fork();
   if (pid_ == 0) {
+    line_.close(); // as long as anybody holds the launcher's end, its death does not show
     try {
-      Keeper(other.get()).run(ranks);
+      Keeper(other.get(), terms).run(ranks);
     } catch (...) {
       ::_exit(1);  // the launcher sees it and kills what is left
     }

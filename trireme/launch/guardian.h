@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/base/descriptor.h>
+#include <trireme/launch/lease.h>
 #include <trireme/launch/messages.h>
 #include <trireme/launch/process.h>
 
@@ -17,14 +18,22 @@ namespace trireme::launch {
 /// adopts the rest; see kill_children().
 ///
 /// It has its own session and blocks all signals, so a signal that ends the launcher does not end it first.
-///   orders  {"do": "signal" | "stop", "signal": N}, {"do": "kill"}, {"do": "look"}
+/// Under an agent it holds the lease (lease.h): as parent of the ranks it ends them also while the agent is stopped.
+///   orders  {"do": "signal" | "stop", "signal": N}, {"do": "kill"}, {"do": "look"}, {"do": "lease", "until": nanoseconds of host_time()}
 ///   events  {"is": "started", "pids": [...]} or {"is": "refused", ...}; {"is": "ended", ...}, {"is": "say", ...};
-///           {"is": "looked"}: every rank that ended before the order was reported; {"is": "over"}: nothing is left
+///           {"is": "looked"}: every rank that ended before the order was reported; {"is": "over", "stuck": whether a process does not end}
 class Guardian {
  public:
+  struct Terms {
+    /// Ends the ranks then; absent: it needs no lease.
+    std::optional<HostTime> lease = std::nullopt;
+    /// Where it says {"is": "gone"} once all have ended after its launcher was lost; -1: nowhere.
+    int last_word_fd = -1;
+  };
+
   /// Begins to start the programs, one for each rank; the event "started" or "refused" follows.
   /// Errors: Error when the system refuses a process or descriptors.
-  explicit Guardian(const std::vector<SpawnRequest>& ranks);
+  Guardian(const std::vector<SpawnRequest>& ranks, const Terms& terms);
   /// Makes it kill the remaining processes, and waits until it ends.
   ~Guardian();
   Guardian(const Guardian&) = delete;

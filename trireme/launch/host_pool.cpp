@@ -3,6 +3,7 @@
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
+#include <trireme/launch/agent_process.h>
 #include <trireme/launch/environment.h>
 
 #include <algorithm>
@@ -28,10 +29,16 @@ std::string quoted_for_shell(const std::string& word) {
 
 } // namespace
 
-HostPool::HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals, Screen& screen)
-    : options_(options), run_id_(std::move(run_id)), secret_(std::move(secret)), signals_(signals), screen_(screen) {
+HostPool::HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals, Screen& screen, MakePlace make_place)
+    : options_(options), run_id_(std::move(run_id)), secret_(std::move(secret)), screen_(screen), make_place_(std::move(make_place)) {
+  if (!make_place_) {
+    make_place_ = [&signals, &screen](AgentSetup setup) {
+      auto connection = std::make_unique<AgentProcess>(setup.command, signals);
+      return std::make_unique<RemotePlace>(std::move(setup), std::move(connection), [&screen](const std::string& words) { screen.say(words); });
+    };
+  }
   for (const Host& host : options.hosts) {
-    entries_.push_back({host, nullptr, false, ""});
+    entries_.push_back({host, nullptr, false, "", std::nullopt});
   }
 }
 
@@ -140,8 +147,8 @@ void HostPool::connect(Entry& entry) {
                {"run_id", run_id_},
                {"secret", secret_},
                {"env", pack_variables(variables)},
-               {"patience_s", std::max(60.0, 10 * options_.heartbeat_timeout)}};
-  entry.agent = std::make_unique<RemotePlace>(std::move(setup), signals_, [this](const std::string& words) { screen_.say(words); });
+               {"lease_s", kHeartbeatsOfALease * options_.heartbeat_timeout}};
+  entry.agent = make_place_(std::move(setup));
 }
 
 void HostPool::drop_lost() {
@@ -149,6 +156,7 @@ void HostPool::drop_lost() {
     if (entry.agent && entry.agent->state() == Place::State::lost) {
       entry.lost = true;
       entry.why_lost = entry.agent->why_lost();
+      entry.leased_until = std::max(entry.leased_until, entry.agent->leased_until()); // a later agent of the host may never have had ranks
       entry.agent.reset();
     }
   }
@@ -160,6 +168,16 @@ void HostPool::forgive() {
       entry.lost = false;
     }
   }
+}
+
+std::optional<HostPool::Leased> HostPool::leased() const {
+  std::optional<Leased> last;
+  for (const Entry& entry : entries_) {
+    if (entry.leased_until && *entry.leased_until > Clock::now() && (!last || *entry.leased_until > last->until)) {
+      last = Leased{entry.host.name, *entry.leased_until};
+    }
+  }
+  return last;
 }
 
 std::string HostPool::shortage() const {

@@ -2,7 +2,9 @@
 
 #include <trireme/launch/attempt.h>
 #include <trireme/launch/remote_place.h>
+#include <trireme/launch/signals.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -11,8 +13,9 @@ namespace trireme::launch {
 /// The hosts of a job: which are usable, their agents, and which ranks go where.
 class HostPool {
  public:
-  /// `run_id` and `secret` are the job's. Nothing is started yet.
-  HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals, Screen& screen);
+  using MakePlace = std::function<std::unique_ptr<Place>(AgentSetup)>;
+  /// `run_id` and `secret` are the job's. `make_place`: starts the agent of a host; default: an AgentProcess. Nothing is started yet.
+  HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals, Screen& screen, MakePlace make_place = nullptr);
   ~HostPool();
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
@@ -32,15 +35,22 @@ class HostPool {
   void drop_lost();
   /// Lets lost hosts be tried again in the next start, if there are too few others.
   void forgive();
+  /// A lost host whose ranks may still run, until when. Others must not start before.
+  struct Leased {
+    std::string host;
+    Clock::time_point until;
+  };
+  std::optional<Leased> leased() const;
   /// Says why there are too few hosts.
   std::string shortage() const;
 
  private:
   struct Entry {
     Host host;
-    std::unique_ptr<RemotePlace> agent;
+    std::unique_ptr<Place> agent;
     bool lost = false;
     std::string why_lost;
+    std::optional<Clock::time_point> leased_until;
   };
   void connect(Entry& entry);
   std::vector<std::string> agent_command(const Host& host);
@@ -50,8 +60,8 @@ class HostPool {
   const LaunchOptions& options_;
   std::string run_id_;
   std::string secret_;
-  const SignalWatch& signals_;
   Screen& screen_;
+  MakePlace make_place_;
   std::vector<Entry> entries_;
   /// The host that is this machine, once it is known.
   std::optional<std::string> here_;

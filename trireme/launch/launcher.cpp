@@ -3,7 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/units.h>
-#include <trireme/launch/attempt.h>
+#include <trireme/launch/attempts.h>
 #include <trireme/launch/environment.h>
 #include <trireme/launch/host_pool.h>
 #include <trireme/launch/local_place.h>
@@ -71,6 +71,18 @@ fs::path open_log_dir(const LaunchOptions& options) {
   return make_scratch_folder("trireme", {}, "Name a log folder, or set TMPDIR to a folder with room.");
 }
 
+// Whether the logs have what the screen has not.
+bool holds_more(const fs::path& log_dir, bool all_shown) {
+  std::error_code error;
+  for (fs::directory_iterator log(log_dir, error); !all_shown && !error && log != fs::directory_iterator(); log.increment(error)) {
+    const std::string name = log->path().filename().string();
+    if (name != "rank0.log" && name != "worker0.log" && log->file_size(error) > 0) {
+      return true;
+    }
+  }
+  return bool(error);
+}
+
 // Waits for the reader of our output, as any program would; a signal gives up.
 void hand_over_rest(Screen& screen, SignalWatch& signals) {
   while (screen.pending()) {
@@ -95,7 +107,7 @@ void hand_over_rest(Screen& screen, SignalWatch& signals) {
 class Places {
  public:
   Places(const LaunchOptions& options, SignalWatch& signals, Screen& screen) : options_(options) {
-    const std::string run_id = random_id();
+    const std::string run_id = options.run_id.empty() ? random_id() : options.run_id;
     const std::string secret = random_secret();
     const int tasks = options.servers > 0 ? options.ranks + options.servers : 1;
     if (options.hosts.empty()) {
@@ -155,54 +167,20 @@ class Places {
   std::optional<HostPool> pool_;
 };
 
-Outcome run_attempts(const Job& job, Places& places) {
-  const int attempts = job.options.max_restarts + 1;
-  std::string first_cause;
-  Outcome last;
-  for (int number = 0;;) {
-    std::vector<Member> members = places.choose();
-    if (members.empty()) {
-      job.screen.say(places.pool()->shortage());
-      last.exit_code = last.exit_code == 0 ? 1 : last.exit_code;
-      return last;
-    }
-    const Outcome outcome = Attempt(job, number, std::move(members), places.address(), places.command()).run();
-    if (HostPool* pool = places.pool()) {
-      pool->drop_lost();
-    }
-    if (outcome.not_started && outcome.received_signal == 0) {
-      continue;  // with another host, or without it
-    }
-    last = outcome;
-    first_cause = first_cause.empty() ? outcome.cause : first_cause;
-    const bool final = outcome.exit_code == 0 || outcome.exit_code == 2 || outcome.received_signal != 0;
-    if (final || number + 1 == attempts) {
-      if (!final && attempts > 1) {
-        job.screen.say(concat("the first failure was: ", first_cause));
-        job.screen.say(concat("giving up after attempt ", attempts, " of ", attempts));
-      }
-      return outcome;
-    }
-    job.account.failed(outcome.cause, outcome.stop_seconds);
-    ++number;
-    job.screen.say(concat("starting all ranks again: attempt ", number + 1, " of ", attempts, " (the last one ran ",
-                          format_seconds(outcome.ran_seconds), ", stopping it took ", format_seconds(outcome.stop_seconds), ")"));
-    if (HostPool* pool = places.pool()) {
-      pool->forgive();
-    }
-  }
-}
-
 } // namespace
 
 JobReport run_job(const LaunchOptions& options) {
+  SignalWatch signals;
+  return run_job(options, signals);
+}
+
+JobReport run_job(const LaunchOptions& options, SignalWatch& signals) {
   check(options);
   fill_standard_descriptors();
   if (options.hosts.empty()) {
     find_program(options.command.front());  // complains before anything is made
   }
   const fs::path log_dir = open_log_dir(options);
-  SignalWatch signals;
   Screen screen;
   Places places(options, signals, screen);
   const bool all_shown = (options.hosts.empty() && options.ranks == 1 && options.servers == 0) || options.all_output;
@@ -213,7 +191,8 @@ JobReport run_job(const LaunchOptions& options) {
   const Job job = {options, log_dir, signals, screen, account};
   Outcome outcome;
   try {
-    outcome = options.servers > 0 ? run_tasks(job, places.choose(), places.addresses()) : run_attempts(job, places);
+    outcome = options.servers > 0 ? run_tasks(job, places.choose(), places.addresses())
+                                  : run_attempts(job, [&] { std::vector<Member> members = places.choose(); return Start{std::move(members), places.address(), places.command()}; }, places.pool());
   } catch (...) {
     hand_over_rest(screen, signals);
     throw;
@@ -222,11 +201,11 @@ JobReport run_job(const LaunchOptions& options) {
     screen.say(summary);
   }
   hand_over_rest(screen, signals);
-  if (options.log_dir.empty() && all_shown && outcome.exit_code == 0) {
+  if (options.log_dir.empty() && outcome.exit_code == 0 && !holds_more(log_dir, all_shown)) {
     std::error_code kept;
     fs::remove_all(log_dir, kept);
   }
-  return {outcome.exit_code, outcome.received_signal, account.restarts(), account.total_seconds(), account.ettr()};
+  return {outcome.exit_code, outcome.received_signal, outcome.not_begun, account.restarts(), account.total_seconds(), account.ettr()};
 }
 
 int run(const LaunchOptions& options) {

@@ -2,6 +2,7 @@
 
 #include <trireme/launch/hostfile.h>
 #include <trireme/launch/restart_account.h>
+#include <trireme/launch/signals.h>
 
 #include <filesystem>
 #include <functional>
@@ -33,7 +34,7 @@ struct LaunchOptions {
   /// How often all ranks are restarted after a rank failed or a host was lost. Exit code 2 (the user's input) is never retried.
   int max_restarts = 0;
   /// Folder of rank<r>.log; logs are appended. New folders are private to this user. Empty: a new one in the temporary folder,
-  /// removed after a success if all output was shown.
+  /// removed after a success unless ranks wrote what was not shown.
   std::filesystem::path log_dir;
   /// False: rank 0's output is shown byte for byte; that of the others only goes to their logs.
   /// True: whole lines of all ranks are shown, each after "[rank r] ".
@@ -43,7 +44,7 @@ struct LaunchOptions {
   /// Variables for the ranks in addition to the launcher's environment.
   std::vector<std::pair<std::string, std::string>> extra_env;
   /// The ranks answer SIGTERM by saving and ending with 0: SIGTERM, SIGHUP and SIGUSR1 are requests to do so, and the launcher's
-  /// exit code is 0 when all did.
+  /// exit code is 0 when all did, or when one ended by the signal itself before any step (`progress`): the training had not begun.
   bool preemptible = false;
 
   /// Machines to run on, in this order; empty: this one. Each gets consecutive ranks.
@@ -58,6 +59,10 @@ struct LaunchOptions {
   /// A host that is silent for so long is lost.
   double heartbeat_timeout = 5;
 
+  /// The job's TRIREME_RUN_ID; empty: a new one.
+  std::string run_id;
+  /// Why another job has taken this one's place, "" while none has. Asked before a restart, which it prevents.
+  std::function<std::string()> superseded;
   /// Decides what to start; called before every start on several hosts, because the world may be smaller. Absent: `command` on
   /// all slots. Errors: InputError ends the job.
   std::function<Arrangement(int slots)> arrange;
@@ -70,6 +75,8 @@ struct JobReport {
   int exit_code = 0;
   /// The signal that stopped the launcher, 0 for none. With exit_code 0: preempted, the ranks have saved.
   int received_signal = 0;
+  /// With exit_code 0 and a signal: it came before the ranks were ready to save, so they have done nothing.
+  bool not_begun = false;
   std::vector<Restart> restarts;
   double total_seconds = 0;
   /// "Effective training time ratio": the share of the time that was neither down time nor repeated work. 1 without restarts.
@@ -96,6 +103,8 @@ struct JobReport {
 /// Errors: InputError when the program, the log folder or a host's setup cannot be used; Error when the system refuses a process
 ///   or socket.
 JobReport run_job(const LaunchOptions& options);
+/// The same with the caller's watch, which keeps signals that come before the job begins.
+JobReport run_job(const LaunchOptions& options, SignalWatch& signals);
 
 /// The exit code of run_job().
 int run(const LaunchOptions& options);

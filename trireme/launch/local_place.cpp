@@ -36,7 +36,7 @@ void LocalPlace::start(const Share& share, PlaceEvents& events) {
   first_rank_ = share.first_rank;
   guardian_.reset();
   ranks_.clear();
-  kill_sent_ = false;
+  kill_sent_ = left_process_ = false;
   look_soon_ = true;
   const Descriptor nothing = open_null();
   std::vector<Descriptor> secrets;
@@ -45,17 +45,17 @@ void LocalPlace::start(const Share& share, PlaceEvents& events) {
     secrets.push_back(secret_.open());
     requests.push_back(request_for(share, rank, secrets.back().get(), nothing.get()));
   }
-  guardian_.emplace(requests);
+  guardian_.emplace(requests, Guardian::Terms{lease_, setup_.last_word_fd});
   running_ = true;
   if (!share.keeps_socket) {
     meeting_.socket.close();
   }
   for (Rank& rank : ranks_) {
+    rank.live = true; // the caller waits for the end of each
     for (Pipe& pipe : rank.pipes) {
       pipe.write.close();
     }
   }
-  await_start();
 }
 
 SpawnRequest LocalPlace::request_for(const Share& share, int local_rank, int secret_fd, int nothing_fd) {
@@ -92,26 +92,9 @@ SpawnRequest LocalPlace::request_for(const Share& share, int local_rank, int sec
   return request;
 }
 
-void LocalPlace::await_start() {
-  const auto answer = guardian_->next(true);
-  if (!answer) {
-    for (Rank& rank : ranks_) {
-      rank.live = true; // the caller waits for the end of each rank that was started
-    }
-    lose_guardian();
-  } else if (answer->at("is") == "refused") {
-    std::string text = to_bytes(answer->at("text"));
-    constexpr std::string_view kPart = "[launch] ";
-    text = text.starts_with(kPart) ? text.substr(kPart.size()) : text;
-    if (answer->at("input").get<bool>()) {
-      throw InputError("launch", text);
-    }
-    throw Error("launch", text);
-  } else {
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      ranks_[i].pid = answer->at("pids").at(i);
-      ranks_[i].live = true;
-    }
+void LocalPlace::advance() {
+  if (refusal_) {
+    std::rethrow_exception(std::exchange(refusal_, nullptr));
   }
 }
 
@@ -131,6 +114,13 @@ void LocalPlace::kill() {
   if (running_ && !kill_sent_) {
     kill_sent_ = true;
     guardian_->tell({{"do", "kill"}});
+  }
+}
+
+void LocalPlace::lease_until(HostTime end) {
+  lease_ = end;
+  if (running_) {
+    guardian_->tell({{"do", "lease"}, {"until", end.count()}});
   }
 }
 
@@ -190,11 +180,22 @@ void LocalPlace::read_events() {
 
 void LocalPlace::handle(const Message& event) {
   const std::string is = event.at("is");
-  if (is == "ended") {
+  if (is == "started") {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      ranks_[i].pid = event.at("pids").at(i);
+    }
+  } else if (is == "refused") {
+    std::string text = to_bytes(event.at("text"));
+    constexpr std::string_view kPart = "[launch] ";
+    text = text.starts_with(kPart) ? text.substr(kPart.size()) : text;
+    refusal_ = event.at("input").get<bool>() ? std::make_exception_ptr(InputError("launch", text)) : std::make_exception_ptr(Error("launch", text));
+    kill();
+  } else if (is == "ended") {
     note_end(event.at("rank"), unpack_end(event));
   } else if (is == "say") {
     events_->say(event.at("text").get<std::string>());
   } else if (is == "over") {
+    left_process_ = event.at("stuck");
     finish();
   }
 }

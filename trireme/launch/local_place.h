@@ -8,6 +8,7 @@
 #include <trireme/launch/signals.h>
 
 #include <array>
+#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,8 @@ struct PlaceSetup {
   Variables extra_env;
   /// Standard input of rank 0, -1: none.
   int stdin_fd = -1;
+  /// Where the guardian says {"is": "gone"} when this process is lost and the ranks have ended, -1: nowhere.
+  int last_word_fd = -1;
 };
 
 /// Ranks as processes of this machine, children of a guardian process; each start has its own guardian. Each rank has a session (and so
@@ -46,10 +49,16 @@ class LocalPlace : public Place {
   void signal(int number) override;
   void stop(int number) override;
   void kill() override;
+  /// The ranks end then, these and those of later starts, unless a later call says more. Without a call they need no lease.
+  void lease_until(HostTime end);
+  /// Whether a process of the last start did not end although it was killed.
+  bool left_process() const {
+    return left_process_;
+  }
 
   void add_to(std::vector<pollfd>& polled) const override;
   void serve(const std::vector<pollfd>& polled) override;
-  void advance() override {}
+  void advance() override;
   std::optional<Clock::time_point> wake() const override {
     return look_soon_ ? std::optional(Clock::time_point()) : std::nullopt;
   }
@@ -61,7 +70,6 @@ class LocalPlace : public Place {
     bool live = false;
   };
   SpawnRequest request_for(const Share& share, int local_rank, int secret_fd, int nothing_fd);
-  void await_start();
   void read_events();
   void handle(const Message& event);
   void note_end(size_t rank, const RankEnd& end);
@@ -82,9 +90,12 @@ class LocalPlace : public Place {
   int first_rank_ = 0;
   std::vector<Rank> ranks_;
   bool running_ = false;
+  std::exception_ptr refusal_;
   bool kill_sent_ = false;
   /// The answer to a start may have come together with the end of a rank, of which no descriptor tells any more.
   bool look_soon_ = false;
+  bool left_process_ = false;
+  std::optional<HostTime> lease_;
   std::optional<Guardian> guardian_;
 };
 

@@ -86,7 +86,7 @@ class Place {
   /// Opens the socket at which `ranks` ranks will meet, for rank 0, on exactly this address and a free port; see port().
   virtual void listen(const std::string& address, int ranks) = 0;
   virtual std::optional<int> port() const = 0;
-  /// Errors: InputError and Error from here or, on another machine, from advance().
+  /// Errors: InputError and Error from here or, once the program has been tried, from advance().
   virtual void start(const Share& share, PlaceEvents& events) = 0;
   /// Sends the signal to the ranks themselves.
   virtual void signal(int number) = 0;
@@ -99,6 +99,13 @@ class Place {
   virtual void serve(const std::vector<pollfd>& polled) = 0;
   virtual void advance() = 0;
   virtual std::optional<Clock::time_point> wake() const = 0;
+
+  /// Of a lost place: its ranks may still run until then. nullopt: they have ended.
+  virtual std::optional<Clock::time_point> leased_until() const {
+    return std::nullopt;
+  }
+  /// Lets what serves the place end; the destructor waits for it.
+  virtual void dismiss() {}
 };
 
 } // namespace trireme::launch

@@ -118,7 +118,7 @@ fs::path find_program(const std::string& name) {
                                                        : std::string("Check the path; it starts from this folder."));
 }
 
-pid_t spawn(const SpawnRequest& request) {
+pid_t spawn(const SpawnRequest& request, const WaitForExec& wait) {
   Pipe failure = make_pipe();
   const ChildPlan plan = {request,
                           request.program.c_str(),
@@ -135,6 +135,10 @@ pid_t spawn(const SpawnRequest& request) {
                 "Start fewer ranks, or raise the limits on processes and memory.");
   }
   failure.write.close();
+  if (wait && !wait(failure.read.get())) {
+    ::kill(pid, SIGKILL);
+    return -1;
+  }
   if (const int reason = wait_for_exec(failure.read.get()); reason != 0) {
     ::waitpid(pid, nullptr, 0);
     throw InputError("launch", concat(request.program.string(), " cannot be run: ", std::strerror(reason)), hint_for(reason));

@@ -2,15 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
-#include <trireme/launch/environment.h>
-#include <trireme/launch/process.h>
-
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 
 namespace trireme::launch {
 namespace {
@@ -19,59 +10,36 @@ using std::chrono::duration;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr milliseconds kBeat{500};
+constexpr milliseconds kLook{500};
 // A host behind a slow login; ssh gives up on one that is down after 10 s (see agent_command()).
 constexpr seconds kConnect{20};
-// Time from the end of the connection to the end of its process, to read its last output.
-constexpr milliseconds kLastWords{300};
-// An agent that was asked to end has nothing left to do.
-constexpr milliseconds kGoodBye{2000};
+// To look up the address and open a socket.
+constexpr seconds kListen{20};
 
 } // namespace
 
-RemotePlace::RemotePlace(AgentSetup setup, const SignalWatch& signals, Say say)
-    : setup_(std::move(setup)), say_(std::move(say)), from_(make_pipe()), complaints_(make_pipe()), to_(make_pipe()) {
-  set_nonblocking(from_.read.get());
-  set_nonblocking(complaints_.read.get());
-  SpawnRequest request;
-  request.program = find_program(setup_.command.front());
-  request.arguments = setup_.command;
-  request.environment = own_environment();
-  request.stdin_fd = to_.read.get();
-  request.stdout_fd = from_.write.get();
-  request.stderr_fd = complaints_.write.get();
-  request.signal_mask = signals.mask_before();
-  request.on_broken_pipe = signals.broken_pipe_before();
-  pid_ = spawn(request);
-  to_.read.close();
-  from_.write.close();
-  complaints_.write.close();
-  orders_.emplace(to_.write.get());
-  started_at_ = heard_at_ = looked_at_ = beat_at_ = Clock::now();
+RemotePlace::RemotePlace(AgentSetup setup, std::unique_ptr<AgentConnection> connection, Say say)
+    : setup_(std::move(setup)), connection_(std::move(connection)), say_(std::move(say)), lease_(kHeartbeatsOfALease * setup_.heartbeat_timeout) {
+  listener_.arrived = [this](std::string_view bytes) { read(bytes); };
+  listener_.complained = [this](std::string_view line) {
+    if (state_ != State::connecting) {  // before, they explain why the connection fails
+      say_(concat(setup_.host, ": ", line));
+    }
+  };
+  listener_.ended = [this] { lose(""); };
+  started_at_ = heard_at_ = looked_at_ = Clock::now();
   send(setup_.job);
-}
-
-void RemotePlace::dismiss() {
-  orders_->flush();
-  to_.write.close();
-}
-
-RemotePlace::~RemotePlace() {
-  to_.write.close();
-  if (pid_ > 0 && !wait_for_end(kGoodBye)) {
-    ::kill(-pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
 }
 
 void RemotePlace::send(const Message& order) {
   if (state_ != State::lost) {
-    orders_->write(pack(order));
+    connection_->send(pack(order));
   }
 }
 
 void RemotePlace::listen(const std::string& address, int ranks) {
   port_.reset();
+  listen_at_ = Clock::now();
   send({{"do", "listen"}, {"address", to_text(address)}, {"ranks", ranks}});
 }
 
@@ -101,73 +69,32 @@ void RemotePlace::kill() {
 }
 
 void RemotePlace::add_to(std::vector<pollfd>& polled) const {
-  for (const Descriptor* end : {&from_.read, &complaints_.read}) {
-    if (*end) {
-      polled.push_back({end->get(), POLLIN, 0});
-    }
-  }
-  if (state_ != State::lost && orders_->pending()) {
-    polled.push_back({orders_->fd(), POLLOUT, 0});
-  }
+  connection_->add_to(polled);
 }
 
 void RemotePlace::serve(const std::vector<pollfd>& polled) {
-  for (const pollfd& one : polled) {
-    if (one.revents == 0) {
-      continue;
-    }
-    if (from_.read && one.fd == from_.read.get()) {
-      read_messages();
-    } else if (complaints_.read && one.fd == complaints_.read.get()) {
-      read_complaints();
-    } else if (state_ != State::lost && one.fd == orders_->fd()) {
-      orders_->flush();
-    }
-  }
+  connection_->serve(polled, listener_);
 }
 
-void RemotePlace::read_messages() {
-  char buffer[64 * 1024];
-  ssize_t got = 0;
+void RemotePlace::read(std::string_view bytes) {
+  heard_at_ = Clock::now();
   try {
-    while ((got = ::read(from_.read.get(), buffer, sizeof(buffer))) > 0) {
-      heard_at_ = Clock::now();
-      reader_.add(std::string_view(buffer, static_cast<size_t>(got)));
-      while (auto line = reader_.next()) {
-        if (line->message) {
-          handle(*line->message);
-          if (state_ == State::lost) {
-            return;
-          }
-        } else if (!line->text.empty()) {
-          say_(concat(setup_.host, ": ", line->text));
-        }
+    reader_.add(bytes);
+    while (state_ != State::lost) {
+      const auto line = reader_.next();
+      if (!line) {
+        return;
+      }
+      if (line->message) {
+        handle(*line->message);
+      } else if (!line->text.empty()) {
+        say_(concat(setup_.host, ": ", line->text));
       }
     }
   } catch (const nlohmann::json::exception& error) {
     lose(concat("its agent speaks another language (", error.what(), ")"));
-    return;
   } catch (const Error& error) {
     lose(error.what());
-    return;
-  }
-  if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
-    lose("");
-  }
-}
-
-void RemotePlace::read_complaints() {
-  char buffer[16 * 1024];
-  const ssize_t got = ::read(complaints_.read.get(), buffer, sizeof(buffer));
-  if (got > 0) {
-    complaint_lines_.add(std::string_view(buffer, static_cast<size_t>(got)), [this](std::string_view line) {
-      last_complaints_.add(line);
-      if (state_ != State::connecting) {  // before, they explain why the connection fails
-        say_(concat(setup_.host, ": ", line));
-      }
-    });
-  } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
-    complaints_.read.close();
   }
 }
 
@@ -194,15 +121,28 @@ void RemotePlace::handle(const Message& event) {
                   ", this one ", kProtocol, ")"));
     } else {
       state_ = State::ready;
+      answer(event);
     }
+  } else if (is == "beat") {
+    answer(event);
   } else if (is == "over") {
     state_ = State::ready;
+  } else if (is == "gone") {
+    gone_ = true;
   } else if (is == "listening") {
     port_ = whole(event, "port");
+    listen_at_.reset();
   } else if (is == "refused") {
     const std::string text = concat("on host ", setup_.host, ": ", to_bytes(event.at("text")));
     const bool input = event.at("input");
     refusal_ = input ? std::make_exception_ptr(InputError("launch", text)) : std::make_exception_ptr(Error("launch", text));
+  }
+}
+
+void RemotePlace::answer(const Message& event) {
+  if (event.contains("asked")) {
+    lease_.answered(Clock::now());
+    send({{"do", "beat"}, {"asked", event.at("asked").get<int64_t>()}});
   }
 }
 
@@ -213,12 +153,9 @@ void RemotePlace::advance() {
   const auto now = Clock::now();
   if (now - looked_at_ > seconds(1)) {  // this process was stopped or its machine slept: the silence was its own
     heard_at_ = started_at_ = now;
+    listen_at_ = listen_at_ ? std::optional(now) : std::nullopt;
   }
   looked_at_ = now;
-  if (now - beat_at_ >= kBeat) {
-    beat_at_ = now;
-    send({{"do", "beat"}});
-  }
   if (state_ == State::connecting) {
     if (now - started_at_ > kConnect) {
       lose(concat("its agent did not answer within ", format_seconds(duration<double>(kConnect).count())));
@@ -226,6 +163,8 @@ void RemotePlace::advance() {
   } else if (duration<double>(now - heard_at_).count() > setup_.heartbeat_timeout) {
     lose(concat("it has said nothing for ", format_seconds(setup_.heartbeat_timeout),
                 ": the machine or its network is down, or its agent is stopped"));
+  } else if (listen_at_ && now - *listen_at_ > kListen) {
+    lose(concat("it has not opened a socket for its ranks within ", format_seconds(duration<double>(kListen).count())));
   }
   if (state_ == State::running && events_ != nullptr) {
     bool hold = false;
@@ -243,40 +182,22 @@ void RemotePlace::advance() {
 }
 
 std::optional<Clock::time_point> RemotePlace::wake() const {
-  return state_ == State::lost ? std::nullopt : std::optional(beat_at_ + kBeat);
-}
-
-bool RemotePlace::wait_for_end(milliseconds patience) {
-  const auto deadline = Clock::now() + patience;
-  pid_t ended = 0;
-  while ((ended = ::waitpid(pid_, &wait_status_, WNOHANG)) == 0 && Clock::now() < deadline) {
-    ::usleep(2000);
-  }
-  return ended != 0;
+  return state_ == State::lost ? std::nullopt : std::optional(looked_at_ + kLook);
 }
 
 void RemotePlace::lose(const std::string& why) {
+  if (state_ == State::lost) {
+    return;
+  }
   const bool connecting = state_ == State::connecting;
+  may_run_ = state_ == State::running && !gone_;
   state_ = State::lost;
-  from_.read.close();
   if (why.empty()) {
-    const bool ended = wait_for_end(kLastWords);
-    if (complaints_.read) {
-      read_complaints();
-    }
-    const std::string words = last_complaints_.last();
-    why_lost_ = concat(connecting ? "it cannot be reached: " : "the connection to its agent ended: ",
-                       std::filesystem::path(setup_.command.front()).filename().string(), " ", ended ? describe_end(wait_status_) : "closed it", words.empty() ? "" : ": ", words);
-    if (ended) {
-      pid_ = -1;
-      return;
-    }
+    why_lost_ = concat(connecting ? "it cannot be reached: " : "the connection to its agent ended: ", connection_->last_words(listener_));
   } else {
     why_lost_ = why;
+    connection_->cut();
   }
-  ::kill(-pid_, SIGKILL);
-  ::waitpid(pid_, nullptr, 0);
-  pid_ = -1;
 }
 
 } // namespace trireme::launch

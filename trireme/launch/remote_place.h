@@ -1,14 +1,13 @@
 #pragma once
 
-#include <trireme/launch/descriptor.h>
-#include <trireme/launch/lines.h>
+#include <trireme/launch/agent_connection.h>
+#include <trireme/launch/lease.h>
 #include <trireme/launch/messages.h>
 #include <trireme/launch/place.h>
-#include <trireme/launch/screen.h>
-#include <trireme/launch/signals.h>
 
 #include <exception>
 #include <functional>
+#include <memory>
 
 namespace trireme::launch {
 
@@ -24,18 +23,19 @@ struct AgentSetup {
   double heartbeat_timeout = 5;
 };
 
-/// Ranks on another machine, through an agent that `command` starts there. The agent's standard input and output are the connection:
-/// no port is opened. An agent kills its ranks when its input ends or brings nothing for a minute.
-/// The host is lost when the connection ends, or when no message (the heartbeat comes twice a second) arrives within the time-out.
+/// Ranks on another machine, through an agent that `command` starts there. The agent's standard input and output are the connection
+/// (agent_process.h): no port is opened. An agent kills its ranks when its input ends or its lease runs out (lease.h).
+/// The host is lost when the connection ends, or when no message (the heartbeat comes twice a second) arrives within the time-out. Its ranks may then
+/// run until leased_until(), unless agent or guardian have said that they are gone.
 class RemotePlace : public Place {
  public:
   using Say = std::function<void(const std::string& words)>;
 
-  RemotePlace(AgentSetup setup, const SignalWatch& signals, Say say);
-  /// Ends the agent.
-  ~RemotePlace() override;
-  /// Lets the agent end; the destructor waits for it.
-  void dismiss();
+  /// `connection`: to the agent that setup.command has started.
+  RemotePlace(AgentSetup setup, std::unique_ptr<AgentConnection> connection, Say say);
+  void dismiss() override {
+    connection_->dismiss();
+  }
 
   State state() const override {
     return state_;
@@ -56,27 +56,23 @@ class RemotePlace : public Place {
   void serve(const std::vector<pollfd>& polled) override;
   void advance() override;
   std::optional<Clock::time_point> wake() const override;
+  std::optional<Clock::time_point> leased_until() const override {
+    return may_run_ ? lease_.over_at() : std::nullopt;
+  }
 
  private:
   void send(const Message& order);
-  void read_messages();
-  void read_complaints();
+  void read(std::string_view bytes);
   void handle(const Message& event);
+  void answer(const Message& event);
   bool has(int rank) const;
   void lose(const std::string& why);
-  bool wait_for_end(std::chrono::milliseconds patience);
 
   AgentSetup setup_;
+  std::unique_ptr<AgentConnection> connection_;
   Say say_;
-  Pipe from_;
-  Pipe complaints_;
-  Pipe to_;
-  pid_t pid_ = -1;
-  int wait_status_ = 0;
-  std::optional<Outlet> orders_;
+  AgentConnection::Listener listener_;
   MessageReader reader_;
-  LineSplitter complaint_lines_;
-  LastLines last_complaints_;
 
   State state_ = State::connecting;
   std::string why_lost_;
@@ -86,10 +82,13 @@ class RemotePlace : public Place {
   Share share_;
   bool held_ = false;
   bool kill_sent_ = false;
+  bool gone_ = false;
+  bool may_run_ = false;
+  GrantedLease lease_;
+  std::optional<Clock::time_point> listen_at_;
   Clock::time_point started_at_;
   Clock::time_point heard_at_;
   Clock::time_point looked_at_;
-  Clock::time_point beat_at_;
 };
 
 } // namespace trireme::launch

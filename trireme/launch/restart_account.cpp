@@ -1,5 +1,6 @@
 #include <trireme/launch/restart_account.h>
 
+#include <trireme/base/clock.h>
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
 
@@ -34,7 +35,7 @@ std::string count_steps(int64_t steps) {
 } // namespace
 
 RestartAccount::Clocks RestartAccount::Clocks::of_this_machine() {
-  return {seconds_of<std::chrono::system_clock>, seconds_of<std::chrono::steady_clock>};
+  return {seconds_of<std::chrono::system_clock>, seconds_of<trireme::Clock>};
 }
 
 RestartAccount::RestartAccount(std::function<std::optional<Progress>()> progress, Clocks clocks)

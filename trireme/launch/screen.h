@@ -41,6 +41,8 @@ class Outlet {
 class Screen {
  public:
   Screen();
+  /// On other descriptors.
+  Screen(int out, int err) : out_(out), err_(err) {}
 
   Outlet& out() {
     return out_;

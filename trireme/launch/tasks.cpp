@@ -95,9 +95,9 @@ class Tasks {
   }
 
   void release_when_all_listen() {
-    const bool all = std::all_of(tasks_.begin(), tasks_.end(), [](const One& one) { return one.attempt && one.attempt->assembled(); });
-    if (released_ || !all) {
-      return;
+    const auto is_settled = [](const One& one) { return one.end || (one.attempt && one.attempt->assembled()); };
+    if (released_ || ending_ || !std::all_of(tasks_.begin(), tasks_.end(), is_settled)) {
+      return; // an ended worker does not count; an ended server ends the job
     }
     released_ = true;
     for (const One& one : tasks_) {
@@ -107,8 +107,10 @@ class Tasks {
       }
     }
     for (One& one : tasks_) {
-      one.attempt->release({{"TRIREME_SERVERS", servers_}});
-      one.attempt->advance();
+      if (one.attempt) {
+        one.attempt->release({{"TRIREME_SERVERS", servers_}});
+        one.attempt->advance();
+      }
     }
   }
 
@@ -120,6 +122,12 @@ class Tasks {
     const std::string who = concat(one.task.kind, " ", one.task.number);
     if (good || ending_) {
       one.end = outcome;
+      return;
+    }
+    if (const std::string superseded = job_.options.superseded ? job_.options.superseded() : ""; !superseded.empty()) {
+      job_.screen.say(concat(who, " is not started again: ", superseded));
+      one.end = outcome;
+      fail(outcome);
       return;
     }
     if (outcome.exit_code == kWrongInput) {
@@ -138,7 +146,8 @@ class Tasks {
     one.end = outcome;
     const std::string why = reachable ? concat("all ", job_.options.max_restarts, " restarts are used") : "its host is lost";
     if (one.server) {
-      job_.screen.say(concat(who, " is not started again (", why, "), and what it held is gone: the job ends"));
+      job_.screen.say(released_ ? concat(who, " is not started again (", why, "), and what it held is gone: the job ends")
+                                : concat(who, " cannot be started (", why, "), and no worker can train without it: the job ends"));
       fail(outcome);
       return;
     }

@@ -35,6 +35,10 @@ class TensorBoardWriter {
   void step(const StepMetrics& metrics);
 
   void flush();
+  /// Drops what has not reached the file: another process is writing the run now.
+  void discard() {
+    buffer_.clear();
+  }
 
   const std::filesystem::path& path() const {
     return path_;

@@ -1,0 +1,88 @@
+#pragma once
+
+#include "run_log.h"
+
+#include <trireme/base/log.h>
+#include <trireme/base/run_token.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace trireme::tools {
+
+/// A process's part in writing the run folder: nothing, or all of it, once it has claimed the folder (base/run_token.h).
+///
+/// In a world of ranks rank 0 writes from the start to the end. Of workers and replicas, each a world of its own, the first one writes; another one may take over
+/// before this one has seen that it is not the first any more: then it stops, and the training goes on.
+/// Errors: ReplacedError once another training has claimed the folder.
+class RunWriter {
+ public:
+  /// `worker`: the number of this worker or replica.
+  RunWriter(const std::filesystem::path& folder, std::optional<int64_t> worker)
+      : folder_(folder), worker_(worker), token_(std::make_shared<RunToken>(RunToken::of_environment(folder / "logs"))) {}
+
+  const std::shared_ptr<RunToken>& token() const {
+    return token_;
+  }
+  bool writes() const {
+    return log_.has_value();
+  }
+  /// Another worker has taken over, and this one has not been seen to be second since.
+  bool handed_over() const {
+    return handed_over_;
+  }
+  void note_first(bool is_first) {
+    handed_over_ = handed_over_ && is_first;
+  }
+  /// From now on this process writes. A worker claims the folder here.
+  void begin(const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets, std::optional<int64_t> resumed_step) {
+    write([&] {
+      if (worker_) {
+        token_->claim();
+      }
+      log_.emplace(folder_, run, engine, datasets, resumed_step, *token_);
+    });
+  }
+  void stop() {
+    log_.reset();
+  }
+
+  /// Does what writes, a save for instance.
+  template <typename Action>
+  void write(const Action& action) {
+    try {
+      action();
+    } catch (const ReplacedError& error) {
+      if (!worker_ || !error.by_own_job()) {
+        throw;
+      }
+      handed_over_ = true;
+      log_.reset();
+      log::info("worker ", *worker_, " leaves reports and checkpoints to another one, which has taken over");
+    }
+  }
+  /// With the log, if this process has one.
+  template <typename Action>
+  void with_log(const Action& action) {
+    if (log_) {
+      write([&] { action(*log_); });
+    }
+  }
+  void status(const char* text) {
+    if (log_) {
+      log_->status(text);
+    }
+  }
+
+ private:
+  std::filesystem::path folder_;
+  std::optional<int64_t> worker_;
+  std::shared_ptr<RunToken> token_;
+  std::optional<RunLog> log_;
+  bool handed_over_ = false;
+};
+
+} // namespace trireme::tools

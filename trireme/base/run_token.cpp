@@ -1,0 +1,213 @@
+#include <trireme/base/run_token.h>
+
+#include <trireme/base/descriptor.h>
+#include <trireme/base/env.h>
+#include <trireme/base/file.h>
+
+#include <nlohmann/json.hpp>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kClaim = "attempt.";
+
+// The number in "attempt.12"; 0 for any other name.
+int64_t attempt_in(const std::string& name) {
+  int64_t number = 0;
+  const char* const end = name.data() + name.size();
+  const bool is_claim = name.starts_with(kClaim) && std::from_chars(name.data() + kClaim.size(), end, number).ptr == end;
+  return is_claim ? number : 0;
+}
+
+// Sorted. Of a folder that is not there: none.
+std::vector<int64_t> attempts_in(const fs::path& folder) {
+  std::vector<int64_t> all;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (const int64_t attempt = attempt_in(entry->path().filename().string()); attempt > 0) {
+      all.push_back(attempt);
+    }
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw Error("run", concat("cannot look for attempts in ", folder.string(), ": ", error.message()), "Check who may read and write it.");
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+/// The text of a claim; "" with errno if it cannot be read.
+std::string read_claim(const fs::path& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  std::string text(4096, '\0');
+  const ssize_t got = file ? ::read(file.get(), text.data(), text.size()) : -1;
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return text;
+}
+
+RunToken::Holder holder_in(const std::string& text, int64_t attempt) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto word = [&](const char* key) { return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : ""; };
+  return {attempt, word("job"), word("host"), word("started"), word("id")};
+}
+
+std::string new_id() {
+  std::random_device source;
+  std::string id;
+  for (int i = 0; i < 4; ++i) {
+    char digits[9];
+    std::snprintf(digits, sizeof digits, "%08x", source());
+    id += digits;
+  }
+  return id;
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+std::string this_host() {
+  if (const auto name = env::text("TRIREME_HOST")) {
+    return *name;
+  }
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+} // namespace
+
+std::string describe(const RunToken::Holder& holder) {
+  return concat("attempt ", holder.attempt, holder.started.empty() ? "" : concat(", started ", holder.started), holder.host.empty() ? "" : concat(" on host ", holder.host));
+}
+
+RunToken::RunToken(fs::path folder, std::string job, std::optional<int64_t> after) : folder_(std::move(folder)), after_(after) {
+  mine_.job = std::move(job);
+}
+
+RunToken RunToken::of_environment(fs::path folder) {
+  return RunToken(std::move(folder), env::text("TRIREME_RUN_ID").value_or(""), env::integer("TRIREME_RUN_ATTEMPT"));
+}
+
+fs::path RunToken::file_of(int64_t attempt) const {
+  return folder_ / concat(kClaim, attempt);
+}
+
+std::optional<RunToken::Holder> RunToken::newest(const fs::path& folder) {
+  const std::vector<int64_t> all = attempts_in(folder);
+  if (all.empty()) {
+    return std::nullopt;
+  }
+  // Who has just made it may still be writing it.
+  const fs::path file = folder / concat(kClaim, all.back());
+  std::string text = read_claim(file);
+  for (int tries = 0; text.empty() && tries < 100; ++tries) {
+    ::usleep(10'000);
+    text = read_claim(file);
+  }
+  return holder_in(text, all.back());
+}
+
+// False: somebody else has that number.
+bool RunToken::make(int64_t attempt) {
+  const fs::path path = file_of(attempt);
+  const auto fail = [&](const char* what) {
+    throw Error("run", concat("cannot ", what, ' ', path.string(), ", the claim of this attempt: ", describe_write_failure(errno, path, 0)),
+                "Check the run folder, or name another one.");
+  };
+  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file && errno == EEXIST) {
+    return false;
+  }
+  if (!file) {
+    fail("make");
+  }
+  const nlohmann::ordered_json claim = {{"attempt", attempt}, {"job", mine_.job}, {"host", mine_.host}, {"process", ::getpid()}, {"started", mine_.started}, {"id", mine_.id}};
+  const std::string text = claim.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    const int code = errno;
+    ::unlink(path.c_str());
+    errno = code;
+    fail("write");
+  }
+  mine_.attempt = attempt;
+  return true;
+}
+
+void RunToken::claim() {
+  make_private_folders(folder_);
+  mine_.host = this_host();
+  mine_.started = utc_now();
+  mine_.id = new_id();
+  for (int64_t at_least = after_.value_or(0) + 1;;) {
+    const std::optional<Holder> last = newest(folder_);
+    if (after_ && last && last->attempt > *after_ && last->job != mine_.job) {
+      fail(last);
+    }
+    at_least = std::max(at_least, last ? last->attempt + 1 : 1);
+    if (!make(at_least)) { // at the same moment, or a folder's list in a cache did not have it
+      ++at_least;
+      continue;
+    }
+    const std::vector<int64_t> all = attempts_in(folder_);
+    if (!all.empty() && all.back() > mine_.attempt) {
+      ::unlink(file_of(mine_.attempt).c_str());
+      continue;
+    }
+    for (const int64_t attempt : all) { // from the lowest: a holder whose claim is there finds the next one
+      if (attempt < mine_.attempt) {
+        ::unlink(file_of(attempt).c_str());
+      }
+    }
+    claimed_ = true;
+    after_ = after_ ? std::optional(mine_.attempt) : std::nullopt;
+    return;
+  }
+}
+
+void RunToken::check() const {
+  if (!claimed_) {
+    return;
+  }
+  if (::access(file_of(mine_.attempt + 1).c_str(), F_OK) == 0) {
+    fail(newest(folder_));
+  }
+  errno = 0;
+  const std::string text = read_claim(file_of(mine_.attempt));
+  if (text.empty() && errno != 0 && errno != ENOENT && errno != ESTALE && errno != ELOOP && errno != ENOTDIR) {
+    throw Error("run", concat("cannot read ", file_of(mine_.attempt).string(), ", which says that this attempt is the newest: ", std::strerror(errno)), "Nothing is written without it.");
+  }
+  if (holder_in(text, mine_.attempt).id != mine_.id) {
+    fail(newest(folder_));
+  }
+}
+
+void RunToken::fail(const std::optional<Holder>& newest) const {
+  const bool replaced = newest && newest->id != mine_.id;
+  if (!replaced) {
+    throw ReplacedError(concat("the claim of this training, ", file_of(mine_.attempt).string(), ", is gone: the run folder was removed or emptied; nothing was written"), false);
+  }
+  const std::string self = claimed_ ? concat(" (attempt ", mine_.attempt, ')') : "";
+  throw ReplacedError(concat("this training", self, " was replaced by ", describe(*newest), ", which writes into ", folder_.parent_path().string(), " now; nothing was written"),
+                      newest->job == mine_.job);
+}
+
+} // namespace trireme
