@@ -17,12 +17,13 @@ constexpr milliseconds kSlack{2500};
 ElasticSettings choose(Random& random) {
   ElasticSettings settings;
   settings.processes = 1 + static_cast<int>(random.below(4));
-  settings.meeting.min_ranks = 1;
   settings.meeting.max_ranks = static_cast<int>(random.below(settings.processes + 1));
+  const bool two = settings.processes >= 2 && settings.meeting.max_ranks != 1 && random.chance(0.3);
+  settings.meeting.min_ranks = two ? 2 : 1;
   settings.meeting.start_patience = milliseconds(200 + random.below(1800));
   settings.meeting.late_patience = random.chance(0.7) ? milliseconds(5000) : milliseconds(600);
   settings.meeting.patience = seconds(30);
-  settings.stretch = random.chance(0.3) ? random.between(seconds(6), seconds(20)) : random.between(milliseconds(20), milliseconds(900));
+  settings.stretch = random.chance(0.3) ? random.between(seconds(6), seconds(9)) : random.between(milliseconds(20), milliseconds(900));
   settings.stretches = 2 + random.below(4);
   settings.saves_every = 1 + random.below(2);
   settings.kills = static_cast<int>(random.below(6));
@@ -207,10 +208,14 @@ void ElasticJob::check() {
     last_ = next;
     next_key_ = concat("elastic/round/", last_.number + 1);
     first_came_ = all_wait_since_ = orphaned_since_ = Clock::time_point::max();
+    come_keys_.clear();
+    for (const int64_t id : last_.members) {
+      come_keys_.push_back(concat("elastic/come/", id));
+    }
   }
   if (first_came_ == Clock::time_point::max()) {
-    for (const int64_t id : last_.members) {
-      const std::string* const come = store_.table().find(concat("elastic/come/", id));
+    for (const std::string& key : come_keys_) {
+      const std::string* const come = store_.table().find(key);
       if (come != nullptr && std::stoll(*come) > last_.number) {
         first_came_ = simulator_.now();
       }
@@ -260,6 +265,7 @@ void ElasticJob::check_who_waits() {
   bool all_wait = true;
   bool member_waits = false;
   bool member_lives = false;
+  int waiting = 0;
   for (const auto& [number, process] : processes_) {
     if (!simulator_.lives(number)) {
       continue;
@@ -267,6 +273,7 @@ void ElasticJob::check_who_waits() {
     const bool member = process.id != 0 && last_.has_member(process.id);
     member_lives = member_lives || member;
     if (process.doing == Doing::waits) {
+      ++waiting;
       member_waits = member_waits || member;
     } else {
       all_wait = all_wait && process.doing == Doing::nothing && process.id == 0 && process.round == 0; // it has just begun
@@ -277,11 +284,10 @@ void ElasticJob::check_who_waits() {
     time = condition && paused_.empty() ? std::min(time, now) : Clock::time_point::max();
     return time == Clock::time_point::max() ? Clock::duration{} : now - time;
   };
-  if (since(all_wait_since_, all_wait && member_waits) > kSlack) {
+  if (since(all_wait_since_, all_wait && member_waits && waiting >= settings_.meeting.min_ranks) > kSlack) {
     simulator_.violate(concat("all have come for round ", last_.number + 1, ", and it does not begin"));
   }
-  const bool somebody_waits = std::any_of(processes_.begin(), processes_.end(), [&](const auto& one) { return simulator_.lives(one.first) && one.second.doing == Doing::waits; });
-  if (since(orphaned_since_, somebody_waits && !member_lives && last_.number > 0) > settings_.meeting.start_patience + kSlack) {
+  if (since(orphaned_since_, waiting >= settings_.meeting.min_ranks && !member_lives && last_.number > 0) > settings_.meeting.start_patience + kSlack) {
     simulator_.violate(concat("all members of round ", last_.number, " are gone, and who waits is not released"));
   }
 }

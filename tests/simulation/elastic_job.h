@@ -121,6 +121,7 @@ class ElasticJob {
   int started_ = 0;
   store::Decision last_;
   std::string next_key_;
+  std::vector<std::string> come_keys_; // of the members of last_
   Clock::time_point first_came_ = Clock::time_point::max(); // of the members of last_, for the next round
   Clock::time_point all_wait_since_ = Clock::time_point::max();
   Clock::time_point orphaned_since_ = Clock::time_point::max();

@@ -29,7 +29,8 @@ FinishedError::FinishedError(int64_t round)
     : Error("elastic", concat("the training was finished in round ", round, ", before this process could take part again."),
             "It ends with status 0. Start another store for another training.") {}
 
-Meeting::Meeting(MeetingOptions options, std::shared_ptr<Client> client) : options_(std::move(options)), client_(std::move(client)) {
+Meeting::Meeting(MeetingOptions options, std::shared_ptr<Client> client)
+    : options_(std::move(options)), prefix_(options_.training == 1 ? "elastic/" : concat("elastic/training ", options_.training, '/')), client_(std::move(client)) {
   if (options_.min_ranks < 1 || (options_.max_ranks != 0 && options_.max_ranks < options_.min_ranks)) {
     throw InputError("elastic", concat("from ", options_.min_ranks, " to ", options_.max_ranks, " ranks"), "Use at least 1, and as many or more at most (0: any number).");
   }
@@ -43,11 +44,11 @@ Meeting::Meeting(MeetingOptions options) : Meeting(std::move(options), nullptr) 
 Meeting::~Meeting() = default; // the store carries out the last will
 
 std::string Meeting::key(const char* what) const {
-  return options_.training == 1 ? concat("elastic/", what) : concat("elastic/training ", options_.training, '/', what);
+  return prefix_ + what;
 }
 
 std::string Meeting::key(const char* what, int64_t number) const {
-  return concat(key(what), '/', number);
+  return prefix_ + what + '/' + std::to_string(number);
 }
 
 void Meeting::enter() {
@@ -148,7 +149,7 @@ void Meeting::say_what_it_waits_for(const View& view) const {
       log::info("elastic: all members of round ", last_.number, " are gone, and the training is not finished; round ", next(), " waits for other processes for ",
                 format_seconds(std::chrono::duration<double>(options_.start_patience).count()), ", and begins with those that have come");
     }
-  } else if (!has_room()) {
+  } else if (options_.max_ranks != 0 && members >= options_.max_ranks) {
     log::info("elastic: round ", last_.number, " has no room for more than ", options_.max_ranks, options_.max_ranks == 1 ? " process" : " processes",
               "; this one waits until one of them is lost, or the training is finished");
   } else {

@@ -119,6 +119,7 @@ class Meeting {
   }
 
   const MeetingOptions options_;
+  const std::string prefix_; // of all keys
   std::shared_ptr<Client> client_;
   int64_t id_ = 0; // 0: not entered yet
   Decision last_; // that this process knows; in a round, that of the round
