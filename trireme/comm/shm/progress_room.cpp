@@ -65,8 +65,10 @@ namespace {
 /// Glances until something stirs, so many times at most.
 template <typename Pause>
 void glance(const Goal& goal, int times, const Pause& pause) {
-  for (int time = 0; time < times && !goal.stirs(); ++time) {
-    pause();
+  bool stirs = false;
+  for (int time = 0; time < times && !stirs; ++time) {
+    pause(); // before each: a thread that always finds something to look at leaves the lock to others meanwhile
+    stirs = goal.stirs();
   }
 }
 
