@@ -62,16 +62,14 @@ void ProgressRoom::remove(Worker* worker) {
 
 namespace {
 
-/// Whether one of so many glances shows something to do.
+/// Glances until something stirs, so many times at most.
 template <typename Pause>
-bool glance(const Goal& goal, int times, const Pause& pause) {
-  for (int time = 0; time < times; ++time) {
-    if (goal.stirs()) {
-      return true;
-    }
-    pause();
+void glance(const Goal& goal, int times, const Pause& pause) {
+  bool stirs = false;
+  for (int time = 0; time < times && !stirs; ++time) {
+    pause(); // before each: a thread that always finds something to look at leaves the lock to others meanwhile
+    stirs = goal.stirs();
   }
-  return false;
 }
 
 } // namespace
@@ -108,10 +106,13 @@ void ProgressRoom::wait(Worker& own, Goal& goal) {
   };
   const auto awake = slept_in_vain_.load(std::memory_order_relaxed) ? kLongAwake : kAwake;
   Clock::time_point idle_since;
+  bool glanced = false;
   while (go_on(false)) {
     header.note_core();
     const bool yields = goal.shares_core();
-    if (!yields && idle == 0 && glance(goal, kFirstGlances, [] {})) {
+    if (!yields && !glanced) { // once a wait: a goal that always stirs must come to its deadline
+      glanced = true;
+      glance(goal, kFirstGlances, [] {});
       continue;
     }
     const auto now = Clock::now();
