@@ -22,7 +22,7 @@ ElasticSettings choose(Random& random) {
   settings.meeting.min_ranks = two ? 2 : 1;
   settings.meeting.start_patience = milliseconds(200 + random.below(1800));
   settings.meeting.late_patience = random.chance(0.7) ? milliseconds(5000) : milliseconds(600);
-  settings.meeting.patience = seconds(30);
+  settings.meeting.patience = seconds(120); // longer than a newcomer, a restart or a stop takes
   settings.stretch = random.chance(0.3) ? random.between(seconds(6), seconds(9)) : random.between(milliseconds(20), milliseconds(900));
   settings.stretches = 2 + random.below(4);
   settings.saves_every = 1 + random.below(2);
