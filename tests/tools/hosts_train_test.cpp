@@ -36,9 +36,14 @@ bool eventually(const std::function<bool()>& condition, int seconds = 60) {
   return true;
 }
 
+// "" of a file that is not there, and of a process that is just ending.
 std::string text_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  try {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  } catch (const std::ios_base::failure&) {
+    return "";
+  }
 }
 
 struct Process {
